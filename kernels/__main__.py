@@ -36,7 +36,7 @@ def list_command(
 ) -> None:
     """List the implementations and the dtypes that each supports on this machine.
 
-    If an implementation supports none of them, the reason is listed instead.
+    If an implementation supports no dtype, the reason is listed instead.
     """
     from kernels.device import select_device
 
@@ -44,19 +44,20 @@ def list_command(
     rows: list[dict[str, Any]] = []
     for name, implementation in implementations().items():
         for op in implementation.ops:
-            why = {
-                dtype: implementation.supports(_plain(op, dtype), machine) for dtype in TIMED_DTYPES
+            reasons = {
+                dtype: implementation.supports(_plain_problem(op, dtype), machine)
+                for dtype in TIMED_DTYPES
             }
-            supported = [dtype for dtype, reason in why.items() if reason is None]
-            reason = None if supported else why["fp32"]
+            supported = [dtype for dtype, reason in reasons.items() if reason is None]
+            reason = None if supported else reasons["fp32"]
             rows.append({"implementation": name, "op": op, "supports": supported, "reason": reason})
     if json:
         print_json(rows)
         return
     print(f"{machine.name} ({machine.slug})")
     for row in rows:
-        what = " ".join(row["supports"]) or row["reason"]
-        print(f"  {row['implementation']:18}{row['op']:5} {what}")
+        support = " ".join(row["supports"]) or row["reason"]
+        print(f"  {row['implementation']:18}{row['op']:5} {support}")
 
 
 @app.command("check")
@@ -75,8 +76,9 @@ def check_command(
 ) -> None:
     """Compare results with a float64 reference.
 
-    Without a GPU, the Triton kernels run in Triton's interpreter. Unless you name problems, a set
-    of small ones with awkward sizes is checked.
+    Without a GPU, the Triton kernels run in Triton's interpreter. If no problem is named, small
+    problems with awkward sizes are checked. The exit code is 1 if a result is wrong, a check
+    failed, or nothing was checked.
     """
     from kernels.device import select_device
 
@@ -91,9 +93,9 @@ def check_command(
         *map(Gemm.parse, SUITE["gemm"]),
         *map(Conv.parse, SUITE["conv"]),
     ]
-    asked = bool(implementation or gemm or conv)
+    is_selected = bool(implementation or gemm or conv)
     rows = check_all(names, problems, selected)
-    if not asked:  # the whole built-in set: leave out what cannot run here
+    if not is_selected:  # the whole built-in set: leave out what cannot run here
         rows = [row for row in rows if row.status != "unsupported"]
     if json:
         print_json([asdict(row) for row in rows])
@@ -101,10 +103,10 @@ def check_command(
         for row in rows:
             error = "" if row.rel_error is None else f"{row.rel_error:.1e} ≤ {row.tolerance:.1e}"
             print(f"{row.status:12}{row.implementation:18}{row.problem:56} {error} {row.message}")
-    bad = sum(row.status in ("wrong", "error") for row in rows)
-    done = sum(row.status == "ok" for row in rows)
-    note(f"{done} ok, {bad} wrong or failed, {len(rows) - done - bad} unsupported.")
-    if bad or not done:
+    failures = sum(row.status in ("wrong", "error") for row in rows)
+    passed = sum(row.status == "ok" for row in rows)
+    note(f"{passed} ok, {failures} wrong or failed, {len(rows) - passed - failures} unsupported.")
+    if failures or not passed:
         raise typer.Exit(1)
 
 
@@ -112,7 +114,9 @@ def check_command(
 def compile_command(
     arch: Annotated[
         list[str] | None,
-        typer.Option("--arch", help="GPU architecture, such as sm_90; repeatable [default: five]."),
+        typer.Option(
+            "--arch", help="GPU architecture, such as sm_90; repeatable [default: all five]."
+        ),
     ] = None,
     implementation: Annotated[
         list[str] | None,
@@ -130,7 +134,11 @@ def compile_command(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Compile the Triton kernels for named architectures, without a GPU."""
+    """Compile the Triton kernels for GPU architectures; no GPU is needed.
+
+    The exit code is 1 if a kernel has a problem, the table differs from the recorded one, or
+    nothing was compiled.
+    """
     from kernels.compiler.compilecheck import ARCHES, CompileRow, compile_rows
     from kernels.compiler.compiletable import compile_markdown, differing_cells
 
@@ -147,7 +155,7 @@ def compile_command(
     names = implementation or []
     _check_names(names)
     try:
-        kept = None if compare is None else compare.read_text(encoding="utf-8")
+        recorded = None if compare is None else compare.read_text(encoding="utf-8")
     except OSError as error:
         raise UserError(f"{compare} cannot be read: {error.strerror}.") from None
     rows = compile_rows(arch or ARCHES, every, names, show)
@@ -155,19 +163,20 @@ def compile_command(
         print_json([asdict(row) for row in rows])
     if write is not None:
         write.write_text(compile_markdown(rows), encoding="utf-8")
-    bad = [row for row in rows if not row.ok]
-    note(f"{len(rows)} kernels compiled; {len(bad)} have a problem.")
-    differences = [] if kept is None else differing_cells(kept, compile_markdown(rows))
+    failures = [row for row in rows if not row.ok]
+    note(f"{len(rows)} kernels compiled; {len(failures)} with a problem.")
+    differences = [] if recorded is None else differing_cells(recorded, compile_markdown(rows))
     for line in differences:
         note(
             f"{line}. To accept the changes, run: "
             f"{target(f'compile-check WRITE={compare}', f'compile --write {compare}')}"
         )
-    if bad or differences or not rows:
+    if failures or differences or not rows:
         raise typer.Exit(1)
 
 
 def _check_names(names: list[str]) -> None:
+    """Refuse names of implementations that are not known or not installed."""
     for name in names:
         if name in HAND_WRITTEN and name not in implementations():
             raise UserError(needs_extra("triton"))
@@ -177,8 +186,8 @@ def _check_names(names: list[str]) -> None:
             )
 
 
-def _plain(op: str, dtype: str) -> Problem:
-    """Return an ordinary problem, for asking whether an implementation supports a dtype at all."""
+def _plain_problem(op: str, dtype: str) -> Problem:
+    """Return an ordinary problem, to ask whether an implementation supports a dtype at all."""
     if op == "gemm":
         return Gemm(1024, 1024, 1024, dtype)
     return Conv(8, 64, 28, 28, 64, 3, 3, (1, 1), (1, 1), (1, 1), 1, dtype)

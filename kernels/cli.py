@@ -20,12 +20,17 @@ from kernels.problem import Conv, Gemm, Problem
 _LONGEST = 365 * 24 * 3600.0  # the longest time that an option accepts, in seconds: a year
 
 GemmOption = Annotated[
-    list[str] | None, typer.Option("--gemm", help="M,N,K,dtype[,layout[,batch]]")
+    list[str] | None,
+    typer.Option("--gemm", help="GEMM as M,N,K,dtype[,layout[,batch]]; repeatable."),
 ]
 ConvOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--conv", help="N,C,H,W,KOUT,R,S,stride,padding,dilation,groups,dtype[,layout[,pass]]"
+        "--conv",
+        help=(
+            "Convolution as N,C,H,W,KOUT,R,S,stride,padding,dilation,groups,dtype"
+            "[,layout[,pass]]; repeatable."
+        ),
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
@@ -51,7 +56,7 @@ def parse_seconds(text: str | None, option: str = "budget") -> float | None:
         return None
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([smh]?)", text)
     if match is None or len(text) > 40 or not float(match.group(1)):
-        raise UserError(f"--{option} takes a time such as 90s, 10m or 2h, not {text[:40]!r}.")
+        raise UserError(f"--{option} is {text[:40]!r}; give a time such as 90s, 10m or 2h.")
     seconds = float(match.group(1)) * {"": 1, "s": 1, "m": 60, "h": 3600}[match.group(2)]
     if seconds > _LONGEST:
         raise UserError(f"--{option} {text} is more than a year; give a shorter time.")
@@ -82,17 +87,17 @@ def run(app: typer.Typer, program: str) -> None:
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
     debug = len(arguments) < len(sys.argv) - 1
     try:
-        code = get_command(app).main(args=arguments, prog_name=program, standalone_mode=False)
+        exit_code = get_command(app).main(args=arguments, prog_name=program, standalone_mode=False)
         sys.stdout.flush()
     except BrokenPipeError:  # the reader of the pipe has gone, as after `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 0
+        exit_code = 0
     except (Exception, KeyboardInterrupt) as error:
         if debug:
             raise
-        sentence, code = _explain(error, program)
+        sentence, exit_code = _explain(error, program)
         print(sentence, file=sys.stderr)
-    sys.exit(code or 0)
+    sys.exit(exit_code or 0)
 
 
 def _make_printable() -> None:
@@ -110,7 +115,7 @@ def _make_printable() -> None:
 
 
 def _explain(error: BaseException, program: str) -> tuple[str, int]:
-    """Return the sentence and the exit code of an error."""
+    """Return the sentence to print for an error, and the exit code."""
     if isinstance(error, UserError):
         return str(error), error.exit_code
     if isinstance(error, (KeyboardInterrupt, typer.Abort)):
@@ -118,16 +123,16 @@ def _explain(error: BaseException, program: str) -> tuple[str, int]:
     if isinstance(error, ModuleNotFoundError) and error.name in ("torch", "triton"):
         return needs_extra(error.name), 2
     if isinstance(error, OSError) and error.strerror:
-        return f"{error.strerror}: {error.filename or 'no file named'}.", 1
+        return f"{error.strerror}: {error.filename or 'unnamed file'}.", 1
     # These are Click's usage errors. They are recognised by their method, because Typer may bring
     # its own copy of Click. If no command was given, the message is the help.
     if hasattr(error, "format_message"):
         message = error.format_message()
         is_help = not message or message.startswith("Usage:")
-        where = getattr(getattr(error, "ctx", None), "command_path", program)
-        return message if is_help else f"{message.rstrip('.')}. See `{where} --help`.", 2
-    first = (str(error).strip() or "no message").splitlines()[0]
-    return f"{type(error).__name__}: {first} (--debug shows where).", 1
+        command_path = getattr(getattr(error, "ctx", None), "command_path", program)
+        return message if is_help else f"{message.rstrip('.')}. See `{command_path} --help`.", 2
+    first_line = (str(error).strip() or "no message").splitlines()[0]
+    return f"{type(error).__name__}: {first_line} (--debug shows where).", 1
 
 
 def print_json(document: Any) -> None:

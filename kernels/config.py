@@ -97,8 +97,8 @@ class TileConfig(Config):
         all stages there. Other instructions read registers: the blocks of the step that is being
         multiplied have left shared memory, so one stage fewer remains there.
         """
-        held = self.stages if self._reads_shared(dtype, machine) else self.stages - 1
-        return held * (self.bm + self.bn) * self.bk * DTYPE_BYTES[dtype]
+        stages_held = self.stages if self._reads_shared(dtype, machine) else self.stages - 1
+        return stages_held * (self.bm + self.bn) * self.bk * DTYPE_BYTES[dtype]
 
     def _reads_shared(self, dtype: str, machine: Machine) -> bool:
         major = machine.capability[0] if machine.capability else 0
@@ -110,7 +110,7 @@ class TileConfig(Config):
         return self.bm * self.bn // (32 * self.warps)
 
     def parts(self, gemm: Gemm) -> float:
-        """Return the number of parts, on average, into which the sum of a GEMM's tile is cut."""
+        """Return the average number of parts into which a tile's sum over K is cut."""
         return 1.0
 
     def fitted(self, dtype: str, machine: Machine) -> Self:
@@ -268,7 +268,7 @@ HAND_WRITTEN: dict[str, type[TileConfig]] = {
 
 
 def experimental_feature(implementation: str, config: str) -> str | None:
-    """Return the experimental feature in the text of an implementation's config; None if none."""
+    """Return the experimental feature of an implementation's config text; None without one."""
     kind = HAND_WRITTEN.get(implementation)
     return kind.parse(config).experimental if kind and config else None
 

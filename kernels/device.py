@@ -1,4 +1,4 @@
-"""Selection of the device to measure, its facts, and the versions of what runs on it.
+"""Selection of the device to measure, its facts, and the versions of the software on it.
 
 This module needs PyTorch.
 """
@@ -88,6 +88,11 @@ def this_cpu() -> Device:
 
 
 def _this_gpu(gpu: int) -> Device:
+    """Return a visible GPU with its facts.
+
+    Raises:
+        UserError: if there is no such GPU, or this PyTorch is not built for it.
+    """
     count = torch.cuda.device_count()
     if not 0 <= gpu < count:
         raise UserError(f"GPU {gpu} does not exist; PyTorch sees {count}, counted from 0.")
@@ -155,7 +160,7 @@ def nvidia_driver() -> str | None:
 
 
 def _why_unusable(driver: str) -> str:
-    """Return one sentence: which driver was found, what PyTorch needs, and what to do."""
+    """Explain why PyTorch cannot use the GPU, and say what to do."""
     problem = f"This machine has an NVIDIA GPU (driver {driver}), but PyTorch {torch.__version__} "
     if os.environ.get("CUDA_VISIBLE_DEVICES", "all") in ("", "-1"):
         return problem + (

@@ -22,8 +22,8 @@ class Launch:
     It does not synchronise, and it returns the output. Vendor libraries read process-wide settings,
     such as the precision of fp32 GEMMs and cuDNN's autotuner. Calling a launch sets and restores
     them around that one call. A timed batch enters ``settings()`` once and calls ``bare(i)``, so
-    that setting and restoring is not measured. ``paced`` says that the gaps between launches belong
-    to the time. ``sets`` are the operand sets that the launch reads and writes.
+    that setting and restoring is not measured. ``paced`` is True if the gaps between launches are
+    part of the measured time. ``sets`` are the operand sets that the launch reads and writes.
     """
 
     def __init__(
@@ -54,24 +54,25 @@ class Implementation(Protocol):
 
     @property
     def ops(self) -> tuple[str, ...]:
-        """Operations that it computes on at least one machine: ``gemm``, ``conv``, …"""
+        """Operations that are computed on at least one machine: ``gemm``, ``conv``, …"""
         ...
 
     def supports(self, problem: Workload, machine: Machine) -> str | None:
-        """Return None if it computes the problem on the machine; otherwise the reason, in words."""
+        """Return None if the machine can compute the problem this way; otherwise the reason."""
         ...
 
     def configs(
         self, problem: Workload, machine: Machine, experimental: bool = False
     ) -> list[Config | None]:
-        """Return candidate configs, its own choice first; None is a vendor library's default.
+        """Return candidate configs, the implementation's own choice first.
 
-        Experimental configs are included only if ``experimental`` is set.
+        None stands for a vendor library's default. Experimental configs are included only if
+        ``experimental`` is set.
         """
         ...
 
     def parse_config(self, text: str) -> Config | None:
-        """Parse a config's text; the empty text is the default."""
+        """Parse a config's text; an empty text stands for the default."""
         ...
 
     def prepare(

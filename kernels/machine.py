@@ -76,7 +76,9 @@ class Machine:
             UserError: if the machine has no units for the dtype.
         """
         if dtype not in self.peaks:
-            raise UserError(f"{self.name} computes {', '.join(self.peaks)}, not {dtype}.")
+            raise UserError(
+                f"{self.name} does not compute {dtype}; use one of {', '.join(self.peaks)}."
+            )
         return self.peaks[dtype]
 
     def ridge(self, dtype: str) -> float:
@@ -103,7 +105,9 @@ class Machine:
         if fault := misfit(data, _FACTS, "machine"):
             raise UserError(f"invalid machine description: {fault}.")
         if data["kind"] not in ("gpu", "cpu"):
-            raise UserError(f"invalid machine description: its kind is {data['kind']!r}.")
+            raise UserError(
+                f"invalid machine description: its kind is {data['kind']!r}, not 'gpu' or 'cpu'."
+            )
         slug = data["slug"]
         if not _SLUG.fullmatch(slug):
             raise UserError(
@@ -188,7 +192,7 @@ def slug_of_device(name: str) -> str:
 
 
 def _inherited(table: Mapping[str, Any], slug: str) -> dict[str, Any]:
-    """Return the entry of a slug, with the facts of the entry that it is ``like`` filled in."""
+    """Return the entry of a slug, completed with the facts of the entry that ``like`` names."""
     entry = dict(table[slug])
     if "like" in entry:
         base = _inherited(table, entry.pop("like"))
@@ -197,28 +201,34 @@ def _inherited(table: Mapping[str, Any], slug: str) -> dict[str, Any]:
 
 
 def _from_entry(slug: str, entry: Mapping[str, Any], sources: Mapping[str, str]) -> Machine:
+    """Create a machine from its entry in machines.toml.
+
+    Facts with a source are pairs: the fact, and the source's key in ``sources``.
+    """
     facts = {key: fact for key, fact in entry.items() if key not in ("device_names", "tflops")}
-    value = {key: fact[0] if isinstance(fact, list) else fact for key, fact in facts.items()}
+    values = {key: fact[0] if isinstance(fact, list) else fact for key, fact in facts.items()}
     peaks = {dtype: tflops * 1e12 for dtype, (tflops, _) in entry["tflops"].items()}
-    cited = {key: sources[fact[1]] for key, fact in facts.items() if isinstance(fact, list)}
-    cited |= {f"peak {dtype}": sources[source] for dtype, (_, source) in entry["tflops"].items()}
-    major, minor = value["capability"].split(".")
+    citations = {key: sources[fact[1]] for key, fact in facts.items() if isinstance(fact, list)}
+    citations |= {
+        f"peak {dtype}": sources[source] for dtype, (_, source) in entry["tflops"].items()
+    }
+    major, minor = values["capability"].split(".")
     return Machine(
         slug=slug,
         name=entry["device_names"][0],
         kind="gpu",
-        generation=value["generation"],
+        generation=values["generation"],
         capability=(int(major), int(minor)),
-        sms=value["sms"],
-        tensor_mhz=value["tensor_mhz"],
-        boost_mhz=value["boost_mhz"],
-        bandwidth=value["bandwidth"] * 1e9,
-        l2_bytes=value["l2_mib"] << 20,
-        shared_sm_bytes=value["shared_sm_kib"] << 10,
-        shared_cta_bytes=value["shared_cta_kib"] << 10,
-        memory_bytes=int(value["memory_gb"] * 1e9),
+        sms=values["sms"],
+        tensor_mhz=values["tensor_mhz"],
+        boost_mhz=values["boost_mhz"],
+        bandwidth=values["bandwidth"] * 1e9,
+        l2_bytes=values["l2_mib"] << 20,
+        shared_sm_bytes=values["shared_sm_kib"] << 10,
+        shared_cta_bytes=values["shared_cta_kib"] << 10,
+        memory_bytes=int(values["memory_gb"] * 1e9),
         peaks=peaks,
-        sources=cited,
+        sources=citations,
     )
 
 
@@ -227,7 +237,7 @@ def _from_entry(slug: str, entry: Mapping[str, Any], sources: Mapping[str, str])
 
 @dataclass(frozen=True)
 class DeviceProperties:
-    """Facts that the driver reports about a GPU. Clocks in MHz, sizes in bytes."""
+    """Facts that the driver reports about a GPU; clocks are in MHz, sizes in bytes."""
 
     name: str
     capability: tuple[int, int]
@@ -280,11 +290,13 @@ def from_properties(properties: DeviceProperties) -> Machine:
     proportion to its share of the card's memory.
     """
     p = properties
+    # 1. Take the facts of a listed card from the table.
     slug = slug_of_device(p.name)
     if slug in known_machines():
         return replace(known_machines()[slug], name=p.name, memory_bytes=p.memory_bytes)
 
-    # A capability newer than the table takes the newest older row, which ``sources`` names.
+    # 2. Derive the peaks from the compute capability, the SMs and the clock. A capability newer
+    # than the table takes the newest older row, which ``sources`` names.
     row = max((c for c in _FLOPS_PER_CLOCK if c <= p.capability), default=(7, 0))
     halved = "GeForce" in p.name
     peaks = {
@@ -295,17 +307,18 @@ def from_properties(properties: DeviceProperties) -> Machine:
     rates = f"SMs × clock × FLOPs per clock and SM of compute capability {row[0]}.{row[1]}"
     if halved:
         rates += "; half on Tensor Cores, as GeForce cards do with fp32 accumulation"
+    # 3. Derive the bandwidth from the memory clock, or from a listed card if that is not reported.
     bandwidth, bandwidth_source = p.bandwidth, f"{device}: 2 × memory clock × bus width"
     if not bandwidth:
         relatives = [m for m in known_machines().values() if m.generation == _GENERATIONS[row]]
         similar = min(relatives, key=lambda m: abs(m.sms - p.sms))
         bandwidth = similar.bandwidth
         bandwidth_source = f"assumed equal to {similar.slug}: the device does not report it"
-    card = _slug_of_device_name().get(p.name.partition(" MIG ")[0])
-    if card is not None:
-        whole = known_machines()[card]
-        bandwidth = whole.bandwidth * min(1.0, p.memory_bytes / whole.memory_bytes)
-        bandwidth_source = f"{card}'s, in proportion to the slice's memory"
+    listed_slug = _slug_of_device_name().get(p.name.partition(" MIG ")[0])
+    if listed_slug is not None:
+        listed_card = known_machines()[listed_slug]
+        bandwidth = listed_card.bandwidth * min(1.0, p.memory_bytes / listed_card.memory_bytes)
+        bandwidth_source = f"{listed_slug}'s, in proportion to the slice's memory"
     return Machine(
         slug=slug,
         name=p.name,
@@ -380,11 +393,11 @@ def cpu_threads() -> int:
     Raises:
         UserError: if ``THREADS`` is not a positive whole number.
     """
-    asked = os.environ.get("THREADS", "")
-    if asked:
-        if not (asked.isascii() and asked.isdigit() and int(asked) > 0):
-            raise UserError(f"THREADS is {asked!r}; give a whole number of at least 1.")
-        return int(asked)
+    override = os.environ.get("THREADS", "")
+    if override:
+        if not (override.isascii() and override.isdigit() and int(override) > 0):
+            raise UserError(f"THREADS is {override!r}; give a whole number of at least 1.")
+        return int(override)
     cores = usable_cores()
     return cores - 1 if cores >= 4 else 1
 
@@ -412,7 +425,7 @@ def _usable_processors() -> set[int]:
 
 
 def _quota_cores() -> float:
-    """Return the cores' worth of time that the container may use; infinite without a limit."""
+    """Return the number of cores whose time the container may use; infinite without a limit."""
     with suppress(OSError, ValueError):
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
         return int(quota) / int(period)
@@ -473,6 +486,7 @@ def _last_level_cache() -> int:
 
 
 def _total_memory() -> int:
+    """Return the bytes of the host's memory; 0 if the system does not tell."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):

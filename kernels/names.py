@@ -22,7 +22,7 @@ KINDS = (
 class KernelName:
     """Facts read from one kernel's name.
 
-    ``tile`` is in the name's order: cuBLAS names it in column-major frame.
+    ``tile`` has the order of the name: in cuBLAS's names, matrices are column-major.
     """
 
     kind: str
@@ -48,7 +48,7 @@ class KernelName:
         return "x".join(str(v) for v in (rows, columns, self.depth) if v is not None)
 
 
-# The order matters: the first pattern that is found decides.
+# The order matters: the first pattern that matches decides.
 _KIND_PATTERNS = [
     ("winograd", r"winograd"),
     ("fft", r"\bfft2d|gcgemm|region_transform|flip_filter"),
@@ -140,6 +140,7 @@ def conv_algorithm(kernels: Sequence[str]) -> str:
 
 
 def _tile(low: str) -> tuple[tuple[int, int] | None, int | None]:
+    """Return a kernel's tile and its K elements per step, as far as the name shows them."""
     tile: tuple[int, int] | None = None
     depth: int | None = None
     for pattern in _TILES:

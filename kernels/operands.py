@@ -2,8 +2,8 @@
 
 A GEMM's operands are A (m, k) and B (k, n), with a leading batch dimension if there is a batch. A
 convolution's operands are the two tensors that its pass reads: (x, w) for fprop, (dy, w) for dgrad,
-(x, dy) for wgrad. Any other operation has its input and its parameters, whose shapes the caller of
-the kernel knows.
+(x, dy) for wgrad. Any other operation has an input and parameters, in the shapes that
+:mod:`kernels.library.calls` expects.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ def element_counts(problem: Workload, storage: Storage = DENSE) -> tuple[int, in
 
 
 def _without_offset(problem: Workload, storage: Storage) -> tuple[int, int, int]:
+    """Count the elements of the inputs and the result, without the storage's offset."""
     if isinstance(problem, Gemm):
         a, b, c = (
             problem.batch * stored * ceil_div(row, storage.ld_multiple) * storage.ld_multiple
@@ -130,7 +131,7 @@ def _matrices(gemm: Gemm) -> tuple[tuple[int, int, str], ...]:
 
 
 def _stored(rows: int, columns: int, letter: str) -> tuple[int, int]:
-    """Return the number of rows that a matrix has in memory, and the elements of each."""
+    """Return the number of rows that a matrix has in memory, and the elements of one row."""
     return (rows, columns) if letter == "n" else (columns, rows)
 
 

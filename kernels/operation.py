@@ -165,7 +165,7 @@ class Series(_OperationBase):
 
     @property
     def products(self) -> tuple[tuple[int, Gemm], ...]:
-        """Number and shape of the GEMMs: ``count`` times the same."""
+        """Number and shape of the GEMMs: ``count`` times the same GEMM."""
         return ((self.count, Gemm(self.m, self.n, self.k, self.dtype, "nt")),)
 
     @property
@@ -192,7 +192,7 @@ class Series(_OperationBase):
     def columns(self) -> dict[str, Any]:
         """Return the columns in measurements.csv.
 
-        They are those of one of the GEMMs, with ``count`` as ``batch``.
+        The columns describe one GEMM of the series, with ``count`` as ``batch``.
         """
         return {
             "op": self.op,
@@ -279,7 +279,7 @@ class Lstm(_OperationBase):
     def columns(self) -> dict[str, Any]:
         """Return the columns in measurements.csv.
 
-        They are those of the gates' GEMM in one step, with the number of steps as ``batch``.
+        The columns describe the gates' GEMM in one step, with the number of steps as ``batch``.
         """
         return {
             "op": self.op,
@@ -330,7 +330,7 @@ def as_problem(workload: Workload) -> Problem:
 
 
 def products_of(workload: Workload) -> tuple[tuple[int, Problem], ...]:
-    """Return the GEMMs or the convolution in a workload, each with its number."""
+    """Return the GEMMs or the convolution in a workload, each with how often it occurs."""
     return workload.products if isinstance(workload, Operation) else ((1, workload),)
 
 

@@ -37,7 +37,7 @@ PASSES = ("fprop", "dgrad", "wgrad")
 WIDE_BYTES = 16
 """Bytes of a thread's widest copy, and the unit of TMA.
 
-Rows of a multiple of it are called aligned.
+Rows are called aligned if their length is a multiple of this.
 """
 
 # Thresholds of the shape classes, which only group shapes in reports.
@@ -114,7 +114,7 @@ class Gemm:
 
     @property
     def implied_gemm(self) -> Gemm:
-        """This GEMM itself; a convolution has the GEMM that it is computed as."""
+        """This GEMM itself, so that GEMMs and convolutions can be treated alike."""
         return self
 
     @property
@@ -307,7 +307,7 @@ class Conv:
     def alignment(self) -> int:
         """Largest power of two, at most 16, that divides the bytes of a group's channels.
 
-        It divides both the channels of the input and those of the output.
+        It divides the bytes of the input's channels and those of the output's channels.
         """
         return _alignment([self.c // self.groups, self.kout // self.groups], self.dtype)
 
@@ -390,7 +390,7 @@ class Conv:
 
 
 def _rows_read(size: int, positions: int, taps: int, stride: int) -> int:
-    """Count how many of ``size`` rows a filter reads, over all its positions."""
+    """Count the rows, at most ``size``, that a filter reads over all its positions."""
     return min(size, positions * taps) if stride > taps else size
 
 
@@ -426,7 +426,7 @@ def parse_pair(text: str, name: str) -> tuple[int, int]:
     """
     parts = text.split("x")
     if len(parts) > 2 or not all(map(is_whole, parts)):
-        raise UserError(f"{name} is a number such as 2, or two such as 2x1, not {text!r}.")
+        raise UserError(f"{name} must be one number such as 2, or two such as 2x1, not {text!r}.")
     values = [int(part) for part in parts]
     return values[0], values[-1]
 

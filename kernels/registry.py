@@ -46,6 +46,8 @@ def library_for(problem: Workload, machine: Machine) -> str:
     """
     from kernels.library.vendor import libraries
 
-    of_kind = [lib for lib in libraries() if lib.kind == machine.kind and problem.op in lib.serves]
-    best = (lib for lib in of_kind if lib.supports(problem, machine) is None)
-    return next(best, of_kind[0]).name
+    candidates = [
+        lib for lib in libraries() if lib.kind == machine.kind and problem.op in lib.serves
+    ]
+    best = (lib for lib in candidates if lib.supports(problem, machine) is None)
+    return next(best, candidates[0]).name

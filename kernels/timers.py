@@ -36,11 +36,11 @@ def graph_replays(launches: Callable[[], object], count: int, replays: int = 6) 
     Returns:
         Mean over the timed replays.
     """
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
+    side_stream = torch.cuda.Stream()
+    side_stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side_stream):
         launches()  # what is loaded or allocated at first use must not be captured
-    torch.cuda.current_stream().wait_stream(side)
+    torch.cuda.current_stream().wait_stream(side_stream)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         launches()

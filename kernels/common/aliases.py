@@ -1,7 +1,7 @@
 """Lookup of a machine by its slug or by any unambiguous part of it.
 
-People write ``h200`` or ``rtx 4090``. The number of a model is never guessed at: an L20 is not an
-L40, so a name is never suggested for another one with other numbers.
+People write ``h200`` or ``rtx 4090``. Model numbers are never guessed: an L20 is not an L40, so
+only a machine with the same numbers is suggested.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from kernels.common.errors import UserError
 from kernels.common.program import command
 
 _MAKER = "nvidia-"
-_SIMILAR = 0.5  # least difflib ratio of two names of which one counts as a typing error
+_SIMILAR = 0.5  # least difflib ratio at which one name counts as a misspelling of another
 
 
 def slug_meant(word: str, slugs: Iterable[str]) -> str:
@@ -25,18 +25,18 @@ def slug_meant(word: str, slugs: Iterable[str]) -> str:
         slugs: the slugs that are known.
 
     Raises:
-        UserError: if the word means none of them, or several.
+        UserError: if the word means no known slug, or several.
     """
     known = list(dict.fromkeys(slugs))
     name = "-".join(_words(word))
     for exact in (word, name, _MAKER + name):
         if exact in known:
             return exact
-    meant = [slug for slug in known if name and _says(slug, _words(word))]
-    if len(meant) == 1:
-        return meant[0]
-    if meant:
-        raise UserError(f"{word!r} may mean {_either(meant)}; give the full name.")
+    matches = [slug for slug in known if name and _matches(slug, _words(word))]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        raise UserError(f"{word!r} may mean {_joined_by_or(matches)}; give the full name.")
     same_numbers = [slug for slug in known if _numbers(slug) == _numbers(word)]
     close = difflib.get_close_matches(word.lower(), same_numbers, n=1, cutoff=_SIMILAR)
     hint = (
@@ -51,7 +51,7 @@ def _words(name: str) -> list[str]:
     return re.findall(r"[a-z0-9]+", name.lower())
 
 
-def _says(slug: str, words: Iterable[str]) -> bool:
+def _matches(slug: str, words: Iterable[str]) -> bool:
     """Return True if each word is a part of the slug, or several parts in a row, as in ``rtx4090``.
 
     A memory size may lack its unit, as in ``a100-sxm-80``.
@@ -67,5 +67,5 @@ def _numbers(name: str) -> set[str]:
     return {word for word in _words(name) if any(letter.isdigit() for letter in word)}
 
 
-def _either(slugs: list[str]) -> str:
+def _joined_by_or(slugs: list[str]) -> str:
     return f"{', '.join(slugs[:-1])} or {slugs[-1]}"

@@ -27,9 +27,9 @@ def check_word(what: str, word: str, known: Collection[str]) -> None:
 
 
 def check_option(option: str, word: str, known: Sequence[str]) -> None:
-    """Refuse a word that is not one of the few that an option takes, and list these."""
+    """Refuse a word that an option does not take; suggest the nearest one, or list all."""
     if word not in known:
-        raise UserError(f"{option} takes {', '.join(known)}, not {word!r}; {nearest(word, known)}")
+        raise UserError(f"{option} is {word!r}; {nearest(word, known)}")
 
 
 def check_counts(options: object, *names: str) -> None:
@@ -71,5 +71,5 @@ def check_bytes(problem: Any) -> None:
 
 
 def is_whole(text: str) -> bool:
-    """Return True if the text is a number in the digits 0 to 9, short enough to be read."""
+    """Return True if the text is a whole number: only the digits 0 to 9, and at most 20."""
     return text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS

@@ -1,6 +1,6 @@
 """Checks of JSON documents, because files get damaged and come from strangers.
 
-A shape says what is expected of a value. It is one of:
+A shape describes the values that are accepted. It is one of these:
 
 - a type,
 - a :class:`Number`,
@@ -58,7 +58,7 @@ class Each:
 
 
 def misfit(value: Any, shape: Any, where: str = "it") -> str:
-    """Return in words what in a value does not have a shape; empty if all of it has."""
+    """Describe the first part of a value that does not fit a shape; empty if every part fits."""
     if isinstance(shape, Maybe):
         return "" if value is None else misfit(value, shape.shape, where)
     if isinstance(shape, Number):
@@ -70,22 +70,23 @@ def misfit(value: Any, shape: Any, where: str = "it") -> str:
     if isinstance(shape, list):
         if not isinstance(value, list | tuple):
             return f"{where} is {_shown(value)}, not a list"
-        found = (misfit(one, shape[0], f"{where}[{i}]") for i, one in enumerate(value))
-        return next(filter(None, found), "")
+        faults = (misfit(item, shape[0], f"{where}[{i}]") for i, item in enumerate(value))
+        return next(filter(None, faults), "")
     if not isinstance(value, dict):
         return f"{where} is {_shown(value)}, not a mapping"
     if isinstance(shape, Each):
-        found = (misfit(one, shape.shape, f"{where}.{key}") for key, one in value.items())
-        return next(filter(None, found), "")
+        faults = (misfit(item, shape.shape, f"{where}.{key}") for key, item in value.items())
+        return next(filter(None, faults), "")
     return _misfit_of_keys(value, shape, where)
 
 
 def _misfit_of_keys(value: Mapping[str, Any], shape: Mapping[str, Any], where: str) -> str:
+    """Describe the first key that is missing or whose value does not fit; empty if all fit."""
     for key, inner in shape.items():
         name = key.removesuffix("?")
         if name in value:
-            if found := misfit(value[name], inner, f"{where}.{name}"):
-                return found
+            if fault := misfit(value[name], inner, f"{where}.{name}"):
+                return fault
         elif name == key:
             return f"{where} has no {name!r}"
     return ""

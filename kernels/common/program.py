@@ -1,7 +1,7 @@
 """Names of the program's commands and folders, in a checkout or installed.
 
 When installed, the three packages are parts of one namespace, ``rooftile``, with one command of
-that name. The checkout's set-up, its make targets and its tests are not there.
+that name. An installation has no set-up script, make targets or tests.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _VERBS = {"kernels list": "implementations"}
 
 
 def extra(name: str) -> str:
-    """Return how to install what one of the project's extras has, as the start of a sentence."""
+    """Return a clause that names the command that installs one of the project's extras."""
     if INSTALLED:
         return f"`python -m pip install 'rooftile[{name}]'` installs it"
     return f"`python3 sweeps/bootstrap.py {name}` installs it and prints the Python that has it"
@@ -47,12 +47,12 @@ def needs_extra(module: str, name: str = "measure", subject: str = "This command
         name: the extra that installs it.
         subject: what needs the package, as the subject of the sentence.
     """
-    called = {"torch": "PyTorch", "triton": "Triton"}.get(module, module)
-    return f"{subject} needs {called}, which is not installed; {extra(name)}."
+    title = {"torch": "PyTorch", "triton": "Triton"}.get(module, module)
+    return f"{subject} needs {title}, which is not installed; {extra(name)}."
 
 
 def verb(package: str, name: str) -> str:
-    """Return the name that the ``rooftile`` command has for a package's command.
+    """Return the verb with which ``rooftile`` runs a package's command.
 
     >>> verb("sweeps", "run"), verb("kernels", "list")
     ('run', 'implementations')
@@ -63,7 +63,7 @@ def verb(package: str, name: str) -> str:
 def command_words(words: Sequence[str]) -> Sequence[str]:
     """Return the interpreter's arguments that run a package's command.
 
-    In a checkout, ``words`` may also be those of any other module. When installed, ``-P`` keeps a
+    In a checkout, ``words`` may also run any other module. When installed, ``-P`` keeps a
     module of the same name in the current folder from being run instead.
 
     Args:
@@ -79,7 +79,7 @@ def _shown(words: Sequence[str]) -> Sequence[str]:
 
 
 def command(text: str) -> str:
-    """Return a command line to show to the user.
+    """Return the command line of a package's command, to show to the user.
 
     ``sweeps doctor`` becomes `python -m sweeps doctor`, or `rooftile doctor` when installed.
     """
@@ -87,7 +87,7 @@ def command(text: str) -> str:
 
 
 def target(make: str, installed: str) -> str:
-    """Return a job to show to the user.
+    """Return the command line of a job, to show to the user.
 
     ``sweep`` becomes `make sweep` in a checkout, and the ``rooftile`` command for it when
     installed.

@@ -1,1 +1,1 @@
-"""Inspection of what the compiler makes of the Triton kernels, for GPUs that are not here."""
+"""Inspection of the code that the compiler makes of the Triton kernels, without their GPUs."""

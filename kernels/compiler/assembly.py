@@ -2,7 +2,7 @@
 
 A GEMM's time is spent in the loop over K. If one turn of it does more multiply-adds than the tile's
 bm · bn · bk, or copies more than the blocks' (bm + bn) · bk elements, the compiler does work that
-the algorithm does not need. LLVM writes next to every basic block to which loop it belongs.
+the algorithm does not need. LLVM notes next to every basic block which loop it belongs to.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ INSTRUCTIONS = (
     ("mma.sync", r"\bmma\.sync\."),
     ("fma", r"\bfma\.rn\.f32(?:x2)?\b"),
 )
-"""Families of matrix instructions and their patterns, those that a kernel should prefer first."""
+"""Families of matrix instructions and their patterns, in the order of preference."""
 
 BULK_COPY = "complete_tx::bytes"
 """Text that occurs in a TMA copy into shared memory, and nowhere else."""
@@ -43,8 +43,8 @@ class InnerLoop:
     - ``instruction`` is one of :data:`INSTRUCTIONS`, or empty.
     - ``products`` counts the multiply-adds of one CTA.
     - ``copied`` counts the bytes that the CTA brings from global memory.
-    - ``copy_bytes`` is the width of its narrowest copy: of a thread's, or of a whole block's by
-      TMA.
+    - ``copy_bytes`` is the width of its narrowest copy: the bytes that one thread copies, or the
+      whole block that TMA copies.
     """
 
     instruction: str
@@ -54,7 +54,7 @@ class InnerLoop:
 
 
 def inner_loop(ptx: str, warps: int) -> InnerLoop:
-    """Read the loop over K; the several loops of a warp-specialised kernel are added up.
+    """Read the loop over K. The loops of a warp-specialised kernel are added up.
 
     Args:
         ptx: PTX of one kernel.
@@ -104,18 +104,20 @@ def _loops(ptx: str) -> list[list[str]]:
     """Return the lines of each innermost loop, without those of other loops."""
     lines: dict[str, list[str]] = defaultdict(list)
     inner: set[str] = set()
+    # LLVM's notes on a block follow the block's first line as comments. They give the loop that the
+    # block is the header of, or the header of the loop around it.
     current, label, notes, in_notes = "", "", "", False
     for line in ptx.splitlines():
-        begins = _BLOCK.match(line)
-        if begins or _FALL_THROUGH.match(line):
-            label, notes, in_notes = begins.group(1) if begins else "", line, True
+        block = _BLOCK.match(line)
+        if block or _FALL_THROUGH.match(line):
+            label, notes, in_notes = block.group(1) if block else "", line, True
         elif in_notes and line.lstrip().startswith("//"):
             notes += line
         else:
             in_notes = False
         if in_notes:
-            of = _OF_LOOP.search(notes)
-            current = label if _HEADER.search(notes) else of.group(1) if of else ""
+            enclosing = _OF_LOOP.search(notes)
+            current = label if _HEADER.search(notes) else enclosing.group(1) if enclosing else ""
             if "This Inner Loop" in notes:
                 inner.add(label)
             continue

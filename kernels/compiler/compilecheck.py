@@ -55,15 +55,18 @@ _SHARED_SLACK = 0.15  # tolerated deviation of shared memory from what a config 
 
 @dataclass(frozen=True)
 class CompileRow:
-    """Outcome of compiling one kernel; ``ok`` if it is what the hardware can do.
+    """Outcome of compiling one kernel.
+
+    ``ok`` is False if compiling failed, or if the code falls short of what the hardware can do.
+    ``message`` then says how.
 
     The inner loop is described by these fields:
 
-    - ``products``: its multiply-adds, over the tile's bm · bn · bk.
-    - ``copied``: its bytes from global memory, over those of the blocks' (bm + bn) · bk elements.
-    - ``copy_bytes``: the narrowest of its copies: a thread's, or the whole block of a TMA copy.
+    - ``products``: its multiply-adds, relative to the tile's bm · bn · bk.
+    - ``copied``: its bytes from global memory, relative to the blocks' (bm + bn) · bk elements.
+    - ``copy_bytes``: bytes of its narrowest copy by one thread, or of a whole TMA block.
     - ``instructions``: instructions of a turn in machine code.
-    - ``matrix``: how many of them multiply.
+    - ``matrix``: number of these instructions that multiply.
     - ``waits_for_all``: whether the turn waits for every wgmma in flight.
 
     ``launches`` is the number of kernels in one call.
@@ -103,7 +106,7 @@ class _Facts:
     spill_bytes: int
     shared_bytes: int
     bulk_copies: bool  # TMA copies operands
-    moves_registers: bool  # between the warps that copy and those that multiply
+    moves_registers: bool  # from the warps that copy to the warps that multiply
     serialised: str = ""  # number of ptxas's warning that each wgmma waits for the one before
     code: LoopCode = NO_LOOP
     launches: int = 1
@@ -111,12 +114,14 @@ class _Facts:
 
 @dataclass(frozen=True)
 class _Job:
+    """A kernel to compile: a family's kernel for a problem, config and architecture."""
+
     family: str
     config: TileConfig
     problem: Problem
     alignment: int
     arch: str
-    chosen: bool = True  # the config that would be chosen, and not only a candidate
+    chosen: bool = True  # whether this config would be chosen, or is only a candidate
 
 
 def compile_rows(
@@ -160,19 +165,19 @@ def _jobs(arch: str, every_candidate: bool) -> list[_Job]:
     machine = machine_of_arch(arch)
     families = [f for f in all_implementations().values() if isinstance(f, TritonFamily)]
     return [
-        _Job(family.name, config, problem, alignment, arch, chosen=place == 0)
+        _Job(family.name, config, problem, alignment, arch, chosen=rank == 0)
         for family in families
         for alignment in (_ALIGNED, _MISALIGNED)
         for op in family.ops
         for problem in (_gemms(alignment) if op == "gemm" else _convs(alignment))
-        for place, config in enumerate(family.configs(problem, machine, every_candidate))
-        if place == 0 or every_candidate
+        for rank, config in enumerate(family.configs(problem, machine, every_candidate))
+        if rank == 0 or every_candidate
         if isinstance(config, TileConfig)
     ]
 
 
 def _gemms(alignment: int) -> list[Problem]:
-    """Return GEMMs of 4096³, or of one less each way: odd sizes give odd strides and every mask."""
+    """Return GEMMs of 4096³, or of 4095³ if misaligned: odd sizes give odd strides."""
     size = _SIZE if alignment == _ALIGNED else _SIZE - 1
     return [
         Gemm(size, size, size, dtype, layout)
@@ -181,7 +186,7 @@ def _gemms(alignment: int) -> list[Problem]:
 
 
 def _convs(alignment: int) -> list[Problem]:
-    """Return the passes of a ResNet's 3 × 3, misaligned with one channel less in and out."""
+    """Return all passes of a ResNet's 3 × 3 convolution, with one channel less if misaligned."""
     c = _CONV_CHANNELS if alignment == _ALIGNED else _CONV_CHANNELS - 1
     sizes = (32, c, _CONV_SIZE, _CONV_SIZE, c, 3, 3)
     return [
@@ -225,6 +230,7 @@ class _TargetDriver(DriverBase):
 
 
 def _compile(job: _Job) -> CompileRow:
+    """Compile one kernel in a worker process. A failure becomes the row's message."""
     machine = machine_of_arch(job.arch)
     triton.runtime.driver.set_active(_TargetDriver(machine))
     facts = _NO_FACTS
@@ -263,9 +269,10 @@ _NO_FACTS = _Facts(InnerLoop("", 0, 0, 0), 0, 0, 0, False, False)
 
 
 def _family_facts(job: _Job) -> _Facts:
-    """Return the facts of a family's kernels.
+    """Return the facts of all kernels of a family's call.
 
-    The first kernel multiplies; its helpers only count where they take more resources.
+    The first kernel multiplies. The others are its helpers, and only the registers, spills and
+    shared memory that they need beyond the first kernel's count.
     """
     family = all_implementations()[job.family]
     assert isinstance(family, TritonFamily)
@@ -313,7 +320,7 @@ _RESOURCES = re.compile(
 
 
 def _compile_with_log(call: LaunchSpec) -> tuple[Any, str]:
-    """Return a launch's kernel, and the log of the very ``ptxas`` run that made it.
+    """Return a launch's kernel, and the log of the ``ptxas`` run that made it.
 
     Running ``ptxas`` again with other options would give other registers, and the resource dump of
     the binary hides spills. The log is therefore kept next to the kernel in Triton's cache. A
@@ -322,22 +329,22 @@ def _compile_with_log(call: LaunchSpec) -> tuple[Any, str]:
     kernel, log = _warm_up(call)
     cache = get_cache_manager(kernel.hash)
     if not log:
-        kept = cache.get_file(_LOG)
-        log = Path(kept).read_text(encoding="utf-8") if kept else ""
+        log_file = cache.get_file(_LOG)
+        log = Path(log_file).read_text(encoding="utf-8") if log_file else ""
         if "ptx" in kernel.asm and _RESOURCES.search(log):
             return kernel, log
         call.kernel.device_caches.clear()  # otherwise this process would return its own copy
-        kernel, log = _warm_up(call, anew=True)
+        kernel, log = _warm_up(call, recompile=True)
     cache.put(log, _LOG, binary=False)
     return kernel, log
 
 
-def _warm_up(call: LaunchSpec, anew: bool = False) -> tuple[Any, str]:
-    """Return a launch's kernel, and the output of ``ptxas`` if it ran."""
+def _warm_up(call: LaunchSpec, recompile: bool = False) -> tuple[Any, str]:
+    """Return a launch's kernel and the output of ``ptxas``, which is empty if it did not run."""
     knobs = triton.knobs
     with knobs.nvidia.scope(), knobs.compilation.scope(), redirect_stdout(io.StringIO()) as log:
         knobs.nvidia.dump_ptxas_log = True
-        knobs.compilation.always_compile = anew
+        knobs.compilation.always_compile = recompile
         return call.warmup(), log.getvalue()
 
 
@@ -349,11 +356,12 @@ def _loop_shares(job: _Job, loop: InnerLoop) -> tuple[float, float]:
 
 
 def _complaints(job: _Job, machine: Machine, facts: _Facts) -> list[str]:
-    wanted = _expected(job)
+    """Return one sentence for each way in which the code falls short of what is expected."""
+    expected = _expected(job)
     complaints = []
-    if facts.loop.instruction not in wanted:
-        instruction = facts.loop.instruction or "no product"
-        complaints.append(f"{instruction} instead of {' or '.join(wanted)}.")
+    if facts.loop.instruction not in expected:
+        instruction = facts.loop.instruction or "no matrix instruction"
+        complaints.append(f"{instruction} instead of {' or '.join(expected)}.")
     if facts.spill_bytes:
         complaints.append(f"{facts.spill_bytes} bytes of registers are spilled.")
     if facts.serialised and job.chosen:
@@ -365,12 +373,12 @@ def _complaints(job: _Job, machine: Machine, facts: _Facts) -> list[str]:
             f"the kernel needs {facts.shared_bytes} bytes of shared memory; a CTA can have "
             f"{machine.shared_cta_bytes}."
         )
-    counted = job.config.shared_bytes(job.problem.dtype, machine)
+    predicted = job.config.shared_bytes(job.problem.dtype, machine)
     exact = job.alignment == _ALIGNED and not _transposes_tf32(job)
-    if exact and not math.isclose(facts.shared_bytes, counted, rel_tol=_SHARED_SLACK):
+    if exact and not math.isclose(facts.shared_bytes, predicted, rel_tol=_SHARED_SLACK):
         complaints.append(
             f"the kernel uses {facts.shared_bytes} bytes of shared memory; the config predicted "
-            f"{counted}."
+            f"{predicted}."
         )
     if getattr(job.config, "tma", False) and not facts.bulk_copies:
         complaints.append("the kernel has no TMA copies.")
@@ -404,6 +412,7 @@ def _transposes_tf32(job: _Job) -> bool:
 
 
 def _remark(job: _Job, facts: _Facts) -> str:
+    """Return sentences that explain unusual code of a kernel without complaints; may be empty."""
     remarks = []
     if facts.serialised:  # only for a candidate; a config that is chosen gets a complaint
         remarks.append(

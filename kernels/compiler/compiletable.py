@@ -1,4 +1,4 @@
-"""Markdown of what the compiler made of the kernels: one table per family, one column per GPU."""
+"""Markdown tables of the compiled kernels: one per family, with a column per architecture."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Products and bytes of a turn of the inner loop, over those that the tile needs: 
 
 
 def compile_markdown(rows: Sequence[CompileRow]) -> str:
-    """Return the whole document.
+    """Return the Markdown document of the compiled kernels.
 
     Args:
         rows: rows of :func:`kernels.compiler.compilecheck.compile_rows`.
@@ -56,30 +56,30 @@ def compile_markdown(rows: Sequence[CompileRow]) -> str:
         cells: dict[tuple[str, int], dict[str, list[CompileRow]]] = {}
         for row in rows:
             if row.kernel == family:
-                of_arch = cells.setdefault((row.dtype, row.alignment), {})
-                of_arch.setdefault(row.arch, []).append(row)
-        for (dtype, alignment), of_arch in cells.items():
-            kind = "of 16 bytes" if alignment == WIDE_BYTES else "odd"
-            line = " | ".join(_cell(of_arch.get(arch, [])) for arch in arches)
-            lines.append(f"| {dtype} | {kind} | {line} |")
+                by_arch = cells.setdefault((row.dtype, row.alignment), {})
+                by_arch.setdefault(row.arch, []).append(row)
+        for (dtype, alignment), by_arch in cells.items():
+            alignment_text = "of 16 bytes" if alignment == WIDE_BYTES else "odd"
+            cell_texts = " | ".join(_cell(by_arch.get(arch, [])) for arch in arches)
+            lines.append(f"| {dtype} | {alignment_text} | {cell_texts} |")
     return "\n".join([*lines, ""])
 
 
 def differing_cells(kept: str, made: str) -> list[str]:
     """Return the differences between a stored document and a new one, one line per cell.
 
-    The new document may have fewer families or architectures.
+    Families and architectures that the new document lacks are not compared.
     """
-    before = _cells_of(kept)
+    stored_cells = _cells_of(kept)
     return [
-        f"{' '.join(place)}: {before.get(place, 'nothing')} is now {cell}"
+        f"{' '.join(place)}: {stored_cells.get(place, 'nothing')} is now {cell}"
         for place, cell in _cells_of(made).items()
-        if before.get(place) != cell
+        if stored_cells.get(place) != cell
     ]
 
 
 def _cells_of(document: str) -> dict[tuple[str, ...], str]:
-    """Return the cells by family, dtype, alignment of rows and architecture."""
+    """Return a document's cells by family, dtype, alignment of rows and architecture."""
     cells: dict[tuple[str, ...], str] = {}
     family, arches = "", []
     for line in document.splitlines():
@@ -96,6 +96,7 @@ def _cells_of(document: str) -> dict[tuple[str, ...], str]:
 
 
 def _cell(rows: Sequence[CompileRow]) -> str:
+    """Return the text of a cell, which sums up all rows of a dtype, alignment and architecture."""
     if not rows:
         return "–"
     instruction = ", ".join(dict.fromkeys(row.mma or "failed" for row in rows))
@@ -104,16 +105,17 @@ def _cell(rows: Sequence[CompileRow]) -> str:
     narrowest = min(row.copy_bytes for row in rows)
     copies = "TMA" if narrowest > WIDE_BYTES else f"{narrowest} B"
     shared = max(row.shared_bytes for row in rows) / 1024
-    longest = max(rows, key=lambda row: row.instructions)
+    longest_loop = max(rows, key=lambda row: row.instructions)
     waits = ", waits" if any(row.waits_for_all for row in rows) else ""
     launches = max(row.launches for row in rows)
-    several = f", {launches} kernels" if launches > 1 else ""
+    kernel_count = f", {launches} kernels" if launches > 1 else ""
     return (
         f"{instruction} {max(row.registers for row in rows)}{spills}<br>{copies}, {shared:.0f} KiB"
-        f"<br>{longest.instructions}:{longest.matrix}{waits}{several}"
+        f"<br>{longest_loop.instructions}:{longest_loop.matrix}{waits}{kernel_count}"
     )
 
 
 def _range(values: Sequence[float]) -> str:
+    """Return the smallest and largest value as text, or a single number if they look alike."""
     low, high = min(values, default=0.0), max(values, default=0.0)
     return f"{low:.2f}" if f"{low:.2f}" == f"{high:.2f}" else f"{low:.2f} to {high:.2f}"

@@ -30,7 +30,7 @@ class LoopCode:
 
     ``instructions`` counts its instructions, and ``matrix`` those that multiply matrices (in fp32,
     those that multiply and add). ``waits_for_all`` is True if the turn waits for every wgmma before
-    the next one.
+    the next turn begins.
     """
 
     instructions: int
@@ -42,11 +42,11 @@ NO_LOOP = LoopCode(0, 0, False)
 
 
 def disassemble(cubin: bytes) -> str:
-    """Return the machine code of a binary as text, by the ``nvdisasm`` that comes with Triton.
+    """Return the machine code of a binary as text, using the ``nvdisasm`` that Triton includes.
 
     Raises:
         OSError: if ``nvdisasm`` cannot be run.
-        subprocess.CalledProcessError: if it does not know the binary.
+        subprocess.CalledProcessError: if ``nvdisasm`` cannot read the binary.
     """
     program = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "nvdisasm"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
@@ -59,31 +59,33 @@ def disassemble(cubin: bytes) -> str:
 def loop_code(sass: str) -> LoopCode:
     """Return a turn of the innermost loop with the most matrix instructions.
 
-    A persistent kernel's loop over K may contain the end of a tile, which most turns branch around.
-    The turn is therefore the shortest way through the loop that passes its matrix instructions.
+    A persistent kernel's loop over K may contain the end of a tile, which most turns skip.
+    The turn is therefore the shortest path through the loop that passes its matrix instructions.
     """
     lines, labels = _read(sass)
     loops = []
-    for place, line in enumerate(lines):
+    for position, line in enumerate(lines):
         begin = labels.get(line.target, len(lines))
-        if begin <= place:
-            loops.append((begin, place))
+        if begin <= position:
+            loops.append((begin, position))
     multiplying = [
         (begin, end) for begin, end in loops if any(line.matrix for line in lines[begin : end + 1])
     ]
     innermost = [
-        one
-        for one in multiplying
+        loop
+        for loop in multiplying
         if not any(
-            one != other and one[0] <= other[0] and other[1] <= one[1] for other in multiplying
+            loop != inner and loop[0] <= inner[0] and inner[1] <= loop[1] for inner in multiplying
         )
     ]
-    turns = [_turn(lines[begin : end + 1], begin, labels) for begin, end in innermost]
+    turns = [_best_path(lines[begin : end + 1], begin, labels) for begin, end in innermost]
     return max(turns, key=lambda turn: turn.matrix, default=NO_LOOP)
 
 
 @dataclass(frozen=True)
 class _Line:
+    """One instruction of the machine code."""
+
     matrix: bool
     waits: bool
     target: str  # label that the line branches to, or empty
@@ -116,25 +118,28 @@ def _read(sass: str) -> tuple[list[_Line], dict[str, int]]:
     return lines, labels
 
 
-def _turn(loop: Sequence[_Line], begin: int, labels: dict[str, int]) -> LoopCode:
-    """Return the best way from the loop's first line to its last.
+def _best_path(loop: Sequence[_Line], begin: int, labels: dict[str, int]) -> LoopCode:
+    """Return the best path from the loop's first line to its last.
 
-    It has the most matrix instructions, and is the shortest of those. Backward branches inside the
-    loop are left out: they wait for a barrier, or are another loop.
+    The best path has the most matrix instructions. If several paths have as many, it is the
+    shortest. Backward branches inside the loop are left out: they wait for a barrier, or belong to
+    another loop.
     """
-    # Each line has its best way there: (matrix instructions, minus the lines, waits for all).
+    # The best path to each line: (matrix instructions, minus the lines, waits for all).
     best: list[tuple[int, int, int] | None] = [None] * len(loop)
     best[0] = (0, 0, 0)
-    for place, line in enumerate(loop):
-        reached = best[place]
+    for position, line in enumerate(loop):
+        reached = best[position]
         if reached is None:
             continue
         matrix, length, waits = reached
         passed = matrix + line.matrix, length - 1, waits + line.waits
-        if place == len(loop) - 1:
+        if position == len(loop) - 1:
             return LoopCode(-passed[1], passed[0], passed[2] > 0)
-        to = labels.get(line.target, -1) - begin
-        for onward in ([place + 1] if line.goes_on else []) + ([to] if place < to else []):
+        target = labels.get(line.target, -1) - begin
+        for onward in ([position + 1] if line.goes_on else []) + (
+            [target] if position < target else []
+        ):
             if onward < len(loop) and (best[onward] is None or passed > best[onward]):  # type: ignore[operator]
                 best[onward] = passed
     return NO_LOOP

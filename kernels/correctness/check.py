@@ -74,14 +74,16 @@ def check_all(names: Iterable[str], problems: Iterable[Problem], device: Device)
 
 
 def _compile(name: str, problems: Iterable[Problem], device: Device) -> None:
+    """Compile one implementation's kernels for the problems that it supports."""
     implementation = all_implementations()[name]
-    able = [p for p in problems if implementation.supports(p, device.machine) is None]
+    supported = [p for p in problems if implementation.supports(p, device.machine) is None]
     implementation.compile_ahead(
-        [(problem, implementation.configs(problem, device.machine)[0]) for problem in able]
+        [(problem, implementation.configs(problem, device.machine)[0]) for problem in supported]
     )
 
 
 def _check_one(name: str, problem: Problem, device: Device) -> CheckRow:
+    """Check one implementation on one problem; any error becomes a row."""
     implementation = all_implementations()[name]
     reason = implementation.supports(problem, device.machine)
     if reason is not None:

@@ -2,7 +2,7 @@
 
 Freivalds' identity (IFIP Congress 1977): Y = A·B exactly if Y·V = A·(B·V) for enough random V, and
 the right-hand side costs two thin GEMMs. V has four columns of random ±1, which are exact in every
-dtype. It is applied to blocks of 1,024 columns, one block at a time: in a longer sum, the rounding
+dtype. V is applied to blocks of 1,024 columns, one block at a time: in a longer sum, the rounding
 of the correct elements would hide a single wrong one. Rows are tested in the same way from the
 left. A convolution is as linear as a GEMM: its channels and images take the place of columns.
 
@@ -96,9 +96,9 @@ def remainders(
                     _Side(torch.matmul, b.mT, a.mT, y.mT, -1, -1, cut=-2),
                 ]
                 sides = _tested_sides(sides, side)
-                rests = [_remainder(side, signs, variance) for side in sides]
+                set_blocks = [_remainder(side, signs, variance) for side in sides]
                 # Axis 0 counts the sets, and each set keeps its own remainder.
-                largest = [rest.flatten(1).amax(1) for rest in rests]
+                largest = [blocks.flatten(1).amax(1) for blocks in set_blocks]
                 squares.append(torch.stack(largest).amax(0))
     return [float(value) for value in torch.cat(squares).sqrt().tolist()]
 
@@ -110,7 +110,7 @@ class _Side:
     Summing ``folded`` along ``axis`` sums the result along ``along``. ``cut`` is an axis of
     ``kept`` along which it may be processed in parts. The results of the parts are concatenated, or
     they are added if ``folded`` is cut as well (``adds_up``). ``cut`` is None for a filter, which
-    is small enough as a whole.
+    is small enough to be processed whole.
     """
 
     apply: Callable[[Tensor, Tensor], Tensor]
@@ -124,10 +124,10 @@ class _Side:
 
 
 def _tested_sides(sides: list[_Side], only: int | None) -> list[_Side]:
-    """Return the sides that sum over more than one element; the others would repeat all the work.
+    """Return the sides that sum over more than one element.
 
-    If there is none, the first side is returned. ``only`` selects a single one of those that
-    remain.
+    The other sides would compute the whole result again. If no side is left, the first one is
+    returned. ``only`` selects a single side of those that remain.
     """
     sides = [side for side in sides if side.folded.shape[side.axis] > 1] or sides[:1]
     return sides if only is None else [sides[only % len(sides)]]
@@ -141,20 +141,22 @@ def _remainder(side: _Side, signs: Tensor, variance: Tensor) -> Tensor:
     # 1. Fold one operand with random signs, and apply the operation to it: A·(B·V).
     sums = _signed_sums(side.folded, side.axis, signs)
     if side.cut is None:
-        want = side.apply(side.kept.float(), sums)
+        expected = side.apply(side.kept.float(), sums)
     else:
         # 16-bit operands are widened part by part, so that no whole copy is held in fp32.
         kept = side.kept.split(_step(side.kept, side.cut), side.cut)
         folded = sums.split(len(kept[0])) if side.adds_up else [sums] * len(kept)
-        wants = [side.apply(k.float(), f) for k, f in zip(kept, folded, strict=True)]
-        want = torch.stack(wants).sum(0) if side.adds_up else torch.cat(wants, side.cut)
+        parts = [side.apply(k.float(), f) for k, f in zip(kept, folded, strict=True)]
+        expected = torch.stack(parts).sum(0) if side.adds_up else torch.cat(parts, side.cut)
     # 2. Subtract the result, folded with the same signs: Y·V.
-    left = (want - _signed_sums(side.result, side.along, signs)).square().movedim(side.along, -1)
+    difference = (
+        (expected - _signed_sums(side.result, side.along, signs)).square().movedim(side.along, -1)
+    )
     size = side.result.shape[side.along]
     # 3. Divide by the expected size. The last block may be shorter, and a shorter sum is smaller.
     sizes = [min(_BLOCK, size - start) for start in range(0, size, _BLOCK)]
-    scale = left.new_tensor(sizes).sqrt() + _LARGEST
-    return left.unflatten(-1, (len(sizes), -1)).mean(-1) / (variance * scale.square())
+    scale = difference.new_tensor(sizes).sqrt() + _LARGEST
+    return difference.unflatten(-1, (len(sizes), -1)).mean(-1) / (variance * scale.square())
 
 
 def _signed_sums(tensor: Tensor, axis: int, signs: Tensor) -> Tensor:
@@ -165,11 +167,11 @@ def _signed_sums(tensor: Tensor, axis: int, signs: Tensor) -> Tensor:
     axis %= tensor.dim()
     # In memory order, the reshape below is a view; in logical order it would copy the tensor.
     order = sorted(range(tensor.dim()), key=lambda i: -tensor.stride(i))
-    at = order.index(axis)
+    position = order.index(axis)
     stored = tensor.permute(order)
-    before, after = stored.shape[:at], stored.shape[at + 1 :]
-    cube = stored.reshape(math.prod(before), -1, math.prod(after))
-    signs = signs[:, : cube.shape[1]]  # a single number has the same square whatever its sign
+    outer, inner = stored.shape[:position], stored.shape[position + 1 :]
+    cube = stored.reshape(math.prod(outer), -1, math.prod(inner))
+    signs = signs[:, : cube.shape[1]]  # of one number, every sign gives the same square
     blocks = []
     for block in cube.split(_BLOCK, 1):
         # Cut along the longer of the outer axes, because the summed axis must stay whole.
@@ -180,7 +182,7 @@ def _signed_sums(tensor: Tensor, axis: int, signs: Tensor) -> Tensor:
             for part in block.split(_step(block, longest), longest)
         ]
         blocks.append(torch.cat(sums, longest))
-    folded = torch.cat(blocks, 1).reshape(*before, -1, *after)
+    folded = torch.cat(blocks, 1).reshape(*outer, -1, *inner)
     return folded.permute([order.index(i) for i in range(tensor.dim())])
 
 
@@ -199,11 +201,12 @@ def _signs(seed: int, device: torch.device) -> Tensor:
 
 
 def _step(tensor: Tensor, axis: int) -> int:
-    """Return how much of an axis may be held in fp32 at a time."""
+    """Return how many positions along an axis may be held in fp32 at a time."""
     return max(1, tensor.shape[axis] * _MAX_ELEMENTS // tensor.numel())
 
 
 def _mean_square(tensor: Tensor, axes: tuple[int, ...] | None = None) -> Tensor:
+    """Return the mean square over some axes, which are kept with length 1, or over all elements."""
     norm = torch.linalg.vector_norm(tensor, dim=axes, keepdim=axes is not None, dtype=torch.float32)
     size = tensor.numel() if axes is None else math.prod(tensor.shape[axis] for axis in axes)
     return norm.square() / size
@@ -234,8 +237,8 @@ def _stack_sets(
 def _conv_sides(conv: Conv, operands: Operands, result: Tensor) -> list[_Side]:
     """Return the two sides of a convolution: sums over the result's channels, and over its images.
 
-    A filter gradient is summed over both of its channel axes instead. Summed channels are viewed as
-    (groups, channels per group), so that no sum mixes groups.
+    A filter gradient has no images, so it is summed over both of its channel axes. Summed
+    channels are viewed as (groups, channels per group), so that no sum mixes groups.
     """
     a, b, _ = operands
     geometry = (conv.stride, conv.padding, conv.dilation, conv.groups)

@@ -32,7 +32,7 @@ _TAPS = 16  # sampled columns of a filter gradient: each costs a sum over all pi
 
 @dataclass(frozen=True)
 class CheckResult:
-    """Outcome of a comparison.
+    """Outcome of comparing a result y with its reference.
 
     ``rel_error`` is max |y − ref| / max |ref|, and NaN if y has a NaN.
     """
@@ -50,17 +50,17 @@ def check(problem: Workload, operands: Operands, result: Tensor, seed: int = 0) 
     """Compare sampled entries of a result with float64 arithmetic on the same operands."""
     rng = np.random.default_rng(seed)
     if isinstance(problem, Gemm):
-        got, want = _gemm(problem, operands, result, rng)
+        actual, expected = _gemm(problem, operands, result, rng)
     elif isinstance(problem, Layer):
-        got, want = _layer(problem, operands, result, rng)
+        actual, expected = _layer(problem, operands, result, rng)
     elif isinstance(problem, Series):
-        got, want = _series(problem, operands, result, rng)
+        actual, expected = _series(problem, operands, result, rng)
     elif isinstance(problem, Lstm):
-        got, want = _lstm(problem, operands, result, rng)
+        actual, expected = _lstm(problem, operands, result, rng)
     else:
-        pick = {"fprop": _fprop, "dgrad": _dgrad, "wgrad": _wgrad}[problem.pass_]
-        got, want = pick(problem, operands, result, rng)
-    error, scale = (got.double() - want).abs().max(), want.abs().max()
+        sample = {"fprop": _fprop, "dgrad": _dgrad, "wgrad": _wgrad}[problem.pass_]
+        actual, expected = sample(problem, operands, result, rng)
+    error, scale = (actual.double() - expected).abs().max(), expected.abs().max()
     if scale == error == 0:  # a filter that meets only padding
         return CheckResult(0.0, TOLERANCE[problem.dtype])
     return CheckResult(float(error / scale), TOLERANCE[problem.dtype])
@@ -79,29 +79,31 @@ def _sample_indices(
 def _gemm(
     problem: Gemm, operands: Operands, result: Tensor, rng: np.random.Generator
 ) -> tuple[Tensor, Tensor]:
+    """Return sampled entries of a GEMM's result, and their reference."""
     a, b, y = (
         t if t.dim() == 3 else t.unsqueeze(0) for t in (operands.a, operands.b, result)
     )  # (batch, rows, columns)
     rows = _sample_indices(rng, problem.m, _ROWS, a.device)
     columns = _sample_indices(rng, problem.n, _COLUMNS, a.device)
-    which = _sample_indices(rng, problem.batch, 3, a.device)
+    batches = _sample_indices(rng, problem.batch, 3, a.device)
     # All axes are indexed at once, because one axis after another would copy whole matrices.
-    left, right = a[which[:, None], rows], b.mT[which[:, None], columns]
-    got = y[which[:, None, None], rows[:, None], columns]
-    return got, torch.matmul(left.double(), right.mT.double())
+    a_rows, b_columns = a[batches[:, None], rows], b.mT[batches[:, None], columns]
+    actual = y[batches[:, None, None], rows[:, None], columns]
+    return actual, torch.matmul(a_rows.double(), b_columns.mT.double())
 
 
 def _series(
     series: Series, operands: Operands, result: Tensor, rng: np.random.Generator
 ) -> tuple[Tensor, Tensor]:
+    """Return sampled entries of every GEMM of a series, and their reference."""
     shape = (series.count, -1, -1)
     a, w = operands.a, operands.b  # (m, k) or (count, m, k); (count, n, k) or (n, k)
     b = w.transpose(-1, -2)
     rows = _sample_indices(rng, series.m, _ROWS, a.device)
     columns = _sample_indices(rng, series.n, _COLUMNS, a.device)
-    left = a[..., rows, :].double().expand(*shape)
-    right = b[..., columns].double().expand(*shape)
-    return result[:, rows][..., columns], torch.bmm(left, right)
+    a_rows = a[..., rows, :].double().expand(*shape)
+    b_columns = b[..., columns].double().expand(*shape)
+    return result[:, rows][..., columns], torch.bmm(a_rows, b_columns)
 
 
 def _layer(
@@ -119,21 +121,21 @@ def _layer(
     images = _sample_indices(rng, layer.n, 4, x.device)
     sample = x[images].double()
     if layer.op == "layernorm":
-        want = _normalised(sample, (1,), parameters)
+        expected = _normalised(sample, (1,), parameters)
     elif layer.op == "softmax":
         powers = (sample - sample.amax(1, keepdim=True)).exp()
-        want = powers / powers.sum(1, keepdim=True)
+        expected = powers / powers.sum(1, keepdim=True)
     elif layer.op == "gelu":
-        want = sample * 0.5 * (1 + torch.erf(sample / math.sqrt(2)))
+        expected = sample * 0.5 * (1 + torch.erf(sample / math.sqrt(2)))
     elif layer.op == "relu":
-        want = torch.where(sample > 0, sample, 0.0)
+        expected = torch.where(sample > 0, sample, 0.0)
     else:  # max-pool: the largest of nine shifted copies
         padded = torch.nn.functional.pad(sample, (1, 1, 1, 1), value=-math.inf)
         shifts = [
             padded[:, :, r : r + layer.h, s : s + layer.w] for r in range(3) for s in range(3)
         ]
-        want = torch.stack(shifts).amax(0)
-    return result[images], want
+        expected = torch.stack(shifts).amax(0)
+    return result[images], expected
 
 
 def _normalised(x: Tensor, over: tuple[int, ...], parameters: Tensor) -> Tensor:
@@ -149,7 +151,7 @@ def _normalised(x: Tensor, over: tuple[int, ...], parameters: Tensor) -> Tensor:
 def _lstm(
     lstm: Lstm, operands: Operands, result: Tensor, rng: np.random.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Return all steps of some sequences of an LSTM, and their reference.
+    """Return the hidden states of sampled sequences in every step, and their reference.
 
     Gates are in PyTorch's order: input, forget, cell, output.
     """
@@ -159,9 +161,9 @@ def _lstm(
     steps = []
     for step in x:
         gates = torch.cat([step, hidden], dim=1) @ weights.T
-        into, forget, new, out = gates.chunk(4, dim=1)
-        cell = forget.sigmoid() * cell + into.sigmoid() * new.tanh()
-        hidden = out.sigmoid() * cell.tanh()
+        input_gate, forget_gate, candidate, output_gate = gates.chunk(4, dim=1)
+        cell = forget_gate.sigmoid() * cell + input_gate.sigmoid() * candidate.tanh()
+        hidden = output_gate.sigmoid() * cell.tanh()
         steps.append(hidden)
     return result[:, rows], torch.stack(steps)
 
@@ -189,7 +191,7 @@ def _readers(
 
 
 def _gather(image: Tensor, n: Tensor, h: Tensor, w: Tensor, valid: Tensor) -> Tensor:
-    """Return image[n, :, h, w] in float64 as (L, R, S, C), and zero where it is not valid.
+    """Return image[n, :, h, w] in float64 as (L, R, S, C), with zeros at positions not valid.
 
     ``h`` is (L, R) and ``w`` is (L, S). Positions outside the image are not valid either.
     """
@@ -210,8 +212,8 @@ def _pixels(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return sampled (image, row, column) triples of ``shape``; the last one is always included."""
     flat = _sample_indices(rng, shape[0] * shape[1] * shape[2], _ROWS, device)
-    rest = flat % (shape[1] * shape[2])
-    return flat // (shape[1] * shape[2]), rest // shape[2], rest % shape[2]
+    in_image = flat % (shape[1] * shape[2])
+    return flat // (shape[1] * shape[2]), in_image // shape[2], in_image % shape[2]
 
 
 def _by_group(channels: Tensor, per_group: int, product: Callable[[int, Tensor], Tensor]) -> Tensor:
@@ -225,6 +227,7 @@ def _by_group(channels: Tensor, per_group: int, product: Callable[[int, Tensor],
 def _fprop(
     problem: Conv, operands: Operands, result: Tensor, rng: np.random.Generator
 ) -> tuple[Tensor, Tensor]:
+    """Return sampled pixels and channels of a convolution's output, and their reference."""
     x, w = operands.a, operands.b
     n, p, q = _pixels(rng, (problem.n, problem.p, problem.q), x.device)
     axes = zip(problem.stride, problem.padding, problem.dilation, strict=True)
@@ -238,13 +241,14 @@ def _fprop(
         patch = patches[..., group * width : (group + 1) * width]
         return torch.einsum("lrsc,kcrs->lk", patch, w[members].double())
 
-    want = _by_group(kouts, problem.kout // problem.groups, product)
-    return result[n, :, p, q][:, kouts], want
+    expected = _by_group(kouts, problem.kout // problem.groups, product)
+    return result[n, :, p, q][:, kouts], expected
 
 
 def _dgrad(
     problem: Conv, operands: Operands, result: Tensor, rng: np.random.Generator
 ) -> tuple[Tensor, Tensor]:
+    """Return sampled pixels and channels of the input's gradient, and their reference."""
     dy, w = operands.a, operands.b
     n, h, v = _pixels(rng, (problem.n, problem.h, problem.w), dy.device)
     rows, columns = zip(problem.stride, problem.padding, problem.dilation, strict=True)
@@ -259,23 +263,24 @@ def _dgrad(
         taps = w[outputs][:, members - group * width].double()
         return torch.einsum("lrsk,kcrs->lc", patches[..., outputs], taps)
 
-    want = _by_group(channels, width, product)
-    return result[n, :, h, v][:, channels], want
+    expected = _by_group(channels, width, product)
+    return result[n, :, h, v][:, channels], expected
 
 
 def _wgrad(
     problem: Conv, operands: Operands, result: Tensor, rng: np.random.Generator
 ) -> tuple[Tensor, Tensor]:
+    """Return sampled filters and taps of the filter's gradient, and their reference."""
     x, dy = operands.a, operands.b
     kouts = _sample_indices(rng, problem.kout, _TAPS, x.device)
     _, per_group, _, _ = conv_shapes(problem)["w"]
     flat = _sample_indices(rng, per_group * problem.r * problem.s, _TAPS, x.device)
-    c, rest = flat // (problem.r * problem.s), flat % (problem.r * problem.s)
-    r, s = rest // problem.s, rest % problem.s
+    c, tap = flat // (problem.r * problem.s), flat % (problem.r * problem.s)
+    r, s = tap // problem.s, tap % problem.s
     rows, columns = zip(problem.stride, problem.padding, problem.dilation, strict=True)
     h = _taps(torch.arange(problem.p, device=x.device), problem.r, *rows)  # (P, R)
     v = _taps(torch.arange(problem.q, device=x.device), problem.s, *columns)
-    want = torch.empty(len(kouts), len(flat), dtype=torch.float64, device=x.device)
+    expected = torch.empty(len(kouts), len(flat), dtype=torch.float64, device=x.device)
     outputs_per_group = problem.kout // problem.groups
     for column in range(len(flat)):
         under_h, under_v = h[:, r[column]], v[:, s[column]]
@@ -288,7 +293,7 @@ def _wgrad(
             pixels = x[:, channel][:, under_h.clamp(0, problem.h - 1)][
                 :, :, under_v.clamp(0, problem.w - 1)
             ]
-            want[members, column] = torch.einsum(
+            expected[members, column] = torch.einsum(
                 "npq,nkpq->k", pixels.double() * inside, dy[:, kouts[members]].double()
             )
-    return result[kouts[:, None], c[None], r[None], s[None]], want
+    return result[kouts[:, None], c[None], r[None], s[None]], expected

@@ -20,8 +20,8 @@ from kernels.operation import Layer, Lstm, Workload
 class CheckVerdict:
     """Verdict on results.
 
-    ``rel_error`` is that of the sampled entries. ``message`` says in a sentence what is wrong, and
-    is empty if nothing is.
+    ``rel_error`` is the relative error of the sampled entries, and NaN if none were compared.
+    ``message`` says in a sentence what is wrong, and is empty if nothing is.
     """
 
     rel_error: float
@@ -58,8 +58,8 @@ def verify(
     linear = not isinstance(problem, Layer | Lstm)
     figures = math.nan, TOLERANCE[problem.dtype]
     if entries or not linear:
-        which = random.Random(seed).randrange(len(results))
-        sampled = check(problem, sets[which], results[which], seed)
+        index = random.Random(seed).randrange(len(results))
+        sampled = check(problem, sets[index], results[index], seed)
         figures = sampled.rel_error, sampled.tolerance
         if not sampled.ok:
             return CheckVerdict(
@@ -67,12 +67,12 @@ def verify(
                 f"the result is off by {sampled.rel_error:.1e} of the largest value; "
                 f"{sampled.tolerance:.0e} is allowed.",
             )
-    left = remainders(problem, sets, results, seed, side)
-    if left is None:
+    errors = remainders(problem, sets, results, seed, side)
+    if errors is None:
         finite = all(bool(torch.isfinite(result).all()) for result in results)
         return CheckVerdict(*figures, "" if finite else "the result contains infinities or NaNs.")
     limit = LIMIT[problem.dtype]
-    worst = max(left, key=lambda one: math.inf if math.isnan(one) else one)
+    worst = max(errors, key=lambda error: math.inf if math.isnan(error) else error)
     if worst <= limit:
         return CheckVerdict(*figures)
     return CheckVerdict(

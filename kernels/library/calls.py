@@ -52,15 +52,15 @@ def conv_call(problem: Conv, sets: Sequence[Operands]) -> Call:
         return call
 
     backward = torch.ops.aten.convolution_backward
-    wanted = 0 if problem.pass_ == "dgrad" else 1
-    mask = [wanted == 0, wanted == 1, False]
+    gradient = 0 if problem.pass_ == "dgrad" else 1
+    mask = [gradient == 0, gradient == 1, False]
 
     def call_backward(index: int) -> Tensor:
         a, b, out = sets[index]
         # PyTorch reads only shape and layout of the tensor whose gradient it computes, so the
         # memory for the result can stand in for it.
-        dy, x, w = (a, out, b) if wanted == 0 else (b, a, out)
-        return backward(dy, x, w, None, *geometry, mask)[wanted]
+        dy, x, w = (a, out, b) if gradient == 0 else (b, a, out)
+        return backward(dy, x, w, None, *geometry, mask)[gradient]
 
     return call_backward
 
@@ -113,9 +113,9 @@ def series_call(series: Series, sets: Sequence[Operands], fused: bool) -> Call:
 
         def one_by_one(i: int) -> Tensor:
             x, w, out = sets[i]
-            for one in range(count):
-                a, b = (x, w[one]) if series.op == "projections" else (x[one], w)
-                torch.mm(a, b.T, out=out[one])
+            for index in range(count):
+                a, b = (x, w[index]) if series.op == "projections" else (x[index], w)
+                torch.mm(a, b.T, out=out[index])
             return out
 
         return one_by_one
@@ -136,7 +136,8 @@ def series_call(series: Series, sets: Sequence[Operands], fused: bool) -> Call:
 def lstm_call(lstm: Lstm, sets: Sequence[Operands]) -> Call:
     """Return a call of ``torch.nn.LSTM``.
 
-    It runs the vendor library's own kernels, with weights laid out as it wants them.
+    The call runs the vendor library's own kernels, with the weights in the layout that the library
+    prefers.
     """
     layers = []
     for x, weights, _ in sets:
@@ -164,11 +165,11 @@ def graph_captured(call: Call, sets: int) -> Call:
     """
     graphs = []
     for index in range(sets):
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
+        side_stream = torch.cuda.Stream()
+        side_stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side_stream):
             call(index)  # what is loaded or allocated at first use must not be captured
-        torch.cuda.current_stream().wait_stream(side)
+        torch.cuda.current_stream().wait_stream(side_stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             result = call(index)

@@ -1,9 +1,9 @@
-"""Vendor libraries behind PyTorch: cuBLAS and cuDNN on a GPU, the CPU's libraries elsewhere.
+"""Vendor libraries behind PyTorch: cuBLAS and cuDNN on a GPU, a BLAS and oneDNN on a CPU.
 
 ``fp32`` and ``tf32`` are one storage type with two precisions, and PyTorch's defaults differ by
 operation: GEMMs are IEEE, cuDNN's convolutions are tf32. Every launch here therefore sets the
-precision that it wants, only through the ``fp32_precision`` settings. PyTorch's older flags
-(``allow_tf32``) raise an error while the two disagree.
+precision that it needs. It only uses the ``fp32_precision`` settings: PyTorch's older flags
+(``allow_tf32``) raise an error while they disagree with these settings.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from kernels.problem import DTYPE_BYTES, Conv, Gemm
 
 @dataclass(frozen=True)
 class LibraryConfig(Config):
-    """Config of a PyTorch call; its text has only what differs from the defaults.
+    """Config of a PyTorch call. Its text has only the values that differ from the defaults.
 
     - ``autotune`` is ``cudnn.benchmark``, which times cuDNN's algorithms at first use.
     - ``reduced`` lets cuBLAS add partial sums in 16 bits.
@@ -99,14 +99,17 @@ class Library:
     def configs(
         self, problem: Workload, machine: Machine, experimental: bool = False
     ) -> list[Config | None]:
-        """Return the library's own choice; also cuDNN's autotuner, and the fusing of a series."""
+        """Return the library's own choice and, for some problems, an alternative.
+
+        The alternatives are cuDNN's autotuner for convolutions and fusing for a series of GEMMs.
+        """
         if isinstance(problem, Series):
             return [None, LibraryConfig(fused=True)]
         autotuned = self.name == "cudnn" and isinstance(problem, Conv)
         return [None, LibraryConfig(autotune=True)] if autotuned else [None]
 
     def parse_config(self, text: str) -> Config | None:
-        """Parse a config's text; the empty text is the default."""
+        """Parse a config's text; an empty text stands for the default."""
         return LibraryConfig.parse(text) if text else None
 
     def prepare(
@@ -117,21 +120,23 @@ class Library:
         Raises:
             UserError: if the config sets a leading dimension and the operands are not matrices.
         """
-        how = config if isinstance(config, LibraryConfig) else LibraryConfig()
-        if how.ld_multiple > 1 and not isinstance(problem, Gemm):
+        library_config = config if isinstance(config, LibraryConfig) else LibraryConfig()
+        if library_config.ld_multiple > 1 and not isinstance(problem, Gemm):
             raise UserError(f"config ld_multiple applies only to GEMMs, not to {problem.op}.")
-        settings = functools.partial(library_settings, problem.dtype, how)
-        call = _call(problem, operand_sets, how)
-        if how.graph:
+        settings = functools.partial(library_settings, problem.dtype, library_config)
+        call = _call(problem, operand_sets, library_config)
+        if library_config.graph:
             with settings():
                 call = graph_captured(call, len(operand_sets))
-        return Launch(call, operand_sets, settings, paced=how.paced or how.graph)
+        return Launch(
+            call, operand_sets, settings, paced=library_config.paced or library_config.graph
+        )
 
     def compile_ahead(self, cases: Sequence[tuple[Workload, Config | None]]) -> None:
         """Do nothing: a vendor library has nothing to compile."""
 
 
-def _call(problem: Workload, sets: Sequence[Operands], how: LibraryConfig) -> Call:
+def _call(problem: Workload, sets: Sequence[Operands], library_config: LibraryConfig) -> Call:
     if isinstance(problem, Gemm):
         return gemm_call(problem, sets)
     if isinstance(problem, Conv):
@@ -139,7 +144,7 @@ def _call(problem: Workload, sets: Sequence[Operands], how: LibraryConfig) -> Ca
     if isinstance(problem, Layer):
         return layer_call(problem, sets)
     if isinstance(problem, Series):
-        return series_call(problem, sets, how.fused)
+        return series_call(problem, sets, library_config.fused)
     return lstm_call(problem, sets)
 
 
@@ -148,31 +153,31 @@ def library_settings(dtype: str, how: LibraryConfig) -> Iterator[None]:
     """Set PyTorch's process-wide switches for a launch, and restore them afterwards.
 
     The precision of fp32 is set everywhere that a GEMM or a convolution may read it. PyTorch caches
-    cuDNN's plans in one table, those of its default choice and those of the autotuner, so that
-    whichever comes first would serve both. The table's key includes this precision, which 16-bit
-    convolutions ignore: switching it to tf32 gives the autotuner separate entries in 16 bits. In
-    fp32 and tf32, the default choice and the autotuner's choice cannot be compared.
+    all of cuDNN's plans in one table, whether they are the default choice or the autotuner's, so
+    the first plan of a convolution would serve both. The table's key includes this precision, which
+    16-bit convolutions ignore: switching it to tf32 gives the autotuner separate entries in 16
+    bits. In fp32 and tf32, the default choice and the autotuner's choice cannot be compared.
     """
     cuda, cudnn, onednn = torch.backends.cuda.matmul, torch.backends.cudnn, torch.backends.mkldnn
-    precise = (cuda, cudnn.conv, cudnn.rnn, onednn.matmul, onednn.conv, onednn.rnn)
-    apart = how.autotune and DTYPE_BYTES[dtype] == 2
-    wanted = "tf32" if dtype == "tf32" or apart else "ieee"
+    backends = (cuda, cudnn.conv, cudnn.rnn, onednn.matmul, onednn.conv, onednn.rnn)
+    separate_plans = how.autotune and DTYPE_BYTES[dtype] == 2
+    precision = "tf32" if dtype == "tf32" or separate_plans else "ieee"
     switches = [
-        *((place, "fp32_precision", wanted) for place in precise),
+        *((owner, "fp32_precision", precision) for owner in backends),
         (cuda, "allow_fp16_reduced_precision_reduction", how.reduced),
         (cuda, "allow_bf16_reduced_precision_reduction", how.reduced),
         # The switch is set as an attribute: the context manager cudnn.flags() would also switch
         # cuDNN off.
         (cudnn, "benchmark", how.autotune),
     ]
-    before = [getattr(place, name) for place, name, _ in switches]
+    saved = [getattr(owner, name) for owner, name, _ in switches]
     try:
-        for place, name, value in switches:
-            setattr(place, name, value)
+        for owner, name, value in switches:
+            setattr(owner, name, value)
         yield
     finally:
-        for (place, name, _), old in zip(switches, before, strict=True):
-            setattr(place, name, old)
+        for (owner, name, _), saved_value in zip(switches, saved, strict=True):
+            setattr(owner, name, saved_value)
 
 
 def libraries() -> list[Library]:

@@ -49,7 +49,8 @@ class Constants:
     def from_json(cls, data: Mapping[str, float]) -> Constants:
         """Read what :meth:`to_json` returned, also in earlier versions.
 
-        A constant that was renamed is read by its old name. One that did not exist has its default.
+        A constant that was renamed is read by its old name. A constant that an earlier version did
+        not have gets its default.
 
         Raises:
             TypeError: if a constant is missing or unknown.
@@ -209,24 +210,24 @@ def scaled_constants(
 
     The bytes that one SM reads or writes per second scale with its arithmetic, because SMs are
     built in proportion; the latency of a K step scales inversely. L2 bandwidth scales with clock
-    and SMs. The share of the peak that real data reach is that of the generation.
+    and SMs. The share of the peak that is reached scales with the generation's share on real data.
 
     Args:
         c: the constants.
         there: machine on which they were measured.
         here: machine that they are scaled to.
         dtype: dtype whose peaks are compared.
-        growth: power of the ratio of two SMs' arithmetic by which they read and write more.
+        growth: exponent applied to the ratio of the two machines' arithmetic per SM.
     """
     facts = _constants_table()["facts"]
     clock = here.boost_mhz / there.boost_mhz
     # A card without this dtype (bf16 on Volta) is compared by the other 16-bit dtype, fp16.
     their_peak = there.peaks.get(dtype) or there.peak("fp16")
     arithmetic = (here.peak(dtype) / here.sms / (their_peak / there.sms)) ** growth
-    mine = facts.get(here.generation, {})
-    theirs = facts.get(there.generation, {})
-    sharing = mine.get("share", 1.0) / theirs.get("share", 1.0)
-    reached = mine.get("achievable", 1.0) / theirs.get("achievable", 1.0)
+    facts_here = facts.get(here.generation, {})
+    facts_there = facts.get(there.generation, {})
+    sharing = facts_here.get("share", 1.0) / facts_there.get("share", 1.0)
+    reached = facts_here.get("achievable", 1.0) / facts_there.get("achievable", 1.0)
     return replace(
         c,
         compute=min(c.compute * reached, BOUNDS["compute"][1]),
@@ -254,8 +255,8 @@ def _misaligned_constants(generation: str, dtype: str) -> dict[str, float]:
 def measured_on(generation: str, dtype: str) -> str | None:
     """Return the slug of the machine on which a generation's constants were measured, if any.
 
-    A generation without its own constants takes those of another, and that one's machine is
-    returned.
+    A generation without constants of its own uses those of another generation. The machine is then
+    the other generation's.
     """
     table = _constants_table()
     origin = _entry(table["like"].get(generation, generation), dtype).get("machine")
@@ -263,6 +264,7 @@ def measured_on(generation: str, dtype: str) -> str | None:
 
 
 def _entry(generation: str, dtype: str) -> dict[str, Any]:
+    """Return a generation's entry in constants.toml: the dtype's own, or the one for all dtypes."""
     table = _constants_table()
     entry: dict[str, Any] = table.get(f"{generation}-{dtype}") or table[generation]
     return entry

@@ -106,6 +106,7 @@ class Shapes:
 
 
 def _shape_row(problem: Problem, tile: int) -> tuple[float, ...]:
+    """Return a problem's row of :class:`Shapes`; ``tile`` is Winograd's, or 0 without Winograd."""
     element = DTYPE_BYTES[problem.dtype]
     if isinstance(problem, Gemm):
         first = problem.operand_elements[0] * element
@@ -124,8 +125,8 @@ def _shape_row(problem: Problem, tile: int) -> tuple[float, ...]:
     x, _, y = problem.operand_elements
     # Tensor Core kernels compute channels last. Activations in another layout are transposed before
     # and after, by one kernel each that reads and writes them once.
-    moved = problem.layout == "nchw" and problem.dtype != "fp32"
-    helper_kernels, helper_bytes = (2, 2 * (x + y) * element) if moved else (0, 0)
+    is_transposed = problem.layout == "nchw" and problem.dtype != "fp32"
+    helper_kernels, helper_bytes = (2, 2 * (x + y) * element) if is_transposed else (0, 0)
     gemm = problem.implied_gemm
     density = problem.flops / gemm.flops
     return _row(
@@ -265,14 +266,14 @@ def estimate(shapes: Shapes, tiles: Tiles, machine: Machine, peak: float, c: Con
     helpers = shapes.helper_bytes / (machine.bandwidth * c.dram)
     busy = _norm4(work.total, work.intake, memory)
     slowed = _slow_long_kernels(busy, c)
-    slower = np.divide(slowed, busy)  # the parts are reported as they are in the slowed kernel
+    slowdown = np.divide(slowed, busy)  # the parts are reported as they are in the slowed kernel
     return Estimate(
         time=launch + helpers + slowed,
         launch=launch + np.zeros_like(busy),
-        compute=(work.waves * (work.steps * work.compute + work.epilogue)) * slower,
-        feed=np.maximum(work.waves * work.steps * work.feed, work.intake) * slower,
-        latency=work.waves * work.steps * work.latency * slower,
-        memory=memory * slower + helpers,
+        compute=(work.waves * (work.steps * work.compute + work.epilogue)) * slowdown,
+        feed=np.maximum(work.waves * work.steps * work.feed, work.intake) * slowdown,
+        latency=work.waves * work.steps * work.latency * slowdown,
+        memory=memory * slowdown + helpers,
         bm=tiles.bm,
         bn=tiles.bn,
         split=tiles.split,
@@ -316,8 +317,8 @@ def candidate_times(
         return times, split
     # 2. Select the shapes with few tiles: splitting K pays only for those.
     largest = int(np.argmax(tiles.bm * tiles.bn))
-    few = tile_count(shapes.m, shapes.n, tiles.bm[largest], tiles.bn[largest], shapes.batch)
-    rows = np.flatnonzero(few <= _SPLIT_WAVES * machine.sms)
+    tile_counts = tile_count(shapes.m, shapes.n, tiles.bm[largest], tiles.bn[largest], shapes.batch)
+    rows = np.flatnonzero(tile_counts <= _SPLIT_WAVES * machine.sms)
     if not len(rows):
         return times, split
     # 3. Time every split of these shapes, and keep it where it is possible and faster.
@@ -393,7 +394,8 @@ def _work(shapes: Shapes, tiles: Tiles, machine: Machine, peak: float, c: Consta
 def _wave_count(rounds: Array, c: Constants) -> Array:
     """Count waves by their cost.
 
-    They are whole waves for ``tail`` = 1, and for 0 the tiles per SM, at least one.
+    With ``tail`` = 1 the result is the number of whole waves. With 0 it is the tiles per SM, or 1
+    if there are fewer tiles than SMs.
     """
     return c.tail * np.ceil(rounds) + (1 - c.tail) * np.maximum(rounds, 1.0)
 
@@ -402,8 +404,8 @@ def _memory_seconds(
     shapes: Shapes, tiles: Tiles, count: Array, machine: Machine, c: Constants
 ) -> Array:
     """Return the seconds of the device memory's traffic at the bandwidth that active CTAs reach."""
-    held = _RESIDENT_SHARE * machine.l2_bytes
-    ratio = (shapes.first / max(held, 1.0)) ** 4
+    resident_bytes = _RESIDENT_SHARE * machine.l2_bytes
+    ratio = (shapes.first / max(resident_bytes, 1.0)) ** 4
     # The transition is smooth: nearly all of a small A hits the cache, and nearly none of one
     # beyond it.
     hits = shapes.first * (c.resident / (1 + ratio))

@@ -21,13 +21,13 @@ def workload_seconds(
     """Return the seconds of each workload: the sum over its GEMMs, all estimated in one call.
 
     Args:
-        products: GEMMs and convolutions of each workload, each with its number.
-        moving: seconds of each workload that has none of these and only moves memory.
+        products: GEMMs and convolutions of each workload, each with how often it occurs.
+        moving: seconds of each workload that has no products and only moves memory.
         seconds_of: function that takes the positions of workloads and a problem of each, and
             returns the seconds of these problems.
     """
-    parts = [(i, *part) for i, each in enumerate(products) for part in each]
-    seconds = np.where([bool(each) for each in products], 0.0, moving)
+    parts = [(i, *part) for i, gemms in enumerate(products) for part in gemms]
+    seconds = np.where([bool(gemms) for gemms in products], 0.0, moving)
     if parts:
         # np.add.at sums repeated indices, because one workload may have several GEMMs.
         owners, counts, problems = zip(*parts, strict=True)

@@ -34,7 +34,8 @@ _FORMS: tuple[tuple[set[str], set[str]], ...] = (
 )
 _KEYS = sorted(set().union(*(required | optional for required, optional in _FORMS)))
 _EDGES = {"tiles": ("m", "n", "k"), "waves": ("m", "n", "tokens")}
-# The size of the result's other dimension. For the tokens of a linear layer it depends on the pass.
+# Name of the size of the result's other dimension. For a linear layer's tokens it depends on the
+# pass.
 _ACROSS = {
     "m": {"": "n"},
     "n": {"": "m"},
@@ -89,20 +90,20 @@ def parse_size_axis(declared: Any, where: str, along: str, sizes: Collection[str
     match = isinstance(declared, str) and re.fullmatch(r"(?:(\d+)\s*\*\s*)?([a-z_]+)", declared)
     if match:
         if match.group(2) not in sizes:
-            meant = f"; {nearest(match.group(2), sizes)}" if sizes else "."
+            hint = f"; {nearest(match.group(2), sizes)}" if sizes else "."
             raise UserError(
                 f"{where} must be whole numbers or a multiple of another size, not "
-                f"{declared!r}{meant}"
+                f"{declared!r}{hint}"
             )
         return Multiple(int(match.group(1) or 1), match.group(2))
     values = parse_axis(declared, where)
     minimum = 0 if along in _MAY_BE_ZERO else 1
     for value in values:
-        pair = along in PAIRS and isinstance(value, str) and re.fullmatch(r"\d+x\d+", value)
-        whole = isinstance(value, int) and not isinstance(value, bool)
-        if not pair and not (whole and value >= minimum):
+        is_pair = along in PAIRS and isinstance(value, str) and re.fullmatch(r"\d+x\d+", value)
+        is_whole = isinstance(value, int) and not isinstance(value, bool)
+        if not is_pair and not (is_whole and value >= minimum):
             raise UserError(f"{where} must be whole numbers of at least {minimum}, not {value!r}.")
-        if whole:
+        if is_whole:
             check_size(value, where)
     return values
 
@@ -114,17 +115,19 @@ def resolution_order(axes: Mapping[str, Axis], where: str = "") -> list[str]:
         UserError: if axes are multiples of each other.
     """
     order: list[str] = []
-    left = dict(axes)
-    while left:
-        free = [name for name, axis in left.items() if not _needs(axis, name) & left.keys()]
-        if not free:
-            names = " and ".join(sorted(left))
+    unresolved = dict(axes)
+    while unresolved:
+        ready = [
+            name for name, axis in unresolved.items() if not _needs(axis, name) & unresolved.keys()
+        ]
+        if not ready:
+            names = " and ".join(sorted(unresolved))
             raise UserError(
                 f"{where}: {names} are each defined by the other; give one of them as numbers."
             )
-        order += free
-        for name in free:
-            del left[name]
+        order += ready
+        for name in ready:
+            del unresolved[name]
     return order
 
 
@@ -164,10 +167,11 @@ def _parse_table(table: Mapping[str, Any], where: str, along: str) -> Axis:
 
 
 def _spread(table: Mapping[str, Any], where: str) -> Iterable[int]:
+    """Return the values of a range, of powers or of a neighbourhood."""
     if "around" in table:
         centre, by = table["around"], table["by"]
-        near = range(centre - by, centre + by + 1, table.get("step", 1))
-        return [value for value in _few(near, where) if value > 0]
+        neighbourhood = range(centre - by, centre + by + 1, table.get("step", 1))
+        return [value for value in _few(neighbourhood, where) if value > 0]
     low, high = table["from"], table["to"]
     if high < low:
         raise UserError(f"{where}.to is {high}, which is less than from = {low}.")
@@ -214,18 +218,18 @@ def _near_edges(axis: Edges, known: Mapping[str, Any], machine: Machine, along: 
     block, other_block = (columns, rows) if along == "n" else (rows, columns)
     if along == "k":
         block = 64
-    _few(range(low, high + 1, block), f"the {axis.kind} along {along}")
+    _few(range(low, high + 1, block), f"the range of {axis.kind} along {along}")
     edges = set(range(-(-low // block) * block, high + 1, block))
     if axis.kind == "waves":
         across = _ACROSS[along].get(known.get("pass", ""))
         # In a weight gradient the tokens are the summed axis, which has no waves.
         if across is None:
             return list(axis.values)
-        other = int(known[across])
+        across_size = int(known[across])
         edges = {
             edge
             for size in range(low, high + 1, block)
-            if (edge := next_wave_edge(size, other, block, other_block, machine.sms)) <= high
+            if (edge := next_wave_edge(size, across_size, block, other_block, machine.sms)) <= high
         }
-    near = {edge + offset for edge in edges for offset in (-1, 0, 1)}
-    return sorted(set(axis.values) | {size for size in near if low <= size <= high})
+    near_edges = {edge + offset for edge in edges for offset in (-1, 0, 1)}
+    return sorted(set(axis.values) | {size for size in near_edges if low <= size <= high})

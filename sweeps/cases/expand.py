@@ -51,9 +51,9 @@ def expand(sweep: Sweep, machine: Machine, library: Library, configured: Configu
             name = values["implementation"]
             if name == "library":
                 name = library(problem, machine)
-            how = [values[key] for key in ("mode", "cache", "fill")]
+            timing_options = [values[key] for key in ("mode", "cache", "fill")]
             for config in configured(name, values["config"], problem, machine):
-                cases[Case(sweep.name, problem, name, config, *how)] = None
+                cases[Case(sweep.name, problem, name, config, *timing_options)] = None
     return list(cases)
 
 
@@ -74,8 +74,8 @@ def _products(sweep: Sweep, block: Block, machine: Machine) -> Iterator[dict[str
         for option in options:
             yield from extend({**values, name: option}, rest)
 
-    for start in block.shapes or ("",):
-        listed = dict(zip(SHAPE[sweep.op], start.split(","), strict=True)) if start else {}
+    for shape in block.shapes or ("",):
+        listed = dict(zip(SHAPE[sweep.op], shape.split(","), strict=True)) if shape else {}
         yield from extend(listed, [*words, *sizes])
 
 
@@ -114,8 +114,8 @@ def _problem(sweep: Sweep, values: Mapping[str, Any]) -> Workload:
             return Lstm(steps, minibatch, hidden, features, dtype)
         sizes = (int(size[name]) for name in SIZES["conv"][:7])
         pairs = (parse_pair(str(size[name]), name) for name in ("stride", "padding", "dilation"))
-        how = values["layout"], values["pass"]
-        return Conv.build(sizes, pairs, int(size["groups"]), dtype, *how)
+        layout_and_pass = values["layout"], values["pass"]
+        return Conv.build(sizes, pairs, int(size["groups"]), dtype, *layout_and_pass)
     except ValueError as error:
         raise UserError(f"{sweep.name}.toml declares an invalid problem: {error}") from None
 

@@ -116,6 +116,7 @@ def broken_sweeps() -> dict[str, UserError]:
 
 @cache
 def _read_folder() -> dict[str, Sweep | UserError]:
+    """Return, by name, each sweep of the folder, or the error of a file that cannot be read."""
     sweeps: dict[str, Sweep | UserError] = {}
     for path in sorted(FOLDER.glob("*.toml")):
         try:
@@ -135,8 +136,8 @@ def read_sweep(path: Path) -> Sweep:
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise UserError(f"{path} cannot be read ({why}).") from None
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"{path} cannot be read ({reason}).") from None
     except tomllib.TOMLDecodeError as error:
         raise UserError(f"{path.name} is not valid TOML: {error}.") from None
     _check_keys(table, _TOP_KEYS, path.name)
@@ -148,7 +149,10 @@ def read_sweep(path: Path) -> Sweep:
     _check_word(table["op"], tuple(SIZES), f"{path.name}: op")
     blocks = table["block"]
     if not (isinstance(blocks, list) and all(isinstance(block, dict) for block in blocks)):
-        raise UserError(f"{path.name}: a block begins with [[block]], in double brackets.")
+        raise UserError(
+            f"{path.name}: block is not a list of tables; begin each with [[block]], in double "
+            "brackets."
+        )
     shared = {"shapes": table["shapes"]} if "shapes" in table else {}
     checked = tuple(
         _read_block({**shared, **block}, table["op"], f"{path.name}: block {number}")
@@ -166,16 +170,19 @@ def axis_names(op: str) -> tuple[str, ...]:
 
 
 def _read_block(block: Mapping[str, Any], op: str, where: str) -> Block:
+    """Check a ``[[block]]`` and return it; ``where`` names the file and block in errors."""
+    # 1. Read the listed shapes and their variants.
     names = axis_names(op)
     _check_keys(block, ("on", "shapes", "vary", "where", *names), where)
     if "on" in block:
         _check_word(block["on"], ("gpu", "cpu"), f"{where}: on")
     shapes = _read_shapes(block.get("shapes", []), op, where)
-    if shapes and (twice := [name for name in SHAPE[op] if name in block]):
-        raise UserError(f"{where} has both shapes and {twice[0]!r}; give only one of them.")
+    if shapes and (clashing := [name for name in SHAPE[op] if name in block]):
+        raise UserError(f"{where} has both shapes and {clashing[0]!r}; give only one of them.")
     if "vary" in block:
         shapes = _read_vary(block["vary"], shapes, op, where)
-    # An axis may be a multiple of the block's other sizes, whether listed or declared.
+    # 2. Read the axes, declared or by default. An axis may be a multiple of the block's other
+    # sizes, whether they are listed or declared.
     sizes = {name for name in SIZES[op] if name in block or (shapes and name in SHAPE[op])}
     axes: dict[str, Axis] = {}
     for name in names:
@@ -191,6 +198,7 @@ def _read_block(block: Mapping[str, Any], op: str, where: str) -> Block:
             axes[name] = _PASSES[op] if op == "linear" else ("fprop",)
         elif not (shapes and name in SHAPE[op]):
             raise UserError(f"{where} has no {name!r}; every {op} needs it, or a list of shapes.")
+    # 3. Check the axes together, and read the filters.
     if shapes:
         axes = {name: axis for name, axis in axes.items() if name not in SHAPE[op]}
     resolution_order(axes, where)
@@ -247,11 +255,12 @@ def _check_weights_cold(axes: Mapping[str, Axis], op: str, where: str) -> None:
 
 
 def _words(axis: Axis) -> tuple[Any, ...]:
-    """Return the words of an axis that is not a size."""
+    """Return the words of an axis that is not a size; none for other axes."""
     return axis if isinstance(axis, tuple) else ()
 
 
 def _read_shapes(shapes: Any, op: str, where: str) -> tuple[str, ...]:
+    """Check listed shapes, each a text such as ``4096,4096,1024``, and return them."""
     _check_type(shapes, list, f"{where}: shapes", "a list of strings")
     for shape in shapes:
         sizes = str(shape).split(",")
@@ -263,30 +272,31 @@ def _read_shapes(shapes: Any, op: str, where: str) -> tuple[str, ...]:
 def _read_vary(vary: Any, shapes: Sequence[str], op: str, where: str) -> tuple[str, ...]:
     """Return each shape, followed by its variants with one size changed by one of its offsets."""
     if not shapes:
-        raise UserError(f"{where} has vary, which changes listed shapes, but no shapes.")
+        raise UserError(f"{where} has vary but no shapes to change; add shapes, or remove vary.")
     _check_type(vary, dict, f"{where}: vary", "a table such as { n = [-1, 1] }")
     _check_keys(vary, [name for name in SHAPE[op] if name not in PAIRS], f"{where}: vary")
-    made: dict[str, None] = {}
+    variants: dict[str, None] = {}
     for shape in shapes:
-        made[shape] = None
+        variants[shape] = None
         for name, declared in vary.items():
             sizes = shape.split(",")
-            place = SHAPE[op].index(name)
+            position = SHAPE[op].index(name)
             offsets = declared if isinstance(declared, list) else [declared]
             for offset in parse_axis(offsets, f"{where}: vary.{name}"):
                 if isinstance(offset, bool) or not isinstance(offset, int):
                     raise UserError(f"{where}: vary.{name} must be whole numbers, not {offset!r}.")
-                size = int(sizes[place]) + offset
+                size = int(sizes[position]) + offset
                 if size < 1:
                     raise UserError(
-                        f"{where}: vary.{name} is {offset}, but {shape!r} has only "
-                        f"{sizes[place]} there."
+                        f"{where}: vary.{name} is {offset}, which makes {name} of {shape!r} "
+                        "smaller than 1."
                     )
-                made[",".join([*sizes[:place], str(size), *sizes[place + 1 :]])] = None
-    return tuple(made)
+                variants[",".join([*sizes[:position], str(size), *sizes[position + 1 :]])] = None
+    return tuple(variants)
 
 
 def _read_filter(text: Any, op: str, where: str) -> Filter:
+    """Parse a condition such as ``flops <= 1e12``."""
     match = _CONDITION.fullmatch(text) if isinstance(text, str) else None
     names = (*SIZES[op], "flops", "bytes", "intensity", "dtype")
     if match is None:

@@ -25,7 +25,7 @@ def anchor_rows(
     events: Sequence[Event],
     gpus: Sequence[Mapping[str, Any]],
 ) -> list[dict[str, Any]]:
-    """Return one row per GPU, anchor and phase, from the latest time that a GPU timed its anchors.
+    """Return one row per GPU, anchor and phase, from the last time that the GPU timed its anchors.
 
     For sustained work only the second half counts, in which power and clocks are steady.
     ``energy_j`` is the board's energy per launch in that half, in joules.
@@ -34,15 +34,17 @@ def anchor_rows(
         run: the run's name.
         anchors: the anchors' cases.
         events: all events of the run.
-        gpus: the places in run.json, each with ``gpu``, ``id`` and ``node``.
+        gpus: the list ``gpus`` of run.json, whose items have ``gpu``, ``id`` and ``node``.
     """
-    taken: dict[tuple[str, Any, str, str], list[Event]] = defaultdict(list)
+    samples_by_key: dict[tuple[str, Any, str, str], list[Event]] = defaultdict(list)
     for event in latest_anchor_events(events):
-        taken[event["worker"], event.get("gpu"), event["case"], event["phase"]].append(event)
-    known = {place["gpu"]: place for place in gpus}
+        samples_by_key[event["worker"], event.get("gpu"), event["case"], event["phase"]].append(
+            event
+        )
+    place_by_gpu = {place["gpu"]: place for place in gpus}
     cases = {entry.case.id: entry.case for entry in anchors}
     rows = []
-    for (worker, gpu, case, phase), samples in taken.items():
+    for (worker, gpu, case, phase), samples in samples_by_key.items():
         if case not in cases:
             continue
         settled = settled_windows(samples)
@@ -53,8 +55,8 @@ def anchor_rows(
             "run": run,
             "worker": worker,
             "gpu": gpu,
-            "gpu_id": known.get(gpu, {}).get("id"),
-            "node": known.get(gpu, {}).get("node", 0),
+            "gpu_id": place_by_gpu.get(gpu, {}).get("id"),
+            "node": place_by_gpu.get(gpu, {}).get("node", 0),
             "phase": phase,
             "time_utc": utc(samples[-1]["at"]),
             **cases[case].columns(),
@@ -134,31 +136,31 @@ def steady_report(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def settled_windows(samples: Sequence[Event]) -> list[Event]:
-    """Return the sustained batches in which power and clocks are steady; none for bursts."""
+    """Return the sustained batches in which power and clocks are steady; bursts have none."""
     windows = [event for event in samples if "t" in event]
-    until = max((event["t"] for event in windows), default=0.0)
-    return [event for event in windows if event["t"] >= _SETTLED * until]
+    duration = max((event["t"] for event in windows), default=0.0)
+    return [event for event in windows if event["t"] >= _SETTLED * duration]
 
 
 def _joules_per_launch(windows: Sequence[Event]) -> float | None:
-    """Return the joules of one launch by the board's counter; None if it did not count."""
+    """Return the energy of one launch in joules, from the board's counter; None without a count."""
     counted = [event for event in windows if event.get("joules") is not None]
     if len(counted) < 2:
         return None
     # The counter is read at the end of each window. The launches of the first window are therefore
     # already part of its reading.
     launches = sum(event["n"] for event in counted[1:])
-    used: float = counted[-1]["joules"] - counted[0]["joules"]
-    return used / launches if used > 0 else None
+    joules: float = counted[-1]["joules"] - counted[0]["joules"]
+    return joules / launches if joules > 0 else None
 
 
 def latest_anchor_events(events: Sequence[Event]) -> Iterator[Event]:
-    """Yield the anchors' samples since a worker last began on a GPU.
+    """Yield the samples since each worker last began to time the anchors of its GPU.
 
     A resumed run may time its anchors again, and only the latest time counts. The events of each
     worker must be in the order of their file.
     """
-    begun = {place_of(e): i for i, e in enumerate(events) if e["event"] == "anchoring"}
+    latest_begin = {place_of(e): i for i, e in enumerate(events) if e["event"] == "anchoring"}
     for i, event in enumerate(events):
-        if event["event"] == "anchor" and i > begun.get(place_of(event), -1):
+        if event["event"] == "anchor" and i > latest_begin.get(place_of(event), -1):
             yield event

@@ -37,10 +37,10 @@ def fold_rows(
         speeds: the machine's speed over the run, by place. Intervals are widened to cover its
             changes; None: the speed was steady.
     """
-    known = histories(events)
+    history_by_case = histories(events)
     rows = []
     for entry in planned:
-        history = known.get(entry.case.id)
+        history = history_by_case.get(entry.case.id)
         if history is None or not (history.outcome or history.trusted or history.only_exposed):
             continue
         row = {"schema": SCHEMA, "run": run, **entry.case.columns(), **history.facts}
@@ -82,31 +82,33 @@ def confirmed_table(events: Iterable[Event], known: Mapping[str, History]) -> li
     """Return the log time ratios of re-timed pairs: the first case over the second.
 
     Each process has one row for each pair, with one ratio for each block. A block has two samples
-    of either case.
+    of each case.
 
-    A process counts if it completed all :data:`BLOCKS` blocks. A pair counts if at least
-    :data:`PROCESSES` such processes measured it on the GPU of the latest one; of more, only the
-    latest :data:`PROCESSES` count. A pair with a case that failed does not count.
+    A process counts if it completed all :data:`BLOCKS` blocks, on the same GPU as the latest such
+    process. A pair counts if at least :data:`PROCESSES` processes count, and then only the latest
+    :data:`PROCESSES` are returned. A pair with a case that failed does not count.
 
     Args:
         events: events of a run.
-        known: the histories of its cases.
+        known: the histories of the run's cases.
     """
-    taken: dict[tuple[str, str], dict[float, list[Event]]] = defaultdict(lambda: defaultdict(list))
+    blocks_by_pair: dict[tuple[str, str], dict[float, list[Event]]] = defaultdict(
+        lambda: defaultdict(list)
+    )
     for event in events:
         if event["event"] == "confirm":
-            taken[event["case"], event["against"]][event["process"]].append(event)
+            blocks_by_pair[event["case"], event["against"]][event["process"]].append(event)
     table = []
-    for (case, against), by_process in taken.items():
+    for (case, against), by_process in blocks_by_pair.items():
         if any(case_id in known and known[case_id].outcome for case_id in (case, against)):
             continue
         # Only complete processes count, and only those on the GPU of the latest: times of two GPUs
         # are never combined.
-        whole = {p: place_of(b[0]) for p, b in by_process.items() if len(b) == BLOCKS}
-        whole = {p: place for p, place in whole.items() if place == whole[max(whole)]}
-        if len(whole) < PROCESSES:
+        complete = {p: place_of(b[0]) for p, b in by_process.items() if len(b) == BLOCKS}
+        complete = {p: place for p, place in complete.items() if place == complete[max(complete)]}
+        if len(complete) < PROCESSES:
             continue
-        for number, process in enumerate(sorted(whole)[-PROCESSES:], 1):
+        for number, process in enumerate(sorted(complete)[-PROCESSES:], 1):
             blocks = by_process[process]
             # A block is A B B A, so its ratio is the geometric mean of A's two times over that of
             # B's.
@@ -166,7 +168,7 @@ def _measured_columns(
     left_out = f"launch gaps show in {gaps} more samples, which are left out." if gaps else ""
     row: dict[str, Any] = {
         "status": "ok",
-        "message": " ".join(filter(None, [sentence, left_out, _tried_again(history)])),
+        "message": " ".join(filter(None, [sentence, left_out, _crash_remark(history)])),
         "time_utc": utc(samples[-1]["at"]),
         "worker": samples[-1]["worker"],
         "gpu": samples[-1].get("gpu"),
@@ -185,10 +187,10 @@ def _measured_columns(
     return row
 
 
-def _tried_again(history: History) -> str:
-    """Return a remark on a case that was timed after it had ended its process; empty for others."""
+def _crash_remark(history: History) -> str:
+    """Return a remark on a case that was timed after crashes; empty if it never crashed."""
     if not history.crashes:
         return ""
     times = "once" if history.crashes == 1 else f"{history.crashes} times"
-    how = f": {history.last_crash}" if history.last_crash else ""
-    return f"before this case ran, the process ended {times} while visiting it{how}."
+    cause = f": {history.last_crash}" if history.last_crash else ""
+    return f"before this case ran, the process ended {times} while visiting it{cause}."

@@ -56,14 +56,14 @@ class Tally:
     """Progress of a shard, kept up to date event by event."""
 
     def __init__(self, planned: Sequence[PlanEntry], events: Sequence[Event]) -> None:
-        """Count ``events``, all that the shard has seen. ``planned`` are this call's cases."""
+        """Count all events of the shard so far. ``planned`` are the cases of this call."""
         self.histories = {entry.case.id: History() for entry in planned}
         self._unplanned: dict[str, History] = defaultdict(History)
         self._seen: set[str] = set()
         self._closed: set[str] = set()
         self._costs: dict[str, float] = defaultdict(float)
         self.spent = 0.0
-        """Seconds of the budget that were spent on what is kept, and not on cases that moved."""
+        """Seconds of the budget that were spent, except on cases that moved to another GPU."""
         self._end: Event | None = None
         for event in events:
             self.add(event)
@@ -104,9 +104,9 @@ class Tally:
         return len(self._closed | self._seen)
 
     def is_over(self, budget: float) -> bool:
-        """Return True if the shard came to its end with a budget of at least so many seconds.
+        """Return True if the shard ended by itself, with a budget of at least ``budget`` seconds.
 
-        A shard that was told to stop earlier, or was interrupted, is not over.
+        A shard that was stopped earlier or interrupted is not over.
         """
         end = self._end
         return end is not None and end["why"] != STOPPED and end["budget"] >= budget

@@ -1,4 +1,4 @@
-"""Fold a run's samples into its table, its counts and its health. Torch-free."""
+"""Fold a run's samples into its tables, its counts and its health, without PyTorch."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def too_damaged(events: int, damaged: int) -> bool:
 
 
 def fold(folder: Path, written: Iterable[Path] | None = None) -> dict[str, Any]:
-    """Fold all shards' samples into the table and the counts of run.json. Return run.json.
+    """Fold all shards' samples into the run's tables and run.json. Return the content of run.json.
 
     Args:
         folder: the run's folder.
@@ -84,11 +84,11 @@ def fold(folder: Path, written: Iterable[Path] | None = None) -> dict[str, Any]:
         write_rounds(folder, rounds_table(planned, known))
         write_confirmed(folder, confirmed_table(events, known))
         anchors = [PlanEntry.from_json(row) for row in record.get("anchors", ())]
-        rows_of_anchors = anchor_rows(record["run"], anchors, events, record.get("gpus", ()))
-        if rows_of_anchors:
-            write_anchors(folder, rows_of_anchors)
-        if rows_of_steady := steady_rows(record["run"], anchors, events):
-            write_steady(folder, rows_of_steady)
+        anchor_table = anchor_rows(record["run"], anchors, events, record.get("gpus", ()))
+        if anchor_table:
+            write_anchors(folder, anchor_table)
+        if steady_table := steady_rows(record["run"], anchors, events):
+            write_steady(folder, steady_table)
         # 4. Count the cases and judge the run.
         statuses = [row["status"] for row in rows]
         folded = {
@@ -105,7 +105,7 @@ def fold(folder: Path, written: Iterable[Path] | None = None) -> dict[str, Any]:
             "checking_s": round(checking_seconds(events), 3),
             "canary": canary_report(events),
             "repeats": repeats_report(known),
-            **({"steady": steady} if (steady := steady_report(rows_of_anchors)) else {}),
+            **({"steady": steady} if (steady := steady_report(anchor_table)) else {}),
         }
         folded["health"] = health(
             {**record, **folded}, machine, planned, rows, events, speeds.values()
@@ -120,6 +120,7 @@ def fold(folder: Path, written: Iterable[Path] | None = None) -> dict[str, Any]:
 
 
 def _sizes(paths: Iterable[Path]) -> dict[str, int]:
+    """Return the bytes of each file that exists, by the file's name."""
     return {path.name: path.stat().st_size for path in paths if path.exists()}
 
 

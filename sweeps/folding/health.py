@@ -38,7 +38,8 @@ HealthFinding = tuple[str, str]
 
 _TICKS = (0.001, 0.002, 1 / 300, 0.004, 0.008, 0.010, 0.012, 0.016, 0.020)
 """Common periods of the operating system's scheduler tick, in seconds."""
-# Share of a tick. Of unrelated times, twice this share is as near to a tick by chance.
+# Largest distance from whole ticks that counts as near them, as a share of a tick. By chance, twice
+# this share of unrelated times is as near.
 _NEAR_TICK = 0.03
 _MAX_TICKS = 8
 _MIN_AT_TICK = 8  # cases; fewer may last whole ticks by chance, because cases resemble one another
@@ -85,22 +86,22 @@ def health(
         speeds: the machine's speed over the run, one for each place.
     """
     ok = [row for row in rows if row["status"] == "ok"]
-    looks = [event for event in events if event["event"] == "host"]
-    found = [
-        *_of_repeats(record),
-        *_of_speed(max((speed.spread for speed in speeds), default=0.0)),
-        *_of_rows(ok),
-        *_of_ticks(events, planned),
-        *_of_gpu(looks),
-        *_of_merged(record),
+    host_events = [event for event in events if event["event"] == "host"]
+    findings = [
+        *_judge_repeats(record),
+        *_judge_speed(max((speed.spread for speed in speeds), default=0.0)),
+        *_judge_rows(ok),
+        *_judge_ticks(events, planned),
+        *_judge_gpu_use(host_events),
+        *_judge_merged(record),
     ]
-    bad = sorted((f for f in found if f[0] != QUIET), key=lambda f: -VERDICTS.index(f[0]))
-    if not bad:
+    concerns = sorted((f for f in findings if f[0] != QUIET), key=lambda f: -VERDICTS.index(f[0]))
+    if not concerns:
         return {"verdict": QUIET, "reasons": []}
-    reasons = [reason for _, reason in bad]
+    reasons = [reason for _, reason in concerns]
     if machine is None or machine.kind == "cpu":
-        reasons += _causes(looks)
-    return {"verdict": bad[0][0], "reasons": reasons}
+        reasons += _likely_causes(host_events)
+    return {"verdict": concerns[0][0], "reasons": reasons}
 
 
 def health_sentence(run: Mapping[str, Any]) -> str:
@@ -124,7 +125,7 @@ def health_sentence(run: Mapping[str, Any]) -> str:
     return f"{text}."
 
 
-def _of_repeats(record: Mapping[str, Any]) -> Iterator[HealthFinding]:
+def _judge_repeats(record: Mapping[str, Any]) -> Iterator[HealthFinding]:
     """Judge the medians that another process repeated, or the canary GEMM if there are none."""
     canary, repeats = record.get("canary"), record.get("repeats")
     if repeats:
@@ -140,7 +141,7 @@ def _of_repeats(record: Mapping[str, Any]) -> Iterator[HealthFinding]:
         )
 
 
-def _of_speed(spread: float) -> Iterator[HealthFinding]:
+def _judge_speed(spread: float) -> Iterator[HealthFinding]:
     """Judge how much the machine's speed changed from round to round, as all cases show it.
 
     Intervals cover these changes.
@@ -149,7 +150,7 @@ def _of_speed(spread: float) -> Iterator[HealthFinding]:
     yield _SPEED.verdict(change), f"the machine's speed changed by {change:.0%}"
 
 
-def _of_rows(ok: Sequence[Mapping[str, Any]]) -> Iterator[HealthFinding]:
+def _judge_rows(ok: Sequence[Mapping[str, Any]]) -> Iterator[HealthFinding]:
     """Judge how wide the intervals are and how often the clock was throttled."""
     widths = [
         (row["time_hi_us"] - row["time_lo_us"]) / 2 / row["time_us"]
@@ -159,8 +160,8 @@ def _of_rows(ok: Sequence[Mapping[str, Any]]) -> Iterator[HealthFinding]:
     if len(widths) < _MIN_ROWS:
         yield "noisy", f"only {len(widths)} times have an interval, too few to judge the noise"
         return
-    half = float(np.median(widths))
-    yield _HALF_WIDTH.verdict(half), f"half of the intervals are wider than ±{half:.0%}"
+    half_width = float(np.median(widths))
+    yield _HALF_WIDTH.verdict(half_width), f"half of the intervals are wider than ±{half_width:.0%}"
     throttled = sum(not RETRY.isdisjoint(row["throttled"].split(";")) for row in ok) / len(ok)
     yield (
         _THROTTLED.verdict(throttled),
@@ -168,7 +169,7 @@ def _of_rows(ok: Sequence[Mapping[str, Any]]) -> Iterator[HealthFinding]:
     )
 
 
-def _of_ticks(events: Sequence[Event], planned: Sequence[PlanEntry]) -> Iterator[HealthFinding]:
+def _judge_ticks(events: Sequence[Event], planned: Sequence[PlanEntry]) -> Iterator[HealthFinding]:
     """Judge whether a CPU's batches last whole scheduler ticks.
 
     Launches then waited for the scheduler. Sustained batches are left out because they are made to
@@ -179,8 +180,8 @@ def _of_ticks(events: Sequence[Event], planned: Sequence[PlanEntry]) -> Iterator
     for event in timed(events):
         if event["case"] in bursts and event.get("gpu") is None and "n" in event:
             batches[event["case"]].append(event["s"] * event["n"])
-    # Whole ticks of 16 ms are also whole ticks of 4 ms. Of ticks with equal counts, the longest one
-    # is reported.
+    # Whole ticks of 16 ms are also whole ticks of 4 ms. If several ticks have the same count, the
+    # longest one is reported.
     count, tick = max((_cases_at_ticks(batches.values(), tick), tick) for tick in _TICKS)
     share = count / max(1, len(batches))
     yield (
@@ -193,49 +194,53 @@ def _of_ticks(events: Sequence[Event], planned: Sequence[PlanEntry]) -> Iterator
 
 
 def _cases_at_ticks(batches: Iterable[Sequence[float]], tick: float) -> int:
-    """Count the cases of which at least 40% of the batches last whole ticks.
+    """Count the cases in which at least 40% of the batches last whole ticks.
 
     Only batches between half a tick and eight ticks are judged, and only cases that have mostly
     such batches. The count is 0 if as many cases are expected by chance.
     """
-    near = []
+    shares = []
     for seconds in batches:
         phase = np.array([s for s in seconds if tick / 2 < s < _MAX_TICKS * tick]) / tick
         if 2 * len(phase) >= len(seconds):
-            near.append(float(np.mean(np.abs(phase - np.round(phase)) < _NEAR_TICK)))
-    count = sum(share >= 0.4 for share in near)
+            shares.append(float(np.mean(np.abs(phase - np.round(phase)) < _NEAR_TICK)))
+    count = sum(share >= 0.4 for share in shares)
     # This many cases would be near a tick by chance. The count must exceed that by five standard
     # errors.
-    chance = 2 * _NEAR_TICK * len(near)
+    chance = 2 * _NEAR_TICK * len(shares)
     return count if count >= max(_MIN_AT_TICK, chance + 5 * math.sqrt(chance)) else 0
 
 
-def _of_gpu(looks: Sequence[Event]) -> Iterator[HealthFinding]:
+def _judge_gpu_use(host_events: Sequence[Event]) -> Iterator[HealthFinding]:
     """Report other processes that used the GPU during the run."""
-    others = max((look.get("gpu_processes", 0) for look in looks), default=0)
+    others = max((look.get("gpu_processes", 0) for look in host_events), default=0)
     if others:
-        yield "noisy", f"{others} other processes used the GPU"
+        yield "noisy", f"{others} other process{'es' if others > 1 else ''} used the GPU"
 
 
-def _causes(looks: Sequence[Event]) -> Iterator[str]:
+def _likely_causes(host_events: Sequence[Event]) -> Iterator[str]:
     """Name who else used the CPU's cores during the run."""
-    seconds = sum(look["seconds"] for look in looks)
+    seconds = sum(event["seconds"] for event in host_events)
     for name, limit, who in (
         ("steal", _STEAL, "other virtual machines"),
         ("others", _OTHERS, "other processes"),
     ):
-        share = sum(look.get(name, 0.0) * look["seconds"] for look in looks) / max(seconds, 1e-9)
+        share = sum(event.get(name, 0.0) * event["seconds"] for event in host_events) / max(
+            seconds, 1e-9
+        )
         if share >= limit:
             yield f"likely cause: {who} used {share:.0%} of the cores' time"
 
 
-def _of_merged(record: Mapping[str, Any]) -> Iterator[HealthFinding]:
+def _judge_merged(record: Mapping[str, Any]) -> Iterator[HealthFinding]:
     """Report the verdicts on the recordings that this one was merged from.
 
     A disturbed recording might otherwise go unnoticed among quiet ones.
     """
     parts = record.get("merged", ())
     for verdict in VERDICTS[1:]:
-        of = [part["worker"] for part in parts if (part["health"] or {}).get("verdict") == verdict]
-        if of:
-            yield verdict, f"a recording it was merged from was {verdict}: {', '.join(of)}"
+        workers = [
+            part["worker"] for part in parts if (part["health"] or {}).get("verdict") == verdict
+        ]
+        if workers:
+            yield verdict, f"{verdict} recordings were merged into this one: {', '.join(workers)}"

@@ -12,12 +12,12 @@ from kernels.machine import Machine, known_machines
 from kernels.problem import DTYPE_BYTES, Conv, Gemm
 from sweeps.cases.case import Case
 
-_SLACK = 1.03  # errors of clocks and event timers are smaller
-_MEASURED_SLACK = 1.15  # a ceiling that was measured may be exceeded by this much
+_SLACK = 1.03  # factor for errors of clocks and event timers, which are smaller
+_MEASURED_SLACK = 1.15  # a measured ceiling may be exceeded by up to this factor
 
 
 def min_seconds(case: Case, machine: Machine) -> float:
-    """Return the least seconds of one launch if the machine's facts are true; 0 if not known."""
+    """Return the shortest possible time of one launch in seconds; 0 without the machine's rates."""
     problem = case.problem
     peak = machine.peaks.get(problem.dtype, 0.0)
     flops = problem.flops
@@ -26,8 +26,8 @@ def min_seconds(case: Case, machine: Machine) -> float:
     if machine.tensor_mhz:  # the vendor states the rate at a clock below the highest
         peak *= max(1.0, machine.boost_mhz / machine.tensor_mhz)
     seconds = flops / peak if peak else 0.0
-    cold = case.cache == "cold" and case.mode == "burst" and machine.kind == "gpu"
-    if cold and isinstance(problem, Gemm) and machine.bandwidth:
+    reads_memory = case.cache == "cold" and case.mode == "burst" and machine.kind == "gpu"
+    if reads_memory and isinstance(problem, Gemm) and machine.bandwidth:
         a, b, _ = problem.operand_elements
         moved = problem.batch * (a + b) * DTYPE_BYTES[problem.dtype]
         seconds = max(seconds, moved / machine.bandwidth)
@@ -57,5 +57,5 @@ def too_fast(case: Case, seconds: float, machine: Machine) -> tuple[bool, str]:
     share = minimum / seconds
     if share <= _MEASURED_SLACK:
         return False, ""
-    how = "measured by the run" if machine.kind == "cpu" else "derived from its properties"
-    return False, f"the case reaches {share:.2f} times the machine's ceiling, which was {how}."
+    source = "measured by the run" if machine.kind == "cpu" else "derived from its properties"
+    return False, f"the case reaches {share:.2f} times the machine's ceiling, which was {source}."

@@ -37,8 +37,8 @@ def raise_ceilings(
     """Raise a CPU's ceilings to the best that the run measured, and to what its GEMMs reached.
 
     Args:
-        record: the run's record. If the run was folded before, its ``ceilings`` contain those of
-            the start.
+        record: the run's record. If the run was folded before, its ``ceilings`` contain those
+            measured at the start.
         machine: the machine's facts; those of a GPU stay as they are.
         events: all events of the run.
         planned: the run's cases.
@@ -53,23 +53,29 @@ def raise_ceilings(
         "bandwidth": machine.bandwidth,
     }
     measured = [start, *(event for event in events if event["event"] == "ceilings")]
-    bandwidth = max(found["bandwidth"] for found in measured)
+    bandwidth = max(ceilings["bandwidth"] for ceilings in measured)
     peaks = {
-        dtype: max(found["peaks"].get(dtype, 0.0) for found in measured) for dtype in start["peaks"]
+        dtype: max(ceilings["peaks"].get(dtype, 0.0) for ceilings in measured)
+        for dtype in start["peaks"]
     }
     raised = {}
     for dtype, entry in beyond(planned, known, peaks).items():
         # Another process must have exceeded the peak beyond its interval as well.
         history = known[entry.case.id]
-        again = median_interval([sample["s"] for sample in history.repeats])
-        if again is None or entry.case.problem.flops / again[1] <= peaks[dtype]:
+        repeated_interval = median_interval([sample["s"] for sample in history.repeats])
+        if (
+            repeated_interval is None
+            or entry.case.problem.flops / repeated_interval[1] <= peaks[dtype]
+        ):
             continue
         # The peak is raised only to what both processes reached.
-        slower = max(median([s["s"] for s in of]) for of in (history.trusted, history.repeats))
+        slower = max(
+            median([s["s"] for s in samples]) for samples in (history.trusted, history.repeats)
+        )
         raised[dtype] = {"case": str(entry.case.problem), "from": peaks[dtype]}
         peaks[dtype] = entry.case.problem.flops / slower
-    told = {"start": start, **({"raised": raised} if raised else {})}
-    return RaisedCeilings(replace(machine, peaks=peaks, bandwidth=bandwidth), told)
+    summary = {"start": start, **({"raised": raised} if raised else {})}
+    return RaisedCeilings(replace(machine, peaks=peaks, bandwidth=bandwidth), summary)
 
 
 def beyond(

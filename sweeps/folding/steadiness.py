@@ -19,8 +19,8 @@ from sweeps.timing.statistics import CHECKPOINTS, median, median_interval
 
 _REPEATED = 24  # cases that are re-timed at the end of a run
 _REPEATED_SHARE = 0.05  # share of the budget for re-timing them
-# Seconds for re-timing at least, unless that is more than a quarter of the budget: budgets of
-# advice are small.
+# Least seconds for re-timing, unless a quarter of the budget is less, as when advice measures a few
+# cases.
 _REPEATED_SECONDS = 2.0
 _MIN_REPEATED = 4
 _FEW_CASES = 12  # up to this many cases, the expensive ones are re-timed as well
@@ -29,15 +29,19 @@ _FEW = {6: 1.200, 7: 1.140, 8: 1.129, 9: 1.107}  # corrections for few values, b
 
 
 def machine_speeds(events: Iterable[Event]) -> dict[SamplePlace, MachineSpeed]:
-    """Return how fast each place was over the run."""
+    """Return the speed of each place over the run."""
     samples: dict[SamplePlace, list[Event]] = defaultdict(list)
     for event in timed(events):
         samples[place_of(event)].append(event)
     speeds = {}
-    for place, taken in samples.items():
-        number = {case: i for i, case in enumerate({event["case"]: None for event in taken})}
+    for place, place_samples in samples.items():
+        number = {
+            case: i for i, case in enumerate({event["case"]: None for event in place_samples})
+        }
         speeds[place] = machine_speed(
-            [number[e["case"]] for e in taken], [e["at"] for e in taken], [e["s"] for e in taken]
+            [number[e["case"]] for e in place_samples],
+            [e["at"] for e in place_samples],
+            [e["s"] for e in place_samples],
         )
     return speeds
 
@@ -60,19 +64,23 @@ def canary_report(events: Iterable[Event]) -> dict[str, Any] | None:
     ordered = sorted(seconds)
     quarter, tenth = len(seconds) // 4, len(seconds) // 10
     first, last = seconds[:quarter], seconds[-quarter:]
-    before, after = median_interval(first), median_interval(last)
-    apart = before and after and (before[1] < after[0] or after[1] < before[0])
+    first_interval, last_interval = median_interval(first), median_interval(last)
+    certain = (
+        first_interval
+        and last_interval
+        and (first_interval[1] < last_interval[0] or last_interval[1] < first_interval[0])
+    )
     return {
         "samples": len(seconds),
         "median_us": median(seconds) * 1e6,
         "spread": (ordered[-1 - tenth] - ordered[tenth]) / median(seconds),
         "drift": median(last) / median(first) - 1,
-        "certain": bool(apart),
+        "certain": bool(certain),
     }
 
 
 def repeating_seconds(budget: float) -> float:
-    """Return the seconds for re-timing cases after a run with so many seconds to measure."""
+    """Return the seconds for re-timing cases after a run that measures for ``budget`` seconds."""
     return max(_REPEATED_SHARE * budget, min(_REPEATED_SECONDS, budget / 4))
 
 
@@ -99,9 +107,9 @@ def choose_repeats(
         for entry in planned
         if entry.case.id in known and len(known[entry.case.id].trusted) >= CHECKPOINTS[0]
     ]
-    dear = float(np.median([entry.expected for entry in usable])) if usable else 0.0
-    few = len(usable) <= _FEW_CASES
-    cheap = [entry for entry in usable if few or entry.expected <= dear]
+    median_cost = float(np.median([entry.expected for entry in usable])) if usable else 0.0
+    takes_all = len(usable) <= _FEW_CASES
+    cheap = [entry for entry in usable if takes_all or entry.expected <= median_cost]
     if len(cheap) < _MIN_REPEATED:
         return []
     limit = repeating_seconds(budget)
@@ -125,26 +133,26 @@ def repeats_report(known: Mapping[str, History]) -> dict[str, Any] | None:
     To keep such a case from widening the intervals of all others, no case counts for more than
     three robust standard deviations.
     """
-    apart, own = [], []
+    shifts, variances = [], []
     for history in known.values():
         if history.outcome is not None or not history.trusted:
             continue
         first = history.trusted
-        again = [s for s in history.repeats if s.get("gpu") == first[0].get("gpu")]
-        both = [[s["s"] for s in samples] for samples in (first, again)]
-        if min(map(len, both)) < CHECKPOINTS[0]:
+        repeated = [s for s in history.repeats if s.get("gpu") == first[0].get("gpu")]
+        seconds_pair = [[s["s"] for s in samples] for samples in (first, repeated)]
+        if min(map(len, seconds_pair)) < CHECKPOINTS[0]:
             continue
-        apart.append(math.log(median(both[1]) / median(both[0])))
-        own.append(sum(_variance_of_median(np.log(seconds)) for seconds in both))
-    if len(apart) < _MIN_REPEATED:
+        shifts.append(math.log(median(seconds_pair[1]) / median(seconds_pair[0])))
+        variances.append(sum(_variance_of_median(np.log(seconds)) for seconds in seconds_pair))
+    if len(shifts) < _MIN_REPEATED:
         return None
-    logs, noise = np.array(apart), float(np.mean(own))
+    logs, noise = np.array(shifts), float(np.mean(variances))
     middle = float(np.median(logs))
     between = _mean_square(logs, noise) - noise
     degrees = len(logs) / (len(logs) - 1)  # the middle is estimated from the same cases
     between_cases = degrees * _mean_square(logs - middle, noise) - noise
     return {
-        "cases": len(apart),
+        "cases": len(shifts),
         "ratio": math.exp(middle),
         "between": math.sqrt(max(0.0, between)),
         "between_cases": math.sqrt(max(0.0, between_cases)),

@@ -36,7 +36,7 @@ def time_anchors(
 
     Args:
         cases: the anchors.
-        bench: the bench that they run on.
+        bench: the bench that the anchors run on.
         worker: the shard's name, for the events.
         emit: called with an event for every sample.
         on_start: called before anything that may crash.
@@ -44,6 +44,7 @@ def time_anchors(
         wait: called with each phase before it begins, and returns when the phase may begin; None if
             no other GPU of the node is measured.
     """
+    # 1. Prepare the anchors.
     sampler = bench.sampler
     emit(make_event(bench, worker, "anchoring", "", 0.0))
     ready = [r for r in bench.prepare(cases, {}, on_start) if isinstance(r, Ready)]
@@ -93,6 +94,7 @@ def time_anchors(
                 joules=window.joules,
             )
 
+    # 2. Sample the bursts in each phase.
     bursts = [result for result in ready if result.case.mode == "burst"]
     phase = ALONE
     for phase in (ALONE,) if wait is None else PHASES:
@@ -102,6 +104,7 @@ def time_anchors(
         for _ in range(CHECKPOINTS[1]):
             for result in bursts:
                 sample(result.subject, phase)
+    # 3. Hold the sustained work in the last phase.
     for result in ready:
         if result.case.mode == "sustained":
             hold(result.subject, phase)

@@ -22,7 +22,7 @@ TORCH_BENCH = f"{__package__}.torch_bench:TorchBench"
 
 @dataclass(frozen=True)
 class Ready:
-    """A case that can be timed. ``facts`` are the columns that were found while preparing it."""
+    """A case that can be timed. ``facts`` are the columns that preparing it determined."""
 
     case: Case
     subject: Subject
@@ -96,13 +96,13 @@ class Bench(Protocol):
 OnStart = Callable[[Sequence[str], float], None]
 """Callback before anything that may crash the process.
 
-It is called with the ids of the cases that are about to run (none if the work belongs to no case)
-and with the seconds that this should take."""
+Its arguments are the ids of the cases that are about to run (none if the work belongs to no case)
+and the seconds that the work should take."""
 
 
 def make_event(bench: Bench, worker: str, event: str, case: str, cost: float, **more: Any) -> Event:
     """Make an event of a case: what happened, when, where and at what cost in seconds."""
-    where = {} if bench.gpu is None else {"gpu": bench.gpu}
+    gpu_entry = {} if bench.gpu is None else {"gpu": bench.gpu}
     return {
         "event": event,
         "case": case,
@@ -110,5 +110,5 @@ def make_event(bench: Bench, worker: str, event: str, case: str, cost: float, **
         "cost": round(cost, 6),
         "at": time.time(),
         "worker": worker,
-        **where,
+        **gpu_entry,
     }

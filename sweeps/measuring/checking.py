@@ -1,9 +1,9 @@
 """Checks of what a case's launches compute: before its samples, during them and afterwards.
 
-Needs PyTorch. The checks guard against kernels that are wrong from the start, later, sporadically,
-on another operand set or in a corner of the result, and against kernels that return what they never
-computed. The sampler decides which batches are checked. It knows this module only as a
-:class:`sweeps.timing.sampler.Checker`.
+This module needs PyTorch. The checks guard against kernels that are wrong from the start, later,
+sporadically, on another operand set or in a corner of the result, and against kernels that return
+a result that they never computed. The sampler decides which batches are checked. It knows this
+module only as a :class:`sweeps.timing.sampler.Checker`.
 """
 
 from __future__ import annotations
@@ -82,7 +82,9 @@ class ResultChecker:
         if unseen is not None:
             self._launch.sets[unseen].a.neg_()
             self._unseen = unseen
-        for out in {one.out.data_ptr(): one.out for one in self._launch.sets}.values():
+        for out in {
+            operands.out.data_ptr(): operands.out for operands in self._launch.sets
+        }.values():
             out.fill_(math.nan if unseen is None else 0.0)
 
     def batch(self, indices: Sequence[int], last: object) -> None:
@@ -133,10 +135,12 @@ class ResultChecker:
             a.neg_()
 
     def _require(self, verdict: CheckVerdict, when: str) -> None:
+        """Raise an error unless a check found no fault; ``when`` names the check."""
         if not verdict.ok:
-            raise WrongResultError(f"{when} it was wrong: {verdict.message}")
+            raise WrongResultError(f"the result was wrong {when}: {verdict.message}")
 
     def _unchanged(self) -> bool:
+        """Return True if the first and the last set's operands have the norms they had at first."""
         return all(_norms(self._launch.sets[i]) == norms for i, norms in self._norms.items())
 
     def _check_results(self, results: Mapping[int, Tensor], entries: bool = False) -> CheckVerdict:
@@ -147,8 +151,8 @@ class ResultChecker:
         for index, result in results.items():
             out = self._launch.sets[index].out
             if result.shape != out.shape or result.dtype != out.dtype:
-                returned = f"{tuple(result.shape)} of {result.dtype}"
-                return CheckVerdict(math.nan, math.nan, f"it returned {returned}.")
+                returned = f"shape {tuple(result.shape)} and {result.dtype}"
+                return CheckVerdict(math.nan, math.nan, f"the launch returned {returned}.")
         sets = [self._launch.sets[index] for index in results]
         seed = self._random.getrandbits(31)
         self._side = 1 - self._side
@@ -157,8 +161,8 @@ class ResultChecker:
 
 def _norms(operands: Operands) -> tuple[float, float]:
     """Return the norms of both operands, which reveal a change of their values."""
-    both = [torch.linalg.vector_norm(x, dtype=torch.float32) for x in (operands.a, operands.b)]
-    a, b = torch.stack(both).tolist()
+    norms = [torch.linalg.vector_norm(x, dtype=torch.float32) for x in (operands.a, operands.b)]
+    a, b = torch.stack(norms).tolist()
     return a, b
 
 

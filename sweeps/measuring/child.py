@@ -68,9 +68,9 @@ def work(connection: Connection) -> None:
     die_with_parent()
     # Ctrl-C, a closed terminal and a batch system send their signal to the whole process group.
     # Only the parent acts on it, and it ends this process.
-    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-    order: Assignment = connection.recv()
+    for signal_number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+        signal.signal(signal_number, signal.SIG_IGN)
+    assignment: Assignment = connection.recv()
 
     # Library code in a launch may fork this process, and the copy must not send on this pipe.
     os.register_at_fork(after_in_child=functools.partial(_close_in_fork, connection))
@@ -91,27 +91,27 @@ def work(connection: Connection) -> None:
         connection.recv()
 
     try:
-        bench = _make_bench(order)
-        if order.work in BESIDE:
-            beside = BESIDE[order.work]
-            cases = [entry.case for entry in order.planned]
-            options = {**order.options, **({"wait": wait} if order.waits else {})}
-            beside(cases, bench, order.worker, emit, on_start, **options)
+        bench = _make_bench(assignment)
+        if assignment.work in BESIDE:
+            side_work = BESIDE[assignment.work]
+            cases = [entry.case for entry in assignment.planned]
+            options = {**assignment.options, **({"wait": wait} if assignment.waits else {})}
+            side_work(cases, bench, assignment.worker, emit, on_start, **options)
             send("end", "done")
             return
-        # The budget counts measuring time only. ``until`` is a fixed moment, and starting this
+        # The budget only counts measuring time. ``until`` is a fixed moment, and starting this
         # process has already used up some of the time until then.
         rounds = Rounds(
-            order.planned,
-            order.known,
+            assignment.planned,
+            assignment.known,
             bench,
-            order.worker,
-            order.budget,
-            order.spent,
+            assignment.worker,
+            assignment.budget,
+            assignment.spent,
             emit,
             on_start,
-            limit=order.until - time.monotonic(),
-            longest=order.longest,
+            limit=assignment.until - time.monotonic(),
+            longest=assignment.longest,
         )
         send("end", rounds.run())
     except (BrokenPipeError, ConnectionResetError, EOFError):
@@ -125,7 +125,7 @@ def work(connection: Connection) -> None:
 
 
 def _close_in_fork(connection: Connection) -> None:
-    """Close the pipe in a process that a launch has forked, which must not take part in measuring.
+    """Close the pipe in a process that a launch has forked, because that process must not measure.
 
     If the copy kept the connection open, the parent would not notice the death of the real child.
     """
@@ -137,9 +137,10 @@ def _first_line(error: Exception) -> str:
     return (str(error).strip() or "no message").splitlines()[0]
 
 
-def _make_bench(order: Assignment) -> Bench:
-    module, _, name = order.bench.partition(":")
+def _make_bench(assignment: Assignment) -> Bench:
+    """Import the assignment's bench and create it."""
+    module, _, name = assignment.bench.partition(":")
     make = getattr(importlib.import_module(module), name)
-    bench: Bench = make(cases=[entry.case for entry in order.planned], **order.arguments)
-    bench.careful = order.careful
+    bench: Bench = make(cases=[entry.case for entry in assignment.planned], **assignment.arguments)
+    bench.careful = assignment.careful
     return bench

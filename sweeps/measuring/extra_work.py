@@ -1,4 +1,4 @@
-"""Work of a run's processes other than measuring: re-time cases or pairs of them, name kernels."""
+"""Re-time cases, re-time pairs of cases, and name kernels, each in a process of its own."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def confirm_pairs(
 
     Args:
         cases: the pairs, one after the other.
-        bench: the bench that they run on.
+        bench: the bench that the cases run on.
         worker: the shard's name, for the events.
         emit: called with an event for every block. Its ``process`` is the moment at which this
             process began.
@@ -74,10 +74,12 @@ def confirm_pairs(
     process = time.time()
     pairs = list(zip(cases[::2], cases[1::2], strict=True))
     for begin in range(0, len(pairs), _PAIRS_AT_ONCE):
-        _confirm_some(pairs[begin : begin + _PAIRS_AT_ONCE], process, bench, worker, emit, on_start)
+        _confirm_batch(
+            pairs[begin : begin + _PAIRS_AT_ONCE], process, bench, worker, emit, on_start
+        )
 
 
-def _confirm_some(
+def _confirm_batch(
     pairs: Sequence[tuple[Case, Case]],
     process: float,
     bench: Bench,
@@ -85,7 +87,7 @@ def _confirm_some(
     emit: Callable[[Event], None],
     on_start: OnStart,
 ) -> None:
-    """Re-time a few pairs, whose blocks alternate."""
+    """Re-time a few pairs in rounds, each of which takes one block of every pair."""
     sampler = bench.sampler
     begin = sampler.now()
     cases = list(dict.fromkeys(case for pair in pairs for case in pair))
@@ -144,6 +146,7 @@ def _confirm_some(
 
 
 def _check_after(subject: Subject, on_start: OnStart) -> None:
+    """Check a case after its samples, if it has a checker."""
     on_start([subject.key], subject.cost + subject.checking)
     if subject.checker is not None:
         subject.checker.after()
@@ -161,8 +164,8 @@ def name_kernels(
     This loads a profiler, so that nothing may be timed in this process afterwards.
 
     Args:
-        cases: the cases that have times and no names yet.
-        bench: the bench that they run on.
+        cases: the cases that have times but no kernel names yet.
+        bench: the bench that the cases run on.
         worker: the shard's name, for the events.
         emit: called with every event.
         on_start: called before every visit of a case.

@@ -30,7 +30,7 @@ FIRST_CHUNK = 8
 
 Where preparing is slow, the first cases therefore have their samples before the time is up."""
 _CANARY_SECONDS = 2.0
-_ASIDE_SECONDS = 30.0  # expected at most for waking the device or preparing the canary
+_ASIDE_SECONDS = 30.0  # longest expected time for waking the device or preparing the canary
 _MIN_SAMPLES = CHECKPOINTS[0]
 # A process measures the ceilings again only if it has at least this many seconds.
 _LEAST_WITH_CEILINGS = 30.0
@@ -127,6 +127,7 @@ class Rounds:
     def _measure(self) -> str:
         """Admit cases and sample them in rounds; return ``done`` or ``budget``."""
         while self._spare_seconds > 0:
+            # 1. Prepare new cases, if six samples of them still fit the time.
             before = len(self._open)
             admitted = self._admit()
             if not self._open:
@@ -136,13 +137,13 @@ class Rounds:
             # While cases are compiled and loaded on the host, the device's clocks drop.
             if admitted:
                 self._run_outside_cases(None, self._sampler.wake)
-            # While cases are still being admitted, only the new ones are sampled, and only once.
-            # The later samples of each case are then far from its first one, and the machine's
-            # speed may change in between.
+            # 2. Choose the cases of this round. While cases are still being admitted, only the new
+            # ones are sampled, and only once. The later samples of each case are then far from its
+            # first one, and the machine's speed may change in between.
             subjects = self._open[before:] if admitted else self._due_subjects()
             due = [subject for subject in subjects if not subject.finished]
-            # Each round has a new order. A disturbance of a second then hits different cases, and
-            # the samples of one case are spread over the run.
+            # 3. Take one sample of each. Each round has a new order. A disturbance of a second then
+            # hits different cases, and the samples of one case are spread over the run.
             self._random.shuffle(due)
             self._round += 1
             for subject in due:
@@ -153,6 +154,7 @@ class Rounds:
                     self._measure_ceilings()
                 self._watch_drift()
                 self._take_sample(subject)
+            # 4. Check the finished cases a last time, and close them.
             self._check([subject for subject in self._open if subject.finished])
             self._open = [s for s in self._open if not (s.finished or s.key in self._failed)]
         return "budget"
@@ -188,15 +190,19 @@ class Rounds:
         return sum(max(0, _MIN_SAMPLES - len(s.samples)) * s.cost for s in self._open)
 
     def _due_subjects(self) -> list[Subject]:
-        """Return the cases of the next round: all, or if time is short those under six samples."""
+        """Return the cases of the next round: all, or those under six samples if time is short."""
         # Six samples are the fewest that give an interval. While time is short, they have priority
         # over narrowing the intervals of other cases.
         extra = sum(s.cost for s in self._open if len(s.samples) >= _MIN_SAMPLES)
-        short = self._promised_seconds() + extra > self._spare_seconds
-        if not short:
+        is_short = self._promised_seconds() + extra > self._spare_seconds
+        if not is_short:
             return list(self._open)
-        few = self._affordable([s for s in self._open if len(s.samples) < _MIN_SAMPLES])
-        return few or [s for s in self._open if len(s.samples) >= _MIN_SAMPLES] or list(self._open)
+        incomplete = self._affordable([s for s in self._open if len(s.samples) < _MIN_SAMPLES])
+        return (
+            incomplete
+            or [s for s in self._open if len(s.samples) >= _MIN_SAMPLES]
+            or list(self._open)
+        )
 
     def _affordable(self, subjects: Sequence[Subject]) -> list[Subject]:
         """Return the cases whose six samples still fit the time left, the most advanced first.
@@ -204,11 +210,11 @@ class Rounds:
         If the machine has become slower, continuing all cases would leave all of them without an
         interval.
         """
-        chosen, left = [], self._spare_seconds
+        chosen, spare_seconds = [], self._spare_seconds
         for subject in sorted(subjects, key=lambda s: -len(s.samples)):
             needed = (_MIN_SAMPLES - len(subject.samples)) * subject.cost
-            if needed <= left:
-                left -= needed
+            if needed <= spare_seconds:
+                spare_seconds -= needed
                 chosen.append(subject)
         return chosen
 
@@ -223,7 +229,7 @@ class Rounds:
         return max(1.0, (self._preparing + sampling) / self._expected)
 
     def _admit(self) -> int:
-        """Prepare the next cases whose six samples fit the time left. Return how many."""
+        """Prepare the next cases whose six samples fit the time left. Return their number."""
         promised = self._promised_seconds()
         pace = self._pace()
         chosen: list[PlanEntry] = []
@@ -235,8 +241,8 @@ class Rounds:
                 continue
             promised += entry.expected * pace
             chosen.append(entry)
-        # Put them back in front, in the plan's order: they may fit later, if other cases finish
-        # early.
+        # Put the skipped cases back in front, in the plan's order: they may fit later, if other
+        # cases finish early.
         self._waiting.extendleft(reversed(skipped))
         self._chunk = min(2 * self._chunk, CHUNK)
         self._expected += sum(entry.expected for entry in chosen)
@@ -275,9 +281,9 @@ class Rounds:
             self._begun[result.case.id] = result.subject.cost
 
     def _too_long_seconds(self, case: Case) -> float:
-        """Return the seconds of six samples beyond which a case is given up.
+        """Return the seconds of six samples from which a case is given up.
 
-        The plan has underestimated such a case.
+        The plan has underestimated a case that takes longer.
         """
         return max(self._max_seconds, _MISTAKEN * self._planned[case.id])
 
@@ -315,6 +321,7 @@ class Rounds:
         )
 
     def _fail(self, subject: Subject, error: Exception) -> None:
+        """Let the bench recover from an error, and report it as the case's outcome."""
         status, message = self._bench.failure(error)
         self._failed.add(subject.key)
         self._report("outcome", subject.key, 0.0, status=status, message=message)
@@ -334,9 +341,9 @@ class Rounds:
 
     def _measure_ceilings(self) -> None:
         """Measure the ceilings again, because the machine may have been slow the last time."""
-        found = self._run_outside_cases(None, self._bench.ceilings)
-        if found is not None:
-            self._report("ceilings", "", 0.0, peaks=dict(found[0]), bandwidth=found[1])
+        ceilings = self._run_outside_cases(None, self._bench.ceilings)
+        if ceilings is not None:
+            self._report("ceilings", "", 0.0, peaks=dict(ceilings[0]), bandwidth=ceilings[1])
 
     def _run_outside_cases(self, name: str | None, work: Callable[[], _T]) -> _T | None:
         """Do work that belongs to no case, and charge it to the budget.
@@ -356,4 +363,5 @@ class Rounds:
         return result
 
     def _report(self, event: str, case: str, cost: float, **more: Any) -> None:
+        """Emit an event with further entries."""
         self._emit(make_event(self._bench, self._worker, event, case, cost, **more))

@@ -1,7 +1,7 @@
 """The real bench: a device with its arena, clock and sensors, where the kernels meet the sampler.
 
-The code above it works with any object that has the interface of
-:class:`sweeps.measuring.bench.Bench`. This one needs PyTorch.
+Other modules work with any object that has the interface of :class:`sweeps.measuring.bench.Bench`.
+This module needs PyTorch.
 """
 
 from __future__ import annotations
@@ -99,6 +99,7 @@ class TorchBench:
             self._arena.reserve(case.problem, sets, case.shared_a, storage)
 
     def _free_memory(self) -> int:
+        """Return the bytes of the GPU's free memory, or half of a host's memory."""
         if self.gpu is not None:
             return torch.cuda.mem_get_info(self._index)[0]
         return self.machine.memory_bytes // 2 or 1 << 30
@@ -111,10 +112,12 @@ class TorchBench:
         """
         if case.cache == "warm":
             return 1
-        wanted = self.sampler.launches(case.mode, seconds)
+        set_count = self.sampler.launches(case.mode, seconds)
         if case.mode == "sustained":
-            wanted = min(wanted, math.ceil(2 * self.machine.l2_bytes / set_bytes(case.problem)) + 1)
-        return max(2, min(wanted, _MAX_SETS))
+            set_count = min(
+                set_count, math.ceil(2 * self.machine.l2_bytes / set_bytes(case.problem)) + 1
+            )
+        return max(2, min(set_count, _MAX_SETS))
 
     def prepare(
         self, cases: Sequence[Case], known: Mapping[str, History], on_start: OnStart
@@ -142,7 +145,7 @@ class TorchBench:
                 yield case, kernel_columns(kernels)
 
     def _warm_launches(self, cases: Sequence[Case], on_start: OnStart) -> Iterator[LaunchOnce]:
-        """Yield a launch of each case when its turn comes, or a no-op if that fails."""
+        """Yield a launch of each case when its turn comes, or a no-op if preparing it fails."""
         for case in cases:
             on_start([case.id], _FIRST_SECONDS)
             try:
@@ -195,14 +198,14 @@ class TorchBench:
             by_name.setdefault(case.implementation, []).append(case)
         for name, members in by_name.items():
             implementation = implementations()[name]
-            wanted = [
+            requests = [
                 (case.problem, implementation.parse_config(case.config))
                 for case in members
                 if implementation.supports(case.problem, self.machine) is None
             ]
             on_start([case.id for case in members], _COMPILE_AHEAD_SECONDS)
             with suppress(Exception):
-                implementation.compile_ahead(wanted)
+                implementation.compile_ahead(requests)
 
     def _prepare_one(self, case: Case, history: History) -> Ready | Refusal:
         """Check a case and prepare its launches, or return why it cannot be timed."""
@@ -219,8 +222,8 @@ class TorchBench:
         checker = ResultChecker(case.problem, launch, f"{case.id} {len(taken)}")
         verdict = checker.check_before_timing()
         checking = self.sampler.now() - begin
-        exact = math.isfinite(verdict.rel_error)
-        facts: dict[str, Any] = {"rel_error": verdict.rel_error} if exact else {}
+        has_figure = math.isfinite(verdict.rel_error)
+        facts: dict[str, Any] = {"rel_error": verdict.rel_error} if has_figure else {}
         if not verdict.ok:
             self._arena.restore()
             return Refusal(case, "wrong", verdict.message, facts)
@@ -260,8 +263,13 @@ class TorchBench:
         return Ready(case, subject, facts)
 
     def _launch(self, case: Case, implementation: Implementation, sets: int) -> Launch:
+        """Bind a case's implementation to operand sets of the arena.
+
+        Raises:
+            ArenaFullError: if not even one set fits.
+        """
         storage = _storage_of(case)
-        self._arena.capacity(case.problem, storage=storage)  # raises if not even one set fits
+        self._arena.capacity(case.problem, storage=storage)
         operands = self._arena.sets(case.problem, sets, case.shared_a, storage)
         return implementation.prepare(
             case.problem, operands, implementation.parse_config(case.config)
@@ -282,8 +290,8 @@ class TorchBench:
         if isinstance(error, WrongResultError):
             self._arena.restore()
             return "wrong", str(error)
-        full = isinstance(error, (ArenaFullError, torch.OutOfMemoryError, MemoryError))
-        if full or "can't allocate memory" in str(error):  # the words of PyTorch's CPU allocator
+        is_full = isinstance(error, (ArenaFullError, torch.OutOfMemoryError, MemoryError))
+        if is_full or "can't allocate memory" in str(error):  # the words of PyTorch's CPU allocator
             return "oom", str(error)
         return "error", f"{type(error).__name__}: {error}"
 

@@ -15,12 +15,12 @@ _STEADY_SHARE = 1 / 12  # limit as a share of the budget, where the budget is sm
 
 
 def anchor_cases(machine: Machine) -> list[PlanEntry]:
-    """Return the anchors of a machine; empty where no sweep declares any."""
+    """Return the anchors of a machine; empty if no sweep declares any."""
     known = all_sweeps()
     cases = {name: sweep_cases(known[name], machine) for name in ANCHORS if name in known}
     return list(make_plan(cases, machine, 1e9, in_order=True).planned)
 
 
 def steady_seconds(budget: float) -> float:
-    """Return the seconds of work without a pause, for a run with ``budget`` seconds to measure."""
+    """Return the seconds of sustained work on each anchor, in a run of ``budget`` seconds."""
     return min(_STEADY_SECONDS, _STEADY_SHARE * budget)

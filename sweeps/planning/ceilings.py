@@ -17,7 +17,7 @@ from sweeps.timing.clock import CpuClock
 
 _PASSES = 20
 _LEAST_PASSES = 3
-_SECONDS = 0.5  # no further pass of a ceiling begins after that, once there are _LEAST_PASSES
+_SECONDS = 0.5  # no further pass begins after this time, once there are _LEAST_PASSES
 _SIZE = 1024
 _EMULATED_SIZE = 256
 _COPY_BYTES = 1 << 28

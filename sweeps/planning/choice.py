@@ -1,4 +1,4 @@
-"""Choose the sweeps of a run, expand them for a machine, and count what a plan has of them."""
+"""Choose the sweeps of a run, expand them for a machine, and count the cases that a plan admits."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def choose_sweeps(names: Sequence[str]) -> dict[str, Sweep]:
         if is_file(name):
             sweep = read_sweep(Path(name))
             if sweep.name in {*known, *chosen, CONFIRM}:
-                raise UserError(f"a sweep named {name} already exists; rename yours.")
+                raise UserError(f"a sweep named {sweep.name!r} already exists; rename {name}.")
             chosen[sweep.name] = sweep
         elif name in broken:
             raise broken[name]
@@ -104,7 +104,7 @@ def sweep_cases(sweep: Sweep, machine: Machine, dtypes: Sequence[str] = ()) -> l
 def plan_rows(
     names: Sequence[str], machine: Machine, budget: float, cores: int | None = None
 ) -> list[dict[str, Any]]:
-    """Return one row for each sweep: its cases on a machine, and what a plan has of them.
+    """Return one row for each sweep: its cases on a machine, and how many a plan admits.
 
     Args:
         names: names of the sweeps; the default sweeps if there are none.
@@ -133,10 +133,10 @@ def plan_rows(
 
 
 def _candidate_count(declared: str) -> int | None:
-    """Return how many of an implementation's configs a sweep's word means; 0 if it spells one out.
+    """Return how many of an implementation's configs a sweep's word means; 0 if it is a config.
 
     ``""`` means one, the implementation's own choice. ``best 4`` means the four that it ranks
-    first. ``all`` and ``experimental`` mean every one, for which None is returned.
+    first. ``all`` and ``experimental`` mean every config, for which None is returned.
     """
     match = re.fullmatch(rf"best (\d+)|(all|{EXPERIMENTAL}|)", declared)
     if match is None:

@@ -49,10 +49,13 @@ def kernel_key(case: Case) -> tuple[object, ...] | None:
         return None
     problem, tile = case.problem, HAND_WRITTEN[case.implementation].parse(case.config)
     gemm = problem.implied_gemm
-    rests: tuple[object, ...] = (gemm.m % tile.bm or gemm.n % tile.bn) > 0, gemm.k % tile.bk > 0
+    remainders: tuple[object, ...] = (
+        (gemm.m % tile.bm or gemm.n % tile.bn) > 0,
+        gemm.k % tile.bk > 0,
+    )
     if isinstance(problem, Gemm):
         sizes: tuple[int, ...] = (problem.m, problem.n, problem.k)
-        kind: tuple[object, ...] = (problem.batch > 1, *rests)
+        kind: tuple[object, ...] = (problem.batch > 1, *remainders)
     else:
         sizes = (problem.c, problem.kout)
         pixels = (problem.n, problem.h, problem.w, problem.p, problem.q)
@@ -70,7 +73,7 @@ def kernel_key(case: Case) -> tuple[object, ...] | None:
 
 
 def _specialised(size: int) -> str:
-    """Return the class in which Triton puts a whole number when it specialises a kernel."""
+    """Return the class of a whole number for which Triton specialises a kernel."""
     return "1" if size == 1 else "multiple of 16" if size % 16 == 0 else "other"
 
 
@@ -89,14 +92,16 @@ def compiling(where: Mapping[str, Any], cases: Sequence[Case], workers: int = 1)
     cores = max(1, usable_processors() // workers)
     machine, gpu = where.get("machine"), where.get("gpu")
     # Cases that share their kernels are compiled once, for the first of them.
-    first = {key: case for case in reversed(cases) if (key := kernel_key(case)) is not None}
-    wanted = [case for case in cases if first.get(kernel_key(case) or ()) is case]
-    count = 0 if gpu is None or machine is None else min(compilers(machine, cores), len(wanted))
+    first_cases = {key: case for case in reversed(cases) if (key := kernel_key(case)) is not None}
+    distinct_cases = [case for case in cases if first_cases.get(kernel_key(case) or ()) is case]
+    count = (
+        0 if gpu is None or machine is None else min(compilers(machine, cores), len(distinct_cases))
+    )
     context = get_context("spawn")
     processes = [
         context.Process(
             target=compile_cases,
-            args=(machine, gpu, wanted[index::count]),
+            args=(machine, gpu, distinct_cases[index::count]),
             daemon=True,
             name="rooftile-compiler",
         )

@@ -45,7 +45,7 @@ def series_of(cases: Sequence[Case], together: Collection[Collection[str]] = ())
     for i, case in enumerate(cases):
         for key in _keys(case, together):
             series.merge(first.setdefault(key, i), i)
-    for one, other in _near(cases):
+    for one, other in _near_pairs(cases):
         pairs = list(itertools.product(one, other))
         if not any(series.connected(*pair) for pair in pairs):
             # Several series could be joined. The two smallest are, because small series are easier
@@ -71,16 +71,16 @@ def lines_of(cases: Sequence[Case]) -> list[list[int]]:
         place = case.sweep, columns["op"], tuple(sizes.items())
         places[place].append(i)
         for size in sizes:
-            rest = tuple((name, value) for name, value in sizes.items() if name != size)
-            lines[case.sweep, columns["op"], size, rest][place] = None
-    found: list[list[int]] = []
-    left = dict.fromkeys(places)
+            other_sizes = tuple((name, value) for name, value in sizes.items() if name != size)
+            lines[case.sweep, columns["op"], size, other_sizes][place] = None
+    groups: list[list[int]] = []
+    uncovered = dict.fromkeys(places)
     for line in sorted(lines.values(), key=len, reverse=True):
-        if len(line) > 1 and not left.keys().isdisjoint(line):
-            found.append(sorted(i for place in line for i in places[place]))
+        if len(line) > 1 and not uncovered.keys().isdisjoint(line):
+            groups.append(sorted(i for place in line for i in places[place]))
             for crossed in line:
-                left.pop(crossed, None)
-    return sorted([*found, *(places[place] for place in left)])
+                uncovered.pop(crossed, None)
+    return sorted([*groups, *(places[place] for place in uncovered)])
 
 
 def share_out(
@@ -111,8 +111,8 @@ def share_out(
         if taken and case.id in taken:
             shard.setdefault(number, taken[case.id])
     loads = dict.fromkeys(range(1, shards + 1), 0.0)
-    for number, where in shard.items():
-        loads[where] += total[number]
+    for number, shard_number in shard.items():
+        loads[shard_number] += total[number]
     for number in sorted(total.keys() - shard.keys(), key=lambda n: (-total[n], n)):
         shard[number] = min(loads, key=loads.__getitem__)
         loads[shard[number]] += total[number]
@@ -127,8 +127,8 @@ def _keys(case: Case, together: Collection[Collection[str]]) -> Iterator[Hashabl
     sweep = case.sweep, columns["op"]
     yield sweep, tuple(sizes.items())
     for size in sizes:
-        rest = tuple((name, value) for name, value in sizes.items() if name != size)
-        yield sweep, size, ways, rest
+        other_sizes = tuple((name, value) for name, value in sizes.items() if name != size)
+        yield sweep, size, ways, other_sizes
     for group in together:
         if case.sweep in group:
             yield "together", tuple(group)
@@ -147,18 +147,18 @@ def _sizes(columns: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _near(cases: Sequence[Case]) -> Iterator[tuple[list[int], list[int]]]:
-    """Yield pairs of problems that a recommendation may compare, each as the cases that time it."""
+def _near_pairs(cases: Sequence[Case]) -> Iterator[tuple[list[int], list[int]]]:
+    """Yield pairs of problems that a recommendation may compare, each as positions in ``cases``."""
     groups: dict[Hashable, dict[tuple[int, ...], list[int]]] = defaultdict(dict)
     for i, case in enumerate(cases):
         problem, columns = case.problem, case.columns()
         if isinstance(problem, Gemm):
-            sizes, free = (problem.m, problem.n, problem.k), ("m", "n", "k")
+            sizes, free_names = (problem.m, problem.n, problem.k), ("m", "n", "k")
         elif isinstance(problem, Conv):
-            sizes, free = (problem.n, problem.c, problem.kout), ("batch", "c", "kout")
+            sizes, free_names = (problem.n, problem.c, problem.kout), ("batch", "c", "kout")
         else:
             continue
-        fixed = tuple(value for name, value in _sizes(columns).items() if name not in free)
+        fixed = tuple(value for name, value in _sizes(columns).items() if name not in free_names)
         ways = tuple(columns.get(name, "") for name in _WAYS)
         groups[columns["op"], fixed, ways].setdefault(sizes, []).append(i)
     from scipy.spatial import KDTree  # slow to import, and only needed for shards
@@ -166,6 +166,6 @@ def _near(cases: Sequence[Case]) -> Iterator[tuple[list[int], list[int]]]:
     for problems in groups.values():
         timed = list(problems.values())
         tree = KDTree(np.log(np.array(list(problems), dtype=float)))
-        near = tree.query_pairs(np.log(NEAR) + _SLACK, p=np.inf, output_type="ndarray")
-        for one, other in near.tolist():
+        near_pairs = tree.query_pairs(np.log(NEAR) + _SLACK, p=np.inf, output_type="ndarray")
+        for one, other in near_pairs.tolist():
             yield timed[one], timed[other]

@@ -37,7 +37,7 @@ _T = TypeVar("_T")
 _SAMPLES, _PLANNED_SAMPLES = CHECKPOINTS[0], 10
 _SOUGHT = ("alignment", "steps", "conv-layouts")
 """Sweeps that people look for first. If time is short, other sweeps lose lines before these do."""
-_SOUGHT_TIMES = 6.0
+_SOUGHT_TIMES = 6.0  # factor on the time that these sweeps get, compared with others
 _ADMITTED = 0.92  # share of the budget that a plan fills, because a machine is slower at times
 _LARGEST_SHARE = 0.02  # share of the budget that one case may take
 # A case may exceed that share by this factor if its line stays whole that way. If even the cheapest
@@ -112,8 +112,8 @@ def read_plan(plan: Mapping[str, Any]) -> list[PlanEntry]:
     if fault := misfit(plan, _PLAN, "the plan in run.json"):
         raise UserError(f"{fault}. {START_OVER}")
     planned = [PlanEntry.from_json(row) for row in plan["cases"]]
-    of_shards = {*range(1, plan["shards"] + 1)} if plan["shards"] > 1 else {None, 1}
-    if not {entry.shard for entry in planned} <= of_shards:
+    shard_numbers = {*range(1, plan["shards"] + 1)} if plan["shards"] > 1 else {None, 1}
+    if not {entry.shard for entry in planned} <= shard_numbers:
         raise UserError(
             f"the plan in run.json has cases that belong to none of its shards. {START_OVER}"
         )
@@ -181,7 +181,7 @@ class Costs:
 
 
 def kind_of(case: Case) -> str:
-    """Return what decides how well the estimate fits a case: its operation, pass and dtype."""
+    """Return a case's operation, pass and dtype, which decide how well the estimate fits it."""
     columns = case.columns()
     return " ".join(str(columns[name]) for name in ("op", "pass", "dtype") if columns.get(name))
 
@@ -246,13 +246,13 @@ def make_plan(
         for name, cases in sweeps.items()
         if cases
     }
-    largest = {name: _largest_cost(own, share) for name, own in entries.items()}
+    largest = {name: _largest_cost(members, share) for name, members in entries.items()}
     # 2. Assign the cases to shards.
     if shards > 1:
         entries = _shared_out(entries, shards, together, before)
     # 3. Admit whole lines. The next one is of the sweep with the least time for its weight.
     room = _Room(budget, naming=machine.kind == "gpu")
-    queues = {name: deque(_in_lines(own)) for name, own in entries.items()}
+    queues = {name: deque(_in_lines(members)) for name, members in entries.items()}
     spent = dict.fromkeys(queues, 0.0)
     weight = {name: _SOUGHT_TIMES if name in _SOUGHT else 1.0 for name in queues}
     planned: list[PlanEntry] = []
@@ -262,19 +262,21 @@ def make_plan(
         line = queues[name].popleft()
         if not queues[name]:
             del queues[name]
-        new = [e for e in _affordable(line, largest[name]) if e.case.id not in admitted]
-        if room.take(new):
-            spent[name] += sum(entry.expected for entry in new)
-            planned += new
-            admitted |= {entry.case.id for entry in new}
+        new_entries = [e for e in _affordable(line, largest[name]) if e.case.id not in admitted]
+        if room.take(new_entries):
+            spent[name] += sum(entry.expected for entry in new_entries)
+            planned += new_entries
+            admitted |= {entry.case.id for entry in new_entries}
     # 4. Admit single cases of the sweeps of which no line fitted.
-    for name, own in entries.items():
+    for name, members in entries.items():
         if not spent[name]:
-            for entry in _bit_reversal_order(own):
+            for entry in _bit_reversal_order(members):
                 if entry.expected <= largest[name] and room.take([entry]):
                     planned.append(entry)
                     admitted.add(entry.case.id)
-    left_out = {name: sum(e.case.id not in admitted for e in own) for name, own in entries.items()}
+    left_out = {
+        name: sum(e.case.id not in admitted for e in members) for name, members in entries.items()
+    }
     return Plan(tuple(planned), {name: count for name, count in left_out.items() if count})
 
 
@@ -334,12 +336,12 @@ def _shared_out(
     together: Collection[Collection[str]],
     before: Sequence[PlanEntry],
 ) -> dict[str, list[PlanEntry]]:
-    """Return the cases with their shards; the first shard measures what advice asks for."""
+    """Assign the cases to shards; the first shard measures the cases that advice requests."""
     entries = [*before, *(entry for queue in queues.values() for entry in queue)]
-    taken = {entry.case.id: entry.shard for entry in before if entry.shard is not None}
-    taken |= {entry.case.id: 1 for entry in entries if entry.case.sweep == CONFIRM}
+    assigned = {entry.case.id: entry.shard for entry in before if entry.shard is not None}
+    assigned |= {entry.case.id: 1 for entry in entries if entry.case.sweep == CONFIRM}
     numbers = share_out(
-        [e.case for e in entries], [e.expected for e in entries], shards, together, taken
+        [e.case for e in entries], [e.expected for e in entries], shards, together, assigned
     )
     shard = {entry.case.id: number for entry, number in zip(entries, numbers, strict=True)}
     return {
@@ -349,7 +351,7 @@ def _shared_out(
 
 
 def _largest_cost(queue: Iterable[PlanEntry], share: float) -> float:
-    """Return what a case of a sweep may cost at most: ``share``, unless every case costs more.
+    """Return the most that a case of a sweep may cost: ``share``, unless every case costs more.
 
     A sweep in which every case costs more is represented by its cheapest cases. For example, where
     a cache of 260 MB is flushed before each of six samples, even the smallest cold GEMM takes half
@@ -407,14 +409,14 @@ def _checking_seconds(case: Case, seconds: float, machine: Machine, costs: Costs
     Results are checked three times: before the samples, in a launch that also warms up; after them;
     and in one sample of twelve, where every launch of a cold batch has its own result.
     """
-    one = costs.passes * checked_bytes(case) / machine.bandwidth
+    check_seconds = costs.passes * checked_bytes(case) / machine.bandwidth
     clock = CudaClock if machine.kind == "gpu" else CpuClock
     launches = math.ceil(clock.batch_seconds / max(seconds, 1e-9)) if case.cache != "warm" else 1
-    return 3 * costs.check + seconds + (2 + launches) * one
+    return 3 * costs.check + seconds + (2 + launches) * check_seconds
 
 
 def checked_bytes(case: Case) -> float:
-    """Return the bytes that one check of a result moves, as a count of passes over the operands."""
+    """Return the bytes that one check of a result moves in its passes over the operands."""
     return _CHECK_PASSES[DTYPE_BYTES[case.problem.dtype]] * case.problem.bytes
 
 
@@ -428,25 +430,31 @@ def _cudnn_seconds(case: Case) -> float:
 def expected_seconds(workloads: Sequence[Workload], machine: Machine) -> list[float]:
     """Return the estimated seconds of one launch of each workload; 0 where it cannot run.
 
-    The estimate has the shipped constants. An operation takes as long as its GEMMs and convolutions
-    or, if it has none, as long as moving its bytes.
+    The estimate uses the shipped constants. An operation takes as long as its GEMMs and
+    convolutions or, if it has none, as long as moving its bytes.
     """
-    runs = [workload.dtype in machine.peaks for workload in workloads]
-    products = [products_of(w) if can else () for w, can in zip(workloads, runs, strict=True)]
+    supported = [workload.dtype in machine.peaks for workload in workloads]
+    products = [
+        products_of(w) if is_supported else ()
+        for w, is_supported in zip(workloads, supported, strict=True)
+    ]
     moving = [
-        moving_seconds(w, machine) if can else 0.0 for w, can in zip(workloads, runs, strict=True)
+        moving_seconds(w, machine) if is_supported else 0.0
+        for w, is_supported in zip(workloads, supported, strict=True)
     ]
 
     def seconds_of(_: Sequence[int], problems: Sequence[Problem]) -> Array:
         seconds = np.empty(len(problems))
         for dtype in {problem.dtype for problem in problems}:
-            where = [i for i, problem in enumerate(problems) if problem.dtype == dtype]
+            positions = [i for i, problem in enumerate(problems) if problem.dtype == dtype]
             shapes, tiles = (
-                Shapes.from_problems([problems[i] for i in where]),
+                Shapes.from_problems([problems[i] for i in positions]),
                 Tiles.library(machine, dtype),
             )
             constants = default_constants(machine.generation, dtype)
-            seconds[where] = fastest(shapes, tiles, machine, machine.peak(dtype), constants).time
+            seconds[positions] = fastest(
+                shapes, tiles, machine, machine.peak(dtype), constants
+            ).time
         return seconds
 
     return [float(seconds) for seconds in workload_seconds(products, moving, seconds_of)]

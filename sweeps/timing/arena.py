@@ -16,11 +16,11 @@ from kernels.operation import Workload
 from kernels.problem import DTYPE_BYTES
 
 _ALIGN = 256  # bytes, the alignment of an allocator
-_DRAWN = 4_194_319
+_DRAWN = 4_194_319  # random numbers that are drawn and then repeated: a prime number of them
 
 
 class ArenaFullError(Exception):
-    """A single operand set is larger than the arena may be."""
+    """Raised when a single operand set is larger than the arena may be."""
 
 
 class Arena:
@@ -48,7 +48,10 @@ class Arena:
     def reserve(
         self, problem: Workload, copies: int, shared_a: bool = False, storage: Storage = DENSE
     ) -> None:
-        """Announce a need before any view is handed out; the largest one decides the size."""
+        """Announce the sets of a problem, before any view is handed out.
+
+        The largest need decides the arena's size.
+        """
         a, b, out = _spans(problem, storage)
         if max(a + b, out) > self._max_bytes:
             return
@@ -94,21 +97,21 @@ class Arena:
         # set i begins one A and i steps after the start.
         step = step_b if shared_a else step_a + step_b
         result_slots = max(1, results.numel() // step_out)
-        made = []
+        operand_sets = []
         for index in range(count):
             start_a = 0 if shared_a else index * step
             start_b = step_a + index * step
-            place = index % result_slots * step_out
-            made.append(
+            start_out = index % result_slots * step_out
+            operand_sets.append(
                 view_operands(
                     problem,
                     inputs[start_a : start_a + a],
                     inputs[start_b : start_b + b],
-                    results[place : place + out],
+                    results[start_out : start_out + out],
                     storage,
                 )
             )
-        return made
+        return operand_sets
 
     def flush(self) -> None:
         """Evict the cache by reading other data of twice its size; on a GPU, in stream order."""
@@ -120,6 +123,7 @@ class Arena:
             self._fill(inputs)
 
     def _fill(self, inputs: Tensor) -> None:
+        """Fill inputs with normal values, the same ones each time."""
         # The same numbers are repeated, because a CPU draws them slowly and a whole second arena in
         # fp32 would not fit. Their count is a prime, so that no two rows of a matrix are alike.
         generator = torch.Generator(self._device).manual_seed(0)

@@ -111,8 +111,8 @@ class CpuClock:
         while settle and (time.perf_counter_ns() - begin) < settle * 1e9:
             launch(indices[0])
         before()
-        # Only the result of the last launch is needed. It is apart so that no other launch is timed
-        # together with an assignment.
+        # Only the result of the last launch is needed. That launch is outside the loop, so that no
+        # other launch is timed together with an assignment.
         *first, final = indices
         begin = time.perf_counter_ns()
         for index in first:
@@ -220,9 +220,9 @@ class CudaClock:
         """Time the batch once, behind a gate if one is given."""
         # 1. Hold the stream for as long as queueing the batch should take.
         begin, end = (self._cuda.Event(enable_timing=True) for _ in range(2))
-        known = self._queue_seconds[launch]
+        seconds_per_launch = self._queue_seconds[launch]
         if gate is not None:
-            gate.close(known * len(indices))
+            gate.close(seconds_per_launch * len(indices))
         # 2. Queue the batch between its two events.
         *first, final = indices
         if self._sm_clock is not None:
@@ -240,11 +240,15 @@ class CudaClock:
         finally:
             if gate is not None:  # also after an exception: the stream must not stay held
                 gate.open()
-        # 3. Update how long the host needs for a launch. A launch that waited for the device looks
-        # slow. The estimate rises at once and falls by at most 30% per hidden batch, so that one
-        # quick batch does not make the next spin too short.
-        each = (self.now() - queued) / len(indices)
-        self._queue_seconds[launch] = 1.3 * each if not hidden else max(0.7 * known, 1.3 * each)
+        # 3. Update the host's seconds per launch. A launch that waited for the device looks slow.
+        # The estimate rises at once and falls by at most 30% per hidden batch, so that one quick
+        # batch does not make the next spin too short.
+        launch_seconds = (self.now() - queued) / len(indices)
+        self._queue_seconds[launch] = (
+            1.3 * launch_seconds
+            if not hidden
+            else max(0.7 * seconds_per_launch, 1.3 * launch_seconds)
+        )
         # 4. Wait for the device, and read what the gate and the clocks measured.
         if self._sm_clock is not None:
             self._sm_clock.mark(1)

@@ -98,8 +98,8 @@ class HostFlag:
         # This comes before the wait is queued, so that the thread can release it from the start.
         self._held = (self._ticket, self._now())
         stream = ctypes.c_void_p(self._cuda.current_stream().cuda_stream)
-        ticket, how = ctypes.c_uint32(self._ticket), ctypes.c_uint(_WAIT_GEQ)
-        self._call("cuStreamWaitValue32_v2", stream, self._address, ticket, how)
+        ticket, flags = ctypes.c_uint32(self._ticket), ctypes.c_uint(_WAIT_GEQ)
+        self._call("cuStreamWaitValue32_v2", stream, self._address, ticket, flags)
 
     def open(self) -> None:
         """Write the ticket, which releases the stream."""

@@ -1,6 +1,6 @@
 """Watch who else uses the host during a measurement: other processes and other virtual machines.
 
-On Linux, ``/proc/stat`` tells two shares of the time of all cores: the share that the hypervisor
+On Linux, ``/proc/stat`` gives two shares of the time of all cores: the share that the hypervisor
 gave to other machines (``steal``), and the share that processes other than ours used.
 """
 
@@ -34,7 +34,8 @@ class HostWatch:
     ) -> None:
         """Take a first look.
 
-        ``own`` returns the processes that do not count as others, nor do their reaped children.
+        ``own`` returns the ids of our processes. They and the children that they have reaped do not
+        count as others.
         """
         self._own = own
         self._proc = proc
@@ -55,12 +56,16 @@ class HostWatch:
         seconds = self._last[0] - before[0]
         if before[1] is None or self._last[1] is None or self._last[2].keys() < before[2].keys():
             return None
-        used, stolen, everything = (b - a for a, b in zip(before[1], self._last[1], strict=True))
-        if everything <= 0:
+        used_ticks, stolen_ticks, all_ticks = (
+            b - a for a, b in zip(before[1], self._last[1], strict=True)
+        )
+        if all_ticks <= 0:
             return None
         # A process that has ended left its ticks to the process that reaped it.
-        own = sum(self._last[2].values()) - sum(before[2].values())
-        return HostUse(seconds, stolen / everything, max(0, used - own) / everything)
+        own_ticks = sum(self._last[2].values()) - sum(before[2].values())
+        return HostUse(
+            seconds, stolen_ticks / all_ticks, max(0, used_ticks - own_ticks) / all_ticks
+        )
 
     def _read(self) -> tuple[float, tuple[int, int, int] | None, dict[int, int]]:
         """Return the time, the ticks of all cores (used, stolen, all) and of our processes."""
@@ -69,9 +74,7 @@ class HostWatch:
         return self._now(), self._all_ticks(), known
 
     def _all_ticks(self) -> tuple[int, int, int] | None:
-        """Return the used, stolen and total ticks of all cores, or None if the system does not
-        tell.
-        """
+        """Return the used, stolen and total ticks of all cores; None if they cannot be read."""
         try:
             first = (self._proc / "stat").read_text(encoding="ascii").splitlines()[0]
             user, nice, system, idle, iowait, irq, softirq, steal = map(int, first.split()[1:9])

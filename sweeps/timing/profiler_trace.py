@@ -149,10 +149,12 @@ def split_trace(events: Sequence[Mapping[str, Any]], count: int) -> list[list[Ke
         elif event.get("cat") in ("cpu_op", "user_annotation") and "External id" in arguments:
             operations[arguments["External id"]] = mark
     # 2. Give each kernel to the launch of its call.
-    ran = sorted((e for e in events if e.get("cat") == "kernel"), key=lambda e: float(e["ts"]))
+    kernel_events = sorted(
+        (e for e in events if e.get("cat") == "kernel"), key=lambda e: float(e["ts"])
+    )
     launches: list[list[Kernel] | None] = [[] for _ in range(count)]
-    answered = set()
-    for event in ran:
+    recorded_calls = set()
+    for event in kernel_events:
         arguments = event.get("args", {})
         call = arguments.get("correlation")
         # Where the call itself was not recorded, the operation around it may have been.
@@ -161,13 +163,13 @@ def split_trace(events: Sequence[Mapping[str, Any]], count: int) -> list[list[Ke
             kernels.append(
                 Kernel(event["name"], event["dur"] * 1e-6, tuple(arguments.get("grid", ())))
             )
-            answered.add(call)
+            recorded_calls.add(call)
     # 3. Drop the launches whose records are incomplete.
     for call, mark in calls.items():
-        if call not in answered and mark < count:
+        if call not in recorded_calls and mark < count:
             launches[mark] = None
     # If other launches have kernels, the calls of a launch without any may have been lost.
-    return [None if answered and not kernels else kernels for kernels in launches]
+    return [None if recorded_calls and not kernels else kernels for kernels in launches]
 
 
 class _Marks:

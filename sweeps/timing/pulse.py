@@ -40,7 +40,10 @@ class BeatingPulse(Pulse):
         now: Callable[[], float] = time.monotonic,
         cpu: Callable[[], float] = time.process_time,
     ) -> None:
-        """``now`` and ``cpu`` are clocks in seconds, of the host and of all threads together."""
+        """Create a pulse.
+
+        ``now`` returns the host's time and ``cpu`` the CPU time of all threads, both in seconds.
+        """
         self._now, self._cpu = now, cpu
         self._lock = threading.Lock()
         self._beat = now(), cpu()
@@ -49,7 +52,7 @@ class BeatingPulse(Pulse):
 
     def start(self) -> None:
         """Listen for SIGCONT, and beat on a separate thread."""
-        signal.signal(signal.SIGCONT, self._go_on)
+        signal.signal(signal.SIGCONT, self._count_continue)
         threading.Thread(target=self._run, daemon=True, name="pulse").start()
 
     def stops(self) -> int:
@@ -72,7 +75,7 @@ class BeatingPulse(Pulse):
                 self._gaps += 1
                 self._lost += gap
 
-    def _go_on(self, number: int, frame: FrameType | None) -> None:
+    def _count_continue(self, number: int, frame: FrameType | None) -> None:
         # The lock is not taken: a handler runs on the main thread, which may hold it already.
         self._continued += 1
 

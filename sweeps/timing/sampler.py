@@ -23,7 +23,9 @@ PROTOCOL = 1
 """Version of the measuring method. Measurements of different versions are never mixed."""
 
 SUSTAINED_SETTLE = 0.3
+"""Seconds of unmeasured launches before a sustained batch."""
 SUSTAINED_BATCH = 0.06
+"""Seconds of a sustained batch."""
 _THROTTLE_RETRIES = 3
 _STOP_RETRIES = 3
 MAX_EXPOSED = CHECKPOINTS[0]
@@ -83,7 +85,7 @@ class Subject:
     """Something to time.
 
     ``launch(i)`` launches once on operand set i of ``sets``. ``settings()`` is entered around a
-    batch. ``paced`` says that the gaps between launches belong to the time and are not hidden.
+    batch. ``paced`` is True if the gaps between launches are part of the time and are not hidden.
     ``samples`` are seconds per launch, including the samples of earlier processes. ``warm()`` loads
     into the flushed cache what a launch should find there (nothing for a cold one). ``renew(n)``
     runs before the cache is flushed for a batch of n launches. ``checker`` checks one batch in
@@ -156,7 +158,7 @@ class Sampler:
         telemetry: Telemetry | None = None,
         pulse: Pulse | None = None,
     ) -> None:
-        """``flush`` evicts the last-level cache, in stream order on a GPU."""
+        """Create a sampler; ``flush`` evicts the last-level cache, in stream order on a GPU."""
         self._clock = clock
         self._flush = flush
         self._telemetry = telemetry or Telemetry()
@@ -171,9 +173,9 @@ class Sampler:
 
         Args:
             launch: launches once.
-            warmed_up: true if it has been launched before, so that it needs no warm-up launch.
-            first: duration of that launch in seconds, 0 if unknown. If it is longer than a few
-                batches, it is returned, and a batch will have a single launch.
+            warmed_up: true if there was a launch before, so that no warm-up launch is needed.
+            first: duration of that earlier launch in seconds, 0 if unknown. If it is longer than a
+                few batches, it is returned, and a batch will have a single launch.
         """
         clock = self._clock
         if first > _LONG_BATCHES * clock.batch_seconds:
@@ -188,8 +190,8 @@ class Sampler:
                 return seconds
             # The count is at least doubled, so that the loop ends. It grows at most 16 times,
             # because a first launch that was timed too short would ask for a far too long batch.
-            wanted = clock.batch_seconds / 4 / max(seconds, 1e-9)
-            count = min(max(2 * count, math.ceil(wanted)), 16 * count, clock.max_launches)
+            needed = clock.batch_seconds / 4 / max(seconds, 1e-9)
+            count = min(max(2 * count, math.ceil(needed)), 16 * count, clock.max_launches)
 
     def launches(self, mode: str, seconds: float) -> int:
         """Return the launches of a batch, given the estimated ``seconds`` of one launch.
@@ -216,7 +218,7 @@ class Sampler:
         subject.cost += subject.launches * seconds
 
     def _flush_cost(self) -> float:
-        """Return the seconds of a flush, on a CPU several times those of a short batch."""
+        """Return the seconds of a flush, which on a CPU takes longer than several short batches."""
         if self._flush_seconds is None:
             begin = self.now()
             self._flush()
@@ -356,7 +358,7 @@ class Sampler:
             return self._time_unstopped(batch)
 
     def _time_unstopped(self, take: Callable[[], Timing]) -> Timing:
-        """Time a batch during which the process was not stopped, repeating it if it was.
+        """Time a batch, and time it again if the process was stopped in the meantime.
 
         If every repetition is stopped as well, as under a CPU limit that works by SIGSTOP, the
         batch counts as one with launch gaps.

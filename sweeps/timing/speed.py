@@ -86,33 +86,35 @@ def machine_speed(
     order = np.argsort(moments, kind="stable")
     case, moment = np.asarray(cases, dtype=int)[order], np.asarray(moments, dtype=float)[order]
     log_time = np.log(np.asarray(seconds, dtype=float)[order])
-    enough = np.bincount(case)[case] >= _MIN_CASE_SAMPLES if len(case) else np.zeros(0, dtype=bool)
-    case, moment, log_time = case[enough], moment[enough], log_time[enough]
+    is_kept = np.bincount(case)[case] >= _MIN_CASE_SAMPLES if len(case) else np.zeros(0, dtype=bool)
+    case, moment, log_time = case[is_kept], moment[is_kept], log_time[is_kept]
     # 2. Fit the machine's log time to stretches with equal numbers of samples.
     count = min(_MAX_STRETCHES, len(case) // _STRETCH_SAMPLES)
     if count < _MIN_STRETCHES:
         return STEADY
     stretch = np.arange(len(case)) * count // len(case)
-    slow = _common(case, stretch, log_time, count)
-    # 3. Fit it to each half of the samples. The noise of the halves differs, and what the machine
-    # did is the same. All cases have their k-th samples in the same round, so a half has the even
+    course = _common_log_time(case, stretch, log_time, count)
+    # 3. Fit it to each half of the samples. The halves differ in their noise, but not in the
+    # machine's speed. All cases have their k-th samples in the same round, so a half has the even
     # samples of some cases and the odd samples of the others.
     half = (_rank_in_group(case) + case) % 2 == 0
-    one = _common(case[half], stretch[half], log_time[half], count)
-    other = _common(case[~half], stretch[~half], log_time[~half], count)
-    # 4. Reduce it to the part on which both halves agree, if that exceeds chance.
-    real = float(np.mean((one - one.mean()) * (other - other.mean())))
-    if real <= _SIGNIFICANT * one.std() * other.std() / math.sqrt(count):
+    first_half = _common_log_time(case[half], stretch[half], log_time[half], count)
+    second_half = _common_log_time(case[~half], stretch[~half], log_time[~half], count)
+    # 4. Reduce the fit to the part on which both halves agree, if that exceeds chance.
+    agreement = float(
+        np.mean((first_half - first_half.mean()) * (second_half - second_half.mean()))
+    )
+    if agreement <= _SIGNIFICANT * first_half.std() * second_half.std() / math.sqrt(count):
         return STEADY
-    slow = slow * min(1.0, real / float(slow.var()))
+    course = course * min(1.0, agreement / float(course.var()))
     # 5. Describe each stretch, and the whole run.
     until = np.array([moment[stretch == i][-1] for i in range(count)])
-    lo, hi = _median_interval_of_course(slow)
-    low, high = np.quantile(slow, [0.05, 0.95])
-    return MachineSpeed(until, slow, lo, hi, float(high - low))
+    lo, hi = _series_median_interval(course)
+    low, high = np.quantile(course, [0.05, 0.95])
+    return MachineSpeed(until, course, lo, hi, float(high - low))
 
 
-def _common(case: Whole, stretch: Whole, log_time: Array, count: int) -> Array:
+def _common_log_time(case: Whole, stretch: Whole, log_time: Array, count: int) -> Array:
     """Return what the log times in each of ``count`` stretches have in common, with mean 0."""
     of_stretch = np.zeros(count)
     for _ in range(_ITERATIONS):
@@ -140,25 +142,26 @@ def _medians(group: Whole, values: Array, count: int = 0) -> Array:
     return np.where(counts > 0, (ordered[low] + ordered[high]) / 2, 0.0)
 
 
-def _median_interval_of_course(slow: Array) -> tuple[float, float]:
+def _series_median_interval(series: Array) -> tuple[float, float]:
     """Return the 95% interval of the median of a series of correlated values.
 
-    It has quantiles as its ends, chosen for the number of values that are as good as independent.
+    Its ends are quantiles, chosen for the number of independent values that the series is worth.
     Where that number is under six, the interval is the whole range, as for six samples.
     """
-    # 1. Sum the autocorrelations while they matter. So many values are worth one independent one.
-    centred = slow - slow.mean()
+    # 1. Sum the autocorrelations while they matter. ``length`` values are worth one independent
+    # value.
+    centred = series - series.mean()
     variance = float(centred @ centred)
     length = 1.0
-    for lag in range(1, len(slow) // 2):
+    for lag in range(1, len(series) // 2):
         correlation = float(centred[lag:] @ centred[:-lag]) / variance
         if correlation < _DECORRELATED:
             break
         length += 2 * correlation
     # 2. Take the quantiles between which the median of as many independent values lies.
-    independent = len(slow) / length
+    independent = len(series) / length
     if independent < 6:
-        return float(slow.min()), float(slow.max())
+        return float(series.min()), float(series.max())
     reach = Z95 * 0.5 / math.sqrt(independent)
-    lo, hi = np.quantile(slow, [max(0.0, 0.5 - reach), min(1.0, 0.5 + reach)])
+    lo, hi = np.quantile(series, [max(0.0, 0.5 - reach), min(1.0, 0.5 + reach)])
     return float(lo), float(hi)

@@ -69,7 +69,7 @@ def converged(samples: Sequence[float]) -> bool:
 
 
 def is_narrow(middle: float, interval: tuple[float, float] | None) -> bool:
-    """Return True if there is an interval, both ends of which are within ±1% of the median."""
+    """Return True if there is an interval and both its ends are within ±1% of the median."""
     if interval is None:
         return False
     return max(interval[1] - middle, middle - interval[0]) <= TOLERANCE * middle

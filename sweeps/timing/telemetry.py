@@ -62,7 +62,7 @@ class Telemetry:
         return Reading()
 
     def joules(self) -> float | None:
-        """Return the joules that the board has used since some moment; None without a counter."""
+        """Return the joules used by the board since a fixed moment; None without a counter."""
         return None
 
     def forget(self) -> None:
@@ -73,7 +73,7 @@ class NvmlTelemetry(Telemetry):
     """Telemetry of one GPU, which a background thread reads every 50 ms."""
 
     def __init__(self, nvml: Any, handle: Any) -> None:
-        """``nvml`` is the module pynvml (or a fake of it), ``handle`` its handle of the GPU."""
+        """Prepare reading. ``nvml`` is pynvml or a fake of it, and ``handle`` is its GPU handle."""
         self._nvml = nvml
         self._handle = handle
         self._readings: deque[_Raw] = deque(maxlen=_KEEP)
@@ -102,19 +102,19 @@ class NvmlTelemetry(Telemetry):
                 break
             if reading[0] <= end + _PERIOD:
                 span.append(reading)
-        seen = 0
+        reason_bits = 0
         for row in span:
-            seen |= row[4]
+            reason_bits |= row[4]
         sm_mhz = _median_or_none([row[1] for row in span])
         power_w = _median_or_none([row[2] for row in span])
         temp_c = _median_or_none([row[3] for row in span])
-        reasons = tuple(name for bit, name in _REASONS.items() if seen & bit)
+        reasons = tuple(name for bit, name in _REASONS.items() if reason_bits & bit)
         return Reading(sm_mhz, power_w, temp_c, reasons)
 
     def joules(self) -> float | None:
         """Return the board's energy counter in joules.
 
-        Boards have such a counter from Volta on. It counts millijoules.
+        NVML counts millijoules, on boards from Volta on. Return None if there is no counter.
         """
         counted = self._ask(self._nvml.nvmlDeviceGetTotalEnergyConsumption, self._handle)
         return None if counted is None else counted / 1e3
@@ -128,6 +128,7 @@ class NvmlTelemetry(Telemetry):
             self._read()
 
     def _read(self) -> None:
+        """Append one reading of all sensors."""
         nvml, handle = self._nvml, self._handle
         clock = self._ask(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM)
         power = self._power()
@@ -152,10 +153,10 @@ class NvmlTelemetry(Telemetry):
             pass
         return self._ask(nvml.nvmlDeviceGetPowerUsage, self._handle)
 
-    def _ask(self, question: Any, *arguments: Any) -> float | None:
-        """Return one answer of NVML; None if the card or its driver does not give it."""
+    def _ask(self, query: Any, *arguments: Any) -> float | None:
+        """Return the value of one NVML query; None if the card or its driver lacks it."""
         try:
-            return float(question(*arguments))
+            return float(query(*arguments))
         except self._nvml.NVMLError:
             return None
 
@@ -179,16 +180,16 @@ def open_nvml() -> Any | None:
 def nvml_handle(nvml: Any, properties: Any) -> Any | None:
     """Return NVML's handle of a GPU, given PyTorch's ``get_device_properties``."""
     uuid = str(getattr(properties, "uuid", ""))
-    place = [getattr(properties, f"pci_{what}_id", 0) for what in ("domain", "bus", "device")]
-    address = f"{place[0]:08x}:{place[1]:02x}:{place[2]:02x}.0"
-    for by, name in (
+    pci_ids = [getattr(properties, f"pci_{what}_id", 0) for what in ("domain", "bus", "device")]
+    address = f"{pci_ids[0]:08x}:{pci_ids[1]:02x}:{pci_ids[2]:02x}.0"
+    for find_handle, identifier in (
         (nvml.nvmlDeviceGetHandleByUUID, f"GPU-{uuid}"),
         (nvml.nvmlDeviceGetHandleByUUID, f"MIG-{uuid}"),
         (nvml.nvmlDeviceGetHandleByPciBusId, address),
     ):
         try:
-            handle = by(name)
-            if name.startswith("MIG-"):
+            handle = find_handle(identifier)
+            if identifier.startswith("MIG-"):
                 handle = nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle)
         except nvml.NVMLError:
             continue
@@ -197,7 +198,7 @@ def nvml_handle(nvml: Any, properties: Any) -> Any | None:
 
 
 def other_processes(nvml: Any, handle: Any) -> int:
-    """Return how many other processes compute on a GPU; 0 if NVML does not tell."""
+    """Return the number of other processes that compute on a GPU; 0 if NVML cannot tell."""
     try:
         processes = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
     except nvml.NVMLError:

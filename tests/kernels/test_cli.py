@@ -120,5 +120,5 @@ def test_a_closed_standard_output_is_no_error() -> None:
 
 @pytest.mark.parametrize("text", ["9" * 400 + "m", "9" * 400, "1e3s", "-1m", "nan", "99999999h"])
 def test_an_absurd_time_gets_a_sentence(text: str) -> None:
-    with pytest.raises(UserError, match=r"--budget .*(takes a time such as|more than a year)"):
+    with pytest.raises(UserError, match=r"--budget .*(give a time such as|more than a year)"):
         parse_seconds(text)

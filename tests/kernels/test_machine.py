@@ -89,7 +89,9 @@ def test_ridge_points_of_the_h200_are_the_published_ones() -> None:
 
 
 def test_a_dtype_without_units_is_an_error_in_a_sentence() -> None:
-    with pytest.raises(UserError, match="Tesla V100-SXM2-16GB computes fp32, fp16, not bf16"):
+    with pytest.raises(
+        UserError, match="Tesla V100-SXM2-16GB does not compute bf16; use one of fp32, fp16"
+    ):
         known_machine("nvidia-v100-sxm2-16gb").peak("bf16")
 
 

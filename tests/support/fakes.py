@@ -96,14 +96,14 @@ class FakeChecker:
         if self.unseen is not None:
             self.after()
         if self.behaviour == "wrong-in-batch":
-            raise WrongResultError("in a timed batch it was wrong.")
+            raise WrongResultError("the result was wrong in a timed batch.")
 
     def release(self) -> None:
         pass
 
     def after(self) -> None:
         if self.behaviour == "wrong-after":
-            raise WrongResultError("after its samples it was wrong.")
+            raise WrongResultError("the result was wrong after its samples.")
 
 
 class FakeBench:

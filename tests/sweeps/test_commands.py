@@ -130,7 +130,7 @@ def test_recordings_of_two_days_become_one(tmp_path: Path) -> None:
     ("arguments", "words"),
     [
         (("run", "nothing"), "sweep 'nothing' is not known"),
-        (("run", "--budget", "soon"), "--budget takes a time"),
+        (("run", "--budget", "soon"), "--budget is 'soon'; give a time"),
         (("run", "--shard", "3/2"), "--shard takes I/N"),
         (("show", "sqare"), "did you mean 'square'"),
     ],

@@ -61,8 +61,8 @@ def test_machines_stand_side_by_side() -> None:
     ("arguments", "words"),
     [
         (("audit", "gpt5"), "did you mean 'gpt2'"),
-        ((*GPT2, "--mode", "training"), "--mode takes train, prefill, decode"),
-        ((*GPT2, "--fuse", "kv"), "--fuse takes qkv, gate_up"),
+        ((*GPT2, "--mode", "training"), "--mode is 'training'; did you mean 'train'"),
+        ((*GPT2, "--fuse", "kv"), "--fuse is 'kv'; did you mean 'qkv'"),
         ((*GPT2, "--tp", "5"), "--tp 5 does not divide"),
         ((*GPT2, "--vary", "depth"), "no size 'depth' to vary"),
         ((*GPT2, "--arg", "hidden"), "--arg takes a size such as hidden=4096"),
@@ -70,7 +70,7 @@ def test_machines_stand_side_by_side() -> None:
         ((*GPT2, "--attention", "0%"), "above 0%"),
         ((*GPT2, "--autocast", "--dtype", "fp32"), "--autocast casts to fp16 or bf16"),
         ((*GPT2, "--mode", "prefill", "--recompute"), "--recompute is only for training"),
-        ((*GPT2, "--causal", "quarter"), "--causal takes half, full"),
+        ((*GPT2, "--causal", "quarter"), "--causal is 'quarter'; use one of half, full"),
         ((*GPT2, "--try", "hidden"), "--try takes sizes such as hidden=4096,4224"),
         ((*GPT2, "--try", "widht=4"), "gpt2 has no size 'widht'"),
         ((*GPT2, "--try", f"hidden={','.join(map(str, range(1, 70)))}"), "more than 64"),
@@ -78,7 +78,7 @@ def test_machines_stand_side_by_side() -> None:
         ((*GPT2, "--skew", "0.5"), "--skew is 0.5; give 1"),
         ((*GPT2, "--skew", "nan"), "--skew is nan; give 1"),
         ((*GPT2, "--csv", "/no/such/folder/a.csv"), "is not a folder"),
-        (("audit", "gpt2", "--machine", "nvidia-v100-sxm2-16gb"), "not bf16"),
+        (("audit", "gpt2", "--machine", "nvidia-v100-sxm2-16gb"), "does not compute bf16"),
     ],
 )
 def test_usage_errors(arguments: tuple[str, ...], words: str) -> None:

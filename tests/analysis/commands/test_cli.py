@@ -101,7 +101,7 @@ def test_calibrate_plot_and_table(results: Path) -> None:
         (("predict", "--machine", "nvidai-h200", "--gemm", "8,8,8,bf16"), "'nvidia-h200'"),
         (("predict", "--machine", "nvidia-h200", "--gemm", "8,8"), "--gemm takes"),
         (("recommend", "--machine", "nvidia-h200", "--gemm", "8,8,8,bf16", "--pad", "x"), "--pad"),
-        (("predict", "--machine", "nvidia-v100-sxm2-16gb", "--gemm", "8,8,8,bf16"), "not bf16"),
+        (("predict", "--machine", "nvidia-v100-sxm2-16gb", "--gemm", "8,8,8,bf16"), "compute bf16"),
         (("rules", "--plots", "x"), "--plots needs --table"),
     ],
 )  # fmt: skip

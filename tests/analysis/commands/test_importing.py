@@ -141,7 +141,7 @@ def test_a_failing_import_leaves_what_was_there(tmp_path: Path) -> None:
     assert "already imported" not in other.stderr  # told otherwise, it is read again
     failed = analysis("import", path, *here)
     assert failed.returncode == 2
-    assert "computes fp32, fp16, not bf16" in failed.stderr
+    assert "does not compute bf16; use one of fp32, fp16" in failed.stderr
     kept = analysis("machines", "--json", "--results", tmp_path)
     rows = {row["slug"]: row for row in json.loads(kept.stdout)}
     assert rows["nvidia-v100-sxm2-16gb"]["basis"] == "recorded"

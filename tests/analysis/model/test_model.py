@@ -266,7 +266,7 @@ def test_every_known_machine_predicts_without_measurements(slug: str) -> None:
 
 def test_a_dtype_without_units_is_a_sentence() -> None:
     volta = Model(known_machine("nvidia-v100-sxm2-16gb"))
-    with pytest.raises(UserError, match="not bf16"):
+    with pytest.raises(UserError, match="does not compute bf16"):
         volta.predict(Query.plain([Gemm(8, 8, 8, "bf16")], "cublas"))
 
 

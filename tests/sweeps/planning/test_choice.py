@@ -99,7 +99,7 @@ def test_a_file_is_a_sweep(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [("none.toml", r"none\.toml cannot be read \(No such file or directory\)"),
-     ("square.toml", "already exists; rename yours")],
+     ("square.toml", "a sweep named 'square' already exists; rename ")],
 )  # fmt: skip
 def test_a_file_that_cannot_be_a_sweep(name: str, words: str, tmp_path: Path) -> None:
     if name == "square.toml":
