@@ -141,11 +141,11 @@ def test_wishes_that_cannot_be_met_are_refused(options: dict[str, Any], words: s
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"mode": "training"}, "--mode takes"), ({"batch": 0}, "--batch is 0"),
+        ({"mode": "training"}, "--mode is 'training'"), ({"batch": 0}, "--batch is 0"),
         ({"tp": -1}, "--tp is -1"), ({"loss_chunks": 2.5}, "--loss-chunks is 2.5"),
         ({"parameters": 9.0}, "--parameters takes a share"), ({"batch": "8"}, "--batch is '8'"),
         ({"attention": 2.0}, "--attention takes a share"),
-        ({"fuse": ["kv"]}, "--fuse takes"), ({"sizes": {"depth": 3}}, "'depth'"),
+        ({"fuse": ["kv"]}, "--fuse is 'kv'"), ({"sizes": {"depth": 3}}, "'depth'"),
         ({"machine": "h9000"}, "is not known"),
     ],
 )  # fmt: skip
