@@ -341,9 +341,9 @@ def library_tiles(generation: str, dtype: str) -> list[tuple[int, int]]:
 def large_tile(generation: str, dtype: str) -> tuple[int, int]:
     """Return the (rows, columns) of the tile that a large GEMM gets; cliffs lie at its edges.
 
-    Kernel names show nvjet 128×256 and ampere 128×256, whose first number is our columns. It is not
-    known which blocks a CPU's libraries use, so for a CPU the tile only says which sizes to sample
-    more densely.
+    In the names of nvjet and ampere kernels, ``128x256`` means 128 columns by 256 rows: the first
+    number counts columns. It is not known which blocks a CPU's libraries use, so for a CPU the tile
+    only says which sizes to sample more densely.
     """
     if generation == "cpu":
         return 128, 64

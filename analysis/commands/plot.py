@@ -151,7 +151,10 @@ def _print_steps(basis: Basis, dtype: str, results: Path, json: bool) -> None:
 
     rows = _rows(basis, dtype)
     if rows.empty:
-        raise UserError(f"no {dtype} GEMM of {basis.model.machine.slug} was measured.")
+        raise UserError(
+            f"there are no {dtype} GEMM measurements for {basis.model.machine.slug}; give another "
+            "--dtype, or measure some first."
+        )
     steps = steps_of(rows)
     collections = read_collections(folder_of(results, basis.model.machine.slug))
     public = basis.kind == "public"

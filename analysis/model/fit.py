@@ -51,7 +51,7 @@ distribution."""
 
 @dataclass(frozen=True)
 class SoftwareRange:
-    """Range of nine in ten log ratios of another framework's times to predictions.
+    """90% range of the log ratio of another framework's time to the predicted time.
 
     Its ends are multiples of a prediction's spread, which combines the model's own error and
     :data:`SOFTWARE_ERROR` (:meth:`Fit.for_software`). Such a range also bounds the errors of

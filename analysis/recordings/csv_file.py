@@ -144,8 +144,8 @@ def read_csv(
     names = header.split(",")
     if missing := [name for name in kinds if name not in names and name not in optional]:
         raise UserError(f"{path} has no column {missing[0]!r}. {remedy}")
-    if len(set(names)) < len(names):
-        raise UserError(f"{path} has the same column twice. {remedy}")
+    if repeated := [name for name in names if names.count(name) > 1]:
+        raise UserError(f"{path} has column {repeated[0]!r} twice. {remedy}")
     numbered = [(number, line) for number, line in enumerate(lines, 2) if line]
     cells, complete = _cells(header, [line for _, line in numbered], kinds)
     faults = Faults(path, [number for number, _ in numbered], remedy)

@@ -26,7 +26,7 @@ def square_series(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _with_ends(rows: pd.DataFrame) -> pd.DataFrame:
-    """Add the speeds of both ends of each time's interval; missing where a time has none."""
+    """Add the speeds at both ends of each time's interval; NaN for a time without one."""
     speeds = [rows["flops"] / rows[name] / 1e6 for name in ("time_hi_us", "time_lo_us")]
     return rows.assign(**dict(zip(ENDS, speeds, strict=True)))
 

@@ -70,7 +70,9 @@ def _find_collections(name: str, judged: Path, machine: Machine, dtype: str) -> 
         source = read_source(path, machine, dtype)
         gemms = [p for p in source.problems if isinstance(p, Gemm)]
         if len(gemms) < len(source):
-            raise UserError(f"{name} has rows that are not GEMMs; --prior takes only GEMMs.")
+            raise UserError(
+                f"{name} has rows that are not GEMMs; remove them, as --prior takes none."
+            )
         return [Collection(machine, source.name, gemms, source.seconds)]
     tables = [t for t in find_tables() if t.rows and t.slug in known_machines()]
     chosen = choose_tables(tables)

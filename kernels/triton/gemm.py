@@ -85,9 +85,10 @@ class GemmFamily(TritonFamily):
 
         Each has as many stages as the CTA's shared memory holds, up to a number given for the tile.
 
-        Rows that are not a multiple of 16 bytes are copied an element or two at a time, through
-        registers and with an address each. A shallow K step and eight warps keep them from spilling
-        (128×128 with 64 elements of K and four warps spills kilobytes).
+        Rows whose length is not a multiple of 16 bytes are copied one or two elements at a time.
+        Each copy passes through registers and needs its own address. A shallow K step and eight
+        warps keep them from spilling (128×128 with 64 elements of K and four warps spills
+        kilobytes).
 
         A GEMM of few rows (a decode step) reads weights and little else. Wide tiles with a K step
         of 256 bytes have fewer steps and keep more bytes in flight.

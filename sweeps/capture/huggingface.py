@@ -207,8 +207,8 @@ def _read_json(path: Path) -> dict[str, Any]:
         data = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}.") from None
-    except ValueError:
-        raise UserError(f"{path} is not valid JSON.") from None
+    except ValueError as error:
+        raise UserError(f"{path} is not valid JSON: {error}.") from None
     if not isinstance(data, dict):
         raise UserError(f"{path} is not a JSON object, as a model's config.json must be.")
     return data

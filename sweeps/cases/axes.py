@@ -123,7 +123,8 @@ def resolution_order(axes: Mapping[str, Axis], where: str = "") -> list[str]:
         if not ready:
             names = " and ".join(sorted(unresolved))
             raise UserError(
-                f"{where}: {names} are each defined by the other; give one of them as numbers."
+                f"{where}: {names} are defined in terms of one another; give at least one of them "
+                "as numbers."
             )
         order += ready
         for name in ready:
