@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import gc
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
@@ -95,6 +97,19 @@ class LeverSearch:
     tries: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
 
+@contextlib.contextmanager
+def _without_collection() -> Iterator[None]:
+    """Put off garbage collection, which takes a fifth of the time of dozens of captures."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@_without_collection()
 def audit(
     source: ModelSource,
     step: ModelStep,
