@@ -137,8 +137,8 @@ def _cell(value: object) -> str:
 def _check_header(name: str, header: Sequence[str]) -> None:
     if not {"m", "n", "k", "dtype"} <= set(header) and "op" not in header:
         raise UserError(f"{name} does not have the columns {_HEADER}.")
-    if len(set(header)) < len(header):
-        raise UserError(f"{name} has the same column twice.")
+    if repeated := [column for column in header if header.count(column) > 1]:
+        raise UserError(f"{name} has column {repeated[0]!r} twice.")
     if unknown := [column for column in header if column not in COLUMNS]:
         raise UserError(f"{name} has a column {unknown[0]!r}; {nearest(unknown[0], COLUMNS)}")
 

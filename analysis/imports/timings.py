@@ -110,7 +110,8 @@ def _read(path: Path, separator: str = ",", lower: bool = False) -> pd.DataFrame
     if lower:
         frame.columns = frame.columns.str.lower()
     if not frame.columns.is_unique:
-        raise UserError(f"{path} has the same column twice.")
+        repeated = frame.columns[frame.columns.duplicated()][0]
+        raise UserError(f"{path} has column {repeated!r} twice.")
     written = ~(frame == "").all(axis=1)
     return frame.assign(line=np.arange(2, len(frame) + 2))[written]
 
