@@ -37,6 +37,7 @@ from kernels.problem import Problem
 from sweeps.capture.captured import Captured, Dimension, Product
 
 _CAPTURED = 2  # candidates per dimension that are captured, after all were estimated
+_CLOSE = 0.01  # estimated gain by which a captured candidate may fall behind the best one
 _NEGLIGIBLE = 0.05  # evidence for at most this share of the changed time is ignored
 
 Capture = Callable[[Mapping[str, int]], Captured]
@@ -353,7 +354,7 @@ def _promising(
     # 1. The forward operations at the current value and at each candidate that is possible.
     values = candidates(dimension, captured, question.runtime.tp, multiple)
     # Where more heads are narrower, sizes do not grow in proportion.
-    if len(values) <= _CAPTURED or any(slope < 0 for slope in dimension.slopes.values()):
+    if len(values) < _CAPTURED or any(slope < 0 for slope in dimension.slopes.values()):
         return values
     asis, *changed = (
         _resized(captured, dimension, value, question.runtime)
@@ -375,7 +376,8 @@ def _promising(
         value: _net_gain(steps[0] / step - 1, work / flops[0] - 1)
         for value, step, work in zip(values, steps[1:], flops[1:], strict=True)
     }
-    return sorted(gains, key=lambda value: -gains[value])[:_CAPTURED]
+    best_first = sorted(gains, key=lambda value: -gains[value])[:_CAPTURED]
+    return [value for value in best_first if gains[value] >= gains[best_first[0]] - _CLOSE]
 
 
 def _net_gain(gain: float, more_flops: float) -> float:
