@@ -122,7 +122,7 @@ def pairs_of(captured: Captured, dimensions: Sequence[Dimension], tp: int = 1) -
     for heads in by_heads:
         narrower = any(slope < 0 for slope in heads.slopes.values())
         if narrower and not with_kv_heads:
-            continue  # the number of heads alone has the same effect
+            continue  # a candidate that changes only the number of heads has the same effect
         for width in HEAD_WIDTHS:
             if heads.value == before.heads and total % width == 0 and width != before.width:
                 count = total // width

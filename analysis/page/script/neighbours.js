@@ -1,7 +1,7 @@
 // The neighbours of a shape along each of its sizes, and the shape that somebody typed.
 
 const NEAR = 6; // neighbours to each side that are shown at least
-const MOST_EDGES = 60; // of tiles or waves: more are counted alone
+const MOST_EDGES = 60; // of tiles or waves: more are only counted
 const MOST_COUNTED = 10000; // more are not
 const GEMM_SIZES = ["m", "n", "k"];
 const CONV_SIZES = ["batch", "c", "kout"];
@@ -74,18 +74,18 @@ function drawLine(place, i, along) {
     expected: columns((j) => points.predicted_us[j] ?? NaN),
     said: columns(said),
   };
-  const alone = !line.some((j) => j !== i);
-  for (const part of box.querySelectorAll(".chart, details")) part.hidden = alone;
+  const single = !line.some((j) => j !== i);
+  for (const part of box.querySelectorAll(".chart, details")) part.hidden = single;
   const title = i === null ? "" : `Along ${along.toUpperCase()}`;
   const heading = box.querySelector("h3");
   const [low, high] = endsAround(line.map((j) => points[along][j]), i === null ? 0 : points[along][i]);
   const inside = line.filter((j) => points[along][j] >= low && points[along][j] <= high);
   const tallest = (j) => Math.max(points.time_us[j], points.predicted_us[j] ?? 0);
   const top = Math.max(...inside.map(tallest));
-  const edges = alone ? { tiles: [], waves: [] } : edgesOf(i, along, low, high);
+  const edges = single ? { tiles: [], waves: [] } : edgesOf(i, along, low, high);
   const ofWaves = machineOf(i ?? 0).kind === "gpu" ? `, ${edges.waves.length} of waves` : "";
   const marks = `; ${edges.tiles.length} edges of tiles${ofWaves}`;
-  heading.textContent = alone
+  heading.textContent = single
     ? `${title}: no other size was measured`
     : `${title}: ${line.length} sizes${edges.tiles.length + edges.waves.length ? marks : ""}`;
   for (const kind of ["tiles", "waves"]) {
@@ -103,7 +103,7 @@ function drawLine(place, i, along) {
   const chart = model(`chart-${name}`);
   chart.below[0].axis_label = along.toUpperCase();
   if (line.length) {
-    const margin = alone ? 1 : 0.05 * (high - low);
+    const margin = single ? 1 : 0.05 * (high - low);
     Object.assign(chart.x_range, { start: low - margin, end: high + margin });
     Object.assign(chart.y_range, { start: 0, end: 1.1 * top });
   }

@@ -97,3 +97,21 @@ def test_stated_probabilities() -> None:
 def test_errors_of_attention() -> None:
     page = (ROOT / "analysis" / "auditing-a-model.md").read_text(encoding="utf-8")
     assert attention.markdown(recorded("attention.json")) in page
+
+
+def test_gains_of_a_padded_vocabulary() -> None:
+    page = (ROOT / "analysis" / "auditing-a-model.md").read_text(encoding="utf-8")
+    lines = (RECORDED_FIGURES / "vocabulary.jsonl").read_text(encoding="utf-8").splitlines()
+    runs = {(run["machine"], run["runtime"]): run for run in map(json.loads, lines)}
+
+    def signed(share: float) -> str:
+        return f"{share:+.1%}".replace("-", "−")
+
+    for name, slug in (("A100 SXM", "nvidia-a100-sxm-80gb"), ("H100 SXM", "nvidia-h100-sxm")):
+        cells = []
+        for runtime in ("eager", "compile"):
+            lever = runs[slug, runtime]["lever"]
+            ends = f"{signed(lever['lo'])} to {signed(lever['hi'])}"
+            cells.append(f"{signed(lever['gain'])} ({ends})")
+        share = f"{runs[slug, 'compile']['head_share']:.0%}"
+        assert f"| {name} | {' | '.join(cells)} | {share} |" in page
