@@ -244,34 +244,53 @@ def _basis_with_queries(folder: Path, run: Mapping[str, Any], results: Path) -> 
     return replace(basis, folder=folder, measured=f"measured {run['run'][:10]}")
 
 
+def basis_at(folder: Path, fitted: Model) -> Basis:
+    """Return the basis that the recording in a folder gives.
+
+    ``fitted`` is a model that was fitted to it just now. It is used where the recording has no
+    calibration.json, so that all answers about a recording come from the same model.
+
+    Raises:
+        UserError: if the calibration cannot be read.
+    """
+    basis = _basis_from_recording(folder)
+    if not basis.calibrated:
+        basis = _recorded_basis(folder, load_run(folder), fitted)
+    return _complete(basis)
+
+
 def _basis_from_recording(folder: Path) -> Basis:
     """Return the basis that a recording gives; without a calibration, its model has no fits."""
     run = load_run(folder)
     machine = Machine.from_json(run["machine"])
     path = folder / "calibration.json"
-    public = run.get("public")
-    warm = public is not None and public["cache"] == "warm"
-    is_own = public is None or public["framework"] == FILE
-    kind = "recorded" if is_own else "public"
-    source = f"measured {run['run'][:10]}"
-    if public:
-        row_words = f"{public['rows']:,} rows of" if is_own else f"{public['rows']:,} public rows,"
-        source = f"{row_words} {public['source']}, {public['cache']}"
     if not path.exists():
-        source += ", not calibrated yet"
-        return Basis(Model(machine), kind, source, folder, warm, calibrated=False)
+        basis = _recorded_basis(folder, run, Model(machine))
+        return replace(basis, source=f"{basis.source}, not calibrated yet", calibrated=False)
     try:
         model = model_from_json(machine, json.loads(path.read_bytes()))
-        if not is_own:
-            model = for_any_framework(model)
+        return _recorded_basis(folder, run, model)
     except (ValueError, KeyError, TypeError, AttributeError):
         raise UserError(
             f"{path} cannot be read; {command(f'analysis calibrate --machine {folder.name}')} "
             "writes it again."
         ) from None
+
+
+def _recorded_basis(folder: Path, run: Mapping[str, Any], model: Model) -> Basis:
+    """Return the basis that a recording gives with a model that was fitted to it."""
+    public = run.get("public")
+    warm = public is not None and public["cache"] == "warm"
+    is_own = public is None or public["framework"] == FILE
+    source = f"measured {run['run'][:10]}"
+    if public:
+        row_words = f"{public['rows']:,} rows of" if is_own else f"{public['rows']:,} public rows,"
+        source = f"{row_words} {public['source']}, {public['cache']}"
+    if not is_own:
+        model = for_any_framework(model)
     starts = filter(None, (_start_of(fit) for fit in model.fits.values()))
     source += "".join(f", on top of {names}" for names in dict.fromkeys(starts))
-    return Basis(model, kind, source, folder, warm)
+    return Basis(model, "recorded" if is_own else "public", source, folder, warm)
 
 
 def _start_of(fit: Fit) -> str:

@@ -23,13 +23,24 @@ from jinja2 import Environment, FileSystemLoader, select_autoescape
 
 from analysis.advice.recommend import Advice
 from analysis.advice.verdict import verdict_text
+from analysis.model.basis import basis_at
 from analysis.page import charts, page_findings
+from analysis.page.page_model import page_model
 from analysis.page.page_report import PageReport
 from analysis.page.points import columns_of, points_of
+from analysis.recordings.load import problems_of
 from kernels.common.program import command
 
 _HERE = Path(__file__).parent
-_SCRIPT = ("data.js", "tables.js", "charts.js", "neighbours.js", "page.js")  # one module, in order
+_SCRIPT = (
+    "data.js",
+    "tables.js",
+    "charts.js",
+    "formula.js",
+    "ask.js",
+    "neighbours.js",
+    "page.js",
+)  # one module, in order
 
 
 def page_html(reports: Sequence[PageReport]) -> str:
@@ -101,9 +112,19 @@ def _data(report: PageReport, points: pd.DataFrame, scale: float) -> dict[str, A
         "scale": scale,
         "peaks": {dtype: machine.peak(dtype) / 1e12 for dtype in machine.peaks},
         "points": columns_of(points),
+        "model": _model(report),
         "advice": [_advice(answer) for answer in report.advice],
         "rules": [rule.to_json() for rule in report.rules],
     }
+
+
+def _model(report: PageReport) -> dict[str, Any] | None:
+    """Return the time model for the script; None if the run is unusable."""
+    analysis = report.analysis
+    if analysis.recording.unusable:
+        return None
+    basis = basis_at(analysis.recording.folder, analysis.model)
+    return page_model(basis, problems_of(analysis.table))
 
 
 def _advice(answer: Advice) -> dict[str, Any]:

@@ -1,4 +1,5 @@
-// The script of the page, in five files that are one: data, tables, charts, neighbours, page.
+// The script of the page, in seven files that are one: data, tables, charts, formula (the time
+// model), ask (answers from it), neighbours, page.
 // Whatever comes from a recording is set as text, never as markup.
 //
 // This one: the page's data, unpacked, and what they are as text.
@@ -68,7 +69,8 @@ const caseOf = (i) =>
     .join(" ");
 
 function microseconds(time, low, high) {
-  const [middle, ...ends] = [time, low, high].map((value) => (value === null ? null : round(value, 4)));
+  const digits = { maximumSignificantDigits: 4 };
+  const [middle, ...ends] = [time, low, high].map((value) => value?.toLocaleString("en", digits));
   return low === null ? `${middle} µs` : `${middle} µs (${ends.join("–")} µs)`;
 }
 
@@ -78,11 +80,17 @@ function timeOf(i) {
   return microseconds(time, low, high);
 }
 
+// A GPU's peak is that of its datasheet; a CPU's ceiling is measured.
+function shareOfPeak(tflops, run, dtype) {
+  const peak = run.peaks[dtype];
+  const name = run.kind === "cpu" ? "ceiling" : "peak";
+  return peak ? `, ${percent(tflops / peak, 0)} of the ${name}` : "";
+}
+
 function speedText(i) {
   if (points.time_us[i] === null || points.flops[i] === null) return "–";
   const speed = speedOf(i, points.time_us[i]);
-  const peak = machineOf(i).peaks[word("dtype", i)];
-  return peak ? `${rate(speed)}, ${percent(speed / peak, 0)} of the peak` : rate(speed);
+  return rate(speed) + shareOfPeak(speed, machineOf(i), word("dtype", i));
 }
 
 function predictedText(i) {

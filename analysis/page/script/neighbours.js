@@ -127,31 +127,19 @@ function firstToShow() {
   return best.i;
 }
 
-const sizesNeeded = { gemm: 3, conv: 12 }; // fields that must be typed
-const FIELDS = {
-  gemm: ["m", "n", "k", "dtype", "layout", "batch"],
-  conv: ["batch", "c", "h", "w", "kout", "r", "s", "stride", "padding", "dilation", "groups", "dtype",
-    "layout", "pass"],
-};
-const DEFAULTS = { gemm: { layout: "nt", batch: "1" }, conv: { layout: "nhwc", pass: "fprop" } };
-
-// The row of a typed shape: the very one, else the nearest that was timed with its dtype. A size is
-// as far as its ratio says, another word as far as twice a size.
-function find(text) {
-  const typed = text.trim().toLowerCase().replaceAll("×", ",").split(/\s*,\s*/);
-  const op = typed.length > FIELDS.gemm.length ? "conv" : "gemm";
-  const asked = FIELDS[op]
-    .map((name, place) => [name, typed[place] || DEFAULTS[op][name]])
-    .filter(([, value]) => value !== undefined);
-  const sizes = asked.filter(([name]) => Array.isArray(points[name]));
-  const valid = sizes.every(([, value]) => /^[1-9]\d{0,11}$/.test(value));
-  if (!valid || typed.length > FIELDS[op].length || typed.length < sizesNeeded[op]) return null;
+// The row of a problem: the very one, else the nearest that was timed with its dtype. A size is as
+// far as its ratio says, another word as far as twice a size.
+function find(problem) {
+  const asked = FIELDS[problem.op].map((name) => [
+    problem.op === "conv" && name === "n" ? "batch" : name,
+    Array.isArray(problem[name]) ? pairText(problem[name]) : problem[name],
+  ]);
   let best = null;
   for (let i = 0; i < points.length; i++) {
-    if (points.time_us[i] === null || word("op", i) !== op) continue;
+    if (points.time_us[i] === null || word("op", i) !== problem.op) continue;
     let far = 0;
     for (const [name, value] of asked) {
-      if (Array.isArray(points[name])) far += Math.abs(Math.log2(points[name][i] / Number(value)));
+      if (Array.isArray(points[name])) far += Math.abs(Math.log2(points[name][i] / value));
       else if (word(name, i) !== value) far += name === "dtype" ? Infinity : 1;
     }
     // Where the same shape was timed in several ways, the plain one is meant.
@@ -164,16 +152,39 @@ function find(text) {
   return best;
 }
 
-function choose(i, asked = "") {
-  const spec = word("spec", i);
-  const nearest = asked ? `${asked} was not measured; the nearest is ` : "";
-  const text = `${nearest}${shapeOf(i)} ${caseOf(i)}: ${timeOf(i)}, ${speedText(i)}; predicted ${predictedText(i)}.`;
-  byId("chosen").textContent = text;
-  const list = byId("chosen-advice");
-  list.replaceChildren();
-  for (const row of machineOf(i).advice.filter((each) => each.spec === spec)) {
-    const change = row.verdict === "leave it" ? "" : `: ${row.change}, gains ${gain(row)}`;
-    list.append(element("li", `To ${row.question}, ${row.told}${change} (${row.reason}).`));
-  }
+// Shows the measured times of a row, and its neighbours along each size.
+function choose(i, isNearest = false) {
+  const nearest = isNearest ? "The nearest measured shape is " : "";
+  byId("chosen").textContent =
+    `${nearest}${shapeOf(i)} ${caseOf(i)}: ${timeOf(i)}, ${speedText(i)}; predicted ${predictedText(i)}.`;
   for (const [place, along] of sizesOf(i).entries()) drawLine(place, i, along);
+}
+
+// Answers about a problem on every machine: by the advice if it was measured, else by the model.
+function answer(problem) {
+  const parts = runs.flatMap((run) => {
+    const measured = run.advice.filter((row) => row.spec === specOf(problem));
+    if (measured.length) {
+      const where = runs.length > 1 ? `${run.name}: to` : "To";
+      return measured.map((row) => {
+        const change = row.verdict === "leave it" ? "" : `: ${row.change}, gains ${gain(row)}`;
+        return element("p", `${where} ${row.question}, ${row.told}${change} (${row.reason}).`);
+      });
+    }
+    return run.model ? answerElements(problem, run) : [element("p", `${run.name} was unusable, so nothing is predicted from it.`)];
+  });
+  byId("answer").replaceChildren(...parts);
+}
+
+function ask(text) {
+  const { problem, fault } = parseShape(text);
+  byId("answer").replaceChildren();
+  if (fault) {
+    byId("chosen").textContent = fault;
+    return;
+  }
+  const found = find(problem);
+  if (found) choose(found.i, !found.exact);
+  else byId("chosen").textContent = `No ${problem.op === "gemm" ? "GEMM" : "convolution"} in ${problem.dtype} was measured.`;
+  answer(problem);
 }

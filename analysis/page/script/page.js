@@ -27,6 +27,7 @@ function show(i) {
   if (!word("spec", i)) return; // neither a GEMM nor a convolution
   byId("shape").value = word("spec", i);
   choose(i);
+  answer(parseShape(word("spec", i)).problem);
   byId("neighbourhood").scrollIntoView();
   byId("shape").focus({ preventScroll: true });
 }
@@ -179,14 +180,7 @@ function listen() {
   });
   byId("choose").addEventListener("submit", (event) => {
     event.preventDefault();
-    const asked = byId("shape").value;
-    const found = find(asked);
-    if (found === null) {
-      byId("chosen").textContent = `${asked ? `${asked} was not measured here` : "No shape is given"}. Type M,N,K,dtype, or a convolution as --conv takes it.`;
-      byId("chosen-advice").replaceChildren();
-    } else {
-      choose(found.i, found.exact ? "" : asked);
-    }
+    ask(byId("shape").value);
   });
   // While it is zoomed, points that were left out are drawn where there is room for them.
   let waiting = 0;
@@ -229,5 +223,10 @@ sideBySide();
 listen();
 const first = firstToShow();
 if (first !== null) choose(first);
+// For the browser's console: rooftile.predict("4096,4104,4096,bf16").
+window.rooftile = {
+  predict: (shape, run = 0) => predict(parseShape(shape).problem, runs[run].model),
+  neighbours: (shape, run = 0) => neighboursOf(parseShape(shape).problem, runs[run].model),
+};
 performance.mark("ready");
 document.documentElement.dataset.ready = "true";

@@ -16,7 +16,7 @@ function element(tag, text = "", attributes = {}) {
 // A table of rows that is sorted by its heads and searched by a word. A column has a title, a text
 // of a row, and, where it is sorted as a number, its value.
 class Table {
-  constructor(place, name, columns, { copies = false, first = FIRST } = {}) {
+  constructor(place, name, columns, { copies = false, tools = true, first = FIRST } = {}) {
     Object.assign(this, { place, name, columns, copies, first, rows: [], sorted: null, down: true });
     this.search = element("input", "", { type: "search", "aria-label": `Search ${name}` });
     this.search.placeholder = "Search";
@@ -28,9 +28,10 @@ class Table {
     scroll.setAttribute("role", "region");
     this.table = element("table");
     scroll.append(this.table);
-    const tools = element("p");
-    tools.append(this.search, " ", this.told);
-    place.replaceChildren(tools, scroll, this.more);
+    const line = element("p");
+    line.append(this.search, " ", this.told);
+    line.hidden = !tools;
+    place.replaceChildren(line, scroll, this.more);
   }
 
   set(rows) {

@@ -9,8 +9,13 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from analysis.advice.answers import answers_to
+from analysis.advice.options import Question
+from analysis.advice.times import times_of
+from analysis.model.basis import find_basis
+from kernels.problem import Gemm
 from tests.support.browsing import Opened, need_browser, opened
-from tests.support.published import RECORDED
+from tests.support.published import RECORDED, SLUG
 
 SECTIONS = ("roofline", "neighbourhood", "advice", "rules", "accuracy")
 GROUP = pytest.mark.xdist_group("browser")
@@ -93,7 +98,7 @@ def test_filters_change_the_counts_that_they_say(here: Opened, measured: pd.Data
 
 def rounded(value: float) -> str:
     """A time as the page shows it: four significant digits, never with an exponent."""
-    return f"{float(f'{value:.4g}'):.15g}"
+    return f"{float(f'{value:.4g}'):,.15g}"
 
 
 def test_hovering_says_what_the_table_of_measurements_says(
@@ -177,16 +182,14 @@ def test_typing_a_shape_finds_its_neighbours(
             & (measured[["m", "n", "k"]].astype(str) == [*map(str, shape)]).all(axis=1)
         ]  # fmt: skip
         assert any(times[sizes[along]].startswith(f"{rounded(time)} µs") for time in own["time_us"])
-    advice = here.page.locator("#chosen-advice li").all_inner_texts()
+    advice = here.page.locator("#answer p").all_inner_texts()
     assert {text.partition(",")[0] for text in advice} == {"To pad", "To choose"}
 
 
 def test_a_shape_that_was_not_measured_has_a_nearest_one(here: Opened) -> None:
     here.page.locator("#shape").fill("1000,1024,1024,fp32")
-    here.page.get_by_role("button", name="Show").click()
-    assert "1000,1024,1024,fp32 was not measured; the nearest is 1024×1024×1024 fp32" in here.text(
-        "#chosen"
-    )
+    here.page.get_by_role("button", name="Answer").click()
+    assert here.text("#chosen").startswith("The nearest measured shape is 1024×1024×1024 fp32")
     for nonsense in (
         "hello",
         "",
@@ -198,6 +201,22 @@ def test_a_shape_that_was_not_measured_has_a_nearest_one(here: Opened) -> None:
         here.page.locator("#shape").fill(nonsense)
         here.page.locator("#shape").press("Enter")
         assert "Type M,N,K,dtype" in here.text("#chosen")
+
+
+def test_a_shape_that_was_not_measured_is_answered_as_by_the_commands(here: Opened) -> None:
+    problem = Gemm(1000, 1030, 999, "fp32")
+    basis = find_basis(SLUG, RECORDED.parent.parent)
+    (predicted,) = times_of([problem], basis)
+    (answer,) = answers_to([problem], basis, Question())
+    here.page.locator("#shape").fill("1000,1030,999,fp32")
+    here.page.locator("#shape").press("Enter")
+    finding, limit, to_pad = here.page.locator("#answer p").all_inner_texts()[:3]
+    time, lo, hi = (rounded(predicted[f"{name}_us"]) for name in ("time", "lo", "hi"))
+    assert finding.startswith(f"1000×1030×999 fp32 nt: predicted {time} µs ({lo}–{hi} µs), ")
+    assert f"{predicted['tiles']:,} tiles of {predicted['tile']}" in limit
+    assert f"To pad, {answer.advice.verdict}" in to_pad
+    assert len(here.cells("#answer")) == 3
+    assert here.text("#answer").strip().endswith(f"Rests on: {predicted['source']} (recorded).")
 
 
 def test_tables_are_sorted_searched_and_copied(here: Opened) -> None:

@@ -1,0 +1,205 @@
+"""Export the time model to the page, whose script predicts shapes that were not measured.
+
+The script computes the formula and evaluates the same trees as :mod:`analysis.model.predict`. Trees
+that are too large for a page, as those of a public table are, are replaced by smaller ones that
+were grown to repeat their predictions. The page then says how closely they do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from analysis.model.basis import Basis
+from analysis.model.corrected import corrected_estimate
+from analysis.model.features import Inputs
+from analysis.model.fit import NEAR, UNCALIBRATED, UNCALIBRATED_PAIR, Fit
+from analysis.model.forest import Forest
+from analysis.model.query import group_of
+from kernels.common.errors import UserError
+from kernels.config import library_tiles
+from kernels.problem import PASSES, Conv, Gemm, Problem
+from kernels.timemodel.estimate import Array
+
+MOST_NODES = 300_000
+"""Number of nodes up to which a page has a model's own trees. They take 1.7 MB in the page."""
+
+_TREES, _LEAF = 16, 24  # 60,000 nodes for a public table of 36,000 shapes
+_SPREAD_TREES, _SPREAD_LEAF = 8, 100  # the width of an interval matters less than the time
+_RANDOM_SHAPES = 12_000
+_JUDGED = 2_000  # shapes that the smaller trees do not grow from
+_M, _N, _K = (1, 2**17), (16, 2**17), (16, 2**16)  # ranges of random sizes
+_STEPS = (1, 8, 16, 64, 128)  # random sizes are multiples of one of these
+
+_FIGURES = (
+    "low", "high", "pair_low", "pair_high", "scale", "beside", "aligned_only", "layout",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class PageGroup:
+    """An operation and a dtype that the page predicts; ``problem`` is one of that kind."""
+
+    problem: Problem
+    group: str
+    fit: Fit
+
+    @property
+    def name(self) -> str:
+        """Name by which the script looks the group up, such as ``gemm bf16``."""
+        return self.group.partition(" ")[2]
+
+    @property
+    def has_trees(self) -> bool:
+        """True if anything corrects the formula."""
+        return self.fit.residual is not None or self.fit.offsets is not None
+
+    @property
+    def nodes(self) -> int:
+        """Number of nodes of all trees."""
+        forests = [self.fit.residual.trees] if self.fit.residual else []
+        forests += [c.trees for c in self.fit.offsets.collections] if self.fit.offsets else []
+        return sum(len(forest.feature) for forest in forests)
+
+
+def page_model(basis: Basis, measured: Iterable[Problem]) -> dict[str, Any]:
+    """Return the model of a machine as JSON for the page's script.
+
+    Args:
+        basis: the model as ``predict`` uses it.
+        measured: problems that were measured; smaller trees grow from these and random ones.
+    """
+    machine = basis.model.machine
+    groups = list(page_groups(basis))
+    # The trees of one dtype may also answer for another one.
+    by_trees: dict[tuple[int, int], list[PageGroup]] = {}
+    for group in groups:
+        if group.has_trees:
+            by_trees.setdefault((id(group.fit.residual), id(group.fit.offsets)), []).append(group)
+    too_large = sum(same[0].nodes for same in by_trees.values()) > MOST_NODES
+    problems = list(measured) if too_large else []
+    trees: dict[str, int] = {}
+    documents = []
+    for number, same in enumerate(by_trees.values()):
+        trees |= {group.name: number for group in same}
+        documents.append(
+            _smaller_trees(basis, same, problems)
+            if too_large or same[0].fit.offsets
+            else _own_trees(same[0].fit)
+        )
+    return {
+        "machine": {
+            name: getattr(machine, name)
+            for name in ("kind", "sms", "bandwidth", "l2_bytes", "memory_bytes")
+        },
+        "uncalibrated": UNCALIBRATED,
+        "uncalibrated_pair": UNCALIBRATED_PAIR,
+        "near": NEAR,
+        "trees": documents,
+        "groups": {
+            group.name: {**_group_document(basis, group), "trees": trees.get(group.name)}
+            for group in groups
+        },
+    }
+
+
+def page_groups(basis: Basis) -> Iterable[PageGroup]:
+    """Yield what the page predicts.
+
+    On a GPU it is everything that the machine computes. On a CPU it is what was measured, because
+    nothing is known about a CPU that was not.
+    """
+    machine, fits = basis.model.machine, basis.model.fits
+    fitted = {name.partition(" ")[2] for name in fits}
+    for dtype in machine.peaks:
+        for operation in ("gemm", *PASSES):
+            if machine.kind == "cpu" and f"{operation} {dtype}" not in fitted:
+                continue
+            try:
+                problem = _plain_problem(operation, dtype)
+            except UserError:  # fp8 has no convolutions
+                continue
+            group = group_of(basis.library(problem), problem)
+            yield PageGroup(problem, group, basis.model.fit(group))
+
+
+def _plain_problem(operation: str, dtype: str) -> Problem:
+    if operation == "gemm":
+        return Gemm(1024, 1024, 1024, dtype)
+    return Conv.build((8, 64, 56, 56, 64, 3, 3), [(1, 1)] * 3, 1, dtype, pass_=operation)
+
+
+def _group_document(basis: Basis, group: PageGroup) -> dict[str, Any]:
+    machine, problem, fit = basis.model.machine, group.problem, group.fit
+    kind, source = basis.kind_and_source(problem)
+    return {
+        "source": f"{source} ({kind})",
+        "peak": machine.peak(problem.dtype),
+        "tiles": library_tiles(machine.generation, problem.dtype),
+        "warm": bool(basis.query([problem]).cached[0]),
+        # Winograd's algorithms were only seen in fp32.
+        "winograd": machine.kind == "gpu" and problem.op == "conv" and problem.dtype == "fp32",
+        "constants": fit.constants.to_json(),
+        "shift": fit.shift.to_json(),
+        "groups": fit.groups,
+        **{name: getattr(fit, name) for name in _FIGURES},
+    }
+
+
+def _own_trees(fit: Fit) -> dict[str, Any]:
+    """Return a model's own trees, whose disagreement is the spread."""
+    assert fit.residual is not None
+    residual = fit.residual
+    return {"time": residual.trees.to_json(), "seen": residual.seen, "unseen": residual.unseen}
+
+
+def _smaller_trees(
+    basis: Basis, same: Sequence[PageGroup], measured: Sequence[Problem]
+) -> dict[str, Any]:
+    """Return small trees that repeat the corrections and spreads of large ones.
+
+    ``differs`` is the relative difference that nine in ten times of other shapes stay below.
+    """
+    parts = [
+        _taught(basis, group, [p for p in measured if _is_like(p, group.problem)]) for group in same
+    ]
+    features, corrections, log_spreads = (np.concatenate(part) for part in zip(*parts, strict=True))
+    judged = min(_JUDGED, len(features) // 5)
+    grown = np.random.default_rng(0).permutation(len(features)) >= judged
+    time = Forest.grown(features[grown], corrections[grown], _TREES, _LEAF)
+    spread = Forest.grown(features[grown], log_spreads[grown], _SPREAD_TREES, _SPREAD_LEAF)
+    errors = np.abs(time.predict(features[~grown])[0] - corrections[~grown])
+    differs = float(np.expm1(np.quantile(errors, 0.9)))
+    return {"time": time.to_json(), "spread": spread.to_json(), "differs": differs}
+
+
+def _taught(
+    basis: Basis, group: PageGroup, measured: Sequence[Problem]
+) -> tuple[Array, Array, Array]:
+    """Return features, log corrections and log spreads of measured shapes, then of random ones."""
+    like = group.problem
+    problems = [*measured, *(_random_gemms(like) if isinstance(like, Gemm) else ())]
+    inputs = Inputs.from_query(basis.model.machine, basis.query(problems))
+    fit = group.fit
+    formula = inputs.estimate(fit.constants)
+    corrected, spread = corrected_estimate(inputs, fit.constants, fit.residual, fit.offsets)
+    features = inputs.features(fit.constants, formula)
+    return features, np.log(corrected.time / formula.time), np.log(spread)
+
+
+def _is_like(problem: Problem, other: Problem) -> bool:
+    """Return True if two problems have the same operation, pass and dtype."""
+    return group_of("", problem) == group_of("", other)
+
+
+def _random_gemms(like: Gemm) -> list[Gemm]:
+    """Return GEMMs of a dtype whose sizes are spread evenly over the logarithms of their ranges."""
+    rng = np.random.default_rng(0)
+    ends = np.log2([_M, _N, _K])
+    sizes = np.exp2(rng.uniform(ends[:, 0], ends[:, 1], (_RANDOM_SHAPES, 3)))
+    steps = rng.choice(_STEPS, sizes.shape)
+    rounded = np.maximum(np.round(sizes / steps), 1).astype(int) * steps
+    return [replace(like, m=m, n=n, k=k) for m, n, k in rounded.tolist()]

@@ -1,0 +1,365 @@
+// The time model: the formula, its trees and its intervals, for one GEMM or convolution at a time.
+//
+// It computes what analysis/model and kernels/timemodel compute for `predict`; a test compares the
+// two on random shapes. Names and steps are those of the Python code, which explains them. Sizes are
+// element counts, times are seconds.
+
+const ELEMENT_BYTES = { fp32: 4, tf32: 4, fp16: 2, bf16: 2, fp8: 1 };
+const WIDE_BYTES = 16;
+const LIMITS = ["launch", "compute", "feed", "latency", "memory"];
+const SPLITS = [1, 2, 4, 8, 16];
+const WINOGRAD_TILES = [2, 4];
+const STEP_BYTES = 128;
+const MIN_STEPS = 2;
+const SLOW_SECONDS = 2e-3;
+const RESIDENT_SHARE = 0.8;
+const USUAL_TILES = [[64, 64], [128, 64], [64, 128], [128, 128], [256, 128], [128, 256]];
+
+const ceilDiv = (a, b) => Math.ceil(a / b);
+const norm4 = (...terms) => Math.sqrt(Math.sqrt(terms.reduce((sum, term) => sum + term ** 4, 0)));
+const powerOfTwoIn = (value) => {
+  let power = 1;
+  while (power < WIDE_BYTES && value % (2 * power) === 0) power *= 2;
+  return power;
+};
+const alignmentOf = (sizes, dtype) =>
+  Math.min(...sizes.map((size) => powerOfTwoIn(size * ELEMENT_BYTES[dtype])));
+
+// --- Arithmetic of a problem: as in kernels/problem.py.
+
+const outputSize = (size, taps, [stride, padding, dilation]) =>
+  Math.floor((size + 2 * padding - (dilation * (taps - 1) + 1)) / stride) + 1;
+const axis = (conv, place) => [conv.stride[place], conv.padding[place], conv.dilation[place]];
+const outputOf = (conv) => [
+  outputSize(conv.h, conv.r, axis(conv, 0)),
+  outputSize(conv.w, conv.s, axis(conv, 1)),
+];
+
+function flopsOf(problem) {
+  if (problem.op === "gemm") return 2 * problem.batch * problem.m * problem.n * problem.k;
+  const [p, q] = outputOf(problem);
+  const { n, c, kout, r, s, groups } = problem;
+  return 2 * n * p * q * kout * (c / groups) * r * s;
+}
+
+function operandElements(problem) {
+  if (problem.op === "gemm") {
+    const { m, n, k } = problem;
+    return [m * k, k * n, m * n];
+  }
+  const { n, c, h, w, kout, r, s, groups } = problem;
+  const [p, q] = outputOf(problem);
+  return [n * c * h * w, kout * (c / groups) * r * s, n * kout * p * q];
+}
+
+const rowsRead = (size, positions, taps, stride) =>
+  stride > taps ? Math.min(size, positions * taps) : size;
+
+function bytesOf(problem) {
+  let [a, b, result] = operandElements(problem);
+  const element = ELEMENT_BYTES[problem.dtype];
+  if (problem.op === "gemm") {
+    const resultBytes = problem.dtype === "fp8" ? 2 : element;
+    return problem.batch * ((a + b) * element + result * resultBytes);
+  }
+  if (problem.pass !== "dgrad") {
+    const { n, c, h, w, r, s, stride } = problem;
+    const [p, q] = outputOf(problem);
+    a = n * c * rowsRead(h, p, r, stride[0]) * rowsRead(w, q, s, stride[1]);
+  }
+  return (a + b + result) * element;
+}
+
+function impliedGemm(problem) {
+  if (problem.op === "gemm") return problem;
+  const { n, h, w, r, s, groups, dtype } = problem;
+  const [c, kout] = [problem.c / groups, problem.kout / groups];
+  const [p, q] = outputOf(problem);
+  const [pixels, taps] = [n * p * q, r * s];
+  const sizes = {
+    fprop: [pixels, kout, c * taps],
+    dgrad: [n * h * w, c, kout * taps],
+    wgrad: [kout, c * taps, pixels],
+  }[problem.pass];
+  return { op: "gemm", m: sizes[0], n: sizes[1], k: sizes[2], dtype, layout: "nt", batch: groups };
+}
+
+function winogradGemm(conv, tile) {
+  const plain = [...conv.stride, ...conv.dilation, conv.groups].every((value) => value === 1);
+  if (conv.r !== 3 || conv.s !== 3 || !plain || conv.pass === "wgrad") return null;
+  const forward = conv.pass === "fprop";
+  const [height, width] = forward ? outputOf(conv) : [conv.h, conv.w];
+  const [into, out] = forward ? [conv.c, conv.kout] : [conv.kout, conv.c];
+  const m = conv.n * ceilDiv(height, tile) * ceilDiv(width, tile);
+  return { m, n: out, k: into, batch: (tile + 2) ** 2 };
+}
+
+// Bytes, at most 16, that divide the rows whose misalignment costs time.
+function pricedAlignment(problem) {
+  if (problem.op !== "gemm") {
+    return alignmentOf([problem.c / problem.groups, problem.kout / problem.groups], problem.dtype);
+  }
+  const { m, k, layout, dtype } = problem;
+  const isVector = Math.min(m, problem.n) === 1 && layout[1] === "t";
+  const n = isVector ? WIDE_BYTES : problem.n;
+  return alignmentOf([layout[0] === "n" ? k : m, layout[1] === "n" ? n : k, n], dtype);
+}
+
+// --- The formula: as in kernels/timemodel/estimate.py.
+
+function shapeRow(problem, winogradTile) {
+  const element = ELEMENT_BYTES[problem.dtype];
+  const row = {
+    element, bytes: bytesOf(problem), first: 0, density: 1, alignment: pricedAlignment(problem),
+    helperKernels: 0, helperBytes: 0,
+  };
+  if (problem.op === "gemm") {
+    const [a] = operandElements(problem);
+    row.first = a * element;
+    if (problem.dtype === "fp8") {
+      Object.assign(row, { helperKernels: 1, helperBytes: problem.batch * a * 3 });
+    }
+    return { ...problem, ...row };
+  }
+  const [x, filters, y] = operandElements(problem);
+  const transformed = winogradTile ? winogradGemm(problem, winogradTile) : null;
+  if (transformed) {
+    const weights = transformed.batch * transformed.k * transformed.n;
+    let traffic = x + weights + y;
+    let [helperKernels, helperElements] = [1, filters + weights];
+    if (winogradTile === 4) {
+      traffic = transformed.batch * transformed.m * (transformed.k + transformed.n) + weights;
+      [helperKernels, helperElements] = [3, traffic + x + filters + y];
+    }
+    const bytes = traffic * element;
+    return { ...row, ...transformed, bytes, helperKernels, helperBytes: helperElements * element };
+  }
+  const gemm = impliedGemm(problem);
+  if (problem.layout === "nchw" && problem.dtype !== "fp32") {
+    Object.assign(row, { helperKernels: 2, helperBytes: 2 * (x + y) * element });
+  }
+  return { ...row, ...gemm, density: flopsOf(problem) / flopsOf(gemm) };
+}
+
+const tileCount = (s, bm, bn, split = 1) => s.batch * ceilDiv(s.m, bm) * ceilDiv(s.n, bn) * split;
+const tailEfficiency = (tiles, slots) => tiles / (ceilDiv(tiles, slots) * slots);
+const partialBytes = (s, split) => (split > 1 ? s.batch * s.m * s.n * 8 * split : 0);
+
+function work(s, [bm, bn], split, machine, group) {
+  const c = group.constants;
+  const count = tileCount(s, bm, bn, split);
+  const rounds = count / machine.sms;
+  const waves = c.tail * Math.ceil(rounds) + (1 - c.tail) * Math.max(rounds, 1);
+  const depth = STEP_BYTES / s.element;
+  const steps = ceilDiv(s.k, depth * split);
+  const misaligned = (WIDE_BYTES / s.alignment) ** c.misalignment;
+  const rate = (group.peak / machine.sms) * c.compute;
+  const compute = (bm * bn * 2 * depth * s.density * misaligned) / rate;
+  const fallback = s.alignment < WIDE_BYTES ? 1 + c.fallback : 1;
+  const feed = ((bm + bn) * STEP_BYTES * Math.max(misaligned, fallback)) / c.feed;
+  const latency = c.step * fallback;
+  const epilogue = c.epilogue + (bm * bn * s.element) / c.store;
+  const total = waves * (steps * norm4(compute, feed, latency) + epilogue);
+  const intake = (count * (bm + bn) * s.k * s.element) / (c.l2 * split);
+  return { count, waves, steps, compute, feed, latency, epilogue, total, intake };
+}
+
+function memorySeconds(s, split, count, machine, c) {
+  const ratio = (s.first / Math.max(RESIDENT_SHARE * machine.l2_bytes, 1)) ** 4;
+  const hits = (s.first * c.resident) / (1 + ratio);
+  const repacked = s.m > 1 ? c.repack * s.batch * s.k * s.n * s.element : 0;
+  const traffic = s.bytes - hits + repacked + c.partials * partialBytes(s, split);
+  const bandwidth = machine.bandwidth * c.dram * (s.cached ? c.cached : 1);
+  return (traffic / bandwidth) * (1 + c.ramp / Math.min(count, machine.sms));
+}
+
+function estimate(s, tile, split, machine, group) {
+  const c = group.constants;
+  const done = work(s, tile, split, machine, group);
+  const memory = memorySeconds(s, split, done.count, machine, c);
+  const launch = c.launch + c.split * (Number(split > 1) + s.helperKernels);
+  const helpers = s.helperBytes / (machine.bandwidth * c.dram);
+  const busy = norm4(done.total, done.intake, memory);
+  const slowdown = 1 + c.slow * Math.log1p(busy / SLOW_SECONDS);
+  const [bm, bn] = tile;
+  return {
+    time: launch + helpers + busy * slowdown,
+    launch,
+    compute: done.waves * (done.steps * done.compute + done.epilogue) * slowdown,
+    feed: Math.max(done.waves * done.steps * done.feed, done.intake) * slowdown,
+    latency: done.waves * done.steps * done.latency * slowdown,
+    memory: memory * slowdown + helpers,
+    bm, bn, split,
+    tiles: done.count,
+    waves: ceilDiv(done.count, machine.sms),
+    tileEfficiency: (s.m * s.n) / (ceilDiv(s.m, bm) * bm * ceilDiv(s.n, bn) * bn),
+    tailEfficiency: tailEfficiency(done.count, machine.sms),
+    bytes: s.bytes + s.helperBytes + partialBytes(s, split),
+    winograd: 0,
+  };
+}
+
+// The fastest of the library's tiles, each with the split of K that suits the shape.
+function fastest(s, machine, group) {
+  const c = group.constants;
+  const seconds = (tile, split) => {
+    const done = work(s, tile, split, machine, group);
+    return norm4(done.total, done.intake, memorySeconds(s, split, done.count, machine, c));
+  };
+  const largest = group.tiles.reduce((a, b) => (b[0] * b[1] > a[0] * a[1] ? b : a));
+  const splits = machine.kind === "gpu" && tileCount(s, ...largest) <= machine.sms;
+  const maySplit = s.alignment >= WIDE_BYTES || c.fallback_split >= 0.5;
+  let best = { time: Infinity };
+  for (const tile of group.tiles) {
+    const candidate = { tile, split: 1, time: seconds(tile, 1) };
+    for (const split of splits && maySplit ? SPLITS.slice(1) : []) {
+      if (s.k * s.element < STEP_BYTES * MIN_STEPS * split) continue;
+      const time = c.split + seconds(tile, split);
+      if (time < candidate.time) Object.assign(candidate, { split, time });
+    }
+    if (candidate.time < best.time) best = candidate;
+  }
+  return estimate(s, best.tile, best.split, machine, group);
+}
+
+// --- The trees' correction: as in analysis/model/features.py and forest.py.
+
+const factorsOfTwo = (size) => {
+  let factors = 0;
+  while (factors < 8 && size % 2 ** (factors + 1) === 0) factors++;
+  return factors;
+};
+
+function featuresOf(problem, shapes, guess, machine, group) {
+  const [s] = shapes;
+  const flops = 2 * s.batch * s.m * s.n * s.k * s.density;
+  const sizes = [s.m, s.n, s.k].map(Math.log2);
+  const ridge = group.peak / machine.bandwidth;
+  const features = [...sizes, Math.log(guess.time), Math.log(flops / s.bytes / ridge)];
+  for (const [a, b] of [[0, 1], [0, 2], [1, 2]]) {
+    features.push(sizes[a] + sizes[b], sizes[a] - sizes[b]);
+  }
+  features.push(...LIMITS.map((name) => guess[name] / guess.time));
+  features.push(...[guess.bm, guess.bn, guess.split, guess.tiles, guess.waves].map(Math.log2));
+  features.push(guess.tileEfficiency, guess.tailEfficiency);
+  for (const [bm, bn] of USUAL_TILES) {
+    features.push(tailEfficiency(tileCount(s, bm, bn), machine.sms));
+  }
+  features.push(...[s.m, s.n, s.k].map(factorsOfTwo));
+  if (problem.op === "gemm") return features;
+  const [p, q] = outputOf(problem);
+  const { n, r, s: width, stride } = problem;
+  const alignment = alignmentOf([problem.c / problem.groups, problem.kout / problem.groups], problem.dtype);
+  const details = [n, p * q, r * width, stride[0] * stride[1], alignment];
+  features.push(...details.map(Math.log2));
+  for (const shape of shapes) {
+    features.push(Math.log(fastest(shape, machine, group).time / guess.time));
+  }
+  for (const tile of WINOGRAD_TILES.slice(0, shapes.length - 1)) {
+    features.push(Math.log((ceilDiv(p, tile) * ceilDiv(q, tile) * tile ** 2) / (p * q)));
+  }
+  return features;
+}
+
+// Trees in preorder; the left child of a node is the next node.
+class Forest {
+  constructor({ feature, number }) {
+    const bytes = (text) => Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
+    this.feature = new Int8Array(bytes(feature).buffer);
+    this.number = new Float32Array(bytes(number).buffer);
+    this.right = new Int32Array(this.feature.length);
+    this.roots = [0];
+    const open = []; // inner nodes whose right subtree has not begun
+    for (let node = 0; node < this.feature.length; node++) {
+      if (this.feature[node] >= 0) {
+        open.push(node);
+      } else if (open.length) {
+        this.right[open.pop()] = node + 1;
+      } else if (node + 1 < this.feature.length) {
+        this.roots.push(node + 1);
+      }
+    }
+  }
+
+  // The mean and the standard deviation of the trees' values.
+  predict(features) {
+    const row = Float32Array.from(features);
+    const values = this.roots.map((root) => {
+      let node = root;
+      while (this.feature[node] >= 0) {
+        node = row[this.feature[node]] > this.number[node] ? this.right[node] : node + 1;
+      }
+      return this.number[node];
+    });
+    const mean = values.reduce((sum, value) => sum + value, 0) / values.length;
+    const variance = values.reduce((sum, value) => sum + (value - mean) ** 2, 0) / values.length;
+    return { mean, deviation: Math.sqrt(variance) };
+  }
+}
+
+// --- The interval: as in analysis/model/predict.py, fit.py and groups.py.
+
+function shapeGroup(problem) {
+  const { m, n } = impliedGemm(problem);
+  const aligned = pricedAlignment(problem) >= WIDE_BYTES;
+  const kind = !aligned ? "misaligned" : n < 32 ? "narrow" : n >= 32768 ? "vocabulary" : "aligned";
+  return m < 16 ? `${kind}, few M` : kind;
+}
+
+function hasLike(problem, group) {
+  if (group.aligned_only && pricedAlignment(problem) < WIDE_BYTES) return false;
+  const single = problem.op === "gemm" && problem.batch === 1;
+  return !group.layout || (single && problem.layout === group.layout);
+}
+
+// Linear in the log of the seconds between knots, constant beyond them.
+function shifted(seconds, { log_seconds: xs, log_ratios: ys }) {
+  if (!xs.length) return seconds;
+  const x = Math.log(seconds);
+  if (x <= xs[0]) return seconds * Math.exp(ys[0]);
+  const after = xs.findIndex((knot) => knot > x);
+  if (after < 0) return seconds * Math.exp(ys.at(-1));
+  const share = (x - xs[after - 1]) / (xs[after] - xs[after - 1]);
+  return seconds * Math.exp(ys[after - 1] + share * (ys[after] - ys[after - 1]));
+}
+
+const groupName = (problem) => `${problem.pass ?? problem.op} ${problem.dtype}`;
+
+// The predicted time with its 90% interval, and its parts; null if the model lacks the group.
+function predict(problem, timeModel) {
+  const group = timeModel.groups[groupName(problem)];
+  if (!group) return null;
+  const { machine } = timeModel;
+  const winograd = group.winograd ? WINOGRAD_TILES : [];
+  const cached = group.warm && bytesOf(problem) <= machine.l2_bytes;
+  const shapes = [0, ...winograd].map((tile) => ({ ...shapeRow(problem, tile), cached }));
+  let guess = fastest(shapes[0], machine, group);
+  for (const [place, tile] of winograd.entries()) {
+    const other = fastest(shapes[place + 1], machine, group);
+    if (other.time < guess.time) guess = { ...other, winograd: tile };
+  }
+  let spread = 1;
+  let time = guess.time;
+  if (group.trees !== null) {
+    const trees = timeModel.trees[group.trees];
+    trees.forests ??= [trees.time, trees.spread].map((part) => part && new Forest(part));
+    const [forest, spreads] = trees.forests;
+    const features = featuresOf(problem, shapes, guess, machine, group);
+    const { mean, deviation } = forest.predict(features);
+    time *= Math.exp(mean);
+    // Small trees have a second forest for the spread; own trees show it by their disagreement.
+    spread = spreads
+      ? Math.exp(spreads.predict(features).mean)
+      : Math.hypot(deviation, trees.seen) / trees.unseen;
+  }
+  time = shifted(time, group.shift);
+  spread = Math.hypot(spread * group.scale, group.beside);
+  const [below, above] = group.groups[shapeGroup(problem)] ?? [1, 1];
+  let [low, high] = [group.low * spread * below, group.high * spread * above];
+  if (!hasLike(problem, group)) {
+    low = Math.min(low, timeModel.uncalibrated[0]);
+    high = Math.max(high, timeModel.uncalibrated[1]);
+  }
+  const limit = LIMITS.reduce((a, b) => (guess[b] > guess[a] ? b : a));
+  return { ...guess, time, lo: time * Math.exp(low), hi: time * Math.exp(high), limit };
+}
