@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from matplotlib.figure import Figure
 
@@ -11,23 +12,52 @@ from analysis.model.fitted import Analysis
 from analysis.plots import accuracy, conv, roofline, scaling
 from analysis.plots.style import KINDS, save
 
-PLOTS: dict[str, Callable[[Analysis], Figure | None]] = {
-    "roofline": roofline.draw,
-    "square": scaling.draw_square,
-    "steps": scaling.draw_steps,
-    "alignment": scaling.draw_alignment,
-    "conv-channels": conv.draw_channels,
-    "conv-layouts": conv.draw_layouts,
-    "accuracy": accuracy.draw,
+
+class Plot(NamedTuple):
+    """A function that draws a plot, and a sentence that says how to read it.
+
+    The function returns None if the recording lacks the plot's sweep.
+    """
+
+    draw: Callable[[Analysis], Figure | None]
+    reading: str
+
+
+_MEASURED = "Points are measured, with 95% intervals; lines are predicted"
+
+PLOTS = {
+    "roofline": Plot(
+        roofline.draw,
+        "Filled points are measured, hollow ones predicted. Left of its ridge, a dtype is limited "
+        "by memory; right of it, by arithmetic.",
+    ),
+    "square": Plot(scaling.draw_square, f"{_MEASURED}. Dotted lines are the peaks."),
+    "steps": Plot(scaling.draw_steps, f"{_MEASURED}. A cliff is a jump from one size to the next."),
+    "alignment": Plot(
+        scaling.draw_alignment,
+        "Speed of sizes just above a round one, relative to it, with 95% intervals. Below 1, a "
+        "size is slower.",
+    ),
+    "conv-channels": Plot(conv.draw_channels, f"{_MEASURED}."),
+    "conv-layouts": Plot(conv.draw_layouts, "Right of 1, NHWC is faster. Bars are 95% intervals."),
+    "accuracy": Plot(
+        accuracy.draw,
+        "Each prediction comes from a model that was not fitted to that case. Bands are ±10% and "
+        "±25%.",
+    ),
 }
-"""Functions that draw a plot, by name. Each returns None if the recording lacks the plot's
-sweep."""
+"""Plots by name."""
 
 
 def write_plots(
     analysis: Analysis, names: Sequence[str] = (), kinds: Sequence[str] = KINDS
 ) -> list[Path]:
-    """Draw the plots that a recording has data for, or only the named ones, in each file format.
+    """Draw the plots that a recording has data for, or only the named ones.
+
+    Args:
+        analysis: the recording.
+        names: names from :data:`PLOTS`; all if empty.
+        kinds: file formats, each of which gets a file.
 
     Returns:
         The first file of each plot.
@@ -35,7 +65,9 @@ def write_plots(
     folder = analysis.recording.folder / "plots"
     written = []
     for name in names or PLOTS:
-        figure = PLOTS[name](analysis)
+        plot = PLOTS[name]
+        figure = plot.draw(analysis)
         if figure is not None:
-            written.append(save(figure, analysis.recording.caption(), folder, name, kinds))
+            caption = f"{plot.reading}\n{analysis.recording.caption()}"
+            written.append(save(figure, caption, folder, name, kinds))
     return written

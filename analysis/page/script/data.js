@@ -80,11 +80,9 @@ function timeOf(i) {
   return microseconds(time, low, high);
 }
 
-// A GPU's peak is that of its datasheet; a CPU's ceiling is measured.
 function shareOfPeak(tflops, run, dtype) {
   const peak = run.peaks[dtype];
-  const name = run.kind === "cpu" ? "ceiling" : "peak";
-  return peak ? `, ${percent(tflops / peak, 0)} of the ${name}` : "";
+  return peak ? `, ${percent(tflops / peak, 0)} of the peak` : "";
 }
 
 function speedText(i) {
