@@ -97,14 +97,13 @@ def main(groups: list[str]) -> int:
 def add_if_possible(needed: list[str], group: str) -> str | None:
     """Return the interpreter with an optional extra added. If that fails, say so and return None.
 
-    A node without a package index is asked once a day, not in every call.
+    On a node without a package index, installing is tried once a day, not in every call. A file
+    remembers when an extra failed.
     """
-    failed = read_failed()
-    with_optional = requirements([*needed, group])
+    failed_at = read_failed()
+    tried_today = time.time() - failed_at.get(group, 0.0) < _DAY
     try:
-        python = set_up(
-            with_optional, optional=True, offline=time.time() - failed.get(group, 0.0) < _DAY
-        )
+        python = set_up(requirements([*needed, group]), optional=True, offline=tried_today)
     except (OSError, subprocess.CalledProcessError):
         python = None
     if python is None:
@@ -112,13 +111,12 @@ def add_if_possible(needed: list[str], group: str) -> str | None:
             f"The optional extra {group} could not be installed; everything else works without "
             "it. The next attempt is tomorrow, or after `make clean`."
         )
-        failed.setdefault(group, time.time())
-    elif group in failed:
-        del failed[group]
+        remembered = failed_at if tried_today else {**failed_at, group: time.time()}
     else:
-        return python
-    with suppress(OSError):
-        FAILED.write_text(json.dumps(failed), encoding="utf-8")
+        remembered = {name: time_ for name, time_ in failed_at.items() if name != group}
+    if remembered != failed_at:
+        with suppress(OSError):
+            FAILED.write_text(json.dumps(remembered), encoding="utf-8")
     return python
 
 

@@ -59,10 +59,11 @@ def net(gain: Gain, extra_flops: float) -> float:
 def probability(gain: Gain, evidence: str) -> float:
     """Return the probability that a change gains anything at all, from 5% to 95%.
 
-    The error of a gain's logarithm is assumed to follow a Laplace distribution on the side of zero
-    gain, as wide as the interval on that side says. Errors of ratios are mostly small and
-    occasionally large. With a normal distribution, changes of medium probability would gain more
-    often than stated.
+    The error of a gain's logarithm is assumed to follow a Laplace distribution, because errors of
+    ratios are mostly small and occasionally large. With a normal distribution, changes of medium
+    probability would gain more often than stated. Its scale is such that the end of the interval on
+    the side of zero gain has the interval's probability beyond it. A Laplace distribution of scale
+    ``s`` has exp(-x/s) / 2 of its probability further than ``x`` from its middle on one side.
 
     Args:
         gain: the expected gain and its interval.

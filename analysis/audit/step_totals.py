@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from analysis.advice.verdict import Gain
-from analysis.model.sum_errors import CHANGE_CORRELATION, LEVEL_CORRELATION, together
+from analysis.model.sum_errors import CHANGE_CORRELATION, LEVEL_CORRELATION, half_interval_of_sum
 
 
 class TimeSum(NamedTuple):
@@ -36,8 +36,8 @@ class SumChange(NamedTuple):
 def summed(parts: Sequence[tuple[float, float, float]]) -> TimeSum:
     """Add up times that are given with their intervals, as (time, lo, hi)."""
     time = math.fsum(part[0] for part in parts)
-    below = together(np.array([part[0] - part[1] for part in parts]), LEVEL_CORRELATION)
-    above = together(np.array([part[2] - part[0] for part in parts]), LEVEL_CORRELATION)
+    below = half_interval_of_sum(np.array([part[0] - part[1] for part in parts]), LEVEL_CORRELATION)
+    above = half_interval_of_sum(np.array([part[2] - part[0] for part in parts]), LEVEL_CORRELATION)
     return TimeSum(time, max(time - float(below), 0.0), time + float(above))
 
 
@@ -59,7 +59,7 @@ def gain_of_step(
     longer = np.array([c.in_sums[1] * a * (c.ratio[0] / c.ratio[1] - 1) for a, c in both])
     # 2. The time of the step after the change, with its interval, as gains.
     step_after = step - math.fsum(change.before for change in changes) + math.fsum(after) + more
-    low = math.hypot(float(together(shorter, CHANGE_CORRELATION)), unsure)
-    high = math.hypot(float(together(longer, CHANGE_CORRELATION)), unsure)
+    low = math.hypot(float(half_interval_of_sum(shorter, CHANGE_CORRELATION)), unsure)
+    high = math.hypot(float(half_interval_of_sum(longer, CHANGE_CORRELATION)), unsure)
     best = max(step_after - low, 1e-3 * step_after)
     return Gain(step / step_after - 1, step / (step_after + high) - 1, step / best - 1)

@@ -117,25 +117,39 @@ def _verdict(
         sentence = _not_slow(speeds, i, name, len(fleet.devices) >= MIN_GPUS, throttled)
         return DeviceVerdict(name, verdict, slow, "", throttled, None, sentence)
     cause = _cause(fleet, speeds, i, slow, margin)
+    in_spread = _in_spread(speeds, i) if speeds.overall in slow else None
+    sentence = _slow_sentence(speeds, i, name, slow, cause.words, in_spread)
+    return DeviceVerdict(name, SLOW, slow, cause.code, throttled, in_spread, sentence)
+
+
+def _slow_sentence(
+    speeds: FleetSpeeds,
+    i: int,
+    name: str,
+    slow: tuple[str, ...],
+    cause: str,
+    in_spread: bool | None,
+) -> str:
+    """Say how slow device ``i`` is, why, and whether the fleet's spread explains it."""
     first = speeds.kinds[slow[0]]
     others = (f", {1 - speeds.kinds[kind].speed[i]:.1%} in {KIND_WORDS[kind]}" for kind in slow[1:])
     sentences = [
         f"{name} is slow: {1 - first.speed[i]:.1%} below the fleet's median in "
         f"{KIND_WORDS[slow[0]]} ({1 - first.hi[i]:.1%} to {1 - first.lo[i]:.1%}){''.join(others)}."
     ]
-    sentences += [cause.words] if cause.words else []
-    in_spread = _in_spread(speeds, i) if speeds.overall in slow else None
-    if in_spread is not None:
+    if cause:
+        sentences.append(cause)
+    if in_spread:
         count = int(np.isfinite(speeds.kinds[speeds.overall].log).sum())
         sentences.append(
-            (
-                f"With a spread of {speeds.spread:.1%} between GPUs, one in {count} is expected to "
-                "be this slow."
-            )
-            if in_spread
-            else f"The fleet's spread of {speeds.spread:.1%} between GPUs does not explain this."
+            f"With a spread of {speeds.spread:.1%} between GPUs, one in {count} is expected to be "
+            "this slow."
         )
-    return DeviceVerdict(name, SLOW, slow, cause.code, throttled, in_spread, " ".join(sentences))
+    elif in_spread is False:
+        sentences.append(
+            f"The fleet's spread of {speeds.spread:.1%} between GPUs does not explain this."
+        )
+    return " ".join(sentences)
 
 
 def _cause(

@@ -282,6 +282,7 @@ def _read_tritonbench(path: Path, defaults: FileDefaults) -> FileTimings:
         raise UserError(
             f"{path} is TritonBench's CSV, which does not name its dtype; give --dtype."
         )
+    # 1. Read the sizes, which are the numbers in the first column.
     frame = _read(path, ";")
     shape = frame.columns[0]
     names = _TRITONBENCH_SHAPES[shape]
@@ -291,6 +292,7 @@ def _read_tritonbench(path: Path, defaults: FileDefaults) -> FileTimings:
         for i in range(len(names))
     ]
     base = {"op": "gemm", "batch": "1", **dict(zip(names, columns, strict=True))}
+    # 2. Make a row of each implementation's latency.
     parts = []
     for metric in (name for name in frame.columns if name.endswith(_LATENCY)):
         name = metric.removesuffix(_LATENCY)
@@ -310,6 +312,7 @@ def _read_tritonbench(path: Path, defaults: FileDefaults) -> FileTimings:
             }
         )
         parts.append(part[milliseconds.notna()])
+    # 3. Check the rows, and keep the median of repeated ones.
     rows = middle(checked(path, pd.concat(parts), "cublas"))
     return FileTimings(rows, "latency of TritonBench, cache flushed before each launch", "cold")
 

@@ -40,7 +40,7 @@ class Times(NamedTuple):
     measured: Array
 
 
-def together(parts: Array, correlation: float) -> Array:
+def half_interval_of_sum(parts: Array, correlation: float) -> Array:
     """Return half the interval of sums, given half the intervals of their parts.
 
     Args:
@@ -52,7 +52,7 @@ def together(parts: Array, correlation: float) -> Array:
     return total
 
 
-def made_up_counts(rng: np.random.Generator, steps: int) -> NDArray[np.int_]:
+def simulated_counts(rng: np.random.Generator, steps: int) -> NDArray[np.int_]:
     """Draw how often each GEMM is in each of many simulated steps, 0 if it is not in the step.
 
     Returns:
@@ -79,11 +79,11 @@ def sum_factors(times: Times, lo: Array, hi: Array) -> tuple[float, float]:
     if len(lo) < _ENOUGH:
         return 1.0, 1.0
     rng = np.random.default_rng(0)
-    counts = made_up_counts(rng, _DRAWS)
+    counts = simulated_counts(rng, _DRAWS)
     rows = rng.integers(0, len(lo), counts.shape)
     error = (counts * (times.measured - times.predicted)[rows]).sum(axis=-1)
-    below = together(counts * (times.predicted - lo)[rows], LEVEL_CORRELATION)
-    above = together(counts * (hi - times.predicted)[rows], LEVEL_CORRELATION)
+    below = half_interval_of_sum(counts * (times.predicted - lo)[rows], LEVEL_CORRELATION)
+    above = half_interval_of_sum(counts * (hi - times.predicted)[rows], LEVEL_CORRELATION)
     return _factors(error, below, above)
 
 
@@ -107,7 +107,7 @@ def change_factors(before: Times, after: Times, less: Array, more: Array) -> tup
         return 1.0, 1.0
     # 1. Draw steps, and keep those with at least one promising change.
     rng = np.random.default_rng(0)
-    counts = made_up_counts(rng, _DRAWS)
+    counts = simulated_counts(rng, _DRAWS)
     rows = rng.integers(0, len(less), counts.shape)
     changed = np.where(promising[rows], counts, 0)
     rows = rows[changed.any(axis=-1)]
@@ -124,8 +124,8 @@ def change_factors(before: Times, after: Times, less: Array, more: Array) -> tup
     # 3. Compare the sums. A gain is a ratio, so the error of the predicted time before the changes
     #    does not count.
     error = before_sums[0] / (before_sums[1] / after_sums[1]) - after_sums[0]
-    below = together(changed * less[rows], CHANGE_CORRELATION)
-    above = together(changed * more[rows], CHANGE_CORRELATION)
+    below = half_interval_of_sum(changed * less[rows], CHANGE_CORRELATION)
+    above = half_interval_of_sum(changed * more[rows], CHANGE_CORRELATION)
     return _factors(error, below, above)
 
 

@@ -55,7 +55,7 @@ def confirmed_pairs(recording: Recording) -> list[Pair]:
     for part in recording.parts:
         is_own = part.folder == recording.folder
         try:
-            ratios_by_pair = _read(part)
+            ratios_by_pair = _read_ratios(part)
         except UserError:
             if is_own:
                 raise
@@ -84,27 +84,34 @@ def _between(repeats: Mapping[str, Any] | None) -> tuple[float, int]:
     return math.sqrt(squares / cases), cases
 
 
-def _read(part: SourceRun) -> dict[tuple[Way, Way], list[tuple[float, ...]]]:
-    """Read the log ratios of each pair of a run, for each process; empty without a file."""
+def _read_ratios(part: SourceRun) -> dict[tuple[Way, Way], list[tuple[float, ...]]]:
+    """Read a run's confirmed.csv, which has one line for each pair and process.
+
+    Returns:
+        For each pair, the log ratios of each process that timed it. Pairs that only one process
+        timed are left out. Without a file, the result is empty.
+    """
+    # 1. Read the lines. They name cases by their ids in the run's plan.
     path = part.folder / "confirmed.csv"
-    pairs: dict[tuple[Way, Way], list[tuple[float, ...]]] = {}
     if not path.exists():
-        return pairs
+        return {}
     try:
         planned = {row["id"]: row for row in part.run["plan"]["cases"]}
     except (KeyError, TypeError):
         raise UserError(f"the plan of {path} cannot be read. {_REMEDY}") from None
     table = read_csv(path, dict.fromkeys(CONFIRMED_COLUMNS, "text"), _REMEDY)
-    records = table.rows.to_dict("records")
-    parsed = [_pair(row, planned) for row in records]
+    parsed = [_pair(row, planned) for row in table.rows.to_dict("records")]
+    # 2. Report damaged lines, and leave them out.
     table.faults.tell(
-        [pair is None for pair in parsed], "its two cases or their ratios cannot be read"
+        [line is None for line in parsed], "its two cases or their ratios cannot be read"
     )
     table.faults.leave_out()
-    for pair, sound in zip(parsed, table.faults.sound, strict=True):
-        if pair is not None and sound:
-            pairs.setdefault(pair[0], []).append(pair[1])
-    # A claim must rest on more than one process.
+    # 3. Collect the processes of each pair. A claim must rest on more than one process.
+    pairs: dict[tuple[Way, Way], list[tuple[float, ...]]] = {}
+    for line, is_sound in zip(parsed, table.faults.sound, strict=True):
+        if line is not None and is_sound:
+            ways, log_ratios = line
+            pairs.setdefault(ways, []).append(log_ratios)
     return {ways: processes for ways, processes in pairs.items() if len(processes) > 1}
 
 

@@ -79,7 +79,10 @@ def _sample_indices(
 def _gemm(
     problem: Gemm, operands: Operands, result: Tensor, rng: np.random.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Return sampled entries of a GEMM's result, and their reference."""
+    """Return sampled entries of a GEMM's result, and their reference in float64.
+
+    Both have the shape (sampled batches, sampled rows, sampled columns).
+    """
     a, b, y = (
         t if t.dim() == 3 else t.unsqueeze(0) for t in (operands.a, operands.b, result)
     )  # (batch, rows, columns)

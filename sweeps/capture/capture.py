@@ -123,18 +123,21 @@ def dimensions(
 def _saved_recomputed(saved: Sequence[SavedTensor]) -> int:
     """Return the bytes that are kept if repeated layers keep only their inputs.
 
-    Layers are recomputed one at a time, and the layer being recomputed keeps everything.
+    Layers are recomputed one at a time, and the layer being recomputed keeps everything. The peak
+    is therefore what is saved outside of layers, the inputs of all calls of all layers, and all
+    that the largest layer saves in one call.
     """
     outside = sum(tensor.bytes for tensor in saved if not tensor.layers)
-    kept: dict[int, int] = {}
+    saved_in_a_call: dict[int, int] = {}  # by the id of the layer
     inputs: dict[int, int] = {}
     for tensor in saved:
         if tensor.layers:
-            layer = tensor.layers[0]
-            inner = tensor.count // layer.calls
-            kept[id(layer)] = kept.get(id(layer), 0) + inner * tensor.bytes
+            layer = tensor.layers[0]  # the outermost one
+            per_call = tensor.count // layer.calls
+            before = saved_in_a_call.get(id(layer), 0)
+            saved_in_a_call[id(layer)] = before + per_call * tensor.bytes
             inputs[id(layer)] = layer.calls * layer.input_bytes
-    return outside + sum(inputs.values()) + max(kept.values(), default=0)
+    return outside + sum(inputs.values()) + max(saved_in_a_call.values(), default=0)
 
 
 def _dimension(

@@ -41,17 +41,24 @@ def numbers_of_gpus(sources: Sequence[MergeSource]) -> list[dict[int, int]]:
 def merged_gpus(
     sources: Sequence[MergeSource], numbers: Sequence[Mapping[int, int]]
 ) -> list[dict[str, Any]]:
-    """Return the GPUs as run.json shows them, in the order of their new numbers."""
-    nodes: dict[Hashable, int] = {}
+    """Return the GPUs as run.json shows them, in the order of their new numbers.
+
+    Args:
+        sources: the recordings.
+        numbers: what :func:`numbers_of_gpus` returned for them.
+    """
+    node_numbers: dict[Hashable, int] = {}
     merged: dict[int, dict[str, Any]] = {}
-    for i, (source, number) in enumerate(zip(sources, numbers, strict=True)):
+    for i, (source, new_numbers) in enumerate(zip(sources, numbers, strict=True)):
         hosts = {place["gpu"]: place.get("host") for place in source.places}
         for gpu in source.gpus:
-            new = number[gpu["gpu"]]
+            new = new_numbers[gpu["gpu"]]
+            if new in merged:  # the same card in an earlier recording
+                continue
+            # Without a host's hash, nodes of different recordings count as different.
             host: Hashable = hosts.get(gpu["gpu"]) or (i, gpu["node"])
-            if new not in merged:
-                node = nodes.setdefault(host, len(nodes))
-                merged[new] = {**gpu, "gpu": new, "node": node}
+            node = node_numbers.setdefault(host, len(node_numbers))
+            merged[new] = {**gpu, "gpu": new, "node": node}
     return [merged[new] for new in sorted(merged)]
 
 

@@ -27,7 +27,7 @@ from analysis.audit.step_totals import SumChange, gain_of_step, summed
 from analysis.imports.public import read_source
 from analysis.model.fit import NEAR
 from analysis.model.query import group_of
-from analysis.model.sum_errors import MOST_PRODUCTS, made_up_counts
+from analysis.model.sum_errors import MOST_PRODUCTS, simulated_counts
 from analysis.validation.holdout import Validation, validate
 from kernels.common.errors import UserError
 from kernels.machine import known_machine
@@ -86,7 +86,7 @@ def judge_baskets(validation: Validation, draws: int = DRAWS) -> BasketsWorth:
     )
     steps, gains, claims = [], [], []
     places = np.array(list(padded))
-    for counts in made_up_counts(rng, draws):
+    for counts in simulated_counts(rng, draws):
         counts = counts[counts > 0]
         chosen = rng.choice(places, len(counts), replace=False)
         products = list(zip(counts, chosen, strict=True))

@@ -41,7 +41,7 @@ from analysis.model.calibrate import calibrate_query
 from analysis.model.predict import Model
 from analysis.model.prior import DTYPE, GROUP, prior_without_tables
 from analysis.model.query import Query
-from analysis.model.sum_errors import made_up_counts
+from analysis.model.sum_errors import simulated_counts
 from analysis.recordings.imported import folder_of
 from analysis.recordings.load import load
 from kernels.machine import known_machine, known_machines
@@ -126,7 +126,7 @@ class Judged:
                 padded[places[0]] = min(places[1:], key=times.__getitem__)
             if len(padded) == SHAPES:
                 break
-        for counts in made_up_counts(rng, STEPS):
+        for counts in simulated_counts(rng, STEPS):
             counts = counts[counts > 0]
             chosen = rng.choice(list(padded), len(counts), replace=False)
             before = float(counts @ times[chosen])

@@ -9,21 +9,21 @@ from analysis.model.sum_errors import (
     LEVEL_CORRELATION,
     Times,
     change_factors,
-    made_up_counts,
+    half_interval_of_sum,
+    simulated_counts,
     sum_factors,
-    together,
 )
 
 
 def test_errors_add_up_by_how_alike_they_are() -> None:
     parts = np.array([[3.0, 4.0], [5.0, 12.0]])
-    assert together(parts, 0.0) == pytest.approx([5.0, 13.0])
-    assert together(parts, 1.0) == pytest.approx([7.0, 17.0])
-    assert 5.0 < together(parts[0], 0.5) < 7.0
+    assert half_interval_of_sum(parts, 0.0) == pytest.approx([5.0, 13.0])
+    assert half_interval_of_sum(parts, 1.0) == pytest.approx([7.0, 17.0])
+    assert 5.0 < half_interval_of_sum(parts[0], 0.5) < 7.0
 
 
 def test_made_up_steps_have_three_to_twelve_products() -> None:
-    counts = made_up_counts(np.random.default_rng(0), 500)
+    counts = simulated_counts(np.random.default_rng(0), 500)
     products = (counts > 0).sum(axis=1)
     assert set(products) == set(range(3, 13))
     assert counts.max() == 48
@@ -63,11 +63,11 @@ def test_nine_sums_in_ten_of_other_rows_lie_inside() -> None:
     half = len(lo) // 2
     low, high = sum_factors(Times(*(part[:half] for part in times)), lo[:half], hi[:half])
     rng = np.random.default_rng(5)
-    counts = made_up_counts(rng, 2000)
+    counts = simulated_counts(rng, 2000)
     which = rng.integers(half, len(lo), counts.shape)
     error = (counts * (times.measured - times.predicted)[which]).sum(axis=1)
-    below = low * together(counts * (times.predicted - lo)[which], LEVEL_CORRELATION)
-    above = high * together(counts * (hi - times.predicted)[which], LEVEL_CORRELATION)
+    below = low * half_interval_of_sum(counts * (times.predicted - lo)[which], LEVEL_CORRELATION)
+    above = high * half_interval_of_sum(counts * (hi - times.predicted)[which], LEVEL_CORRELATION)
     assert 0.86 < np.mean((-below <= error) & (error <= above)) < 0.94
 
 
