@@ -80,7 +80,7 @@ def headlines(analysis: Analysis, advice: Sequence[Advice]) -> list[Headline]:
 
 
 def peak(analysis: Analysis) -> Headline | None:
-    """Report the fastest GEMM of each dtype and its share of the ceiling.
+    """Report the fastest GEMM of each dtype and its share of the peak.
 
     Only the cases that the roofline plot draws count, so that its title says the same. The numbers
     of the headline belong to the fastest dtype.
@@ -92,21 +92,21 @@ def peak(analysis: Analysis) -> Headline | None:
     for gemm in fastest:
         bounds = [rate(gemm.lo), rate(gemm.hi)]
         interval = "" if math.isnan(gemm.lo) else f" ({_interval_text(bounds)})"
-        parts.append(f"{gemm.dtype} {rate(gemm.tflops)}{interval}, {gemm.share:.0%} of the ceiling")
+        parts.append(f"{gemm.dtype} {rate(gemm.tflops)}{interval}, {gemm.share:.0%} of the peak")
     best = max((gemm.tflops, gemm.lo, gemm.hi, gemm.cases) for gemm in fastest)
     raised = (analysis.recording.run.get("ceilings") or {}).get("raised") or {}
-    ceiling_notes = "".join(
+    raised_peaks = "".join(
         (
-            f" The {dtype} ceiling was raised from {rate(change['from'] / 1e12)}: "
-            f"{change['case']} was faster than the measured ceiling in two processes."
+            f" The {dtype} peak was raised from {rate(change['from'] / 1e12)}: "
+            f"{change['case']} was faster than the measured peak in two processes."
         )
         for dtype, change in raised.items()
     )
-    return Headline("peak", f"Fastest GEMMs: {'; '.join(parts)}.{ceiling_notes}", *best)
+    return Headline("peak", f"Fastest GEMMs: {'; '.join(parts)}.{raised_peaks}", *best)
 
 
 class FastestGemm(NamedTuple):
-    """Fastest GEMM of a dtype in TFLOP/s with its interval, and its share of the ceiling.
+    """Fastest GEMM of a dtype in TFLOP/s with its interval, and its share of the peak.
 
     ``cases`` is the number of cases that it was compared with, including itself.
     """

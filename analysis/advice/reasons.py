@@ -63,7 +63,7 @@ def why(
     elif kind == "gpu" and _kernel(before) != _kernel(after):
         parts[_kernel_cause(before, after)] = remainder
     else:
-        parts["a cause that the model does not cover" if measured else _SIMILAR] = remainder
+        parts["a cause unknown to the model" if measured else _SIMILAR] = remainder
     # 2. Convert the parts to percentage points, and name only the large ones.
     points = {name: 100 * gain * part / total for name, part in parts.items()} if total else {}
     least = max(_LEAST_POINTS, _LEAST_SHARE * 100 * gain)
@@ -101,11 +101,12 @@ def _known_parts(
     if area < 0 <= tile_gain:
         tiles = f"{math.expm1(log_work):.1%} more FLOPs"
     wave_gain = math.log(after["tail_efficiency"] / before["tail_efficiency"])
-    counts = f"{before['waves']} → {after['waves']}"
-    slots = f"{_fullness(wave_gain)} waves ({counts})"
     if kind == "cpu":
         degree = "more" if wave_gain >= 0 else "less"
-        slots = f"{degree} evenly loaded threads ({counts} tiles each)"
+        slots = f"{degree} evenly loaded threads ({before['waves']} → {after['waves']} tiles each)"
+    else:
+        filled = [f"{row['waves']}, {row['tail_efficiency']:.0%} full" for row in (before, after)]
+        slots = f"{_fullness(wave_gain)} waves ({filled[0]} → {filled[1]})"
     return {tiles: area, slots: wave_gain}
 
 

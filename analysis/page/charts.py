@@ -194,8 +194,12 @@ def neighbours(place: int) -> figure:
         line_dash="dashed",
         line_alpha=0.7,
     )
-    chart.line("x", "expected", source=points, color=NEUTRAL, line_width=1.5)
-    chart.scatter("x", "expected", source=points, size=6, line_color=NEUTRAL, fill_color=None)
+    predicted = [
+        chart.line("x", "expected", source=points, color=NEUTRAL, line_width=1.5),
+        chart.scatter("x", "expected", source=points, size=6, line_color=NEUTRAL, fill_color=None),
+    ]
+    for drawn in predicted:
+        drawn.tags = ["neutral"]
     chart.segment("x", "lo", "x", "hi", source=points, color=_GOOD)
     dots = chart.scatter("x", "time", source=points, size=7, color=_GOOD)
     chart.scatter(
@@ -284,9 +288,9 @@ def pairs() -> figure:
 
 
 def _color(row: RuleResult) -> str:
-    if row.lo is not None and row.lo > 1:
+    if row.verdict.startswith("holds"):
         return _GOOD
-    return _BAD if row.hi is not None and row.hi < 1 else NEUTRAL
+    return _BAD if row.verdict.startswith("no longer") else NEUTRAL
 
 
 def _add_interaction(chart: figure, dots: object) -> None:

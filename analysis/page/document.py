@@ -108,6 +108,7 @@ def _data(report: PageReport, points: pd.DataFrame, scale: float) -> dict[str, A
         "name": report.name,
         "machine": machine.name,
         "kind": machine.kind,
+        "cache": recording.cache,
         "sms": machine.sms,
         "scale": scale,
         "peaks": {dtype: machine.peak(dtype) / 1e12 for dtype in machine.peaks},

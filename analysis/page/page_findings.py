@@ -35,6 +35,14 @@ class Tile(NamedTuple):
     note: str
 
 
+def machine(report: PageReport) -> str:
+    """Name the machine; a CPU with the number of threads that were used."""
+    measured = report.analysis.recording.machine
+    if measured.kind == "gpu":
+        return measured.name
+    return f"{measured.name}, {measured.sms} thread{'s' if measured.sms > 1 else ''}"
+
+
 def verdict(report: PageReport) -> str:
     """Return the verdict on the run in a word or two; the reasons are in :func:`health`."""
     recording = report.analysis.recording
@@ -49,7 +57,7 @@ def tiles(report: PageReport) -> list[Tile]:
     if analysis.recording.unusable:
         return []
     figures = [
-        Tile(f"fastest {gemm.dtype} GEMM", rate(gemm.tflops), f"{gemm.share:.0%} of the ceiling")
+        Tile(f"fastest {gemm.dtype} GEMM", rate(gemm.tflops), f"{gemm.share:.0%} of the peak")
         for gemm in fastest_gemms(analysis)[:2]
     ]
     if (aligned := alignment(analysis.table)) is not None:
@@ -59,14 +67,19 @@ def tiles(report: PageReport) -> list[Tile]:
         interval = f"{stored.lo:.2f}–{stored.hi:.2f}"
         figures.append(Tile("NHWC against NCHW", f"{stored.value:.2f}×", f"the speed ({interval})"))
     if (errors := accuracy_headline(analysis)) is not None:
+        worst = analysis.errors.quantile(0.95)
         figures.append(
-            Tile("error of predictions", f"{errors.value:.1%}", "median, held-out cases")
+            Tile(
+                "error of predictions",
+                f"{errors.value:.1%}",
+                f"median; 95% of cases below {worst:.0%}",
+            )
         )
     if report.advice:
         confirmed = sum(answer.verdict == DO_IT for answer in report.advice)
         likely = sum(answer.verdict == LIKELY for answer in report.advice)
         figures.append(
-            Tile("changes worth making", f"{confirmed:,} sure", f"and {likely:,} likely ones")
+            Tile("changes worth making", f"{confirmed:,} confirmed", f"and {likely:,} likely ones")
         )
     return figures
 
@@ -114,7 +127,7 @@ def neighbourhood(report: PageReport) -> str:
     rows = rows[(rows["op"] == "gemm") & (rows["config"].fillna("") == "")]
     found = steepest(dict.fromkeys(DIMENSIONS, rows))
     if found is None:
-        return "No neighbouring sizes differ beyond their intervals: choose a shape below."
+        return "No neighbouring sizes differ beyond their intervals."
     along, row = found
     return (
         f"{along.upper()} {row[along]} → {row['after']} takes {row['ratio']:.2f}× the time of "

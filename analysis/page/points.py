@@ -30,7 +30,7 @@ ESTIMATES = (
 MOST = 40_000
 """Largest number of points. From more, a random sample is drawn, and the page says so."""
 
-_EXACT = 12  # digits of times: all further digits come only from binary fractions
+_TIME_DIGITS = 9  # digits of times: nine tell a picosecond in a millisecond
 _DIGITS = 4  # digits of estimates: no reader sees more, and they are most of a page's bytes
 
 
@@ -105,7 +105,7 @@ def columns_of(points: pd.DataFrame) -> dict[str, Any]:
     for name in (*SIZES, *TIMES, *ESTIMATES):
         values = points[name].to_numpy(dtype=float, na_value=np.nan)
         if name in TIMES:
-            values = _rounded(values, _EXACT)
+            values = _rounded(values, _TIME_DIGITS)
         elif name in ESTIMATES and name != "flops":
             values = _rounded(values, _DIGITS)
         columns[name] = [_number(value) for value in values]

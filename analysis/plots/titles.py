@@ -12,7 +12,7 @@ from kernels.machine import Machine
 
 
 def roofline_title(rows: pd.DataFrame, machine: Machine) -> str:
-    """Say how much of its ceiling each dtype reaches with a GEMM.
+    """Say how much of its peak each dtype reaches with a GEMM.
 
     Args:
         rows: table from :func:`analysis.slices.series.roofline_series`.
@@ -24,7 +24,7 @@ def roofline_title(rows: pd.DataFrame, machine: Machine) -> str:
         str(dtype): min(1.0, top * 1e12 / machine.peak(str(dtype))) for dtype, top in best.items()
     }
     told = [f"{share:.0%} in {dtype}" for dtype, share in shares.items()]
-    return f"The fastest GEMMs reach {_listed(told)} of the ceiling" if told else ""
+    return f"The fastest GEMMs reach {_listed(told)} of the peak" if told else ""
 
 
 def square_title(rows: pd.DataFrame) -> str:

@@ -1,10 +1,15 @@
-// Answers about a typed shape: its predicted time, and the larger sizes that are worth padding to.
+// Answers about a typed shape: its time, and the other sizes that are worth it.
 //
-// It does what analysis/advice does for `recommend` where nothing was measured; a test compares the
-// two. Names are those of the Python code, which explains the steps.
+// It does what analysis/advice does for `predict` and `recommend`; a test compares the two. Names are
+// those of the Python code, which explains the steps. Options are compared by their measured times
+// where both are measured, else by the model.
 
-const ALLOWANCE = 0.125;
+const QUESTIONS = {
+  pad: { allowance: 0.125, choose: false, words: "At least this size, in less time (pad)" },
+  choose: { allowance: 0.15, choose: true, words: "A size within ±15% that computes more per second (choose)" },
+};
 const ROUNDED = 1e-9;
+const WINDOW_SIZES = 6;
 const MULTIPLES = [8, 16, 32, 64, 128, 256];
 const LARGE_STEPS = [64, 128];
 const OF_SMALL = 4;
@@ -16,7 +21,9 @@ const MIN_GAIN = 0.01;
 const LEAST_PROBABILITY = 0.8;
 const SUREST = 0.95;
 const PRICE = 0.1;
-const OUTSIDE = 0.1;
+const OUTSIDE = { measured: 0.05, predicted: 0.1 };
+const TO_95 = 1.96 / 1.645;
+const SOFTWARE_ERROR = 0.05;
 const LIMIT_WORDS = {
   launch: "launching, which takes longer than computing",
   compute: "arithmetic",
@@ -40,7 +47,9 @@ const WORD_FIELDS = {
 
 // The problem of a text as --gemm or --conv takes it, or a sentence that says what is wrong with it.
 function parseShape(text) {
-  const form = "Type M,N,K,dtype, such as 4096,4104,4096,bf16, or a convolution as --conv takes it.";
+  const form =
+    "Type M,N,K,dtype[,layout[,batch]], such as 4096,4104,4096,bf16, or a convolution as " +
+    "N,C,H,W,KOUT,R,S,stride,padding,dilation,groups,dtype[,layout[,pass]].";
   const typed = text.trim().toLowerCase().replaceAll("×", ",").split(/\s*,\s*/);
   const op = typed.length > FIELDS.gemm.length ? "conv" : "gemm";
   if (typed.length < NEEDED[op] || typed.length > FIELDS[op].length) return { fault: form };
@@ -83,9 +92,10 @@ const dimensions = (problem) => (problem.op === "gemm" ? ["m", "n", "k"] : ["c",
 const fits = (size) => size % (size < 2 * MULTIPLES[0] ? OF_SMALL : MULTIPLES[0]) === 0;
 const lastOfLayout = { nt: "n", tn: "m" }; // the dimension that counts output features
 
-function sizesNear(problem, name, edges) {
+function sizesNear(problem, name, { allowance, choose }, edges) {
   const size = problem[name];
-  const most = Math.floor(size * (1 + ALLOWANCE));
+  const least = choose ? Math.ceil(size * (1 - allowance)) : size;
+  const most = Math.floor(size * (1 + allowance));
   const steps = new Set([...MULTIPLES, ...edges]);
   if (size < 2 * MULTIPLES[0]) steps.add(OF_SMALL);
   const isVocabulary = problem.batch === 1 && lastOfLayout[problem.layout] === name && size >= MIN_VOCABULARY;
@@ -94,9 +104,22 @@ function sizesNear(problem, name, edges) {
   for (const step of steps) {
     sizes.add(ceilDiv(size, step) * step);
     if (LARGE_STEPS.includes(step)) sizes.add((Math.floor(size / step) + 1) * step);
+    if (choose) sizes.add(Math.floor(size / step) * step);
   }
-  const allowed = [...sizes].filter((value) => value >= size && value <= most && fits(value));
+  if (choose) for (const value of across(least, most)) sizes.add(value);
+  const isAllowed = (value) => value >= least && value <= most && value > 0 && fits(value);
+  const allowed = [...sizes].filter(isAllowed);
   return [...new Set([size, ...allowed])].sort((a, b) => a - b);
+}
+
+// Sizes across a window: the multiples of the smallest step that leaves about six.
+function across(least, most) {
+  const last = MULTIPLES.at(-1);
+  const coarse = last * ceilDiv(most - least, WINDOW_SIZES * last);
+  const step = MULTIPLES.find((each) => most - least <= WINDOW_SIZES * each) ?? coarse;
+  const sizes = [];
+  for (let size = ceilDiv(least, step) * step; size <= most; size += step) sizes.push(size);
+  return sizes;
 }
 
 function combined(problem, sizes) {
@@ -107,15 +130,20 @@ function combined(problem, sizes) {
   return options;
 }
 
-// The problem first, then the larger sizes of it that a pad query allows.
-function optionsOf(problem, timeModel) {
+const workOf = (problem, option, { choose }) =>
+  choose ? flopsOf(option) / flopsOf(problem) : 1;
+
+// The problem first, then the other sizes of it that a query allows.
+function optionsOf(problem, question, timeModel) {
+  const { allowance } = question;
   const edges = timeModel.groups[groupName(problem)].tiles.flat().filter((edge) => edge & (edge - 1));
   const sizes = {};
-  for (const name of dimensions(problem)) sizes[name] = sizesNear(problem, name, edges);
+  for (const name of dimensions(problem)) sizes[name] = sizesNear(problem, name, question, edges);
   const isPossible = (option) =>
     option.op === "gemm" || (option.c % option.groups === 0 && option.kout % option.groups === 0);
   const more = (option) => flopsOf(option) / flopsOf(problem) - 1;
-  const isAllowed = (option) => isPossible(option) && more(option) <= ALLOWANCE + ROUNDED;
+  const isAllowed = (option) =>
+    isPossible(option) && Math.abs(more(option)) <= allowance + ROUNDED;
   const count = Object.values(sizes).reduce((product, values) => product * values.length, 1);
   let options = [];
   if (count <= MAX_COMBINATIONS) {
@@ -126,7 +154,8 @@ function optionsOf(problem, timeModel) {
     for (const [name, values] of Object.entries(sizes)) {
       const singles = values.map((value) => ({ ...problem, [name]: value })).filter(isPossible);
       options.push(...singles);
-      const times = new Map(singles.map((option) => [option[name], predict(option, timeModel).time]));
+      const cost = (option) => predict(option, timeModel).time / workOf(problem, option, question);
+      const times = new Map(singles.map((option) => [option[name], cost(option)]));
       const order = [...times.keys()].sort((a, b) => times.get(a) - times.get(b));
       best[name] = [...new Set([problem[name], ...order.slice(0, BEST_SIZES)])];
     }
@@ -140,40 +169,68 @@ function optionsOf(problem, timeModel) {
 // The 90% range of the error of the log of the problem's time over the option's.
 function pairError(problem, option, spreads, group, timeModel) {
   const inPairs = (spread) => [group.pair_low * spread, group.pair_high * spread];
-  const growth = Math.max(...dimensions(problem).map((name) => option[name] / problem[name]));
-  if (growth > 1 + timeModel.near) {
+  const growth = dimensions(problem).map((name) => option[name] / problem[name]);
+  const [least, most] = [Math.min(...growth), Math.max(...growth)];
+  if (most > 1 + timeModel.near || least < 1 / (1 + timeModel.near)) {
     const half = ((group.high - group.low) * Math.hypot(...spreads)) / Math.SQRT2;
     return [-half, half];
   }
-  if (hasLike(problem, group) && hasLike(option, group)) return inPairs(Math.hypot(...spreads));
-  const fitted = inPairs(Math.SQRT2 * Math.hypot(group.scale, group.beside));
-  const [low, high] = timeModel.uncalibrated_pair;
-  return [Math.min(low, fitted[0]), Math.max(high, fitted[1])];
+  let [low, high] = inPairs(Math.hypot(...spreads));
+  if (!hasLike(problem, group) || !hasLike(option, group)) {
+    const fitted = inPairs(Math.SQRT2 * Math.hypot(group.scale, group.beside));
+    low = Math.min(timeModel.uncalibrated_pair[0], fitted[0]);
+    high = Math.max(timeModel.uncalibrated_pair[1], fitted[1]);
+  }
+  return least < 1 ? [Math.min(low, -high), Math.max(high, -low)] : [low, high];
 }
 
-// The gain of an option over the problem, with its 90% interval, probability and verdict.
-function weigh(problem, option, before, after, timeModel) {
+// The predicted time of a problem over an option's, and the 90% range of the error of its logarithm.
+function predictedRatio(problem, option, before, after, timeModel) {
   const group = timeModel.groups[groupName(problem)];
   const spreads = [before, after].map(({ lo, hi }) => Math.log(hi / lo) / (group.high - group.low));
   const ratio = before.time / after.time;
   let [low, high] = pairError(problem, option, spreads, group, timeModel);
-  const alignments = [problem, option].map((each) => alignmentIn(each));
-  if (group.aligned_only && alignments[1] > alignments[0]) {
+  if (group.aligned_only && alignmentIn(option) > alignmentIn(problem)) {
     // The true price of misalignment may be zero or twice the assumed one.
     const both = Math.SQRT2 * spreads[1];
     const price = Math.max(Math.log(ratio), 0);
     low = -Math.hypot(group.pair_low * both, price);
     high = Math.hypot(group.pair_high * both, price);
   }
-  const [gain, lo, hi] = [0, low, high].map((error) => ratio * Math.exp(error) - 1);
+  return [ratio, low, high];
+}
+
+// The measured time of a problem over an option's, with the 95% range that another framework or
+// version may differ by.
+function measuredRatio(problem, option, seconds, timeModel) {
+  const group = timeModel.groups[groupName(problem)];
+  const spreads = Array(2).fill(Math.max(group.beside, SOFTWARE_ERROR));
+  const [low, high] = pairError(problem, option, spreads, group, timeModel);
+  return [seconds[0] / seconds[1], TO_95 * low, TO_95 * high];
+}
+
+// The gain of an option by the best evidence, its interval, probability and verdict.
+function weigh(problem, option, before, question, run) {
+  const after = predict(option, run.model);
+  const seconds = [problem, option].map((each) => secondsInTable(each, run));
+  const evidence = seconds.every((each) => each !== null) ? "measured" : "predicted";
+  const [ratio, low, high] =
+    evidence === "measured"
+      ? measuredRatio(problem, option, seconds, run.model)
+      : predictedRatio(problem, option, before, after, run.model);
+  const work = workOf(problem, option, question);
+  const [gain, lo, hi] = [0, low, high].map((error) => ratio * work * Math.exp(error) - 1);
   const flops = flopsOf(option) / flopsOf(problem) - 1;
-  const scale = Math.abs(Math.log1p(gain > 0 ? lo : hi) - Math.log1p(gain)) / -Math.log(OUTSIDE);
-  const opposite = Math.max(scale ? 0.5 * Math.exp(-Math.abs(Math.log1p(gain)) / scale) : 0, 1 - SUREST);
+  const scale =
+    Math.abs(Math.log1p(gain > 0 ? lo : hi) - Math.log1p(gain)) / -Math.log(OUTSIDE[evidence]);
+  const tail = scale ? 0.5 * Math.exp(-Math.abs(Math.log1p(gain)) / scale) : 0;
+  const opposite = Math.max(tail, 1 - SUREST);
   const probability = gain > 0 ? 1 - opposite : opposite;
   const net = (value) => value - PRICE * Math.max(0, flops);
   const isLikely = net(gain) >= MIN_GAIN && probability >= LEAST_PROBABILITY;
   const rank = net((gain + lo) / 2);
-  return { option, ...after, gain, gainLo: lo, gainHi: hi, flops, probability, isLikely, rank };
+  const time = evidence === "measured" ? { time: seconds[1] } : after;
+  return { option, ...time, gain, gainLo: lo, gainHi: hi, flops, probability, isLikely, rank, evidence };
 }
 
 const alignmentIn = (problem) => {
@@ -182,13 +239,17 @@ const alignmentIn = (problem) => {
   return alignmentOf([layout[0] === "n" ? k : m, layout[1] === "n" ? n : k, n], dtype);
 };
 
-// The other sizes of a problem, the best to pad to first.
-function neighboursOf(problem, timeModel) {
-  const [, ...options] = optionsOf(problem, timeModel);
-  const before = predict(problem, timeModel);
-  const weighed = options.map((option) =>
-    weigh(problem, option, before, predict(option, timeModel), timeModel),
-  );
+// The other sizes of a problem that a query allows, the best first.
+function neighboursOf(problem, question, run) {
+  const [, ...options] = optionsOf(problem, question, run.model);
+  let before = predict(problem, run.model);
+  const seconds = secondsInTable(problem, run);
+  const { trees, shift } = run.model.groups[groupName(problem)];
+  if (seconds !== null && run.model.trees[trees]?.differs) {
+    // The full model repeats the times that it grew from more closely than its smaller copy.
+    before = { ...before, time: shifted(seconds, shift) };
+  }
+  const weighed = options.map((option) => weigh(problem, option, before, question, run));
   return weighed.sort((a, b) => b.isLikely - a.isLikely || b.rank - a.rank);
 }
 
@@ -222,55 +283,75 @@ const changeText = (problem, option) =>
     .map((name) => `${name.toUpperCase()} ${problem[name]} → ${option[name]}`)
     .join(", ");
 
-// What the model answers about a problem on one machine.
+// What the page answers about a problem on one machine: its time, then what would be better.
 function answerElements(problem, run) {
-  const { model: timeModel } = run;
-  const answer = predict(problem, timeModel);
   const where = runs.length > 1 ? `${run.name}: ` : "";
-  if (answer === null) {
-    return [element("p", `${where}no ${groupName(problem)} was measured on this machine, so none is predicted.`)];
+  const row = exactRow(problem, run);
+  const answer = run.model && predict(problem, run.model);
+  if (row === undefined && !answer) {
+    const reason = run.model ? `no ${groupName(problem)} was measured on this machine` : "the run is unusable";
+    return [element("p", `${where}${shapeText(problem)} is not predicted, because ${reason}.`)];
   }
-  const tflops = flopsOf(problem) / answer.time / 1e12;
-  const times = [answer.time, answer.lo, answer.hi].map((seconds) => seconds * 1e6);
-  const title =
-    `${where}${shapeText(problem)}: predicted ${microseconds(...times)}, ` +
-    `${rate(tflops)}${shareOfPeak(tflops, run, problem.dtype)}.`;
-  const group = timeModel.groups[groupName(problem)];
-  const parts = [
-    element("p", title, { class: "finding" }),
-    element("p", explained(problem, answer, timeModel)),
-  ];
-  const neighbours = neighboursOf(problem, timeModel);
-  const [best] = neighbours;
-  const advice = best?.isLikely
-    ? `To pad, likely (${percent(best.probability, 0)}): ${changeText(problem, best.option)}.`
-    : `To pad, leave it: no size up to ${percent(ALLOWANCE)} larger is likely to take less time.`;
-  parts.push(element("p", advice, { class: "finding" }));
-  const faster = neighbours.filter((each) => each.gain > 0).slice(0, 3);
-  const columns = [
-    text("pad to", (row) => changeText(problem, row.option)),
-    text("verdict", (row) => (row.isLikely ? `likely (${percent(row.probability, 0)})` : "leave it")),
-    figure("predicted", (row) => microseconds(...[row.time, row.lo, row.hi].map((s) => s * 1e6)), (row) => row.time),
-    figure("gain", (row) => gain({ gain: row.gain, lo: row.gainLo, hi: row.gainHi }), (row) => row.gain),
-    figure("more FLOPs", (row) => percent(row.flops), (row) => row.flops),
-  ];
-  if (faster.length) {
-    const place = element("div");
-    new Table(place, `sizes to pad to on ${run.name}`, columns, { tools: false }).set(faster);
-    parts.push(place);
+  const seconds = row === undefined ? answer.time : points.time_us[row] * 1e-6;
+  const time =
+    row === undefined
+      ? `predicted ${timeText(...[answer.time, answer.lo, answer.hi].map((each) => each * 1e6))}`
+      : `measured ${timeOf(row)}`;
+  const tflops = flopsOf(problem) / seconds / 1e12;
+  const speed = `${rate(tflops)}${shareOfPeak(tflops, run, problem.dtype)}`;
+  const parts = [element("p", `${where}${shapeText(problem)}: ${time}, ${speed}.`, { class: "finding" })];
+  if (answer) parts.push(element("p", explained(problem, answer, run.model)));
+  const recorded = run.advice.filter((each) => each.spec === specOf(problem));
+  for (const each of recorded) {
+    const change = each.verdict === "leave it" ? "" : `, ${each.change}, gains ${gain(each)}`;
+    parts.push(element("p", `${QUESTIONS[each.question].words}: ${each.told}${change} (${each.reason}).`));
   }
-  parts.push(element("p", restsOn(problem, group, timeModel), { class: "faint" }));
+  if (answer && !recorded.length) {
+    for (const question of Object.values(QUESTIONS)) parts.push(...betterSizes(problem, question, run));
+  }
+  if (answer) parts.push(element("p", sourceText(problem, run.model), { class: "faint" }));
   return parts;
 }
 
-// What a prediction rests on, and how far it can be trusted.
-function restsOn(problem, group, timeModel) {
-  const unlike = hasLike(problem, group) || problem.dtype === "tf32"
-    ? ""
-    : "; no such alignment or layout was measured, so a factor of two either way";
+// The answer to a query, and its best three sizes as a table.
+function betterSizes(problem, question, run) {
+  const neighbours = neighboursOf(problem, question, run);
+  const [best] = neighbours;
+  const verdict = best?.isLikely
+    ? `likely (${percent(best.probability, 0)}), ${changeText(problem, best.option)}.`
+    : "leave it.";
+  const parts = [element("p", `${question.words}: ${verdict}`)];
+  const faster = neighbours.filter((each) => each.gain > 0).slice(0, 3);
+  if (!faster.length) return parts;
+  const columns = [
+    text("change", (each) => changeText(problem, each.option)),
+    text("verdict", (each) => (each.isLikely ? `likely (${percent(each.probability, 0)})` : "leave it")),
+    figure("time", (each) => optionTime(each), (each) => each.time),
+    figure("gain", (each) => gain({ gain: each.gain, lo: each.gainLo, hi: each.gainHi }), (each) => each.gain),
+    figure("more FLOPs", (each) => percent(each.flops), (each) => each.flops),
+    text("evidence", (each) => each.evidence),
+  ];
+  const place = element("div");
+  const name = question.choose ? "sizes to choose" : "sizes to pad to";
+  new Table(place, `${name} on ${run.name}`, columns, { tools: false }).set(faster);
+  return [...parts, place];
+}
+
+const optionTime = ({ time, lo, hi, evidence }) =>
+  evidence === "measured"
+    ? timeText(time * 1e6, null, null)
+    : timeText(...[time, lo, hi].map((each) => each * 1e6));
+
+// What predictions of a problem rest on, and how far they can be trusted.
+function sourceText(problem, timeModel) {
+  const group = timeModel.groups[groupName(problem)];
+  const unlike =
+    hasLike(problem, group) || problem.dtype === "tf32"
+      ? ""
+      : "; no such alignment or layout was measured, so a factor of two either way";
   const differs = group.trees === null ? undefined : timeModel.trees[group.trees].differs;
   const smaller = differs
-    ? ` The page has a smaller model than the command predict: nine in ten times differ by less than ${percent(differs)}.`
+    ? ` A smaller copy of the model predicts here; nine in ten of its times are within ${percent(differs)} of the full model's.`
     : "";
-  return `Rests on: ${group.source}${unlike}.${smaller}`;
+  return `Source of predictions: ${group.source}${unlike}.${smaller}`;
 }

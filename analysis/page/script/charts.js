@@ -131,7 +131,7 @@ const drawnSpeed = (i, time) => speedOf(i, time) * runs[0].scale;
 // Charts are drawn on a canvas, where the page's colours do not reach.
 function colour() {
   const style = getComputedStyle(document.documentElement);
-  const [ink, line] = ["--ink", "--line"].map((name) => style.getPropertyValue(name).trim());
+  const [ink, line, faint] = ["--ink", "--line", "--faint"].map((name) => style.getPropertyValue(name).trim());
   for (const document_ of Bokeh.documents) {
     for (const each of document_.all_models ?? document_._all_models.values()) {
       for (const name of ["axis_label_text_color", "major_label_text_color", "axis_line_color"]) {
@@ -143,6 +143,7 @@ function colour() {
       if ("outline_line_color" in each) each.outline_line_color = line;
       const dtype = each.tags?.find((tag) => tag in COLORS);
       if (dtype && "text_color" in each) each.text_color = color(dtype);
+      if (each.tags?.includes("neutral")) each.glyph.line_color = faint;
       const roof = each.glyph ?? each;
       if (dtype && "line_color" in roof && !("text_color" in each)) roof.line_color = color(dtype);
     }

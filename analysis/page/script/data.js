@@ -68,16 +68,19 @@ const caseOf = (i) =>
     .filter((text) => text && text !== "ok")
     .join(" ");
 
-function microseconds(time, low, high) {
+// A time with its interval, from microseconds, in the unit that suits it.
+function timeText(time, low, high) {
+  const [unit, scale] = time < 1e4 ? ["µs", 1] : time < 1e7 ? ["ms", 1e-3] : ["s", 1e-6];
   const digits = { maximumSignificantDigits: 4 };
-  const [middle, ...ends] = [time, low, high].map((value) => value?.toLocaleString("en", digits));
-  return low === null ? `${middle} µs` : `${middle} µs (${ends.join("–")} µs)`;
+  const scaled = (value) => (value * scale).toLocaleString("en", digits);
+  const interval = low === null ? "" : ` (${scaled(low)}–${scaled(high)} ${unit})`;
+  return `${scaled(time)} ${unit}${interval}`;
 }
 
 function timeOf(i) {
   const [time, low, high] = [points.time_us[i], points.time_lo_us[i], points.time_hi_us[i]];
   if (time === null) return word("message", i) || word("status", i);
-  return microseconds(time, low, high);
+  return timeText(time, low, high);
 }
 
 function shareOfPeak(tflops, run, dtype) {
@@ -94,7 +97,7 @@ function speedText(i) {
 function predictedText(i) {
   const time = points.predicted_us[i];
   if (time === null) return "–";
-  return microseconds(time, points.predicted_lo_us[i], points.predicted_hi_us[i]);
+  return timeText(time, points.predicted_lo_us[i], points.predicted_hi_us[i]);
 }
 
 const errorOf = (i) =>

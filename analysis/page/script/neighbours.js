@@ -85,9 +85,10 @@ function drawLine(place, i, along) {
   const edges = single ? { tiles: [], waves: [] } : edgesOf(i, along, low, high);
   const ofWaves = machineOf(i ?? 0).kind === "gpu" ? `, ${edges.waves.length} of waves` : "";
   const marks = `; ${edges.tiles.length} edges of tiles${ofWaves}`;
+  const few = edges.tiles.length + edges.waves.length <= MOST_EDGES;
   heading.textContent = single
     ? `${title}: no other size was measured`
-    : `${title}: ${line.length} sizes${edges.tiles.length + edges.waves.length ? marks : ""}`;
+    : `${title}: ${line.length} sizes${few && edges.tiles.length + edges.waves.length ? marks : ""}`;
   for (const kind of ["tiles", "waves"]) {
     const drawn = edges[kind].length > MOST_EDGES ? [] : edges[kind];
     model(`${name}-${kind}`).data = {
@@ -127,64 +128,69 @@ function firstToShow() {
   return best.i;
 }
 
-// The row of a problem: the very one, else the nearest that was timed with its dtype. A size is as
-// far as its ratio says, another word as far as twice a size.
-function find(problem) {
+// The rows that a shape's time is taken from, by recording and shape: plainly timed, with operands
+// from where most of the recording's came from, the narrowest interval first.
+const plainRows = new Map();
+function isPlain(i) {
+  const { cache } = machineOf(i);
+  return !word("config", i) && word("mode", i) === "burst" && word("cache", i) === cache;
+}
+const width = (i) =>
+  points.time_lo_us[i] === null ? Infinity : points.time_hi_us[i] / points.time_lo_us[i];
+for (let i = 0; i < points.length; i++) {
+  if (points.time_us[i] === null || !word("spec", i) || !isPlain(i)) continue;
+  const key = `${points.run.codes[i]} ${word("spec", i)}`;
+  const known = plainRows.get(key);
+  if (known === undefined || width(i) < width(known)) plainRows.set(key, i);
+}
+const exactRow = (problem, run) => plainRows.get(`${runs.indexOf(run)} ${specOf(problem)}`);
+
+// The seconds of a problem in a public table, whose times have no interval; null if it has none.
+function secondsInTable(problem, run) {
+  const row = exactRow(problem, run);
+  return row === undefined || points.time_lo_us[row] !== null ? null : points.time_us[row] * 1e-6;
+}
+
+// The row that is nearest to a problem, among those that were timed with its dtype. A size is as far
+// as its ratio says, another word as far as twice a size.
+function nearestRow(problem) {
   const asked = FIELDS[problem.op].map((name) => [
     problem.op === "conv" && name === "n" ? "batch" : name,
     Array.isArray(problem[name]) ? pairText(problem[name]) : problem[name],
   ]);
-  let best = null;
+  let best = { far: Infinity };
   for (let i = 0; i < points.length; i++) {
     if (points.time_us[i] === null || word("op", i) !== problem.op) continue;
-    let far = 0;
+    let far = isPlain(i) ? 0 : 0.02;
     for (const [name, value] of asked) {
       if (Array.isArray(points[name])) far += Math.abs(Math.log2(points[name][i] / value));
       else if (word(name, i) !== value) far += name === "dtype" ? Infinity : 1;
     }
-    // Where the same shape was timed in several ways, the plain one is meant.
-    const plainly = !word("config", i) && word("mode", i) === "burst";
-    const way = (plainly ? 0 : 0.02) + (word("cache", i) === "cold" ? 0 : 0.01);
-    if (far < Infinity && (best === null || far + way < best.far)) {
-      best = { i, far: far + way, exact: far === 0 };
-    }
+    if (far < best.far) best = { i, far };
   }
-  return best;
+  return best.i;
 }
 
-// Shows the measured times of a row, and its neighbours along each size.
-function choose(i, isNearest = false) {
-  const nearest = isNearest ? "The nearest measured shape is " : "";
-  byId("chosen").textContent =
-    `${nearest}${shapeOf(i)} ${caseOf(i)}: ${timeOf(i)}, ${speedText(i)}; predicted ${predictedText(i)}.`;
+// Shows the measured times next to a row, along each size.
+function choose(i) {
+  byId("chosen").textContent = `Measured times next to ${shapeOf(i)} ${caseOf(i)}: ${timeOf(i)}, ${speedText(i)}; predicted ${predictedText(i)}.`;
+  byId("measured").hidden = false;
   for (const [place, along] of sizesOf(i).entries()) drawLine(place, i, along);
 }
 
-// Answers about a problem on every machine: by the advice if it was measured, else by the model.
-function answer(problem) {
-  const parts = runs.flatMap((run) => {
-    const measured = run.advice.filter((row) => row.spec === specOf(problem));
-    if (measured.length) {
-      const where = runs.length > 1 ? `${run.name}: to` : "To";
-      return measured.map((row) => {
-        const change = row.verdict === "leave it" ? "" : `: ${row.change}, gains ${gain(row)}`;
-        return element("p", `${where} ${row.question}, ${row.told}${change} (${row.reason}).`);
-      });
-    }
-    return run.model ? answerElements(problem, run) : [element("p", `${run.name} was unusable, so nothing is predicted from it.`)];
-  });
-  byId("answer").replaceChildren(...parts);
+// Answers about a problem on every machine, and shows what was measured next to it.
+function ask(problem) {
+  byId("answer").replaceChildren(...runs.flatMap((run) => answerElements(problem, run)));
+  const row = runs.map((run) => exactRow(problem, run)).find((each) => each !== undefined);
+  const shown = row ?? nearestRow(problem);
+  if (shown === undefined) byId("measured").hidden = true;
+  else choose(shown);
 }
 
-function ask(text) {
+function askTyped(text) {
   const { problem, fault } = parseShape(text);
-  byId("answer").replaceChildren();
-  if (fault) {
-    byId("chosen").textContent = fault;
-    return;
-  }
-  const found = find(problem);
-  if (found) choose(found.i, !found.exact);
-  else byId("chosen").textContent = `No ${problem.op === "gemm" ? "GEMM" : "convolution"} in ${problem.dtype} was measured.`;
-  answer(problem);
+  byId("fault").textContent = fault ?? "";
+  if (problem) ask(problem);
+  byId("answer").hidden = !problem;
+  if (fault) byId("measured").hidden = true;
 }

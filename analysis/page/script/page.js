@@ -26,8 +26,8 @@ const pointTable = new Table(byId("points-table"), "the points", [
 function show(i) {
   if (!word("spec", i)) return; // neither a GEMM nor a convolution
   byId("shape").value = word("spec", i);
+  askTyped(word("spec", i));
   choose(i);
-  answer(parseShape(word("spec", i)).problem);
   byId("neighbourhood").scrollIntoView();
   byId("shape").focus({ preventScroll: true });
 }
@@ -59,7 +59,7 @@ function adviceTable() {
       ...several,
       text("shape", (row) => row.shape),
       text("verdict", (row) => row.told),
-      text("question", (row) => row.question),
+      text("query", (row) => row.question),
       text("change", (row) => row.change),
       figure("gain", gain, (row) => row.gain),
       figure("more FLOPs", (row) => percent(row.flops), (row) => row.flops),
@@ -79,7 +79,7 @@ function rulesTable() {
   const table = new Table(
     byId("rules-table"), "the rules",
     [
-      text("rule", (row) => row.statement),
+      text("advice", (row) => `${row.id}: ${row.statement}`),
       text("verdict", (row) => row.verdict),
       figure("effect", ratio, (row) => row.effect),
       figure("pairs", (row) => String(row.cases), (row) => row.cases),
@@ -180,7 +180,7 @@ function listen() {
   });
   byId("choose").addEventListener("submit", (event) => {
     event.preventDefault();
-    ask(byId("shape").value);
+    askTyped(byId("shape").value);
   });
   // While it is zoomed, points that were left out are drawn where there is room for them.
   let waiting = 0;
@@ -223,10 +223,5 @@ sideBySide();
 listen();
 const first = firstToShow();
 if (first !== null) choose(first);
-// For the browser's console: rooftile.predict("4096,4104,4096,bf16").
-window.rooftile = {
-  predict: (shape, run = 0) => predict(parseShape(shape).problem, runs[run].model),
-  neighbours: (shape, run = 0) => neighboursOf(parseShape(shape).problem, runs[run].model),
-};
 performance.mark("ready");
 document.documentElement.dataset.ready = "true";

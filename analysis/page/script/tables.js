@@ -1,6 +1,6 @@
 // Tables that are sorted by their heads, searched, and copied row by row as Markdown.
 
-const FIRST = 12; // rows of a table at first
+const FIRST = matchMedia("(max-width: 900px)").matches ? 5 : 12; // rows of a table at first
 const PAGE = 100; // rows that each press of its button adds
 
 // A text that Markdown shows as it is: no cell ends early, no picture is fetched where it is pasted.

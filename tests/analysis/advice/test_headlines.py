@@ -125,7 +125,7 @@ def test_nothing_is_above_its_ceiling(analysis: Analysis) -> None:
     slow = replace(analysis.recording.machine, peaks={"fp32": 1e12})
     found = peak(replace(analysis, recording=replace(analysis.recording, machine=slow)))
     assert found is not None
-    assert "100% of the ceiling" in found.text
+    assert "100% of the peak" in found.text
 
 
 def test_a_raised_ceiling_is_said_to_be(analysis: Analysis) -> None:
@@ -133,7 +133,7 @@ def test_a_raised_ceiling_is_said_to_be(analysis: Analysis) -> None:
     run = {**analysis.recording.run, "ceilings": {"raised": raised}}
     found = peak(replace(analysis, recording=replace(analysis.recording, run=run)))
     assert found is not None
-    assert "The fp32 ceiling was raised from 30 TFLOP/s: 512×512×512 fp32 nt" in found.text
+    assert "The fp32 peak was raised from 30 TFLOP/s: 512×512×512 fp32 nt" in found.text
 
 
 def test_they_are_sentences_with_an_interval(analysis: Analysis) -> None:

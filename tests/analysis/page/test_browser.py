@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from analysis.advice.answers import answers_to
-from analysis.advice.options import Question
+from analysis.advice.table import QUESTIONS
 from analysis.advice.times import times_of
 from analysis.model.basis import find_basis
 from kernels.problem import Gemm
@@ -97,8 +97,16 @@ def test_filters_change_the_counts_that_they_say(here: Opened, measured: pd.Data
 
 
 def rounded(value: float) -> str:
-    """A time as the page shows it: four significant digits, never with an exponent."""
-    return f"{float(f'{value:.4g}'):,.15g}"
+    """A time in microseconds as the page shows it: four significant digits in the unit that suits.
+
+    Without the unit, as both ends of an interval have the same one.
+    """
+    scaled = value if value < 1e4 else value * 1e-3
+    return f"{float(f'{scaled:.4g}'):,.15g}"
+
+
+def with_unit(value: float) -> str:
+    return f"{rounded(value)} {'µs' if value < 1e4 else 'ms'}"
 
 
 def test_hovering_says_what_the_table_of_measurements_says(
@@ -110,12 +118,14 @@ def test_hovering_says_what_the_table_of_measurements_says(
     row = measured.loc[alone]
     # A CPU's speeds are drawn in GFLOP/s.
     (place,) = [
-        i for i, point in enumerate(index) if abs(speed(here, point) - 1e3 * row["tflops"]) < 1e-9
+        i
+        for i, point in enumerate(index)
+        if speed(here, point) == pytest.approx(1e3 * row["tflops"], rel=1e-6)
     ]
     here.page.mouse.move(*here.place_of(place))
     text = here.hovered()
-    assert f"{rounded(row['time_us'])} µs" in text
-    assert f"({rounded(row['time_lo_us'])}–{rounded(row['time_hi_us'])} µs)" in text
+    assert with_unit(row["time_us"]) in text
+    assert f"({rounded(row['time_lo_us'])}–{with_unit(row['time_hi_us'])})" in text
     assert row["kernel"] in text
     assert f"{row['m']}×{row['n']}×{row['k']}" in text
 
@@ -162,7 +172,9 @@ def test_typing_a_shape_finds_its_neighbours(
 ) -> None:
     here.page.locator("#shape").fill(",".join(map(str, shape)) + f",{dtype}")
     here.page.locator("#shape").press("Enter")
-    assert here.text("#chosen").startswith("×".join(map(str, shape)) + f" {dtype}")
+    text = "×".join(map(str, shape)) + f" {dtype}"
+    assert here.text("#chosen").startswith(f"Measured times next to {text}")
+    assert here.text("#answer").startswith(f"{text} nt: measured ")
     sizes = dict(zip("mnk", shape, strict=True))
     for place, along in enumerate("mnk"):
         expected = line_through(measured, sizes, dtype, along)
@@ -181,15 +193,16 @@ def test_typing_a_shape_finds_its_neighbours(
             & (measured["cache"] == "cold")
             & (measured[["m", "n", "k"]].astype(str) == [*map(str, shape)]).all(axis=1)
         ]  # fmt: skip
-        assert any(times[sizes[along]].startswith(f"{rounded(time)} µs") for time in own["time_us"])
+        assert any(times[sizes[along]].startswith(with_unit(time)) for time in own["time_us"])
     advice = here.page.locator("#answer p").all_inner_texts()
-    assert {text.partition(",")[0] for text in advice} == {"To pad", "To choose"}
+    assert [text.partition("(")[2].partition(")")[0] for text in advice[2:4]] == ["pad", "choose"]
 
 
 def test_a_shape_that_was_not_measured_has_a_nearest_one(here: Opened) -> None:
     here.page.locator("#shape").fill("1000,1024,1024,fp32")
     here.page.get_by_role("button", name="Answer").click()
-    assert here.text("#chosen").startswith("The nearest measured shape is 1024×1024×1024 fp32")
+    assert here.text("#chosen").startswith("Measured times next to 1024×1024×1024 fp32")
+    assert here.text("#answer").startswith("1000×1024×1024 fp32 nt: predicted ")
     for nonsense in (
         "hello",
         "",
@@ -200,23 +213,31 @@ def test_a_shape_that_was_not_measured_has_a_nearest_one(here: Opened) -> None:
     ):
         here.page.locator("#shape").fill(nonsense)
         here.page.locator("#shape").press("Enter")
-        assert "Type M,N,K,dtype" in here.text("#chosen")
+        assert "Type M,N,K,dtype" in here.text("#fault")
+        assert not here.page.locator("#answer, #measured").first.is_visible()
+        assert not here.page.locator("#measured").is_visible()
 
 
 def test_a_shape_that_was_not_measured_is_answered_as_by_the_commands(here: Opened) -> None:
     problem = Gemm(1000, 1030, 999, "fp32")
     basis = find_basis(SLUG, RECORDED.parent.parent)
     (predicted,) = times_of([problem], basis)
-    (answer,) = answers_to([problem], basis, Question())
+    verdicts = [
+        answer.advice.verdict
+        for question in QUESTIONS
+        for answer in answers_to([problem], basis, question)
+    ]
     here.page.locator("#shape").fill("1000,1030,999,fp32")
     here.page.locator("#shape").press("Enter")
-    finding, limit, to_pad = here.page.locator("#answer p").all_inner_texts()[:3]
+    paragraphs = here.page.locator("#answer p:visible").all_inner_texts()
+    finding, limit, to_pad, to_choose, source = paragraphs
     time, lo, hi = (rounded(predicted[f"{name}_us"]) for name in ("time", "lo", "hi"))
-    assert finding.startswith(f"1000×1030×999 fp32 nt: predicted {time} µs ({lo}–{hi} µs), ")
+    assert finding.startswith(f"1000×1030×999 fp32 nt: predicted {time} ms ({lo}–{hi} ms), ")
     assert f"{predicted['tiles']:,} tiles of {predicted['tile']}" in limit
-    assert f"To pad, {answer.advice.verdict}" in to_pad
-    assert len(here.cells("#answer")) == 3
-    assert here.text("#answer").strip().endswith(f"Rests on: {predicted['source']} (recorded).")
+    for text, kind, verdict in zip((to_pad, to_choose), ("pad", "choose"), verdicts, strict=True):
+        assert f"({kind}): {verdict}" in text
+    assert 3 <= len(here.cells("#answer")) <= 6
+    assert source == f"Source of predictions: {predicted['source']} (recorded)."
 
 
 def test_tables_are_sorted_searched_and_copied(here: Opened) -> None:
@@ -278,7 +299,7 @@ def test_the_first_screen_says_how_fast_how_sure_and_what_to_change(here: Opened
     assert 4 <= len(tiles) <= 6
     for gemm in fastest_gemms(analyse(load_runs(RECORDED))):
         (tile,) = [tile for tile in tiles if f"fastest {gemm.dtype} GEMM" in tile]
-        assert f"{gemm.share:.0%} of the ceiling" in tile
+        assert f"{gemm.share:.0%} of the peak" in tile
     assert here.text(".verdict") == "noisy run"
     assert not here.page.locator(".health p").first.is_visible()
     here.page.locator(".health summary").click()

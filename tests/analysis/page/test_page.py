@@ -54,7 +54,7 @@ def test_every_case_is_in_it_with_its_very_numbers(tmp_path: Path) -> None:
     (run,) = data_of(write(recording.folder))
     points = run["points"]
     rows = recording.rows
-    assert points["time_us"] == pytest.approx(rows["time_us"].tolist(), rel=1e-11)
+    assert points["time_us"] == pytest.approx(rows["time_us"].tolist(), rel=1e-8)
     assert points["m"] == rows["m"].tolist()
     words = points["kernel"]["words"]
     assert [words[code] for code in points["kernel"]["codes"]] == [""] * len(rows)
@@ -139,7 +139,7 @@ def test_nothing_that_a_recording_says_is_run(tmp_path: Path) -> None:
     with opened(page) as here:  # which ends with an error where anything was said or asked for
         assert here.text("h1") == HOSTILE
         assert HOSTILE in " ".join(here.cells("#points-table")[0])
-        assert here.cells("#rules-table")[0][0] == HOSTILE
+        assert here.cells("#rules-table")[0][0] == f"{rule['id']}: {HOSTILE}"
         here.page.mouse.move(*here.place_of(0))
         assert HOSTILE in here.hovered()
         assert here.page.locator("img[src=x]").count() == 0
@@ -269,8 +269,7 @@ def test_a_typed_shape_is_measured_only_if_all_of_it_was(tmp_path: Path) -> None
                              ("64,64,63,bf16", False)):  # fmt: skip
             here.page.locator("#shape").fill(shape)
             here.page.locator("#shape").press("Enter")
-            assert here.text("#chosen").startswith("The nearest") != known, shape
-            assert ("predicted" in here.text("#answer")) != known, shape
+            assert ("bf16 nt: measured " in here.text("#answer")) == known, shape
 
 
 @pytest.mark.slow
@@ -290,9 +289,9 @@ def test_convolutions_have_neighbours_along_their_channels(tmp_path: Path) -> No
     with opened(write(folder)) as here:
         here.page.locator("#shape").fill("8,64,28,28,64,3,3,1,1,1,1,bf16,nhwc,fprop")
         here.page.locator("#shape").press("Enter")
-        assert here.text("#chosen").startswith("8×64×28×28 → 64, 3×3 fprop bf16 nhwc")
+        assert "→ 64, 3×3 fprop bf16 nhwc: measured" in here.text("#answer")
         assert f"Along C: {len(sizes)} sizes" in here.text("#line-1 h3")
         here.page.locator("#shape").fill("8,64,28,28,64,1,1,1,0,1,1,bf16,nhwc,fprop")
         here.page.locator("#shape").press("Enter")
-        assert here.text("#chosen").startswith("The nearest measured shape is 8×64")
+        assert here.text("#chosen").startswith("Measured times next to 8×64")
         assert "→ 64, 1×1 fprop bf16 nhwc: predicted" in here.text("#answer")

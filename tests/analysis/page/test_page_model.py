@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,13 @@ import pytest
 import analysis.page
 import analysis.page.page_model as page_model_module
 from analysis.advice.measurements import Measurements
-from analysis.advice.recommend import advise
+from analysis.advice.options import Question, options_of
+from analysis.advice.recommend import Advice, advise
+from analysis.advice.table import QUESTIONS
 from analysis.model.basis import Basis, find_basis
 from analysis.page.page_model import page_groups, page_model
 from analysis.recordings.load import load, problems_of
+from analysis.recordings.repetition import MeasuredTime
 from kernels.common.errors import UserError
 from kernels.problem import PASSES, Conv, Gemm, Problem
 from tests.support.browsing import CHROMIUM, need_browser
@@ -27,11 +31,18 @@ from tests.support.published import RECORDED, SLUG
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("browser")]
 
 SCRIPTS = ("formula.js", "ask.js")
-ASKED = """([model, specs]) => {
+TABLE = """
+let table = {};
+function secondsInTable(problem) { return table[specOf(problem)] ?? null; }
+"""
+"""The part of the script that looks up a measured time, without a page."""
+
+ASKED = """([model, specs, question, seconds]) => {
+  table = seconds;
   const asked = (spec) => parseShape(spec).problem;
   return specs.map((spec) => ({
     answer: predict(asked(spec), model),
-    best: neighboursOf(asked(spec), model)[0] ?? null,
+    best: question && (neighboursOf(asked(spec), QUESTIONS[question], { model })[0] ?? null),
   }));
 }"""
 
@@ -43,7 +54,7 @@ def script() -> Iterator[Any]:
     from playwright.sync_api import sync_playwright
 
     folder = Path(analysis.page.__file__).parent / "script"
-    code = "\n".join((folder / name).read_text(encoding="utf-8") for name in SCRIPTS)
+    code = "\n".join((folder / name).read_text(encoding="utf-8") for name in SCRIPTS) + TABLE
     with sync_playwright() as play:
         browser = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         page = browser.new_page()
@@ -52,10 +63,16 @@ def script() -> Iterator[Any]:
         browser.close()
 
 
-def answers(model: dict[str, Any], problems: list[Problem]) -> list[dict[str, Any]]:
+def answers(
+    model: dict[str, Any],
+    problems: list[Problem],
+    question: str = "",
+    seconds: Mapping[str, float] | None = None,
+) -> list[dict[str, Any]]:
     document = json.loads(json.dumps(model, allow_nan=False))
+    specs = [problem.spec() for problem in problems]
     with script() as evaluate:
-        return list(evaluate(ASKED, [document, [problem.spec() for problem in problems]]))
+        return list(evaluate(ASKED, [document, specs, question, dict(seconds or {})]))
 
 
 def random_problems(basis: Basis, count: int, seed: int = 0) -> list[Problem]:
@@ -116,30 +133,68 @@ def test_the_script_predicts_what_python_predicts(slug: str, tmp_path: Path) -> 
         assert answer["tailEfficiency"] == pytest.approx(row["tail_efficiency"]), problem
 
 
+@pytest.mark.parametrize("question", QUESTIONS, ids=lambda question: question.kind)
 @pytest.mark.parametrize("slug", [SLUG, *MACHINES[:2]])
-def test_the_script_advises_what_python_advises(slug: str, tmp_path: Path) -> None:
+def test_the_script_advises_what_python_advises(
+    slug: str, question: Question, tmp_path: Path
+) -> None:
     basis = find_basis(slug, RECORDED.parent.parent if slug == SLUG else tmp_path)
     problems = [
         *random_problems(basis, 60, seed=1),
         *(p for p in random_problems(basis, 200, seed=2) if p.alignment < 16),
         Gemm(2048, 50257, 768, next(iter(basis.model.machine.peaks))),
     ]
-    verdicts = set()
-    for problem, got in zip(problems, answers(page_model(basis, []), problems), strict=True):
-        best = got["best"]
-        warm = bool(basis.query([problem]).cached[0])
-        unmeasured = Measurements({}, warm=warm)
-        advice = advise(problem, basis.model, unmeasured, basis.library(problem))
-        likely = best is not None and best["isLikely"]
-        assert likely == (advice.verdict == "likely"), problem
-        verdicts.add(likely)
-        if likely:
-            said = [best["gain"], best["gainLo"], best["gainHi"], best["probability"]]
-            expected = [*advice.gain, advice.probability]
-            assert said == pytest.approx(expected, rel=1e-6, abs=1e-9), problem
-            assert best["flops"] == pytest.approx(advice.extra_flops), problem
-    # On this CPU, whose run was noisy, no prediction alone is likely to gain.
-    assert verdicts == ({False} if slug == SLUG else {True, False})
+    got = answers(page_model(basis, []), problems, question.kind)
+    verdicts = {
+        agree(problem, answer["best"], advice_on(problem, basis, question))
+        for problem, answer in zip(problems, got, strict=True)
+    }
+    # On this CPU, whose run was noisy, hardly any prediction alone is likely to gain.
+    assert slug == SLUG or verdicts == {True, False}
+
+
+@pytest.mark.parametrize("question", QUESTIONS, ids=lambda question: question.kind)
+def test_the_script_compares_the_times_of_a_table(question: Question, tmp_path: Path) -> None:
+    # Of a public table, times have no interval: the shape and half of the sizes near it are in it.
+    basis = find_basis("nvidia-h100-sxm", tmp_path)
+    problem = Gemm(1000, 4100, 2040, "bf16")
+    options, frame = options_of(
+        problem, basis.model, unmeasured(basis, problem), "cublas", question
+    )
+    rng = np.random.default_rng(0)
+    seconds = frame["time_us"].to_numpy() * 1e-6 * np.exp(0.2 * rng.standard_normal(len(frame)))
+    known = {
+        option: {"cublas": MeasuredTime(float(time), math.nan, math.nan)}
+        for option, time in zip(options[::2], seconds[::2], strict=False)
+    }
+    table = {option.spec(): times["cublas"].time for option, times in known.items()}
+    measured = Measurements(known, warm=True)
+    advice = advise(problem, basis.model, measured, "cublas", question)
+    assert advice.evidence == "measured"
+    (answer,) = answers(page_model(basis, []), [problem], question.kind, table)
+    assert agree(problem, answer["best"], advice)
+    assert answer["best"]["evidence"] == "measured"
+
+
+def unmeasured(basis: Basis, problem: Problem) -> Measurements:
+    return Measurements({}, warm=bool(basis.query([problem]).cached[0]))
+
+
+def advice_on(problem: Problem, basis: Basis, question: Question) -> Advice:
+    library = basis.library(problem)
+    return advise(problem, basis.model, unmeasured(basis, problem), library, question)
+
+
+def agree(problem: Problem, best: dict[str, Any] | None, advice: Advice) -> bool:
+    """Assert that the script's best size is the one of the advice; return True if it is likely."""
+    likely = best is not None and bool(best["isLikely"])
+    assert likely == (advice.verdict == "likely"), problem
+    if best is not None and likely:
+        said = [best["gain"], best["gainLo"], best["gainHi"], best["probability"]]
+        expected = [*advice.gain, advice.probability]
+        assert said == pytest.approx(expected, rel=1e-6, abs=1e-9), problem
+        assert best["flops"] == pytest.approx(advice.extra_flops), problem
+    return likely
 
 
 def test_smaller_trees_differ_by_no_more_than_they_say(monkeypatch: pytest.MonkeyPatch) -> None:

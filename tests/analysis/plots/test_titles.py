@@ -19,7 +19,7 @@ def test_a_roofline_says_how_much_of_its_ceiling_each_dtype_reaches() -> None:
         "tflops": [0.1, peak * 0.8, 66.9 / 2, 70.0],  # Winograd's algorithm computes less
     })  # fmt: skip
     assert titles.roofline_title(rows, H100) == (
-        "The fastest GEMMs reach 80% in bf16 and 50% in fp32 of the ceiling"
+        "The fastest GEMMs reach 80% in bf16 and 50% in fp32 of the peak"
     )
 
 
