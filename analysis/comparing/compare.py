@@ -17,6 +17,7 @@ A test plants changes in simulated samples: at most 1% of the unchanged cases ra
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import geometric_mean
@@ -25,12 +26,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from analysis.comparing.changes import RepeatsBetween
+from analysis.recordings.case_times import CaseTimes, TimedProcess
 from analysis.recordings.load import Recording, workloads_of
-from analysis.recordings.repetition import between_processes
+from analysis.recordings.repetition import between_processes, case_ids, steady_samples
 from kernels.common.errors import UserError
 from kernels.config import HAND_WRITTEN
 from sweeps.schema import IDENTITY, problem_of
-from sweeps.timing.statistics import Z95
+from sweeps.timing.statistics import CHECKPOINTS, Z95
 
 VERDICTS = ("slower", "faster", "same", "ambiguous")
 
@@ -106,6 +109,69 @@ def compare(old: Recording, new: Recording) -> Comparison:
     return Comparison(
         old, new, table, lost, len(before) - len(pairs) - len(lost), len(after) - len(pairs)
     )
+
+
+def timed_process(recording: Recording) -> TimedProcess:
+    """Return the cases of a recording by name, for a comparison by name (:mod:`.changes`).
+
+    A case has the same name in two recordings if :func:`compare` would match it. Samples are
+    corrected for the machine's speed in each round.
+    """
+    samples = steady_samples(recording)
+    ok, failed = _keyed(recording.ok), _keyed(recording.rows[recording.rows["status"] != "ok"])
+    times = {}
+    for row, name, case in zip(ok.to_dict("records"), _names(ok), case_ids(ok), strict=True):
+        problem = problem_of(row)
+        if len(logs := samples.get(case, [])) >= CHECKPOINTS[0]:
+            times[name] = CaseTimes.from_samples(np.exp(logs).tolist(), problem)
+        else:
+            time, lo, hi = (float(row[column]) * 1e-6 for column in _TIMES)
+            times[name] = CaseTimes.from_interval(time, lo, hi, _count(row), problem)
+    reasons = failed["status"] + ": " + failed["message"].fillna("")
+    lost = dict(zip(_names(failed), reasons, strict=True))
+    facts = {"machine": recording.machine.name, "run": str(recording.run["run"])}
+    return TimedProcess(str(recording.folder), times, lost, facts)
+
+
+def measured_repeats(recordings: Sequence[Recording]) -> RepeatsBetween | None:
+    """Return what runs measured about differences between processes; None if none of them did."""
+    known = [run["repeats"] for run in (r.run for r in recordings) if run.get("repeats")]
+    if not known:
+        return None
+    cases = [float(repeats.get("between_cases", repeats["between"])) for repeats in known]
+    shifts = [
+        max(0.0, float(repeats["between"]) ** 2 - between**2)
+        for repeats, between in zip(known, cases, strict=True)
+    ]
+    return RepeatsBetween(
+        cases=max(cases),
+        shift=math.sqrt(sum(shifts) / len(shifts)),
+        runs=len(known),
+        freedom=max(1, sum(int(repeats["cases"]) for repeats in known) - len(known)),
+    )
+
+
+_USUAL = {"mode": "burst", "cache": "cold", "fill": "normal"}
+
+
+def _names(rows: pd.DataFrame) -> list[str]:
+    """Return the name of each row's case: its problem, implementation, config and circumstances."""
+    columns = ("implementation", "choice", "mode", "cache", "fill", "sweep")
+    return [
+        " ".join(
+            [
+                str(problem),
+                *(str(row[name]) for name in columns if row[name] not in ("", _USUAL.get(name))),
+            ]
+        )
+        for problem, row in zip(workloads_of(rows), rows.to_dict("records"), strict=True)
+    ]
+
+
+def _count(row: Mapping[Any, Any]) -> int:
+    """Return the number of samples of a row; 1 where it is not recorded."""
+    count = row.get("samples")
+    return 1 if count is None or pd.isna(count) else int(count)
 
 
 def _reaches(

@@ -53,7 +53,7 @@ def checked(path: Path, cells: pd.DataFrame, library: str) -> pd.DataFrame:
     faults.leave_out()
     rows = cells[faults.sound].drop(columns="line")
     rows["time_us"] = pd.to_numeric(rows["time_us"])
-    rows["dtype"] = _our_dtypes(rows["dtype"])
+    rows["dtype"] = our_dtypes(rows["dtype"])
     named = rows["implementation"] != ""
     usual = pd.Series(np.where(rows["op"] == "gemm", "cublas", "cudnn"), index=rows.index)
     rows["implementation"] = rows["implementation"].where(named, library or usual)
@@ -83,10 +83,10 @@ def _conv_record(row: Mapping[Any, Any]) -> dict[str, Any]:
     """Return the columns of a convolution, with defaults in place of empty cells."""
     given = {str(name): cell for name, cell in row.items() if cell not in ("", None)}
     defaults = {"layout": "nhwc", **_CONV_DEFAULTS}
-    return {**defaults, **given, "dtype": _our_dtypes(pd.Series([given.get("dtype", "")])).iloc[0]}
+    return {**defaults, **given, "dtype": our_dtypes(pd.Series([given.get("dtype", "")])).iloc[0]}
 
 
-def _our_dtypes(names: pd.Series) -> pd.Series:
+def our_dtypes(names: pd.Series) -> pd.Series:
     """Translate names such as ``torch.bfloat16`` to ours; unknown names stay."""
     names = names.str.removeprefix("torch.").str.lower()
     return names.map(_DTYPES).fillna(names)
@@ -105,7 +105,7 @@ def _tell_faults(
     checks = [
         ((time > 0) & (time < _SLOWEST_US), "time_us", "not a time in microseconds"),
         (
-            _our_dtypes(cells["dtype"]).isin(DTYPE_BYTES),
+            our_dtypes(cells["dtype"]).isin(DTYPE_BYTES),
             "dtype",
             f"not one of {', '.join(DTYPE_BYTES)}",
         ),

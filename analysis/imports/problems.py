@@ -93,7 +93,9 @@ def read_problems(path: Path) -> list[Problem]:
         with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file, skipinitialspace=True)
             _check_header(str(path), reader.fieldnames or [])
-            problems = [_problem(f"line {reader.line_num} of {path}", row) for row in reader]
+            problems = [
+                problem_from_cells(f"line {reader.line_num} of {path}", row) for row in reader
+            ]
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}).") from None
     except (UnicodeDecodeError, csv.Error) as error:
@@ -115,7 +117,7 @@ def _problems_of_frame(frame: pd.DataFrame) -> list[Problem]:
     _check_header("the DataFrame", list(described.columns))
     rows: Sequence[Mapping[str, Any]] = described.to_dict("records")
     problems = [
-        _problem(f"row {index} of the DataFrame", {k: _cell(v) for k, v in row.items()})
+        problem_from_cells(f"row {index} of the DataFrame", {k: _cell(v) for k, v in row.items()})
         for index, row in zip(frame.index, rows, strict=True)
     ]
     if not problems:
@@ -143,7 +145,16 @@ def _check_header(name: str, header: Sequence[str]) -> None:
         raise UserError(f"{name} has a column {unknown[0]!r}; {nearest(unknown[0], COLUMNS)}")
 
 
-def _problem(where: str, cells: Mapping[Any, Any]) -> Problem:
+def problem_from_cells(where: str, cells: Mapping[Any, Any]) -> Problem:
+    """Return the problem of a line of cells, by column.
+
+    Args:
+        where: the line, for messages.
+        cells: text of each cell; those that are empty or missing have their default.
+
+    Raises:
+        UserError: if the cells are not a problem.
+    """
     if None in cells:  # the key under which the reader puts excess cells
         raise UserError(f"{where} has more cells than the header has columns.")
     given = {name: cell.strip() for name, cell in cells.items() if cell and cell.strip()}

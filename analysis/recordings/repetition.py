@@ -179,19 +179,28 @@ def steady_times(
         np.log(rows[f"time{end}_us"].to_numpy(dtype=float, na_value=np.nan) * 1e-6)
         for end in ("", "_lo", "_hi")
     ]
-    rounds = rounds_of(recording)
-    if rounds:
-        logs = {
-            case: {r: math.log(s) for r, s in samples.items()} for case, samples in rounds.items()
-        }
-        speed = _speed_of_rounds(list(logs.values()))
+    samples = steady_samples(recording)
+    if samples:
         for i, case in enumerate(case_ids(rows)):
-            corrected = [log - speed[r] for r, log in logs.get(case, {}).items()]
-            interval = median_interval(corrected)
+            interval = median_interval(corrected := samples.get(case, []))
             if interval is not None:
                 ends[0][i], (ends[1][i], ends[2][i]) = median(corrected), interval
     between = rows["run"].map(between_cases(recording)).fillna(0.0).to_numpy(float)
     return ends[0], repeated((ends[2] - ends[1]) / 2 / Z95, between)
+
+
+def steady_samples(recording: Recording) -> dict[tuple[str, str], list[float]]:
+    """Return the logarithms of each case's samples in seconds, by its run and id.
+
+    They are corrected for the machine's speed in each round, as :func:`steady_times` says. The
+    result is empty if samples are not recorded.
+    """
+    logs = {
+        case: {r: math.log(s) for r, s in samples.items()}
+        for case, samples in rounds_of(recording).items()
+    }
+    speed = _speed_of_rounds(list(logs.values()))
+    return {case: [log - speed[r] for r, log in samples.items()] for case, samples in logs.items()}
 
 
 def with_steady_times(rows: pd.DataFrame, recording: Recording) -> pd.DataFrame:

@@ -1,0 +1,99 @@
+"""Compare cases by name, as other programs' results have them, with the verdicts of ``compare``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from analysis.comparing.changes import CaseChanges
+from analysis.comparing.compare import VERDICTS, ratio_verdicts
+from analysis.comparing.gate import judge_shift
+
+_OUTSIDE = 0.005  # on each side of the 99% interval, which `compare` uses for our recordings
+_MAX_LISTED = 20
+
+
+@dataclass(frozen=True)
+class NamedComparison:
+    """Verdict on every case that both sides timed.
+
+    Attributes:
+        changes: the estimates that the verdicts rest on.
+        table: name, old_us, new_us, ratio, ratio_lo, ratio_hi and verdict of each case. Ratios are
+            without a common shift that may be a difference between runs.
+        lost: reason for each case that has no time now.
+    """
+
+    changes: CaseChanges
+    table: pd.DataFrame
+    lost: dict[str, str]
+
+    def counts(self) -> dict[str, int]:
+        """Return the number of cases with each verdict."""
+        return {verdict: int((self.table["verdict"] == verdict).sum()) for verdict in VERDICTS}
+
+
+def compare_by_name(changes: CaseChanges, lost: dict[str, str]) -> NamedComparison:
+    """Judge every case."""
+    _, counted = judge_shift(changes.shift, 0.0)
+    log = changes.deviation + counted
+    half = stats.t.isf(_OUTSIDE, changes.freedom) * changes.error
+    table = pd.DataFrame(
+        {
+            "name": changes.names,
+            "old_us": np.exp(changes.old) * 1e6,
+            "new_us": np.exp(changes.new) * 1e6,
+            "ratio": np.exp(log),
+            "ratio_lo": np.exp(log - half),
+            "ratio_hi": np.exp(np.minimum(log + half, 700.0)),
+        }
+    )
+    verdicts = ratio_verdicts(table["ratio"], table["ratio_lo"], table["ratio_hi"])
+    return NamedComparison(changes, table.assign(verdict=verdicts), lost)
+
+
+def named_json(comparison: NamedComparison) -> dict[str, Any]:
+    """Return everything for JSON."""
+    shift = comparison.changes.shift
+    cases = comparison.table.astype(object)
+    return {
+        "counts": comparison.counts(),
+        "shift": None if shift is None else math.exp(shift.log),
+        "processes": list(comparison.changes.processes),
+        "lost": [{"name": name, "reason": why} for name, why in comparison.lost.items()],
+        "cases": cases.where(cases.notna(), None).to_dict("records"),
+    }
+
+
+def named_text(comparison: NamedComparison) -> str:
+    """Return a text of counts, the common shift and the most changed cases."""
+    table, shift = comparison.table, comparison.changes.shift
+    counts = ", ".join(f"{count} {verdict}" for verdict, count in comparison.counts().items())
+    lines = [f"{len(table)} cases in both: {counts}"]
+    if shift is not None:
+        lines.append(f"common shift of all cases: {math.expm1(shift.log):+.1%}")
+    for verdict, ascending in (("slower", False), ("faster", True), ("ambiguous", False)):
+        rows = table[table["verdict"] == verdict].sort_values("ratio", ascending=ascending)
+        lines += ["", f"{verdict}: {len(rows)}"] if len(rows) else []
+        lines += [
+            f"  {row['ratio']:.3f}{_ends(row)}  {row['old_us']:,.4g} → {row['new_us']:,.4g} µs  "
+            f"{row['name']}"
+            for row in rows.head(_MAX_LISTED).to_dict("records")
+        ]
+    if comparison.lost:
+        lines += ["", f"without a time now: {len(comparison.lost)}"]
+        lines += [f"  {n} ({why})" for n, why in list(comparison.lost.items())[:_MAX_LISTED]]
+    return "\n".join(lines)
+
+
+def _ends(row: Mapping[Any, Any]) -> str:
+    """Return the interval of a ratio as text; nothing if it is unknown."""
+    if math.isnan(row["ratio_lo"]):
+        return ""
+    return f" [{row['ratio_lo']:.3f}, {row['ratio_hi']:.3f}]"

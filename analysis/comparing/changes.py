@@ -1,0 +1,430 @@
+"""Estimate how much each case changed between two sets of processes, and how sure that is.
+
+The difference of two log times has three parts that are not a change of the case:
+
+1. **Within a process**: samples scatter. More rounds make it smaller.
+2. **Between processes, case by case**: memory lies elsewhere, so a second process repeats a case a
+   few percent faster or slower. Only more processes make it smaller.
+3. **Between processes, all cases together**: the machine is faster today. This *common shift* is
+   estimated as a robust mean over the cases and judged on its own, because a test of single cases
+   would call all of them slower.
+
+With several processes on a side, the second part is measured for each case. A few processes measure
+it badly, so each case's variance is drawn towards what is usual for all cases, as far as the cases
+agree (the moderated t test of Smyth, 2004). With a single process on each side, it is what the
+ratios scatter by beyond their errors. That scatter is estimated robustly, because a few cases may
+have changed. It assumes that processes affect all cases alike.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import optimize, special, stats
+
+from analysis.recordings.case_times import CaseTimes, TimedProcess
+
+Reals = NDArray[np.float64]
+
+MIN_CASES = 6
+"""Number of cases from which on a common shift, and the scatter between processes, are estimated
+from the cases themselves. With fewer, a single changed case would be a large part of both."""
+
+_CUT = 1.5  # standard deviations at which a case's weight in the robust estimates ends
+_CUT_SQUARE = 0.7785  # mean of min(z², 1.5²) for normal z
+_EFFICIENCY = 0.725  # of the robust scale, compared with the standard deviation of normal values
+_EVENNESS = np.array([1e3, 60.0, 20.0, 10.0, 6.0, 4.0, 3.0, 2.0, 1.5, 1.0])
+_TINY = 1e-300  # a variance that is not 0
+_STEPS = 30  # of the alternating estimates of location and scale, which settle in about ten
+
+
+@dataclass(frozen=True)
+class RepeatsBetween:
+    """Differences between two processes, as the runs themselves measured them.
+
+    Attributes:
+        cases: standard deviation of a case's log ratio, without the common shift.
+        shift: root mean square of the common shift's logarithm.
+        runs: number of runs that measured it.
+        freedom: degrees of freedom of ``cases``.
+    """
+
+    cases: float
+    shift: float
+    runs: int
+    freedom: float
+
+
+@dataclass(frozen=True)
+class CommonShift:
+    """Change that all cases share.
+
+    Attributes:
+        log: logarithm of the ratio, new over old.
+        error: its standard error between processes; NaN if nothing tells it.
+        freedom: degrees of freedom of ``error``.
+    """
+
+    log: float
+    error: float
+    freedom: float
+
+
+@dataclass(frozen=True)
+class CaseChanges:
+    """Change of every case that both sides timed; arrays have one element for each case.
+
+    Attributes:
+        names: names of the cases.
+        old: log time in seconds on the old side, the mean over its processes.
+        new: the same on the new side.
+        deviation: log ratio, new over old, without the common shift of all other cases.
+        within: variance of the deviation within processes.
+        between: variance of the deviation between processes; NaN if nothing tells it.
+        freedom: degrees of freedom of the sum of both variances.
+        rounds: samples per process, the smaller mean of both sides.
+        shift: change that all cases share; None below :data:`MIN_CASES` cases.
+        processes: number of processes of the old and the new side.
+    """
+
+    names: tuple[str, ...]
+    old: Reals
+    new: Reals
+    deviation: Reals
+    within: Reals
+    between: Reals
+    freedom: Reals
+    rounds: Reals
+    shift: CommonShift | None
+    processes: tuple[int, int]
+
+    @property
+    def error(self) -> Reals:
+        """Standard error of each deviation; NaN if the scatter between processes is unknown."""
+        return np.sqrt(self.within + self.between)
+
+
+def estimate_changes(
+    old: Sequence[TimedProcess],
+    new: Sequence[TimedProcess],
+    repeats: RepeatsBetween | None = None,
+) -> CaseChanges:
+    """Estimate the change of every case that was timed in all processes of both sides.
+
+    Args:
+        old: processes of the earlier version, at least one.
+        new: processes of the later version, at least one.
+        repeats: what the runs measured about differences between processes, if they did.
+    """
+    names = common_names([*old, *new])
+    sides = [_Side.from_processes(side, names) for side in (old, new)]
+    if len(old) + len(new) > 2:
+        return _from_replicates(names, sides)
+    return _from_pair(names, sides, repeats)
+
+
+def common_names(processes: Sequence[TimedProcess]) -> tuple[str, ...]:
+    """Return the names of the cases that all processes timed, in the order of the last one."""
+    shared = set.intersection(*(set(process.cases) for process in processes))
+    return tuple(name for name in processes[-1].cases if name in shared)
+
+
+@dataclass(frozen=True)
+class _Side:
+    """Times of one side as arrays of shape (cases, processes)."""
+
+    logs: Reals
+    errors: Reals
+    freedom: Reals
+    counts: Reals
+
+    @classmethod
+    def from_processes(cls, processes: Sequence[TimedProcess], names: Sequence[str]) -> _Side:
+        table: list[list[CaseTimes]] = [[p.cases[name] for p in processes] for name in names]
+        shape = len(names), len(processes)
+
+        def column(attribute: str) -> Reals:
+            values = [[getattr(times, attribute) for times in row] for row in table]
+            return np.array(values, dtype=float).reshape(shape)
+
+        return cls(column("log"), column("error"), column("freedom"), column("count"))
+
+    @property
+    def size(self) -> int:
+        return self.logs.shape[1]
+
+    @property
+    def mean(self) -> Reals:
+        return np.asarray(self.logs.mean(axis=1))
+
+    @property
+    def within(self) -> Reals:
+        """Variance of each mean within processes."""
+        return np.asarray((self.errors**2).sum(axis=1) / self.size**2)
+
+
+def _rounds(sides: Sequence[_Side]) -> Reals:
+    return np.minimum(*(side.counts.mean(axis=1) for side in sides))
+
+
+# --- One process on each side ---------------------------------------------------------------------
+
+
+def _from_pair(
+    names: tuple[str, ...], sides: Sequence[_Side], repeats: RepeatsBetween | None
+) -> CaseChanges:
+    old, new = (side.mean for side in sides)
+    within = sides[0].within + sides[1].within
+    freedom = _pooled_freedom(sides)
+    ratios = new - old
+    shift: CommonShift | None = None
+    if len(names) >= MIN_CASES:
+        middle, _, weights = robust_centre(ratios, within, freedom)
+        shift = CommonShift(middle, math.nan, math.nan)
+        if repeats is not None:
+            shift = CommonShift(middle, repeats.shift, repeats.runs)
+        extra, evenness = _spread_of_processes(ratios, within, freedom)
+        # Cases with little scatter of their own tell most about the variance between processes. It
+        # is known as well as a variance as large as the harmonic mean of the cases' variances, so
+        # no case is taken to scatter less than that.
+        usual = stats.hmean(np.maximum(within + extra[:, None], _TINY), axis=1)
+        total = np.maximum(within + extra, usual)
+        deviation, common = _from_others(ratios, weights, total)
+        total = total + common
+        prior_freedom = 1 / (1 / evenness + 1 / (_EFFICIENCY * (len(names) - 1)))
+    elif repeats is not None:
+        # So few cases cannot tell a common shift from changes of their own.
+        deviation = ratios
+        usual = np.full(len(names), repeats.cases**2 + repeats.shift**2)
+        total = within + usual
+        prior_freedom = np.full(len(names), min(repeats.freedom, repeats.runs))
+    else:
+        deviation = ratios
+        usual = total = prior_freedom = np.full(len(names), np.nan)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        total_freedom = total**2 / (within**2 / freedom + usual**2 / prior_freedom)
+    return CaseChanges(
+        names=names,
+        old=old,
+        new=new,
+        deviation=deviation,
+        within=within,
+        between=total - within,
+        freedom=total_freedom,
+        rounds=_rounds(sides),
+        shift=shift,
+        processes=(1, 1),
+    )
+
+
+def _pooled_freedom(sides: Sequence[_Side]) -> Reals:
+    """Return the degrees of freedom of the variance within both processes (Welch–Satterthwaite)."""
+    variances = np.hstack([side.errors**2 for side in sides])
+    freedom = np.hstack([side.freedom for side in sides])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        pooled = variances.sum(axis=1) ** 2 / (variances**2 / freedom).sum(axis=1)
+    return np.where(np.isfinite(pooled), pooled, np.inf)
+
+
+def robust_centre(values: Reals, variances: Reals, freedom: Reals) -> tuple[float, float, Reals]:
+    """Return the centre of values, the variance that they have beyond their own, and the weights.
+
+    The centre is the mean with these weights.
+
+    Values further than 1.5 standard deviations from the centre count as if they were that far, so
+    that a few changed cases hardly move either.
+
+    Args:
+        values: one value for each case.
+        variances: the known part of each value's variance.
+        freedom: degrees of freedom of that part.
+    """
+
+    def scores(centre: float, extra: float) -> Reals:
+        total = np.maximum(variances + extra, _TINY)
+        # A value whose variance is from few samples has the tails of a t distribution. It counts
+        # as the normal value of the same probability.
+        with np.errstate(divide="ignore"):
+            tails = np.where(variances > 0, freedom * (total / variances) ** 2, np.inf)
+        probabilities = special.stdtr(np.minimum(tails, 1e6), (values - centre) / np.sqrt(total))
+        return np.asarray(special.ndtri(probabilities))
+
+    def surplus(extra: float, centre: float) -> float:
+        capped = np.minimum(scores(centre, extra) ** 2, _CUT**2)
+        degrees = len(values) / (len(values) - 1)  # the centre is estimated from the same values
+        return float(degrees * capped.mean() - _CUT_SQUARE)
+
+    centre, extra, weights = float(np.median(values)), 0.0, np.ones(len(values))
+    widest = 4 * float(np.ptp(values)) ** 2 + _TINY
+    for _ in range(_STEPS):
+        before = centre, extra
+        extra = 0.0
+        if surplus(0.0, centre) > 0:
+            extra = float(optimize.brentq(surplus, 0.0, widest, args=(centre,), xtol=1e-14))
+        deviations = np.sqrt(np.maximum(variances + extra, _TINY))
+        apart = np.maximum(np.abs(values - centre) / deviations, _CUT)
+        weights = _CUT / apart / deviations**2
+        centre = float((weights * values).sum() / weights.sum())
+        if abs(centre - before[0]) < 1e-9 and abs(extra - before[1]) < 1e-12:
+            break
+    return centre, extra, weights
+
+
+def _from_others(values: Reals, weights: Reals, variances: Reals) -> tuple[Reals, Reals]:
+    """Return the deviation of each value from the mean of all others, and the mean's variance.
+
+    Of a mean that includes the value itself, a changed case would move its own reference.
+    """
+    others = (weights * values).sum() - weights * values
+    precision = 1 / np.maximum(variances, _TINY)
+    return (
+        values - others / np.maximum(weights.sum() - weights, _TINY),
+        1 / np.maximum(precision.sum() - precision, _TINY),
+    )
+
+
+_LEFT_OUT = 40
+"""Number of cases up to which the spread that others show is estimated for each case without it. Of
+more cases, a single one hardly matters."""
+
+
+def _spread_of_processes(ratios: Reals, within: Reals, freedom: Reals) -> tuple[Reals, Reals]:
+    """Return, for each case, the variance that processes add to others, and how even that is."""
+
+    def spread_of(chosen: NDArray[np.bool_]) -> tuple[float, float]:
+        values, variances, degrees = ratios[chosen], within[chosen], freedom[chosen]
+        centre, extra, _ = robust_centre(values, variances, degrees)
+        return lower_tail(values - centre, variances, degrees, extra)
+
+    count = len(ratios)
+    if count > _LEFT_OUT:
+        extra, evenness = spread_of(np.ones(count, dtype=bool))
+        return np.full(count, extra), np.full(count, evenness)
+    each = np.array([spread_of(np.arange(count) != i) for i in range(count)])
+    return each[:, 0], each[:, 1]
+
+
+def lower_tail(
+    deviations: Reals, variances: Reals, freedom: Reals, extra: float
+) -> tuple[float, float]:
+    """Return the variance that processes add to a typical case, and how even it is over the cases.
+
+    Processes affect some cases far more than others. How unevenly is seen from the faster side of
+    the deviations: of a case further than one standard deviation on the slower side, only that
+    counts, because it may have changed. The evenness is the degrees of freedom of the most likely t
+    distribution.
+
+    Args:
+        deviations: log ratio of each case without the common shift.
+        variances: the known part of each deviation's variance.
+        freedom: degrees of freedom of that part.
+        extra: first estimate of the variance that processes add.
+    """
+    cut = np.sqrt(variances + extra)
+    scale = max(extra, float(stats.hmean(np.maximum(variances, _TINY))), 1e-12)
+    grid = scale * np.concatenate([[0.0], np.geomspace(0.02, 20, 40)])
+    total = np.maximum(variances + grid[:, None], _TINY)
+    deviation = np.sqrt(total)
+    likelihood = np.empty((len(_EVENNESS), len(grid)))
+    for row, evenness in enumerate(_EVENNESS):
+        parts = variances**2 / freedom + grid[:, None] ** 2 / evenness
+        tails = np.minimum(total**2 / np.maximum(parts, _TINY), 1e6)
+        inside = _log_density(deviations / deviation, tails) - np.log(deviation)
+        beyond = np.log(np.maximum(special.stdtr(tails, -cut / deviation), _TINY))
+        likelihood[row] = np.where(deviations <= cut, inside, beyond).sum(axis=1)
+    best_row, best_column = np.unravel_index(int(np.argmax(likelihood)), likelihood.shape)
+    return float(grid[best_column]), float(_EVENNESS[best_row])
+
+
+def _log_density(values: Reals, freedom: Reals) -> Reals:
+    """Return the logarithm of the density of t distributions."""
+    constant = special.gammaln((freedom + 1) / 2) - special.gammaln(freedom / 2)
+    return np.asarray(
+        constant
+        - 0.5 * np.log(freedom * math.pi)
+        - (freedom + 1) / 2 * np.log1p(values**2 / freedom)
+    )
+
+
+# --- Several processes on a side ------------------------------------------------------------------
+
+
+def _from_replicates(names: tuple[str, ...], sides: Sequence[_Side]) -> CaseChanges:
+    old, new = (side.mean for side in sides)
+    freedom = float(sum(side.size - 1 for side in sides))
+    weight = sum(1 / side.size for side in sides)  # variance of a difference of means of ones
+    ratios = new - old
+    within = np.hstack([side.errors**2 for side in sides]).mean(axis=1)
+    apart = np.hstack([side.logs - side.mean[:, None] for side in sides])
+    shift: CommonShift | None = None
+    deviation, prior_freedom = ratios, 0.0
+    common = np.zeros(len(names))
+    if len(names) >= MIN_CASES:
+        # 1. Take out of each process what all its cases share.
+        levels = np.median(apart, axis=0)
+        apart = apart - levels
+        # 2. Judge the common shift by how much that differs between processes of one side.
+        parts = np.split(levels, [sides[0].size])
+        squares = sum(float(((part - part.mean()) ** 2).sum()) for part in parts)
+        # 3. Draw each case's variance towards the usual one.
+        degrees = len(names) / (len(names) - 1)
+        variances, prior_freedom = moderated(
+            degrees * (apart**2).sum(axis=1) / freedom, freedom, within
+        )
+        middle, _, weights = robust_centre(ratios, weight * variances, np.full(len(names), np.inf))
+        deviation, common = _from_others(ratios, weights, weight * variances)
+        shift = CommonShift(middle, math.sqrt(weight * squares / freedom), freedom)
+    else:
+        variances = np.maximum((apart**2).sum(axis=1) / freedom, within)
+    between = np.maximum(variances - within, 0.0)
+    return CaseChanges(
+        names=names,
+        old=old,
+        new=new,
+        deviation=deviation,
+        within=weight * np.minimum(within, variances),
+        between=weight * between + common,
+        # All cases together have no more than this to tell any variance.
+        freedom=np.full(len(names), min(freedom + prior_freedom, freedom * len(names))),
+        rounds=_rounds(sides),
+        shift=shift,
+        processes=(sides[0].size, sides[1].size),
+    )
+
+
+def moderated(variances: Reals, freedom: float, within: Reals) -> tuple[Reals, float]:
+    """Draw variances that few processes tell towards what is usual for their cases.
+
+    The usual variance of a case is its variance within a process plus what processes add to a
+    typical case. How much it counts follows from how far the ratios of both scatter beyond what
+    ``freedom`` degrees of freedom explain.
+
+    Args:
+        variances: variance of each case between processes.
+        freedom: degrees of freedom of each.
+        within: variance of each case within a process.
+
+    Returns:
+        The new variances, and the degrees of freedom that the usual variance counts for.
+    """
+    expected = float(special.digamma(freedom / 2) - math.log(freedom / 2))
+    logs = np.log(np.maximum(variances, _TINY))
+
+    def excess(added: float) -> float:
+        return float((logs - np.log(within + added)).mean()) - expected
+
+    largest = max(float(variances.max()), float(within.max()), 1e-12) * 1e3
+    added = largest * 1e-12
+    if excess(added) > 0:
+        added = float(optimize.brentq(excess, added, largest, xtol=1e-18))
+    usual = within + added
+    spread = float(np.var(logs - np.log(usual), ddof=1)) - float(special.polygamma(1, freedom / 2))
+    if spread <= 0:
+        return usual, np.inf
+    prior = 2 * float(optimize.brentq(lambda x: float(special.polygamma(1, x)) - spread, 1e-3, 1e8))
+    scale = math.exp(float(special.digamma(prior / 2)) - math.log(prior / 2))
+    return (prior * scale * usual + freedom * variances) / (prior + freedom), prior

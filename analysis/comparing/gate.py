@@ -1,0 +1,386 @@
+"""Decide whether a change may land: is any case slower by more than a threshold?
+
+The answer is one of three:
+
+- ``fail``: at least one case is slower than before, beyond doubt, and its ratio is at or above the
+  threshold; or a case has lost its time.
+- ``pass``: no case is, and every case is either shown to be below the threshold, or would have been
+  found if it were as slow as the threshold.
+- ``cannot tell``: everything else, with what is missing: rounds, or processes.
+
+*Beyond doubt* means that the one-sided test of "this case did not become slower than the others"
+is rejected at a false-discovery rate of 4% over all cases (Benjamini and Hochberg). The common
+shift has a test of its own at 1%, so an unchanged program fails in at most 5% of runs. The null
+hypothesis is "not slower", not "below the threshold": a slow-down of exactly the threshold could
+otherwise never be found with more than 5% probability. A case that is surely slower, but perhaps by
+less than the threshold, is neither passed nor failed.
+
+The *detectable change* is the smallest slow-down that this pair of runs would have found with a
+probability of 80%, in a case that is the only slower one. Several slower cases are found more
+easily.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+from analysis.comparing.changes import CaseChanges, CommonShift, Reals
+
+PASS, FAIL, CANNOT_TELL = "pass", "fail", "cannot tell"
+EXIT_CODES = {PASS: 0, FAIL: 1, CANNOT_TELL: 3}
+
+SLOWER, BELOW, UNCLEAR = "slower", "below", "unclear"
+"""Verdicts on a case: slower by the threshold or more, below the threshold, or neither is shown."""
+
+POWER = 0.8
+_FALSE_CASES = 0.04
+"""False-discovery rate of the cases."""
+_FALSE_SHIFT = 0.01
+"""Probability that an unchanged common speed is called a shift, in either direction."""
+_FALSE_BELOW = 0.05
+"""Probability that a case at the threshold is shown to be below it."""
+_MOST_ROUNDS = 10
+"""Factor on the rounds beyond which more processes are asked for instead."""
+_MOST_PROCESSES = 100
+_ENOUGH_PROCESSES = 3
+_CONFIRM = (
+    "Confirm this with three processes of each version: something that disturbs the machine during "
+    "one process looks the same."
+)
+_MAX_LISTED = 20
+_LARGEST = math.log(11)
+"""Largest detectable change that is stated; beyond it, the runs tell nothing."""
+
+
+@dataclass(frozen=True)
+class GateResult:
+    """Answer of the gate; arrays have one element for each case.
+
+    Attributes:
+        verdict: :data:`PASS`, :data:`FAIL` or :data:`CANNOT_TELL`.
+        threshold: slow-down to look for, as a fraction.
+        changes: the estimates that the answer rests on.
+        counted: part of the common shift that counts, as a logarithm: all of it if it is larger
+            than a difference between runs, otherwise 0.
+        shift_verdict: verdict on the common shift, like that on a case; empty if there is none.
+        case_verdicts: :data:`SLOWER`, :data:`BELOW` or :data:`UNCLEAR` for each case.
+        found: whether each case is slower than the others beyond doubt, by however much.
+        p: probability of such a deviation without a change.
+        detectable: smallest slow-down that would have been found, as a logarithm; NaN if unknown.
+        more_rounds: further rounds per process that would make the threshold detectable; NaN if
+            rounds do not help.
+        more_processes: further processes on each side that would, with the same rounds; NaN if more
+            than a hundred would be needed.
+        lost: reason for each case that has no time now.
+    """
+
+    verdict: str
+    threshold: float
+    changes: CaseChanges
+    counted: float
+    shift_verdict: str
+    case_verdicts: tuple[str, ...]
+    found: np.ndarray
+    p: Reals
+    detectable: Reals
+    more_rounds: Reals
+    more_processes: Reals
+    lost: dict[str, str]
+
+    @property
+    def log_ratio(self) -> Reals:
+        """Log ratio of each case, new over old, with the part of the common shift that counts."""
+        return self.changes.deviation + self.counted
+
+    def interval(self) -> tuple[Reals, Reals]:
+        """Ends of the 95% interval of each ratio, new over old; NaN if unknown."""
+        half = stats.t.isf(0.025, self.changes.freedom) * self.changes.error
+        return np.exp(self.log_ratio - half), np.exp(self.log_ratio + half)
+
+    def count(self, verdict: str) -> int:
+        """Return the number of cases with a verdict."""
+        return self.case_verdicts.count(verdict)
+
+
+def judge_changes(
+    changes: CaseChanges, threshold: float, lost: dict[str, str] | None = None
+) -> GateResult:
+    """Judge the change of every case, and answer for all of them.
+
+    Args:
+        changes: estimates of at least one case.
+        threshold: slow-down to look for, as a fraction above 0.
+        lost: reason for each case that had a time before and has none now.
+    """
+    limit = math.log1p(threshold)
+    shift_verdict, counted = judge_shift(changes.shift, limit)
+    error, freedom = changes.error, changes.freedom
+    # 1. Which cases are slower than the others?
+    p = stats.t.sf(changes.deviation / np.maximum(error, 1e-300), freedom)
+    known = np.isfinite(error)
+    found = np.zeros(len(p), dtype=bool)
+    if known.any():
+        adjusted = stats.false_discovery_control(np.where(known, p, 1.0))
+        found = known & (adjusted <= _FALSE_CASES)
+    # 2. Which are as slow as the threshold, and which are not?
+    detectable = _reach(freedom, len(p)) * error
+    total = changes.deviation + counted
+    highest = total + stats.t.isf(_FALSE_BELOW, freedom) * error
+    with np.errstate(invalid="ignore"):
+        is_slower = found & (total >= limit)
+        is_below = (highest < limit) | (~found & (detectable <= limit - counted))
+    verdicts = np.select([is_slower, is_below], [SLOWER, BELOW], UNCLEAR).tolist()
+    # 3. What would it take to tell?
+    lost = lost or {}
+    if is_slower.any() or shift_verdict == SLOWER or lost:
+        verdict = FAIL
+    elif is_below.all() and shift_verdict != UNCLEAR:
+        verdict = PASS
+    else:
+        verdict = CANNOT_TELL
+    return GateResult(
+        verdict=verdict,
+        threshold=threshold,
+        changes=changes,
+        counted=counted,
+        shift_verdict=shift_verdict,
+        case_verdicts=tuple(verdicts),
+        found=found,
+        p=p,
+        detectable=detectable,
+        more_rounds=_more_rounds(changes, limit),
+        more_processes=_more_processes(changes, limit),
+        lost=lost,
+    )
+
+
+def judge_shift(shift: CommonShift | None, limit: float) -> tuple[str, float]:
+    """Return the verdict on the common shift, and the part of it that counts in each case.
+
+    A shift that may be a difference between runs does not count. If it reaches the threshold all
+    the same, nothing can be told.
+    """
+    if shift is None:
+        return "", 0.0
+    if not math.isnan(shift.error):
+        sure = stats.t.isf(_FALSE_SHIFT, shift.freedom) * shift.error
+        if abs(shift.log) > sure:
+            return SLOWER if shift.log >= limit else BELOW, shift.log
+    return UNCLEAR if shift.log >= limit else BELOW, 0.0
+
+
+def _reach(freedom: Any, cases: int) -> Any:
+    """Return the detectable change in standard errors, for one slower case among ``cases``."""
+    return stats.t.isf(_FALSE_CASES / cases, freedom) + stats.t.ppf(POWER, freedom)
+
+
+def _more_rounds(changes: CaseChanges, limit: float) -> Reals:
+    """Return the further rounds per process that each case needs; NaN if rounds do not help."""
+    room = (limit / _reach(changes.freedom, len(changes.names))) ** 2 - changes.between
+    with np.errstate(divide="ignore", invalid="ignore"):
+        factor = changes.within / room
+        helps = (room > 0) & (factor <= _MOST_ROUNDS)
+        more = np.ceil(np.maximum(factor - 1, 0) * changes.rounds)
+    return np.where(helps, more, np.nan)
+
+
+def _more_processes(changes: CaseChanges, limit: float) -> Reals:
+    """Return the further processes on each side that each case needs; NaN beyond a hundred."""
+    cases, now = len(changes.names), changes.processes
+    variance = (changes.within + changes.between) / sum(1 / size for size in now)
+    more = np.full(cases, np.nan)
+    for extra in range(_MOST_PROCESSES, -1, -1):
+        sizes = [size + extra for size in now]
+        freedom = changes.freedom + 2 * extra
+        error = np.sqrt(variance * sum(1 / size for size in sizes))
+        with np.errstate(invalid="ignore"):
+            more = np.where(_reach(freedom, cases) * error <= limit, extra, more)
+    return more
+
+
+# --- Words ----------------------------------------------------------------------------------------
+
+
+def gate_json(result: GateResult) -> dict[str, Any]:
+    """Return everything for JSON. Slow-downs are fractions, and ratios are new over old.
+
+    A detectable change is None if it is unknown or over tenfold.
+    """
+    changes, shift = result.changes, result.changes.shift
+    lo, hi = result.interval()
+    return {
+        "verdict": result.verdict,
+        "threshold": result.threshold,
+        "detectable": _change(_largest(result.detectable)),
+        "detectable_median": _change(_middle(result.detectable)),
+        "processes": list(changes.processes),
+        "more_rounds": _whole(_largest(result.more_rounds)),
+        "more_processes": _whole(_largest(result.more_processes)),
+        "counts": {verdict: result.count(verdict) for verdict in (SLOWER, BELOW, UNCLEAR)},
+        "shift": None if shift is None else {
+            "ratio": math.exp(shift.log),
+            "detectable": _change(_detectable_shift(shift)),
+            "counts": result.counted != 0,
+            "verdict": result.shift_verdict,
+        },
+        "lost": [{"name": name, "reason": reason} for name, reason in result.lost.items()],
+        "cases": [
+            {
+                "name": name,
+                "old_us": math.exp(changes.old[i]) * 1e6,
+                "new_us": math.exp(changes.new[i]) * 1e6,
+                "ratio": math.exp(result.log_ratio[i]),
+                "ratio_lo": _number(lo[i]),
+                "ratio_hi": _number(hi[i]),
+                "p": _number(result.p[i]),
+                "found": bool(result.found[i]),
+                "verdict": result.case_verdicts[i],
+                "detectable": _change(result.detectable[i]),
+                "more_rounds": _whole(result.more_rounds[i]),
+                "more_processes": _whole(result.more_processes[i]),
+            }
+            for i, name in enumerate(changes.names)
+        ],
+    }  # fmt: skip
+
+
+def gate_text(result: GateResult) -> str:
+    """Return the answer, what the runs could have seen, the common shift and the open cases."""
+    changes, cases = result.changes, len(result.changes.names)
+    threshold = _percent(math.log1p(result.threshold))
+    old, new = changes.processes
+    lines = [
+        f"{result.verdict}: {result.count(SLOWER)} of {cases} cases slower by {threshold} or more, "
+        f"{result.count(BELOW)} below that, {result.count(UNCLEAR)} unclear",
+        _detectable_sentence(result, old, new),
+    ]
+    if changes.shift is not None:
+        lines.append(_shift_sentence(result, changes.shift))
+    lines += _listed(result, SLOWER, f"slower by {threshold} or more", result.log_ratio)
+    lines += _listed(result, UNCLEAR, "unclear", np.nan_to_num(result.detectable, nan=np.inf))
+    if result.lost:
+        lines += ["", f"without a time now: {len(result.lost)}"]
+        lines += [f"  {name} ({why})" for name, why in list(result.lost.items())[:_MAX_LISTED]]
+    if result.verdict == CANNOT_TELL:
+        lines += ["", *_needed(result)]
+    elif result.count(SLOWER) and min(old, new) < _ENOUGH_PROCESSES:
+        lines += ["", _CONFIRM]
+    return "\n".join(lines)
+
+
+def _detectable_sentence(result: GateResult, old: int, new: int) -> str:
+    runs = f"{old} old and {new} new process{'es' if new > 1 else ''}"
+    largest = _largest(result.detectable)
+    if math.isnan(largest):
+        return f"detectable with 80% probability, {runs}: unknown"
+    return (
+        f"detectable with 80% probability, {runs}: {_percent(_middle(result.detectable))} in the "
+        f"median case, {_percent(largest)} in every case"
+    )
+
+
+def _shift_sentence(result: GateResult, shift: CommonShift) -> str:
+    text = f"common shift of all cases: {math.expm1(shift.log):+.1%}"
+    if result.counted:
+        return f"{text}, more than runs differ by; it counts in each case"
+    if math.isnan(shift.error):
+        return (
+            f"{text}; one process on each side cannot tell whether the program or the machine is "
+            "the cause, so it does not count"
+        )
+    return (
+        f"{text}, not more than runs differ by, so it does not count "
+        f"(detectable: {_percent(_detectable_shift(shift))})"
+    )
+
+
+def _listed(result: GateResult, verdict: str, title: str, order: Reals) -> list[str]:
+    """Return the lines about the cases with a verdict, those of the largest ``order`` first."""
+    chosen = [i for i in np.argsort(-order, kind="stable") if result.case_verdicts[i] == verdict]
+    if not chosen:
+        return []
+    lo, hi = result.interval()
+    lines = ["", f"{title}: {len(chosen)}"]
+    for i in chosen[:_MAX_LISTED]:
+        ends = "" if math.isnan(lo[i]) else f" [{lo[i]:.3f}, {hi[i]:.3f}]"
+        old, new = (_microseconds(log) for log in (result.changes.old[i], result.changes.new[i]))
+        detectable = result.detectable[i]
+        seen = "" if math.isnan(detectable) else f", detectable {_percent(detectable)}"
+        lines.append(
+            f"  {math.exp(result.log_ratio[i]):.3f}{ends}  {old} → {new} µs{seen}  "
+            f"{result.changes.names[i]}"
+        )
+    if len(chosen) > _MAX_LISTED:
+        lines.append(f"  and {len(chosen) - _MAX_LISTED} more (--json lists them)")
+    return lines
+
+
+def _needed(result: GateResult) -> Iterator[str]:
+    """Yield what would make the threshold detectable: in the unclear cases, and in the shift."""
+    threshold = _percent(math.log1p(result.threshold))
+    unclear = np.array([verdict == UNCLEAR for verdict in result.case_verdicts])
+    if np.isnan(result.detectable[unclear]).any():
+        yield (
+            "One process of each version does not tell how far processes differ. Give a folder "
+            "with three or more results of each."
+        )
+    elif unclear.any():
+        rounds, processes = result.more_rounds[unclear], result.more_processes[unclear]
+        ways = []
+        if np.isfinite(rounds).all():
+            ways.append(f"{rounds.max():,.0f} more rounds in each process")
+        if np.isfinite(processes).all():
+            ways.append(f"{processes.max():.0f} more processes of each version")
+        yield (
+            f"To tell {threshold} in these cases, add {', or '.join(ways)}."
+            if ways
+            else f"Not even {_MOST_PROCESSES} more processes of each version would tell "
+            f"{threshold} in all of these cases."
+        )
+    if result.shift_verdict == UNCLEAR:
+        yield (
+            f"All cases together are slower by {threshold} or more, which may be the machine. "
+            "Measure both versions again, in turn."
+        )
+
+
+def _detectable_shift(shift: CommonShift) -> float:
+    if math.isnan(shift.error):
+        return math.nan
+    reach = stats.t.isf(_FALSE_SHIFT, shift.freedom) + stats.t.ppf(POWER, shift.freedom)
+    return float(reach * shift.error)
+
+
+def _largest(values: Reals) -> float:
+    """Return the largest value; NaN if any is."""
+    return float(np.max(values))
+
+
+def _middle(values: Reals) -> float:
+    return float(np.median(values))
+
+
+def _percent(log: float) -> str:
+    return "over 1,000%" if log > _LARGEST else f"{100 * math.expm1(log):.3g}%"
+
+
+def _microseconds(log_seconds: float) -> str:
+    return f"{math.exp(log_seconds) * 1e6:,.4g}"
+
+
+def _number(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None
+
+
+def _change(log: float) -> float | None:
+    return math.expm1(log) if log <= _LARGEST else None  # NaN is not, either
+
+
+def _whole(value: float) -> int | None:
+    return int(value) if math.isfinite(value) else None

@@ -1,0 +1,351 @@
+"""Read the results of other benchmark programs: cases by name, with raw samples where they exist.
+
+Four JSON formats are recognised by their keys:
+
+- pytest-benchmark (``--benchmark-json``): samples under ``data``, otherwise mean and deviation.
+- NVBench (``--json``, ``--jsonbin``): cold GPU times, with the sample files of ``--jsonbin``.
+- Google Benchmark (``--benchmark_out_format=json``): one sample per repetition, or the mean and the
+  deviation of ``--benchmark_report_aggregates_only``.
+- ``torch.utils.benchmark``: a document with the fields of its measurements, which the user writes.
+  Pickled measurements are never read, because loading one may run any code.
+
+A name can tell the problem that its case times, if the user gives a pattern such as
+``m{m}_n{n}_k{k}_{dtype}``. Cases are then matched by the problem, otherwise by name.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analysis.imports.cells import our_dtypes
+from analysis.imports.problems import problem_from_cells
+from analysis.markdown import printable
+from analysis.recordings.case_times import CaseTimes, TimedProcess
+from kernels.common.errors import UserError, nearest
+from kernels.problem import Problem
+
+_PAIRS = ("stride", "padding", "dilation")
+_WORDS = ("dtype", "layout", "pass")
+_FIELDS = (
+    "m", "n", "k", "batch", "c", "h", "w", "kout", "r", "s", *_PAIRS, "groups", *_WORDS,
+)  # fmt: skip
+_FIELD = re.compile(r"\{([^{}]*)\}")
+
+
+@dataclass(frozen=True)
+class NamePattern:
+    """Pattern that finds the problem in the name of a case."""
+
+    text: str
+    expression: re.Pattern[str]
+
+    @classmethod
+    def parse(cls, text: str) -> NamePattern:
+        """Parse text such as ``m{m}_n{n}_k{k}_{dtype}``; the rest of a name may be anything.
+
+        Raises:
+            UserError: if a field is unknown or given twice, or there is none.
+        """
+        parts, seen, end = [], list[str](), 0
+        for match in _FIELD.finditer(text):
+            name = match.group(1)
+            if name not in _FIELDS:
+                raise UserError(f"--pattern has the field {name!r}; {nearest(name, _FIELDS)}")
+            if name in seen:
+                raise UserError(f"--pattern has the field {name!r} twice.")
+            seen.append(name)
+            kind = r"[A-Za-z0-9.]+" if name in _WORDS else r"\d+(?:x\d+)?"
+            parts += [re.escape(text[end : match.start()]), f"(?P<{name}_>{kind})"]
+            end = match.end()
+        if not seen:
+            raise UserError(
+                f"--pattern {text!r} has no field; write one such as "
+                "'m{m}_n{n}_k{k}_{dtype}'."
+            )
+        return cls(text, re.compile("".join([*parts, re.escape(text[end:])])))
+
+    def problem(self, name: str) -> Problem | None:
+        """Return the problem in a name; None if the pattern does not occur in it.
+
+        Raises:
+            UserError: if the fields are not a problem.
+        """
+        match = self.expression.search(name)
+        if match is None:
+            return None
+        cells = {key.removesuffix("_"): cell for key, cell in match.groupdict().items()}
+        if "kout" in cells:
+            cells["op"] = "conv"
+        if "dtype" in cells:
+            cells["dtype"] = str(our_dtypes(pd.Series([cells["dtype"]])).iloc[0])
+        return problem_from_cells(f"the name {name!r}", cells)
+
+
+@dataclass
+class _Cases:
+    """Cases as they are read, by name; those that occur twice are pooled."""
+
+    path: Path
+    times: dict[str, CaseTimes] = field(default_factory=dict)
+    lost: dict[str, str] = field(default_factory=dict)
+
+    def add_samples(self, name: str, samples: Sequence[float]) -> None:
+        """Add samples in seconds to a case."""
+        if not len(samples) or not all(0 < value < math.inf for value in samples):
+            self.lost[name] = "its times are not all positive numbers"
+            return
+        earlier = self.times[name].samples if name in self.times else ()
+        self.times[name] = CaseTimes.from_samples([*earlier, *map(float, samples)])
+
+    def add_summary(self, name: str, seconds: float, deviation: float, count: int) -> None:
+        """Add the mean of a case, and the standard deviation of its samples, in seconds."""
+        if not 0 < seconds < math.inf:
+            self.lost[name] = "its time is not a positive number"
+        elif name in self.times:
+            raise UserError(f"{self.path} has the case {name!r} twice, without its samples.")
+        else:
+            known = deviation if math.isfinite(deviation) else 0.0
+            self.times[name] = CaseTimes.from_summary(seconds, known, count)
+
+
+def is_benchmark_file(path: Path) -> bool:
+    """Return True for a path that this module should read."""
+    return path.suffix == ".json" and path.is_file()
+
+
+def read_benchmarks(path: Path, pattern: NamePattern | None = None) -> TimedProcess:
+    """Read the results of one run of a benchmark program.
+
+    Args:
+        path: a JSON file in one of the four formats.
+        pattern: finds the problem in the name of a case, by which it is then called.
+
+    Raises:
+        UserError: if the file cannot be read, has no known format or no time, or if the pattern
+            matches no name, or two names of one problem.
+    """
+    document = _load(path)
+    readers = [reader for needed, reader in _FORMATS if needed <= document.keys()]
+    if not readers:
+        raise UserError(
+            f"{path} has no known format. Known are the JSON of pytest-benchmark, NVBench and "
+            "Google Benchmark, and measurements of torch.utils.benchmark."
+        )
+    cases = _Cases(path)
+    try:
+        facts = readers[0](document, cases)
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(
+            f"{path} is damaged: {type(error).__name__} at {str(error)[:60] or 'an entry'}. Let "
+            "the program write it again."
+        ) from None
+    if not cases.times:
+        raise UserError(f"{path} has no case with a time.")
+    times, lost = cases.times, cases.lost
+    if pattern is not None:
+        times = {n: replace(case, problem=pattern.problem(n)) for n, case in times.items()}
+        if all(case.problem is None for case in times.values()):
+            raise UserError(
+                f"--pattern {pattern.text!r} matches no case of {path}, such as "
+                f"{next(iter(times))!r}."
+            )
+        times = named_by_problem(str(path), times)
+        lost = {str(pattern.problem(name) or name): why for name, why in lost.items()}
+    return TimedProcess(str(path), times, lost, {k: v for k, v in facts.items() if v})
+
+
+def named_by_problem(source: str, cases: Mapping[str, CaseTimes]) -> dict[str, CaseTimes]:
+    """Return cases named after their problem; those without a known problem keep their name.
+
+    Args:
+        source: the file or folder, for messages.
+        cases: cases by name.
+
+    Raises:
+        UserError: if two cases have the same problem.
+    """
+    named: dict[str, CaseTimes] = {}
+    names: dict[str, str] = {}
+    for name, case in cases.items():
+        new_name = name if case.problem is None else str(case.problem)
+        if new_name in named:
+            raise UserError(
+                f"{source}: {names[new_name]!r} and {name!r} are both {new_name}. Leave --pattern "
+                "out, or write the part of the name in which they differ into it."
+            )
+        names[new_name] = name
+        named[new_name] = case
+    return named
+
+
+def _load(path: Path) -> dict[str, Any]:
+    try:
+        document = printable(json.loads(path.read_bytes()))
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}).") from None
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path} is not a JSON file ({str(error)[:80]}).") from None
+    if not isinstance(document, dict):
+        raise UserError(f"{path} is not the result of a benchmark program.")
+    return document
+
+
+# --- pytest-benchmark -----------------------------------------------------------------------------
+
+
+def _read_pytest_benchmark(document: Mapping[str, Any], cases: _Cases) -> dict[str, str]:
+    """Read seconds. A benchmark that failed is not in the file."""
+    for entry in document["benchmarks"]:
+        name, stats = str(entry["fullname"]), entry["stats"]
+        if samples := stats.get("data"):
+            cases.add_samples(name, samples)
+        else:
+            cases.add_summary(name, float(stats["mean"]), float(stats["stddev"]), stats["rounds"])
+    machine = document["machine_info"]
+    cpu = machine.get("cpu") or {}
+    return {
+        "machine": str(cpu.get("brand_raw") or machine.get("processor") or ""),
+        "date": str(document.get("datetime", "")),
+        "program": f"pytest-benchmark {document.get('version', '')}".strip(),
+    }
+
+
+# --- NVBench --------------------------------------------------------------------------------------
+
+_NV_SAMPLES = "nv/json/bin:nv/cold/sample_times"
+_NV_COUNT = "nv/cold/sample_size"
+
+
+def _read_nvbench(document: Mapping[str, Any], cases: _Cases) -> dict[str, str]:
+    """Read the isolated (cold) GPU times in seconds; a benchmark of the host has CPU times.
+
+    Axis values are part of a state's name. Sample files hold 32-bit floats.
+    """
+    devices = {device["id"]: str(device["name"]) for device in document["devices"] or []}
+    used = list[str]()
+    for benchmark in document["benchmarks"]:
+        for state in benchmark["states"] or []:
+            name = f"{benchmark['name']} {state['name']}".strip()
+            used.append(devices.get(state.get("device"), ""))
+            if state.get("is_skipped"):
+                cases.lost[name] = str(state.get("skip_reason", "skipped"))
+                continue
+            values = {
+                summary["tag"]: {item["name"]: item["value"] for item in summary["data"]}
+                for summary in state["summaries"] or []
+            }
+            if _NV_SAMPLES in values and (file := _sample_file(values[_NV_SAMPLES], cases.path)):
+                cases.add_samples(name, np.fromfile(file, "<f4").astype(float).tolist())
+                continue
+            kind = "gpu" if "nv/cold/time/gpu/mean" in values else "cpu"
+            if f"nv/cold/time/{kind}/mean" not in values:
+                cases.lost[name] = "it has no isolated (cold) time"
+                continue
+            mean = float(values[f"nv/cold/time/{kind}/mean"]["value"])
+            noise = values.get(f"nv/cold/time/{kind}/stdev/relative", {}).get("value", "nan")
+            count = int(values.get(_NV_COUNT, {}).get("value", 1))
+            cases.add_summary(name, mean, mean * float(noise), count)
+    version = ((document.get("meta") or {}).get("version") or {}).get("nvbench") or {}
+    return {
+        "machine": ", ".join(dict.fromkeys(filter(None, used))),
+        "program": f"NVBench {version.get('string', '')}".strip(),
+    }
+
+
+def _sample_file(values: Mapping[str, Any], path: Path) -> Path | None:
+    """Return the file of a state's samples if it lies next to the JSON file or below it.
+
+    The recorded path may be of another machine. No other folder is looked into.
+    """
+    recorded = Path(str(values["filename"]))
+    size = int(values["size"])
+    for candidate in (path.parent / recorded.parent.name / recorded.name,
+                      path.parent / recorded.name):  # fmt: skip
+        if candidate.is_file() and candidate.stat().st_size == 4 * size:
+            return candidate
+    return None
+
+
+# --- Google Benchmark -----------------------------------------------------------------------------
+
+_SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
+
+
+def _read_google(document: Mapping[str, Any], cases: _Cases) -> dict[str, str]:
+    """Read real times: one sample per repetition, or the aggregates if only these are given."""
+    aggregates: dict[str, dict[str, Any]] = {}
+    for entry in document["benchmarks"]:
+        name = str(entry.get("run_name", entry["name"]))
+        if entry.get("error_occurred") or entry.get("skipped"):
+            message = entry.get("error_message") or entry.get("skip_message") or "skipped"
+            cases.lost[name] = str(message)
+        elif entry.get("run_type") == "aggregate":
+            aggregates.setdefault(name, {})[str(entry["aggregate_name"])] = entry
+        else:
+            cases.add_samples(name, [_google_seconds(entry)])
+    for name, entries in aggregates.items():
+        if name not in cases.times and "mean" in entries:
+            deviation = _google_seconds(entries["stddev"]) if "stddev" in entries else math.nan
+            mean = entries["mean"]
+            repetitions = int(mean.get("repetitions", mean.get("iterations", 1)))
+            cases.add_summary(name, _google_seconds(mean), deviation, repetitions)
+    context = document["context"]
+    # The host's name is not taken: it tells nothing about the machine.
+    cpus, clock = context.get("num_cpus"), context.get("mhz_per_cpu")
+    return {
+        "machine": f"{cpus} CPUs at {clock} MHz" if cpus and clock else "",
+        "date": str(context.get("date", "")),
+        "program": f"Google Benchmark {context.get('library_version', '')}".strip(),
+    }
+
+
+def _google_seconds(entry: Mapping[str, Any]) -> float:
+    return float(entry["real_time"]) * _SECONDS[entry.get("time_unit", "ns")]
+
+
+# --- torch.utils.benchmark ------------------------------------------------------------------------
+
+_TORCH_NAMES = ("label", "sub_label", "description", "env")
+
+
+def _read_torch(document: Mapping[str, Any], cases: _Cases) -> dict[str, str]:
+    """Read ``times``, seconds per run, or ``raw_times``, seconds of ``number_per_run`` runs."""
+    for entry in document["measurements"]:
+        parts = [str(entry[key]) for key in _TORCH_NAMES if entry.get(key)]
+        if (threads := int(entry.get("num_threads") or 1)) > 1:
+            parts.append(f"{threads} threads")
+        name = ", ".join(parts) or str(entry.get("stmt") or "unnamed")
+        samples = entry.get("times")
+        if samples is None:
+            runs = int(entry["number_per_run"])
+            samples = [float(seconds) / runs for seconds in entry["raw_times"]]
+        cases.add_samples(name, [float(seconds) for seconds in samples])
+    return {
+        "machine": str(document.get("machine", "")),
+        "date": str(document.get("date", "")),
+        "program": f"torch {document.get('torch', '')}".strip(),
+    }
+
+
+_FORMATS: tuple[tuple[set[str], Callable[[Mapping[str, Any], _Cases], dict[str, str]]], ...] = (
+    ({"benchmarks", "machine_info"}, _read_pytest_benchmark),
+    ({"benchmarks", "devices"}, _read_nvbench),
+    ({"benchmarks", "context"}, _read_google),
+    ({"measurements"}, _read_torch),
+)
+
+
+def benchmark_files(folder: Path) -> Iterator[Path]:
+    """Yield the JSON files directly in a folder, in the order of their names."""
+    yield from sorted(path for path in folder.glob("*.json") if path.is_file())

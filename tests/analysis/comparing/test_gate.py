@@ -1,0 +1,214 @@
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from analysis.comparing.changes import (
+    CaseChanges,
+    RepeatsBetween,
+    common_names,
+    estimate_changes,
+    moderated,
+    robust_centre,
+)
+from analysis.comparing.gate import (
+    BELOW,
+    CANNOT_TELL,
+    FAIL,
+    PASS,
+    SLOWER,
+    UNCLEAR,
+    GateResult,
+    gate_json,
+    gate_text,
+    judge_changes,
+)
+from analysis.recordings.case_times import CaseTimes, TimedProcess
+from tests.support.command_line import analysis
+from tests.support.simulated_benchmarks import BenchmarkSetting, SimulatedBenchmark, slowed
+from tests.support.synthetic import gemm_cases, record
+
+QUIET = BenchmarkSetting(noise=(0.002, 0.01), process=0.001, processes=3)
+
+
+def answer(
+    setting: BenchmarkSetting, changes: dict[int, float], seed: int = 0, threshold: float = 0.03
+) -> GateResult:
+    benchmark = SimulatedBenchmark(setting, np.random.default_rng(seed))
+    return judge_changes(estimate_changes(benchmark.run(), benchmark.run(changes)), threshold)
+
+
+def test_a_quiet_benchmark_passes_and_a_slow_case_fails_it() -> None:
+    assert answer(QUIET, {}).verdict == PASS
+    result = answer(QUIET, {3: math.log(1.1), 4: math.log(0.8)})
+    assert result.verdict == FAIL
+    assert [i for i, v in enumerate(result.case_verdicts) if v == SLOWER] == [3]
+    assert math.exp(result.log_ratio[3]) == pytest.approx(1.1, abs=0.02)
+    assert result.detectable[3] < math.log1p(0.03)
+
+
+def test_a_noisy_benchmark_cannot_tell_and_says_what_is_missing() -> None:
+    result = answer(BenchmarkSetting(noise=(0.1, 0.1), process=0.001), {})
+    assert result.verdict == CANNOT_TELL
+    assert set(result.case_verdicts) == {UNCLEAR, BELOW}
+    needed = np.array([v == UNCLEAR for v in result.case_verdicts])
+    assert np.isfinite(result.more_processes[needed]).all()
+    assert "more processes of each version" in gate_text(result).splitlines()[-1]
+
+
+def test_enough_further_rounds_make_the_threshold_detectable() -> None:
+    changes = estimate_changes(
+        *([TimedProcess("", {f"{i}": CaseTimes(0.0, 0.01, math.inf, 20) for i in range(60)})],) * 2,
+    )
+    result = judge_changes(changes, 0.03)
+    more = int(result.more_rounds[0])
+    assert more > 0
+    for rounds, reaches in ((20 + more, True), (20 + more - 1, False)):
+        share = (changes.within * 20 / rounds + changes.between) ** 0.5
+        reach = stats.t.isf(0.04 / 60, changes.freedom) + stats.t.ppf(0.8, changes.freedom)
+        assert ((reach * share)[0] <= math.log1p(0.03)) == reaches
+
+
+def test_slower_by_less_than_the_threshold_is_no_failure() -> None:
+    result = answer(QUIET, {3: math.log(1.015)}, threshold=0.05)
+    assert result.found[3]
+    assert (result.case_verdicts[3], result.verdict) == (BELOW, PASS)
+
+
+def test_a_shift_of_all_cases_is_not_called_a_change_of_each() -> None:
+    everything = {i: math.log(1.06) for i in range(100)}
+    result = answer(BenchmarkSetting(shift=0.0, noise=(0.01, 0.01)), everything)
+    assert result.changes.shift is not None
+    assert math.expm1(result.changes.shift.log) == pytest.approx(0.06, abs=0.01)
+    assert (result.verdict, result.count(SLOWER)) == (CANNOT_TELL, 0)
+    assert "which may be the machine" in gate_text(result)
+
+
+def test_a_shift_larger_than_runs_differ_by_counts() -> None:
+    steady = BenchmarkSetting(shift=0.001, noise=(0.01, 0.01), process=0.001, processes=4)
+    everything = {i: math.log(1.06) for i in range(100)}
+    result = answer(steady, everything)
+    assert (result.verdict, result.shift_verdict) == (FAIL, SLOWER)
+    assert np.exp(result.log_ratio).mean() == pytest.approx(1.06, abs=0.01)
+    assert "it counts in each case" in gate_text(result)
+
+
+def test_few_cases_of_one_process_each_tell_nothing() -> None:
+    result = answer(BenchmarkSetting(cases=3, noise=(0.001, 0.001)), {0: 0.5})
+    assert result.verdict == CANNOT_TELL
+    assert np.isnan(result.detectable).all()
+    document = gate_json(result)
+    assert document["detectable"] is None
+    assert document["cases"][0]["p"] is None
+    json.dumps(document, allow_nan=False)
+    assert "three or more results of each" in gate_text(result)
+
+
+def test_runs_that_measured_their_repeats_can_tell_of_few_cases() -> None:
+    one, slow = (
+        TimedProcess("", {"a": CaseTimes(0.0, 0.001), "b": CaseTimes(log, 0.001)})
+        for log in (0.0, 0.5)
+    )
+    repeats = RepeatsBetween(cases=0.003, shift=0.001, runs=2, freedom=46)
+    result = judge_changes(estimate_changes([one], [slow], repeats), 0.05)
+    assert (result.verdict, result.case_verdicts) == (FAIL, (BELOW, SLOWER))
+
+
+def test_a_lost_case_fails() -> None:
+    benchmark = SimulatedBenchmark(QUIET, np.random.default_rng(0))
+    changes = estimate_changes(benchmark.run(), benchmark.run())
+    assert judge_changes(changes, 0.03, {"gone": "error: it crashed"}).verdict == FAIL
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        BenchmarkSetting(),
+        BenchmarkSetting(processes=3),
+        BenchmarkSetting(processes=3, uneven=1.0),
+        BenchmarkSetting(drift=0.02, uneven=0.3),
+        BenchmarkSetting(cases=8, processes=3),
+        BenchmarkSetting(heavy=True),
+    ],
+    ids=str,
+)
+def test_false_alarms_are_rare_and_stated_changes_are_found(setting: BenchmarkSetting) -> None:
+    """30 runs of each; the study has 400. With 5% false alarms, more than 5 have p = 0.3%."""
+    failed, named, planted = 0, 0, min(5, setting.cases // 8)
+    for seed in range(30):
+        rng = np.random.default_rng(seed)
+        benchmark = SimulatedBenchmark(setting, rng)
+        old, new = benchmark.run(), benchmark.run()
+        result = judge_changes(estimate_changes(old, new), 0.03)
+        failed += result.verdict == FAIL
+        chosen = rng.choice(setting.cases, planted, replace=False)
+        changed = slowed(new, {int(i): float(result.detectable[i]) for i in chosen})
+        named += judge_changes(estimate_changes(old, changed), 0.03).found[chosen].sum()
+    assert failed <= 5
+    assert named >= 0.65 * 30 * planted
+
+
+def test_the_robust_centre_ignores_a_few_changed_cases() -> None:
+    rng = np.random.default_rng(0)
+    values = 0.1 + 0.03 * rng.standard_normal(400)
+    values[:20] += 1.0
+    variances, freedom = np.full(400, 0.02**2), np.full(400, np.inf)
+    centre, extra, weights = robust_centre(values, variances, freedom)
+    assert centre == pytest.approx(0.1, abs=0.01)
+    assert math.sqrt(extra) == pytest.approx(math.sqrt(0.03**2 - 0.02**2), rel=0.25)
+    assert centre == pytest.approx(np.average(values, weights=weights))
+    unspread = robust_centre(np.zeros(10), np.zeros(10), np.full(10, np.inf))
+    assert unspread[:2] == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("uneven", [False, True])
+def test_variances_are_drawn_together_as_far_as_cases_agree(uneven: bool) -> None:
+    rng = np.random.default_rng(0)
+    truth = 1e-4 * (5 / rng.chisquare(5, 3000) if uneven else np.ones(3000))
+    variances = truth * rng.chisquare(4, 3000) / 4
+    drawn, prior = moderated(variances, 4.0, np.full(3000, 1e-6))
+    assert (4 < prior < 6.5) if uneven else prior > 50
+    assert np.square(np.log(drawn / truth)).mean() < np.square(np.log(variances / truth)).mean()
+
+
+def test_cases_are_those_of_all_processes_in_the_last_ones_order() -> None:
+    one, two = (
+        TimedProcess("", {name: CaseTimes(0.0) for name in names}) for names in ("abc", "cxb")
+    )
+    assert common_names([one, two]) == ("c", "b")
+    changes = estimate_changes([one], [two])
+    assert isinstance(changes, CaseChanges)
+    assert changes.names == ("c", "b")
+
+
+def test_the_command_answers_with_its_exit_code(tmp_path: Path) -> None:
+    cases = gemm_cases([(64 * i, 1024, 1024) for i in range(1, 21)])
+    seconds = np.linspace(1e-4, 2e-4, 20)
+    factors = np.ones(20)
+    folders = {}
+    for name, slow in (("old", 1.0), ("same", 1.0), ("slower", 1.2)):
+        factors[5] = slow
+        for run in range(3):
+            rng = np.random.default_rng([run, len(name)])
+            noise = np.exp(0.002 * rng.standard_normal(20))
+            record(tmp_path / name / str(run), cases, seconds * factors * noise, 0.004)
+        folders[name] = tmp_path / name
+    passed = analysis("compare", folders["old"], folders["same"], "--gate", "3%")
+    assert (passed.returncode, passed.stdout.split(":")[0]) == (0, PASS)
+    failed = analysis("compare", folders["old"], folders["slower"], "--gate", "3%", "--json")
+    assert failed.returncode == 1
+    document = json.loads(failed.stdout)
+    assert document["verdict"] == FAIL
+    assert document["processes"] == [3, 3]
+    [slow] = [case for case in document["cases"] if case["verdict"] == SLOWER]
+    assert slow["name"].startswith("384×1024×1024 bf16 nt cublas")
+    unsure = analysis("compare", folders["old"], folders["same"], "--gate", "0.1%")
+    assert (unsure.returncode, unsure.stdout.split(":")[0]) == (3, CANNOT_TELL)
+    for gate, words in (("0%", "a slow-down above 0"), ("much", "takes a share")):
+        wrong = analysis("compare", folders["old"], folders["same"], "--gate", gate)
+        assert (wrong.returncode, words in wrong.stderr) == (2, True)
