@@ -177,8 +177,8 @@ def _processes(
     place: str, pattern: NamePattern | None, results: Path, recordings: list[Recording]
 ) -> list[TimedProcess]:
     """Read all results of one side; add those that are recordings to ``recordings``."""
-    from analysis.comparing.compare import timed_process
     from analysis.imports.benchmarks import benchmark_files, named_by_problem, read_benchmarks
+    from analysis.recordings.named_cases import timed_process
 
     path = Path(place)
     if path.is_file():

@@ -27,13 +27,12 @@ import numpy as np
 import pandas as pd
 
 from analysis.comparing.changes import RepeatsBetween
-from analysis.recordings.case_times import CaseTimes, TimedProcess
 from analysis.recordings.load import Recording, workloads_of
-from analysis.recordings.repetition import between_processes, case_ids, steady_samples
+from analysis.recordings.named_cases import keyed
+from analysis.recordings.repetition import between_processes
 from kernels.common.errors import UserError
-from kernels.config import HAND_WRITTEN
 from sweeps.schema import IDENTITY, problem_of
-from sweeps.timing.statistics import CHECKPOINTS, Z95
+from sweeps.timing.statistics import Z95
 
 VERDICTS = ("slower", "faster", "same", "ambiguous")
 
@@ -85,8 +84,8 @@ def compare(old: Recording, new: Recording) -> Comparison:
             "two recordings of one machine."
         )
     keys = [*(name for name in IDENTITY if name != "config"), "choice"]
-    before = _keyed(old.ok)
-    after = _keyed(new.ok)
+    before = keyed(old.ok)
+    after = keyed(new.ok)
     pairs = before.merge(after[[*keys, "config", *_TIMES]], on=keys, suffixes=("_old", "_new"))
     if pairs.empty:
         raise UserError(f"{old.folder} and {new.folder} have no timed case in common.")
@@ -104,33 +103,11 @@ def compare(old: Recording, new: Recording) -> Comparison:
         ratio_hi=ratio * np.exp(above),
     )
     table["verdict"] = ratio_verdicts(table["ratio"], table["ratio_lo"], table["ratio_hi"])
-    failed = _keyed(new.rows[new.rows["status"] != "ok"])[[*keys, "config", "status", "message"]]
+    failed = keyed(new.rows[new.rows["status"] != "ok"])[[*keys, "config", "status", "message"]]
     lost = before[keys].merge(failed, on=keys).drop(columns="choice")
     return Comparison(
         old, new, table, lost, len(before) - len(pairs) - len(lost), len(after) - len(pairs)
     )
-
-
-def timed_process(recording: Recording) -> TimedProcess:
-    """Return the cases of a recording by name, for a comparison by name (:mod:`.changes`).
-
-    A case has the same name in two recordings if :func:`compare` would match it. Samples are
-    corrected for the machine's speed in each round.
-    """
-    samples = steady_samples(recording)
-    ok, failed = _keyed(recording.ok), _keyed(recording.rows[recording.rows["status"] != "ok"])
-    times = {}
-    for row, name, case in zip(ok.to_dict("records"), _names(ok), case_ids(ok), strict=True):
-        problem = problem_of(row)
-        if len(logs := samples.get(case, [])) >= CHECKPOINTS[0]:
-            times[name] = CaseTimes.from_samples(np.exp(logs).tolist(), problem)
-        else:
-            time, lo, hi = (float(row[column]) * 1e-6 for column in _TIMES)
-            times[name] = CaseTimes.from_interval(time, lo, hi, _count(row), problem)
-    reasons = failed["status"] + ": " + failed["message"].fillna("")
-    lost = dict(zip(_names(failed), reasons, strict=True))
-    facts = {"machine": recording.machine.name, "run": str(recording.run["run"])}
-    return TimedProcess(str(recording.folder), times, lost, facts)
 
 
 def measured_repeats(recordings: Sequence[Recording]) -> RepeatsBetween | None:
@@ -149,29 +126,6 @@ def measured_repeats(recordings: Sequence[Recording]) -> RepeatsBetween | None:
         runs=len(known),
         freedom=max(1, sum(int(repeats["cases"]) for repeats in known) - len(known)),
     )
-
-
-_USUAL = {"mode": "burst", "cache": "cold", "fill": "normal"}
-
-
-def _names(rows: pd.DataFrame) -> list[str]:
-    """Return the name of each row's case: its problem, implementation, config and circumstances."""
-    columns = ("implementation", "choice", "mode", "cache", "fill", "sweep")
-    return [
-        " ".join(
-            [
-                str(problem),
-                *(str(row[name]) for name in columns if row[name] not in ("", _USUAL.get(name))),
-            ]
-        )
-        for problem, row in zip(workloads_of(rows), rows.to_dict("records"), strict=True)
-    ]
-
-
-def _count(row: Mapping[Any, Any]) -> int:
-    """Return the number of samples of a row; 1 where it is not recorded."""
-    count = row.get("samples")
-    return 1 if count is None or pd.isna(count) else int(count)
 
 
 def _reaches(
@@ -289,21 +243,6 @@ def comparison_text(comparison: Comparison) -> str:
             f"{row['worst']:8.3f}"
         )
     return "\n".join(lines)
-
-
-def _keyed(rows: pd.DataFrame) -> pd.DataFrame:
-    """Prepare rows for matching: fill empty identities, and add the column ``choice``.
-
-    ``choice`` is the config. It is empty if a hand-written kernel has only one config for a
-    problem, because this is the kernel's own choice, which may differ between versions.
-    """
-    key_columns = [name for name in IDENTITY if name != "config"]
-    filled = rows[list(IDENTITY)].astype(object)
-    rows = rows.assign(**{k: filled[k].where(filled[k].notna(), "") for k in IDENTITY})
-    single = ~rows.duplicated(key_columns, keep=False) & rows["implementation"].isin(
-        list(HAND_WRITTEN)
-    )
-    return rows.assign(choice=rows["config"].where(~single, ""))
 
 
 def _case(row: dict[Any, Any]) -> str:

@@ -1,0 +1,56 @@
+"""``export``: write a recording in another program's format."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from analysis.commands.app import ResultsOption, app
+from kernels.cli import note
+from kernels.common.errors import UserError, nearest
+from kernels.common.program import RESULTS
+
+
+@app.command("export")
+def export_command(
+    to: Annotated[
+        str,
+        typer.Option(
+            "--to", help="Format to write: pytest-benchmark, csv, parquet or xla-perf-table."
+        ),
+    ],
+    place: Annotated[
+        str | None,
+        typer.Argument(help="Recording's folder or slug [default: the machine measured last]."),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "-o", "--output", help="File to write, or - for stdout [default: SLUG.ENDING here]."
+        ),
+    ] = None,
+    results: ResultsOption = RESULTS,
+) -> None:
+    """Write a recording for another program: its times, samples and all columns of its cases."""
+    from analysis.exports.formats import FORMATS
+    from analysis.recordings.load import load, recording_folder
+    from sweeps.store import write_whole
+
+    if to not in FORMATS:
+        raise UserError(f"--to is {to!r}; {nearest(to, FORMATS)}")
+    recording = load(recording_folder(place, results))
+    if recording.ok.empty:
+        raise UserError(f"{recording.folder} has no case with a time.")
+    ending, write = FORMATS[to]
+    data = write(recording)
+    if str(output) == "-":
+        sys.stdout.buffer.write(data)
+        return
+    path = output or Path(f"{recording.machine.slug}.{ending}")
+    if path.is_dir() or not path.parent.is_dir():
+        raise UserError(f"{path} cannot be written; name a file in an existing folder with -o.")
+    write_whole(path, data)
+    note(f"{len(recording.ok):,} cases written to {path}.")
