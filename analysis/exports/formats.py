@@ -131,7 +131,7 @@ FORMATS: Mapping[str, tuple[str, Callable[[Recording], bytes]]] = {
     "parquet": ("parquet", as_parquet),
     "xla-perf-table": ("pbtxt", as_xla_perf_table),
 }
-"""For each format the usual ending of its files, and what writes it."""
+"""Usual ending of a format's files, and the function that writes it."""
 
 
 def _samples(recording: Recording, rows: pd.DataFrame) -> list[list[float]]:

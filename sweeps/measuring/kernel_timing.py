@@ -1,0 +1,223 @@
+"""Time a project's own kernel with the sampler, outside of any run.
+
+The kernel is any callable on PyTorch tensors. It is launched on copies of its arguments, so that
+cold launches find none of them in the cache. Arguments that the kernel writes to are copied like
+the others, and have any value after the first launch.
+
+This module needs PyTorch.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels.common.errors import UserError, WrongResultError
+from kernels.correctness.reference import TOLERANCE
+from kernels.device import make_current, select_device
+from kernels.machine import cpu_machine
+from sweeps.timing.arena import Arena
+from sweeps.timing.clock import CpuClock, CudaClock
+from sweeps.timing.rotation import ResultRotation
+from sweeps.timing.sampler import Sampler, Subject
+from sweeps.timing.telemetry import NvmlTelemetry, Telemetry, nvml_handle, open_nvml
+
+CACHES = ("cold", "warm")
+_MAX_SETS = 512
+_COPIES_SHARE = 0.25  # of the device's free memory that copies of the arguments may take
+_LEAST_CACHE = 32 << 20  # bytes to flush where a CPU does not say how large its cache is
+_TOLERANCES = {
+    torch.float32: TOLERANCE["fp32"], torch.float16: TOLERANCE["fp16"],
+    torch.bfloat16: TOLERANCE["bf16"],
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class KernelSamples:
+    """Samples of a kernel, in the order in which they were taken.
+
+    Attributes:
+        result: what a launch returned.
+        seconds: seconds per launch of each sample.
+        launches: launches per sample.
+        sets: copies of the arguments that a sample rotates through.
+        rel_error: largest error of the result, relative to the reference's largest value; None
+            without a reference.
+    """
+
+    result: Any
+    seconds: tuple[float, ...]
+    launches: int
+    sets: int
+    rel_error: float | None
+
+
+@dataclass(frozen=True)
+class TimedKernel:
+    """Kernel with its arguments, and what its result should be.
+
+    Attributes:
+        function: launches once, without synchronising. If ``prepares``, it only prepares a launch
+            on its arguments, and returns it as a callable without arguments.
+        arguments: what it is called with; tensors are copied.
+        reference: the same computation, called with floating-point tensors in float64.
+        tolerance: largest error relative to the reference's largest value; None: by dtype.
+        prepares: whether the function returns a launch.
+    """
+
+    function: Callable[..., Any]
+    arguments: Sequence[Any]
+    reference: Callable[..., Any] | None = None
+    tolerance: float | None = None
+    prepares: bool = False
+
+    @property
+    def gpu(self) -> int | None:
+        """The GPU on which the tensors among the arguments lie; None for the CPU."""
+        tensors = [a for a in self.arguments if isinstance(a, Tensor) and a.is_cuda]
+        return tensors[0].get_device() if tensors else None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensors among the arguments."""
+        return sum(a.nbytes for a in self.arguments if isinstance(a, Tensor))
+
+    def launch_on_copies(self) -> Callable[[], Any]:
+        """Return a launch on new copies of the arguments, with their strides."""
+        copies = [a.detach().clone() if isinstance(a, Tensor) else a for a in self.arguments]
+        if self.prepares:
+            launch: Callable[[], Any] = self.function(*copies)
+            return launch
+        return functools.partial(self.function, *copies)
+
+    def expected(self) -> Tensor | None:
+        """Return the reference's result; None without a reference."""
+        if self.reference is None:
+            return None
+        expected: Tensor = self.reference(*map(_doubled, self.arguments))
+        return expected
+
+    def error(self, result: Any, expected: Tensor | None) -> float | None:
+        """Return the relative error of a result; None without a reference.
+
+        Raises:
+            WrongResultError: if it is larger than the tolerance.
+        """
+        if expected is None:
+            return None
+        if not isinstance(result, Tensor) or result.shape != expected.shape:
+            shape = tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__
+            raise WrongResultError(
+                f"the kernel returned {shape}, and the reference {tuple(expected.shape)}."
+            )
+        most = self.tolerance
+        if most is None:
+            most = _TOLERANCES.get(result.dtype, TOLERANCE["fp32"])
+        scale = float(expected.abs().max())
+        error = float((result.double() - expected).abs().max()) / (scale or 1.0)
+        if not error <= most:  # NaN is not, either
+            raise WrongResultError(
+                f"the result differs from the reference by {error:.2g} of its largest value; "
+                f"{most:.2g} is allowed."
+            )
+        return error
+
+
+def _doubled(argument: Any) -> Any:
+    is_real = isinstance(argument, Tensor) and argument.is_floating_point()
+    return argument.detach().double() if is_real else argument
+
+
+class KernelTimer:
+    """Timer of kernels on one device."""
+
+    def __init__(self, gpu: int | None) -> None:
+        """Open a GPU by its ordinal, or the CPU if it is None."""
+        self._gpu = gpu
+        clock: CpuClock | CudaClock = CpuClock()
+        telemetry = Telemetry()
+        if gpu is None:
+            # Unlike select_device, this leaves PyTorch's number of threads as the project set it.
+            machine = cpu_machine({"fp32": 0.0}, 0.0, torch.get_num_threads())
+            name, cache = "cpu", max(machine.l2_bytes, _LEAST_CACHE)
+        else:
+            device = select_device("gpu", gpu)
+            machine, name, cache = device.machine, device.torch_name, device.machine.l2_bytes
+            make_current(gpu)
+            clock = CudaClock(torch, name)
+            nvml = open_nvml()
+            handle = nvml and nvml_handle(nvml, torch.cuda.get_device_properties(gpu))
+            if nvml and handle is not None:
+                telemetry = NvmlTelemetry(nvml, handle)
+        telemetry.start()
+        self._memory = machine.memory_bytes // 2 or 1 << 30
+        self._rotation = ResultRotation(cache)
+        self._sampler = Sampler(clock, Arena(name, cache, 0).flush, telemetry)
+
+    def time(self, kernel: TimedKernel, cache: str = "cold") -> KernelSamples:
+        """Check a kernel, sample its time until the sampler is done, and check it again.
+
+        Args:
+            kernel: the kernel with its arguments.
+            cache: where a launch finds its arguments: ``cold`` in memory, ``warm`` in the cache.
+
+        Raises:
+            WrongResultError: if the result differs from the reference's.
+            UserError: if ``cache`` is unknown, or all launches show gaps between them.
+        """
+        if cache not in CACHES:
+            raise UserError(f"cache is {cache!r}; use one of {', '.join(CACHES)}.")
+        # 1. Check a first launch.
+        expected = kernel.expected()
+        result = kernel.launch_on_copies()()
+        kernel.error(result, expected)
+        # 2. Copy the arguments as often as a cold batch has launches.
+        launches = _Launches([kernel.launch_on_copies()])
+        place = launches(0)
+        seconds = self._sampler.estimate(launches, warmed_up=True)
+        sets = 1 if cache == "warm" else self._set_count(kernel.nbytes, seconds)
+        launches.all += [kernel.launch_on_copies() for _ in range(sets - 1)]
+        subject = Subject("kernel", launches, sets, cache=cache)
+        if self._gpu is not None and sets > 1 and place is not launches(0):
+            # The kernel allocates its result, whose memory would otherwise stay in the cache.
+            rotating = self._rotation.launch(launches, place)
+            subject.launch, subject.renew = rotating, rotating.renew
+        # 3. Take samples until their median is known well enough.
+        self._sampler.fit(subject, seconds)
+        while not subject.finished:
+            self._sampler.sample(subject)
+        if not subject.samples:
+            raise UserError(
+                "this kernel's launches cannot be timed: gaps between them show in every sample, "
+                "because the kernel waits for the GPU."
+            )
+        # 4. Check a launch on new copies, now that the kernel has run often.
+        error = kernel.error(kernel.launch_on_copies()(), expected)
+        return KernelSamples(result, tuple(subject.samples), subject.launches, sets, error)
+
+    def _set_count(self, nbytes: int, seconds: float) -> int:
+        """Return how many copies of arguments a cold batch should have, as far as they fit."""
+        free = self._memory if self._gpu is None else torch.cuda.mem_get_info(self._gpu)[0]
+        room = int(_COPIES_SHARE * free) // max(nbytes, 1)
+        return max(1, min(self._sampler.launches("burst", seconds), _MAX_SETS, room))
+
+
+class _Launches:
+    """Launches of a kernel by the number of their arguments' copy."""
+
+    def __init__(self, launches: list[Callable[[], Any]]) -> None:
+        self.all = launches
+
+    def __call__(self, index: int) -> Any:
+        return self.all[index]()
+
+
+@functools.cache
+def timer_for(gpu: int | None) -> KernelTimer:
+    """Return the timer of a GPU, or of the CPU if it is None; it is opened once."""
+    return KernelTimer(gpu)

@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels.common.errors import UserError, WrongResultError
+from sweeps.measuring.kernel_timing import TimedKernel, timer_for
+from sweeps.timing.statistics import CHECKPOINTS
+
+A, B = torch.randn(32, 48), torch.randn(48, 16)
+
+
+def test_a_cold_kernel_rotates_through_copies() -> None:
+    seen: list[int] = []
+
+    def matmul(a: Tensor, b: Tensor) -> Tensor:
+        seen.append(a.data_ptr())
+        return a @ b
+
+    samples = timer_for(None).time(TimedKernel(matmul, (A, B), torch.matmul))
+    assert torch.equal(samples.result, A @ B)
+    assert CHECKPOINTS[0] <= len(samples.seconds) <= CHECKPOINTS[-1]
+    assert all(seconds > 0 for seconds in samples.seconds)
+    assert samples.sets == samples.launches
+    assert A.data_ptr() not in seen
+    assert len(set(seen)) >= samples.sets
+    assert samples.rel_error is not None
+    assert samples.rel_error < 1e-5
+
+
+def test_a_batch_has_as_many_copies_as_launches_if_they_fit() -> None:
+    timer = timer_for(None)
+    assert timer._set_count(1000, 1e-5) == 50  # a batch of half a millisecond
+    assert timer._set_count(1000, 1e-9) == 512
+    assert timer._set_count(10**15, 1e-5) == 1
+    assert timer._set_count(0, 1.0) == 1
+
+
+def test_a_warm_kernel_has_one_copy() -> None:
+    samples = timer_for(None).time(TimedKernel(torch.matmul, (A, B)), "warm")
+    assert (samples.sets, samples.rel_error) == (1, None)
+
+
+def test_a_kernel_may_prepare_its_launch() -> None:
+    prepared: list[int] = []
+
+    def prepare(a: Tensor, b: Tensor) -> Callable[[], Tensor]:
+        prepared.append(a.data_ptr())
+        return functools.partial(torch.mm, a, b, out=torch.empty(32, 16))
+
+    kernel = TimedKernel(prepare, (A, B), torch.matmul, prepares=True)
+    samples = timer_for(None).time(kernel)
+    assert len(prepared) == samples.sets + 2  # one for each check
+    assert torch.equal(samples.result, A @ B)
+
+
+def test_what_is_not_a_tensor_is_passed_on() -> None:
+    kernel = TimedKernel(lambda a, scale: a * scale, (A, 3), lambda a, scale: a * scale)
+    assert torch.equal(timer_for(None).time(kernel, "warm").result, A * 3)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (lambda a: a * 1.01, "differs from the reference by 0.01 of its largest value"),
+        (lambda a: a * float("nan"), "by nan of its"),
+        (lambda a: a[1:], r"returned \(31, 48\), and the reference \(32, 48\)"),
+        (lambda a: None, "returned NoneType"),
+    ],
+)
+def test_a_wrong_kernel_is_not_timed(wrong: Callable[[Tensor], Tensor], words: str) -> None:
+    with pytest.raises(WrongResultError, match=words):
+        timer_for(None).time(TimedKernel(wrong, (A,), torch.clone))
+
+
+def test_a_kernel_that_goes_wrong_later_is_caught() -> None:
+    calls: list[int] = []
+
+    def late(a: Tensor) -> Tensor:
+        calls.append(1)
+        return a * (1.0 if len(calls) == 1 else 1.1)
+
+    with pytest.raises(WrongResultError):
+        timer_for(None).time(TimedKernel(late, (A,), torch.clone))
+
+
+def test_a_tolerance_may_be_given() -> None:
+    kernel = TimedKernel(lambda a: a * 1.01, (A,), torch.clone, 0.02)
+    samples = timer_for(None).time(kernel, "warm")
+    assert samples.rel_error == pytest.approx(0.01, rel=1e-3)
+
+
+def test_an_unknown_cache_state_is_a_sentence() -> None:
+    with pytest.raises(UserError, match="use one of cold, warm"):
+        timer_for(None).time(TimedKernel(torch.clone, (A,)), "hot")
