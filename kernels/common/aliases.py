@@ -7,6 +7,7 @@ only a machine with the same numbers is suggested.
 from __future__ import annotations
 
 import difflib
+import itertools
 import re
 from collections.abc import Iterable
 
@@ -28,11 +29,12 @@ def slug_meant(word: str, slugs: Iterable[str]) -> str:
         UserError: if the word means no known slug, or several.
     """
     known = list(dict.fromkeys(slugs))
-    name = "-".join(_words(word))
-    for exact in (word, name, _MAKER + name):
-        if exact in known:
-            return exact
-    matches = [slug for slug in known if name and _matches(slug, _words(word))]
+    dashed = "-".join(_words(word))
+    # A whole slug is never ambiguous, even if it is a part of a longer one.
+    for candidate in (word, dashed, _MAKER + dashed):
+        if candidate in known:
+            return candidate
+    matches = [slug for slug in known if dashed and _matches(slug, _words(word))]
     if len(matches) == 1:
         return matches[0]
     if matches:
@@ -48,6 +50,7 @@ def slug_meant(word: str, slugs: Iterable[str]) -> str:
 
 
 def _words(name: str) -> list[str]:
+    """Return the runs of letters and digits in a name, in lower case."""
     return re.findall(r"[a-z0-9]+", name.lower())
 
 
@@ -57,9 +60,10 @@ def _matches(slug: str, words: Iterable[str]) -> bool:
     A memory size may lack its unit, as in ``a100-sxm-80``.
     """
     parts = _words(slug)
-    runs = {"".join(parts[i:j]) for i in range(len(parts)) for j in range(i + 1, len(parts) + 1)}
+    spans = itertools.combinations(range(len(parts) + 1), 2)
+    joined_parts = {"".join(parts[begin:end]) for begin, end in spans}
     sizes = {part.removesuffix("gb") for part in parts if part.endswith("gb")}
-    return (runs | sizes).issuperset(words)
+    return (joined_parts | sizes).issuperset(words)
 
 
 def _numbers(name: str) -> set[str]:
@@ -68,4 +72,5 @@ def _numbers(name: str) -> set[str]:
 
 
 def _joined_by_or(slugs: list[str]) -> str:
+    """Return at least two slugs as ``a, b or c``."""
     return f"{', '.join(slugs[:-1])} or {slugs[-1]}"

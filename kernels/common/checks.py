@@ -21,7 +21,10 @@ _MOST_DIGITS = 20
 
 
 def check_word(what: str, word: str, known: Collection[str]) -> None:
-    """Refuse a word that is not known, and suggest the nearest one that is."""
+    """Refuse a word that is not known, and suggest the nearest one that is.
+
+    ``what`` names the kind of word in the message, such as ``dtype``.
+    """
     if word not in known:
         raise UserError(f"{what} {word!r} is not known; {nearest(word, known)}")
 
@@ -42,7 +45,7 @@ def check_counts(options: object, *names: str) -> None:
 
 
 def check_size(value: int, what: str) -> None:
-    """Refuse a size that no library computes."""
+    """Refuse a size above :data:`LARGEST_SIZE`; ``what`` names the size in the message."""
     if value > LARGEST_SIZE:
         raise UserError(f"{what} is too large; the largest allowed size is {LARGEST_SIZE:,}.")
 
@@ -56,7 +59,8 @@ def check_positive(problem: object, names: tuple[str, ...]) -> None:
         value = getattr(problem, name)
         if isinstance(value, Integral) and not isinstance(value, int):
             value = int(value)
-            object.__setattr__(problem, name, value)
+            object.__setattr__(problem, name, value)  # the problem is frozen
+        # Python's True is an int, but not a size.
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise UserError(f"{name} must be a whole number of at least 1, not {value!r}.")
         check_size(value, name)

@@ -58,7 +58,10 @@ class Each:
 
 
 def misfit(value: Any, shape: Any, where: str = "it") -> str:
-    """Describe the first part of a value that does not fit a shape; empty if every part fits."""
+    """Describe the first part of a value that does not fit a shape; empty if every part fits.
+
+    ``where`` is the path to the value, such as ``machine.peaks``, with which the text begins.
+    """
     if isinstance(shape, Maybe):
         return "" if value is None else misfit(value, shape.shape, where)
     if isinstance(shape, Number):
@@ -87,17 +90,21 @@ def _misfit_of_keys(value: Mapping[str, Any], shape: Mapping[str, Any], where: s
         if name in value:
             if fault := misfit(value[name], inner, f"{where}.{name}"):
                 return fault
-        elif name == key:
+        elif name == key:  # without ``?``, the key must not be missing
             return f"{where} has no {name!r}"
     return ""
 
 
 def _is_number(value: Any, shape: Number) -> bool:
-    if isinstance(value, bool) or not isinstance(value, int if shape.whole else int | float):
+    """Return True if a value is a number within a shape's bounds."""
+    allowed = int if shape.whole else int | float
+    # JSON's true and false are ints in Python, but not numbers.
+    if isinstance(value, bool) or not isinstance(value, allowed):
         return False
     return shape.low <= value <= shape.high  # False for NaN
 
 
 def _shown(value: Any) -> str:
+    """Return a value as text for a message, cut at 40 characters."""
     text = ascii(value)
     return text if len(text) <= 40 else f"{text[:40]}…"
