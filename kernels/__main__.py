@@ -49,6 +49,7 @@ def list_command(
                 for dtype in TIMED_DTYPES
             }
             supported = [dtype for dtype, reason in reasons.items() if reason is None]
+            # The reason for fp32 is about the implementation, because every machine computes fp32.
             reason = None if supported else reasons["fp32"]
             rows.append({"implementation": name, "op": op, "supports": supported, "reason": reason})
     if json:
@@ -101,8 +102,11 @@ def check_command(
         print_json([asdict(row) for row in rows])
     else:
         for row in rows:
-            error = "" if row.rel_error is None else f"{row.rel_error:.1e} ≤ {row.tolerance:.1e}"
-            print(f"{row.status:12}{row.implementation:18}{row.problem:56} {error} {row.message}")
+            has_error = row.rel_error is not None
+            error_text = f"{row.rel_error:.1e} ≤ {row.tolerance:.1e}" if has_error else ""
+            print(
+                f"{row.status:12}{row.implementation:18}{row.problem:56} {error_text} {row.message}"
+            )
     failures = sum(row.status in ("wrong", "error") for row in rows)
     passed = sum(row.status == "ok" for row in rows)
     note(f"{passed} ok, {failures} wrong or failed, {len(rows) - passed - failures} unsupported.")
@@ -143,6 +147,7 @@ def compile_command(
     from kernels.compiler.compiletable import compile_markdown, differing_cells
 
     def show(row: CompileRow) -> None:
+        """Print a row as soon as its kernel is compiled, unless JSON is asked for."""
         if not json:
             print(
                 f"{'ok' if row.ok else 'BAD':4}{row.kernel:18}{row.operation:6}{row.arch:7}"

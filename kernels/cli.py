@@ -55,9 +55,11 @@ def parse_seconds(text: str | None, option: str = "budget") -> float | None:
     if not text:
         return None
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([smh]?)", text)
+    # A long text is refused here, because the message below would repeat all of it.
     if match is None or len(text) > 40 or not float(match.group(1)):
         raise UserError(f"--{option} is {text[:40]!r}; give a time such as 90s, 10m or 2h.")
-    seconds = float(match.group(1)) * {"": 1, "s": 1, "m": 60, "h": 3600}[match.group(2)]
+    number, unit = match.groups()
+    seconds = float(number) * {"": 1, "s": 1, "m": 60, "h": 3600}[unit]
     if seconds > _LONGEST:
         raise UserError(f"--{option} {text} is more than a year; give a shorter time.")
     return seconds
@@ -85,11 +87,12 @@ def run(app: typer.Typer, program: str) -> None:
     """
     _make_printable()
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
-    debug = len(arguments) < len(sys.argv) - 1
+    debug = "--debug" in sys.argv[1:]
     try:
         exit_code = get_command(app).main(args=arguments, prog_name=program, standalone_mode=False)
         sys.stdout.flush()
     except BrokenPipeError:  # the reader of the pipe has gone, as after `| head`
+        # Python flushes stdout once more when it exits, which must not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         exit_code = 0
     except (Exception, KeyboardInterrupt) as error:
@@ -128,9 +131,10 @@ def _explain(error: BaseException, program: str) -> tuple[str, int]:
     # its own copy of Click. If no command was given, the message is the help.
     if hasattr(error, "format_message"):
         message = error.format_message()
-        is_help = not message or message.startswith("Usage:")
+        if not message or message.startswith("Usage:"):
+            return message, 2
         command_path = getattr(getattr(error, "ctx", None), "command_path", program)
-        return message if is_help else f"{message.rstrip('.')}. See `{command_path} --help`.", 2
+        return f"{message.rstrip('.')}. See `{command_path} --help`.", 2
     first_line = (str(error).strip() or "no message").splitlines()[0]
     return f"{type(error).__name__}: {first_line} (--debug shows where).", 1
 

@@ -56,9 +56,12 @@ class Config:
             key, _, word = part.partition("=")
             if key not in known:
                 raise UserError(f"config key {key!r} is not known; {nearest(key, known)}")
-            if word not in ("on", "off") and not is_whole(word):
+            if word in ("on", "off"):
+                values[key] = word == "on"
+            elif is_whole(word):
+                values[key] = int(word)
+            else:
                 raise UserError(f"config {key} takes a whole number, on or off, not {word!r}.")
-            values[key] = word == "on" if word in ("on", "off") else int(word)
         return cls(**values)
 
     @property
@@ -73,7 +76,10 @@ class Config:
 
 
 def _word(value: int | bool) -> str:
-    return ("off", "on")[value] if isinstance(value, bool) else str(value)
+    """Return a config's value as text: ``on``, ``off`` or a number."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return str(value)
 
 
 @dataclass(frozen=True)
@@ -101,6 +107,7 @@ class TileConfig(Config):
         return stages_held * (self.bm + self.bn) * self.bk * DTYPE_BYTES[dtype]
 
     def _reads_shared(self, dtype: str, machine: Machine) -> bool:
+        """Return True if the machine multiplies this tile by wgmma or tcgen05."""
         major = machine.capability[0] if machine.capability else 0
         return major in (9, 10) and dtype != "fp32" and self.bm >= 64
 
@@ -239,8 +246,10 @@ class ConvConfig(SplitConfig):
     @classmethod
     def from_gemm(cls, config: TileConfig) -> ConvConfig:
         """Convert the config of a GEMM kernel into the config of a convolution that it computes."""
+        # A convolution's config does not have every field of a persistent GEMM's, such as ``tma``.
         names = {f.name for f in fields(cls)}
-        return cls(**{k: v for k, v in vars(config).items() if k in names}, gemm=True)
+        shared = {name: value for name, value in vars(config).items() if name in names}
+        return cls(**shared, gemm=True)
 
     @property
     def gemm_config(self) -> TileConfig:
@@ -269,8 +278,10 @@ HAND_WRITTEN: dict[str, type[TileConfig]] = {
 
 def experimental_feature(implementation: str, config: str) -> str | None:
     """Return the experimental feature of an implementation's config text; None without one."""
-    kind = HAND_WRITTEN.get(implementation)
-    return kind.parse(config).experimental if kind and config else None
+    config_type = HAND_WRITTEN.get(implementation)
+    if config_type is None or not config:
+        return None
+    return config_type.parse(config).experimental
 
 
 # --- Tiles and waves -----------------------------------------------------------------------------
@@ -307,9 +318,11 @@ def next_wave_edge(size: int, other: int, block: int, other_block: int, slots: i
     ``size`` runs along the blocks of ``block`` elements; ``other`` is the result's other dimension.
     One element beyond the returned size starts another wave.
     """
-    across = ceil_div(other, other_block)
-    waves = ceil_div(ceil_div(size, block) * across, slots)
-    return waves * slots // across * block
+    tiles_across = ceil_div(other, other_block)
+    waves = ceil_div(ceil_div(size, block) * tiles_across, slots)
+    # The slots of these waves hold this many complete lines of tiles across the other dimension.
+    lines = waves * slots // tiles_across
+    return lines * block
 
 
 # Tiles that appear in the names of vendor kernels (cuBLAS and cuDNN under PyTorch 2.1 to 2.13). The

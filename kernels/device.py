@@ -138,11 +138,13 @@ def _is_built_for(capability: tuple[int, int], arches: list[str]) -> bool:
         return True
     for arch in arches:
         kind, _, number = arch.partition("_")
+        # The last digit is the minor version: sm_120 is 12.0.
         match = re.match(r"(\d+)(\d)", number)
         if match is None:
             continue
         built = int(match.group(1)), int(match.group(2))
-        if built <= capability and (kind == "compute" or built[0] == capability[0]):
+        same_major = built[0] == capability[0]
+        if built <= capability and (kind == "compute" or same_major):
             return True
     return False
 
@@ -169,7 +171,9 @@ def _why_unusable(driver: str) -> str:
         )
     if torch.version.cuda is None:
         return problem + f"is a CPU build: install a CUDA build, or use {USE_CPU}."
-    oldest = _MIN_DRIVER.get(int(torch.version.cuda.split(".")[0]), max(_MIN_DRIVER.values()))
+    major = int(torch.version.cuda.split(".")[0])
+    # A CUDA newer than the table needs at least its newest driver.
+    oldest = _MIN_DRIVER.get(major, max(_MIN_DRIVER.values()))
     return problem + (
         f"cannot use it: a build for CUDA {torch.version.cuda} needs driver {oldest} or later. "
         f"Update the driver, {OTHER_TORCH} that it can run, or use {USE_CPU}."
@@ -197,11 +201,12 @@ def software(device: Device) -> dict[str, str]:
         versions["cudnn"] = str(torch.backends.cudnn.version())
         versions["driver"] = nvidia_driver() or "unknown"
     else:
+        build_settings = torch.__config__.show()
         for name, pattern in (
             ("mkl", r"Math Kernel Library Version (\S+)"),
             ("onednn", r"MKL-DNN v(\S+)"),
         ):
-            match = re.search(pattern, torch.__config__.show())
+            match = re.search(pattern, build_settings)
             if match:
                 versions[name] = match.group(1)
         versions["threads"] = str(torch.get_num_threads())

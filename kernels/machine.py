@@ -113,10 +113,12 @@ class Machine:
             raise UserError(
                 f"{slug!r} is not a valid machine name; use lower-case letters, digits and dashes."
             )
-        capability = data["capability"]
-        known = {f.name: data[f.name] for f in fields(cls) if f.name in data}
-        known["emulated"] = tuple(known.get("emulated", ()))
-        return cls(**{**known, "capability": None if capability is None else tuple(capability)})
+        facts = {f.name: data[f.name] for f in fields(cls) if f.name in data}
+        # JSON has lists in place of tuples.
+        facts["emulated"] = tuple(facts.get("emulated", ()))
+        if facts["capability"] is not None:
+            facts["capability"] = tuple(facts["capability"])
+        return cls(**facts)
 
 
 @functools.cache
@@ -133,7 +135,10 @@ def known_machines() -> dict[str, Machine]:
 
 @contextmanager
 def _whole_table() -> Iterator[dict[str, Any]]:
-    """Yield the content of machines.toml, and report any fault in it as one sentence."""
+    """Yield the content of machines.toml, and report any fault in it as one sentence.
+
+    Most faults, such as a missing key, show only in the block that reads the content.
+    """
     try:
         yield tomllib.loads(_TABLE.read_text(encoding="utf-8"))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
@@ -174,6 +179,7 @@ def machine_of_arch(arch: str) -> Machine:
 
 @functools.cache
 def _slug_of_device_name() -> dict[str, str]:
+    """Return the slugs of machines.toml by the names that the driver reports for them."""
     with _whole_table() as table:
         return {
             name: slug
@@ -205,13 +211,20 @@ def _from_entry(slug: str, entry: Mapping[str, Any], sources: Mapping[str, str])
 
     Facts with a source are pairs: the fact, and the source's key in ``sources``.
     """
-    facts = {key: fact for key, fact in entry.items() if key not in ("device_names", "tflops")}
-    values = {key: fact[0] if isinstance(fact, list) else fact for key, fact in facts.items()}
-    peaks = {dtype: tflops * 1e12 for dtype, (tflops, _) in entry["tflops"].items()}
-    citations = {key: sources[fact[1]] for key, fact in facts.items() if isinstance(fact, list)}
-    citations |= {
-        f"peak {dtype}": sources[source] for dtype, (_, source) in entry["tflops"].items()
-    }
+    values: dict[str, Any] = {}
+    citations: dict[str, str] = {}
+    for key, fact in entry.items():
+        if key in ("device_names", "tflops"):  # read below
+            continue
+        if isinstance(fact, list):
+            values[key], source = fact
+            citations[key] = sources[source]
+        else:
+            values[key] = fact
+    peaks: dict[str, float] = {}
+    for dtype, (tflops, source) in entry["tflops"].items():
+        peaks[dtype] = tflops * 1e12
+        citations[f"peak {dtype}"] = sources[source]
     major, minor = values["capability"].split(".")
     return Machine(
         slug=slug,
@@ -297,28 +310,17 @@ def from_properties(properties: DeviceProperties) -> Machine:
 
     # 2. Derive the peaks from the compute capability, the SMs and the clock. A capability newer
     # than the table takes the newest older row, which ``sources`` names.
-    row = max((c for c in _FLOPS_PER_CLOCK if c <= p.capability), default=(7, 0))
+    row = max((known for known in _FLOPS_PER_CLOCK if known <= p.capability), default=(7, 0))
     halved = "GeForce" in p.name
     peaks = {
         dtype: rate * p.sms * p.boost_mhz * 1e6 * (0.5 if halved and dtype != "fp32" else 1.0)
         for dtype, rate in _FLOPS_PER_CLOCK[row].items()
     }
-    device = "the device's own properties"
     rates = f"SMs × clock × FLOPs per clock and SM of compute capability {row[0]}.{row[1]}"
     if halved:
         rates += "; half on Tensor Cores, as GeForce cards do with fp32 accumulation"
-    # 3. Derive the bandwidth from the memory clock, or from a listed card if that is not reported.
-    bandwidth, bandwidth_source = p.bandwidth, f"{device}: 2 × memory clock × bus width"
-    if not bandwidth:
-        relatives = [m for m in known_machines().values() if m.generation == _GENERATIONS[row]]
-        similar = min(relatives, key=lambda m: abs(m.sms - p.sms))
-        bandwidth = similar.bandwidth
-        bandwidth_source = f"assumed equal to {similar.slug}: the device does not report it"
-    listed_slug = _slug_of_device_name().get(p.name.partition(" MIG ")[0])
-    if listed_slug is not None:
-        listed_card = known_machines()[listed_slug]
-        bandwidth = listed_card.bandwidth * min(1.0, p.memory_bytes / listed_card.memory_bytes)
-        bandwidth_source = f"{listed_slug}'s, in proportion to the slice's memory"
+    # 3. Derive the bandwidth, and take all other facts as the driver reports them.
+    bandwidth, bandwidth_source = _derived_bandwidth(p, _GENERATIONS[row])
     return Machine(
         slug=slug,
         name=p.name,
@@ -334,8 +336,31 @@ def from_properties(properties: DeviceProperties) -> Machine:
         shared_cta_bytes=p.shared_cta_bytes,
         memory_bytes=p.memory_bytes,
         peaks=peaks,
-        sources={"peaks": rates, "bandwidth": bandwidth_source, "everything else": device},
+        sources={"peaks": rates, "bandwidth": bandwidth_source, "everything else": _OWN_PROPERTIES},
     )
+
+
+_OWN_PROPERTIES = "the device's own properties"
+
+
+def _derived_bandwidth(properties: DeviceProperties, generation: str) -> tuple[float, str]:
+    """Return the bandwidth in bytes/s of a card that is not listed, and the source of the figure.
+
+    It comes from the card that a MIG slice is a part of, from the memory clock or, if the driver
+    does not report that, from the listed card of the generation with the most similar SM count.
+    """
+    whole_card_name = properties.name.partition(" MIG ")[0]
+    listed_slug = _slug_of_device_name().get(whole_card_name)
+    if listed_slug is not None:
+        listed_card = known_machines()[listed_slug]
+        share = min(1.0, properties.memory_bytes / listed_card.memory_bytes)
+        source = f"{listed_slug}'s, in proportion to the slice's memory"
+        return listed_card.bandwidth * share, source
+    if properties.bandwidth:
+        return properties.bandwidth, f"{_OWN_PROPERTIES}: 2 × memory clock × bus width"
+    relatives = [m for m in known_machines().values() if m.generation == generation]
+    similar = min(relatives, key=lambda m: abs(m.sms - properties.sms))
+    return similar.bandwidth, f"assumed equal to {similar.slug}: the device does not report it"
 
 
 # --- This CPU ------------------------------------------------------------------------------------
@@ -344,10 +369,10 @@ def from_properties(properties: DeviceProperties) -> Machine:
 def cpu_model() -> str:
     """Return the CPU's model as the system names it; empty if it does not."""
     text = _cpuinfo()
+    if not text:
+        return platform.processor()
     match = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
-    if match or text:
-        return match.group(1).strip() if match else ""
-    return platform.processor()
+    return match.group(1).strip() if match else ""
 
 
 def _cpuinfo() -> str:
@@ -405,12 +430,16 @@ def cpu_threads() -> int:
 def usable_cores(cpuinfo: str | None = None) -> int:
     """Count the physical cores that this process may use, within its container's CPU quota."""
     usable = _usable_processors()
+    text = _cpuinfo() if cpuinfo is None else cpuinfo
+    # Each logical processor has a block of lines. Those of one core have the same ids.
     cores = set()
-    for block in (_cpuinfo() if cpuinfo is None else cpuinfo).split("\n\n"):
-        facts = dict(re.findall(r"^([\w ]+?)\s*:\s*(\d+)$", block, re.MULTILINE))
-        if int(facts.get("processor", -1)) in usable and "core id" in facts:
-            cores.add((facts.get("physical id"), facts["core id"]))
-    return max(1, math.ceil(min(len(cores) or len(usable), _quota_cores())))
+    for block in text.split("\n\n"):
+        numbers = dict(re.findall(r"^([\w ]+?)\s*:\s*(\d+)$", block, re.MULTILINE))
+        if int(numbers.get("processor", -1)) in usable and "core id" in numbers:
+            cores.add((numbers.get("physical id"), numbers["core id"]))
+    # Where the system does not describe cores, each processor counts as one.
+    count = len(cores) or len(usable)
+    return max(1, math.ceil(min(count, _quota_cores())))
 
 
 def usable_processors() -> int:
@@ -419,6 +448,7 @@ def usable_processors() -> int:
 
 
 def _usable_processors() -> set[int]:
+    """Return the numbers of the logical processors that this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return os.sched_getaffinity(0)
     return set(range(os.cpu_count() or 1))
@@ -440,8 +470,9 @@ def cpu_slug(model: str, instructions: str, threads: int) -> str:
     >>> cpu_slug("Intel(R) Xeon(R) Platinum 8480C CPU @ 2.10GHz", "amx", 8)
     'cpu-intel-xeon-platinum-8480c-amx-8t'
     """
-    bare = re.sub(r"\((R|TM)\)|@.*|\b(CPU|Processor)\b", " ", model, flags=re.IGNORECASE)
-    return f"cpu-{_dashes(bare) or _dashes(platform.machine())}-{instructions}-{threads}t"
+    short = re.sub(r"\((R|TM)\)|@.*|\b(CPU|Processor)\b", " ", model, flags=re.IGNORECASE)
+    name = _dashes(short) or _dashes(platform.machine())  # the system may not name the model
+    return f"cpu-{name}-{instructions}-{threads}t"
 
 
 def cpu_machine(peaks: Mapping[str, float], bandwidth: float, threads: int) -> Machine:
@@ -477,11 +508,11 @@ def cpu_machine(peaks: Mapping[str, float], bandwidth: float, threads: int) -> M
 def _last_level_cache() -> int:
     """Return the bytes of the largest cache that the system describes; 32 MiB without any."""
     units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-    sizes = [
-        int(text[:-1]) * units[text[-1]]
-        for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")
-        if (text := path.read_text(encoding="ascii").strip()) and text[-1] in units
-    ]
+    sizes = []
+    for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+        text = path.read_text(encoding="ascii").strip()  # such as 32768K
+        if text and text[-1] in units:
+            sizes.append(int(text[:-1]) * units[text[-1]])
     return max(sizes, default=32 << 20)
 
 

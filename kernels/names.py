@@ -45,7 +45,8 @@ class KernelName:
         rows, columns = self.tile
         if self.kind == "gemm" and self.library in ("cublas", "cutlass"):
             rows, columns = columns, rows
-        return "x".join(str(v) for v in (rows, columns, self.depth) if v is not None)
+        sizes = [rows, columns] if self.depth is None else [rows, columns, self.depth]
+        return "x".join(map(str, sizes))
 
 
 # The order matters: the first pattern that matches decides.
@@ -100,12 +101,15 @@ _CLUSTER = re.compile(r"nvjet_\w*?_\d+x\d+_\d+x\d+_(\d+)x(\d+)_")
 @functools.lru_cache(maxsize=4096)
 def read_name(name: str) -> KernelName:
     """Read the facts from a kernel's name, as a profiler prints it."""
+    # 1. Recognise the kind and the library by the first pattern that matches.
     low = name.lower()
     kind = next((kind for kind, pattern in _KIND_PATTERNS if re.search(pattern, low)), "other")
     library = next((lib for lib, pattern in _LIBRARY_PATTERNS if re.search(pattern, low)), None)
+    # 2. Read everything else, each fact only from the kinds of kernels that can have it.
     multiplies = kind in ("gemm", "conv", "winograd", "fft", "attention", "gemv")
     tile, depth = _tile(low) if kind in ("gemm", "conv", "winograd", "fft") else (None, None)
-    stages = next((int(m.group(1)) for p in _STAGES if (m := p.search(low))), None)
+    stage_matches = (pattern.search(low) for pattern in _STAGES)
+    stages = next((int(match.group(1)) for match in stage_matches if match), None)
     cluster = _CLUSTER.search(low)
     align = re.search(r"_align(\d+)", low)
     return KernelName(
@@ -132,8 +136,8 @@ def conv_algorithm(kernels: Sequence[str]) -> str:
     kinds = {read_name(name).kind for name in kernels}
     if "winograd" in kinds:
         low = " ".join(kernels).lower()
-        four = re.search(r"winograd_nonfused|winogradforward\w*4x4", low)
-        return "winograd-4x4" if four else "winograd-2x2"
+        has_large_tile = re.search(r"winograd_nonfused|winogradforward\w*4x4", low)
+        return "winograd-4x4" if has_large_tile else "winograd-2x2"
     if "fft" in kinds:
         return "fft"
     return "implicit-gemm" if kinds & {"conv", "gemm"} else ""
@@ -147,22 +151,28 @@ def _tile(low: str) -> tuple[tuple[int, int] | None, int | None]:
         match = pattern.search(low)
         if match is None:
             continue
-        groups = match.groups()
+        numbers = [int(number) for number in match.groups()]
+        # A pattern finds only the depth, only the tile, or both. The first one that finds a fact
+        # decides it.
         if "depth" in pattern.groupindex:
-            depth = depth or int(groups[0])
+            depth = depth or numbers[0]
         elif tile is None:
-            tile = int(groups[0]), int(groups[1])
-            depth = depth or (int(groups[2]) if len(groups) > 2 else None)
+            tile = numbers[0], numbers[1]
+            if len(numbers) > 2:
+                depth = depth or numbers[2]
     return tile, depth
 
 
 def _split_k(low: str) -> bool | None:
+    """Return whether a kernel splits K; None if its name does not show it."""
     if "splitk" in low:
         return True
+    # An nvjet kernel that splits K says so in its name.
     return False if "nvjet" in low else None
 
 
 def _tensor_cores(low: str) -> bool | None:
+    """Return whether a kernel uses Tensor Cores; None if its name does not show it."""
     # An xmma name lists its types. Kernels of plain FMAs have ffma in theirs; all others use Tensor
     # Cores.
     if "xmma" in low:

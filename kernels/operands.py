@@ -43,13 +43,16 @@ def element_counts(problem: Workload, storage: Storage = DENSE) -> tuple[int, in
 def _without_offset(problem: Workload, storage: Storage) -> tuple[int, int, int]:
     """Count the elements of the inputs and the result, without the storage's offset."""
     if isinstance(problem, Gemm):
-        a, b, c = (
-            problem.batch * stored * ceil_div(row, storage.ld_multiple) * storage.ld_multiple
-            for stored, row in (_stored(*matrix) for matrix in _matrices(problem))
-        )
+        counts = []
+        for rows, columns, letter in _matrices(problem):
+            stored_rows, row_length = _stored(rows, columns, letter)
+            leading: int = ceil_div(row_length, storage.ld_multiple) * storage.ld_multiple
+            counts.append(problem.batch * stored_rows * leading)
+        a, b, c = counts
         return a, b, c
     if isinstance(problem, Operation):
         return problem.operand_elements
+    # The pass decides which two tensors it reads and which one it writes.
     x, w, y = problem.operand_elements
     return {"fprop": (x, w, y), "dgrad": (y, w, x), "wgrad": (x, y, w)}[problem.pass_]
 
@@ -67,6 +70,7 @@ def view_operands(
         return Operands(*views)
     if isinstance(problem, Operation):
         return _view_operation(problem, a, b, out)
+    # Which tensor of the convolution is the first operand, the second one and the result.
     shapes = conv_shapes(problem)
     names = {"fprop": "xwy", "dgrad": "ywx", "wgrad": "xyw"}[problem.pass_]
     views = (
@@ -77,22 +81,23 @@ def view_operands(
 
 
 def _view_operation(operation: Operation, a: Tensor, b: Tensor, out: Tensor) -> Operands:
+    """View three flat tensors as the operands of a layer, a series or an LSTM."""
     if isinstance(operation, Layer):
         shape = (operation.n, operation.c, operation.h, operation.w)
         image = _image(a, shape, operation.layout)
         result = _image(out, shape, operation.layout)
-        return Operands(image, b.view(2, -1), result)
+        return Operands(image, b.view(2, -1), result)  # one row of scales, and one of shifts
     if isinstance(operation, Series):
         count, m, n, k = operation.count, operation.m, operation.n, operation.k
         projections = operation.op == "projections"
         x = a.view(m, k) if projections else a.view(count, m, k)
         weights = b.view(count, n, k) if projections else b.view(n, k)
         return Operands(x, weights, out.view(count, m, n))
-    steps, rows = operation.steps, operation.minibatch
+    lstm = operation
     return Operands(
-        a.view(steps, rows, operation.features),
-        b.view(GATES * operation.hidden, operation.features + operation.hidden),
-        out.view(steps, rows, operation.hidden),
+        a.view(lstm.steps, lstm.minibatch, lstm.features),
+        b.view(GATES * lstm.hidden, lstm.features + lstm.hidden),
+        out.view(lstm.steps, lstm.minibatch, lstm.hidden),
     )
 
 
@@ -138,14 +143,16 @@ def _stored(rows: int, columns: int, letter: str) -> tuple[int, int]:
 def _matrix(
     flat: Tensor, rows: int, columns: int, letter: str, batch: int, ld_multiple: int
 ) -> Tensor:
-    stored, row = _stored(rows, columns, letter)
-    leading: int = ceil_div(row, ld_multiple) * ld_multiple
-    shape = (batch, stored, leading) if batch > 1 else (stored, leading)
-    matrix = flat.view(shape)[..., :row]
+    """View flat memory as a matrix (rows, columns), or a batch of them, without the gaps."""
+    stored_rows, row_length = _stored(rows, columns, letter)
+    leading: int = ceil_div(row_length, ld_multiple) * ld_multiple
+    shape = (batch, stored_rows, leading) if batch > 1 else (stored_rows, leading)
+    matrix = flat.view(shape)[..., :row_length]
     return matrix if letter == "n" else matrix.transpose(-1, -2)
 
 
 def _image(flat: Tensor, shape: tuple[int, int, int, int], layout: str) -> Tensor:
+    """View flat memory as (n, c, h, w), whichever layout it is stored in."""
     n, c, h, w = shape
     if layout == "nchw":
         return flat.view(n, c, h, w)

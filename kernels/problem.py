@@ -120,9 +120,9 @@ class Gemm:
     @property
     def alignment(self) -> int:
         """Largest power of two, at most 16, that divides the bytes of every contiguous row."""
-        a = self.k if self.layout[0] == "n" else self.m
-        b = self.n if self.layout[1] == "n" else self.k
-        return _alignment([a, b, self.n], self.dtype)
+        a_row = self.k if self.layout[0] == "n" else self.m
+        b_row = self.n if self.layout[1] == "n" else self.k
+        return _alignment([a_row, b_row, self.n], self.dtype)
 
     @property
     def shape_class(self) -> str:
@@ -159,7 +159,9 @@ class Gemm:
         parts = [part.strip() for part in text.split(",")]
         if not 4 <= len(parts) <= 6:
             raise UserError(f"--gemm takes {form}, such as 4096,4096,4096,bf16, not {text!r}.")
-        m, n, k = (_parse_whole(part, name, form) for part, name in zip(parts, "MNK", strict=False))
+        m = _parse_whole(parts[0], "M", form)
+        n = _parse_whole(parts[1], "N", form)
+        k = _parse_whole(parts[2], "K", form)
         layout = parts[4] if len(parts) > 4 else "nt"
         batch = _parse_whole(parts[5], "batch", form) if len(parts) > 5 else 1
         return cls(m, n, k, parts[3].lower(), layout.lower(), batch)
@@ -200,10 +202,12 @@ class Conv:
         check_word("conv layout", self.layout, CONV_LAYOUTS)
         check_word("pass", self.pass_, PASSES)
         for name, minimum in (("stride", 1), ("padding", 0), ("dilation", 1)):
-            if isinstance(getattr(self, name), int):  # the same in both directions
-                object.__setattr__(self, name, (getattr(self, name),) * 2)
-            if min(getattr(self, name)) < minimum:
-                raise UserError(f"{name} must be at least {minimum}, not {getattr(self, name)}.")
+            pair = getattr(self, name)
+            if isinstance(pair, int):  # the same in both directions
+                pair = (pair, pair)
+                object.__setattr__(self, name, pair)
+            if min(pair) < minimum:
+                raise UserError(f"{name} must be at least {minimum}, not {pair}.")
         if self.c % self.groups or self.kout % self.groups:
             raise UserError(
                 f"groups={self.groups} must divide the input channels ({self.c}) and the output "
@@ -256,7 +260,8 @@ class Conv:
         x, filters, y = self.operand_elements
         if self.pass_ != "dgrad":
             rows = _rows_read(self.h, self.p, self.r, self.stride[0])
-            x = self.n * self.c * rows * _rows_read(self.w, self.q, self.s, self.stride[1])
+            columns = _rows_read(self.w, self.q, self.s, self.stride[1])
+            x = self.n * self.c * rows * columns
         return (x + filters + y) * DTYPE_BYTES[self.dtype]
 
     @property
@@ -294,14 +299,17 @@ class Conv:
         (Lavin and Gray, arXiv 1509.09308). None is returned where the algorithm cannot be used: for
         filters other than 3 × 3, strides, dilation, groups, and the weight gradient.
         """
-        plain = (self.stride, self.dilation, self.groups) == ((1, 1), (1, 1), 1)
-        if (self.r, self.s) != (3, 3) or not plain or self.pass_ == "wgrad":
+        is_plain = (self.stride, self.dilation, self.groups) == ((1, 1), (1, 1), 1)
+        if (self.r, self.s) != (3, 3) or not is_plain or self.pass_ == "wgrad":
             return None
-        forward = self.pass_ == "fprop"
-        height, width = (self.p, self.q) if forward else (self.h, self.w)
-        into, out = (self.c, self.kout) if forward else (self.kout, self.c)
-        tiles = self.n * -(-height // tile) * -(-width // tile)
-        return Gemm(tiles, out, into, self.dtype, "nt", (tile + 2) ** 2)
+        # The gradient of the input is a convolution of the output's gradient.
+        if self.pass_ == "fprop":
+            height, width, channels_in, channels_out = self.p, self.q, self.c, self.kout
+        else:
+            height, width, channels_in, channels_out = self.h, self.w, self.kout, self.c
+        tiles = self.n * math.ceil(height / tile) * math.ceil(width / tile)
+        points = (tile + 2) ** 2
+        return Gemm(tiles, channels_out, channels_in, self.dtype, "nt", points)
 
     @property
     def alignment(self) -> int:
@@ -330,7 +338,7 @@ class Conv:
         return ",".join(pair_text(v) if isinstance(v, tuple) else str(v) for v in values)
 
     def __str__(self) -> str:
-        extra = "".join(
+        unusual_geometry = "".join(
             f" {name} {pair_text(value)}"
             for name, value, default in (
                 ("stride", self.stride, (1, 1)),
@@ -342,7 +350,7 @@ class Conv:
         groups = f" groups {self.groups}" if self.groups > 1 else ""
         return (
             f"{self.pass_} {self.n}×{self.c}×{self.h}×{self.w} -> {self.kout}, "
-            f"{self.r}×{self.s}{extra}{groups} {self.dtype} {self.layout}"
+            f"{self.r}×{self.s}{unusual_geometry}{groups} {self.dtype} {self.layout}"
         )
 
     @classmethod
@@ -361,17 +369,16 @@ class Conv:
                 f"--conv takes {form}, such as 32,64,56,56,64,3,3,1,1,1,1,bf16, not {text!r}."
             )
         names = ("N", "C", "H", "W", "KOUT", "R", "S")
-        sizes = [_parse_whole(part, name, form) for part, name in zip(parts, names, strict=False)]
+        sizes = [
+            _parse_whole(part, name, form) for part, name in zip(parts[:7], names, strict=True)
+        ]
         pairs = [
             parse_pair(part, name)
             for part, name in zip(parts[7:10], ("stride", "padding", "dilation"), strict=True)
         ]
-        return cls.build(
-            sizes,
-            pairs,
-            _parse_whole(parts[10], "groups", form),
-            *(part.lower() for part in parts[11:]),
-        )
+        groups = _parse_whole(parts[10], "groups", form)
+        words = [part.lower() for part in parts[11:]]  # the dtype, and maybe layout and pass
+        return cls.build(sizes, pairs, groups, *words)
 
     @classmethod
     def build(
@@ -390,7 +397,8 @@ class Conv:
 
 
 def _rows_read(size: int, positions: int, taps: int, stride: int) -> int:
-    """Count the rows, at most ``size``, that a filter reads over all its positions."""
+    """Count the rows (or columns), at most ``size``, that a filter reads over all its positions."""
+    # A stride up to the filter's size skips no row between two positions.
     return min(size, positions * taps) if stride > taps else size
 
 
@@ -428,10 +436,11 @@ def parse_pair(text: str, name: str) -> tuple[int, int]:
     if len(parts) > 2 or not all(map(is_whole, parts)):
         raise UserError(f"{name} must be one number such as 2, or two such as 2x1, not {text!r}.")
     values = [int(part) for part in parts]
-    return values[0], values[-1]
+    return values[0], values[-1]  # the same one if there is only one
 
 
 def _parse_whole(text: str, name: str, form: str) -> int:
+    """Parse a number of at least 1; ``name`` and ``form`` say in the message which one it is."""
     if not is_whole(text) or int(text) < 1:
         raise UserError(f"{name} in {form} must be a whole number of at least 1, not {text!r}.")
     return int(text)

@@ -26,6 +26,7 @@ def all_implementations() -> dict[str, Implementation]:
 
 
 def _triton_families() -> list[Implementation]:
+    """Return the Triton families; none if Triton is not installed."""
     try:
         import triton  # noqa: F401  only on Linux; without it only the vendor libraries are listed
     except ImportError:
@@ -49,5 +50,5 @@ def library_for(problem: Workload, machine: Machine) -> str:
     candidates = [
         lib for lib in libraries() if lib.kind == machine.kind and problem.op in lib.serves
     ]
-    best = (lib for lib in candidates if lib.supports(problem, machine) is None)
-    return next(best, candidates[0]).name
+    supporting = (lib for lib in candidates if lib.supports(problem, machine) is None)
+    return next(supporting, candidates[0]).name

@@ -36,17 +36,21 @@ def graph_replays(launches: Callable[[], object], count: int, replays: int = 6) 
     Returns:
         Mean over the timed replays.
     """
+    # 1. Launch once outside of the graph, on a side stream as PyTorch asks before a capture.
     side_stream = torch.cuda.Stream()
     side_stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side_stream):
         launches()  # what is loaded or allocated at first use must not be captured
     torch.cuda.current_stream().wait_stream(side_stream)
+    # 2. Capture the launches, and replay them without timing.
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         launches()
     for _ in range(3):
         graph.replay()
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    # 3. Time further replays. CUDA's events measure milliseconds.
+    begin = torch.cuda.Event(enable_timing=True)
+    end = torch.cuda.Event(enable_timing=True)
     begin.record()
     for _ in range(replays):
         graph.replay()
