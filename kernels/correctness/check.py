@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import zlib
 from collections.abc import Iterable
 from contextlib import suppress
@@ -77,6 +78,7 @@ def _compile(name: str, problems: Iterable[Problem], device: Device) -> None:
     """Compile one implementation's kernels for the problems that it supports."""
     implementation = all_implementations()[name]
     supported = [p for p in problems if implementation.supports(p, device.machine) is None]
+    # The first config is the one that _check_one uses.
     implementation.compile_ahead(
         [(problem, implementation.configs(problem, device.machine)[0]) for problem in supported]
     )
@@ -96,9 +98,10 @@ def _check_one(name: str, problem: Problem, device: Device) -> CheckRow:
         seed = zlib.crc32(problem.spec().encode())
         outcome = verify(problem, [operands], [result], seed)
     except Exception as error:  # any error of a library or a compiler becomes a row
-        text = f"{type(error).__name__}: {(str(error) or 'no message').strip().splitlines()[0]}"
-        return CheckRow(name, problem.spec(), "error", None, None, text)
+        first_line = (str(error) or "no message").strip().splitlines()[0]
+        message = f"{type(error).__name__}: {first_line}"
+        return CheckRow(name, problem.spec(), "error", None, None, message)
     # JSON has no NaN, so a result that has one gets no error figure.
-    rel_error = outcome.rel_error if outcome.rel_error == outcome.rel_error else None
+    rel_error = None if math.isnan(outcome.rel_error) else outcome.rel_error
     status = "ok" if outcome.ok else "wrong"
     return CheckRow(name, problem.spec(), status, rel_error, outcome.tolerance, outcome.message)

@@ -78,29 +78,29 @@ def remainders(
     signs = _signs(seed, sets[0].a.device)
     # Multiplications per element on average: pixels of a strided gradient do not all have as many.
     length = problem.flops / 2 / sets[0].out.numel()
-    squares: list[Tensor] = []
+    largest_squares: list[Tensor] = []  # one number for each set
     with library_settings("fp32", LibraryConfig()), torch.no_grad():
         if isinstance(problem, Conv):
             for operands, result in zip(sets, results, strict=True):
                 variance = length * _mean_square(operands.a) * _mean_square(operands.b)
-                sides = _conv_sides(problem, operands, result)
-                sides = _tested_sides(sides, side)
-                largest = [_remainder(side, signs, variance).amax() for side in sides]
-                squares.append(torch.stack(largest).amax(0, keepdim=True))
+                sides = _tested_sides(_conv_sides(problem, operands, result), side)
+                per_side = [_remainder(tested, signs, variance).amax() for tested in sides]
+                largest_squares.append(torch.stack(per_side).amax(0, keepdim=True))
         else:
             for part in _stackable_slices(sets):
                 a, b, y = _stack_sets(problem, sets[part], results[part])
                 variance = length * _mean_square(a, (-2, -1)) * _mean_square(b, (-2, -1))
+                # The columns of Y = A·B are summed, or those of its transpose Yᵀ = Bᵀ·Aᵀ.
                 sides = [
-                    _Side(torch.matmul, a, b, y, -1, -1, cut=-2),
-                    _Side(torch.matmul, b.mT, a.mT, y.mT, -1, -1, cut=-2),
+                    _Side(torch.matmul, a, b, y, axis=-1, along=-1, cut=-2),
+                    _Side(torch.matmul, b.mT, a.mT, y.mT, axis=-1, along=-1, cut=-2),
                 ]
                 sides = _tested_sides(sides, side)
-                set_blocks = [_remainder(side, signs, variance) for side in sides]
+                block_squares = [_remainder(tested, signs, variance) for tested in sides]
                 # Axis 0 counts the sets, and each set keeps its own remainder.
-                largest = [blocks.flatten(1).amax(1) for blocks in set_blocks]
-                squares.append(torch.stack(largest).amax(0))
-    return [float(value) for value in torch.cat(squares).sqrt().tolist()]
+                per_side = [squares.flatten(1).amax(1) for squares in block_squares]
+                largest_squares.append(torch.stack(per_side).amax(0))
+    return [float(square) for square in torch.cat(largest_squares).sqrt().tolist()]
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,13 @@ def _tested_sides(sides: list[_Side], only: int | None) -> list[_Side]:
 def _remainder(side: _Side, signs: Tensor, variance: Tensor) -> Tensor:
     """Return the mean square of each block's remainder, relative to its expected size.
 
-    The mean is over the vectors.
+    The mean is over the vectors. The blocks are the last axis of the result; its other axes are
+    those of the side's result, without the summed one.
+
+    Args:
+        side: the side to test.
+        signs: random signs (block, vectors).
+        variance: expected variance of one element of the side's result.
     """
     # 1. Fold one operand with random signs, and apply the operation to it: A·(B·V).
     sums = _signed_sums(side.folded, side.axis, signs)
@@ -144,19 +150,24 @@ def _remainder(side: _Side, signs: Tensor, variance: Tensor) -> Tensor:
         expected = side.apply(side.kept.float(), sums)
     else:
         # 16-bit operands are widened part by part, so that no whole copy is held in fp32.
-        kept = side.kept.split(_step(side.kept, side.cut), side.cut)
-        folded = sums.split(len(kept[0])) if side.adds_up else [sums] * len(kept)
-        parts = [side.apply(k.float(), f) for k, f in zip(kept, folded, strict=True)]
-        expected = torch.stack(parts).sum(0) if side.adds_up else torch.cat(parts, side.cut)
+        kept_parts = side.kept.split(_positions_at_once(side.kept, side.cut), side.cut)
+        if side.adds_up:
+            # Both operands are cut along axis 0, the images.
+            folded_parts = sums.split(len(kept_parts[0]))
+            pairs = zip(kept_parts, folded_parts, strict=True)
+            expected = torch.stack([side.apply(kept.float(), f) for kept, f in pairs]).sum(0)
+        else:
+            results = [side.apply(kept.float(), sums) for kept in kept_parts]
+            expected = torch.cat(results, side.cut)
     # 2. Subtract the result, folded with the same signs: Y·V.
-    difference = (
-        (expected - _signed_sums(side.result, side.along, signs)).square().movedim(side.along, -1)
-    )
-    size = side.result.shape[side.along]
+    remainder = expected - _signed_sums(side.result, side.along, signs)
+    squares = remainder.square().movedim(side.along, -1)
     # 3. Divide by the expected size. The last block may be shorter, and a shorter sum is smaller.
-    sizes = [min(_BLOCK, size - start) for start in range(0, size, _BLOCK)]
-    scale = difference.new_tensor(sizes).sqrt() + _LARGEST
-    return difference.unflatten(-1, (len(sizes), -1)).mean(-1) / (variance * scale.square())
+    length = side.result.shape[side.along]
+    block_lengths = [min(_BLOCK, length - start) for start in range(0, length, _BLOCK)]
+    scale = squares.new_tensor(block_lengths).sqrt() + _LARGEST
+    by_block = squares.unflatten(-1, (len(block_lengths), -1))  # (…, blocks, vectors)
+    return by_block.mean(-1) / (variance * scale.square())
 
 
 def _signed_sums(tensor: Tensor, axis: int, signs: Tensor) -> Tensor:
@@ -165,13 +176,17 @@ def _signed_sums(tensor: Tensor, axis: int, signs: Tensor) -> Tensor:
     The tensor is read in memory order, and copied only if it is not fp32.
     """
     axis %= tensor.dim()
+    # 1. View the tensor as a cube (before the axis, axis, after the axis).
     # In memory order, the reshape below is a view; in logical order it would copy the tensor.
     order = sorted(range(tensor.dim()), key=lambda i: -tensor.stride(i))
     position = order.index(axis)
     stored = tensor.permute(order)
     outer, inner = stored.shape[:position], stored.shape[position + 1 :]
     cube = stored.reshape(math.prod(outer), -1, math.prod(inner))
-    signs = signs[:, : cube.shape[1]]  # of one number, every sign gives the same square
+    # A sum over few numbers needs only as many vectors: over a single number, every sign gives the
+    # same square.
+    signs = signs[:, : cube.shape[1]]
+    # 2. Sum each block of the axis.
     blocks = []
     for block in cube.split(_BLOCK, 1):
         # Cut along the longer of the outer axes, because the summed axis must stay whole.
@@ -179,10 +194,11 @@ def _signed_sums(tensor: Tensor, axis: int, signs: Tensor) -> Tensor:
         weights = signs[: block.shape[1]]
         sums = [
             _sum_block(part.float(), weights)
-            for part in block.split(_step(block, longest), longest)
+            for part in block.split(_positions_at_once(block, longest), longest)
         ]
         blocks.append(torch.cat(sums, longest))
     folded = torch.cat(blocks, 1).reshape(*outer, -1, *inner)
+    # 3. Restore the logical order of the axes.
     return folded.permute([order.index(i) for i in range(tensor.dim())])
 
 
@@ -200,7 +216,7 @@ def _signs(seed: int, device: torch.device) -> Tensor:
     return (2 * bits - 1).to(device, torch.float32).T
 
 
-def _step(tensor: Tensor, axis: int) -> int:
+def _positions_at_once(tensor: Tensor, axis: int) -> int:
     """Return how many positions along an axis may be held in fp32 at a time."""
     return max(1, tensor.shape[axis] * _MAX_ELEMENTS // tensor.numel())
 
@@ -214,24 +230,31 @@ def _mean_square(tensor: Tensor, axes: tuple[int, ...] | None = None) -> Tensor:
 
 def _stackable_slices(sets: Sequence[Operands]) -> Iterator[slice]:
     """Return slices of ``sets`` that are small enough to be stacked and tested at once."""
-    step = max(1, _STACKED_ELEMENTS // sum(tensor.numel() for tensor in sets[0]))
-    return (slice(start, start + step) for start in range(0, len(sets), step))
+    set_elements = sum(tensor.numel() for tensor in sets[0])
+    count = max(1, _STACKED_ELEMENTS // set_elements)
+    return (slice(start, start + count) for start in range(0, len(sets), count))
 
 
 def _stack_sets(
     problem: Workload, sets: Sequence[Operands], results: Sequence[Tensor]
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Stack the sets into a batch of GEMMs: (sets, …, m, k), (sets, …, k, n), (sets, …, m, n)."""
-    a, b, y = (
-        torch.stack(tensors) if len(tensors) > 1 else tensors[0].unsqueeze(0)  # a view, not a copy
-        for tensors in ([s.a for s in sets], [s.b for s in sets], list(results))
-    )
-    if isinstance(problem, Series):  # weights are stored (n, k), and one operand is shared
-        shape = (len(a), problem.count, -1, -1)
+    a = _stacked([operands.a for operands in sets])
+    b = _stacked([operands.b for operands in sets])
+    y = _stacked(results)
+    if isinstance(problem, Series):
+        b = b.mT  # weights are stored (n, k)
+        # The operand that all GEMMs of a set share is a single matrix. It is expanded to all.
         a = a.unsqueeze(1) if a.dim() == 3 else a
-        b = b.mT.unsqueeze(1) if b.mT.dim() == 3 else b.mT
+        b = b.unsqueeze(1) if b.dim() == 3 else b
+        shape = (len(a), problem.count, -1, -1)
         a, b = a.expand(shape), b.expand(shape)
     return a, b, y
+
+
+def _stacked(tensors: Sequence[Tensor]) -> Tensor:
+    """Stack tensors along a new first axis. A single tensor is viewed and not copied."""
+    return torch.stack(list(tensors)) if len(tensors) > 1 else tensors[0].unsqueeze(0)
 
 
 def _conv_sides(conv: Conv, operands: Operands, result: Tensor) -> list[_Side]:
@@ -240,45 +263,66 @@ def _conv_sides(conv: Conv, operands: Operands, result: Tensor) -> list[_Side]:
     A filter gradient has no images, so it is summed over both of its channel axes. Summed
     channels are viewed as (groups, channels per group), so that no sum mixes groups.
     """
-    a, b, _ = operands
+    sides = {"fprop": _fprop_sides, "dgrad": _dgrad_sides, "wgrad": _wgrad_sides}[conv.pass_]
+    return sides(conv, operands.a, operands.b, result)
+
+
+def _grouped(conv: Conv, tensor: Tensor, axis: int) -> Tensor:
+    """View an axis of channels as two: the groups, and the channels of one group."""
+    return tensor.unflatten(axis, (conv.groups, -1))
+
+
+def _fprop_sides(conv: Conv, x: Tensor, w: Tensor, y: Tensor) -> list[_Side]:
+    """Return the sides of a convolution's output: over its channels, and over its images."""
     geometry = (conv.stride, conv.padding, conv.dilation, conv.groups)
 
-    def grouped(tensor: Tensor, axis: int) -> Tensor:
-        return tensor.unflatten(axis, (conv.groups, -1))
+    def forward(x: Tensor, w: Tensor) -> Tensor:
+        """Return the output (n, groups, channels, p, q) for filters (groups, channels, …)."""
+        return _grouped(conv, conv2d(x, w.flatten(0, 1), None, *geometry), 1)
 
-    if conv.pass_ == "fprop":
+    # The second side keeps the filter, so that its arguments are in the other order.
+    w, y = _grouped(conv, w, 0), _grouped(conv, y, 1)
+    return [
+        _Side(forward, x, w, y, axis=1, along=2),
+        _Side(lambda w, x: forward(x, w), w, x, y, axis=0, along=0, cut=None),
+    ]
 
-        def forward(x: Tensor, w: Tensor) -> Tensor:
-            return grouped(conv2d(x, w.flatten(0, 1), None, *geometry), 1)
 
-        w, y = grouped(b, 0), grouped(result, 1)
-        return [
-            _Side(forward, a, w, y, 1, 2),
-            _Side(lambda w, x: forward(x, w), w, a, y, 0, 0, cut=None),
-        ]
-    if conv.pass_ == "dgrad":
+def _dgrad_sides(conv: Conv, dy: Tensor, w: Tensor, dx: Tensor) -> list[_Side]:
+    """Return the sides of the input's gradient: over its channels, and over its images."""
+    geometry = (conv.stride, conv.padding, conv.dilation, conv.groups)
 
-        def backward(dy: Tensor, w: Tensor) -> Tensor:
-            size = (len(dy), conv.groups * w.shape[1], conv.h, conv.w)
-            return grouped(conv2d_input(size, w, dy, *geometry), 1)
+    def backward(dy: Tensor, w: Tensor) -> Tensor:
+        """Return the input's gradient (n, groups, channels, h, w) for filters (kout, …)."""
+        size = (len(dy), conv.groups * w.shape[1], conv.h, conv.w)
+        return _grouped(conv, conv2d_input(size, w, dy, *geometry), 1)
 
-        dx = grouped(result, 1)
-        return [
-            _Side(backward, a, b, dx, 1, 2),
-            _Side(lambda w, dy: backward(dy, w), b, a, dx, 0, 0, cut=None),
-        ]
+    # The second side keeps the filter, so that its arguments are in the other order.
+    dx = _grouped(conv, dx, 1)
+    return [
+        _Side(backward, dy, w, dx, axis=1, along=2),
+        _Side(lambda w, dy: backward(dy, w), w, dy, dx, axis=0, along=0, cut=None),
+    ]
 
-    def outputs(x: Tensor, dy: Tensor) -> Tensor:
+
+def _wgrad_sides(conv: Conv, x: Tensor, dy: Tensor, dw: Tensor) -> list[_Side]:
+    """Return the sides of the filter's gradient: over its output and its input channels."""
+
+    def over_outputs(x: Tensor, dy: Tensor) -> Tensor:
+        """Return the filter's gradient (groups, output channels, …) for dy (n, groups, …)."""
         size = (dy.shape[1] * dy.shape[2], *conv_shapes(conv)["w"][1:])
-        return grouped(_filter_gradient(conv, x, size, dy.flatten(1, 2)), 0)
+        return _grouped(conv, _filter_gradient(conv, x, size, dy.flatten(1, 2)), 0)
 
-    def inputs(dy: Tensor, x: Tensor) -> Tensor:
+    def over_inputs(dy: Tensor, x: Tensor) -> Tensor:
+        """Return the filter's gradient (output channels, channels, …) for x (n, groups, …)."""
         size = (conv.kout, x.shape[2], conv.r, conv.s)
         return _filter_gradient(conv, x.flatten(1, 2), size, dy)
 
+    grouped_x, grouped_dy = _grouped(conv, x, 1), _grouped(conv, dy, 1)
+    grouped_dw = _grouped(conv, dw, 0)
     return [
-        _Side(outputs, a, grouped(b, 1), grouped(result, 0), 2, 1, adds_up=True),
-        _Side(inputs, b, grouped(a, 1), result, 2, 1, adds_up=True),
+        _Side(over_outputs, x, grouped_dy, grouped_dw, axis=2, along=1, adds_up=True),
+        _Side(over_inputs, dy, grouped_x, dw, axis=2, along=1, adds_up=True),
     ]
 
 

@@ -60,7 +60,8 @@ def check(problem: Workload, operands: Operands, result: Tensor, seed: int = 0) 
     else:
         sample = {"fprop": _fprop, "dgrad": _dgrad, "wgrad": _wgrad}[problem.pass_]
         actual, expected = sample(problem, operands, result, rng)
-    error, scale = (actual.double() - expected).abs().max(), expected.abs().max()
+    error = (actual.double() - expected).abs().max()  # NaN if the result has a NaN
+    scale = expected.abs().max()
     if scale == error == 0:  # a filter that meets only padding
         return CheckResult(0.0, TOLERANCE[problem.dtype])
     return CheckResult(float(error / scale), TOLERANCE[problem.dtype])
@@ -84,7 +85,8 @@ def _gemm(
     Both have the shape (sampled batches, sampled rows, sampled columns).
     """
     a, b, y = (
-        t if t.dim() == 3 else t.unsqueeze(0) for t in (operands.a, operands.b, result)
+        matrix if matrix.dim() == 3 else matrix.unsqueeze(0)
+        for matrix in (operands.a, operands.b, result)
     )  # (batch, rows, columns)
     rows = _sample_indices(rng, problem.m, _ROWS, a.device)
     columns = _sample_indices(rng, problem.n, _COLUMNS, a.device)
@@ -98,8 +100,11 @@ def _gemm(
 def _series(
     series: Series, operands: Operands, result: Tensor, rng: np.random.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Return sampled entries of every GEMM of a series, and their reference."""
-    shape = (series.count, -1, -1)
+    """Return sampled entries of every GEMM of a series, and their reference.
+
+    Both have the shape (count, sampled rows, sampled columns).
+    """
+    shape = (series.count, -1, -1)  # the operand that all GEMMs share is expanded to it
     a, w = operands.a, operands.b  # (m, k) or (count, m, k); (count, n, k) or (n, k)
     b = w.transpose(-1, -2)
     rows = _sample_indices(rng, series.m, _ROWS, a.device)
@@ -126,8 +131,9 @@ def _layer(
     if layer.op == "layernorm":
         expected = _normalised(sample, (1,), parameters)
     elif layer.op == "softmax":
-        powers = (sample - sample.amax(1, keepdim=True)).exp()
-        expected = powers / powers.sum(1, keepdim=True)
+        # The largest value is subtracted, so that no exponential overflows.
+        exponentials = (sample - sample.amax(1, keepdim=True)).exp()
+        expected = exponentials / exponentials.sum(1, keepdim=True)
     elif layer.op == "gelu":
         expected = sample * 0.5 * (1 + torch.erf(sample / math.sqrt(2)))
     elif layer.op == "relu":
@@ -148,7 +154,8 @@ def _normalised(x: Tensor, over: tuple[int, ...], parameters: Tensor) -> Tensor:
     """
     scale, shift = parameters[:, None, :, None, None]
     centred = x - x.mean(over, keepdim=True)
-    return centred / (centred.square().mean(over, keepdim=True) + 1e-5).sqrt() * scale + shift
+    variance = centred.square().mean(over, keepdim=True)
+    return centred / (variance + 1e-5).sqrt() * scale + shift  # PyTorch adds 1e-5 by default
 
 
 def _lstm(
@@ -158,17 +165,18 @@ def _lstm(
 
     Gates are in PyTorch's order: input, forget, cell, output.
     """
-    rows = _sample_indices(rng, lstm.minibatch, 4, operands.a.device)
-    x, weights = operands.a[:, rows].double(), operands.b.double() * lstm.weight_scale
-    hidden = cell = x.new_zeros(len(rows), lstm.hidden)
-    steps = []
-    for step in x:
-        gates = torch.cat([step, hidden], dim=1) @ weights.T
+    sequences = _sample_indices(rng, lstm.minibatch, 4, operands.a.device)
+    x = operands.a[:, sequences].double()  # (steps, sequences, features)
+    weights = operands.b.double() * lstm.weight_scale  # for the input, then for the hidden state
+    hidden = cell = x.new_zeros(len(sequences), lstm.hidden)
+    hidden_states = []
+    for step_input in x:
+        gates = torch.cat([step_input, hidden], dim=1) @ weights.T
         input_gate, forget_gate, candidate, output_gate = gates.chunk(4, dim=1)
         cell = forget_gate.sigmoid() * cell + input_gate.sigmoid() * candidate.tanh()
         hidden = output_gate.sigmoid() * cell.tanh()
-        steps.append(hidden)
-    return result[:, rows], torch.stack(steps)
+        hidden_states.append(hidden)
+    return result[:, sequences], torch.stack(hidden_states)
 
 
 # Sampled entries of a convolution are computed from what they read: for each output pixel the patch
@@ -201,6 +209,7 @@ def _gather(image: Tensor, n: Tensor, h: Tensor, w: Tensor, valid: Tensor) -> Te
     inside_h = (h >= 0) & (h < image.shape[2])
     inside_w = (w >= 0) & (w < image.shape[3])
     inside = inside_h[:, :, None] & inside_w[:, None, :] & valid
+    # A position outside is read at the image's edge, and then multiplied by zero.
     values = image[
         n[:, None, None],
         :,
@@ -214,89 +223,102 @@ def _pixels(
     rng: np.random.Generator, shape: tuple[int, int, int], device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return sampled (image, row, column) triples of ``shape``; the last one is always included."""
-    flat = _sample_indices(rng, shape[0] * shape[1] * shape[2], _ROWS, device)
-    in_image = flat % (shape[1] * shape[2])
-    return flat // (shape[1] * shape[2]), in_image // shape[2], in_image % shape[2]
+    images, rows, columns = shape
+    pixels = _sample_indices(rng, images * rows * columns, _ROWS, device)
+    in_image = pixels % (rows * columns)
+    return pixels // (rows * columns), in_image // columns, in_image % columns
 
 
-def _by_group(channels: Tensor, per_group: int, product: Callable[[int, Tensor], Tensor]) -> Tensor:
-    """Concatenate ``product(group, its channels)`` along the last axis, in channel order."""
+def _by_group(channels: Tensor, per_group: int, compute: Callable[[int, Tensor], Tensor]) -> Tensor:
+    """Concatenate ``compute(group, its channels)`` along the last axis, in channel order."""
     groups = channels // per_group
-    return torch.cat(
-        [product(int(g), channels[groups == g]) for g in groups.unique(sorted=True)], dim=-1
-    )
+    results = [compute(int(g), channels[groups == g]) for g in groups.unique(sorted=True)]
+    return torch.cat(results, dim=-1)
 
 
 def _fprop(
     problem: Conv, operands: Operands, result: Tensor, rng: np.random.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Return sampled pixels and channels of a convolution's output, and their reference."""
+    """Return sampled pixels and channels of a convolution's output, and their reference.
+
+    Both have the shape (sampled pixels, sampled channels).
+    """
     x, w = operands.a, operands.b
     n, p, q = _pixels(rng, (problem.n, problem.p, problem.q), x.device)
-    axes = zip(problem.stride, problem.padding, problem.dilation, strict=True)
-    (rows, columns) = axes
-    h, v = _taps(p, problem.r, *rows), _taps(q, problem.s, *columns)
-    patches = _gather(x, n, h, v, torch.ones(1, dtype=torch.bool, device=x.device))
+    vertical, horizontal = zip(problem.stride, problem.padding, problem.dilation, strict=True)
+    rows_read = _taps(p, problem.r, *vertical)
+    columns_read = _taps(q, problem.s, *horizontal)
+    every_tap = torch.ones(1, dtype=torch.bool, device=x.device)
+    patches = _gather(x, n, rows_read, columns_read, every_tap)
     kouts = _sample_indices(rng, problem.kout, _COLUMNS, x.device)
-    width = problem.c // problem.groups
+    per_group = problem.c // problem.groups
 
-    def product(group: int, members: Tensor) -> Tensor:
-        patch = patches[..., group * width : (group + 1) * width]
-        return torch.einsum("lrsc,kcrs->lk", patch, w[members].double())
+    def outputs(group: int, group_kouts: Tensor) -> Tensor:
+        patch = patches[..., group * per_group : (group + 1) * per_group]
+        return torch.einsum("lrsc,kcrs->lk", patch, w[group_kouts].double())
 
-    expected = _by_group(kouts, problem.kout // problem.groups, product)
+    expected = _by_group(kouts, problem.kout // problem.groups, outputs)
     return result[n, :, p, q][:, kouts], expected
 
 
 def _dgrad(
     problem: Conv, operands: Operands, result: Tensor, rng: np.random.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Return sampled pixels and channels of the input's gradient, and their reference."""
+    """Return sampled pixels and channels of the input's gradient, and their reference.
+
+    Both have the shape (sampled pixels, sampled channels).
+    """
     dy, w = operands.a, operands.b
-    n, h, v = _pixels(rng, (problem.n, problem.h, problem.w), dy.device)
-    rows, columns = zip(problem.stride, problem.padding, problem.dilation, strict=True)
-    p, hit_p = _readers(h, problem.r, *rows)
-    q, hit_q = _readers(v, problem.s, *columns)
-    patches = _gather(dy, n, p, q, hit_p[:, :, None] & hit_q[:, None, :])
+    n, rows, columns = _pixels(rng, (problem.n, problem.h, problem.w), dy.device)
+    vertical, horizontal = zip(problem.stride, problem.padding, problem.dilation, strict=True)
+    p, is_row_read = _readers(rows, problem.r, *vertical)
+    q, is_column_read = _readers(columns, problem.s, *horizontal)
+    patches = _gather(dy, n, p, q, is_row_read[:, :, None] & is_column_read[:, None, :])
     channels = _sample_indices(rng, problem.c, _COLUMNS, dy.device)
-    width, depth = problem.c // problem.groups, problem.kout // problem.groups
+    c_per_group, kout_per_group = problem.c // problem.groups, problem.kout // problem.groups
 
-    def product(group: int, members: Tensor) -> Tensor:
-        outputs = slice(group * depth, (group + 1) * depth)
-        taps = w[outputs][:, members - group * width].double()
-        return torch.einsum("lrsk,kcrs->lc", patches[..., outputs], taps)
+    def gradients(group: int, group_channels: Tensor) -> Tensor:
+        kouts = slice(group * kout_per_group, (group + 1) * kout_per_group)
+        # The filter counts the channels of its own group only.
+        filters = w[kouts][:, group_channels - group * c_per_group].double()
+        return torch.einsum("lrsk,kcrs->lc", patches[..., kouts], filters)
 
-    expected = _by_group(channels, width, product)
-    return result[n, :, h, v][:, channels], expected
+    expected = _by_group(channels, c_per_group, gradients)
+    return result[n, :, rows, columns][:, channels], expected
 
 
 def _wgrad(
     problem: Conv, operands: Operands, result: Tensor, rng: np.random.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Return sampled filters and taps of the filter's gradient, and their reference."""
+    """Return sampled entries of the filter's gradient, and their reference.
+
+    Both have the shape (sampled filters, sampled entries of a filter).
+    """
+    # 1. Sample filters and, in each of them, entries (channel of the group, row, column).
     x, dy = operands.a, operands.b
     kouts = _sample_indices(rng, problem.kout, _TAPS, x.device)
-    _, per_group, _, _ = conv_shapes(problem)["w"]
-    flat = _sample_indices(rng, per_group * problem.r * problem.s, _TAPS, x.device)
-    c, tap = flat // (problem.r * problem.s), flat % (problem.r * problem.s)
+    _, c_per_group, _, _ = conv_shapes(problem)["w"]
+    entries = _sample_indices(rng, c_per_group * problem.r * problem.s, _TAPS, x.device)
+    c, tap = entries // (problem.r * problem.s), entries % (problem.r * problem.s)
     r, s = tap // problem.s, tap % problem.s
-    rows, columns = zip(problem.stride, problem.padding, problem.dilation, strict=True)
-    h = _taps(torch.arange(problem.p, device=x.device), problem.r, *rows)  # (P, R)
-    v = _taps(torch.arange(problem.q, device=x.device), problem.s, *columns)
-    expected = torch.empty(len(kouts), len(flat), dtype=torch.float64, device=x.device)
-    outputs_per_group = problem.kout // problem.groups
-    for column in range(len(flat)):
-        under_h, under_v = h[:, r[column]], v[:, s[column]]
-        for group in (kouts // outputs_per_group).unique():
-            channel = group * per_group + c[column]
-            members = kouts // outputs_per_group == group
-            inside = ((under_h >= 0) & (under_h < problem.h))[:, None] & (
-                (under_v >= 0) & (under_v < problem.w)
-            )[None, :]
-            pixels = x[:, channel][:, under_h.clamp(0, problem.h - 1)][
-                :, :, under_v.clamp(0, problem.w - 1)
-            ]
-            expected[members, column] = torch.einsum(
-                "npq,nkpq->k", pixels.double() * inside, dy[:, kouts[members]].double()
+    # 2. Find the input rows (P, R) and columns (Q, S) that each output reads through each tap.
+    vertical, horizontal = zip(problem.stride, problem.padding, problem.dilation, strict=True)
+    rows_read = _taps(torch.arange(problem.p, device=x.device), problem.r, *vertical)
+    columns_read = _taps(torch.arange(problem.q, device=x.device), problem.s, *horizontal)
+    # 3. Sum over all pixels that an entry meets, for each group of filters.
+    expected = torch.empty(len(kouts), len(entries), dtype=torch.float64, device=x.device)
+    kout_groups = kouts // (problem.kout // problem.groups)
+    for i in range(len(entries)):
+        rows, columns = rows_read[:, r[i]], columns_read[:, s[i]]
+        is_row = (rows >= 0) & (rows < problem.h)
+        is_column = (columns >= 0) & (columns < problem.w)
+        is_inside = is_row[:, None] & is_column[None, :]
+        for group in kout_groups.unique():
+            in_group = kout_groups == group
+            channel = x[:, group * c_per_group + c[i]]
+            pixels = channel[:, rows.clamp(0, problem.h - 1)]
+            pixels = pixels[:, :, columns.clamp(0, problem.w - 1)]
+            expected[in_group, i] = torch.einsum(
+                "npq,nkpq->k", pixels.double() * is_inside, dy[:, kouts[in_group]].double()
             )
     return result[kouts[:, None], c[None], r[None], s[None]], expected

@@ -55,28 +55,34 @@ def verify(
         side: test the identity from only this side, 0 or 1; None tests both.
         entries: compare entries with float64 even if the identity tests all of them.
     """
-    linear = not isinstance(problem, Layer | Lstm)
-    figures = math.nan, TOLERANCE[problem.dtype]
-    if entries or not linear:
+    # 1. Compare some entries of one result with float64.
+    has_identity = not isinstance(problem, Layer | Lstm)
+    rel_error, tolerance = math.nan, TOLERANCE[problem.dtype]
+    if entries or not has_identity:
         index = random.Random(seed).randrange(len(results))
         sampled = check(problem, sets[index], results[index], seed)
-        figures = sampled.rel_error, sampled.tolerance
+        rel_error, tolerance = sampled.rel_error, sampled.tolerance
         if not sampled.ok:
             return CheckVerdict(
-                *figures,
+                rel_error,
+                tolerance,
                 f"the result is off by {sampled.rel_error:.1e} of the largest value; "
                 f"{sampled.tolerance:.0e} is allowed.",
             )
+    # 2. Test the whole of every result.
     errors = remainders(problem, sets, results, seed, side)
     if errors is None:
         finite = all(bool(torch.isfinite(result).all()) for result in results)
-        return CheckVerdict(*figures, "" if finite else "the result contains infinities or NaNs.")
+        message = "" if finite else "the result contains infinities or NaNs."
+        return CheckVerdict(rel_error, tolerance, message)
     limit = LIMIT[problem.dtype]
+    # A NaN counts as the largest error: max() would overlook it, because it compares as not larger.
     worst = max(errors, key=lambda error: math.inf if math.isnan(error) else error)
     if worst <= limit:
-        return CheckVerdict(*figures)
+        return CheckVerdict(rel_error, tolerance)
     return CheckVerdict(
-        *figures,
+        rel_error,
+        tolerance,
         f"sums with random signs are off by {worst:.1e} standard deviations; {limit:.0e} is "
         "allowed.",
     )
