@@ -61,20 +61,23 @@ def inner_loop(ptx: str, warps: int) -> InnerLoop:
         warps: number of warps that multiply; in a specialised kernel, those of one consumer group,
             because each group has a loop of its own.
     """
-    instruction = next((name for name, p in INSTRUCTIONS if re.search(p, ptx)), "")
+    instruction = next((name for name, pattern in INSTRUCTIONS if re.search(pattern, ptx)), "")
     constants = {name: int(value) for name, value in _CONSTANT.findall(ptx)}
-    products, copied, widths = 0, 0, []
+    products, copied = 0, 0
+    copy_widths: list[int] = []
     for loop in _loops(ptx):
         text = "\n".join(loop)
         products += _products(loop, instruction, warps, constants)
-        bulk = [int(size) for size in _BULK.findall(text)]
-        threads = [int(size, 16) for size in _CP_ASYNC.findall(text)]
-        threads += [int(n or 1) * int(bits) // 8 for n, bits in _LOAD.findall(text)]
-        copied += sum(bulk) + 32 * warps * sum(threads)
-        widths += threads
-        if bulk:
-            widths.append(sum(bulk) // text.count(BULK_COPY))
-    return InnerLoop(instruction, products, copied, min(widths, default=0))
+        # A thread copies to shared memory, or it loads a vector of values into registers.
+        thread_bytes = [int(size, 16) for size in _CP_ASYNC.findall(text)]
+        thread_bytes += [int(n or 1) * int(bits) // 8 for n, bits in _LOAD.findall(text)]
+        # A barrier announces how many bytes TMA will bring, for one block or for several.
+        bulk_bytes = [int(size) for size in _BULK.findall(text)]
+        copied += sum(bulk_bytes) + 32 * warps * sum(thread_bytes)
+        copy_widths += thread_bytes
+        if bulk_bytes:
+            copy_widths.append(sum(bulk_bytes) // text.count(BULK_COPY))
+    return InnerLoop(instruction, products, copied, min(copy_widths, default=0))
 
 
 def _products(loop: Iterable[str], instruction: str, warps: int, constants: dict[str, int]) -> int:
@@ -89,14 +92,17 @@ def _products(loop: Iterable[str], instruction: str, warps: int, constants: dict
             match = _TENSOR_CORE_5.search(line)
             if match:  # the instruction descriptor: N / 8 from bit 17, M / 16 from bit 24
                 kind, register = match.groups()
-                word = constants[register]
-                n, m = (word >> 17 & 0x3F) * 8, (word >> 24 & 0x1F) * 16
-                total += m * n * (8 if kind == "tf32" else 16)
+                descriptor = constants[register]
+                n, m = (descriptor >> 17 & 0x3F) * 8, (descriptor >> 24 & 0x1F) * 16
+                k = 8 if kind == "tf32" else 16  # 32 bytes of each operand
+                total += m * n * k
         else:
             shape = _SHAPE.search(line)
             assert shape is not None
             m, n, k = map(int, shape.groups())
-            total += m * n * k * (warps // 4 if instruction == "wgmma" else warps)
+            # Four warps together issue one wgmma. An mma.sync belongs to a single warp.
+            issuers = warps // 4 if instruction == "wgmma" else warps
+            total += m * n * k * issuers
     return total
 
 
@@ -105,7 +111,8 @@ def _loops(ptx: str) -> list[list[str]]:
     lines: dict[str, list[str]] = defaultdict(list)
     inner: set[str] = set()
     # LLVM's notes on a block follow the block's first line as comments. They give the loop that the
-    # block is the header of, or the header of the loop around it.
+    # block is the header of, or the header of the loop around it. ``current`` is the header of the
+    # innermost loop around the current line, or empty.
     current, label, notes, in_notes = "", "", "", False
     for line in ptx.splitlines():
         block = _BLOCK.match(line)
@@ -117,10 +124,11 @@ def _loops(ptx: str) -> list[list[str]]:
             in_notes = False
         if in_notes:
             enclosing = _OF_LOOP.search(notes)
-            current = label if _HEADER.search(notes) else enclosing.group(1) if enclosing else ""
+            current = enclosing.group(1) if enclosing else ""
+            if _HEADER.search(notes):
+                current = label
             if "This Inner Loop" in notes:
                 inner.add(label)
-            continue
-        if current:
+        elif current:
             lines[current].append(line.strip())
     return [lines[header] for header in lines if header in inner]

@@ -162,18 +162,20 @@ def compile_rows(
 
 
 def _jobs(arch: str, every_candidate: bool) -> list[_Job]:
+    """Return what to compile for an architecture; see :func:`compile_rows`."""
     machine = machine_of_arch(arch)
     families = [f for f in all_implementations().values() if isinstance(f, TritonFamily)]
-    return [
-        _Job(family.name, config, problem, alignment, arch, chosen=rank == 0)
-        for family in families
-        for alignment in (_ALIGNED, _MISALIGNED)
-        for op in family.ops
-        for problem in (_gemms(alignment) if op == "gemm" else _convs(alignment))
-        for rank, config in enumerate(family.configs(problem, machine, every_candidate))
-        if rank == 0 or every_candidate
-        if isinstance(config, TileConfig)
-    ]
+    jobs = []
+    for family, alignment in itertools.product(families, (_ALIGNED, _MISALIGNED)):
+        for op in family.ops:
+            for problem in _gemms(alignment) if op == "gemm" else _convs(alignment):
+                # The first config is the one that would be chosen.
+                configs = family.configs(problem, machine, every_candidate)
+                for rank, config in enumerate(configs if every_candidate else configs[:1]):
+                    if isinstance(config, TileConfig):
+                        chosen = rank == 0
+                        jobs.append(_Job(family.name, config, problem, alignment, arch, chosen))
+    return jobs
 
 
 def _gemms(alignment: int) -> list[Problem]:
@@ -236,14 +238,15 @@ def _compile(job: _Job) -> CompileRow:
     facts = _NO_FACTS
     try:
         facts = _family_facts(job)
-        problems = _complaints(job, machine, facts)
+        complaints = _complaints(job, machine, facts)
     except Exception as error:  # the row reports the failure, and the other rows are still compiled
-        problems = [f"{type(error).__name__}: {str(error).strip().splitlines()[-1]}"]
+        complaints = [f"{type(error).__name__}: {str(error).strip().splitlines()[-1]}"]
     problem, loop = job.problem, facts.loop
     products, copied = _loop_shares(job, loop)
+    operation = problem.pass_ if isinstance(problem, Conv) else problem.op
     return CompileRow(
         kernel=job.family,
-        operation=problem.pass_ if isinstance(problem, Conv) else problem.op,
+        operation=operation,
         config=str(job.config),
         dtype=problem.dtype,
         layout=problem.layout,
@@ -260,8 +263,8 @@ def _compile(job: _Job) -> CompileRow:
         matrix=facts.code.matrix,
         waits_for_all=facts.code.waits_for_all,
         launches=facts.launches,
-        ok=not problems,
-        message=" ".join(problems) or _remark(job, facts),
+        ok=not complaints,
+        message=" ".join(complaints) or _remark(job, facts),
     )
 
 
@@ -276,16 +279,15 @@ def _family_facts(job: _Job) -> _Facts:
     """
     family = all_implementations()[job.family]
     assert isinstance(family, TritonFamily)
-    operands = meta_operands(job.problem, offset=0 if job.alignment == _ALIGNED else 1)
-    main, *helpers = (
-        _inspect(call, job.config.warps)
-        for call in family.unbound_calls(job.problem, operands, job.config)
-    )
+    offset = 0 if job.alignment == _ALIGNED else 1
+    operands = meta_operands(job.problem, offset)
+    calls = family.unbound_calls(job.problem, operands, job.config)
+    kernels = [_inspect(call, job.config.warps) for call in calls]
     largest = {
-        name: max(getattr(facts, name) for facts in (main, *helpers))
+        name: max(getattr(facts, name) for facts in kernels)
         for name in ("registers", "spill_bytes", "shared_bytes")
     }
-    return replace(main, **largest, launches=1 + len(helpers))
+    return replace(kernels[0], **largest, launches=len(kernels))
 
 
 def _inspect(call: LaunchSpec, warps: int) -> _Facts:
@@ -295,15 +297,15 @@ def _inspect(call: LaunchSpec, warps: int) -> _Facts:
     if usage is None:
         raise RuntimeError("ptxas wrote no resource report.")
     ptx = kernel.asm["ptx"]
-    stores, loads, registers = map(int, usage.groups())
+    stored_bytes, loaded_bytes, registers = map(int, usage.groups())
     return _Facts(
         inner_loop(ptx, warps),
         registers=registers,
-        spill_bytes=stores + loads,
+        spill_bytes=stored_bytes + loaded_bytes,
         shared_bytes=kernel.metadata.shared,
         bulk_copies=BULK_COPY in ptx,
         moves_registers="setmaxnreg" in ptx,
-        serialised=" ".join(sorted({*_SERIALISED.findall(log)})),
+        serialised=" ".join(sorted(set(_SERIALISED.findall(log)))),
         code=loop_code(disassemble(kernel.asm["cubin"])),
     )
 
@@ -328,7 +330,7 @@ def _compile_with_log(call: LaunchSpec) -> tuple[Any, str]:
     """
     kernel, log = _warm_up(call)
     cache = get_cache_manager(kernel.hash)
-    if not log:
+    if not log:  # ptxas did not run, because the kernel was cached
         log_file = cache.get_file(_LOG)
         log = Path(log_file).read_text(encoding="utf-8") if log_file else ""
         if "ptx" in kernel.asm and _RESOURCES.search(log):
@@ -350,9 +352,10 @@ def _warm_up(call: LaunchSpec, recompile: bool = False) -> tuple[Any, str]:
 
 def _loop_shares(job: _Job, loop: InnerLoop) -> tuple[float, float]:
     """Return the multiply-adds and the bytes of the inner loop, relative to what the tile needs."""
-    config, size = job.config, DTYPE_BYTES[job.problem.dtype]
-    blocks = (config.bm + config.bn) * config.bk * size
-    return loop.products / (config.bm * config.bn * config.bk), loop.copied / blocks
+    config = job.config
+    needed_products = config.bm * config.bn * config.bk
+    needed_bytes = (config.bm + config.bn) * config.bk * DTYPE_BYTES[job.problem.dtype]
+    return loop.products / needed_products, loop.copied / needed_bytes
 
 
 def _complaints(job: _Job, machine: Machine, facts: _Facts) -> list[str]:
@@ -373,9 +376,10 @@ def _complaints(job: _Job, machine: Machine, facts: _Facts) -> list[str]:
             f"the kernel needs {facts.shared_bytes} bytes of shared memory; a CTA can have "
             f"{machine.shared_cta_bytes}."
         )
+    # A config's count holds only for aligned operands that are not transposed.
     predicted = job.config.shared_bytes(job.problem.dtype, machine)
-    exact = job.alignment == _ALIGNED and not _transposes_tf32(job)
-    if exact and not math.isclose(facts.shared_bytes, predicted, rel_tol=_SHARED_SLACK):
+    is_predictable = job.alignment == _ALIGNED and not _transposes_tf32(job)
+    if is_predictable and not math.isclose(facts.shared_bytes, predicted, rel_tol=_SHARED_SLACK):
         complaints.append(
             f"the kernel uses {facts.shared_bytes} bytes of shared memory; the config predicted "
             f"{predicted}."
@@ -398,6 +402,7 @@ def _expected(job: _Job) -> tuple[str, ...]:
     if job.problem.dtype == "fp32":
         return ("fma",)
     best = {"sm_90": "wgmma", "sm_100": "tcgen05"}.get(job.arch, "mma.sync")
+    # wgmma and tcgen05 need tiles of at least 64 rows.
     if best == "mma.sync" or job.config.bm < 64:
         return ("mma.sync",)
     return (best, "mma.sync") if _transposes_tf32(job) else (best,)

@@ -46,23 +46,23 @@ def compile_markdown(rows: Sequence[CompileRow]) -> str:
         )
     ]
     for family in dict.fromkeys(row.kernel for row in rows):
-        lines += [
-            "",
-            f"## {family}",
-            "",
-            f"| dtype | rows | {' | '.join(arches)} |",
-            "|---|---|" + "---|" * len(arches),
-        ]
-        cells: dict[tuple[str, int], dict[str, list[CompileRow]]] = {}
-        for row in rows:
-            if row.kernel == family:
-                by_arch = cells.setdefault((row.dtype, row.alignment), {})
-                by_arch.setdefault(row.arch, []).append(row)
-        for (dtype, alignment), by_arch in cells.items():
-            alignment_text = "of 16 bytes" if alignment == WIDE_BYTES else "odd"
-            cell_texts = " | ".join(_cell(by_arch.get(arch, [])) for arch in arches)
-            lines.append(f"| {dtype} | {alignment_text} | {cell_texts} |")
+        family_rows = [row for row in rows if row.kernel == family]
+        lines += ["", f"## {family}", "", *_family_table(family_rows, arches)]
     return "\n".join([*lines, ""])
+
+
+def _family_table(rows: Sequence[CompileRow], arches: Sequence[str]) -> list[str]:
+    """Return the lines of one family's table: a line for each dtype and alignment of its rows."""
+    cells: dict[tuple[str, int], dict[str, list[CompileRow]]] = {}
+    for row in rows:
+        by_arch = cells.setdefault((row.dtype, row.alignment), {})
+        by_arch.setdefault(row.arch, []).append(row)
+    lines = [f"| dtype | rows | {' | '.join(arches)} |", "|---|---|" + "---|" * len(arches)]
+    for (dtype, alignment), by_arch in cells.items():
+        alignment_text = "of 16 bytes" if alignment == WIDE_BYTES else "odd"
+        cell_texts = " | ".join(_cell(by_arch.get(arch, [])) for arch in arches)
+        lines.append(f"| {dtype} | {alignment_text} | {cell_texts} |")
+    return lines
 
 
 def differing_cells(kept: str, made: str) -> list[str]:
@@ -72,9 +72,9 @@ def differing_cells(kept: str, made: str) -> list[str]:
     """
     stored_cells = _cells_of(kept)
     return [
-        f"{' '.join(place)}: {stored_cells.get(place, 'nothing')} is now {cell}"
-        for place, cell in _cells_of(made).items()
-        if stored_cells.get(place) != cell
+        f"{' '.join(names)}: {stored_cells.get(names, 'nothing')} is now {cell}"
+        for names, cell in _cells_of(made).items()
+        if stored_cells.get(names) != cell
     ]
 
 
@@ -88,10 +88,11 @@ def _cells_of(document: str) -> dict[tuple[str, ...], str]:
         elif line.startswith("| dtype "):
             arches = [word.strip() for word in line.strip("|").split("|")[2:]]
         elif line.startswith("| "):
-            dtype, kind, *texts = (*(word.strip() for word in line.strip("|").split("|")), "")
-            cells |= {
-                (family, dtype, kind, arch): text for arch, text in zip(arches, texts, strict=False)
-            }
+            words = [word.strip() for word in line.strip("|").split("|")]
+            # The empty text makes a damaged line of a single cell readable, too.
+            dtype, alignment, *texts = [*words, ""]
+            for arch, text in zip(arches, texts, strict=False):
+                cells[family, dtype, alignment, arch] = text
     return cells
 
 

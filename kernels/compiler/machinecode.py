@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import triton
 
@@ -63,31 +64,35 @@ def loop_code(sass: str) -> LoopCode:
     The turn is therefore the shortest path through the loop that passes its matrix instructions.
     """
     lines, labels = _read(sass)
+    # 1. Find the loops, as (first line, last line): each branch backwards closes one.
     loops = []
     for position, line in enumerate(lines):
         begin = labels.get(line.target, len(lines))
         if begin <= position:
             loops.append((begin, position))
+    # 2. Keep those that multiply, and of nested ones only the innermost.
     multiplying = [
         (begin, end) for begin, end in loops if any(line.matrix for line in lines[begin : end + 1])
     ]
     innermost = [
-        loop
-        for loop in multiplying
-        if not any(
-            loop != inner and loop[0] <= inner[0] and inner[1] <= loop[1] for inner in multiplying
-        )
+        loop for loop in multiplying if not any(_encloses(loop, other) for other in multiplying)
     ]
+    # 3. Read one turn of each.
     turns = [_best_path(lines[begin : end + 1], begin, labels) for begin, end in innermost]
     return max(turns, key=lambda turn: turn.matrix, default=NO_LOOP)
+
+
+def _encloses(outer: tuple[int, int], inner: tuple[int, int]) -> bool:
+    """Return True if a loop (first line, last line) contains another one."""
+    return outer != inner and outer[0] <= inner[0] and inner[1] <= outer[1]
 
 
 @dataclass(frozen=True)
 class _Line:
     """One instruction of the machine code."""
 
-    matrix: bool
-    waits: bool
+    matrix: bool  # whether it multiplies matrices
+    waits: bool  # whether it waits for every wgmma
     target: str  # label that the line branches to, or empty
     goes_on: bool  # whether execution may continue with the next line
 
@@ -104,18 +109,26 @@ def _read(sass: str) -> tuple[list[_Line], dict[str, int]]:
             continue
         predicate, name, operands = instruction.groups()
         # A register operand as in "@P0 BRA P1, `(.L_x_1)" is a condition, too.
-        conditional = bool(predicate) or re.match(r"\s*!?U?P", operands) is not None
+        is_conditional = bool(predicate) or re.match(r"\s*!?U?P", operands) is not None
         target = _TARGET.search(operands) if name.startswith("BRA") else None
-        ends = bool(target) or name.startswith(_ENDS)
+        leaves = bool(target) or name.startswith(_ENDS)
         lines.append(
             _Line(
-                bool(_MATRIX.match(name)),
-                bool(_WAITS_FOR_ALL.search(f"{name}{operands}")),
-                target.group(1) if target else "",
-                conditional or not ends,
+                matrix=bool(_MATRIX.match(name)),
+                waits=bool(_WAITS_FOR_ALL.search(f"{name}{operands}")),
+                target=target.group(1) if target else "",
+                goes_on=is_conditional or not leaves,
             )
         )
     return lines, labels
+
+
+class _Path(NamedTuple):
+    """Lines that execution passes, as counts; the greater of two paths is the better one."""
+
+    matrix: int
+    minus_lines: int
+    waits: int
 
 
 def _best_path(loop: Sequence[_Line], begin: int, labels: dict[str, int]) -> LoopCode:
@@ -125,21 +138,22 @@ def _best_path(loop: Sequence[_Line], begin: int, labels: dict[str, int]) -> Loo
     shortest. Backward branches inside the loop are left out: they wait for a barrier, or belong to
     another loop.
     """
-    # The best path to each line: (matrix instructions, minus the lines, waits for all).
-    best: list[tuple[int, int, int] | None] = [None] * len(loop)
-    best[0] = (0, 0, 0)
+    # The best path to each line, without that line; None for a line that no path has reached.
+    best: list[_Path | None] = [None] * len(loop)
+    best[0] = _Path(0, 0, 0)
     for position, line in enumerate(loop):
-        reached = best[position]
-        if reached is None:
+        path = best[position]
+        if path is None:
             continue
-        matrix, length, waits = reached
-        passed = matrix + line.matrix, length - 1, waits + line.waits
+        path = _Path(path.matrix + line.matrix, path.minus_lines - 1, path.waits + line.waits)
         if position == len(loop) - 1:
-            return LoopCode(-passed[1], passed[0], passed[2] > 0)
+            return LoopCode(-path.minus_lines, path.matrix, path.waits > 0)
+        next_positions = [position + 1] if line.goes_on else []
         target = labels.get(line.target, -1) - begin
-        for onward in ([position + 1] if line.goes_on else []) + (
-            [target] if position < target else []
-        ):
-            if onward < len(loop) and (best[onward] is None or passed > best[onward]):  # type: ignore[operator]
-                best[onward] = passed
+        if target > position:
+            next_positions.append(target)
+        for next_position in next_positions:
+            if next_position < len(loop):
+                known = best[next_position]
+                best[next_position] = path if known is None else max(path, known)
     return NO_LOOP
