@@ -38,8 +38,8 @@ def conv_call(problem: Conv, sets: Sequence[Operands]) -> Call:
         list(problem.stride),
         list(problem.padding),
         list(problem.dilation),
-        False,
-        [0, 0],
+        False,  # not transposed
+        [0, 0],  # padding of the output, which only transposed convolutions have
         problem.groups,
     )
     if problem.pass_ == "fprop":
@@ -51,16 +51,19 @@ def conv_call(problem: Conv, sets: Sequence[Operands]) -> Call:
 
         return call
 
+    # PyTorch returns the gradients of the input, the filter and the bias, as far as the mask asks
+    # for them.
     backward = torch.ops.aten.convolution_backward
-    gradient = 0 if problem.pass_ == "dgrad" else 1
-    mask = [gradient == 0, gradient == 1, False]
+    is_dgrad = problem.pass_ == "dgrad"
+    mask = [is_dgrad, not is_dgrad, False]
 
     def call_backward(index: int) -> Tensor:
         a, b, out = sets[index]
         # PyTorch reads only shape and layout of the tensor whose gradient it computes, so the
         # memory for the result can stand in for it.
-        dy, x, w = (a, out, b) if gradient == 0 else (b, a, out)
-        return backward(dy, x, w, None, *geometry, mask)[gradient]
+        dy, x, w = (a, out, b) if is_dgrad else (b, a, out)
+        dx, dw, _ = backward(dy, x, w, None, *geometry, mask)
+        return dx if is_dgrad else dw
 
     return call_backward
 
@@ -70,7 +73,8 @@ def layer_call(layer: Layer, sets: Sequence[Operands]) -> Call:
 
     Normalisations and max-pool allocate their result at each launch.
     """
-    rows = [(x.permute(0, 2, 3, 1), y.permute(0, 2, 3, 1)) for x, _, y in sets]  # channels last
+    # Softmax and layer norm work along the last axis, which must be the channels.
+    channels_last = [(x.permute(0, 2, 3, 1), y.permute(0, 2, 3, 1)) for x, _, y in sets]
 
     def relu(i: int) -> Tensor:
         return torch.clamp_min(sets[i].a, 0, out=sets[i].out)
@@ -79,12 +83,14 @@ def layer_call(layer: Layer, sets: Sequence[Operands]) -> Call:
         return torch.ops.aten.gelu.out(sets[i].a, out=sets[i].out)
 
     def softmax(i: int) -> Tensor:
-        torch.softmax(rows[i][0], -1, out=rows[i][1])
+        x, y = channels_last[i]
+        torch.softmax(x, -1, out=y)
         return sets[i].out
 
     def layernorm(i: int) -> Tensor:
+        x, _ = channels_last[i]
         scale, shift = sets[i].b
-        return functional.layer_norm(rows[i][0], [layer.c], scale, shift).permute(0, 3, 1, 2)
+        return functional.layer_norm(x, [layer.c], scale, shift).permute(0, 3, 1, 2)
 
     def batchnorm(i: int) -> Tensor:
         x, (scale, shift), _ = sets[i]
@@ -146,6 +152,8 @@ def lstm_call(lstm: Lstm, sets: Sequence[Operands]) -> Call:
             .requires_grad_(False)
             .eval()
         )
+        # The set's weights are (gates, features + hidden): first the input's, then the hidden
+        # state's.
         scaled = weights * lstm.weight_scale
         layer.weight_ih_l0.copy_(scaled[:, : lstm.features])
         layer.weight_hh_l0.copy_(scaled[:, lstm.features :])

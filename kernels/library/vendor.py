@@ -66,8 +66,12 @@ class LibraryConfig(Config):
         return Storage(self.offset, self.ld_multiple)
 
     def __str__(self) -> str:
-        named = zip(fields(self), super().__str__().split(";"), strict=True)
-        return ";".join(text for f, text in named if getattr(self, f.name) != f.default)
+        texts = super().__str__().split(";")  # one for each field, in order
+        return ";".join(
+            text
+            for field, text in zip(fields(self), texts, strict=True)
+            if getattr(self, field.name) != field.default
+        )
 
 
 class Library:
@@ -105,8 +109,9 @@ class Library:
         """
         if isinstance(problem, Series):
             return [None, LibraryConfig(fused=True)]
-        autotuned = self.name == "cudnn" and isinstance(problem, Conv)
-        return [None, LibraryConfig(autotune=True)] if autotuned else [None]
+        if self.name == "cudnn" and isinstance(problem, Conv):
+            return [None, LibraryConfig(autotune=True)]
+        return [None]
 
     def parse_config(self, text: str) -> Config | None:
         """Parse a config's text; an empty text stands for the default."""
@@ -126,17 +131,18 @@ class Library:
         settings = functools.partial(library_settings, problem.dtype, library_config)
         call = _call(problem, operand_sets, library_config)
         if library_config.graph:
+            # The settings decide which kernels are captured, and a replay does not read them.
             with settings():
                 call = graph_captured(call, len(operand_sets))
-        return Launch(
-            call, operand_sets, settings, paced=library_config.paced or library_config.graph
-        )
+        paced = library_config.paced or library_config.graph
+        return Launch(call, operand_sets, settings, paced)
 
     def compile_ahead(self, cases: Sequence[tuple[Workload, Config | None]]) -> None:
         """Do nothing: a vendor library has nothing to compile."""
 
 
 def _call(problem: Workload, sets: Sequence[Operands], library_config: LibraryConfig) -> Call:
+    """Return PyTorch's call for a problem's operation."""
     if isinstance(problem, Gemm):
         return gemm_call(problem, sets)
     if isinstance(problem, Conv):
@@ -202,17 +208,19 @@ def _cpu_libraries() -> list[Library]:
     ATen, PyTorch's tensor library, do. fp16 is left out, because it is a scalar loop without
     AVX512-FP16 or AMX.
     """
+    # 1. Find out what this build of PyTorch has.
     blas = "mkl"
     if not torch.backends.mkl.is_available():
         match = re.search(r"BLAS_INFO=(\w+)", torch.__config__.show())
         blas = match.group(1).lower() if match else "blas"
-    onednn = torch.backends.mkldnn.is_available()
-    fast_bf16 = onednn and torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    products = ("gemm", *SERIES)
-    by_name: dict[str, dict[str, tuple[str, ...]]] = {blas: dict.fromkeys(products, ("fp32",))}
+    has_onednn = torch.backends.mkldnn.is_available()
+    fast_bf16 = has_onednn and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    # 2. Collect the dtypes of each library's operations.
+    gemms = ("gemm", *SERIES)
+    by_name: dict[str, dict[str, tuple[str, ...]]] = {blas: dict.fromkeys(gemms, ("fp32",))}
     for ops, dtype, in_onednn in (
-        (products, "bf16", fast_bf16),
-        (("conv", "lstm"), "fp32", onednn),
+        (gemms, "bf16", fast_bf16),
+        (("conv", "lstm"), "fp32", has_onednn),
         (("conv", "lstm"), "bf16", fast_bf16),
         (LAYERS, "fp32", False),
         (LAYERS, "bf16", False),
