@@ -46,10 +46,10 @@ def grouped(tile, rows, columns, GROUP: tl.constexpr):
     Concurrent CTAs then read few blocks of A and of B, which they find in L2.
     """
     per_group = GROUP * columns
-    first = tile // per_group * GROUP
-    height = min(rows - first, GROUP)
-    within = tile % per_group
-    return first + within % height, within // height
+    first_row = tile // per_group * GROUP
+    height = min(rows - first_row, GROUP)  # the last group may have fewer rows
+    in_group = tile % per_group
+    return first_row + in_group % height, in_group // height
 
 
 @triton.jit
@@ -124,7 +124,8 @@ def add_parts(
 ):  # fmt: skip
     """Sum ``parts`` dense fp32 arrays (D0, D1, D2, D3) into out, which may have any strides.
 
-    The parts are added in order, so that the result has the same bits in every run.
+    The parts are added in order, so that the result has the same bits in every run. The first three
+    axes are treated as one, whose elements are the rows of the blocks that programs add.
     """
     across = tl.cdiv(D3, COLUMNS)
     block = tl.program_id(0).to(tl.int64)
@@ -137,7 +138,7 @@ def add_parts(
     for _ in range(parts):
         total += tl.load(source, mask=inside, other=0.0)
         source += rows * D3
-    at = row // (D1 * D2) * out_stride[0] + row // D2 % D1 * out_stride[1]
-    at += row % D2 * out_stride[2]
-    place = out_ptr + at[:, None] + column[None, :].to(tl.int64) * out_stride[3]
-    tl.store(place, total.to(out_ptr.dtype.element_ty), mask=inside)
+    row_offset = row // (D1 * D2) * out_stride[0] + row // D2 % D1 * out_stride[1]
+    row_offset += row % D2 * out_stride[2]
+    target = out_ptr + row_offset[:, None] + column[None, :].to(tl.int64) * out_stride[3]
+    tl.store(target, total.to(out_ptr.dtype.element_ty), mask=inside)

@@ -66,7 +66,7 @@ def axis(phase, taps, stride, padding, dilation, tap_step, BACKWARD: tl.constexp
         # over K.
         first = taps
         for before in range(tap_step):
-            tap = tap_step - 1 - before
+            tap = tap_step - 1 - before  # downwards, so that the first tap that meets is kept
             meets = (tap < taps) & ((phase + padding - tap * dilation) % stride == 0)
             first = tl.where(meets, tap, first)
         count = tl.cdiv(taps - first, tap_step)
@@ -242,10 +242,10 @@ def conv_data(
         i, j = i * stride[0] + vertical, j * stride[1] + horizontal
     if WIDE:
         i, j = i.to(tl.int64), j.to(tl.int64)
-    at = image * out_stride[1] + i * out_stride[2] + j * out_stride[3]
+    pixel_at = image * out_stride[1] + i * out_stride[2] + j * out_stride[3]
     out_ptr += part * out_stride[0] + group * width * out_stride[4]
-    place = out_ptr + (at[:, None] + n[None, :] * out_stride[4])
-    tl.store(place, total.to(out_ptr.dtype.element_ty), mask=m_in[:, None] & n_in[None, :])
+    target = out_ptr + (pixel_at[:, None] + n[None, :] * out_stride[4])
+    tl.store(target, total.to(out_ptr.dtype.element_ty), mask=m_in[:, None] & n_in[None, :])
 
 
 @triton.jit
@@ -304,7 +304,7 @@ def conv_filter(
     # pixels: dividing by the sizes of an image in each turn takes twice the instructions.
     pixel = (first * BK + tl.arange(0, BK))[:, None]
     image, p, q = pixel // per_image, pixel // grad_size[1] % grad_size[0], pixel % grad_size[1]
-    images_on, rows_on, columns_on = (
+    image_step, row_step, column_step = (
         BK // per_image,
         BK // grad_size[1] % grad_size[0],
         BK % grad_size[1],
@@ -313,37 +313,38 @@ def conv_filter(
     for step in range(first, last):
         h, w = p * stride[0] + h_tap, q * stride[1] + w_tap
         inside = within(h, source_size[0]) & within(w, source_size[1]) & (image < images)
-        far, near = image, h  # parts of an address, in 64 bits where they must be
+        source_image = image  # a copy, because the loop must count the image itself up in 32 bits
         if WIDE:
-            far, near, w = image.to(tl.int64), h.to(tl.int64), w.to(tl.int64)
-        b_at = far * source_stride[1] + near * source_stride[2] + w * source_stride[3]
-        at = step * BK + tl.arange(0, BK)
+            source_image, h, w = image.to(tl.int64), h.to(tl.int64), w.to(tl.int64)
+        b_at = source_image * source_stride[1] + h * source_stride[2] + w * source_stride[3]
+        flat = step * BK + tl.arange(0, BK)
         if DENSE:
-            a_at = (at.to(tl.int64) if WIDE else at) * grad_stride[3]
+            a_at = (flat.to(tl.int64) if WIDE else flat) * grad_stride[3]
         else:
-            of_image, of_row = at // per_image, at // grad_size[1] % grad_size[0]
-            of_column = at % grad_size[1]
+            grad_image, grad_row = flat // per_image, flat // grad_size[1] % grad_size[0]
+            grad_column = flat % grad_size[1]
             if WIDE:
-                of_image, of_row = of_image.to(tl.int64), of_row.to(tl.int64)
-                of_column = of_column.to(tl.int64)
-            a_at = of_image * grad_stride[1] + of_row * grad_stride[2] + of_column * grad_stride[3]
-        a_mask, b_mask = m_in & (at < K)[None, :], n_in & inside
+                grad_image, grad_row = grad_image.to(tl.int64), grad_row.to(tl.int64)
+                grad_column = grad_column.to(tl.int64)
+            a_at = grad_image * grad_stride[1] + grad_row * grad_stride[2]
+            a_at += grad_column * grad_stride[3]
+        a_mask, b_mask = m_in & (flat < K)[None, :], n_in & inside
         a = tl.load(grad_ptr + (a_at[None, :] + m[:, None] * grad_stride[4]), a_mask, other=0.0)
         b = tl.load(source_ptr + (b_at + channel * source_stride[4]), b_mask, other=0.0)
         if UPCAST:
             a, b = a.to(tl.float32), b.to(tl.float32)
         total = tl.dot(a, b, total, input_precision=PRECISION)
-        q += columns_on
-        p += rows_on + (q >= grad_size[1]).to(tl.int32)
+        q += column_step
+        p += row_step + (q >= grad_size[1]).to(tl.int32)
         q = tl.where(q >= grad_size[1], q - grad_size[1], q)
-        image += images_on + (p >= grad_size[0]).to(tl.int32)
+        image += image_step + (p >= grad_size[0]).to(tl.int32)
         p = tl.where(p >= grad_size[0], p - grad_size[0], p)
 
     # 5. Store the sums.
     out_ptr += part * out_stride[0] + group * width * out_stride[1]
-    place = m[:, None] * out_stride[1] + channel * out_stride[2]
-    place += r * out_stride[3] + s * out_stride[4]
-    tl.store(out_ptr + place, total.to(out_ptr.dtype.element_ty), mask=m_in & n_in)
+    offset = m[:, None] * out_stride[1] + channel * out_stride[2]
+    offset += r * out_stride[3] + s * out_stride[4]
+    tl.store(out_ptr + offset, total.to(out_ptr.dtype.element_ty), mask=m_in & n_in)
 
 
 class TritonConv(TritonFamily):
@@ -376,6 +377,7 @@ class TritonConv(TritonFamily):
         many registers. A convolution that is a GEMM also has the candidates of GEMMs.
         """
         assert isinstance(problem, Conv)
+        # 1. List the tiles, as (bm, bn, warps, stages).
         fma = problem.dtype == "fp32"
         wide = problem.alignment == WIDE_BYTES
         rows = [(64, 64, 8 if fma else 4, 3), (64, 32, 4, 3), (32, 64, 4, 3), (32, 32, 4, 3)]
@@ -388,13 +390,14 @@ class TritonConv(TritonFamily):
         if wide and DTYPE_BYTES[problem.dtype] == 2 and major in (9, 10):
             large = [(128, 256, 8, 4), (256, 128, 8, 4)]
             rows = [*(row for row in large if _stays_in_tap(problem, row[1], bk)), *rows]
+        # 2. Make a config of each tile and each split that makes sense.
         gemm = _computed_problem(problem).implied_gemm
         configs: list[TileConfig] = list(_gemm_candidates(problem, machine))
         for bm, bn, warps, stages in rows:
             tiles = gemm.batch * ceil_div(gemm.m, bm) * ceil_div(gemm.n, bn)
             for split in SPLITS:
-                few = tiles * split <= 2 * machine.sms and gemm.k >= 2 * bk * split
-                if split == 1 or few:
+                makes_sense = tiles * split <= 2 * machine.sms and gemm.k >= 2 * bk * split
+                if split == 1 or makes_sense:
                     tile = ConvConfig(bm, bn, bk, stages, warps, split=split)
                     configs.append(tile.fitted(problem.dtype, machine))
         return configs
@@ -419,6 +422,7 @@ class TritonConv(TritonFamily):
         return self._parts_shape(problem, config)
 
     def _parts_shape(self, problem: Conv, config: ConvConfig) -> tuple[int, ...]:
+        """Return the shape of this family's parts: (parts, …), channels last; () for one part."""
         parts = _parts(problem, config)
         if parts == 1:
             return ()
@@ -441,14 +445,14 @@ class TritonConv(TritonFamily):
             # This family's kernel computes images with gaps between their pixels, in the same
             # parts.
             scratch = scratch.view(self._parts_shape(problem, config) or scratch.shape)
-        target, strides = operands.out, (0, *operands.out.stride())
         parts = _parts(problem, config)
-        if parts > 1:  # scratch is (part, …) with the channels last
-            target = scratch
+        if parts == 1:
+            target, strides = operands.out, (0, *operands.out.stride())
+        else:  # scratch is (part, …) with the channels last
             part, outer, rows, columns, channels = scratch.stride()
-            strides = (part, outer, channels, rows, columns)
-        launch = _filter_call if problem.pass_ == "wgrad" else _data_call
-        calls = [launch(problem, operands, config, target, strides)]
+            target, strides = scratch, (part, outer, channels, rows, columns)
+        make_call = _filter_call if problem.pass_ == "wgrad" else _data_call
+        calls = [make_call(problem, operands, config, target, strides)]
         if parts > 1:
             calls.append(add_parts_call(scratch, operands.out.permute(0, 2, 3, 1)))
         return calls
@@ -456,7 +460,9 @@ class TritonConv(TritonFamily):
 
 def as_gemm(conv: Conv) -> Gemm | None:
     """Return the GEMM, pixels by channels, that a dense 1×1 convolution is; None for any other."""
-    if (conv.r, conv.s, *conv.stride, *conv.padding, conv.groups) != (1, 1, 1, 1, 0, 0, 1):
+    has_one_tap = (conv.r, conv.s) == (1, 1)
+    keeps_pixels = (*conv.stride, *conv.padding) == (1, 1, 0, 0)
+    if not (has_one_tap and keeps_pixels and conv.groups == 1):
         return None
     pixels = conv.n * conv.h * conv.w
     sizes, layout = {
@@ -469,7 +475,7 @@ def as_gemm(conv: Conv) -> Gemm | None:
 
 def _matrices(conv: Conv, operands: Operands) -> Operands | None:
     """Return the operands of :func:`as_gemm`'s GEMM as views; None if they have gaps."""
-    try:
+    try:  # each tensor as a matrix of pixels by channels
         a, b, out = (tensor.permute(0, 2, 3, 1).view(-1, tensor.shape[1]) for tensor in operands)
     except RuntimeError:  # raised by PyTorch if no view has this shape
         return None
@@ -508,10 +514,10 @@ def _stays_in_tap(conv: Conv, bn: int, bk: int) -> bool:
 
     An axis must not have more taps than the kernel has bits for.
     """
-    depth, step = {"fprop": (conv.c, bk), "dgrad": (conv.kout, bk), "wgrad": (conv.c, bn)}[
+    channels, step = {"fprop": (conv.c, bk), "dgrad": (conv.kout, bk), "wgrad": (conv.c, bn)}[
         conv.pass_
     ]
-    return depth // conv.groups % step == 0 and max(conv.r, conv.s) <= _TAP_BITS
+    return channels // conv.groups % step == 0 and max(conv.r, conv.s) <= _TAP_BITS
 
 
 def _computed_problem(conv: Conv) -> Problem:
@@ -523,10 +529,10 @@ def _computed_problem(conv: Conv) -> Problem:
     phases = math.prod(conv.stride)
     if conv.pass_ != "dgrad" or phases == 1:
         return conv
-    rows, columns, r, s = (
-        ceil_div(size, stride)
-        for size, stride in zip((conv.h, conv.w, conv.r, conv.s), conv.stride * 2, strict=True)
-    )
+    # A phase has at most this many pixels and taps along each axis.
+    vertical, horizontal = conv.stride
+    rows, columns = ceil_div(conv.h, vertical), ceil_div(conv.w, horizontal)
+    r, s = ceil_div(conv.r, vertical), ceil_div(conv.s, horizontal)
     c, kout = conv.c // conv.groups, conv.kout // conv.groups
     return Gemm(conv.n * rows * columns, c, kout * r * s, conv.dtype, "nt", conv.groups * phases)
 
@@ -539,7 +545,11 @@ def _parts(conv: Conv, config: ConvConfig) -> int:
 def _data_call(
     problem: Conv, operands: Operands, config: ConvConfig, target: Tensor, strides: tuple[int, ...]
 ) -> LaunchSpec:
-    """Return the launch of :func:`conv_data`, which writes ``target`` with the given strides."""
+    """Return the launch of :func:`conv_data`, which writes ``target`` with the given strides.
+
+    ``strides`` are (part, image, channel, row, column).
+    """
+    # 1. Name the channels of a group and the strides as the kernel does.
     backward = problem.pass_ == "dgrad"
     source, filters, _ = operands
     depth, width = problem.c // problem.groups, problem.kout // problem.groups
@@ -549,14 +559,18 @@ def _data_call(
     if backward:  # channels swap their roles, and pixels of a phase lie a stride apart
         depth, width, filter_stride = width, depth, (k * width, c, k, r, s)
         out_size, apart = (problem.h, problem.w), problem.stride
-    # Taps that meet a pixel have equal t · dilation mod stride: every (stride / gcd of the two)-th.
+    part, image, channel, row, column = strides
+    out_stride = (part, image, row, column, channel)
+    # 2. Taps that meet a pixel have equal t · dilation mod stride: every (stride / gcd of the
+    #    two)-th.
     pairs = zip(apart, problem.dilation, strict=True)
     tap_step = tuple(stride // math.gcd(stride, dilation) for stride, dilation in pairs)
-    # The grid is made for the first phase, which is the largest.
-    first = [ceil_div(size, step) for size, step in zip(out_size, apart, strict=True)]
-    tiles = ceil_div(problem.n * first[0] * first[1], config.bm) * ceil_div(width, config.bn)
-    image, channel, row, column = strides[1:]
-    out_stride = (strides[0], image, row, column, channel)
+    # 3. Make the grid for the first phase, which is the largest.
+    phase_rows, phase_columns = ceil_div(out_size[0], apart[0]), ceil_div(out_size[1], apart[1])
+    tiles = ceil_div(problem.n * phase_rows * phase_columns, config.bm)
+    tiles *= ceil_div(width, config.bn)
+    grid = (tiles * problem.groups * math.prod(apart), _parts(problem, config))
+    # 4. Convert sizes and strides to units.
     all_strides = (_group_strides(source, depth), filter_stride, out_stride)
     units = _stride_units(depth, width, all_strides, problem.dtype)
     arguments = (
@@ -571,20 +585,21 @@ def _data_call(
         "TAPS": triton.next_power_of_2(max(problem.r, problem.s)),
         "EVEN_N": width % config.bn == 0,
     }
-    return LaunchSpec(
-        conv_data, (tiles * problem.groups * math.prod(apart), _parts(problem, config)), arguments,
-        options,
-    )  # fmt: skip
+    return LaunchSpec(conv_data, grid, arguments, options)
 
 
 def _filter_call(
     problem: Conv, operands: Operands, config: ConvConfig, target: Tensor, strides: tuple[int, ...]
 ) -> LaunchSpec:
-    """Return the launch of :func:`conv_filter`, which writes ``target`` with the given strides."""
+    """Return the launch of :func:`conv_filter`, which writes ``target`` with the given strides.
+
+    ``strides`` are (part, channel of grad, channel of the source, r, s).
+    """
     source, grad, _ = operands
     depth, width = problem.c // problem.groups, problem.kout // problem.groups
-    columns = problem.r * problem.s * depth
-    tiles = ceil_div(width, config.bm) * ceil_div(columns, config.bn)
+    gemm_columns = problem.r * problem.s * depth
+    tiles = ceil_div(width, config.bm) * ceil_div(gemm_columns, config.bn)
+    grid = (tiles * problem.groups, _parts(problem, config))
     all_strides = (_group_strides(source, depth), _group_strides(grad, width), strides)
     units = _stride_units(depth, width, all_strides, problem.dtype)
     arguments = (
@@ -593,19 +608,22 @@ def _filter_call(
         problem.padding, problem.dilation, *in_units(all_strides, units[2]),
     )  # fmt: skip
     image, _, row, column = grad.stride()
+    whole = _stays_in_tap(problem, config.bn, config.bk)
     options = {
-        **_options(problem, operands, config, units, _stays_in_tap(problem, config.bn, config.bk)),
+        **_options(problem, operands, config, units, whole),
         "DENSE": row == problem.q * column and image == problem.p * row,
     }
-    return LaunchSpec(
-        conv_filter, (tiles * problem.groups, _parts(problem, config)), arguments, options
-    )
+    return LaunchSpec(conv_filter, grid, arguments, options)
 
 
 def _options(
     problem: Conv, operands: Operands, config: ConvConfig, units: tuple[int, ...], whole: bool
 ) -> dict[str, Any]:
-    """Return the compile-time arguments and options that both kernels share."""
+    """Return the compile-time arguments and options that both kernels share.
+
+    ``whole`` is what :func:`_stays_in_tap` returned.
+    """
+    # The offset of the last element from the first, in the tensor where it is largest.
     reach = max(
         sum((size - 1) * abs(stride) for size, stride in zip(t.shape, t.stride(), strict=True))
         for t in operands
@@ -641,5 +659,5 @@ def _stride_units(
     depth: int, width: int, strides: Iterable[tuple[int, ...]], dtype: str
 ) -> tuple[int, int, int]:
     """Return the units of the channels in, the channels out, and all strides except those of 1."""
-    every = [stride for of_tensor in strides for stride in of_tensor if stride != 1]
-    return wide_unit(dtype, depth), wide_unit(dtype, width), wide_unit(dtype, *every)
+    all_strides = [stride for tensor_strides in strides for stride in tensor_strides if stride != 1]
+    return wide_unit(dtype, depth), wide_unit(dtype, width), wide_unit(dtype, *all_strides)

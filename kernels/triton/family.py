@@ -107,8 +107,8 @@ class TritonFamily(ABC):
         if machine.kind == "cpu":
             if INTERPRETED:
                 return _interpreter_lack()
-            interpreted = f"{command('kernels check')} runs it in Triton's interpreter"
-            return f"{self.name} needs a GPU; {interpreted}."
+            remedy = f"{command('kernels check')} runs it in Triton's interpreter"
+            return f"{self.name} needs a GPU; {remedy}."
         if machine.capability is not None and machine.capability < MIN_CAPABILITY:
             return f"{self.name} needs sm_80 or later, and {machine.name} is {machine.arch}."
         if problem.dtype not in machine.peaks:
@@ -132,8 +132,9 @@ class TritonFamily(ABC):
             and (experimental or config.experimental is None)
         ]
         constants = default_constants(machine.generation, problem.dtype)
-        time = self.seconds(problem, valid, machine, constants)
-        return [valid[i] for i in np.argsort(time, kind="stable")]
+        seconds = self.seconds(problem, valid, machine, constants)
+        # The sort is stable, so that of configs with equal times the first candidate is preferred.
+        return [valid[i] for i in np.argsort(seconds, kind="stable")]
 
     def seconds(
         self, problem: Problem, configs: Sequence[TileConfig], machine: Machine, c: Constants
@@ -141,10 +142,11 @@ class TritonFamily(ABC):
         """Estimate the seconds of a problem under each config, to rank the configs."""
         gemm = problem.implied_gemm
         rows = [(config.bm, config.bn, config.parts(gemm)) for config in configs]
+        tiles = Tiles(*np.array(rows).T)
         shapes = Shapes.from_problems([problem] * len(configs))
-        c = replace(c, tail=0.0) if self.shares_tail else c
-        peak = machine.peak(problem.dtype)
-        return estimate(shapes, Tiles(*np.array(rows).T), machine, peak, c).time
+        if self.shares_tail:  # a partial wave then costs only its share of a whole one
+            c = replace(c, tail=0.0)
+        return estimate(shapes, tiles, machine, machine.peak(problem.dtype), c).time
 
     def parse_config(self, text: str) -> TileConfig | None:
         """Parse a config's text; the empty text is the default."""
@@ -175,13 +177,13 @@ class TritonFamily(ABC):
     def compile_ahead(self, cases: Sequence[tuple[Workload, Config | None]]) -> None:
         """Compile all cases in parallel on the CPU cores; errors are raised again at the launch."""
         with ThreadPoolExecutor(max(1, usable_processors() - 1)) as pool:
+            kernels = []
             with triton.AsyncCompileMode(pool, ignore_errors=True):
-                kernels = [
-                    call.warmup()
-                    for workload, config in cases if isinstance(config, TileConfig)
-                    for problem in [as_problem(workload)]
-                    for call in self.unbound_calls(problem, meta_operands(problem), config)
-                ]  # fmt: skip
+                for workload, config in cases:
+                    if isinstance(config, TileConfig):
+                        problem = as_problem(workload)
+                        calls = self.unbound_calls(problem, meta_operands(problem), config)
+                        kernels += [call.warmup() for call in calls]
             for kernel in kernels:
                 pool.submit(_build_launcher, kernel)
 
@@ -200,7 +202,8 @@ def _build_launcher(kernel: Any) -> None:
     Triton 3.6 has the host's C compiler make a module for every signature, while the GPU waits.
     """
     with suppress(Exception):  # the launch repeats a failure, and reports it
-        kernel = kernel.result() if hasattr(kernel, "result") else kernel
+        if hasattr(kernel, "result"):  # it is compiled in the background
+            kernel = kernel.result()
         triton.runtime.driver.active.launcher_cls(kernel.src, kernel.metadata)
 
 
@@ -219,9 +222,10 @@ def meta_operands(problem: Problem, offset: int = 0) -> Operands:
 
 def add_parts_call(parts: Tensor, out: Tensor) -> LaunchSpec:
     """Return the launch that adds dense fp32 ``parts`` (count, …) into ``out`` (…), at most 4-D."""
-    missing = 4 - out.dim()
-    shape = [*[1] * missing, *out.shape]
-    stride = (*[0] * missing, *out.stride())
+    # The kernel takes four axes. Those that are missing are put in front, with a size of 1.
+    missing_axes = 4 - out.dim()
+    shape = [*[1] * missing_axes, *out.shape]
+    stride = (*[0] * missing_axes, *out.stride())
     rows = shape[0] * shape[1] * shape[2]
     grid = (ceil_div(rows, _ADD_ROWS) * ceil_div(shape[3], _ADD_COLUMNS),)
     options = {"ROWS": _ADD_ROWS, "COLUMNS": _ADD_COLUMNS, "num_warps": 4}
@@ -243,7 +247,10 @@ def wide_unit(dtype: str, *values: int) -> int:
 
 def in_units(strides: Iterable[tuple[int, ...]], unit: int) -> list[tuple[int | None, ...]]:
     """Convert strides to units, and 1 to None, for :func:`kernels.triton.blocks.elements`."""
-    return [tuple(None if s == 1 else s // unit for s in of_tensor) for of_tensor in strides]
+    return [
+        tuple(None if stride == 1 else stride // unit for stride in tensor_strides)
+        for tensor_strides in strides
+    ]
 
 
 def input_precision(dtype: str) -> str:

@@ -58,9 +58,14 @@ class AlignmentUnits(NamedTuple):
     def from_matrices(cls, matrices: Matrices, dtype: str) -> AlignmentUnits:
         """Return the largest units that divide the matrices' sizes and strides other than 1."""
         _, m, n, k = matrices.sizes
-        a, b, c = ([s for s in stride if s != 1] for stride in matrices.strides)
-        every = ([m], [n], [k], [*a, *b], c)
-        return cls(*(wide_unit(dtype, *values) for values in every))
+        a, b, c = ([s for s in strides if s != 1] for strides in matrices.strides)
+        return cls(
+            m=wide_unit(dtype, m),
+            n=wide_unit(dtype, n),
+            k=wide_unit(dtype, k),
+            read=wide_unit(dtype, *a, *b),
+            written=wide_unit(dtype, *c),
+        )
 
     def arguments(self, matrices: Matrices) -> tuple[Any, ...]:
         """Return (m, n, k), and the strides (batch, row, column) of A, B and C, in these units."""
@@ -98,7 +103,9 @@ class GemmFamily(TritonFamily):
         only where Hopper reads both operands from shared memory.
         """
         assert isinstance(problem, Gemm)
-        fma, odd = problem.dtype == "fp32", read_alignment(problem) < WIDE_BYTES
+        # 1. List the tiles, as (bm, bn, warps, stages).
+        fma = problem.dtype == "fp32"
+        odd = read_alignment(problem) < WIDE_BYTES
         if odd:
             rows = [(64, 64, 8, 2), (64, 32, 8, 2), (32, 64, 8, 2), (32, 32, 4, 2), (16, 64, 4, 2)]
             if not fma:
@@ -110,11 +117,12 @@ class GemmFamily(TritonFamily):
             rows = [(128, 256, 8, 4), (256, 128, 8, 4), (128, 128, 8, 4), (128, 64, 4, 4),
                     (64, 128, 4, 4), (64, 64, 4, 5), (64, 32, 4, 5), (32, 64, 4, 5),
                     (32, 32, 4, 5), (16, 64, 4, 5)]  # fmt: skip
-        deep = 64 if odd or fma else 128
-        bk = deep // DTYPE_BYTES[problem.dtype]
+        k_bytes = 64 if odd or fma else 128
+        bk = k_bytes // DTYPE_BYTES[problem.dtype]
         tiles = [TileConfig(bm, bn, bk, stages, warps) for bm, bn, warps, stages in rows]
         if problem.m <= _FEW_ROWS and not (odd or fma):
             tiles += [TileConfig(16, bn, 2 * bk, 4, warps) for bn, warps in ((128, 4), (256, 8))]
+        # 2. Leave out those that would spill.
         if looped and odd:
             tiles = [tile for tile in tiles if tile.bm * tile.bn <= (64 * 32 if fma else 64 * 64)]
         tiles = [tile for tile in tiles if _has_room(tile, problem, machine, looped)]
@@ -128,8 +136,9 @@ def _has_room(tile: TileConfig, problem: Gemm, machine: Machine, looped: bool) -
     major = machine.capability[0] if machine.capability else 0
     if looped:
         return major == 9 and problem.n * DTYPE_BYTES[problem.dtype] % WIDE_BYTES == 0
-    even = problem.m % tile.bm == problem.n % tile.bn == problem.k % tile.bk == 0
-    return even or major in (9, 10)
+    # Without masks, every GPU has room. With masks, only those that multiply from shared memory.
+    needs_no_masks = problem.m % tile.bm == problem.n % tile.bn == problem.k % tile.bk == 0
+    return needs_no_masks or major in (9, 10)
 
 
 def read_alignment(problem: Gemm) -> int:
@@ -137,11 +146,10 @@ def read_alignment(problem: Gemm) -> int:
 
     The rows of C may be odd, because C is not read.
     """
-    rows = (
-        problem.k if problem.layout[0] == "n" else problem.m,
-        problem.n if problem.layout[1] == "n" else problem.k,
-    )
-    return math.gcd(WIDE_BYTES, *(row * DTYPE_BYTES[problem.dtype] for row in rows))
+    size = DTYPE_BYTES[problem.dtype]
+    a_row = problem.k if problem.layout[0] == "n" else problem.m
+    b_row = problem.n if problem.layout[1] == "n" else problem.k
+    return math.gcd(WIDE_BYTES, a_row * size, b_row * size)
 
 
 def gemm_options(problem: Gemm, matrices: Matrices, config: TileConfig) -> dict[str, Any]:
@@ -149,10 +157,13 @@ def gemm_options(problem: Gemm, matrices: Matrices, config: TileConfig) -> dict[
 
     They suit kernels that sum over K with :func:`kernels.triton.blocks.product`.
     """
+    # The largest offset of an element from the beginning of its block, over A, B and C.
     blocks = ((config.bm, config.bk), (config.bk, config.bn), (config.bm, config.bn))
     reach = max(
-        rows * stride[1] + columns * stride[2]
-        for (rows, columns), stride in zip(blocks, matrices.strides, strict=True)
+        rows * row_stride + columns * column_stride
+        for (rows, columns), (_, row_stride, column_stride) in zip(
+            blocks, matrices.strides, strict=True
+        )
     )
     _, m, n, k = matrices.sizes
     return {

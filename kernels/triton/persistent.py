@@ -187,32 +187,31 @@ class TritonPersistent(GemmFamily):
         of C are odd, except on sm_90. A single K step leaves no loop to specialise.
         """
         assert isinstance(problem, Gemm)
+        # 1. Decide what the problem and the machine allow, for all tiles.
         major = machine.capability[0] if machine.capability else 0
         tf32 = problem.dtype == "tf32"
         transposed = tf32 and problem.layout != "nt" and major in (9, 10)
         tma = major >= _TMA_MAJOR and read_alignment(problem) == WIDE_BYTES and not transposed
         odd = problem.n * DTYPE_BYTES[problem.dtype] % WIDE_BYTES > 0  # C is written plainly
-        specialised = tma and problem.dtype != "fp32" and problem.batch == 1
-        specialised = specialised and (not odd or major == 9)
+        may_halve = tma and not odd and not (tf32 and major == 10)
+        may_specialise = tma and problem.dtype != "fp32" and problem.batch == 1
+        may_specialise = may_specialise and (not odd or major == 9)
+        # 2. List the variants of each tile, the preferred one first.
         configs: list[TileConfig] = []
         for tile in self.base_tiles(problem, machine, looped=not tma or odd):
             area = tile.bm * tile.bn
             whole = PersistentConfig(**vars(tile), ctas=machine.sms, tma=tma)
             whole = whole.fitted(problem.dtype, machine)
+            variants = [whole]
             halves = replace(whole, halves=True, stages=whole.stages + 1)
-            ways = [whole]
-            halved = tma and not odd and area > 128 * 128 and not (tf32 and major == 10)
-            if halved and not halves.invalid(problem.dtype, machine):
-                ways.insert(0, halves)
+            if may_halve and area > 128 * 128 and not halves.invalid(problem.dtype, machine):
+                variants.insert(0, halves)
             if tma and area >= 128 * 128:
-                ways.append(replace(ways[0], flatten=False))
-            if (
-                specialised
-                and problem.k > tile.bk
-                and (area == 128 * 128 or (area > 128 * 128 and not tf32))
-            ):
-                ways.append(replace(whole, specialize=True, warps=4))
-            configs += ways
+                variants.append(replace(variants[0], flatten=False))
+            is_large = area == 128 * 128 or (area > 128 * 128 and not tf32)
+            if may_specialise and is_large and problem.k > tile.bk:
+                variants.append(replace(whole, specialize=True, warps=4))
+            configs += variants
         return configs
 
     def prepare(
@@ -243,26 +242,31 @@ class TritonPersistent(GemmFamily):
         grid = (min(config.ctas, tile_count(m, n, config.bm, config.bn, batch)),)
         options = gemm_options(problem, matrices, config)
         sizes, *strides = AlignmentUnits.from_matrices(matrices, problem.dtype).arguments(matrices)
-        a, b, c = (_tma_order(matrix) for matrix in matrices)
-        # The operands decide as well: an offset or a stride may rule TMA out.
-        if not config.tma or a is None or b is None:
+        # 1. Use plain loads if the operands need them: an offset or a stride may rule TMA out, too.
+        a_order = _tma_order(matrices.a)
+        b_order = _tma_order(matrices.b)
+        c_order = _tma_order(matrices.c)
+        if not config.tma or a_order is None or b_order is None:
             arguments = (*matrices, batch, sizes, *strides)
             return [LaunchSpec(matmul_persistent_plain, grid, arguments, options)]
-        described: tuple[Any, ...] = tuple(matrices)
+        # 2. Otherwise describe the matrices for TMA. A specialised kernel does so on the device.
+        a, b, c = matrices
+        described: tuple[Any, ...] = (a, b, c)
         if not config.specialize:
             described = (
-                _describe(matrices.a, config.bm, config.bk),
-                _describe(matrices.b, config.bk, config.bn),
-                _describe(matrices.c, config.bm, config.stored_columns) if c == "n" else matrices.c,
+                _describe(a, config.bm, config.bk),
+                _describe(b, config.bk, config.bn),
+                _describe(c, config.bm, config.stored_columns) if c_order == "n" else c,
             )
         arguments = (*described, batch, sizes, *strides)
+        # 3. Set the kernel's compile-time options.
         # TMA reads zeros outside the matrix, so this kernel has no masks to leave out.
         for name in ("EVEN", "EVEN_K"):
             del options[name]
         options |= {
-            "A_T": a == "t",
-            "B_T": b == "t",
-            "STORE": c == "n",
+            "A_T": a_order == "t",
+            "B_T": b_order == "t",
+            "STORE": c_order == "n",
             "HALVES": config.halves,
             "BATCHED": batch > 1,
             "SPECIALIZE": config.specialize,
@@ -280,24 +284,33 @@ def _describe(matrix: Tensor, rows: int, columns: int) -> TensorDescriptor:
     """
     if _tma_order(matrix) == "t":
         matrix, rows, columns = matrix.mT, columns, rows
-    shape, stride, block = [*matrix.shape], [*matrix.stride()[:2], 1], [1, rows, columns]
+    shape = [*matrix.shape]
+    stride = [*matrix.stride()[:2], 1]
+    block = [1, rows, columns]
     if matrix.shape[0] == 1:
         shape, stride, block = shape[1:], stride[1:], block[1:]
     return TensorDescriptor(matrix, shape, stride, block)
 
 
 def _tma_order(matrix: Tensor) -> str | None:
-    """Return how TMA reads a (batch, rows, columns) matrix: ``n``, ``t`` (transposed) or None."""
-    bytes_ = matrix.element_size()
-    start, (z, row, column) = matrix.data_ptr(), matrix.stride()
-    if start % WIDE_BYTES or (matrix.shape[0] > 1 and z * bytes_ % WIDE_BYTES):
+    """Return how TMA reads a (batch, rows, columns) matrix: ``n``, ``t`` (transposed) or None.
+
+    None is returned if TMA cannot read it: its start, its matrices and its contiguous rows must lie
+    on multiples of 16 bytes.
+    """
+    size = matrix.element_size()
+    batch_stride, row_stride, column_stride = matrix.stride()
+    if matrix.data_ptr() % WIDE_BYTES:
         return None
-    if column == 1 and row * bytes_ % WIDE_BYTES == 0:
+    if matrix.shape[0] > 1 and batch_stride * size % WIDE_BYTES:
+        return None
+    if column_stride == 1 and row_stride * size % WIDE_BYTES == 0:
         return "n"
-    if row == 1 and column * bytes_ % WIDE_BYTES == 0:
+    if row_stride == 1 and column_stride * size % WIDE_BYTES == 0:
         return "t"
     return None
 
 
 def _allocate(size: int, alignment: int, stream: int | None) -> Tensor:
+    """Return ``size`` bytes of GPU memory, as ``triton.set_allocator`` asks for them."""
     return torch.empty(size, dtype=torch.int8, device="cuda")

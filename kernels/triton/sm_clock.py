@@ -74,11 +74,13 @@ def mean_mhz(
     """
     clocks = []
     for sm in first.keys() & last.keys():
-        cycles, nanoseconds = (b - a for a, b in zip(first[sm], last[sm], strict=True))
+        cycles = last[sm][0] - first[sm][0]
+        nanoseconds = last[sm][1] - first[sm][1]
         if nanoseconds >= _LEAST_NANOSECONDS and cycles > 0:
             clocks.append(cycles / nanoseconds * 1e3)
     return median(clocks) if clocks else None
 
 
 def _counters(rows: Iterable[list[int]]) -> dict[int, tuple[int, int]]:
+    """Return (cycles, nanoseconds) by SM from the rows that the kernel stored."""
     return {sm: (cycles, nanoseconds) for sm, cycles, nanoseconds in rows}

@@ -49,17 +49,17 @@ def matmul_streamk(
     c_stride = matrix_stride(c_stride, UNITS[4])
     rows, columns, depth = tl.cdiv(M, BM), tl.cdiv(N, BN), tl.cdiv(K, BK)
     cta = tl.program_id(0)
-    run = tl.cast(streamed, tl.int64) * depth
-    step, border = run_begin(cta, run, CTAS), run_begin(cta + 1, run, CTAS)
+    run_steps = tl.cast(streamed, tl.int64) * depth  # of all runs together
+    step, end = run_begin(cta, run_steps, CTAS), run_begin(cta + 1, run_steps, CTAS)
     # The pieces are those of the CTA's run, one per tile, and then its whole tiles.
-    run_pieces = tl.where(border > step, (border - 1) // depth - step // depth + 1, 0).to(tl.int32)
+    run_pieces = tl.where(end > step, (end - 1) // depth - step // depth + 1, 0).to(tl.int32)
     pieces = run_pieces + (tiles - streamed) // CTAS
     # Addresses hoisted out of this loop would be held, and spilled, throughout the inner loop.
     for piece in tl.range(0, pieces, disable_licm=True):
         if piece < run_pieces:
             tile = (step // depth).to(tl.int32)
             first = (step % depth).to(tl.int32)
-            last = min(first + border - step, depth).to(tl.int32)
+            last = min(first + end - step, depth).to(tl.int32)
             step += last - first
         else:
             tile = streamed + cta + (piece - run_pieces) * CTAS
@@ -77,6 +77,7 @@ def matmul_streamk(
             c_tile = c_ptr + z * c_stride[0]
             store(c_tile, c_stride[1:], m0, n0, total, M, N, BM, BN, EVEN, WIDE)
         else:
+            # A run that has the first step of this tile, but not all of them, ends inside it.
             part = parts_ptr + tl.cast(2 * cta + (first == 0), tl.int64) * (BM * BN)
             tl.store(part + tl.arange(0, BM)[:, None] * BN + tl.arange(0, BN)[None, :], total)
 
@@ -96,15 +97,17 @@ def add_shared(
     c_stride = matrix_stride(c_stride, UNITS[4])
     rows, columns, depth = tl.cdiv(M, BM), tl.cdiv(N, BN), tl.cdiv(K, BK)
     cta = tl.program_id(0) + 1
-    run = tl.cast(streamed, tl.int64) * depth
-    begin = run_begin(cta, run, CTAS)
+    run_steps = tl.cast(streamed, tl.int64) * depth  # of all runs together
+    begin = run_begin(cta, run_steps, CTAS)
     tile = (begin // depth).to(tl.int32)
     tile_begin, tile_end = begin - begin % depth, begin - begin % depth + depth
-    if begin > tile_begin and run_begin(cta - 1, run, CTAS) <= tile_begin:
+    if begin > tile_begin and run_begin(cta - 1, run_steps, CTAS) <= tile_begin:
         inside = tl.arange(0, BM)[:, None] * BN + tl.arange(0, BN)[None, :]
+        # The run before ends inside the tile: its sum is the second part of CTA cta − 1.
         total = tl.load(parts_ptr + tl.cast(2 * cta - 1, tl.int64) * (BM * BN) + inside)
+        # All other runs begin inside the tile: their sums are the first parts of their CTAs.
         while begin < tile_end:
-            following = run_begin(cta + 1, run, CTAS)
+            following = run_begin(cta + 1, run_steps, CTAS)
             if following > begin:  # where steps are few, some CTAs have none
                 total += tl.load(parts_ptr + tl.cast(2 * cta, tl.int64) * (BM * BN) + inside)
             cta += 1
@@ -127,8 +130,8 @@ class TritonStreamK(GemmFamily):
         for tile in self.base_tiles(problem, machine, looped=True):
             configs.append(StreamConfig(**vars(tile), ctas=machine.sms))
             # Eight warps of 255 registers fill a register file, so only four-warp tiles fit twice.
-            shared = 2 * (tile.shared_bytes(problem.dtype, machine) + _RESERVED)
-            if tile.warps == 4 and shared <= machine.shared_sm_bytes:
+            both_bytes = 2 * (tile.shared_bytes(problem.dtype, machine) + _RESERVED)
+            if tile.warps == 4 and both_bytes <= machine.shared_sm_bytes:
                 configs.append(StreamConfig(**vars(tile), ctas=2 * machine.sms))
         return configs
 
@@ -151,17 +154,16 @@ class TritonStreamK(GemmFamily):
         tiles = tile_count(m, n, config.bm, config.bn, batch)
         streamed = streamed_tiles(tiles, config.ctas)  # 0 where the tiles fill whole waves
         options = {**gemm_options(problem, matrices, config), "CTAS": config.ctas}
-        # The sum does not walk over K, so it takes the same options without those of the GEMM.
-        shared = {key: options[key] for key in options if key not in _ONLY_PRODUCT}
-        sizes, *read, written = AlignmentUnits.from_matrices(matrices, problem.dtype).arguments(
-            matrices
-        )
-        arguments = (*matrices, scratch, tiles, streamed, sizes, *read, written)
+        units = AlignmentUnits.from_matrices(matrices, problem.dtype)
+        sizes, a_stride, b_stride, c_stride = units.arguments(matrices)
+        arguments = (*matrices, scratch, tiles, streamed, sizes, a_stride, b_stride, c_stride)
         calls = [LaunchSpec(matmul_streamk, (config.ctas,), arguments, options)]
         if streamed and config.ctas > 1:
-            of_parts = (scratch, matrices.c, streamed, sizes, written)
+            sum_arguments = (scratch, matrices.c, streamed, sizes, c_stride)
+            # The sum does not walk over K, so it takes the same options without those of the GEMM.
+            sum_options = {key: options[key] for key in options if key not in _ONLY_PRODUCT}
             # Each border between two CTAs' runs has a program: only there can a tile be shared.
-            calls.append(LaunchSpec(add_shared, (config.ctas - 1,), of_parts, shared))
+            calls.append(LaunchSpec(add_shared, (config.ctas - 1,), sum_arguments, sum_options))
         return calls
 
 
@@ -174,6 +176,8 @@ def streamed_tiles(tiles: int, ctas: int) -> int:
 
     These are the partial last wave and, if there is one, a whole wave.
     """
-    # With the whole wave added, a run is at least one tile long, so that few CTAs share a tile.
-    rest = tiles % ctas
-    return rest + ctas if rest and tiles > ctas else rest
+    in_last_wave = tiles % ctas
+    if in_last_wave and tiles > ctas:
+        # With the whole wave added, a run is at least one tile long, so that few CTAs share a tile.
+        return in_last_wave + ctas
+    return in_last_wave

@@ -65,9 +65,7 @@ class TritonTiled(GemmFamily):
         matrices = Matrices.from_operands(operands)
         batch, m, n, _ = matrices.sizes
         tiles = tile_count(m, n, config.bm, config.bn, batch)
-        arguments = (
-            *matrices,
-            *AlignmentUnits.from_matrices(matrices, problem.dtype).arguments(matrices),
-        )
+        units = AlignmentUnits.from_matrices(matrices, problem.dtype)
+        arguments = (*matrices, *units.arguments(matrices))
         options = gemm_options(problem, matrices, config)
         return [LaunchSpec(matmul_tiled, (tiles,), arguments, options)]
