@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.config import DENSE, Storage
+from kernels.config import DENSE, Storage, ceil_div
 from kernels.operands import TORCH_DTYPES, Operands, element_counts, view_operands
 from kernels.operation import Workload
 from kernels.problem import DTYPE_BYTES
@@ -38,7 +38,7 @@ class Arena:
         """
         self._device = device
         self._max_bytes = max_bytes
-        self._needed: dict[torch.dtype, list[int]] = {}
+        self._needed: dict[torch.dtype, list[int]] = {}  # bytes of [inputs, results]
         self._inputs: dict[torch.dtype, Tensor] = {}
         self._results: dict[torch.dtype, Tensor] = {}
         # Flushing reads this and never writes it: dirty lines would be written back to memory while
@@ -48,12 +48,12 @@ class Arena:
     def reserve(
         self, problem: Workload, copies: int, shared_a: bool = False, storage: Storage = DENSE
     ) -> None:
-        """Announce the sets of a problem, before any view is handed out.
+        """Announce ``copies`` sets of a problem, before any view is handed out.
 
-        The largest need decides the arena's size.
+        The largest need decides the arena's size. The other arguments are as in :meth:`capacity`.
         """
         a, b, out = _spans(problem, storage)
-        if max(a + b, out) > self._max_bytes:
+        if max(a + b, out) > self._max_bytes:  # not even one set fits
             return
         inputs = a + b + (copies - 1) * set_bytes(problem, shared_a, storage)
         # A need above the limit is cut to it. The problem then gets fewer sets, see capacity().
@@ -74,7 +74,7 @@ class Arena:
             torch.OutOfMemoryError: if the device cannot hold the arena.
         """
         inputs, results = self._memory(problem)
-        a, b, out = (elements * inputs.element_size() for elements in _padded(problem, storage))
+        a, b, out = _spans(problem, storage)
         if a + b > inputs.nbytes or out > results.nbytes:
             raise ArenaFullError(
                 f"one operand set needs {(a + b) / 1e9:.2f} GB and its result "
@@ -96,6 +96,7 @@ class Arena:
         # The layout is A B A B …, or A B B … where the first operand is shared. Either way, B of
         # set i begins one A and i steps after the start.
         step = step_b if shared_a else step_a + step_b
+        # Results take turns in as many places as there are.
         result_slots = max(1, results.numel() // step_out)
         operand_sets = []
         for index in range(count):
@@ -137,11 +138,10 @@ class Arena:
         if dtype not in self._inputs:
             if dtype not in self._needed:
                 self.reserve(problem, 1)
-            sizes = self._needed.get(dtype, [0, 0])
-            inputs, results = (
-                torch.empty(size // dtype.itemsize, dtype=dtype, device=self._device)
-                for size in sizes
-            )
+            # A problem whose first set does not fit has reserved nothing.
+            input_bytes, result_bytes = self._needed.get(dtype, [0, 0])
+            inputs = torch.empty(input_bytes // dtype.itemsize, dtype=dtype, device=self._device)
+            results = torch.empty(result_bytes // dtype.itemsize, dtype=dtype, device=self._device)
             self._fill(inputs)
             self._inputs[dtype], self._results[dtype] = inputs, results
         return self._inputs[dtype], self._results[dtype]
@@ -156,7 +156,7 @@ def set_bytes(problem: Workload, shared_a: bool = False, storage: Storage = DENS
 def _padded(problem: Workload, storage: Storage) -> tuple[int, int, int]:
     """Return the elements of A, B and the result, rounded up so that the next view is aligned."""
     unit = _ALIGN // DTYPE_BYTES[problem.dtype]
-    a, b, out = (-(-count // unit) * unit for count in element_counts(problem, storage))
+    a, b, out = (ceil_div(count, unit) * unit for count in element_counts(problem, storage))
     return a, b, out
 
 

@@ -183,17 +183,18 @@ class CudaClock:
         if launch not in self._queue_seconds:
             self._launch_first(launch, indices[0])
         for attempt in range(_TRIES):
-            if attempt == 1:
+            if attempt == 1:  # see the class: the launch may have to allocate its memory again
                 self._launch_first(launch, indices[0])
             if settle:
                 self._settle(launch, indices, settle)
             before()
             # Settling leaves a batch queued, which hides the gaps without a gate. A paced batch
             # keeps its gaps.
-            timing = self._once(launch, indices, None if settle or paced else self._gate_of(launch))
+            gate = None if settle or paced else self._gate_of(launch)
+            timing = self._once(launch, indices, gate)
             if timing.hidden:
                 break
-            if attempt:
+            if attempt:  # even a repeated batch shows gaps
                 self._spun.add(launch)
         return timing
 
@@ -213,13 +214,15 @@ class CudaClock:
         """
         begin = self.now()
         launch(index)
+        # An estimate from a whole batch is better, and is kept.
         self._queue_seconds.setdefault(launch, self.now() - begin)
         self._cuda.synchronize(self._device)
 
     def _once(self, launch: LaunchCall, indices: Sequence[int], gate: Gate | None) -> Timing:
         """Time the batch once, behind a gate if one is given."""
         # 1. Hold the stream for as long as queueing the batch should take.
-        begin, end = (self._cuda.Event(enable_timing=True) for _ in range(2))
+        begin = self._cuda.Event(enable_timing=True)
+        end = self._cuda.Event(enable_timing=True)
         seconds_per_launch = self._queue_seconds[launch]
         if gate is not None:
             gate.close(seconds_per_launch * len(indices))
@@ -227,7 +230,7 @@ class CudaClock:
         *first, final = indices
         if self._sm_clock is not None:
             self._sm_clock.mark(0)
-        queued = self.now()
+        queueing_began = self.now()
         begin.record()
         try:
             for index in first:
@@ -243,12 +246,11 @@ class CudaClock:
         # 3. Update the host's seconds per launch. A launch that waited for the device looks slow.
         # The estimate rises at once and falls by at most 30% per hidden batch, so that one quick
         # batch does not make the next spin too short.
-        launch_seconds = (self.now() - queued) / len(indices)
-        self._queue_seconds[launch] = (
-            1.3 * launch_seconds
-            if not hidden
-            else max(0.7 * seconds_per_launch, 1.3 * launch_seconds)
-        )
+        launch_seconds = (self.now() - queueing_began) / len(indices)
+        estimate = 1.3 * launch_seconds
+        if hidden:
+            estimate = max(0.7 * seconds_per_launch, estimate)
+        self._queue_seconds[launch] = estimate
         # 4. Wait for the device, and read what the gate and the clocks measured.
         if self._sm_clock is not None:
             self._sm_clock.mark(1)
@@ -271,12 +273,14 @@ class CudaClock:
             previous = queued
 
     def wake(self) -> None:
-        """Multiply large matrices for 0.3 s, to bring clocks and power to their working level."""
+        """Multiply large matrices for 0.3 s, to bring clocks and power to their working level.
+
+        The matrices are made at the first call and kept.
+        """
         if self._product is None:
             dtype = self._torch.float16
-            a, b = (
-                self._torch.randn(4096, 4096, device=self._device, dtype=dtype) for _ in range(2)
-            )
+            a = self._torch.randn(4096, 4096, device=self._device, dtype=dtype)
+            b = self._torch.randn(4096, 4096, device=self._device, dtype=dtype)
             self._product = (a, b, self._torch.empty_like(a))
         a, b, out = self._product
         begin = self.now()

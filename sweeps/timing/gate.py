@@ -111,11 +111,15 @@ class HostFlag:
 
     def check(self) -> None:
         """Release the stream if it has been held for too long."""
-        held = self._held
-        if held is not None and self._now() - held[1] > HOLD_LIMIT:
-            self._word.value = held[0]
+        held = self._held  # read once, because the main thread may change it at any moment
+        if held is None:
+            return
+        ticket, since = held
+        if self._now() - since > HOLD_LIMIT:
+            self._word.value = ticket
 
     def _watch(self) -> None:
+        """Check again and again, on a thread of its own."""
         while True:
             time.sleep(HOLD_LIMIT / 5)
             self.check()
@@ -143,10 +147,11 @@ class Spin:
         """Measure the cycle rate. ``torch`` is the module; the device should be awake."""
         self._cuda = torch.cuda
         self._start = torch.cuda.Event(enable_timing=True)
-        self._factor, self._limit = 1.0, _MAX_LIMIT
+        self._factor = 1.0  # by which spins are longer than queueing should take
+        self._limit = _MAX_LIMIT
         self._longest = False  # whether the latest spin was as long as the limit
         self._cycles = 2_000_000
-        self._rate = 1e9
+        self._rate = 1e9  # cycles per second
         for _ in range(3):  # the first one also loads the kernel, so its rate is wrong
             first = torch.cuda.Event(enable_timing=True)
             self._start.record()

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 _PROC = Path("/proc")
 
@@ -21,6 +22,14 @@ class HostUse:
     seconds: float
     steal: float
     others: float
+
+
+class _HostLook(NamedTuple):
+    """Findings of one look: its moment in seconds, and the ticks of CPU time up to then."""
+
+    moment: float
+    core_ticks: tuple[int, int, int] | None  # of all cores (used, stolen, all); None if unreadable
+    own_ticks: dict[int, int]  # of each of our processes that is alive, by its id
 
 
 class HostWatch:
@@ -44,7 +53,7 @@ class HostWatch:
 
     def since(self) -> float:
         """Return the seconds since the last look."""
-        return self._now() - self._last[0]
+        return self._now() - self._last.moment
 
     def look(self) -> HostUse | None:
         """Return the host's use since the last look.
@@ -52,28 +61,36 @@ class HostWatch:
         The result is None if the system does not tell, or if a process of ``own`` has ended
         meanwhile.
         """
-        before, self._last = self._last, self._read()
-        seconds = self._last[0] - before[0]
-        if before[1] is None or self._last[1] is None or self._last[2].keys() < before[2].keys():
+        before = self._last
+        now = self._last = self._read()
+        if before.core_ticks is None or now.core_ticks is None:
             return None
-        used_ticks, stolen_ticks, all_ticks = (
-            b - a for a, b in zip(before[1], self._last[1], strict=True)
-        )
+        if now.own_ticks.keys() < before.own_ticks.keys():
+            return None
+        used_before, stolen_before, all_before = before.core_ticks
+        used_now, stolen_now, all_now = now.core_ticks
+        all_ticks = all_now - all_before
         if all_ticks <= 0:
             return None
         # A process that has ended left its ticks to the process that reaped it.
-        own_ticks = sum(self._last[2].values()) - sum(before[2].values())
+        own_ticks = sum(now.own_ticks.values()) - sum(before.own_ticks.values())
+        others_ticks = max(0, used_now - used_before - own_ticks)
         return HostUse(
-            seconds, stolen_ticks / all_ticks, max(0, used_ticks - own_ticks) / all_ticks
+            seconds=now.moment - before.moment,
+            steal=(stolen_now - stolen_before) / all_ticks,
+            others=others_ticks / all_ticks,
         )
 
-    def _read(self) -> tuple[float, tuple[int, int, int] | None, dict[int, int]]:
-        """Return the time, the ticks of all cores (used, stolen, all) and of our processes."""
-        own = {pid: self._ticks_of(pid) for pid in self._own()}
-        known = {pid: ticks for pid, ticks in own.items() if ticks is not None}
-        return self._now(), self._all_ticks(), known
+    def _read(self) -> _HostLook:
+        """Look at the use of all cores and of our processes now."""
+        own_ticks: dict[int, int] = {}
+        for pid in self._own():
+            ticks = self._ticks_of(pid)
+            if ticks is not None:
+                own_ticks[pid] = ticks
+        return _HostLook(self._now(), self._core_ticks(), own_ticks)
 
-    def _all_ticks(self) -> tuple[int, int, int] | None:
+    def _core_ticks(self) -> tuple[int, int, int] | None:
         """Return the used, stolen and total ticks of all cores; None if they cannot be read."""
         try:
             first = (self._proc / "stat").read_text(encoding="ascii").splitlines()[0]
@@ -90,4 +107,6 @@ class HostWatch:
         except OSError:
             return None
         # The fields follow the last parenthesis. The name before it may contain spaces.
-        return sum(map(int, stat.rpartition(")")[2].split()[11:15]))
+        fields = stat.rpartition(")")[2].split()
+        # These four are the process's user and system ticks, and those of its reaped children.
+        return sum(map(int, fields[11:15]))

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -57,7 +57,7 @@ def cpu_tracer() -> Iterator[Callable[[LaunchOnce], list[Kernel]]]:
                 verbose.enter_context(library.verbose(library.VERBOSE_ON))
 
         def trace(launch: LaunchOnce) -> list[Kernel]:
-            read()
+            read()  # drops what was printed before
             launch()
             return parse_verbose(read())
 
@@ -75,7 +75,8 @@ def parse_verbose(text: str) -> list[Kernel]:
     for line in text.splitlines():
         fields = line.split(",")
         if line.startswith("onednn_verbose,") and fields[2:4] == ["primitive", "exec"]:
-            kernels.append(Kernel(f"{fields[5]} {fields[6]}", float(fields[-1]) * 1e-3))
+            kind, implementation = fields[5:7]
+            kernels.append(Kernel(f"{kind} {implementation}", float(fields[-1]) * 1e-3))
         elif match := re.match(r"MKL_VERBOSE (\w+)\(.*?\) ([\d.]+)([mun]?s)\b", line):
             name, number, unit = match.groups()
             kernels.append(Kernel(f"mkl_{name.lower()}", float(number) * units[unit]))
@@ -91,13 +92,14 @@ def trace_gpu(launches: Iterable[LaunchOnce]) -> list[list[Kernel] | None]:
     Args:
         launches: taken one by one, so that what each launch needs can be made when its turn comes.
     """
-    count = 0
+    count = 0  # how many launches there were, which an iterable does not tell in advance
 
     def work() -> None:
         nonlocal count
-        for count, launch in enumerate(launches, 1):
-            with torch.profiler.record_function(f"{_MARK}{count - 1}"), suppress(Exception):
+        for launch in launches:
+            with torch.profiler.record_function(f"{_MARK}{count}"), suppress(Exception):
                 launch()
+            count += 1
         torch.cuda.synchronize()
 
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
@@ -110,6 +112,7 @@ def profile_events(
 ) -> list[dict[str, Any]]:
     """Return the events of PyTorch's trace of some work, including the shapes of its operations."""
     with torch.profiler.profile(activities=activities, record_shapes=True) as profiler:
+        # The records at the start of a session may be lost, so other launches come first.
         if torch.profiler.ProfilerActivity.CUDA in activities:
             for _ in range(_SACRIFICED):
                 torch.cuda._sleep(1000)
@@ -133,8 +136,8 @@ def split_trace(events: Sequence[Mapping[str, Any]], count: int) -> list[list[Ke
     marks = _Marks(events)
     calls: dict[Any, int] = {}
     operations: dict[Any, int] = {}
-    outer: dict[Any, float] = {}  # end of the last launch through the runtime, by thread
-    for event in sorted(events, key=lambda e: float(e.get("ts", 0.0))):
+    runtime_ends: dict[Any, float] = {}  # end of the last launch through the runtime, by thread
+    for event in sorted(events, key=lambda event: float(event.get("ts", 0.0))):
         arguments = event.get("args", {})
         mark = marks.at(event)
         if mark is None:
@@ -142,63 +145,66 @@ def split_trace(events: Sequence[Mapping[str, Any]], count: int) -> list[list[Ke
         if event.get("cat") in _APIS and _LAUNCHES.search(event["name"]):
             begin, thread = float(event["ts"]), event["tid"]
             if event["cat"] == "cuda_runtime":
-                outer[thread] = begin + float(event["dur"])
-            elif begin <= outer.get(thread, -1.0):
+                runtime_ends[thread] = begin + float(event["dur"])
+            elif begin <= runtime_ends.get(thread, -1.0):
                 continue  # the runtime call that made this driver call was counted already
             calls[arguments.get("correlation")] = mark
         elif event.get("cat") in ("cpu_op", "user_annotation") and "External id" in arguments:
             operations[arguments["External id"]] = mark
     # 2. Give each kernel to the launch of its call.
-    kernel_events = sorted(
-        (e for e in events if e.get("cat") == "kernel"), key=lambda e: float(e["ts"])
-    )
-    launches: list[list[Kernel] | None] = [[] for _ in range(count)]
+    kernel_events = [event for event in events if event.get("cat") == "kernel"]
+    kernel_events.sort(key=lambda event: float(event["ts"]))
+    kernels_by_mark: list[list[Kernel]] = [[] for _ in range(count)]
     recorded_calls = set()
     for event in kernel_events:
         arguments = event.get("args", {})
         call = arguments.get("correlation")
         # Where the call itself was not recorded, the operation around it may have been.
         mark = calls.get(call, operations.get(arguments.get("External id")))
-        if mark is not None and mark < count and (kernels := launches[mark]) is not None:
-            kernels.append(
-                Kernel(event["name"], event["dur"] * 1e-6, tuple(arguments.get("grid", ())))
-            )
+        if mark is not None and mark < count:
+            grid = tuple(arguments.get("grid", ()))
+            kernels_by_mark[mark].append(Kernel(event["name"], event["dur"] * 1e-6, grid))
             recorded_calls.add(call)
-    # 3. Drop the launches whose records are incomplete.
-    for call, mark in calls.items():
-        if call not in recorded_calls and mark < count:
-            launches[mark] = None
-    # If other launches have kernels, the calls of a launch without any may have been lost.
-    return [None if recorded_calls and not kernels else kernels for kernels in launches]
+    # 3. Drop the launches whose records are incomplete. If other launches have kernels, the calls
+    # of a launch without any may have been lost.
+    incomplete = {mark for call, mark in calls.items() if call not in recorded_calls}
+    if recorded_calls:
+        incomplete.update(mark for mark, kernels in enumerate(kernels_by_mark) if not kernels)
+    return [None if mark in incomplete else kernels for mark, kernels in enumerate(kernels_by_mark)]
+
+
+class _Span(NamedTuple):
+    """Span of a mark: its times in the trace's microseconds, its number and its thread."""
+
+    begin: float
+    end: float
+    number: int
+    thread: Any
 
 
 class _Marks:
     """Marked spans of a trace, by thread and time."""
 
     def __init__(self, events: Sequence[Mapping[str, Any]]) -> None:
-        spans = sorted(
-            (
-                float(e["ts"]),
-                float(e["ts"]) + float(e["dur"]),
-                int(e["name"][len(_MARK) :]),
-                e["tid"],
-            )
-            for e in events
-            if e.get("cat") == "user_annotation" and e["name"].startswith(_MARK)
-        )
-        self._starts = [span[0] for span in spans]
-        self._spans = spans
+        spans = []
+        for event in events:
+            if event.get("cat") == "user_annotation" and event["name"].startswith(_MARK):
+                begin = float(event["ts"])
+                number = int(event["name"].removeprefix(_MARK))
+                spans.append(_Span(begin, begin + float(event["dur"]), number, event["tid"]))
+        self._spans = sorted(spans)
+        self._begins = [span.begin for span in self._spans]
 
     def at(self, event: Mapping[str, Any]) -> int | None:
         """Return the number of the mark within which a host event began; None if there is none."""
         if "ts" not in event:
             return None
         moment = float(event["ts"])
-        place = bisect.bisect_right(self._starts, moment) - 1
-        if place < 0:
+        last_begun = bisect.bisect_right(self._begins, moment) - 1
+        if last_begun < 0:
             return None
-        _, end, number, thread = self._spans[place]
-        return number if moment <= end and event.get("tid") == thread else None
+        span = self._spans[last_begun]
+        return span.number if moment <= span.end and event.get("tid") == span.thread else None
 
 
 def kernel_columns(kernels: Sequence[Kernel]) -> dict[str, Any]:
@@ -208,7 +214,7 @@ def kernel_columns(kernels: Sequence[Kernel]) -> dict[str, Any]:
     """
     if not kernels:
         return {"kernel": ""}
-    total = sum(kernel.seconds for kernel in kernels) or 1.0
+    total = sum(kernel.seconds for kernel in kernels) or 1.0  # all may be too short to show
     shares: dict[str, float] = {}
     for kernel in kernels:
         shares[kernel.name] = shares.get(kernel.name, 0.0) + kernel.seconds / total
@@ -227,10 +233,12 @@ def kernel_columns(kernels: Sequence[Kernel]) -> dict[str, Any]:
 @contextmanager
 def _captured_stdout() -> Iterator[Callable[[], str]]:
     """Send the process's stdout to a file, C libraries included, and yield a reader of new text."""
+    # C libraries have a buffer of their own. Both buffers are emptied while descriptor 1 is still
+    # the real stdout.
     libc = ctypes.CDLL(None)
     sys.stdout.flush()
     libc.fflush(None)
-    saved = os.dup(1)
+    real_stdout = os.dup(1)
     with tempfile.TemporaryFile() as file:
         os.dup2(file.fileno(), 1)
 
@@ -247,5 +255,5 @@ def _captured_stdout() -> Iterator[Callable[[], str]]:
             yield read
         finally:
             libc.fflush(None)
-            os.dup2(saved, 1)
-            os.close(saved)
+            os.dup2(real_stdout, 1)
+            os.close(real_stdout)

@@ -46,7 +46,7 @@ class BeatingPulse(Pulse):
         """
         self._now, self._cpu = now, cpu
         self._lock = threading.Lock()
-        self._beat = now(), cpu()
+        self._beat = now(), cpu()  # of the latest beat
         self._continued = self._gaps = 0
         self._lost = 0.0
 
@@ -69,17 +69,20 @@ class BeatingPulse(Pulse):
         """Compare with the last beat, and count a stop if there is a gap."""
         with self._lock:
             # The lock keeps two threads that beat at once from counting a gap twice.
-            (last, used), self._beat = self._beat, (self._now(), self._cpu())
-            gap = self._beat[0] - last
-            if gap > _GAP and self._beat[1] - used < _WORKING * gap:
+            last_time, last_cpu = self._beat
+            this_time, this_cpu = self._beat = self._now(), self._cpu()
+            gap = this_time - last_time
+            if gap > _GAP and this_cpu - last_cpu < _WORKING * gap:
                 self._gaps += 1
                 self._lost += gap
 
     def _count_continue(self, number: int, frame: FrameType | None) -> None:
+        """Count a SIGCONT."""
         # The lock is not taken: a handler runs on the main thread, which may hold it already.
         self._continued += 1
 
     def _run(self) -> None:
+        """Beat for as long as the process lives, on a thread of its own."""
         while True:
             time.sleep(_INTERVAL)
             self.beat()

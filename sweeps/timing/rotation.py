@@ -14,6 +14,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from kernels.config import ceil_div
+
 
 class ResultRotation:
     """Latest results of whichever case is being timed, at least twice the cache's size in total."""
@@ -33,7 +35,8 @@ class ResultRotation:
         device.
         """
         self._kept.clear()
-        count = min(launches, -(-self._bytes // place.nbytes))
+        # With this many blocks, one is written again only after twice the cache's size of others.
+        count = min(launches, ceil_div(self._bytes, place.nbytes))
         self._kept.extend(torch.empty_like(place) for _ in range(count))
 
     def replace(self, bare: Callable[[int], Tensor], index: int) -> Tensor:

@@ -182,15 +182,16 @@ class Sampler:
             return first
         if not warmed_up:
             clock.time(launch, [0])
+        long_enough = clock.batch_seconds / 4
         seconds, count = math.inf, 1
         while True:
             batch = functools.partial(clock.time, launch, [0] * count)
             seconds = min(seconds, self._time_unstopped(batch).seconds / count)
-            if seconds * count >= clock.batch_seconds / 4 or count >= clock.max_launches:
+            if seconds * count >= long_enough or count >= clock.max_launches:
                 return seconds
             # The count is at least doubled, so that the loop ends. It grows at most 16 times,
             # because a first launch that was timed too short would ask for a far too long batch.
-            needed = clock.batch_seconds / 4 / max(seconds, 1e-9)
+            needed = long_enough / max(seconds, 1e-9)
             count = min(max(2 * count, math.ceil(needed)), 16 * count, clock.max_launches)
 
     def launches(self, mode: str, seconds: float) -> int:
@@ -209,13 +210,14 @@ class Sampler:
         cached. Sustained work cycles through its sets, so together they must be larger than the
         cache.
         """
-        sustained = subject.mode == "sustained"
         subject.launches = self.launches(subject.mode, seconds)
-        subject.cost = sustained * SUSTAINED_SETTLE
-        if subject.cache != "warm" and not sustained:
+        preparing = 0.0
+        if subject.mode == "sustained":
+            preparing = SUSTAINED_SETTLE
+        elif subject.cache != "warm":
+            preparing = self._flush_cost()
             subject.launches = min(subject.launches, subject.sets)
-            subject.cost = self._flush_cost()
-        subject.cost += subject.launches * seconds
+        subject.cost = preparing + subject.launches * seconds
 
     def _flush_cost(self) -> float:
         """Return the seconds of a flush, which on a CPU takes longer than several short batches."""
@@ -235,9 +237,8 @@ class Sampler:
         Raises:
             Exception: if a launch fails, or the subject's checker finds a wrong result.
         """
-        clock = self._clock
-        # Rejected samples count as well, so that the check and the first set rotate with every
-        # attempt.
+        # 1. Decide which sets are launched on, and whether the results are checked. Rejected
+        # samples count as well, so that the check and the first set rotate with every attempt.
         taken = len(subject.samples) + subject.exposed
         late = taken % CHECKED_EVERY == LATE
         checked = late or taken == 0
@@ -245,27 +246,18 @@ class Sampler:
         checker = subject.checker if checked else None
         begin = self.now()
         try:
-            for attempt in range(_THROTTLE_RETRIES + 1):
-                if attempt:
-                    self._telemetry.forget()
-                start = clock.now()
-                timing = self._time_batch(subject, indices, checker, late)
-                reading = self._telemetry.between(start, clock.now())
-                # NVML's readings are further apart than batches, so the SMs' own clock is better.
-                if timing.sm_mhz is not None:
-                    reading = replace(reading, sm_mhz=timing.sm_mhz)
-                throttled = not RETRY.isdisjoint(reading.throttled)
-                if not throttled or self._stays_slow:
-                    break
-            self._stays_slow = throttled
+            # 2. Time the batch.
+            timing, reading = self._time_unthrottled(subject, indices, checker, late)
             seconds = timing.seconds / subject.launches
-            # The cost is without the check, which the loop plans separately as Subject.checking.
+            # 3. Check the results. The subject's cost is without the check, which the loop plans
+            # separately as Subject.checking.
             subject.cost = self.now() - begin
             if checker is not None:
                 checker.batch(indices, timing.last)
         finally:
             if checker is not None:
                 checker.release()
+        # 4. Record the sample.
         subject.checked_late |= late
         cost = self.now() - begin
         if timing.hidden:
@@ -294,13 +286,16 @@ class Sampler:
         Raises:
             Exception: if a launch fails, or the subject's checker finds a wrong result.
         """
-        clock, windows = self._clock, list[Window]()
+        clock = self._clock
+        windows: list[Window] = []
         begin = now = clock.now()
         with subject.settings():
             while now - begin < seconds:
+                # Each batch starts one set further, as in _indices.
                 indices = [(len(windows) + i) % subject.sets for i in range(subject.launches)]
                 subject.renew(subject.launches)
                 timing = clock.time(subject.launch, indices, paced=True)
+                # A window reaches from the end of the one before it to its own end.
                 start, now = now, clock.now()
                 reading = self._telemetry.between(start, now)
                 if timing.sm_mhz is not None:
@@ -335,17 +330,41 @@ class Sampler:
         """
         if subject.cache == "warm" and subject.mode != "sustained":
             return [0] * subject.launches
+        # From one late checked batch to the next, the quotient grows by one and the remainder is
+        # the same.
         first = taken // CHECKED_EVERY + taken % CHECKED_EVERY
         return [(first + i) % subject.sets for i in range(subject.launches)]
+
+    def _time_unthrottled(
+        self, subject: Subject, indices: Sequence[int], checker: Checker | None, late: bool
+    ) -> tuple[Timing, Reading]:
+        """Time one batch, and time it again if the hardware throttled, as :meth:`sample` says."""
+        clock = self._clock
+        for attempt in range(_THROTTLE_RETRIES + 1):
+            if attempt:
+                self._telemetry.forget()
+            start = clock.now()
+            timing = self._time_batch(subject, indices, checker, late)
+            reading = self._telemetry.between(start, clock.now())
+            # NVML's readings are further apart than batches, so the SMs' own clock is better.
+            if timing.sm_mhz is not None:
+                reading = replace(reading, sm_mhz=timing.sm_mhz)
+            throttled = not RETRY.isdisjoint(reading.throttled)
+            if not throttled or self._stays_slow:
+                break
+        self._stays_slow = throttled
+        return timing, reading
 
     def _time_batch(
         self, subject: Subject, indices: Sequence[int], checker: Checker | None, late: bool
     ) -> Timing:
-        """Time one batch of a subject, in its mode and with its cache state."""
+        """Time one batch of a subject, in its mode and with its cache state.
+
+        If the batch is ``late``, its last set gets inputs that no launch has seen.
+        """
         sustained = subject.mode == "sustained"
-        before = functools.partial(
-            self._begin_batch, subject, checker, indices[-1] if late else None
-        )
+        unseen = indices[-1] if late else None
+        before = functools.partial(self._begin_batch, subject, checker, unseen)
         batch = functools.partial(
             self._clock.time,
             subject.launch,

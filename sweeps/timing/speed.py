@@ -49,8 +49,9 @@ class MachineSpeed:
         """Return the log time at moments of the run; 0 if the speed did not change."""
         if not len(self.until):
             return np.zeros(len(moments))
-        place = np.searchsorted(self.until, moments)
-        return self.log_time[np.minimum(place, len(self.until) - 1)]
+        stretch = np.searchsorted(self.until, moments)
+        # A moment after the last sample belongs to the last stretch.
+        return self.log_time[np.minimum(stretch, len(self.until) - 1)]
 
     def interval(
         self, seconds: Sequence[float], moments: Sequence[float]
@@ -63,13 +64,17 @@ class MachineSpeed:
         plain = median_interval(seconds)
         if plain is None or not len(self.until):
             return plain
-        steady = median_interval(list(np.log(seconds) - self.at(moments)))
-        assert steady is not None  # it has as many samples as `plain`
-        lo, hi = math.exp(steady[0] + self.lo), math.exp(steady[1] + self.hi)
+        corrected = median_interval(list(np.log(seconds) - self.at(moments)))
+        assert corrected is not None  # it has as many samples as `plain`
+        # The samples are corrected to the machine's mean speed. A median over the run also depends
+        # on the median of the machine's speed, whose interval is added.
+        lo = math.exp(corrected[0] + self.lo)
+        hi = math.exp(corrected[1] + self.hi)
         return min(plain[0], lo), max(plain[1], hi)
 
 
 STEADY = MachineSpeed(np.empty(0), np.empty(0))
+"""Speed of a machine that did not change measurably."""
 
 
 def machine_speed(
@@ -84,16 +89,20 @@ def machine_speed(
     """
     # 1. Sort the samples by time, and leave out cases with too few of them.
     order = np.argsort(moments, kind="stable")
-    case, moment = np.asarray(cases, dtype=int)[order], np.asarray(moments, dtype=float)[order]
+    case = np.asarray(cases, dtype=int)[order]
+    moment = np.asarray(moments, dtype=float)[order]
     log_time = np.log(np.asarray(seconds, dtype=float)[order])
-    is_kept = np.bincount(case)[case] >= _MIN_CASE_SAMPLES if len(case) else np.zeros(0, dtype=bool)
+    if not len(case):
+        return STEADY
+    samples_of_case = np.bincount(case)
+    is_kept = samples_of_case[case] >= _MIN_CASE_SAMPLES
     case, moment, log_time = case[is_kept], moment[is_kept], log_time[is_kept]
     # 2. Fit the machine's log time to stretches with equal numbers of samples.
     count = min(_MAX_STRETCHES, len(case) // _STRETCH_SAMPLES)
     if count < _MIN_STRETCHES:
         return STEADY
     stretch = np.arange(len(case)) * count // len(case)
-    course = _common_log_time(case, stretch, log_time, count)
+    fitted = _common_log_time(case, stretch, log_time, count)
     # 3. Fit it to each half of the samples. The halves differ in their noise, but not in the
     # machine's speed. All cases have their k-th samples in the same round, so a half has the even
     # samples of some cases and the odd samples of the others.
@@ -106,40 +115,55 @@ def machine_speed(
     )
     if agreement <= _SIGNIFICANT * first_half.std() * second_half.std() / math.sqrt(count):
         return STEADY
-    course = course * min(1.0, agreement / float(course.var()))
+    fitted = fitted * min(1.0, agreement / float(fitted.var()))
     # 5. Describe each stretch, and the whole run.
     until = np.array([moment[stretch == i][-1] for i in range(count)])
-    lo, hi = _series_median_interval(course)
-    low, high = np.quantile(course, [0.05, 0.95])
-    return MachineSpeed(until, course, lo, hi, float(high - low))
+    lo, hi = _series_median_interval(fitted)
+    percentile_5, percentile_95 = np.quantile(fitted, [0.05, 0.95])
+    return MachineSpeed(until, fitted, lo, hi, float(percentile_95 - percentile_5))
 
 
 def _common_log_time(case: Whole, stretch: Whole, log_time: Array, count: int) -> Array:
-    """Return what the log times in each of ``count`` stretches have in common, with mean 0."""
-    of_stretch = np.zeros(count)
+    """Return what the log times in each of ``count`` stretches have in common, with mean 0.
+
+    This is the median polish: the parts of the cases and of the stretches are fitted in turn, each
+    to what the other one leaves.
+
+    Args:
+        case: number of the case of each sample.
+        stretch: number of the stretch of each sample.
+        log_time: logarithm of the seconds of each sample.
+        count: number of stretches.
+    """
+    stretch_part = np.zeros(count)
     for _ in range(_ITERATIONS):
-        of_case = _medians(case, log_time - of_stretch[stretch])
-        of_stretch = _medians(stretch, log_time - of_case[case], count)
-    return of_stretch - of_stretch.mean()
+        case_part = _medians(case, log_time - stretch_part[stretch])
+        stretch_part = _medians(stretch, log_time - case_part[case], count)
+    return stretch_part - stretch_part.mean()
 
 
 def _rank_in_group(group: Whole) -> Whole:
     """Return how many elements of its group come before each element."""
+    # The stable order has the groups one after the other, each from its own first position.
     order = np.argsort(group, kind="stable")
     counts = np.bincount(group)
+    first = np.cumsum(counts) - counts
     rank = np.empty(len(group), dtype=np.intp)
-    rank[order] = np.arange(len(group)) - np.repeat(np.cumsum(counts) - counts, counts)
+    rank[order] = np.arange(len(group)) - np.repeat(first, counts)
     return rank
 
 
 def _medians(group: Whole, values: Array, count: int = 0) -> Array:
     """Return the median of each group's values, by group number; 0 for a group without values."""
+    # Sort the values by group, and within each group by size. A group's median is the mean of its
+    # two middle values, which are one and the same if their number is odd.
     counts = np.bincount(group, minlength=count)
     ordered = values[np.lexsort((values, group))]
     first = np.cumsum(counts) - counts
-    low = np.minimum(first + (counts - 1) // 2, len(values) - 1)
-    high = np.minimum(first + counts // 2, len(values) - 1)
-    return np.where(counts > 0, (ordered[low] + ordered[high]) / 2, 0.0)
+    # The positions of an empty group may lie beyond the end. What is read there does not count.
+    lower_middle = np.minimum(first + (counts - 1) // 2, len(values) - 1)
+    upper_middle = np.minimum(first + counts // 2, len(values) - 1)
+    return np.where(counts > 0, (ordered[lower_middle] + ordered[upper_middle]) / 2, 0.0)
 
 
 def _series_median_interval(series: Array) -> tuple[float, float]:
@@ -151,14 +175,15 @@ def _series_median_interval(series: Array) -> tuple[float, float]:
     # 1. Sum the autocorrelations while they matter. ``length`` values are worth one independent
     # value.
     centred = series - series.mean()
-    variance = float(centred @ centred)
+    square_sum = float(centred @ centred)
     length = 1.0
     for lag in range(1, len(series) // 2):
-        correlation = float(centred[lag:] @ centred[:-lag]) / variance
+        correlation = float(centred[lag:] @ centred[:-lag]) / square_sum
         if correlation < _DECORRELATED:
             break
-        length += 2 * correlation
-    # 2. Take the quantiles between which the median of as many independent values lies.
+        length += 2 * correlation  # a value is as close to the one before as to the one after it
+    # 2. Take the quantiles between which the median of as many independent values lies. Of n such
+    # values, a share of 0.5 ± 0.5 / √n (one standard error) is below their true median.
     independent = len(series) / length
     if independent < 6:
         return float(series.min()), float(series.max())

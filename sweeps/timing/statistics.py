@@ -33,16 +33,17 @@ TOLERANCE = 0.01
 
 @functools.cache
 def interval_rank(n: int) -> int:
-    """Return the largest k (from 1) whose order-statistic interval covers at least 95%.
+    """Return the largest k (from 1) whose interval, k-th smallest to k-th largest, covers 95%.
 
-    It is 0 for n < 6. Probabilities are exponentials of logarithms. For the 71,400 errors of one
-    table, exact binomial coefficients would have as many bits each, and their sum would take hours.
+    It is 0 for n < 6, for which even the whole range covers less. Probabilities are exponentials of
+    logarithms. For the 71,400 errors of one table, exact binomial coefficients would have as many
+    bits each, and their sum would take hours.
     """
-    below, k = 0.0, 0
+    up_to_k, k = 0.0, 0
     while True:
-        ways = lgamma(n + 1) - lgamma(k + 1) - lgamma(n - k + 1)
-        below += exp(ways - n * log(2))
-        if 1 - 2 * below < LEVEL:
+        log_binomial = lgamma(n + 1) - lgamma(k + 1) - lgamma(n - k + 1)
+        up_to_k += exp(log_binomial - n * log(2))  # P(Binomial(n, ½) ≤ k) = P(… < k + 1)
+        if 1 - 2 * up_to_k < LEVEL:  # rank k + 1 covers too little
             return k
         k += 1
 
@@ -72,7 +73,8 @@ def is_narrow(middle: float, interval: tuple[float, float] | None) -> bool:
     """Return True if there is an interval and both its ends are within ±1% of the median."""
     if interval is None:
         return False
-    return max(interval[1] - middle, middle - interval[0]) <= TOLERANCE * middle
+    lo, hi = interval
+    return max(hi - middle, middle - lo) <= TOLERANCE * middle
 
 
 def finished(samples: Sequence[float]) -> bool:

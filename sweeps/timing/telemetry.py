@@ -12,7 +12,7 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from sweeps.timing.statistics import median
 
@@ -34,8 +34,14 @@ RETRY = frozenset({"hw_slowdown", "sw_thermal_slowdown", "hw_thermal_slowdown", 
 The software power cap is normal for large GEMMs, so it is only recorded."""
 
 
-_Raw = tuple[float, float | None, float | None, float | None, int]
-"""Moment, SM clock, power, temperature and throttle reasons."""
+class _RawReading(NamedTuple):
+    """All sensors at one moment of ``time.monotonic``, with the throttle reasons as NVML's bits."""
+
+    moment: float
+    sm_mhz: float | None
+    power_w: float | None
+    temp_c: float | None
+    reason_bits: int
 
 
 @dataclass(frozen=True)
@@ -76,7 +82,7 @@ class NvmlTelemetry(Telemetry):
         """Prepare reading. ``nvml`` is pynvml or a fake of it, and ``handle`` is its GPU handle."""
         self._nvml = nvml
         self._handle = handle
-        self._readings: deque[_Raw] = deque(maxlen=_KEEP)
+        self._readings: deque[_RawReading] = deque(maxlen=_KEEP)
         self._lock = threading.Lock()  # the thread appends while others read
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._loop, daemon=True, name="telemetry")
@@ -96,18 +102,20 @@ class NvmlTelemetry(Telemetry):
         """Return medians over the span, and every throttle reason that was seen in it."""
         with self._lock:
             readings = list(self._readings)
-        span: list[_Raw] = []
+        # The span is widened by a period at both ends, because a batch is shorter than a period. If
+        # nothing was read even then, the last reading before it is used.
+        span: list[_RawReading] = []
         for reading in reversed(readings):
-            if reading[0] < begin - _PERIOD and span:
+            if reading.moment < begin - _PERIOD and span:
                 break
-            if reading[0] <= end + _PERIOD:
+            if reading.moment <= end + _PERIOD:
                 span.append(reading)
         reason_bits = 0
-        for row in span:
-            reason_bits |= row[4]
-        sm_mhz = _median_or_none([row[1] for row in span])
-        power_w = _median_or_none([row[2] for row in span])
-        temp_c = _median_or_none([row[3] for row in span])
+        for reading in span:
+            reason_bits |= reading.reason_bits
+        sm_mhz = _median_or_none([reading.sm_mhz for reading in span])
+        power_w = _median_or_none([reading.power_w for reading in span])
+        temp_c = _median_or_none([reading.temp_c for reading in span])
         reasons = tuple(name for bit, name in _REASONS.items() if reason_bits & bit)
         return Reading(sm_mhz, power_w, temp_c, reasons)
 
@@ -116,30 +124,34 @@ class NvmlTelemetry(Telemetry):
 
         NVML counts millijoules, on boards from Volta on. Return None if there is no counter.
         """
-        counted = self._ask(self._nvml.nvmlDeviceGetTotalEnergyConsumption, self._handle)
-        return None if counted is None else counted / 1e3
+        millijoules = self._ask(self._nvml.nvmlDeviceGetTotalEnergyConsumption, self._handle)
+        return None if millijoules is None else millijoules / 1e3
 
     def forget(self) -> None:
         """Wait two and a half periods: one reading is new then, and old ones are out of reach."""
         time.sleep(2.5 * _PERIOD)
 
     def _loop(self) -> None:
+        """Read again and again, until :meth:`stop` is called."""
         while not self._stopping.wait(_PERIOD):
             self._read()
 
     def _read(self) -> None:
         """Append one reading of all sensors."""
         nvml, handle = self._nvml, self._handle
-        clock = self._ask(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM)
-        power = self._power()
-        temperature = self._ask(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU)
+        sm_mhz = self._ask(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM)
+        milliwatts = self._milliwatts()
+        power_w = None if milliwatts is None else milliwatts / 1e3
+        temp_c = self._ask(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU)
         reasons = self._ask(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle)
-        watts = None if power is None else power / 1e3
+        reason_bits = int(reasons or 0)
         with self._lock:
-            self._readings.append((time.monotonic(), clock, watts, temperature, int(reasons or 0)))
+            self._readings.append(
+                _RawReading(time.monotonic(), sm_mhz, power_w, temp_c, reason_bits)
+            )
 
-    def _power(self) -> float | None:
-        """Return the power at this moment in milliwatts.
+    def _milliwatts(self) -> float | None:
+        """Return the power at this moment in milliwatts; None if the card does not report it.
 
         From Ampere on (except GA100), ``nvmlDeviceGetPowerUsage`` is an average over a second and
         the field is instantaneous. On cards without the field, the call itself is instantaneous.
@@ -162,6 +174,7 @@ class NvmlTelemetry(Telemetry):
 
 
 def _median_or_none(values: list[float | None]) -> float | None:
+    """Return the median of the values that are not None; None if all of them are."""
     known = [value for value in values if value is not None]
     return median(known) if known else None
 
@@ -178,10 +191,15 @@ def open_nvml() -> Any | None:
 
 
 def nvml_handle(nvml: Any, properties: Any) -> Any | None:
-    """Return NVML's handle of a GPU, given PyTorch's ``get_device_properties``."""
+    """Return NVML's handle of a GPU, given PyTorch's ``get_device_properties``.
+
+    None is returned if NVML finds the GPU neither by its UUID nor by its PCI address.
+    """
     uuid = str(getattr(properties, "uuid", ""))
-    pci_ids = [getattr(properties, f"pci_{what}_id", 0) for what in ("domain", "bus", "device")]
-    address = f"{pci_ids[0]:08x}:{pci_ids[1]:02x}:{pci_ids[2]:02x}.0"
+    domain = getattr(properties, "pci_domain_id", 0)
+    bus = getattr(properties, "pci_bus_id", 0)
+    device = getattr(properties, "pci_device_id", 0)
+    address = f"{domain:08x}:{bus:02x}:{device:02x}.0"
     for find_handle, identifier in (
         (nvml.nvmlDeviceGetHandleByUUID, f"GPU-{uuid}"),
         (nvml.nvmlDeviceGetHandleByUUID, f"MIG-{uuid}"),
@@ -189,7 +207,7 @@ def nvml_handle(nvml: Any, properties: Any) -> Any | None:
     ):
         try:
             handle = find_handle(identifier)
-            if identifier.startswith("MIG-"):
+            if identifier.startswith("MIG-"):  # a slice has no sensors, so its parent is read
                 handle = nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle)
         except nvml.NVMLError:
             continue
@@ -213,8 +231,10 @@ def other_processes_on(gpu: int | None) -> int:
     import torch
 
     nvml = open_nvml()
-    handle = nvml and nvml_handle(nvml, torch.cuda.get_device_properties(gpu))
-    return other_processes(nvml, handle) if nvml and handle is not None else 0
+    if nvml is None:
+        return 0
+    handle = nvml_handle(nvml, torch.cuda.get_device_properties(gpu))
+    return 0 if handle is None else other_processes(nvml, handle)
 
 
 def is_shared(gpu: int) -> bool:
@@ -225,8 +245,10 @@ def is_shared(gpu: int) -> bool:
     import torch
 
     nvml = open_nvml()
-    handle = nvml and nvml_handle(nvml, torch.cuda.get_device_properties(gpu))
-    if nvml is None or handle is None:
+    if nvml is None:
+        return True
+    handle = nvml_handle(nvml, torch.cuda.get_device_properties(gpu))
+    if handle is None:
         return True
     try:
         return bool(nvml.nvmlDeviceGetComputeMode(handle) == nvml.NVML_COMPUTEMODE_DEFAULT)
