@@ -44,12 +44,10 @@ def time_anchors(
         wait: called with each phase before it begins, and returns when the phase may begin; None if
             no other GPU of the node is measured.
     """
-    # 1. Prepare the anchors.
     sampler = bench.sampler
-    emit(make_event(bench, worker, "anchoring", "", 0.0))
-    ready = [r for r in bench.prepare(cases, {}, on_start) if isinstance(r, Ready)]
 
     def report(key: str, phase: str, seconds: float, reading: Reading, **more: Any) -> None:
+        """Emit the event of one sample, with its seconds per launch and its sensors."""
         sensors = {"sm_mhz": reading.sm_mhz, "power_w": reading.power_w, "temp_c": reading.temp_c}
         emit(
             make_event(
@@ -67,20 +65,22 @@ def time_anchors(
         )
 
     def sample(subject: Subject, phase: str) -> None:
+        """Take and report one sample of a burst, unless it fails or shows launch gaps."""
         on_start([], subject.cost)
         try:
             taken = sampler.sample(subject)
-        except Exception as error:
+        except Exception as error:  # the other anchors are still timed
             bench.failure(error)
             return
         if taken.hidden:
             report(subject.key, phase, taken.seconds, taken.reading)
 
     def hold(subject: Subject, phase: str) -> None:
+        """Hold sustained work for the given time, and report each of its batches."""
         on_start([], seconds + 2 * subject.cost)
         try:
             windows = sampler.hold(subject, seconds)
-        except Exception as error:
+        except Exception as error:  # the other anchors are still timed
             bench.failure(error)
             return
         for window in windows:
@@ -94,10 +94,13 @@ def time_anchors(
                 joules=window.joules,
             )
 
-    # 2. Sample the bursts in each phase.
+    # 1. Prepare the anchors.
+    emit(make_event(bench, worker, "anchoring", "", 0.0))
+    ready = [r for r in bench.prepare(cases, {}, on_start) if isinstance(r, Ready)]
+    # 2. Sample the bursts in each phase. A GPU that is measured without others has one phase.
     bursts = [result for result in ready if result.case.mode == "burst"]
-    phase = ALONE
-    for phase in (ALONE,) if wait is None else PHASES:
+    phases = (ALONE,) if wait is None else PHASES
+    for phase in phases:
         if wait is not None:
             wait(phase)
         sampler.wake()
@@ -107,4 +110,4 @@ def time_anchors(
     # 3. Hold the sustained work in the last phase.
     for result in ready:
         if result.case.mode == "sustained":
-            hold(result.subject, phase)
+            hold(result.subject, phases[-1])

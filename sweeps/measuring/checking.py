@@ -22,7 +22,6 @@ from kernels.launch import Launch
 from kernels.operands import Operands
 from kernels.operation import Workload
 
-_RIGHT = CheckVerdict(0.0, 0.0)
 _CHANGED = CheckVerdict(math.nan, math.nan, "the kernel changes its operands.")
 
 
@@ -48,6 +47,7 @@ class ResultChecker:
         """Seconds that the launch of :meth:`check_before_timing` took, on a CPU."""
         self.allocates = False
         """True if the launch of :meth:`check_before_timing` returned memory other than ``out``."""
+        # The norms of the first and the last set's operands, by the number of the set.
         self._norms = {i: _norms(launch.sets[i]) for i in {0, len(launch.sets) - 1}}
 
     def for_sets(self, launch: Launch) -> ResultChecker:
@@ -82,10 +82,11 @@ class ResultChecker:
         if unseen is not None:
             self._launch.sets[unseen].a.neg_()
             self._unseen = unseen
-        for out in {
-            operands.out.data_ptr(): operands.out for operands in self._launch.sets
-        }.values():
-            out.fill_(math.nan if unseen is None else 0.0)
+        value = math.nan if unseen is None else 0.0
+        # Several sets may share a place, which is then filled only once.
+        places = {operands.out.data_ptr(): operands.out for operands in self._launch.sets}
+        for out in places.values():
+            out.fill_(value)
 
     def batch(self, indices: Sequence[int], last: object) -> None:
         """Check the results of a timed batch, after :meth:`poison`.
@@ -101,16 +102,18 @@ class ResultChecker:
         Raises:
             WrongResultError: if a result is wrong; the message says how.
         """
-        sets, final = self._launch.sets, indices[-1]
+        sets = self._launch.sets
+        final = indices[-1]
         if not isinstance(last, Tensor):
             raise WrongResultError(f"a launch returned a {type(last).__name__}, not a tensor.")
-        results = {final: last}
+        results = {final: last}  # by the number of the set
         if last.data_ptr() == sets[final].out.data_ptr():
-            places = {sets[i].out.data_ptr(): i for i in indices}
-            results = {i: _result_view(last, sets[i].out) for i in places.values()}
+            # Later sets replace earlier ones that share their place.
+            last_writers = {sets[i].out.data_ptr(): i for i in indices}
+            results = {i: _result_view(last, sets[i].out) for i in last_writers.values()}
         self._require(self._check_results(results), "in a timed batch")
-        if self._unseen is not None:
-            self._require(_RIGHT if self._unchanged() else _CHANGED, "in a timed batch")
+        if self._unseen is not None and not self._unchanged():
+            self._require(_CHANGED, "in a timed batch")
 
     def release(self) -> None:
         """Restore the operand that :meth:`poison` negated, if there is one."""
@@ -130,7 +133,9 @@ class ResultChecker:
         a.neg_()
         try:
             verdict = self._check_results({index: self._launch(index)})
-            self._require(verdict if self._unchanged() else _CHANGED, "after its samples")
+            if not self._unchanged():
+                verdict = _CHANGED
+            self._require(verdict, "after its samples")
         finally:
             a.neg_()
 
@@ -144,9 +149,11 @@ class ResultChecker:
         return all(_norms(self._launch.sets[i]) == norms for i, norms in self._norms.items())
 
     def _check_results(self, results: Mapping[int, Tensor], entries: bool = False) -> CheckVerdict:
-        """Check results by set, from the other side each time.
+        """Check results, from the other side each time.
 
-        ``entries`` also compares sampled entries with float64.
+        Args:
+            results: the results, by the number of their set.
+            entries: also compare sampled entries with float64.
         """
         for index, result in results.items():
             out = self._launch.sets[index].out
@@ -162,7 +169,7 @@ class ResultChecker:
 def _norms(operands: Operands) -> tuple[float, float]:
     """Return the norms of both operands, which reveal a change of their values."""
     norms = [torch.linalg.vector_norm(x, dtype=torch.float32) for x in (operands.a, operands.b)]
-    a, b = torch.stack(norms).tolist()
+    a, b = torch.stack(norms).tolist()  # stacked, so that a GPU is waited for only once
     return a, b
 
 

@@ -65,6 +65,7 @@ def work(connection: Connection) -> None:
 
     After it has sent ("wait", phase), it waits for a message.
     """
+    # 1. Prepare the process, and receive the assignment.
     die_with_parent()
     # Ctrl-C, a closed terminal and a batch system send their signal to the whole process group.
     # Only the parent acts on it, and it ends this process.
@@ -90,12 +91,15 @@ def work(connection: Connection) -> None:
         send("wait", phase)
         connection.recv()
 
+    # 2. Do the work.
     try:
         bench = _make_bench(assignment)
         if assignment.work in BESIDE:
             side_work = BESIDE[assignment.work]
             cases = [entry.case for entry in assignment.planned]
-            options = {**assignment.options, **({"wait": wait} if assignment.waits else {})}
+            options = dict(assignment.options)
+            if assignment.waits:
+                options["wait"] = wait
             side_work(cases, bench, assignment.worker, emit, on_start, **options)
             send("end", "done")
             return
@@ -134,6 +138,7 @@ def _close_in_fork(connection: Connection) -> None:
 
 
 def _first_line(error: Exception) -> str:
+    """Return the first line of an error's text."""
     return (str(error).strip() or "no message").splitlines()[0]
 
 

@@ -37,7 +37,7 @@ def repeat_cases(
     shuffle = random.Random(0).shuffle
     for _ in range(CHECKPOINTS[1]):
         shuffle(ready)
-        for result in list(ready):
+        for result in list(ready):  # a copy, because cases that fail are removed
             on_start([result.case.id], result.subject.cost)
             try:
                 sample = sampler.sample(result.subject)
@@ -71,7 +71,7 @@ def confirm_pairs(
             process began.
         on_start: called before every visit of a case.
     """
-    process = time.time()
+    process = time.time()  # names this process in the events
     pairs = list(zip(cases[::2], cases[1::2], strict=True))
     for begin in range(0, len(pairs), _PAIRS_AT_ONCE):
         _confirm_batch(
@@ -94,6 +94,7 @@ def _confirm_batch(
     ready: dict[Case, Subject] = {}
 
     def fail(case: Case, status: str, message: str) -> None:
+        """Report that a case failed, which leaves out its pairs."""
         ready.pop(case, None)
         emit(make_event(bench, worker, "outcome", case.id, 0.0, status=status, message=message))
 
@@ -108,25 +109,27 @@ def _confirm_batch(
     # 2. Take one block of every pair in each round, in a new order each time.
     due = list(pairs)
     shuffle = random.Random(process).shuffle
-    for number in range(BLOCKS):
+    for block in range(BLOCKS):
         shuffle(due)
-        for pair in due:
+        for first, second in due:
+            if first not in ready or second not in ready:  # one of them has failed
+                continue
             begin = sampler.now()
             seconds = []
+            case = first  # the case in flight, so that an error is blamed on the right one
             try:
-                # ``case`` is the case in flight, so that an error is blamed on the right one.
-                case = pair[0]
-                for _ in range(_TRIES if all(case in ready for case in pair) else 0):
+                for _ in range(_TRIES):
                     samples = []
-                    for case in (pair[0], pair[1], pair[1], pair[0]):
+                    for case in (first, second, second, first):
                         on_start([case.id], ready[case].cost)
                         samples.append(sampler.sample(ready[case]))
                     if all(sample.hidden for sample in samples):
                         seconds = [sample.seconds for sample in samples]
                         break
                 # After the last block, both cases are checked once more.
-                for case in pair if seconds and number == BLOCKS - 1 else ():
-                    _check_after(ready[case], on_start)
+                if seconds and block == BLOCKS - 1:
+                    for case in (first, second):
+                        _check_after(ready[case], on_start)
             except Exception as error:  # including a WrongResultError
                 fail(case, *bench.failure(error))
                 continue
@@ -136,9 +139,9 @@ def _confirm_batch(
                         bench,
                         worker,
                         "confirm",
-                        pair[0].id,
+                        first.id,
                         sampler.now() - begin,
-                        against=pair[1].id,
+                        against=second.id,
                         process=process,
                         s=seconds,
                     )

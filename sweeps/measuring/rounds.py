@@ -77,9 +77,8 @@ class Rounds:
             limit: seconds that this process may take, even if more of the budget is left.
             longest: seconds that six samples of a case may take; None: a share of the budget.
         """
-        self._waiting = deque(
-            e for e in planned if e.case.id not in known or not known[e.case.id].closed
-        )
+        closed = {case for case, history in known.items() if history.closed}
+        self._waiting = deque(entry for entry in planned if entry.case.id not in closed)
         self._known = known
         self._bench = bench
         self._sampler = bench.sampler
@@ -87,7 +86,7 @@ class Rounds:
         self._left = min(budget - spent, limit)
         self._margin = _MARGIN * self._left
         # Ceilings are measured in the middle and at the end. The plan was made with those measured
-        # at the start.
+        # at the start. They are due when this many seconds are left; −∞ means never.
         self._ceilings_due = self._left / 2 if self._left >= _LEAST_WITH_CEILINGS else -math.inf
         self._planned = {entry.case.id: entry.expected for entry in planned}
         self._max_seconds = _MAX_SHARE * budget if longest is None else longest
@@ -96,8 +95,10 @@ class Rounds:
         self._random = random.Random(seed)
         # Rounds are numbered over the whole run, because two cases' samples of one round are
         # compared.
-        earlier = (e.get("r", 0) for h in known.values() for e in h.every_sample)
-        self._round = max(earlier, default=0)
+        earlier_rounds = (
+            sample.get("r", 0) for history in known.values() for sample in history.every_sample
+        )
+        self._round = max(earlier_rounds, default=0)
         self._open: list[Subject] = []
         self._failed: set[str] = set()
         self._chunk = FIRST_CHUNK
@@ -118,17 +119,17 @@ class Rounds:
         Cases with samples are checked again at the end, because samples count only once a check
         confirms them.
         """
-        end = self._measure()
+        reason = self._measure()
         if self._ceilings_due > -math.inf:
             self._measure_ceilings()
         self._check([subject for subject in self._open if subject.samples])
-        return end
+        return reason
 
     def _measure(self) -> str:
         """Admit cases and sample them in rounds; return ``done`` or ``budget``."""
         while self._spare_seconds > 0:
             # 1. Prepare new cases, if six samples of them still fit the time.
-            before = len(self._open)
+            open_before = len(self._open)
             admitted = self._admit()
             if not self._open:
                 if admitted:
@@ -140,7 +141,7 @@ class Rounds:
             # 2. Choose the cases of this round. While cases are still being admitted, only the new
             # ones are sampled, and only once. The later samples of each case are then far from its
             # first one, and the machine's speed may change in between.
-            subjects = self._open[before:] if admitted else self._due_subjects()
+            subjects = self._open[open_before:] if admitted else self._due_subjects()
             due = [subject for subject in subjects if not subject.finished]
             # 3. Take one sample of each. Each round has a new order. A disturbance of a second then
             # hits different cases, and the samples of one case are spread over the run.
@@ -150,7 +151,7 @@ class Rounds:
                 if self._spare_seconds <= 0:
                     break
                 if self._left < self._ceilings_due:
-                    self._ceilings_due = 0.0
+                    self._ceilings_due = 0.0  # only once; the next time is after the loop
                     self._measure_ceilings()
                 self._watch_drift()
                 self._take_sample(subject)
@@ -193,16 +194,16 @@ class Rounds:
         """Return the cases of the next round: all, or those under six samples if time is short."""
         # Six samples are the fewest that give an interval. While time is short, they have priority
         # over narrowing the intervals of other cases.
-        extra = sum(s.cost for s in self._open if len(s.samples) >= _MIN_SAMPLES)
-        is_short = self._promised_seconds() + extra > self._spare_seconds
+        narrowing = sum(s.cost for s in self._open if len(s.samples) >= _MIN_SAMPLES)
+        is_short = self._promised_seconds() + narrowing > self._spare_seconds
         if not is_short:
             return list(self._open)
         incomplete = self._affordable([s for s in self._open if len(s.samples) < _MIN_SAMPLES])
-        return (
-            incomplete
-            or [s for s in self._open if len(s.samples) >= _MIN_SAMPLES]
-            or list(self._open)
-        )
+        if incomplete:
+            return incomplete
+        # No further case can get six samples, so the time goes to the intervals of the others.
+        complete = [s for s in self._open if len(s.samples) >= _MIN_SAMPLES]
+        return complete or list(self._open)
 
     def _affordable(self, subjects: Sequence[Subject]) -> list[Subject]:
         """Return the cases whose six samples still fit the time left, the most advanced first.
@@ -226,10 +227,12 @@ class Rounds:
         if not self._expected:
             return 1.0
         sampling = _MIN_SAMPLES * sum(self._begun.values())
+        # Seconds that a faster machine saves are not promised to further cases.
         return max(1.0, (self._preparing + sampling) / self._expected)
 
     def _admit(self) -> int:
         """Prepare the next cases whose six samples fit the time left. Return their number."""
+        # 1. Choose the cases, in the plan's order.
         promised = self._promised_seconds()
         pace = self._pace()
         chosen: list[PlanEntry] = []
@@ -241,11 +244,12 @@ class Rounds:
                 continue
             promised += entry.expected * pace
             chosen.append(entry)
-        # Put the skipped cases back in front, in the plan's order: they may fit later, if other
+        # 2. Put the skipped cases back in front, in the plan's order: they may fit later, if other
         # cases finish early.
         self._waiting.extendleft(reversed(skipped))
         self._chunk = min(2 * self._chunk, CHUNK)
         self._expected += sum(entry.expected for entry in chosen)
+        # 3. Prepare the chosen cases.
         begin = self._sampler.now()
         cases = [entry.case for entry in chosen]
         for result in self._bench.prepare(cases, self._known, self._on_start):
@@ -296,18 +300,25 @@ class Rounds:
             self._fail(subject, error)
             return
         self._left -= sample.cost
-        if subject.key in self._begun:
+        if subject.key in self._begun:  # not the canary, which is not part of the plan
             self._begun[subject.key] = subject.cost
         reading = sample.reading
         # A burst is shorter than the time between two readings of the power. The power read around
         # a burst therefore belongs mostly to other cases.
-        power = reading.power_w if subject.mode == "sustained" else None
+        power_w = reading.power_w if subject.mode == "sustained" else None
         sensors = {
             "sm_mhz": reading.sm_mhz,
-            "power_w": power,
+            "power_w": power_w,
             "temp_c": reading.temp_c,
             "throttled": list(reading.throttled),
         }
+        # Entries that would say nothing are left out of the file.
+        optional: dict[str, Any] = {}
+        if not sample.hidden:
+            optional["hidden"] = False
+        if sample.checked:
+            optional["checking"] = round(sample.checking, 6)
+        optional |= {name: value for name, value in sensors.items() if value}
         self._report(
             "sample",
             sample.key,
@@ -315,9 +326,7 @@ class Rounds:
             s=sample.seconds,
             n=sample.launches,
             r=self._round,
-            **({} if sample.hidden else {"hidden": False}),
-            **({"checking": round(sample.checking, 6)} if sample.checked else {}),
-            **{name: value for name, value in sensors.items() if value},
+            **optional,
         )
 
     def _fail(self, subject: Subject, error: Exception) -> None:
@@ -330,6 +339,7 @@ class Rounds:
         """Time the canary GEMM every two seconds. Its scatter shows how steady the machine is."""
         if self._sampler.now() < self._canary_due:
             return
+        # The canary is prepared at its first use. If that fails, the run continues without one.
         if self._watching and self._canary is None:
             self._canary = self._run_outside_cases(CANARY, self._bench.canary)
             self._watching = self._canary is not None

@@ -67,9 +67,11 @@ class TorchBench:
             cases: all cases that will be asked for. The largest decides the size of the arena.
             number: the GPU's number within the run; None: its ordinal.
         """
+        # 1. Open the device, its clock and its sensors.
         self.machine = machine
-        self.gpu = gpu if gpu is None or number is None else number
-        self._index = gpu
+        is_numbered = gpu is not None and number is not None
+        self.gpu = number if is_numbered else gpu  # as events name it
+        self._index = gpu  # as PyTorch names it
         self._device = select_device(device, gpu or 0).torch_name
         self._telemetry = Telemetry()
         self._clock: CpuClock | CudaClock = CpuClock()
@@ -78,10 +80,12 @@ class TorchBench:
             sm_clock = _open_sm_clock(machine.sms, self._device)
             self._clock = CudaClock(torch, self._device, sm_clock=sm_clock)
             nvml = open_nvml()
-            handle = nvml and nvml_handle(nvml, torch.cuda.get_device_properties(gpu))
-            if nvml and handle is not None:
-                self._telemetry = NvmlTelemetry(nvml, handle)
+            if nvml is not None:
+                handle = nvml_handle(nvml, torch.cuda.get_device_properties(gpu))
+                if handle is not None:
+                    self._telemetry = NvmlTelemetry(nvml, handle)
         self._telemetry.start()
+        # 2. Size the arena for the largest case.
         small = gpu is not None and machine.memory_bytes < _SMALL_BYTES
         max_bytes = int((_SMALL_SHARE if small else _ARENA_SHARE) * self._free_memory())
         self._rotation = ResultRotation(machine.l2_bytes)
@@ -99,9 +103,13 @@ class TorchBench:
             self._arena.reserve(case.problem, sets, case.shared_a, storage)
 
     def _free_memory(self) -> int:
-        """Return the bytes of the GPU's free memory, or half of a host's memory."""
+        """Return the bytes of the GPU's free memory, or half of a host's memory.
+
+        A host that does not tell how much memory it has gets 1 GiB.
+        """
         if self.gpu is not None:
-            return torch.cuda.mem_get_info(self._index)[0]
+            free, _ = torch.cuda.mem_get_info(self._index)
+            return free
         return self.machine.memory_bytes // 2 or 1 << 30
 
     def _set_count(self, case: Case, seconds: float) -> int:
@@ -114,9 +122,8 @@ class TorchBench:
             return 1
         set_count = self.sampler.launches(case.mode, seconds)
         if case.mode == "sustained":
-            set_count = min(
-                set_count, math.ceil(2 * self.machine.l2_bytes / set_bytes(case.problem)) + 1
-            )
+            beyond_cache = math.ceil(2 * self.machine.l2_bytes / set_bytes(case.problem)) + 1
+            set_count = min(set_count, beyond_cache)
         return max(2, min(set_count, _MAX_SETS))
 
     def prepare(
@@ -176,7 +183,7 @@ class TorchBench:
     def canary(self) -> Subject | None:
         """Prepare the canary: a GEMM bound by arithmetic, in the machine's fastest common dtype."""
         problem = self._canary_problem()
-        self._arena.capacity(problem)
+        self._arena.capacity(problem)  # raises an error if the arena cannot hold it
         implementation = implementations()[library_for(problem, self.machine)]
         launch = implementation.prepare(problem, self._arena.sets(problem, 1))
         subject = Subject(CANARY, launch.bare, cache="warm", settings=launch.settings)
@@ -184,6 +191,7 @@ class TorchBench:
         return subject
 
     def _canary_problem(self) -> Gemm:
+        """Return the GEMM that :meth:`canary` times."""
         size = 512 if self.gpu is None else 4096
         dtype = "fp16" if self.gpu is not None and "fp16" in self.machine.peaks else "fp32"
         return Gemm(size, size, size, dtype)
@@ -218,17 +226,19 @@ class TorchBench:
         launch = self._launch(case, implementation, 1)
         begin = self.sampler.now()
         # Another process, which finds some samples taken already, checks other entries.
-        taken = [sample["s"] for sample in history.samples.get(self.gpu, ())]
-        checker = ResultChecker(case.problem, launch, f"{case.id} {len(taken)}")
+        earlier_samples = [sample["s"] for sample in history.samples.get(self.gpu, ())]
+        checker = ResultChecker(case.problem, launch, f"{case.id} {len(earlier_samples)}")
         verdict = checker.check_before_timing()
         checking = self.sampler.now() - begin
-        has_figure = math.isfinite(verdict.rel_error)
-        facts: dict[str, Any] = {"rel_error": verdict.rel_error} if has_figure else {}
+        facts: dict[str, Any] = {}
+        if math.isfinite(verdict.rel_error):
+            facts["rel_error"] = verdict.rel_error
         if not verdict.ok:
             self._arena.restore()
             return Refusal(case, "wrong", verdict.message, facts)
         # 3. Estimate the seconds of a launch, and make as many operand sets as a batch needs.
         with launch.settings():
+            # On a GPU, a launch returns before it is done, so its first duration is not known.
             first = checker.first_seconds if self.gpu is None else 0.0
             seconds = self.sampler.estimate(launch.bare, warmed_up=True, first=first)
         if self.gpu is None and "kernel" not in history.facts:
@@ -246,7 +256,7 @@ class TorchBench:
             case.cache,
             launch.settings,
             launch.paced,
-            taken,
+            earlier_samples,
             len(history.exposed),
             checker=checker.for_sets(launch),
             checking=checking,
@@ -269,7 +279,7 @@ class TorchBench:
             ArenaFullError: if not even one set fits.
         """
         storage = _storage_of(case)
-        self._arena.capacity(case.problem, storage=storage)
+        self._arena.capacity(case.problem, storage=storage)  # raises an error if no set fits
         operands = self._arena.sets(case.problem, sets, case.shared_a, storage)
         return implementation.prepare(
             case.problem, operands, implementation.parse_config(case.config)
@@ -331,5 +341,6 @@ def open_bench(
 ) -> tuple[TorchBench, list[Ready]]:
     """Return a new bench outside of any run, and the cases that can be timed on it."""
     bench = TorchBench(machine, machine.kind, gpu, cases)
+    # There are no histories, and no parent process that must know which case is running.
     results = bench.prepare(cases, {}, lambda ids, seconds: None)
     return bench, [result for result in results if isinstance(result, Ready)]
