@@ -36,21 +36,23 @@ def anchor_rows(
         events: all events of the run.
         gpus: the list ``gpus`` of run.json, whose items have ``gpu``, ``id`` and ``node``.
     """
+    # 1. Collect the samples of each row.
     samples_by_key: dict[tuple[str, Any, str, str], list[Event]] = defaultdict(list)
     for event in latest_anchor_events(events):
-        samples_by_key[event["worker"], event.get("gpu"), event["case"], event["phase"]].append(
-            event
-        )
+        key = event["worker"], event.get("gpu"), event["case"], event["phase"]
+        samples_by_key[key].append(event)
+    # 2. Make the rows.
     place_by_gpu = {place["gpu"]: place for place in gpus}
     cases = {entry.case.id: entry.case for entry in anchors}
     rows = []
-    for (worker, gpu, case, phase), samples in samples_by_key.items():
+    for (worker, gpu, case, phase), every_sample in samples_by_key.items():
         if case not in cases:
             continue
-        settled = settled_windows(samples)
-        samples = settled or samples
+        settled = settled_windows(every_sample)
+        samples = settled or every_sample  # bursts have no windows
         seconds = [event["s"] for event in samples]
         interval = median_interval(seconds)
+        reasons = {reason for event in samples for reason in event.get("throttled", ())}
         row = {
             "run": run,
             "worker": worker,
@@ -63,7 +65,7 @@ def anchor_rows(
             "samples": len(seconds),
             "time_us": median(seconds) * 1e6,
             "energy_j": _joules_per_launch(settled),
-            "throttled": ";".join(sorted({r for e in samples for r in e.get("throttled", ())})),
+            "throttled": ";".join(sorted(reasons)),
         }
         if interval is not None:
             row["time_lo_us"], row["time_hi_us"] = interval[0] * 1e6, interval[1] * 1e6
@@ -111,9 +113,11 @@ def steady_report(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """
 
     def key(row: Mapping[str, Any]) -> tuple[Any, ...]:
-        return row["worker"], row["gpu"], *(row.get(n) for n in IDENTITY if n != "mode")
+        """Return what a sustained case and its burst have in common."""
+        identity = [row.get(name) for name in IDENTITY if name != "mode"]
+        return row["worker"], row["gpu"], *identity
 
-    bursts = {key(r): r for r in rows if r["mode"] == "burst" and r["phase"] == ALONE}
+    bursts = {key(row): row for row in rows if row["mode"] == "burst" and row["phase"] == ALONE}
     report = []
     for row in rows:
         burst = bursts.get(key(row))
@@ -160,7 +164,10 @@ def latest_anchor_events(events: Sequence[Event]) -> Iterator[Event]:
     A resumed run may time its anchors again, and only the latest time counts. The events of each
     worker must be in the order of their file.
     """
-    latest_begin = {place_of(e): i for i, e in enumerate(events) if e["event"] == "anchoring"}
+    # Later events replace earlier ones of the same place.
+    latest_begin = {
+        place_of(event): i for i, event in enumerate(events) if event["event"] == "anchoring"
+    }
     for i, event in enumerate(events):
         if event["event"] == "anchor" and i > latest_begin.get(place_of(event), -1):
             yield event

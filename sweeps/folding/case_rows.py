@@ -64,15 +64,17 @@ def rounds_table(
     """
     table = []
     for case in dict.fromkeys(entry.case.id for entry in planned):
-        samples = [s for s in known[case].trusted if "r" in s] if case in known else []
+        if case not in known:
+            continue
+        samples = [sample for sample in known[case].trusted if "r" in sample]
         if samples:
             table.append(
                 {
                     "case": case,
                     "worker": samples[0]["worker"],
                     "gpu": samples[0].get("gpu"),
-                    "rounds": " ".join(str(s["r"]) for s in samples),
-                    "times_us": " ".join(f"{s['s'] * 1e6:.6g}" for s in samples),
+                    "rounds": " ".join(str(sample["r"]) for sample in samples),
+                    "times_us": " ".join(f"{sample['s'] * 1e6:.6g}" for sample in samples),
                 }
             )
     return table
@@ -92,27 +94,21 @@ def confirmed_table(events: Iterable[Event], known: Mapping[str, History]) -> li
         events: events of a run.
         known: the histories of the run's cases.
     """
+    # 1. Collect the blocks of each pair and process. A process is named by the moment of its start.
     blocks_by_pair: dict[tuple[str, str], dict[float, list[Event]]] = defaultdict(
         lambda: defaultdict(list)
     )
     for event in events:
         if event["event"] == "confirm":
             blocks_by_pair[event["case"], event["against"]][event["process"]].append(event)
+    # 2. Make the rows of each pair from the processes that count.
     table = []
     for (case, against), by_process in blocks_by_pair.items():
         if any(case_id in known and known[case_id].outcome for case_id in (case, against)):
             continue
-        # Only complete processes count, and only those on the GPU of the latest: times of two GPUs
-        # are never combined.
-        complete = {p: place_of(b[0]) for p, b in by_process.items() if len(b) == BLOCKS}
-        complete = {p: place for p, place in complete.items() if place == complete[max(complete)]}
-        if len(complete) < PROCESSES:
-            continue
-        for number, process in enumerate(sorted(complete)[-PROCESSES:], 1):
+        for number, process in enumerate(_counting_processes(by_process), 1):
             blocks = by_process[process]
-            # A block is A B B A, so its ratio is the geometric mean of A's two times over that of
-            # B's.
-            ratios = [math.log(s[0] * s[3] / (s[1] * s[2])) / 2 for s in (b["s"] for b in blocks)]
+            log_ratios = [_log_ratio(block["s"]) for block in blocks]
             table.append(
                 {
                     "case": case,
@@ -120,10 +116,33 @@ def confirmed_table(events: Iterable[Event], known: Mapping[str, History]) -> li
                     "process": number,
                     "worker": blocks[0]["worker"],
                     "gpu": blocks[0].get("gpu"),
-                    "log_ratios": " ".join(f"{x:.6g}" for x in ratios),
+                    "log_ratios": " ".join(f"{x:.6g}" for x in log_ratios),
                 }
             )
     return table
+
+
+def _counting_processes(blocks_by_process: Mapping[float, Sequence[Event]]) -> list[float]:
+    """Return the processes of a pair that count, in order; empty if they are too few.
+
+    See :func:`confirmed_table`. Times of two GPUs are never combined.
+    """
+    places = {
+        process: place_of(blocks[0])
+        for process, blocks in blocks_by_process.items()
+        if len(blocks) == BLOCKS
+    }
+    if not places:
+        return []
+    latest_place = places[max(places)]
+    counting = sorted(process for process, place in places.items() if place == latest_place)
+    return counting[-PROCESSES:] if len(counting) >= PROCESSES else []
+
+
+def _log_ratio(seconds: Sequence[float]) -> float:
+    """Return the log ratio of a block A B B A: the geometric mean of A's times over that of B's."""
+    first_a, first_b, second_b, second_a = seconds
+    return math.log(first_a * second_a / (first_b * second_b)) / 2
 
 
 def _exposed_outcome(history: History) -> Event:
@@ -155,17 +174,23 @@ def _measured_columns(
     speeds: Mapping[SamplePlace, MachineSpeed],
 ) -> dict[str, Any]:
     """Return the columns of a case with a time, or of an error if its time is impossible."""
+    # 1. Take the median and its interval.
     samples = history.trusted
     seconds = [sample["s"] for sample in samples]
     speed = speeds.get(place_of(samples[-1]), STEADY)
-    middle, interval = median(seconds), speed.interval(seconds, [s["at"] for s in samples])
+    middle = median(seconds)
+    interval = speed.interval(seconds, [sample["at"] for sample in samples])
+    # 2. Refuse a time that the machine cannot reach.
     problem = entry.case.problem
     impossible, sentence = too_fast(entry.case, middle, machine) if machine else (False, "")
     if impossible:
         return _failed_columns({**samples[-1], "status": "error", "message": sentence})
+    # 3. Make the columns.
     reasons = {reason for sample in samples for reason in sample.get("throttled", ())}
-    gaps = len(history.exposed)
-    left_out = f"launch gaps show in {gaps} more samples, which are left out." if gaps else ""
+    exposed_count = len(history.exposed)
+    left_out = ""
+    if exposed_count:
+        left_out = f"launch gaps show in {exposed_count} more samples, which are left out."
     row: dict[str, Any] = {
         "status": "ok",
         "message": " ".join(filter(None, [sentence, left_out, _crash_remark(history)])),

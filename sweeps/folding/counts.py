@@ -28,9 +28,11 @@ def count_by_sweep(
         count = counts.setdefault(entry.case.sweep, {"planned": 0, "measured": 0, "open": 0})
         count["planned"] += 1
         history = known.get(entry.case.id, History())
-        count["open"] += not history.closed or history.unnamed
+        if not history.closed or history.unnamed:
+            count["open"] += 1
     for row in rows:
-        counts[row["sweep"]]["measured"] += row["status"] == "ok"
+        if row["status"] == "ok":
+            counts[row["sweep"]]["measured"] += 1
     return counts
 
 
@@ -42,14 +44,15 @@ def counts_sentence(record: Mapping[str, Any]) -> str:
         for name in ("unsupported", "oom", "wrong", "error")
         if counts[name]
     ]
+    measured = f"{counts['measured']} of {counts['planned']} cases measured"
+    clauses = [f"{measured} in {record['spent_s']:.0f} s", *failed]
+    if counts["not_reached"]:
+        clauses.append(f"{counts['not_reached']} not reached")
+    sentence = ", ".join(clauses)
     left_out = sum(record["plan"]["left_out"].values())
-    return (
-        f"{counts['measured']} of {counts['planned']} cases measured in {record['spent_s']:.0f} s"
-        + "".join(f", {text}" for text in failed)
-        + (f", {counts['not_reached']} not reached" if counts["not_reached"] else "")
-        + (f"; {left_out} more did not fit the budget" if left_out else "")
-        + "."
-    )
+    if left_out:
+        sentence += f"; {left_out} more did not fit the budget"
+    return f"{sentence}."
 
 
 class Tally:
@@ -73,7 +76,7 @@ class Tally:
         case = event["case"]
         self.spent += event.get("cost", 0.0)
         self._costs[case] += event.get("cost", 0.0)
-        if event["event"] == "moved":
+        if event["event"] == "moved":  # the case starts over on another GPU
             self.spent -= self._costs.pop(case)
         if event["event"] == "end":
             self._end = event

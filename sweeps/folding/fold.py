@@ -38,6 +38,7 @@ _MOST_DAMAGED = 0.1  # share of the sample lines
 
 def too_damaged(events: int, damaged: int) -> bool:
     """Return True if too many of a run's sample lines are damaged to trust the others."""
+    # One damaged line is always tolerated, because a crash may cut the last line.
     return damaged > max(1, _MOST_DAMAGED * (events + damaged))
 
 
@@ -56,7 +57,8 @@ def fold(folder: Path, written: Iterable[Path] | None = None) -> dict[str, Any]:
         record = read_run(folder)
         if written is not None and _is_folded(folder, written):
             return record
-        # 1. Read the plan and the samples.
+        # 1. Read the plan and the samples. Sizes are taken first: what is written to a file after
+        # that does not count as folded.
         sizes = _sizes((folder / "samples").glob("*.jsonl"))
         planned = [PlanEntry.from_json(row) for row in record["plan"]["cases"]]
         events, damaged = read_events(folder)
@@ -105,8 +107,9 @@ def fold(folder: Path, written: Iterable[Path] | None = None) -> dict[str, Any]:
             "checking_s": round(checking_seconds(events), 3),
             "canary": canary_report(events),
             "repeats": repeats_report(known),
-            **({"steady": steady} if (steady := steady_report(anchor_table)) else {}),
         }
+        if steady := steady_report(anchor_table):
+            folded["steady"] = steady
         folded["health"] = health(
             {**record, **folded}, machine, planned, rows, events, speeds.values()
         )
@@ -127,7 +130,7 @@ def _sizes(paths: Iterable[Path]) -> dict[str, int]:
 def _is_folded(folder: Path, written: Iterable[Path]) -> bool:
     """Return True if the last fold has read everything in these sample files."""
     try:
-        sizes = json.loads((folder / _FOLDED).read_text(encoding="utf-8"))["sizes"]
-        return all(sizes.get(name) == size for name, size in _sizes(written).items())
+        folded_sizes = json.loads((folder / _FOLDED).read_text(encoding="utf-8"))["sizes"]
+        return all(folded_sizes.get(name) == size for name, size in _sizes(written).items())
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        return False
+        return False  # never folded, or the file is damaged: fold again

@@ -53,7 +53,10 @@ class _Limits:
     unusable: float = float("inf")
 
     def verdict(self, value: float) -> str:
-        return "unusable" if value >= self.unusable else "noisy" if value >= self.noisy else "quiet"
+        """Return the verdict on a run that has this value."""
+        if value >= self.unusable:
+            return "unusable"
+        return "noisy" if value >= self.noisy else "quiet"
 
 
 _BETWEEN = _Limits(0.03, 0.3)
@@ -95,13 +98,16 @@ def health(
         *_judge_gpu_use(host_events),
         *_judge_merged(record),
     ]
-    concerns = sorted((f for f in findings if f[0] != QUIET), key=lambda f: -VERDICTS.index(f[0]))
+    # The worst findings come first. Sorting keeps the order above among those of one verdict.
+    concerns = [(verdict, reason) for verdict, reason in findings if verdict != QUIET]
+    concerns.sort(key=lambda finding: VERDICTS.index(finding[0]), reverse=True)
     if not concerns:
         return {"verdict": QUIET, "reasons": []}
+    worst, _ = concerns[0]
     reasons = [reason for _, reason in concerns]
     if machine is None or machine.kind == "cpu":
         reasons += _likely_causes(host_events)
-    return {"verdict": concerns[0][0], "reasons": reasons}
+    return {"verdict": worst, "reasons": reasons}
 
 
 def health_sentence(run: Mapping[str, Any]) -> str:
@@ -113,6 +119,7 @@ def health_sentence(run: Mapping[str, Any]) -> str:
     verdict, reasons = run["health"]["verdict"], run["health"]["reasons"]
     text = f"Health: {verdict}"
     if repeats := run.get("repeats"):
+        # The first reason is given only where the repeats do not explain the verdict.
         if verdict == "noisy" and repeats["between"] < _BETWEEN.noisy:
             text += f"; {reasons[0]}"
         text += f"; repeated medians differ by {repeats['between']:.0%}"
@@ -151,7 +158,10 @@ def _judge_speed(spread: float) -> Iterator[HealthFinding]:
 
 
 def _judge_rows(ok: Sequence[Mapping[str, Any]]) -> Iterator[HealthFinding]:
-    """Judge how wide the intervals are and how often the clock was throttled."""
+    """Judge how wide the intervals are and how often the clock was throttled.
+
+    ``ok`` are the rows of cases with a time.
+    """
     widths = [
         (row["time_hi_us"] - row["time_lo_us"]) / 2 / row["time_us"]
         for row in ok
@@ -162,11 +172,9 @@ def _judge_rows(ok: Sequence[Mapping[str, Any]]) -> Iterator[HealthFinding]:
         return
     half_width = float(np.median(widths))
     yield _HALF_WIDTH.verdict(half_width), f"half of the intervals are wider than ±{half_width:.0%}"
-    throttled = sum(not RETRY.isdisjoint(row["throttled"].split(";")) for row in ok) / len(ok)
-    yield (
-        _THROTTLED.verdict(throttled),
-        f"the GPU throttled its clock in {throttled:.0%} of the cases",
-    )
+    throttled = [row for row in ok if not RETRY.isdisjoint(row["throttled"].split(";"))]
+    share = len(throttled) / len(ok)
+    yield _THROTTLED.verdict(share), f"the GPU throttled its clock in {share:.0%} of the cases"
 
 
 def _judge_ticks(events: Sequence[Event], planned: Sequence[PlanEntry]) -> Iterator[HealthFinding]:
@@ -182,7 +190,8 @@ def _judge_ticks(events: Sequence[Event], planned: Sequence[PlanEntry]) -> Itera
             batches[event["case"]].append(event["s"] * event["n"])
     # Whole ticks of 16 ms are also whole ticks of 4 ms. If several ticks have the same count, the
     # longest one is reported.
-    count, tick = max((_cases_at_ticks(batches.values(), tick), tick) for tick in _TICKS)
+    counts = [(_cases_at_ticks(batches.values(), tick), tick) for tick in _TICKS]
+    count, tick = max(counts)
     share = count / max(1, len(batches))
     yield (
         _AT_TICKS.verdict(share),
@@ -199,11 +208,12 @@ def _cases_at_ticks(batches: Iterable[Sequence[float]], tick: float) -> int:
     Only batches between half a tick and eight ticks are judged, and only cases that have mostly
     such batches. The count is 0 if as many cases are expected by chance.
     """
-    shares = []
+    shares = []  # of the judged batches that last whole ticks, for each case
     for seconds in batches:
-        phase = np.array([s for s in seconds if tick / 2 < s < _MAX_TICKS * tick]) / tick
-        if 2 * len(phase) >= len(seconds):
-            shares.append(float(np.mean(np.abs(phase - np.round(phase)) < _NEAR_TICK)))
+        judged = [s for s in seconds if tick / 2 < s < _MAX_TICKS * tick]
+        if 2 * len(judged) >= len(seconds):
+            ticks = np.array(judged) / tick
+            shares.append(float(np.mean(np.abs(ticks - np.round(ticks)) < _NEAR_TICK)))
     count = sum(share >= 0.4 for share in shares)
     # This many cases would be near a tick by chance. The count must exceed that by five standard
     # errors.
@@ -220,14 +230,14 @@ def _judge_gpu_use(host_events: Sequence[Event]) -> Iterator[HealthFinding]:
 
 def _likely_causes(host_events: Sequence[Event]) -> Iterator[str]:
     """Name who else used the CPU's cores during the run."""
-    seconds = sum(event["seconds"] for event in host_events)
+    total_seconds = sum(event["seconds"] for event in host_events)
     for name, limit, who in (
         ("steal", _STEAL, "other virtual machines"),
         ("others", _OTHERS, "other processes"),
     ):
-        share = sum(event.get(name, 0.0) * event["seconds"] for event in host_events) / max(
-            seconds, 1e-9
-        )
+        # The events have shares of spans that are not equally long.
+        used_seconds = sum(event.get(name, 0.0) * event["seconds"] for event in host_events)
+        share = used_seconds / max(total_seconds, 1e-9)
         if share >= limit:
             yield f"likely cause: {who} used {share:.0%} of the cores' time"
 
@@ -237,10 +247,11 @@ def _judge_merged(record: Mapping[str, Any]) -> Iterator[HealthFinding]:
 
     A disturbed recording might otherwise go unnoticed among quiet ones.
     """
-    parts = record.get("merged", ())
     for verdict in VERDICTS[1:]:
         workers = [
-            part["worker"] for part in parts if (part["health"] or {}).get("verdict") == verdict
+            recording["worker"]
+            for recording in record.get("merged", ())
+            if (recording["health"] or {}).get("verdict") == verdict
         ]
         if workers:
             yield verdict, f"{verdict} recordings were merged into this one: {', '.join(workers)}"

@@ -64,7 +64,10 @@ class History:
         Later samples are not trusted until the case is checked again.
         """
         best = self.best
-        return best[: self.sound.get(best[0].get("gpu"), 0)] if best else []
+        if not best:
+            return []
+        sound_count = self.sound.get(best[0].get("gpu"), 0)
+        return best[:sound_count]
 
     @property
     def only_exposed(self) -> bool:
@@ -77,10 +80,12 @@ class History:
         if self.outcome is not None or self.too_long or len(self.exposed) >= MAX_EXPOSED:
             return True
         best = self.best
+        if not best:
+            return False
         # A crash may come between the last sample and the check after it. That check is then still
         # due.
-        checked = bool(best) and self.verified.get(best[0].get("gpu")) == len(best)
-        return checked and finished([s["s"] for s in best])
+        is_checked = self.verified.get(best[0].get("gpu")) == len(best)
+        return is_checked and finished([sample["s"] for sample in best])
 
     @property
     def weight(self) -> tuple[bool, bool, int, bool]:
@@ -91,7 +96,8 @@ class History:
         """
         failed = self.outcome is not None
         wrong = self.outcome is not None and self.outcome["status"] == "wrong"
-        return wrong, not failed and bool(self.trusted), len(self.trusted), failed
+        has_time = not failed and bool(self.trusted)
+        return wrong, has_time, len(self.trusted), failed
 
     @property
     def unnamed(self) -> bool:
@@ -101,6 +107,7 @@ class History:
     def add(self, event: Event) -> None:
         """Add an event of the case. After a ``moved`` event the case starts over on another GPU."""
         match event["event"]:
+            # A sample has ``hidden`` only if it is False.
             case "sample" if event.get("hidden", True):
                 self.samples[event.get("gpu")].append(event)
                 if "checking" in event:
@@ -136,12 +143,12 @@ def histories(events: Iterable[Event]) -> dict[str, History]:
     the one with the greatest :attr:`History.weight`, or the first of equals. Nothing of the others
     enters it.
     """
-    known: dict[str, dict[str, History]] = defaultdict(lambda: defaultdict(History))
+    by_case: dict[str, dict[str, History]] = defaultdict(lambda: defaultdict(History))
     for event in events:
-        known[event["case"]][event["worker"]].add(event)
+        by_case[event["case"]][event["worker"]].add(event)
     return {
         case: max(by_worker.values(), key=lambda history: history.weight)
-        for case, by_worker in known.items()
+        for case, by_worker in by_case.items()
     }
 
 

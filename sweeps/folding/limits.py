@@ -22,10 +22,12 @@ def min_seconds(case: Case, machine: Machine) -> float:
     peak = machine.peaks.get(problem.dtype, 0.0)
     flops = problem.flops
     if isinstance(problem, Conv):
+        # Winograd's or Fourier's algorithm may save all multiplications of a filter but one.
         flops //= problem.r * problem.s
     if machine.tensor_mhz:  # the vendor states the rate at a clock below the highest
         peak *= max(1.0, machine.boost_mhz / machine.tensor_mhz)
     seconds = flops / peak if peak else 0.0
+    # A burst that begins with an empty cache must read its operands from memory.
     reads_memory = case.cache == "cold" and case.mode == "burst" and machine.kind == "gpu"
     if reads_memory and isinstance(problem, Gemm) and machine.bandwidth:
         a, b, _ = problem.operand_elements

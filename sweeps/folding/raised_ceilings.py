@@ -7,6 +7,7 @@ what this GEMM reached. No share of a ceiling is then above 100%.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -46,35 +47,34 @@ def raise_ceilings(
     """
     if machine.kind != "cpu":
         return RaisedCeilings(machine, None)
-    # ``machine`` may have been raised by an earlier fold, so the ceilings of the start are kept
-    # apart.
-    start = (record.get("ceilings") or {}).get("start") or {
-        "peaks": dict(machine.peaks),
-        "bandwidth": machine.bandwidth,
-    }
+    # 1. Take the best of the ceilings that were measured. ``machine`` may have been raised by an
+    # earlier fold, so the ceilings of the start are kept apart.
+    earlier_summary = record.get("ceilings") or {}
+    start = earlier_summary.get("start")
+    if not start:  # this is the first fold
+        start = {"peaks": dict(machine.peaks), "bandwidth": machine.bandwidth}
     measured = [start, *(event for event in events if event["event"] == "ceilings")]
     bandwidth = max(ceilings["bandwidth"] for ceilings in measured)
     peaks = {
         dtype: max(ceilings["peaks"].get(dtype, 0.0) for ceilings in measured)
         for dtype in start["peaks"]
     }
+    # 2. Raise each peak to what the fastest GEMM reached.
     raised = {}
     for dtype, entry in beyond(planned, known, peaks).items():
+        problem, history = entry.case.problem, known[entry.case.id]
+        first = [sample["s"] for sample in history.trusted]
+        repeated = [sample["s"] for sample in history.repeats]
         # Another process must have exceeded the peak beyond its interval as well.
-        history = known[entry.case.id]
-        repeated_interval = median_interval([sample["s"] for sample in history.repeats])
-        if (
-            repeated_interval is None
-            or entry.case.problem.flops / repeated_interval[1] <= peaks[dtype]
-        ):
+        repeated_interval = median_interval(repeated)
+        if repeated_interval is None or problem.flops / repeated_interval[1] <= peaks[dtype]:
             continue
         # The peak is raised only to what both processes reached.
-        slower = max(
-            median([s["s"] for s in samples]) for samples in (history.trusted, history.repeats)
-        )
-        raised[dtype] = {"case": str(entry.case.problem), "from": peaks[dtype]}
-        peaks[dtype] = entry.case.problem.flops / slower
-    summary = {"start": start, **({"raised": raised} if raised else {})}
+        raised[dtype] = {"case": str(problem), "from": peaks[dtype]}
+        peaks[dtype] = problem.flops / max(median(first), median(repeated))
+    summary: dict[str, Any] = {"start": start}
+    if raised:
+        summary["raised"] = raised
     return RaisedCeilings(replace(machine, peaks=peaks, bandwidth=bandwidth), summary)
 
 
@@ -88,7 +88,8 @@ def beyond(
         known: the histories of these cases.
         peaks: FLOP/s by dtype.
     """
-    fastest: dict[str, tuple[float, PlanEntry]] = {}
+    to_exceed = dict(peaks)
+    fastest: dict[str, PlanEntry] = {}
     for entry in planned:
         problem, history = entry.case.problem, known.get(entry.case.id)
         if not isinstance(problem, Gemm) or history is None or history.outcome is not None:
@@ -96,8 +97,10 @@ def beyond(
         interval = median_interval([sample["s"] for sample in history.trusted])
         if interval is None:
             continue
-        speed = problem.flops / interval[1]
-        best, _ = fastest.get(problem.dtype, (peaks.get(problem.dtype, speed), entry))
-        if speed > best:
-            fastest[problem.dtype] = speed, entry
-    return {dtype: entry for dtype, (_, entry) in fastest.items()}
+        _, longest_seconds = interval
+        speed = problem.flops / longest_seconds
+        # A dtype without a peak has nothing to exceed.
+        if speed > to_exceed.get(problem.dtype, math.inf):
+            to_exceed[problem.dtype] = speed
+            fastest[problem.dtype] = entry
+    return fastest

@@ -35,13 +35,12 @@ def machine_speeds(events: Iterable[Event]) -> dict[SamplePlace, MachineSpeed]:
         samples[place_of(event)].append(event)
     speeds = {}
     for place, place_samples in samples.items():
-        number = {
-            case: i for i, case in enumerate({event["case"]: None for event in place_samples})
-        }
+        cases = dict.fromkeys(event["case"] for event in place_samples)
+        case_numbers = {case: number for number, case in enumerate(cases)}
         speeds[place] = machine_speed(
-            [number[e["case"]] for e in place_samples],
-            [e["at"] for e in place_samples],
-            [e["s"] for e in place_samples],
+            [case_numbers[event["case"]] for event in place_samples],
+            [event["at"] for event in place_samples],
+            [event["s"] for event in place_samples],
         )
     return speeds
 
@@ -51,31 +50,39 @@ def canary_report(events: Iterable[Event]) -> dict[str, Any] | None:
 
     ``drift`` compares the last quarter of the samples with the first. ``certain`` is True if the
     intervals of these quarters do not overlap, which leaves no doubt that the machine drifted.
-    Samples of several shards or GPUs are not mixed: only those of the place that took the most are
-    reported.
+    ``spread`` is the range of the samples without the fastest and the slowest tenth, relative to
+    the median. Samples of several shards or GPUs are not mixed: only those of the place that took
+    the most are reported.
+
+    Returns:
+        The entry ``canary`` of run.json; None for fewer than eight samples.
     """
+    # 1. Take the canary's samples in the order of their times, by place.
     by_place: dict[SamplePlace, list[float]] = defaultdict(list)
     canaries = (event for event in timed(events) if event["case"] == CANARY)
-    for event in sorted(canaries, key=lambda e: e["at"]):
+    for event in sorted(canaries, key=lambda event: event["at"]):
         by_place[place_of(event)].append(event["s"])
     seconds = max(by_place.values(), key=len, default=[])
     if len(seconds) < 8:
         return None
-    ordered = sorted(seconds)
-    quarter, tenth = len(seconds) // 4, len(seconds) // 10
+    # 2. Compare the first quarter with the last one. Quarters of few samples have no interval.
+    quarter = len(seconds) // 4
     first, last = seconds[:quarter], seconds[-quarter:]
     first_interval, last_interval = median_interval(first), median_interval(last)
-    certain = (
-        first_interval
-        and last_interval
-        and (first_interval[1] < last_interval[0] or last_interval[1] < first_interval[0])
-    )
+    certain = False
+    if first_interval is not None and last_interval is not None:
+        first_lo, first_hi = first_interval
+        last_lo, last_hi = last_interval
+        certain = first_hi < last_lo or last_hi < first_lo
+    # 3. Measure the spread without the fastest and the slowest tenth.
+    ordered = sorted(seconds)
+    tenth = len(seconds) // 10
     return {
         "samples": len(seconds),
         "median_us": median(seconds) * 1e6,
         "spread": (ordered[-1 - tenth] - ordered[tenth]) / median(seconds),
         "drift": median(last) / median(first) - 1,
-        "certain": bool(certain),
+        "certain": certain,
     }
 
 
@@ -107,15 +114,17 @@ def choose_repeats(
         for entry in planned
         if entry.case.id in known and len(known[entry.case.id].trusted) >= CHECKPOINTS[0]
     ]
-    median_cost = float(np.median([entry.expected for entry in usable])) if usable else 0.0
-    takes_all = len(usable) <= _FEW_CASES
-    cheap = [entry for entry in usable if takes_all or entry.expected <= median_cost]
-    if len(cheap) < _MIN_REPEATED:
+    candidates = usable
+    if len(usable) > _FEW_CASES:
+        median_cost = float(np.median([entry.expected for entry in usable]))
+        candidates = [entry for entry in usable if entry.expected <= median_cost]
+    if len(candidates) < _MIN_REPEATED:
         return []
+    # Try fewer and fewer cases, until they fit the time.
     limit = repeating_seconds(budget)
-    for count in range(min(_REPEATED, len(cheap)), _MIN_REPEATED - 1, -1):
-        places = np.linspace(0, len(cheap) - 1, count).round().astype(int)
-        chosen = [cheap[i] for i in dict.fromkeys(places.tolist())]
+    for count in range(min(_REPEATED, len(candidates)), _MIN_REPEATED - 1, -1):
+        places = np.linspace(0, len(candidates) - 1, count).round().astype(int)
+        chosen = [candidates[i] for i in dict.fromkeys(places.tolist())]
         if sum(entry.expected for entry in chosen) <= limit:
             return [*chosen, *(entry for entry in wanted if entry not in chosen)]
     return []
@@ -132,27 +141,33 @@ def repeats_report(known: Mapping[str, History]) -> dict[str, Any] | None:
     A case whose memory happens to lie badly in one of the processes can take twice as long there.
     To keep such a case from widening the intervals of all others, no case counts for more than
     three robust standard deviations.
+
+    Returns:
+        The entry ``repeats`` of run.json; None if too few cases were re-timed.
     """
-    shifts, variances = [], []
+    # 1. Collect the log ratio of each case's two medians, and the variance that its intervals
+    # explain.
+    log_ratios, variances = [], []
     for history in known.values():
         if history.outcome is not None or not history.trusted:
             continue
-        first = history.trusted
-        repeated = [s for s in history.repeats if s.get("gpu") == first[0].get("gpu")]
-        seconds_pair = [[s["s"] for s in samples] for samples in (first, repeated)]
-        if min(map(len, seconds_pair)) < CHECKPOINTS[0]:
+        gpu = history.trusted[0].get("gpu")
+        first = [sample["s"] for sample in history.trusted]
+        repeated = [sample["s"] for sample in history.repeats if sample.get("gpu") == gpu]
+        if min(len(first), len(repeated)) < CHECKPOINTS[0]:
             continue
-        shifts.append(math.log(median(seconds_pair[1]) / median(seconds_pair[0])))
-        variances.append(sum(_variance_of_median(np.log(seconds)) for seconds in seconds_pair))
-    if len(shifts) < _MIN_REPEATED:
+        log_ratios.append(math.log(median(repeated) / median(first)))
+        variances.append(_variance_of_median(np.log(first)) + _variance_of_median(np.log(repeated)))
+    if len(log_ratios) < _MIN_REPEATED:
         return None
-    logs, noise = np.array(shifts), float(np.mean(variances))
+    # 2. Subtract that variance from the variance of the ratios.
+    logs, noise = np.array(log_ratios), float(np.mean(variances))
     middle = float(np.median(logs))
     between = _mean_square(logs, noise) - noise
     degrees = len(logs) / (len(logs) - 1)  # the middle is estimated from the same cases
     between_cases = degrees * _mean_square(logs - middle, noise) - noise
     return {
-        "cases": len(shifts),
+        "cases": len(log_ratios),
         "ratio": math.exp(middle),
         "between": math.sqrt(max(0.0, between)),
         "between_cases": math.sqrt(max(0.0, between_cases)),
@@ -164,8 +179,10 @@ def _mean_square(logs: NDArray[np.float64], noise: float) -> float:
 
     ``noise`` is the least variance that the deviations are taken to have.
     """
+    # 1.4826 makes the median absolute deviation of normal values their standard deviation.
     deviation = max(1.4826 * float(np.median(np.abs(logs))), math.sqrt(noise))
-    return float(np.mean(np.square(np.clip(logs, -_CUT * deviation, _CUT * deviation))))
+    cut = np.clip(logs, -_CUT * deviation, _CUT * deviation)
+    return float(np.mean(np.square(cut)))
 
 
 def _variance_of_median(values: NDArray[np.float64]) -> float:
@@ -178,5 +195,6 @@ def _variance_of_median(values: NDArray[np.float64]) -> float:
     """
     n = len(values)
     deviation = float(np.median(np.abs(values - np.median(values))))
-    sigma = 1.4826 * _FEW.get(n, n / (n - 0.8)) * deviation
-    return math.pi / 2 * sigma**2 / n
+    correction = _FEW.get(n, n / (n - 0.8))
+    sigma = 1.4826 * correction * deviation
+    return math.pi / 2 * sigma**2 / n  # a median's variance is π/2 times that of a mean
