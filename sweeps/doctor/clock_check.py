@@ -48,6 +48,7 @@ def clock_cases(machine: Any, count: int) -> list[Case]:
     """
     rng = random.Random(0)
     if machine.kind == "gpu":
+        # Twice as many are drawn as are needed, because equal ones are dropped below.
         problems: list[Problem] = [
             Gemm(rng.choice(_GPU_SIZES), rng.choice(_GPU_SIZES), rng.choice(_GPU_SIZES), "fp16")
             for _ in range(2 * count)
@@ -89,7 +90,11 @@ def check_clock(device: Device, count: int, note: Callable[[str], None]) -> dict
 def summarise(passes: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
     """Summarise each timer: seconds per case, and the median difference between two passes.
 
-    ``over_sampler`` is the median over the cases of the timer's time over the sampler's.
+    ``over_sampler`` is the median over the cases of the timer's time over the sampler's. Timers
+    without a case that both passes timed are left out.
+
+    Args:
+        passes: what :func:`_one_pass` returned for each of the two passes.
     """
     result = {}
     first, second = passes[0]["timers"], passes[1]["timers"]
@@ -114,6 +119,7 @@ def summarise(passes: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]
 def in_rounds(sampler: Sampler, subjects: Sequence[Subject]) -> Pass:
     """Time with the sampler: estimate, then sample in shuffled rounds until all are finished."""
     begin = time.perf_counter()
+    # These are copies without earlier samples and without a checker.
     fresh = [Subject(s.key, s.launch, s.sets, s.mode, s.cache, s.settings) for s in subjects]
     for subject in fresh:
         with subject.settings():
@@ -142,35 +148,40 @@ def one_by_one(
 
 
 def _in_process(work: Callable[..., Any], *arguments: Any) -> Any:
+    """Return what ``work(*arguments)`` returns in a new process, which then ends."""
     context = get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=context, initializer=die_with_parent) as pool:
         return pool.submit(work, *arguments).result()
 
 
 def _one_pass(machine: Any, gpu: int | None, count: int) -> dict[str, Any]:
-    """Time the cases with the sampler and with the usual timer."""
+    """Time the cases with the sampler and with the usual timer.
+
+    Returns:
+        ``timers``: the ``seconds`` of each timer's whole pass, and its ``medians_us`` by problem.
+    """
     bench, ready = open_bench(machine, gpu, clock_cases(machine, count))
     subjects = [result.subject for result in ready]
-    name, usual_timer = (
-        ("do_bench", do_bench) if gpu is not None else ("blocked_autorange", blocked_autorange)
-    )
+    passes: dict[str, Pass] = {"sampler": in_rounds(bench.sampler, subjects)}
+    if gpu is not None:
+        passes["do_bench"] = one_by_one(do_bench, subjects)
+    else:
+        passes["blocked_autorange"] = one_by_one(blocked_autorange, subjects)
     timers = {}
-    for timer, (medians, seconds) in {
-        "sampler": in_rounds(bench.sampler, subjects),
-        name: one_by_one(usual_timer, subjects),
-    }.items():
-        timers[timer] = {
-            "seconds": seconds,
-            "medians_us": {
-                str(r.case.problem): medians[r.case.id] * 1e6 for r in ready if r.case.id in medians
-            },
+    for timer, (medians, seconds) in passes.items():
+        medians_us = {
+            str(result.case.problem): medians[result.case.id] * 1e6
+            for result in ready
+            if result.case.id in medians
         }
+        timers[timer] = {"seconds": seconds, "medians_us": medians_us}
     return {"timers": timers}
 
 
 def _around_a_profiler(machine: Any, gpu: int | None, count: int) -> list[dict[str, Any]]:
     """Time the shortest cases with the sampler, before and after a profiler session."""
-    cases = sorted(clock_cases(machine, 4 * count), key=lambda case: case.problem.flops)[:count]
+    by_size = sorted(clock_cases(machine, 4 * count), key=lambda case: case.problem.flops)
+    cases = by_size[:count]
     bench, ready = open_bench(machine, gpu, cases)
     subjects = [result.subject for result in ready]
     if not subjects:
@@ -184,12 +195,12 @@ def _around_a_profiler(machine: Any, gpu: int | None, count: int) -> list[dict[s
     after, _ = in_rounds(bench.sampler, subjects)
     return [
         {
-            "problem": str(r.case.problem),
-            "before_us": before[r.case.id] * 1e6,
-            "after_us": after[r.case.id] * 1e6,
+            "problem": str(result.case.problem),
+            "before_us": before[result.case.id] * 1e6,
+            "after_us": after[result.case.id] * 1e6,
         }
-        for r in ready
-        if r.case.id in before and r.case.id in after
+        for result in ready
+        if result.case.id in before and result.case.id in after
     ]
 
 
@@ -204,16 +215,19 @@ def _replays(machine: Any, gpu: int, count: int) -> list[dict[str, Any]]:
             for case in sweep_cases(sweep, machine)
         )
     )
+    spacing = math.ceil(len(problems) / count)
     rows = []
-    for problem in problems[:: math.ceil(len(problems) / count)]:
+    for problem in problems[::spacing]:
         assert isinstance(problem, Gemm)
         dtype = TORCH_DTYPES[problem.dtype]
+        # Together the weights are larger than twice the L2, so that none stays in it.
         weight_bytes = problem.n * problem.k * dtype.itemsize
-        count = min(max(2, 2 * machine.l2_bytes // weight_bytes + 1), _MAX_WEIGHTS)
+        weight_count = min(max(2, 2 * machine.l2_bytes // weight_bytes + 1), _MAX_WEIGHTS)
         try:
             x = torch.randn(problem.m, problem.k, dtype=dtype, device=device)
             weights = [
-                torch.randn(problem.n, problem.k, dtype=dtype, device=device) for _ in range(count)
+                torch.randn(problem.n, problem.k, dtype=dtype, device=device)
+                for _ in range(weight_count)
             ]
             out = torch.empty(problem.m, problem.n, dtype=dtype, device=device)
 
@@ -221,9 +235,9 @@ def _replays(machine: Any, gpu: int, count: int) -> list[dict[str, Any]]:
                 for weight in weights:
                     torch.mm(x, weight.T, out=out)
 
-            seconds = graph_replays(launches, count)
+            seconds = graph_replays(launches, weight_count)
         except RuntimeError:
             torch.cuda.empty_cache()
             continue
-        rows.append({"problem": str(problem), "time_us": seconds * 1e6, "weights": count})
+        rows.append({"problem": str(problem), "time_us": seconds * 1e6, "weights": weight_count})
     return rows

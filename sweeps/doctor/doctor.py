@@ -46,6 +46,7 @@ def examine(device: Device, results: Path) -> list[DoctorFinding]:
     else:
         findings += _examine_gpu(device)
     findings += _examine_triton(device)
+    # The folder itself may not exist yet.
     existing = next(path for path in (results, *results.parents) if path.exists())
     free = shutil.disk_usage(existing).free
     findings.append(DoctorFinding(free < _MIN_DISK, f"{free / 2**30:.1f} GiB free for results"))
@@ -56,8 +57,10 @@ def _examine_cpu() -> Iterator[DoctorFinding]:
     """Report threads, load and frequency governors of the CPU."""
     threads, load = torch.get_num_threads(), os.getloadavg()[0]
     yield DoctorFinding(False, f"{threads} threads, {torch.backends.cpu.get_cpu_capability()}")
+    # The threads need as many idle cores; half a core of other work is tolerated.
     busy = load + threads > usable_cores() + 0.5
-    yield DoctorFinding(busy, f"load average {load:.1f}" + (": other work disturbs timings" * busy))
+    remark = ": other work disturbs timings" if busy else ""
+    yield DoctorFinding(busy, f"load average {load:.1f}{remark}")
     governors = {
         Path(path).read_text(encoding="ascii").strip()
         for path in glob.glob("/sys/devices/system/cpu/cpu*/cpufreq/scaling_governor")
@@ -106,7 +109,9 @@ def _examine_gpu(device: Device) -> Iterator[DoctorFinding]:
     if "MIG" in machine.name:
         yield DoctorFinding(True, "this is a MIG slice: other slices share its power and clocks")
     nvml = open_nvml()
-    handle = nvml and nvml_handle(nvml, torch.cuda.get_device_properties(device.gpu))
+    handle = None
+    if nvml is not None:
+        handle = nvml_handle(nvml, torch.cuda.get_device_properties(device.gpu))
     if nvml is None or handle is None:
         yield DoctorFinding(
             True, "NVML is missing or refused, so clocks, power and temperature stay empty"
@@ -118,24 +123,25 @@ def _examine_gpu(device: Device) -> Iterator[DoctorFinding]:
 def _compare_facts(device: Device) -> Iterator[DoctorFinding]:
     """Compare the device with its table: SMs may be fused off, or the memory may be slower."""
     p = torch.cuda.get_device_properties(device.gpu)
+    # Memory transfers twice per clock. PyTorch reports 0 for a clock that it does not know.
     bandwidth = 2 * clock_khz(p, "memory_clock_rate") * 1e3 * p.memory_bus_width / 8
-    for what, table, reported in (
+    for unit, listed, reported in (
         ("SMs", device.machine.sms, p.multi_processor_count),
         ("bytes/s", device.machine.bandwidth, bandwidth),
     ):
-        if reported and abs(reported / table - 1) > _FACT_TOLERANCE:
+        if reported and abs(reported / listed - 1) > _FACT_TOLERANCE:
             yield DoctorFinding(
-                True, f"machines.toml says {table:g} {what}; the device reports {reported:g}"
+                True, f"machines.toml says {listed:g} {unit}; the device reports {reported:g}"
             )
 
 
 def examine_nvml(nvml: Any, handle: Any) -> Iterator[DoctorFinding]:
     """Report what NVML knows: clocks, power limit, temperature, ECC and other processes."""
 
-    def ask(question: Any, *arguments: Any) -> Any:
+    def ask(query: Any, *arguments: Any) -> Any:
         try:
-            return question(*arguments)
-        except nvml.NVMLError:
+            return query(*arguments)
+        except nvml.NVMLError:  # this card or its driver does not tell
             return None
 
     now = ask(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM)
@@ -143,10 +149,10 @@ def examine_nvml(nvml: Any, handle: Any) -> Iterator[DoctorFinding]:
     if now is not None and highest is not None:
         yield DoctorFinding(False, f"SM clock is {now} MHz now, {highest} MHz at most")
     limit = ask(nvml.nvmlDeviceGetEnforcedPowerLimit, handle)
-    usual = ask(nvml.nvmlDeviceGetPowerManagementDefaultLimit, handle)
-    if limit is not None:
-        capped = usual is not None and limit < usual
-        note = f", below its default of {usual / 1e3:.0f} W" if capped else ""
+    default_limit = ask(nvml.nvmlDeviceGetPowerManagementDefaultLimit, handle)
+    if limit is not None:  # both limits are in milliwatts
+        capped = default_limit is not None and limit < default_limit
+        note = f", below its default of {default_limit / 1e3:.0f} W" if capped else ""
         yield DoctorFinding(capped, f"power limit {limit / 1e3:.0f} W{note}")
     temperature = ask(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU)
     if temperature is not None:

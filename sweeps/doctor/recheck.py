@@ -29,19 +29,26 @@ def choose_anchors(rows: Sequence[Mapping[str, str]], count: int) -> list[tuple[
 
     Each comes with its seconds. If enough bursts have converged, only those are chosen.
     """
+    # 1. Select the rows.
     usable = [
-        (float(row["time_us"]) * 1e-6, row)
+        row
         for row in rows
         if row["status"] == "ok"
         and row["mode"] == "burst"
         and row["implementation"] not in HAND_WRITTEN
         and row["op"] in ("gemm", "conv")
     ]
-    converged = [pair for pair in usable if pair[1]["converged"] == "true"]
-    usable = converged if len(converged) >= count else usable
-    usable.sort(key=lambda pair: pair[0])
-    places = {round(i * (len(usable) - 1) / max(1, count - 1)) for i in range(count)}
-    return [(Case.from_columns(usable[i][1]), usable[i][0]) for i in sorted(places) if usable]
+    converged = [row for row in usable if row["converged"] == "true"]
+    if len(converged) >= count:
+        usable = converged
+    if not usable:
+        return []
+    # 2. Choose evenly spaced ones by time. If there are fewer rows than ``count``, some places
+    #    coincide.
+    usable.sort(key=lambda row: float(row["time_us"]))
+    last = len(usable) - 1
+    places = sorted({round(i * last / max(1, count - 1)) for i in range(count)})
+    return [(Case.from_columns(usable[i]), float(usable[i]["time_us"]) * 1e-6) for i in places]
 
 
 def time_again(device: Device, folder: Path, count: int) -> dict[str, Any]:
@@ -68,7 +75,10 @@ def time_again(device: Device, folder: Path, count: int) -> dict[str, Any]:
     for _ in range(CHECKPOINTS[1]):
         for subject in subjects:
             bench.sampler.sample(subject)
-    ratios = [median(s.samples) / recorded[s.key] for s in subjects if s.samples]
+    # A subject whose samples all showed launch gaps has no time.
+    ratios = [
+        median(subject.samples) / recorded[subject.key] for subject in subjects if subject.samples
+    ]
     return {**judge_ratios(ratios), "sentence": _sentence(ratios)}
 
 
@@ -93,11 +103,9 @@ def _sentence(ratios: Sequence[float]) -> str:
     ratio = judged["ratio"]
     if ratio is None:
         return "No recorded case could be timed again."
-    how = (
-        "the same machine at the same speed"
-        if judged["same"]
-        else (
-            f"{abs(ratio - 1):.0%} {'slower' if ratio > 1 else 'faster'} than when it was recorded"
-        )
-    )
-    return f"{len(ratios)} re-timed cases take {ratio:.3f}× the recorded time: {how}."
+    if judged["same"]:
+        verdict = "the same machine at the same speed"
+    else:
+        direction = "slower" if ratio > 1 else "faster"
+        verdict = f"{abs(ratio - 1):.0%} {direction} than when it was recorded"
+    return f"{len(ratios)} re-timed cases take {ratio:.3f}× the recorded time: {verdict}."
