@@ -124,7 +124,7 @@ def mean_constants(several: Sequence[Constants]) -> Constants:
         name: np.mean([to_fit_scale(name, getattr(one, name)) for one in several])
         for name in BOUNDS
     }
-    return Constants(**{name: float(from_fit_scale(name, v)) for name, v in means.items()})
+    return Constants(**{name: float(from_fit_scale(name, mean)) for name, mean in means.items()})
 
 
 def physical_bounds(machine: Machine) -> dict[str, tuple[float, float]]:
@@ -188,12 +188,14 @@ def foreign_constants(
     table = _constants_table()
     generations = table["order"]["generations"]
     position = generations.index(machine.generation)
-    nearest_first = [*generations[: position + 1][::-1], *generations[position + 1 :]]
+    # The machine's own generation and those before it come first, the latest of them in front.
+    up_to_own = generations[: position + 1]
+    nearest_first = [*reversed(up_to_own), *generations[position + 1 :]]
     entries = [_entry(name, dtype) for name in nearest_first if name in table]
-    by_slug = {e["machine"]: e for e in entries if e["machine"] != machine.slug}
+    by_slug = {entry["machine"]: entry for entry in entries if entry["machine"] != machine.slug}
     if slug is not None and slug not in by_slug:
-        known = nearest(slug, by_slug)
-        raise UserError(f"no constants are shipped for {slug!r} in {dtype}; {known}")
+        suggestion = nearest(slug, by_slug)
+        raise UserError(f"no constants are shipped for {slug!r} in {dtype}; {suggestion}")
     origin = slug or next(iter(by_slug))
     origin_machine = known_machine(origin)
     origin_constants = _constants(by_slug[origin])
@@ -245,10 +247,11 @@ def _misaligned_constants(generation: str, dtype: str) -> dict[str, float]:
     Plain fp32 needs no bulk copies, so these kernels cost it nothing.
     """
     facts = _constants_table()["facts"].get(generation, {})
-    known = {} if dtype == "fp32" else facts
+    if dtype == "fp32":
+        facts = {}
     return {
-        "fallback": known.get("fallback", 0.0),
-        "fallback_split": known.get("fallback_split", 1.0),
+        "fallback": facts.get("fallback", 0.0),
+        "fallback_split": facts.get("fallback_split", 1.0),
     }
 
 
@@ -271,9 +274,11 @@ def _entry(generation: str, dtype: str) -> dict[str, Any]:
 
 
 def _constants(entry: dict[str, Any]) -> Constants:
+    """Return the constants of an entry in constants.toml, without its other keys."""
     return Constants.from_json({name: entry[name] for name in BOUNDS if name in entry})
 
 
 @functools.cache
 def _constants_table() -> dict[str, Any]:
+    """Return the content of constants.toml; do not change it."""
     return tomllib.loads(Path(__file__).with_name("constants.toml").read_text(encoding="utf-8"))

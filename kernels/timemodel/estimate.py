@@ -88,8 +88,8 @@ class Shapes:
 
         If Winograd's algorithm cannot be used, the convolution is its implied GEMM instead.
         """
-        read = [_shape_row(p, ALGORITHMS[algorithm]) for p in problems]
-        rows = np.array(read, dtype=np.float64).reshape(-1, 11)
+        read = [_shape_row(problem, ALGORITHMS[algorithm]) for problem in problems]
+        rows = np.array(read, dtype=np.float64).reshape(-1, 11)  # also without any problem
         flags = (
             np.zeros(len(problems)) if flag is None else np.asarray(flag, dtype=np.float64)
             for flag in (cached, sustained)
@@ -183,6 +183,17 @@ def _row(
     helper_kernels: int = 0,
     helper_bytes: int = 0,
 ) -> tuple[float, ...]:
+    """Return the first eleven fields of :class:`Shapes` for a problem, in their order.
+
+    Args:
+        problem: the problem.
+        gemm: the GEMM that computes it.
+        traffic: minimum traffic of that GEMM, in bytes.
+        density: useful share of its multiply-adds.
+        first: bytes of A in one GEMM of the batch; 0 for a convolution.
+        helper_kernels: number of kernels before and after the GEMM.
+        helper_bytes: bytes that they move.
+    """
     return (
         gemm.m,
         gemm.n,
@@ -236,8 +247,8 @@ class Estimate:
     @property
     def limit(self) -> NDArray[np.intp]:
         """Index into :data:`LIMITS` of the largest part."""
-        parts = np.stack([getattr(self, name) for name in LIMITS])
-        return np.argmax(parts, axis=0)
+        seconds = np.stack([getattr(self, name) for name in LIMITS])
+        return np.argmax(seconds, axis=0)
 
     def where(self, other: Estimate, condition: NDArray[np.bool_]) -> Estimate:
         """Return ``other`` where the condition holds, and this estimate elsewhere."""
@@ -323,16 +334,17 @@ def candidate_times(
         return times, split
     # 3. Time every split of these shapes, and keep it where it is possible and faster.
     few_tiles = columns.take((rows, slice(None)))
-    best, parts = times[rows], split[rows]
-    for count in SPLITS[1:]:
-        split_tiles = replace(tiles, split=np.array(float(count)))
+    best_seconds, best_parts = times[rows], split[rows]
+    for parts in SPLITS[1:]:
+        split_tiles = replace(tiles, split=np.array(float(parts)))
         seconds = c.split + _busy_seconds(few_tiles, split_tiles, machine, peak, c)
-        deep = few_tiles.k * few_tiles.element >= _STEP_BYTES * _MIN_STEPS * count
-        deep &= (few_tiles.alignment >= WIDE_BYTES) | (c.fallback_split >= 0.5)
-        better = deep & (seconds < best)
-        best = np.where(better, seconds, best)
-        parts = np.where(better, float(count), parts)
-    times[rows], split[rows] = best, parts
+        # K must be long enough, and a kernel for misaligned rows must be able to split it.
+        possible = few_tiles.k * few_tiles.element >= _STEP_BYTES * _MIN_STEPS * parts
+        possible &= (few_tiles.alignment >= WIDE_BYTES) | (c.fallback_split >= 0.5)
+        better = possible & (seconds < best_seconds)
+        best_seconds = np.where(better, seconds, best_seconds)
+        best_parts = np.where(better, float(parts), best_parts)
+    times[rows], split[rows] = best_seconds, best_parts
     return times, split
 
 

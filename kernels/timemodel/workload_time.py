@@ -26,12 +26,18 @@ def workload_seconds(
         seconds_of: function that takes the positions of workloads and a problem of each, and
             returns the seconds of these problems.
     """
-    parts = [(i, *part) for i, gemms in enumerate(products) for part in gemms]
+    # 1. List all GEMMs, each with the position of its workload and how often it occurs there.
+    listed = [
+        (position, count, problem)
+        for position, gemms in enumerate(products)
+        for count, problem in gemms
+    ]
+    # 2. Add up their times. A workload without GEMMs only moves memory.
     seconds = np.where([bool(gemms) for gemms in products], 0.0, moving)
-    if parts:
-        # np.add.at sums repeated indices, because one workload may have several GEMMs.
-        owners, counts, problems = zip(*parts, strict=True)
-        np.add.at(seconds, list(owners), np.array(counts) * seconds_of(owners, problems))
+    if listed:
+        # np.add.at sums repeated positions, because one workload may have several GEMMs.
+        positions, counts, problems = zip(*listed, strict=True)
+        np.add.at(seconds, list(positions), np.array(counts) * seconds_of(positions, problems))
     return seconds
 
 
