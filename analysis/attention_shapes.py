@@ -33,7 +33,7 @@ class AttentionShapes(NamedTuple):
 
     def where(self, chosen: Any) -> AttentionShapes:
         """Return the shapes at an index array or a mask."""
-        return AttentionShapes(*(part[chosen] for part in self))
+        return AttentionShapes(*(sizes[chosen] for sizes in self))
 
     def flops(self, kind: str) -> Array:
         """Return the FLOPs of each call: 4 · batch · heads · width · pairs of a query and a key.
@@ -48,6 +48,10 @@ class AttentionShapes(NamedTuple):
 
     def bytes(self) -> Array:
         """Return the bytes of queries, keys, values and results, each moved once, in 16 bits."""
-        query_elements = 2 * self.heads * self.queries
-        key_elements = 2 * self.kv_heads * np.minimum(self.seen + self.queries, self.keys)
-        return _BYTES * self.batch * self.width * (query_elements + key_elements)
+        # Results have the size of the queries, and values that of the keys. With a window, every
+        # further query sees one further key, so all queries together see ``seen + queries`` keys.
+        query_and_result_vectors = 2 * self.heads * self.queries
+        keys_read = np.minimum(self.seen + self.queries, self.keys)
+        key_and_value_vectors = 2 * self.kv_heads * keys_read
+        vectors = query_and_result_vectors + key_and_value_vectors
+        return _BYTES * self.batch * self.width * vectors

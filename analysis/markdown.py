@@ -14,6 +14,7 @@ from typing import Any
 _UNPRINTABLE = re.compile(
     r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]+"
 )
+# What formats text, and what begins a cell, a tag, a link, an entity or the rest of a URL.
 _MARKUP = re.compile(r"[\\`*|<]|\](?=[(\[:])|&(?=#?\w+;)|(?<=:)//")
 
 
@@ -39,6 +40,7 @@ def printable(value: Any) -> Any:
 
 
 def _escaped(match: re.Match[str]) -> str:
-    text = match.group()
-    names = {"<": "&lt;", "&": "&amp;", "//": "&#47;&#47;"}
-    return names.get(text, f"\\{text}")
+    """Return matched markup as an HTML entity, or else behind a backslash."""
+    markup = match.group()
+    entities = {"<": "&lt;", "&": "&amp;", "//": "&#47;&#47;"}
+    return entities.get(markup, f"\\{markup}")

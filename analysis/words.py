@@ -17,7 +17,8 @@ def names_in(words: str | Iterable[str] | None, option: str) -> tuple[str, ...]:
     """
     if words is None:
         return ()
-    names = tuple(word.strip() for word in (words.split(",") if isinstance(words, str) else words))
+    separated = words.split(",") if isinstance(words, str) else words
+    names = tuple(word.strip() for word in separated)
     if not all(names):
         raise UserError(f"--{option} has an empty name in {words!r}; separate names by commas.")
     return names
@@ -33,11 +34,13 @@ def share_of(value: str | float, option: str, most: float = 1.0) -> float:
         UserError: if ``value`` is not a share, exceeds ``most``, or is ambiguous, like ``1``.
     """
     text = str(value).strip()
+    is_percentage = text.endswith("%")
     try:
-        share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+        share = float(text.removesuffix("%")) / (100 if is_percentage else 1)
     except ValueError:
-        share = -1.0
-    if 1 <= share <= most and not text.endswith("%") and not isinstance(value, float):
+        share = -1.0  # refused below, like every share that is out of range
+    # On the command line, ``1`` may mean 1% or 100%. A float in Python can only mean the latter.
+    if 1 <= share <= most and not is_percentage and not isinstance(value, float):
         raise UserError(
             f"--{option} {text} could mean {text}% or {100 * share:g}%; write one of them."
         )
