@@ -89,21 +89,25 @@ class AttentionConstants:
         # 1. Arithmetic: tiles of queries fill the SMs in waves, and long sequences amortise a tile.
         tiles = shapes.batch * shapes.heads * np.ceil(shapes.queries / _TILE)
         waves = tiles / machine.sms
-        slots = np.maximum(self.waves * np.ceil(waves) + (1 - self.waves) * waves, 1.0)
+        # Fewer tiles than SMs still take the time of one wave.
+        waves_of_time = np.maximum(self.waves * np.ceil(waves) + (1 - self.waves) * waves, 1.0)
         share = self.share * (shapes.width / 128) ** self.width / (1 + self.half / shapes.seen)
-        arithmetic = shapes.flops(kind) / (peak_of(machine) * share * waves / slots)
+        arithmetic = shapes.flops(kind) / (peak_of(machine) * share * waves / waves_of_time)
         # 2. Memory: a few bytes do not fill the pipes to memory.
-        moved = shapes.bytes()
-        hits = 1 / (1 + (moved / (self.fits * machine.l2_bytes)) ** _SHARP) if warm else 0.0
+        moved_bytes = shapes.bytes()
+        hits: Array | float = 0.0  # share of the bytes that come from the cache
+        if warm:
+            hits = 1 / (1 + (moved_bytes / (self.fits * machine.l2_bytes)) ** _SHARP)
         # Bytes from the cache count for less, because it is faster than memory.
-        effective_bytes = moved * (1 - hits + hits / self.cached)
+        effective_bytes = moved_bytes * (1 - hits + hits / self.cached)
         memory = (effective_bytes + self.ramp) / (machine.bandwidth * self.memory)
-        longer = arithmetic >= memory
+        # 3. Keep the longer of the two.
+        is_arithmetic_longer = arithmetic >= memory
         return np.stack(
             [
-                np.full(len(moved), self.launch),
-                np.where(longer, arithmetic, 0.0),
-                np.where(longer, 0.0, memory),
+                np.full(len(moved_bytes), self.launch),
+                np.where(is_arithmetic_longer, arithmetic, 0.0),
+                np.where(is_arithmetic_longer, 0.0, memory),
             ]
         )
 
@@ -145,14 +149,15 @@ class AttentionFit:
     ) -> Self:
         """Fit constants and trees to a random part of the calls, and judge them by the rest."""
         order = np.random.default_rng(0).permutation(len(seconds))
-        count = min(_MOST_ROWS, round(_TRAINING * len(seconds)))
-        chosen, judged = order[:count], order[count:]
-        training_shapes = shapes.where(chosen)
-        constants = fit_constants(training_shapes, seconds[chosen], kind, machine)
-        residual = np.log(seconds[chosen] / constants.seconds(training_shapes, kind, machine))
+        training_count = min(_MOST_ROWS, round(_TRAINING * len(seconds)))
+        training, held_out = order[:training_count], order[training_count:]
+        training_shapes = shapes.where(training)
+        constants = fit_constants(training_shapes, seconds[training], kind, machine)
+        residual = np.log(seconds[training] / constants.seconds(training_shapes, kind, machine))
         forest = grown(features(training_shapes, kind, machine), residual)
+        # The ends of the interval are 0 until the held-out calls give them.
         fit = cls(constants, 0.0, 0.0, len(seconds), forest)
-        return fit.judged(shapes.where(judged), seconds[judged], kind, machine)
+        return fit.judged(shapes.where(held_out), seconds[held_out], kind, machine)
 
     def judged(self, shapes: AttentionShapes, seconds: Array, kind: str, machine: Machine) -> Self:
         """Return the same fit with the 90% interval of its errors on these calls."""
@@ -167,11 +172,12 @@ class AttentionFit:
         time = self.constants.seconds(shapes, kind, machine, warm)
         if self.forest is None:
             return time
-        return time * np.exp(self.forest.predict(features(shapes, kind, machine))[0])
+        log_ratios, _ = self.forest.predict(features(shapes, kind, machine))
+        return time * np.exp(log_ratios)
 
     def to_json(self) -> dict[str, Any]:
         """Return the fit as a document for JSON."""
-        constants = {name: float(f"{v:.6g}") for name, v in vars(self.constants).items()}
+        constants = {name: float(f"{value:.6g}") for name, value in vars(self.constants).items()}
         document: dict[str, Any] = {
             "constants": constants, "low": self.low, "high": self.high, "calls": self.calls,
         }  # fmt: skip
@@ -187,41 +193,55 @@ class AttentionFit:
             KeyError, TypeError, ValueError: if the document is not such a fit.
         """
         forest = Forest.from_json(data["forest"]) if "forest" in data else None
-        constants = AttentionConstants(**{k: float(v) for k, v in data["constants"].items()})
+        constants = {name: float(value) for name, value in data["constants"].items()}
         low, high = float(data["low"]), float(data["high"])
-        if not all(map(math.isfinite, (*vars(constants).values(), low, high))):
+        if not all(map(math.isfinite, (*constants.values(), low, high))):
             raise ValueError("a constant or an end of the interval is not finite")
-        return cls(constants, low, high, int(data["calls"]), forest)
+        return cls(AttentionConstants(**constants), low, high, int(data["calls"]), forest)
 
 
 def fit_constants(
     shapes: AttentionShapes, seconds: Array, kind: str, machine: Machine
 ) -> AttentionConstants:
-    """Fit the formula's constants to measured times, by least squares of logarithms."""
+    """Fit the formula's constants to measured times, by least squares of logarithms.
+
+    Errors of more than about a tenth count less than by their square.
+    """
     from scipy.optimize import least_squares  # takes longer to import than to predict
 
     names = list(vars(_START))
 
-    def packed(constants: AttentionConstants) -> list[float]:
+    def to_numbers(constants: AttentionConstants) -> list[float]:
+        """Return the numbers that are fitted, most of them logarithms."""
         values = vars(constants)
-        return [values[n] if n in _LINEAR else math.log(values[n]) for n in names]
+        return [values[name] if name in _LINEAR else math.log(values[name]) for name in names]
 
-    def unpacked(numbers: Array) -> AttentionConstants:
+    def to_constants(numbers: Array) -> AttentionConstants:
+        """Inverse of ``to_numbers``."""
         pairs = zip(names, map(float, numbers), strict=True)
-        return AttentionConstants(**{n: v if n in _LINEAR else math.exp(v) for n, v in pairs})
+        return AttentionConstants(
+            **{name: number if name in _LINEAR else math.exp(number) for name, number in pairs}
+        )
 
-    def errors(numbers: Array) -> Array:
-        return np.log(unpacked(numbers).seconds(shapes, kind, machine) / seconds)
+    def log_errors(numbers: Array) -> Array:
+        return np.log(to_constants(numbers).seconds(shapes, kind, machine) / seconds)
 
     low = _LOW if kind == DECODE else replace(_LOW, memory=_LEAST_BANDWIDTH)
-    fitted = least_squares(
-        errors, packed(_START), bounds=(packed(low), packed(_HIGH)), loss="soft_l1", f_scale=0.1
+    solution = least_squares(
+        log_errors,
+        to_numbers(_START),
+        bounds=(to_numbers(low), to_numbers(_HIGH)),
+        loss="soft_l1",
+        f_scale=0.1,
     )
-    return unpacked(fitted.x)
+    return to_constants(solution.x)
 
 
 def features(shapes: AttentionShapes, kind: str, machine: Machine) -> Array:
-    """Return the trees' features: sizes, query heads per key head, tiles, FLOPs and bytes."""
+    """Return the trees' features: sizes, query heads per key head, tiles, FLOPs and bytes.
+
+    The array has the shape (calls, features).
+    """
     tiles = shapes.batch * shapes.heads * np.ceil(shapes.queries / _TILE)
     columns = [
         np.log(shapes.batch),
@@ -242,6 +262,11 @@ def features(shapes: AttentionShapes, kind: str, machine: Machine) -> Array:
 
 
 def grown(rows: Array, residual: Array) -> Forest:
-    """Grow trees from at most :data:`_MOST_ROWS` rows of features and their residuals."""
+    """Grow trees from at most :data:`_MOST_ROWS` rows, drawn at random.
+
+    Args:
+        rows: features, one row per call.
+        residual: log of the measured over the formula's time of each call.
+    """
     chosen = np.random.default_rng(0).permutation(len(rows))[:_MOST_ROWS]
     return Forest.grown(rows[chosen], residual[chosen], _TREES, _LEAF)

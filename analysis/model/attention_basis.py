@@ -102,35 +102,39 @@ class AttentionBasis:
         """
         framework = self.framework(named)
         kind = kind_of(work)
-        # Not every machine has fits for encoders. A call without a mask does twice the work of a
-        # causal one.
+        # 1. Choose the fit. Not every machine has fits for encoders. A call without a mask does
+        #    twice the work of a causal one, as if it had twice the queries.
         fits = self.fits[framework]
-        measured = kind if kind in fits else CONTEXT
-        factor = 1.0 if measured == kind else 2.0
-        fit = fits[measured]
-        sizes = (
-            work.batch,
-            work.heads,
-            work.kv_heads,
-            factor * work.queries,
-            work.keys,
-            (work.width + work.value_width) / 2,
-            min(work.keys, work.window or work.keys),
-        )
-        shapes = AttentionShapes(*(np.array([float(size)]) for size in sizes))
-        # Between two decoding steps, weights and other layers replace a layer's keys and values.
-        warm = measured != DECODE
-        seconds = float(fit.seconds(shapes, measured, self.machine, warm)[0])
-        parts = fit.constants.parts(shapes, measured, self.machine, warm)[:, 0]
+        measured_kind = kind if kind in fits else CONTEXT
+        query_factor = 1.0 if measured_kind == kind else 2.0
+        fit = fits[measured_kind]
+        sizes = {
+            "batch": work.batch,
+            "heads": work.heads,
+            "kv_heads": work.kv_heads,
+            "queries": query_factor * work.queries,
+            "keys": work.keys,
+            "width": (work.width + work.value_width) / 2,
+            "seen": min(work.keys, work.window or work.keys),  # 0 means no window
+        }
+        shapes = AttentionShapes(**{name: np.array([float(size)]) for name, size in sizes.items()})
+        # 2. Predict. Between two decoding steps, weights and other layers replace a layer's keys
+        #    and values in the cache.
+        warm = measured_kind != DECODE
+        seconds = float(fit.seconds(shapes, measured_kind, self.machine, warm)[0])
+        parts = fit.constants.parts(shapes, measured_kind, self.machine, warm)[:, 0]
+        limit = ("launch", "compute", "memory")[int(np.argmax(parts))]
+        # 3. The fit's own interval only holds for the framework and the machine that it was fitted
+        #    to.
         low, high = fit.low, fit.high
         if named is None or self.measured_on != self.machine.slug:
-            low, high = self.spreads[measured]
+            low, high = self.spreads[measured_kind]
         return AttentionTime(
-            seconds,
-            seconds * math.exp(low),
-            seconds * math.exp(high),
-            ("launch", "compute", "memory")[int(np.argmax(parts))],
-            (fit.high - fit.low) / 2,
+            seconds=seconds,
+            lo=seconds * math.exp(low),
+            hi=seconds * math.exp(high),
+            limit=limit,
+            spread=(fit.high - fit.low) / 2,
         )
 
 
@@ -170,26 +174,33 @@ def find_attention(machine: Machine, dtype: str, folder: Path | None) -> Attenti
             fits = fits_from_json(json.loads(path.read_bytes()))
         except (ValueError, KeyError, TypeError, AttributeError):
             raise UserError(f"{path} cannot be read. Import the tables again.") from None
+        # The file has no fits if the imported tables have no attention.
         if fits:
             spreads = _spreads(shipped["software"]["trees"])
             return AttentionBasis(machine, machine.slug, fits, "public", spreads)
-    slug = machine.slug
-    if slug not in shipped["machines"]:
-        slug = nearest_measured(machine, list(shipped["machines"]))
-    is_shipped = slug == machine.slug
-    spreads = _spreads(shipped["software"]["constants"] if is_shipped else shipped["generation"])
-    fits = fits_from_json(shipped["machines"][slug])
-    return AttentionBasis(machine, slug, fits, "shipped" if is_shipped else "generation", spreads)
+    if machine.slug in shipped["machines"]:
+        fits = fits_from_json(shipped["machines"][machine.slug])
+        spreads = _spreads(shipped["software"]["constants"])
+        return AttentionBasis(machine, machine.slug, fits, "shipped", spreads)
+    measured_on = nearest_measured(machine, list(shipped["machines"]))
+    fits = fits_from_json(shipped["machines"][measured_on])
+    spreads = _spreads(shipped["generation"])
+    return AttentionBasis(machine, measured_on, fits, "generation", spreads)
 
 
 def nearest_measured(machine: Machine, slugs: list[str]) -> str:
-    """Return the slug with the nearest peak, from the machine's generation if it has one."""
+    """Return the slug with the nearest peak, from the machine's generation if one of them is."""
     measured = [known_machine(slug) for slug in slugs]
-    same = [m for m in measured if m.generation == machine.generation] or measured
-    return min(same, key=lambda m: abs(math.log(peak_of(m) / peak_of(machine)))).slug
+    siblings = [other for other in measured if other.generation == machine.generation]
+
+    def log_distance(other: Machine) -> float:
+        return abs(math.log(peak_of(other) / peak_of(machine)))
+
+    return min(siblings or measured, key=log_distance).slug
 
 
 def _spreads(data: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
+    """Convert intervals by kind of call, as JSON has them, for :class:`AttentionBasis`."""
     return {kind: (float(low), float(high)) for kind, (low, high) in data.items()}
 
 
@@ -231,5 +242,6 @@ def fits_to_json(fits: Fits) -> dict[str, Any]:
 
 @functools.cache
 def _shipped() -> dict[str, Any]:
+    """Read the fits that are shipped for some machines, and how far they may be off."""
     document: dict[str, Any] = json.loads(_SHIPPED.read_bytes())
     return document

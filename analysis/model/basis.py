@@ -86,9 +86,10 @@ class Basis:
         """
         operation = problem.pass_ if isinstance(problem, Conv) else problem.op
         for group in self.model.fits:
-            name, *suffix = group.split()
-            if suffix == [operation, problem.dtype] and name not in HAND_WRITTEN:
-                return name
+            implementation, *operation_and_dtype = group.split()
+            matches = operation_and_dtype == [operation, problem.dtype]
+            if matches and implementation not in HAND_WRITTEN:
+                return implementation
         if self.model.machine.kind == "cpu":
             self.model.machine.peak(problem.dtype)  # raises an error for an unsupported dtype
             return _library_of_cpu(problem, self.model.machine)
@@ -101,8 +102,10 @@ class Basis:
         answer from times of the problem itself (``measured``) rests on those times, whatever the
         model knows.
         """
-        if measured:
-            return ("recorded", self.measured) if self.measured else (self.kind, self.source)
+        if measured and self.measured:
+            return "recorded", self.measured
+        if measured:  # the model comes from the same recording as the times
+            return self.kind, self.source
         group = group_of(self.library(problem), problem)
         if group not in self.model.fits:
             prior = prior_without_tables(self.model.machine, group)
@@ -115,12 +118,14 @@ class Basis:
         )
 
     def _origin(self, group: str) -> Origin:
+        """Return what the fit of a group rests on."""
         return self.origins.get(group, Origin(self.kind, self.source, self.warm))
 
     def query(self, problems: Sequence[Problem]) -> Query:
         """Return a query with each problem's library and the cache state of its measurements."""
         libraries = [self.library(problem) for problem in problems]
         groups = map(group_of, libraries, problems)
+        # Constants for a group without a fit are for operands from memory.
         warm = [group in self.model.fits and self._origin(group).warm for group in groups]
         return replace(Query.with_implementations(problems, libraries), cached=warm)
 
@@ -156,13 +161,14 @@ def _measured_basis(machine: str | None, results: Path) -> Basis:
     if machine is None or machine in recorded_machines(results):
         folder = find_recording(machine, results)
         run = load_run(folder)
+        # Only pad/choose queries were measured, and no sweep.
         if set(run["plan"].get("sweeps", ())) == {CONFIRM}:
             return _basis_with_queries(folder, run, results)
         reason = why_unusable(folder)
         if not reason:
             return _basis_from_recording(folder)
         # A public table or constants are better than the times of an unusable run.
-        machine = load_run(folder)["machine"]["slug"]
+        machine = run["machine"]["slug"]
         if is_complete(folder_of(results, machine)):
             return _basis_from_recording(folder_of(results, machine))
         if machine not in known_machines():
@@ -176,24 +182,28 @@ def _complete(basis: Basis) -> Basis:
     Measurements in one 16-bit dtype answer for the other one if both have the same peak, and those
     in bf16 answer for tf32, because no public table has fp16 or tf32.
     """
-    machine, fits = basis.model.machine, dict(basis.model.fits)
+    machine = basis.model.machine
     if machine.kind == "cpu":
         return basis
+    fits = dict(basis.model.fits)
     origins: dict[str, Origin] = {}
     # 1. Let measured dtypes answer for others.
     for group, fit in basis.model.fits.items():
         operation, _, dtype = group.rpartition(" ")
-        if dtype not in TWINS or operation.split()[0] in HAND_WRITTEN:
+        implementation = operation.split()[0]
+        if dtype not in TWINS or implementation in HAND_WRITTEN:
             continue
         measured_prior = Prior(fit, basis.kind, basis.source, UNKNOWN, basis.warm)
-        for target in (TWINS[dtype], *(["tf32"] if dtype == DTYPE else [])):
+        targets = [TWINS[dtype], "tf32"] if dtype == DTYPE else [TWINS[dtype]]
+        for target in targets:
             name = f"{operation} {target}"
             if name not in fits and target in machine.peaks:
                 shared = shared_prior(measured_prior, machine, dtype, target)
                 if shared is not None:
                     fits[name] = shared.fit
                     origins[name] = Origin(shared.kind, shared.source, shared.warm)
-    # 2. Add the priors of the dtypes that are still missing.
+    # 2. Add the priors of the dtypes that are still missing. Priors for operands from memory need
+    #    no fit, because Model.fit finds them.
     for group in (f"{LIBRARY} gemm {dtype}" for dtype in machine.peaks):
         prior = prior_without_tables(machine, group)
         if group not in fits and prior.warm:
@@ -213,16 +223,19 @@ def machine_rows(results: Path) -> list[dict[str, Any]]:
 
 
 def _machine_row(slug: str, basis: Basis) -> dict[str, Any]:
-    fit = max(basis.model.fits.values(), key=lambda fit: fit.rows, default=None)
+    """Return the row of one machine, with the rows and errors of its largest group."""
+    largest = max(basis.model.fits.values(), key=lambda fit: fit.rows, default=None)
+    # Constants that were carried over from another machine have no rows.
+    rows = None if largest is None or largest.rows == 0 else largest.rows
     return {
         "slug": slug,
         "name": basis.model.machine.name,
         "basis": basis.kind,
-        "rows": (fit and fit.rows) or None,
+        "rows": rows,
         "source": basis.source,
-        "median": fit and fit.median,
-        "mean": fit and fit.mean,
-        "p95": fit and fit.p95,
+        "median": largest and largest.median,
+        "mean": largest and largest.mean,
+        "p95": largest and largest.p95,
     }
 
 
@@ -239,6 +252,7 @@ def _basis_with_queries(folder: Path, run: Mapping[str, Any], results: Path) -> 
         basis = _basis_from_recording(folder_of(results, machine.slug))
     else:
         basis = _basis_from_constants(known_machines().get(machine.slug, machine))
+    # Times of an unusable run answer nothing; only the model is left.
     if why_unusable(folder):
         return replace(basis, folder=None)
     return replace(basis, folder=folder, measured=f"measured {run['run'][:10]}")
@@ -279,8 +293,9 @@ def _basis_from_recording(folder: Path) -> Basis:
 
 def _recorded_basis(folder: Path, run: Mapping[str, Any], model: Model) -> Basis:
     """Return the basis that a recording gives with a model that was fitted to it."""
-    public = run.get("public")
+    public = run.get("public")  # None for a recording by this project
     warm = public is not None and public["cache"] == "warm"
+    # The user's own measurements are those by this project and those in a file of the user.
     is_own = public is None or public["framework"] == FILE
     source = f"measured {run['run'][:10]}"
     if public:
@@ -288,8 +303,9 @@ def _recorded_basis(folder: Path, run: Mapping[str, Any], model: Model) -> Basis
         source = f"{row_words} {public['source']}, {public['cache']}"
     if not is_own:
         model = for_any_framework(model)
-    starts = filter(None, (_start_of(fit) for fit in model.fits.values()))
-    source += "".join(f", on top of {names}" for names in dict.fromkeys(starts))
+    # Groups may share a start; each is named once.
+    starts = dict.fromkeys(_start_of(fit) for fit in model.fits.values())
+    source += "".join(f", on top of {start}" for start in starts if start)
     return Basis(model, "recorded" if is_own else "public", source, folder, warm)
 
 

@@ -11,7 +11,7 @@ import math
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -100,7 +100,8 @@ def calibrate_query(
             that needs no imported table.
     """
     groups = query.groups()
-    known = np.array([""] * len(seconds) if algorithms is None else algorithms, dtype=object)
+    unknown = [""] * len(seconds)
+    known_algorithms = np.array(unknown if algorithms is None else algorithms, dtype=object)
     fits: dict[str, Fit] = {}
     parts: list[PartialPrediction] = []
     for group in dict.fromkeys(groups):
@@ -109,98 +110,150 @@ def calibrate_query(
         # 1. Predict each fold by a fit to the others, then fit all measurements of the group.
         fold_count = folds or (_FOLDS_OF_MANY if len(rows) > MANY_ROWS else _FOLDS)
         fold = np.array([_fold_of(query.problems[int(i)], fold_count) for i in rows])
-        pieces = _held_out(machine, query, seconds, known, rows, fold, prior)
-        fitted = fit_group(machine, query.take(rows), seconds[rows], known[rows], prior)
+        by_fold = _predict_folds(machine, query, seconds, known_algorithms, rows, fold, prior)
+        fitted = fit_group(machine, query.take(rows), seconds[rows], known_algorithms[rows], prior)
         # If a fit to the other folds had too few rows to grow trees, no held-out error tells what
         # trees are worth, so the group gets none.
-        fewest = len(rows) - max(len(at) for at, _, _ in pieces)
-        if fewest < MIN_RESIDUAL_ROWS:
+        fewest_training_rows = len(rows) - max(len(part.where) for part in by_fold)
+        if fewest_training_rows < MIN_RESIDUAL_ROWS:
             fitted = fitted._replace(residual=None)
         # 2. Turn the held-out errors of single times and of time ratios into intervals.
-        where = np.concatenate([at for at, _, _ in pieces])
-        predicted = np.concatenate([guess.time for _, guess, _ in pieces])
-        log_ratio = np.log(seconds[where] / predicted)
-        spread = np.concatenate([spread for _, _, spread in pieces])
-        small, large = neighbours(query.take(where), predicted)
+        where = np.concatenate([part.where for part in by_fold])
+        times = Times(np.concatenate([part.estimate.time for part in by_fold]), seconds[where])
+        log_ratio = np.log(times.measured / times.predicted)
+        spread = np.concatenate([part.spread for part in by_fold])
+        small, large = neighbours(query.take(where), times.predicted)
         pair_spread = np.hypot(spread[small], spread[large])
         ratio_errors = (log_ratio[small] - log_ratio[large]) / pair_spread
-        problems = [query.problems[i] for i in where]
         fit = _fit_with_errors(fitted, log_ratio, spread, ratio_errors, prior)
-        # 3. Measure how the errors add up in sums of times and in changes of such sums.
-        times = Times(predicted, seconds[where])
-        lo = predicted * np.exp(fit.low * spread)
-        hi = predicted * np.exp(fit.high * spread)
-        before = Times(*(part[small] for part in times))
-        after = Times(*(part[large] for part in times))
-        less = after.predicted * (1 - np.exp(-fit.pair_high * pair_spread))
-        more = after.predicted * (np.exp(-fit.pair_low * pair_spread) - 1)
-        sum_low, sum_high = sum_factors(times, lo, hi)
-        change_low, change_high = change_factors(before, after, less, more)
+        # 3. Measure how the errors add up in sums, and note which kinds of shapes were measured.
+        problems = [query.problems[i] for i in where]
         fits[group] = replace(
-            fit,
-            sum_low=sum_low,
-            sum_high=sum_high,
-            change_low=change_low,
-            change_high=change_high,
+            _fit_with_sum_errors(fit, times, spread, small, large),
             aligned_only=all(priced_alignment(problem) >= WIDE_BYTES for problem in problems),
             layout=_only_layout(problems),
         )
         # 4. Give each held-out prediction its interval, split by fold like the estimates.
-        cuts = np.cumsum([len(at) for at, _, _ in pieces])[:-1]
-        ranges = _leave_one_out_ranges(log_ratio / spread, *_prior_range(prior, len(rows) - 1))
-        ends = (np.split(end * spread, cuts) for end in ranges)
+        low, high = _leave_one_out_ranges(log_ratio / spread, *_prior_range(prior, len(rows) - 1))
+        cuts = np.cumsum([len(part.where) for part in by_fold])[:-1]
+        fold_lows = np.split(low * spread, cuts)
+        fold_highs = np.split(high * spread, cuts)
         parts += [
-            PartialPrediction(at, guess, low, high)
-            for (at, guess, _), low, high in zip(pieces, *ends, strict=True)
+            PartialPrediction(part.where, part.estimate, fold_low, fold_high)
+            for part, fold_low, fold_high in zip(by_fold, fold_lows, fold_highs, strict=True)
         ]
     held_back = Prediction.from_parts(len(seconds), parts)
     return Calibration(Model(machine, fits), held_back)
 
 
-_Piece = tuple[NDArray[np.intp], Estimate, Array]  # positions, estimate, spread
+class _FoldEstimate(NamedTuple):
+    """Estimates of the cases of one fold, by a fit to the other folds.
+
+    ``where`` has the positions of the cases in the query. ``spread`` is the relative spread of each
+    estimate's error.
+    """
+
+    where: NDArray[np.intp]
+    estimate: Estimate
+    spread: Array
 
 
-def _held_out(
+def _predict_folds(
     machine: Machine,
     query: Query,
     seconds: Array,
-    known: NDArray[Any],
+    known_algorithms: NDArray[Any],
     rows: NDArray[np.intp],
     fold: NDArray[np.intp],
     prior: Prior,
-) -> list[_Piece]:
-    """Predict each fold of a group's cases by a fit to the other folds."""
-    pieces: list[_Piece] = []
+) -> list[_FoldEstimate]:
+    """Predict each fold of a group's cases by a fit to the other folds.
+
+    ``rows`` has the positions of the group's cases in the query, and ``fold`` the fold of each.
+    """
+    by_fold: list[_FoldEstimate] = []
     for number in np.unique(fold):
-        held_out, training_rows = rows[fold == number], rows[fold != number]
-        training = query.take(training_rows), seconds[training_rows], known[training_rows]
-        fitted = fit_group(machine, *training, prior, part_of=len(rows))
+        held_out, training = rows[fold == number], rows[fold != number]
+        fitted = fit_group(
+            machine,
+            query.take(training),
+            seconds[training],
+            known_algorithms[training],
+            prior,
+            part_of=len(rows),
+        )
         inputs = Inputs.from_query(machine, query.take(held_out))
-        pieces.append((held_out, *corrected_estimate(inputs, *fitted)))
-    return pieces
+        estimate, spread = corrected_estimate(inputs, *fitted)
+        by_fold.append(_FoldEstimate(held_out, estimate, spread))
+    return by_fold
 
 
 def _only_layout(problems: Sequence[Problem]) -> str:
     """Return the layout that all problems have if they are single GEMMs, otherwise ""."""
-    layouts = {p.layout if isinstance(p, Gemm) and p.batch == 1 else "" for p in problems}
+    layouts = {
+        problem.layout if isinstance(problem, Gemm) and problem.batch == 1 else ""
+        for problem in problems
+    }
     return layouts.pop() if len(layouts) == 1 else ""
 
 
 def _fold_of(problem: Problem, folds: int) -> int:
-    """Return the fold of a problem.
+    """Return the fold of a problem, from 0: a hash of its spec.
 
-    It is the same in every sweep, so repeats of a problem never predict one another.
+    Repeats of a problem, also in other sweeps, are thus in one fold and never predict one another.
     """
     return zlib.crc32(problem.spec().encode()) % folds
+
+
+def _fit_with_sum_errors(
+    fit: Fit, times: Times, spread: Array, small: NDArray[np.intp], large: NDArray[np.intp]
+) -> Fit:
+    """Add how held-out errors add up in sums of times and in changes of such sums.
+
+    Args:
+        fit: the group's fit, with its intervals.
+        times: held-out predictions and measured times.
+        spread: relative spread of each prediction's error.
+        small: positions of GEMMs that have a padding, as in :func:`neighbours`.
+        large: positions of their paddings.
+    """
+    lo = times.predicted * np.exp(fit.low * spread)
+    hi = times.predicted * np.exp(fit.high * spread)
+    sum_low, sum_high = sum_factors(times, lo, hi)
+    # The error of a pair is positive if the padding takes less time than predicted, given the time
+    # of the small GEMM.
+    before = Times(times.predicted[small], times.measured[small])
+    after = Times(times.predicted[large], times.measured[large])
+    pair_spread = np.hypot(spread[small], spread[large])
+    less = after.predicted * (1 - np.exp(-fit.pair_high * pair_spread))
+    more = after.predicted * (np.exp(-fit.pair_low * pair_spread) - 1)
+    change_low, change_high = change_factors(before, after, less, more)
+    return replace(
+        fit,
+        sum_low=sum_low,
+        sum_high=sum_high,
+        change_low=change_low,
+        change_high=change_high,
+    )
 
 
 def _fit_with_errors(
     fitted: Fitted, log_ratio: Array, spread: Array, ratio_errors: Array, prior: Prior
 ) -> Fit:
-    """Add the held-out errors: |predicted/measured − 1| and the 90% range of log ratios."""
+    """Add the held-out errors: |predicted/measured − 1| and the 90% range of log ratios.
+
+    Args:
+        fitted: result of a fit to all measurements of the group.
+        log_ratio: log of the measured over the held-out predicted time of each measurement.
+        spread: relative spread of each prediction's error.
+        ratio_errors: errors of time ratios, as in :func:`pair_errors`.
+        prior: what the fit started from.
+    """
     error = np.abs(np.exp(-log_ratio) - 1)
     low, high = _range(log_ratio / spread, *_prior_range(prior, len(log_ratio)))
     pair_low, pair_high = _range(ratio_errors, *_prior_pair_range(prior, high - low))
+    # A warm prior comes from public tables. If its collections are weighted, the offsets name them.
+    start = prior.source if prior.warm and not prior.collections else ""
     return Fit(
         constants=fitted.constants,
         residual=fitted.residual,
@@ -211,7 +264,7 @@ def _fit_with_errors(
         pair_high=pair_high,
         rows=len(log_ratio),
         pairs=len(ratio_errors),
-        start=prior.source if prior.warm and not prior.collections else "",
+        start=start,
         groups=_faded(prior.fit.groups, len(log_ratio)),
         median=float(np.median(error)),
         mean=float(np.mean(error)),
@@ -227,9 +280,8 @@ def _faded(groups: Mapping[str, tuple[float, float]], rows: int) -> dict[str, tu
 
 def _prior_range(prior: Prior, rows: int) -> tuple[float, float]:
     """Return the prior's range of log ratios after ``rows`` measurements corrected its scale."""
-    fit, narrowing = prior.fit, prior.spread.narrowing(rows)
-    size = fit.typical_spread * narrowing
-    return fit.low * size, fit.high * size
+    spread = prior.fit.typical_spread * prior.spread.narrowing(rows)
+    return prior.fit.low * spread, prior.fit.high * spread
 
 
 def _prior_pair_range(prior: Prior, width: float) -> tuple[float, float]:
@@ -239,9 +291,12 @@ def _prior_pair_range(prior: Prior, width: float) -> tuple[float, float]:
     never wider than if the errors of two neighbours lay at opposite ends of the range of single
     times, which is ``width`` wide.
     """
-    fit, limit = prior.fit, width / math.sqrt(2)
-    ends = fit.pair_low * fit.typical_spread, fit.pair_high * fit.typical_spread
-    return max(ends[0], -limit), min(ends[1], limit)
+    # Errors of pairs are multiples of the root of the sum of both squared spreads. For two equal
+    # spreads, this is √2 times one of them.
+    limit = width / math.sqrt(2)
+    low = prior.fit.pair_low * prior.fit.typical_spread
+    high = prior.fit.pair_high * prior.fit.typical_spread
+    return max(low, -limit), min(high, limit)
 
 
 def _range(errors: Array, prior_low: float, prior_high: float) -> tuple[float, float]:
@@ -258,8 +313,8 @@ def _range(errors: Array, prior_low: float, prior_high: float) -> tuple[float, f
 def _own_ends(errors: Array) -> tuple[float, float]:
     """Return the k-th smallest and k-th largest of n errors, k = ⌊(n + 1)·5%⌋ and at least 1.
 
-    Fewer than ten errors say nothing about a single side. Then both ends
-    are at the largest absolute error.
+    Fewer than ten errors say nothing about a single side. Then both ends are at the largest
+    absolute error.
     """
     if len(errors) < _TWO_SIDED:
         largest = float(np.abs(errors).max())
@@ -281,10 +336,10 @@ def _blended(low: Any, high: Any, rows: int, prior_low: float, prior_high: float
     """
     share = rows / (rows + _PRIOR_ROWS)
 
-    def blended(own: Any, prior: float) -> Any:
-        return np.maximum(own, _MIN_WIDTH) ** share * max(prior, _MIN_WIDTH) ** (1 - share)
+    def weighted_mean(measured: Any, prior: float) -> Any:
+        return np.maximum(measured, _MIN_WIDTH) ** share * max(prior, _MIN_WIDTH) ** (1 - share)
 
-    return -blended(-low, -prior_low), blended(high, prior_high)
+    return -weighted_mean(-low, -prior_low), weighted_mean(high, prior_high)
 
 
 def _leave_one_out_ranges(
@@ -296,9 +351,11 @@ def _leave_one_out_ranges(
     """
     n = len(errors)
     k = int(n * _TAIL)  # ⌊(n − 1 + 1)·5%⌋: one error is left out
-    if not k:
+    # For fewer than 20 errors, :func:`_own_ends` has special cases.
+    if k == 0:
         ranges = [_range(np.delete(errors, i), prior_low, prior_high) for i in range(n)]
         return np.array([low for low, _ in ranges]), np.array([high for _, high in ranges])
+    # Sorting the order gives the rank of each error, from 0.
     rank = np.argsort(np.argsort(errors, kind="stable"), kind="stable")
     ordered = np.sort(errors)
     # If the error that is left out is among the k smallest, the k-th smallest of the rest is the
@@ -316,6 +373,13 @@ def pair_errors(
     Pairs that promise a gain of less than ``min_gain`` are left out. The more a pair promises, the
     more optimistic its prediction tends to be. Errors are multiples of the root of the sum of both
     squared spreads, as if the two predictions were independent.
+
+    Args:
+        query: the cases.
+        predicted: predicted time of each case.
+        log_ratio: log of the measured over the predicted time of each case.
+        spread: relative spread of each prediction's error.
+        min_gain: gain in time, as a fraction; the default leaves out no pair.
     """
     small, large = neighbours(query, predicted)
     promised = predicted[small] > (1 + min_gain) * predicted[large]
@@ -333,11 +397,13 @@ def neighbours(query: Query, predicted: Array) -> tuple[NDArray[np.intp], NDArra
     Returns:
         Positions of the small GEMMs and of the large ones.
     """
-    kinds: dict[tuple[Any, ...], list[int]] = {}  # indices of cases that differ only in size
+    # 1. Collect the indices of cases that differ only in size.
+    kinds: dict[tuple[Any, ...], list[int]] = {}
     for index, problem in enumerate(query.problems):
         if isinstance(problem, Gemm):
             conditions = (query.configs[index], query.cached[index], query.sustained[index])
             kinds.setdefault((problem.layout, problem.batch, *conditions), []).append(index)
+    # 2. Find the pairs in each kind. The empty pair is for a query without GEMMs.
     pairs = [(np.empty(0, dtype=np.intp),) * 2]
     for indices in kinds.values():
         members = np.array(indices, dtype=np.intp)
@@ -360,17 +426,20 @@ def _best_pads(sizes: NDArray[np.int_], predicted: Array) -> tuple[NDArray[np.in
     """
     # The paddings of a shape lie in a cube above it in log sizes, which a k-d tree finds. Comparing
     # all 35,700 shapes of a public table with one another would take 20 GB.
-    half = math.log(1 + NEAR) / 2
+    # The cube is a little larger, so that rounding loses no padding at its surface.
+    half_edge = math.log(1 + NEAR) / 2
     candidates = KDTree(np.log(sizes)).query_ball_point(
-        np.log(sizes) + half, half * 1.001, p=np.inf
+        np.log(sizes) + half_edge, half_edge * 1.001, p=np.inf
     )
     small = np.repeat(np.arange(len(sizes)), [len(where) for where in candidates])
     large = np.concatenate([np.array(where, dtype=np.intp) for where in candidates])
-    grown = sizes[large] / sizes[small]
-    pads = ((grown >= 1) & (grown <= 1 + NEAR)).all(axis=1) & (grown > 1).any(axis=1)
-    small, large = small[pads], large[pads]
+    size_ratios = sizes[large] / sizes[small]
+    is_near = ((size_ratios >= 1) & (size_ratios <= 1 + NEAR)).all(axis=1)
+    is_padding = is_near & (size_ratios > 1).any(axis=1)
+    small, large = small[is_padding], large[is_padding]
     # Sort by shape and, within a shape, the fastest padding first; of equals, the first one.
     order = np.lexsort((large, predicted[large], small))
     small, large = small[order], large[order]
-    first = np.flatnonzero(np.diff(small, prepend=-1))
-    return small[first], large[first]
+    # The first row of each shape has its fastest padding.
+    fastest = np.flatnonzero(np.diff(small, prepend=-1))
+    return small[fastest], large[fastest]

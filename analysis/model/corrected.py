@@ -25,12 +25,16 @@ def corrected_estimate(
         offsets: log ratios that public tables predict; None without such tables.
     """
     guess = inputs.estimate(constants)
-    log_ratio, spread, columns = np.zeros(len(guess.time)), np.ones(len(guess.time)), None
+    log_ratio = np.zeros(len(guess.time))
+    spread = np.ones(len(guess.time))
+    columns = None  # what each collection predicts, which the residual's trees look at
     if offsets is not None:
         estimates = offsets.at(inputs)
         columns = estimates.columns
-        log_ratio, spread = offsets.combined_offsets(estimates), offsets.spread(estimates)
+        log_ratio = offsets.combined_offsets(estimates)
+        spread = offsets.spread(estimates)
     if residual is not None:
         correction, disagreement = residual.predict(inputs.features(constants, guess, columns))
-        log_ratio, spread = log_ratio + correction, spread * disagreement
+        log_ratio = log_ratio + correction
+        spread = spread * disagreement
     return replace(guess, time=guess.time * np.exp(log_ratio)), spread

@@ -61,20 +61,24 @@ class Inputs:
             for warm, problem in zip(query.cached, query.problems, strict=True)
         ]
         shapes = Shapes.from_problems(query.problems, in_cache, query.sustained)
+        # All cases of a group share the implementation, the operation and the dtype of the first.
         first = query.problems[0]
         tiles = None
         config_type = HAND_WRITTEN.get(query.implementations[0])
         if config_type is not None and all(query.configs):
             configs = [config_type.parse(text) for text in query.configs]
             pairs = zip(configs, query.problems, strict=True)
-            rows = [(c.bm, c.bn, c.parts(problem.implied_gemm)) for c, problem in pairs]
+            rows = [
+                (config.bm, config.bn, config.parts(problem.implied_gemm))
+                for config, problem in pairs
+            ]
             tiles = Tiles(*np.array(rows, dtype=np.float64).T)
         winograd = {}
         # Winograd's algorithms were only seen in fp32; no public table names the kernels of 16-bit
         # convolutions.
-        library = config_type is None and machine.kind == "gpu"
-        if library and isinstance(first, Conv) and first.dtype == "fp32":
-            for name in list(ALGORITHMS)[1:]:
+        on_gpu_library = config_type is None and machine.kind == "gpu"
+        if on_gpu_library and isinstance(first, Conv) and first.dtype == "fp32":
+            for name in list(ALGORITHMS)[1:]:  # the first one is the implicit GEMM
                 winograd[name] = Shapes.from_problems(
                     query.problems, in_cache, query.sustained, name
                 )
@@ -84,6 +88,7 @@ class Inputs:
 
     @property
     def _library_tiles(self) -> Tiles:
+        """Tiles from which the vendor library chooses."""
         return Tiles.library(self.machine, self.dtype)
 
     def estimate(self, constants: Constants) -> Estimate:
@@ -98,8 +103,9 @@ class Inputs:
             transformed = replace(
                 transformed, algorithm=np.full(len(shapes), list(ALGORITHMS).index(name))
             )
-            faster = (self.known == "") & (transformed.time < guess.time)
-            guess = guess.where(transformed, faster | (self.known == name))
+            # Without a known algorithm, the library is expected to choose the fastest.
+            is_chosen = (self.known == "") & (transformed.time < guess.time)
+            guess = guess.where(transformed, is_chosen | (self.known == name))
         return guess
 
     def settled(self, guess: Estimate) -> Inputs:
@@ -111,6 +117,7 @@ class Inputs:
         return replace(self, shapes=shapes, tiles=tiles, winograd={})
 
     def _fastest(self, shapes: Shapes, constants: Constants) -> Estimate:
+        """Estimate each shape with the library's tile that is fastest for it."""
         peak = self.machine.peak(self.dtype)
         return fastest(shapes, self._library_tiles, self.machine, peak, constants)
 
@@ -141,31 +148,33 @@ class Inputs:
             offsets: a column for each collection, as in
                 :class:`analysis.model.offsets.CollectionEstimates`.
         """
-        s, machine = self.shapes, self.machine
-        flops = 2 * s.batch * s.m * s.n * s.k * s.density
+        shapes, machine = self.shapes, self.machine
+        flops = 2 * shapes.batch * shapes.m * shapes.n * shapes.k * shapes.density
+        intensity = flops / shapes.bytes
         ridge = machine.peak(self.dtype) / machine.bandwidth
-        sizes = np.log2([s.m, s.n, s.k])
-        columns = [*sizes, np.log(guess.time), np.log(flops / s.bytes / ridge)]
-        for first, second in itertools.combinations(sizes, 2):
+        log_sizes = np.log2([shapes.m, shapes.n, shapes.k])
+        columns = [*log_sizes, np.log(guess.time), np.log(intensity / ridge)]
+        for first, second in itertools.combinations(log_sizes, 2):
             columns += [first + second, first - second]
         columns += [getattr(guess, name) / guess.time for name in LIMITS]
-        columns += [np.log2(part) for part in (guess.bm, guess.bn, guess.split, guess.tiles)]
-        columns += [np.log2(guess.waves), guess.tile_efficiency, guess.tail_efficiency]
+        counts = (guess.bm, guess.bn, guess.split, guess.tiles, guess.waves)
+        columns += [np.log2(count) for count in counts]
+        columns += [guess.tile_efficiency, guess.tail_efficiency]
         for bm, bn in _USUAL_TILES:
-            columns.append(tail_efficiency(tile_count(s.m, s.n, bm, bn, s.batch), machine.sms))
-        columns += [_factors_of_two(size) for size in (s.m, s.n, s.k)]
+            tiles = tile_count(shapes.m, shapes.n, bm, bn, shapes.batch)
+            columns.append(tail_efficiency(tiles, machine.sms))
+        columns += [_factors_of_two(size) for size in (shapes.m, shapes.n, shapes.k)]
         if offsets is not None:
-            columns += [*offsets.T, np.log(s.bytes / machine.l2_bytes)]
+            columns += [*offsets.T, np.log(shapes.bytes / machine.l2_bytes)]
         return np.column_stack([*columns, *self._conv_features(constants, guess)])
 
     def _conv_features(self, constants: Constants, guess: Estimate) -> list[Array]:
         """Return the columns that only convolutions have; none for GEMMs."""
         if not isinstance(self.problems[0], Conv):
             return []
+        convolutions = [problem for problem in self.problems if isinstance(problem, Conv)]
         sizes = [
-            (c.n, c.p, c.q, c.r * c.s, c.stride[0] * c.stride[1], c.alignment)
-            for c in self.problems
-            if isinstance(c, Conv)
+            (c.n, c.p, c.q, c.r * c.s, c.stride[0] * c.stride[1], c.alignment) for c in convolutions
         ]
         images, height, width, *details = np.array(sizes, dtype=float).T
         columns = [np.log2(column) for column in (images, height * width, *details)]
@@ -173,9 +182,10 @@ class Inputs:
         columns += [
             np.log(self._fastest(shapes, constants).time / guess.time) for shapes in algorithms
         ]
-        for tile in (ALGORITHMS[name] for name in self.winograd):
-            padded = np.ceil(height / tile) * np.ceil(width / tile) * tile**2
-            columns.append(np.log(padded / (height * width)))
+        for name in self.winograd:
+            side = ALGORITHMS[name]  # outputs along a side of Winograd's tile
+            padded_area = np.ceil(height / side) * np.ceil(width / side) * side**2
+            columns.append(np.log(padded_area / (height * width)))
         return columns
 
 

@@ -163,8 +163,10 @@ class Fit:
         """Return True if problems with this one's alignment, layout and batch were measured."""
         if self.aligned_only and priced_alignment(problem) < WIDE_BYTES:
             return False
-        single = isinstance(problem, Gemm) and problem.batch == 1
-        return not self.layout or (single and problem.layout == self.layout)
+        if not self.layout:  # several layouts were measured
+            return True
+        is_single_gemm = isinstance(problem, Gemm) and problem.batch == 1
+        return is_single_gemm and problem.layout == self.layout
 
     def for_software(self, software: SoftwareRange, shift: Shift) -> Fit:
         """Return the fit for users of another framework than the measurements come from."""
@@ -235,20 +237,22 @@ class Fit:
         combined = math.hypot(*spreads)
         if near:
             return self.pair_low * combined, self.pair_high * combined
-        # The errors of unlike shapes may lie at opposite ends of their ranges.
+        # The errors of unlike shapes may lie at opposite ends of their ranges. For two equal
+        # spreads, the combined one is √2 times each of them.
         half = (self.high - self.low) * combined / math.sqrt(2)
         return -half, half
 
     def to_json(self) -> dict[str, Any]:
         """Return the document for calibration.json."""
-        plain = {f.name: getattr(self, f.name) for f in fields(self)}
-        residual = None if self.residual is None else self.residual.to_json()
-        offsets = None if self.offsets is None else self.offsets.to_json()
-        constants = self.constants.to_json()
-        shift = self.shift.to_json() if self.shift.log_seconds else None
-        fitted = {"constants": constants, "residual": residual, "offsets": offsets}
-        fitted["groups"] = {name: list(ends) for name, ends in self.groups.items()}
-        return {**plain, **fitted, "shift": shift}
+        attributes = {f.name: getattr(self, f.name) for f in fields(self)}
+        converted = {
+            "constants": self.constants.to_json(),
+            "residual": None if self.residual is None else self.residual.to_json(),
+            "offsets": None if self.offsets is None else self.offsets.to_json(),
+            "groups": {name: list(factors) for name, factors in self.groups.items()},
+            "shift": self.shift.to_json() if self.shift.log_seconds else None,
+        }
+        return {**attributes, **converted}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Fit:
@@ -264,10 +268,13 @@ class Fit:
             raise ValueError("low and high are equal: the interval is empty")
         # Older files have this figure, which is always 0.
         data = {name: value for name, value in data.items() if name != "min_spread"}
-        residual = data["residual"] and Residual.from_json(data["residual"])
-        offsets = data.get("offsets") and Offsets.from_json(data["offsets"])
-        constants = Constants.from_json(data["constants"])
-        shift = Shift.from_json(data["shift"]) if data.get("shift") else Shift()
-        groups = {name: (low, high) for name, (low, high) in data.get("groups", {}).items()}
-        fitted = {"constants": constants, "residual": residual, "offsets": offsets, "shift": shift}
-        return cls(**{**data, **fitted, "groups": groups})
+        residual, offsets = data["residual"], data.get("offsets")
+        groups = data.get("groups", {})
+        converted = {
+            "constants": Constants.from_json(data["constants"]),
+            "residual": residual and Residual.from_json(residual),
+            "offsets": offsets and Offsets.from_json(offsets),
+            "groups": {name: (below, above) for name, (below, above) in groups.items()},
+            "shift": Shift.from_json(data["shift"]) if data.get("shift") else Shift(),
+        }
+        return cls(**{**data, **converted})

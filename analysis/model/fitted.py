@@ -74,11 +74,12 @@ def drawn(rows: pd.DataFrame) -> NDArray[np.intp]:
     """
     groups = rows.groupby(["op", "pass", "dtype", "implementation"], dropna=False).indices
     rng = np.random.default_rng(0)
-    kept = [
-        where if len(where) <= MOST_ROWS else rng.permutation(where)[:_SAMPLE]
-        for where in groups.values()
-    ]
-    return np.sort(np.concatenate([np.empty(0, dtype=np.intp), *kept])).astype(np.intp)
+    kept = [np.empty(0, dtype=np.intp)]  # for a table without rows
+    for positions in groups.values():
+        if len(positions) > MOST_ROWS:
+            positions = rng.permutation(positions)[:_SAMPLE]
+        kept.append(positions)
+    return np.sort(np.concatenate(kept)).astype(np.intp)
 
 
 def analyse(recording: Recording) -> Analysis:
@@ -121,11 +122,12 @@ def write_predictions(analysis: Analysis) -> None:
     """
     frame = analysis.calibration.held_back.frame()
     identity = analysis.table[list(IDENTITY)].reset_index(drop=True)
-    columns = pd.concat([identity, frame], axis=1)
-    records = columns.astype(object).where(columns.notna(), None).to_dict("records")
+    table = pd.concat([identity, frame], axis=1)
+    # None, unlike NaN, is written as an empty cell.
+    records = table.astype(object).where(table.notna(), None).to_dict("records")
     folder = analysis.recording.folder
-    write_csv(folder / "predicted.csv", list(columns.columns), records)
-    fitted = analysis.calibration.to_json()
+    write_csv(folder / "predicted.csv", list(table.columns), records)
+    document = analysis.calibration.to_json()
     if analysis.sampled:
-        fitted = {**fitted, "sample": analysis.sampled}
-    write_json(folder / "calibration.json", fitted)
+        document["sample"] = analysis.sampled
+    write_json(folder / "calibration.json", document)

@@ -94,27 +94,31 @@ def fit_group(
     """
     if not len(seconds):
         return unmeasured(prior)
-    # 1. Draw a sample of the rows that the formula can describe.
-    modelled = np.flatnonzero([name in ("", *ALGORITHMS) for name in known])
-    modelled = np.random.default_rng(0).permutation(modelled)[:_MAX_ROWS]
+    # 1. Draw a sample of the rows that the formula can describe. An algorithm that is not known may
+    #    be one that it has.
+    describable = np.flatnonzero([name in ("", *ALGORITHMS) for name in known])
+    sample = np.random.default_rng(0).permutation(describable)[:_MAX_ROWS]
     constants, _, offsets = unmeasured(prior)
-    estimates, is_own = None, prior.is_own(machine)
+    is_own = prior.is_own(machine)
+    estimates = None
     if prior.collections:
         estimates = CollectionEstimates.from_trees(
             prior.collections, Inputs.from_query(machine, query)
         )
     # 2. Fit the constants to the sample, together with the weights of public tables.
-    if len(modelled):
-        inputs = Inputs.from_query(machine, query.take(modelled), known[modelled])
-        regressors, sureness = np.empty((len(modelled), 0)), np.ones(len(modelled))
-        origin: list[float] = []
+    if len(sample):
+        inputs = Inputs.from_query(machine, query.take(sample), known[sample])
+        # Without public tables, there are no weights to fit, and all rows count the same.
+        regressors = np.empty((len(sample), 0))
+        sureness = np.ones(len(sample))
+        prior_weights: list[float] = []
         if estimates is not None and offsets is not None:
-            sampled = estimates.take(modelled)
+            sampled = estimates.take(sample)
             regressors = sampled.regressors(is_own)
-            origin = Offsets.for_regression(is_own, prior.weights)
+            prior_weights = Offsets.for_regression(is_own, prior.weights)
             sureness = prior.spread.misfit / prior.fit.spreads(offsets.spread(sampled))
-        rows = _FitRows(inputs, seconds[modelled], regressors, sureness)
-        constants, weights = _solve(rows, constants, origin, prior.spread)
+        rows = _FitRows(inputs, seconds[sample], regressors, sureness)
+        constants, weights = _solve(rows, constants, prior_weights, prior.spread)
         if estimates is not None:
             offsets = Offsets.from_regression(prior.collections, is_own, weights)
     # 3. Grow trees from what is left, unless there are too few rows or the kernel is hand-written.
@@ -153,9 +157,9 @@ def fit_collection(
         seconds: their times, with operands from the cache where they fit it.
         settings: number of trees, and minimum number of rows in a leaf.
     """
-    query, dtype = Query.plain(gemms, LIBRARY, warm=True), gemms[0].dtype
+    query = Query.plain(gemms, LIBRARY, warm=True)
     sample = np.random.default_rng(0).permutation(len(gemms))[:_MAX_ROWS]
-    start, _ = foreign_constants(machine, dtype)
+    start, _ = foreign_constants(machine, gemms[0].dtype)
     constants = fit_constants(
         Inputs.from_query(machine, query.take(sample)), seconds[sample], start
     )
@@ -171,8 +175,10 @@ def fit_constants(inputs: Inputs, seconds: Array, start: Constants) -> Constants
         seconds: their measured times.
         start: constants to begin with.
     """
-    rows = _FitRows(inputs, seconds, np.empty((len(seconds), 0)), np.ones(len(seconds)))
-    return _solve(rows, start, [], _FREE)[0]
+    no_regressors = np.empty((len(seconds), 0))
+    rows = _FitRows(inputs, seconds, no_regressors, np.ones(len(seconds)))
+    constants, _ = _solve(rows, start, [], _FREE)
+    return constants
 
 
 class _FitRows(NamedTuple):
@@ -196,64 +202,73 @@ class _FitRows(NamedTuple):
 
 
 def _solve(
-    rows: _FitRows, start: Constants, origin: Sequence[float], spread: Spread
+    rows: _FitRows, start: Constants, prior_weights: Sequence[float], spread: Spread
 ) -> tuple[Constants, Sequence[float]]:
     """Find the constants and weights of public tables that together make the log ratios small.
 
     Args:
         rows: the measured cases.
         start: the prior's constants.
-        origin: the prior's weights.
+        prior_weights: the prior's weights, one for each column of the regressors.
         spread: how certain the prior is.
     """
-    first = _solve_with(spread.misfit, rows, start, origin, spread)
+    first = _solve_with(spread.misfit, rows, start, prior_weights, spread)
     if len(rows.seconds) < _MANY_ENOUGH:
         return first
     # If the formula fits the rows better than usual, the prior must hold the constants less.
     misfit = max(rows.misfit(*first), _LEAST_MISFIT)
     if misfit > _CLEARLY_LESS * spread.misfit:
         return first
-    return _solve_with(misfit, rows, start, origin, spread)
+    return _solve_with(misfit, rows, start, prior_weights, spread)
 
 
 def _solve_with(
-    misfit: float, rows: _FitRows, start: Constants, origin: Sequence[float], spread: Spread
+    misfit: float, rows: _FitRows, start: Constants, prior_weights: Sequence[float], spread: Spread
 ) -> tuple[Constants, Sequence[float]]:
-    """Solve once, for the standard deviation ``misfit`` of the errors that the best fit leaves."""
+    """Solve once, for the standard deviation ``misfit`` of the errors that the best fit leaves.
+
+    The other arguments and the result are as in :func:`_solve`.
+    """
     inputs, seconds, regressors, sureness = rows
     # 1. The unknowns are the constants on their fit scales, then the weights of public tables. The
     #    pull is a row for each unknown that penalises its distance from the prior.
-    names, count, weights = list(BOUNDS), len(BOUNDS), regressors.shape[1]
-    begin = np.array([*(to_fit_scale(n, getattr(start, n)) for n in names), *origin])
-    pull = misfit * linalg.block_diag(_precision_root(spread), np.eye(weights) / _WEIGHT_SPREAD)
+    names = list(BOUNDS)
+    count = len(names)
+    weight_count = regressors.shape[1]
+    start_numbers = [to_fit_scale(name, getattr(start, name)) for name in names]
+    prior_unknowns = np.array([*start_numbers, *prior_weights])
+    pull = misfit * linalg.block_diag(
+        _precision_root(spread), np.eye(weight_count) / _WEIGHT_SPREAD
+    )
     bounds = physical_bounds(inputs.machine)
     limits = [[to_fit_scale(name, bound) for bound in bounds[name]] for name in names]
-    low, high = np.array(limits + [list(_WEIGHTS)] * weights).T
+    low, high = np.array(limits + [list(_WEIGHTS)] * weight_count).T
 
     # 2. The residuals are the errors of the log times, then the pull.
     def as_constants(values: Any) -> Constants:
         pairs = zip(names, values, strict=True)
         return Constants(**{name: from_fit_scale(name, value) for name, value in pairs})
 
-    def residuals(x: Array) -> Array:
-        guess = inputs.estimate(as_constants(x[:count])).time
-        errors = np.log(guess / seconds) + regressors @ x[count:]
-        return np.concatenate([sureness * errors, pull @ (x - begin)])
+    def residuals(unknowns: Array) -> Array:
+        guess = inputs.estimate(as_constants(unknowns[:count])).time
+        errors = np.log(guess / seconds) + regressors @ unknowns[count:]
+        return np.concatenate([sureness * errors, pull @ (unknowns - prior_unknowns)])
 
-    def slopes(x: Array) -> Array:
+    def slopes(unknowns: Array) -> Array:
         # A step this small moves no case to another tile, so the fastest tiles are searched for
         # once and not once per constant.
-        x = x[:count]
-        settled = inputs.settled(inputs.estimate(as_constants(x)))
-        # The first row has the constants as they are; each further row moves one of them.
-        moved = np.vstack([x, x + _STEP * np.eye(count)]).T[:, :, np.newaxis]
+        numbers = unknowns[:count]
+        settled = inputs.settled(inputs.estimate(as_constants(numbers)))
+        # The first row has the constants as they are; each further row moves one of them. The
+        # estimate takes an array for each constant, with another axis for the cases.
+        moved = np.vstack([numbers, numbers + _STEP * np.eye(count)]).T[:, :, np.newaxis]
         log_time = np.log(settled.estimate(as_constants(moved)).time)
         constant_slopes = (log_time[1:] - log_time[0]).T / _STEP
         error_slopes = sureness[:, np.newaxis] * np.hstack([constant_slopes, regressors])
         return np.vstack([error_slopes, pull])
 
     # 3. Solve. The solver refuses to begin on a bound.
-    inside = np.clip(begin, low + 1e-6, high - 1e-6)
+    inside = np.clip(prior_unknowns, low + 1e-6, high - 1e-6)
     with _one_blas_thread():
         solved = least_squares(
             residuals,
@@ -265,8 +280,8 @@ def _solve_with(
             max_nfev=60,
         )
     constants = as_constants([float(value) for value in solved.x[:count]])
-    constants = Constants(**{name: float(value) for name, value in constants.to_json().items()})
-    return constants, solved.x[count:].tolist()
+    # The conversion from fit scales gives NumPy's scalars; to_json makes plain floats of them.
+    return Constants(**constants.to_json()), solved.x[count:].tolist()
 
 
 def _precision_root(spread: Spread) -> NDArray[np.float64]:
@@ -279,10 +294,11 @@ def _precision_root(spread: Spread) -> NDArray[np.float64]:
     # Both parts add up along the direction of the scale. Across it, each constant only has its own
     # deviation.
     size = np.linalg.norm(_DIRECTION)
-    along = np.outer(_DIRECTION, _DIRECTION) / size**2
-    of_scale = 1 / np.hypot(spread.constants, size * spread.scale)
+    projection = np.outer(_DIRECTION, _DIRECTION) / size**2
+    root_along = 1 / np.hypot(spread.constants, size * spread.scale)
+    root_across = 1 / spread.constants
     root: NDArray[np.float64] = np.eye(len(BOUNDS)) / spread.constants
-    return root + along * (of_scale - 1 / spread.constants)
+    return root + projection * (root_along - root_across)
 
 
 def _one_blas_thread() -> AbstractContextManager[object]:

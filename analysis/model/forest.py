@@ -80,7 +80,8 @@ class Forest:
         )
         regressor.fit(features.astype(np.float32), values)
         grown = [_preorder_arrays(estimator.tree_) for estimator in regressor.estimators_]
-        feature, number = (np.concatenate(parts) for parts in zip(*grown, strict=True))
+        feature = np.concatenate([tree_feature for tree_feature, _ in grown])
+        number = np.concatenate([tree_number for _, tree_number in grown])
         return cls(features.shape[1], feature, number)
 
     def scaled(self, factor: float) -> Self:
@@ -102,9 +103,10 @@ class Forest:
         rows = features.astype(np.float32)
         mean, deviation = np.empty(len(rows)), np.empty(len(rows))
         for start in range(0, len(rows), _CHUNK):
-            part = slice(start, start + _CHUNK)
-            values = self.number[self._leaves(rows[part])].astype(np.float64)
-            mean[part], deviation[part] = values.mean(axis=0), values.std(axis=0)
+            chunk = slice(start, start + _CHUNK)
+            values = self.number[self._leaves(rows[chunk])].astype(np.float64)
+            mean[chunk] = values.mean(axis=0)
+            deviation[chunk] = values.std(axis=0)
         return mean, deviation
 
     def _leaves(self, rows: NDArray[np.float32]) -> NDArray[np.intp]:
@@ -114,8 +116,10 @@ class Forest:
         #    is harmless, because both of its children are the leaf itself.
         cells, tested = rows.ravel(), np.maximum(self.feature, 0)
         node = np.repeat(self._roots, count)
-        offset = np.tile(np.arange(count) * width, len(self._roots))
-        leaves, active, depth = np.empty_like(node), np.arange(len(node)), 0
+        offset = np.tile(np.arange(count) * width, len(self._roots))  # of the pair's row in cells
+        leaves = np.empty_like(node)
+        active = np.arange(len(node))  # the pairs that are still moving
+        depth = 0
         # 2. Move all pairs down one level at a time until each has arrived in a leaf.
         while len(active):
             right = cells.take(offset + tested.take(node)) > self.number.take(node)
@@ -175,9 +179,13 @@ class Forest:
         The arrays are base64 of little-endian bytes, a fifth of the text that lists of numbers
         would take.
         """
-        feature, number = self.feature.astype("i1"), self.number.astype("<f4")
-        texts = (base64.b64encode(part.tobytes()).decode() for part in (feature, number))
-        return {"width": self.width, **dict(zip(("feature", "number"), texts, strict=True))}
+        feature = self.feature.astype("i1").tobytes()
+        number = self.number.astype("<f4").tobytes()
+        return {
+            "width": self.width,
+            "feature": base64.b64encode(feature).decode(),
+            "number": base64.b64encode(number).decode(),
+        }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
@@ -187,10 +195,8 @@ class Forest:
             ValueError: if the arrays do not form trees. A recording may come from a stranger, so
                 this is checked.
         """
-        feature, number = (
-            np.frombuffer(base64.b64decode(data[name], validate=True), kind)
-            for name, kind in (("feature", "i1"), ("number", "<f4"))
-        )
+        feature = np.frombuffer(base64.b64decode(data["feature"], validate=True), "i1")
+        number = np.frombuffer(base64.b64decode(data["number"], validate=True), "<f4")
         forest = cls(data["width"], feature, number)
         if len(feature) != len(number) or not len(feature):
             raise ValueError("the trees' arrays are of different lengths, or empty")
@@ -211,8 +217,8 @@ def _preorder_arrays(tree: Any) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
     The tree's cuts are float64 and the features float32. A cut rounded down to float32 separates
     the same rows, because no float32 lies between the two.
     """
-    leaf = tree.children_left < 0
+    is_leaf = tree.children_left < 0
     cut = tree.threshold.astype(np.float32)
     cut = np.where(cut > tree.threshold, np.nextafter(cut, np.float32(-np.inf)), cut)
-    feature = np.where(leaf, _LEAF, tree.feature).astype(np.int8)
-    return feature, np.where(leaf, tree.value[:, 0, 0], cut).astype(np.float32)
+    feature = np.where(is_leaf, _LEAF, tree.feature).astype(np.int8)
+    return feature, np.where(is_leaf, tree.value[:, 0, 0], cut).astype(np.float32)

@@ -66,20 +66,25 @@ def group_factors(collections: Sequence[GroupErrors]) -> dict[str, tuple[float, 
         collections: errors of predictions that had not seen the collections.
     """
     factors = {}
-    for group in sorted(
-        {str(name) for collection in collections for name in np.unique(collection.groups)}
-    ):
-        parts = [collection.relative[collection.groups == group] for collection in collections]
-        parts = [part for part in parts if len(part) >= _FEWEST]
-        if not parts:
+    groups = {str(name) for collection in collections for name in np.unique(collection.groups)}
+    for group in sorted(groups):
+        # 1. Find the ends between which nine in ten errors of this kind lie.
+        of_group = [collection.relative[collection.groups == group] for collection in collections]
+        errors = [relative for relative in of_group if len(relative) >= _FEWEST]
+        if not errors:
             continue
-        weights = np.concatenate([np.full(len(part), 1 / len(part)) for part in parts])
-        ends = np.quantile(
-            np.concatenate(parts), [_TAIL, 1 - _TAIL], weights=weights, method="inverted_cdf"
+        weights = [np.full(len(relative), 1 / len(relative)) for relative in errors]
+        low, high = np.quantile(
+            np.concatenate(errors),
+            [_TAIL, 1 - _TAIL],
+            weights=np.concatenate(weights),
+            method="inverted_cdf",
         )
-        required = np.clip([-ends[0], ends[1]], *_BOUNDS)
+        # 2. Errors are multiples of the common interval's halves, so these ends are the factors
+        #    that the kind requires. The fewer collections show them, the closer they move to 1.
+        required = np.clip([-low, high], *_BOUNDS)
         prior_weight = np.where(required > 1, _PRIOR_WIDER, _PRIOR_NARROWER)
-        below, above = required ** (len(parts) / (len(parts) + prior_weight))
+        below, above = required ** (len(errors) / (len(errors) + prior_weight))
         factors[group] = (float(below), float(above))
     return factors
 
@@ -90,6 +95,6 @@ def factors_of(
     """Return the factors of the lower and the upper end for each problem, 1 where none is known."""
     if not factors:
         return np.ones(len(problems)), np.ones(len(problems))
-    pairs = np.array([factors.get(shape_group(p), (1.0, 1.0)) for p in problems])
-    pairs = pairs.reshape(-1, 2)
-    return pairs[:, 0], pairs[:, 1]
+    pairs = [factors.get(shape_group(problem), (1.0, 1.0)) for problem in problems]
+    below, above = np.array(pairs).reshape(-1, 2).T  # also without problems
+    return below, above

@@ -77,14 +77,14 @@ def fitted_all(machine: Machine, collections: Sequence[Collection]) -> tuple[Col
     than :data:`analysis.model.residual.MIN_ROWS` GEMMs are left out.
     """
     large = [collection for collection in collections if len(collection.gemms) >= MIN_ROWS]
+    # False sorts before True, so the machine's own collections come first.
     large.sort(key=lambda collection: collection.machine.slug != machine.slug)
     leading = leaders(machine, [collection.machine for collection in large])
-    return tuple(
-        collection.fitted(
-            WHOLE if i in leading or collection.machine.slug == machine.slug else COARSE
-        )
-        for i, collection in enumerate(large)
-    )
+    fitted = []
+    for position, collection in enumerate(large):
+        is_fine = position in leading or collection.machine.slug == machine.slug
+        fitted.append(collection.fitted(WHOLE if is_fine else COARSE))
+    return tuple(fitted)
 
 
 def sizes_of(problems: Sequence[Problem]) -> NDArray[np.int64]:
@@ -113,12 +113,13 @@ def priors_for(recording: Recording, rows: pd.DataFrame) -> dict[str, Prior]:
     if not can_grow():  # without scikit-learn, only the formula predicts
         return {}
     results = recording.folder.parent
+    # The recording of an imported file lies among the imported tables.
     if results.name == PLACE:
         results = results.parent
     priors: dict[str, Prior] = {}
-    on_library = (rows["op"] == "gemm") & (rows["implementation"] == LIBRARY)
+    is_library_gemm = (rows["op"] == "gemm") & (rows["implementation"] == LIBRARY)
     for dtype, table_dtype in _DTYPES.items():
-        measured = rows[on_library & (rows["dtype"] == dtype)]
+        measured = rows[is_library_gemm & (rows["dtype"] == dtype)]
         if not 0 < len(measured) <= _MOST_ROWS:
             continue
         shapes = measured[["m", "n", "k"]].to_numpy(dtype=np.int64)
@@ -141,20 +142,22 @@ def _nearby_collections(results: Path, machine: Machine, dtype: str) -> Iterator
         for candidate in known_machines().values()
         if candidate.generation == machine.generation and candidate.slug != machine.slug
     ]
+    yield from _read_machine(results, machine, dtype)
     by_sibling = (_read_machine(results, sibling, dtype) for sibling in siblings)
-    imported = itertools.islice(filter(None, by_sibling), _MOST_SIBLINGS)
-    for collections in (_read_machine(results, machine, dtype), *imported):
+    # Siblings without imported tables do not count.
+    imported = filter(None, by_sibling)
+    for collections in itertools.islice(imported, _MOST_SIBLINGS):
         yield from collections
 
 
 def _read_machine(results: Path, machine: Machine, dtype: str) -> list[Collection]:
     """Read a machine's collections in one dtype; report a damaged file and return none."""
     try:
-        parts = read_collections(folder_of(results, machine.slug))
+        by_source = read_collections(folder_of(results, machine.slug))
     except UserError as error:  # a damaged file must not keep the other machines from calibrating
         note(str(error))
         return []
-    of_dtype = {source: rows[rows["dtype"] == dtype] for source, rows in parts.items()}
+    of_dtype = {source: rows[rows["dtype"] == dtype] for source, rows in by_source.items()}
     return [
         Collection.from_rows(machine, source, rows)
         for source, rows in of_dtype.items()

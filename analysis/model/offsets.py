@@ -107,7 +107,8 @@ class CollectionTrees:
         """
         inputs = Inputs.from_query(machine, Query.plain(gemms, LIBRARY, warm=True))
         guess = inputs.estimate(c)
-        features, log_ratios = inputs.features(c, guess), np.log(seconds / guess.time)
+        features = inputs.features(c, guess)
+        log_ratios = np.log(seconds / guess.time)
         trees = Forest.grown(features, log_ratios, settings.trees, settings.leaf_rows)
         return cls(machine, source, gemms[0].dtype, len(gemms), c, trees)
 
@@ -175,24 +176,26 @@ class CollectionEstimates(NamedTuple):
     def from_trees(cls, collections: Sequence[CollectionTrees], inputs: Inputs) -> Self:
         """Predict GEMMs by each collection: by its formula, plus what its trees add."""
 
-        def formula(collection: CollectionTrees) -> Estimate:
+        def estimate_with(collection: CollectionTrees) -> Estimate:
             return inputs.estimate(collection.constants_on(inputs.machine, inputs.dtype))
 
+        # 1. Predict the log ratios of all collections to the formula of the first one.
         gemms = [problem for problem in inputs.problems if isinstance(problem, Gemm)]
-        first = formula(collections[0])
+        first = estimate_with(collections[0])
         columns, deviations = [], []
         for collection in collections:
             log_ratios, disagreement = collection.log_ratios(gemms)
-            columns.append(log_ratios + np.log(formula(collection).time / first.time))
+            columns.append(log_ratios + np.log(estimate_with(collection).time / first.time))
             deviations.append(disagreement)
-        limit_times = [np.max([getattr(first, name) for name in kind], axis=0) for kind in _KINDS]
-        parts = (np.column_stack(limit_times) / first.time[:, None]) ** _SHARPNESS
-        shares = parts / parts.sum(axis=1, keepdims=True)
+        # 2. Weigh the kinds of limits. The time of a kind is that of its longest limit.
+        kind_times = [np.max([getattr(first, name) for name in kind], axis=0) for kind in _KINDS]
+        powers = (np.column_stack(kind_times) / first.time[:, None]) ** _SHARPNESS
+        shares = powers / powers.sum(axis=1, keepdims=True)
         return cls(np.column_stack(columns), np.column_stack(deviations), shares)
 
     def take(self, where: NDArray[np.intp]) -> Self:
         """Return the estimates of the cases at some positions."""
-        return type(self)(*(part[where] for part in self))
+        return type(self)(*(array[where] for array in self))
 
     def regressors(self, own: Sequence[bool]) -> Array:
         """Return the factor of each weight (columns) in each case (rows).
@@ -201,6 +204,7 @@ class CollectionEstimates(NamedTuple):
             own: for each collection, True if it is of the machine itself. It then has a weight for
                 each kind of limit, otherwise a single weight.
         """
+        # Each collection's column keeps a second axis, so that it can be multiplied by the shares.
         columns = self.columns.T[:, :, None]
         return np.hstack(
             [
@@ -225,19 +229,26 @@ class Offsets:
     def from_regression(
         cls, collections: Sequence[CollectionTrees], own: Sequence[bool], weights: Sequence[float]
     ) -> Self:
-        """Take the weights that belong to the columns of :meth:`CollectionEstimates.regressors`."""
+        """Take the weights that belong to the columns of :meth:`CollectionEstimates.regressors`.
+
+        A sibling's collection has a single column, whose weight then holds for each kind of limit.
+        """
         remaining = iter(weights)
-        matrix = []
+        rows = []
         for is_own in own:
-            values = [next(remaining) for _ in (_KINDS if is_own else _KINDS[:1])]
-            matrix.append(tuple(values if is_own else values * len(_KINDS)))
-        return cls(tuple(collections), tuple(matrix))
+            if is_own:
+                rows.append(tuple(next(remaining) for _ in _KINDS))
+            else:
+                rows.append((next(remaining),) * len(_KINDS))
+        return cls(tuple(collections), tuple(rows))
 
     @staticmethod
     def for_regression(own: Sequence[bool], weights: Sequence[float]) -> list[float]:
         """Repeat the weight of each collection for each of its columns in a regression."""
-        pairs = zip(own, weights, strict=True)
-        return [weight for is_own, weight in pairs for _ in (_KINDS if is_own else _KINDS[:1])]
+        repeated: list[float] = []
+        for is_own, weight in zip(own, weights, strict=True):
+            repeated += [weight] * (len(_KINDS) if is_own else 1)
+        return repeated
 
     @classmethod
     def from_weights(cls, collections: Sequence[CollectionTrees], weights: Sequence[float]) -> Self:
@@ -269,8 +280,8 @@ class Offsets:
         """Collections in words: by name, or how many there are of each machine."""
         if len(self.collections) <= 2:
             return " and ".join(collection.name for collection in self.collections)
-        machines = Counter(collection.machine.slug for collection in self.collections)
-        return "public tables: " + ", ".join(f"{n} of {slug}" for slug, n in machines.items())
+        counts = Counter(collection.machine.slug for collection in self.collections)
+        return "public tables: " + ", ".join(f"{count} of {slug}" for slug, count in counts.items())
 
     def named_weights(self) -> dict[str, list[float]]:
         """Return the weights by the name of each collection."""

@@ -50,16 +50,19 @@ class Model:
             where = np.flatnonzero(groups == group)
             fit = self.fit(group)
             inputs = Inputs.from_query(self.machine, query.take(where))
-            guess, spread = corrected_estimate(inputs, fit.constants, fit.residual, fit.offsets)
+            guess, tree_spread = corrected_estimate(
+                inputs, fit.constants, fit.residual, fit.offsets
+            )
             guess = replace(guess, time=fit.shift.applied(guess.time))
-            spread = fit.spreads(spread)
-            like = np.array([fit.has_like(query.problems[int(i)]) for i in where])
+            spread = fit.spreads(tree_spread)
+            below, above = factors_of(inputs.problems, fit.groups)
+            low = fit.low * spread * below
+            high = fit.high * spread * above
             # A shape unlike all measured ones has at least the interval that it would have without
             # any measurement.
-            below, above = factors_of(inputs.problems, fit.groups)
-            low, high = fit.low * spread * below, fit.high * spread * above
-            low = np.where(like, low, np.minimum(low, UNCALIBRATED[0]))
-            high = np.where(like, high, np.maximum(high, UNCALIBRATED[1]))
+            is_familiar = np.array([fit.has_like(problem) for problem in inputs.problems])
+            low = np.where(is_familiar, low, np.minimum(low, UNCALIBRATED[0]))
+            high = np.where(is_familiar, high, np.maximum(high, UNCALIBRATED[1]))
             parts.append(PartialPrediction(where, guess, low, high))
         return Prediction.from_parts(len(groups), parts)
 
@@ -107,24 +110,25 @@ class Prediction:
 
     def frame(self) -> pd.DataFrame:
         """Return the columns of predicted.csv: times in microseconds, limit, tiles and traffic."""
-        e = self.estimate
-        tiles = [f"{bm:.0f}x{bn:.0f}" for bm, bn in zip(e.bm, e.bn, strict=True)]
-        micro = {name: getattr(e, name) * 1e6 for name in LIMITS}
+        guess = self.estimate
+        tiles = [f"{bm:.0f}x{bn:.0f}" for bm, bn in zip(guess.bm, guess.bn, strict=True)]
+        limit_times = {f"{name}_us": getattr(guess, name) * 1e6 for name in LIMITS}
+        algorithms = np.array(list(ALGORITHMS), dtype=object)
         return pd.DataFrame(
             {
-                "time_us": e.time * 1e6,
+                "time_us": guess.time * 1e6,
                 "lo_us": self.lo * 1e6,
                 "hi_us": self.hi * 1e6,
-                "limit": np.array(LIMITS, dtype=object)[e.limit],
-                **{f"{name}_us": values for name, values in micro.items()},
-                "algorithm": np.array(list(ALGORITHMS), dtype=object)[e.algorithm.astype(int)],
+                "limit": np.array(LIMITS, dtype=object)[guess.limit],
+                **limit_times,
+                "algorithm": algorithms[guess.algorithm.astype(int)],
                 "tile": tiles,
-                "split": e.split.astype(int),
-                "tiles": e.tiles.astype(int),
-                "waves": e.waves.astype(int),
-                "tile_efficiency": e.tile_efficiency,
-                "tail_efficiency": e.tail_efficiency,
-                "bytes": e.bytes.astype(np.int64),
+                "split": guess.split.astype(int),
+                "tiles": guess.tiles.astype(int),
+                "waves": guess.waves.astype(int),
+                "tile_efficiency": guess.tile_efficiency,
+                "tail_efficiency": guess.tail_efficiency,
+                "bytes": guess.bytes.astype(np.int64),
             }
         )
 
@@ -145,7 +149,7 @@ _CORES = {"gpu": "SMs", "cpu": "cores"}
 def explain(row: Mapping[str, Any], kind: str = "gpu") -> str:
     """Describe a row of :meth:`Prediction.frame` in one line, for a kind of machine."""
     limit = LIMIT_WORDS[row["limit"]].format(cores=_CORES[kind])
-    side = ALGORITHMS[row["algorithm"]]
+    side = ALGORITHMS[row["algorithm"]]  # of Winograd's output tile, 0 for an implicit GEMM
     algorithm = f"Winograd over {side}x{side} outputs, " if side else ""
     split = f", K split in {row['split']}" if row["split"] > 1 else ""
     if kind == "cpu":

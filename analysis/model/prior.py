@@ -146,8 +146,10 @@ class Prior:
     @property
     def weights(self) -> list[float]:
         """Weight of each collection in an answer without own measurements."""
-        share = 1 / max(len(self.leading), 1)
-        return [share * (i in self.leading) for i in range(len(self.collections))]
+        weights = [0.0] * len(self.collections)
+        for position in self.leading:
+            weights[position] = 1 / len(self.leading)
+        return weights
 
 
 _TREES_ERROR = 0.04
@@ -180,8 +182,10 @@ def prior_from_tables(
         tuple(collections),
         tuple(leading),
     )
+    # The scale of the fit makes the error of a shape with a typical spread a typical error.
     offsets = Offsets.from_weights(collections, prior.weights)
-    usual = float(np.median(offsets.spread(offsets.at(Inputs.from_query(machine, query)))))
+    spreads = offsets.spread(offsets.at(Inputs.from_query(machine, query)))
+    typical_spread = float(np.median(spreads))
     software = software_of(machine.slug, dtype)
     fit = Fit(
         prior.fit.constants,
@@ -192,7 +196,7 @@ def prior_from_tables(
         high=software.high,
         pair_low=software.pair_low,
         pair_high=software.pair_high,
-        scale=_TREES_ERROR / usual,
+        scale=_TREES_ERROR / typical_spread,
         beside=SOFTWARE_ERROR,
         groups=factors_of_prior("public", machine.generation) if dtype in TWINS else {},
     )
@@ -222,8 +226,11 @@ def software_of(slug: str, dtype: str = DTYPE) -> SoftwareRange:
     machine without any measurement, even where the model's own error is zero.
     """
     if dtype == "fp8":
-        pair = (end / math.sqrt(2) for end in UNCALIBRATED_PAIR)
-        return SoftwareRange(*(end / SOFTWARE_ERROR for end in (*UNCALIBRATED, *pair)))
+        # The spread of a prediction without an error of its own is SOFTWARE_ERROR. That of a pair
+        # of such predictions is √2 times as large.
+        low, high = (end / SOFTWARE_ERROR for end in UNCALIBRATED)
+        pair_low, pair_high = (end / math.sqrt(2) / SOFTWARE_ERROR for end in UNCALIBRATED_PAIR)
+        return SoftwareRange(low, high, pair_low, pair_high)
     shipped = shipped_fits()
     software = SoftwareRange(**shipped["software"])
     measured = shipped["machines"].get(slug)
@@ -243,8 +250,10 @@ def factors_of_prior(kind: str, generation: str) -> dict[str, tuple[float, float
 
 def shift_of(slug: str, group: str = GROUP) -> Shift:
     """Return the expected difference between a machine's table and other frameworks."""
-    shipped = shipped_fits()["machines"].get(slug, {"groups": {}})
-    return Fit.from_json(shipped["groups"][group]).shift if group in shipped["groups"] else Shift()
+    machines = shipped_fits()["machines"]
+    if slug not in machines or group not in machines[slug]["groups"]:
+        return Shift()
+    return Fit.from_json(machines[slug]["groups"][group]).shift
 
 
 def floor_sentences(slug: str | None = None) -> list[str]:
@@ -279,6 +288,7 @@ def _measured_prior(machine: Machine, group: str) -> Prior | None:
         The first of these that exists; None if there is none.
     """
     shipped = shipped_fits()
+    # 1. The machine's own constants. Their factors for kinds of shapes were learned from bf16.
     entry = shipped["machines"].get(machine.slug)
     if entry and group in entry["groups"]:
         fit = Fit.from_json(entry["groups"][group])
@@ -286,6 +296,7 @@ def _measured_prior(machine: Machine, group: str) -> Prior | None:
             fit = replace(fit, groups=factors_of_prior("shipped", machine.generation))
         source = f"shipped constants, fitted to {fit.rows:,} public rows of it, {entry['source']}"
         return Prior(fit, "shipped", f"{source}, warm", Spread.from_shipped("shipped"), True)
+    # 2. The constants of a sibling. These and the mean were learned from bf16 GEMMs only.
     if group != GROUP or DTYPE not in machine.peaks:
         return None
     fits = {
@@ -301,6 +312,7 @@ def _measured_prior(machine: Machine, group: str) -> Prior | None:
         fit = carried_fit(fits[sibling.slug], sibling, machine, learned)
         fit = replace(fit, groups=factors_of_prior("shipped", machine.generation))
         return Prior(fit, "generation", source, Spread.from_shipped("sibling"), True)
+    # 3. The mean of all generations.
     learned = SoftwareRange(**shipped["generations"])
     fit = mean_fit({slug: fit.constants for slug, fit in fits.items()}, machine, learned)
     source = (
@@ -313,7 +325,10 @@ def _measured_prior(machine: Machine, group: str) -> Prior | None:
 
 
 def _twin_prior(machine: Machine, group: str) -> Prior | None:
-    """Return the prior of the other 16-bit dtype at the same peak; for tf32, bf16's constants."""
+    """Return the prior of the other 16-bit dtype at the same peak; for tf32, bf16's constants.
+
+    The result is None if that dtype has no prior, or if the machine lacks one of the two dtypes.
+    """
     operation, _, dtype = group.rpartition(" ")
     twin = TWINS.get(dtype, DTYPE if dtype == "tf32" else None)
     if twin is None or dtype not in machine.peaks or twin not in machine.peaks:
@@ -327,6 +342,12 @@ def shared_prior(known: Prior, machine: Machine, twin: str, dtype: str) -> Prior
 
     tf32 takes the constants of the other dtype at its own peak. Any other dtype takes the whole
     prior with wider intervals; the result is None if the two dtypes have different peaks.
+
+    Args:
+        known: what is known about ``twin``.
+        machine: the machine to predict.
+        twin: the dtype that was measured.
+        dtype: the other dtype.
     """
     if dtype == "tf32":
         source = (
@@ -390,29 +411,29 @@ def nearest_sibling(machine: Machine, measured: Iterable[str]) -> Machine | None
         measured: slugs of the machines that have constants.
     """
     slugs = list(measured)
-    reach = [_log_factors(source, target) for source, target in sibling_pairs(slugs)]
-    if not reach or DTYPE not in machine.peaks:
+    pair_factors = [_log_factors(source, target) for source, target in sibling_pairs(slugs)]
+    if not pair_factors or DTYPE not in machine.peaks:
         return None
-    furthest = [max(factors) for factors in zip(*reach, strict=True)]
-    candidates = [
-        candidate
-        for candidate in map(known_machine, slugs)
-        if candidate.generation == machine.generation
-        and candidate.slug != machine.slug
-        and all(
-            x <= largest
-            for x, largest in zip(_log_factors(candidate, machine), furthest, strict=True)
-        )
-    ]
-    return min(
-        candidates, key=lambda candidate: sum(_log_factors(candidate, machine)), default=None
-    )
+    largest_peak_factor = max(peak_factor for peak_factor, _ in pair_factors)
+    largest_bandwidth_factor = max(bandwidth_factor for _, bandwidth_factor in pair_factors)
+    distances = []
+    for candidate in map(known_machine, slugs):
+        if candidate.generation != machine.generation or candidate.slug == machine.slug:
+            continue
+        peak_factor, bandwidth_factor = _log_factors(candidate, machine)
+        if peak_factor <= largest_peak_factor and bandwidth_factor <= largest_bandwidth_factor:
+            distances.append((peak_factor + bandwidth_factor, candidate))
+    if not distances:
+        return None
+    _, nearest = min(distances, key=lambda pair: pair[0])  # the first one, if several are as near
+    return nearest
 
 
 def _log_factors(first: Machine, second: Machine) -> tuple[float, float]:
     """Return the factors by which two machines' peaks and bandwidths differ, as absolute logs."""
-    peaks = math.log(first.peak(DTYPE) / second.peak(DTYPE))
-    return abs(peaks), abs(math.log(first.bandwidth / second.bandwidth))
+    peak_factor = abs(math.log(first.peak(DTYPE) / second.peak(DTYPE)))
+    bandwidth_factor = abs(math.log(first.bandwidth / second.bandwidth))
+    return peak_factor, bandwidth_factor
 
 
 def carried_fit(fit: Fit, there: Machine, here: Machine, learned: SoftwareRange) -> Fit:
@@ -420,6 +441,12 @@ def carried_fit(fit: Fit, there: Machine, here: Machine, learned: SoftwareRange)
 
     Its interval is the one learned from pairs of machines, widened where the fit's own is wider:
     constants are no more certain on another machine than on the one they were fitted to.
+
+    Args:
+        fit: the fit to carry over.
+        there: the machine that it was fitted on.
+        here: the machine to predict.
+        learned: the range of the errors of such predictions.
     """
     constants = scaled_constants(fit.constants, there, here, DTYPE)
     unseen = replace(
@@ -445,4 +472,5 @@ def mean_fit(known: Mapping[str, Constants], here: Machine, learned: SoftwareRan
         scaled = scaled_constants(constants, origin, here, DTYPE, _GROWTH)
         by_generation.setdefault(origin.generation, []).append(scaled)
     constants = mean_constants([mean_constants(members) for members in by_generation.values()])
+    # An empty interval, once widened, is the learned range.
     return Fit(constants, aligned_only=True, layout="nt", low=0.0, high=0.0).widened(learned)

@@ -41,8 +41,14 @@ class Query:
         cls, problems: Sequence[Problem], implementations: Sequence[str], warm: bool = False
     ) -> Query:
         """Take each problem on its own implementation, otherwise as in :meth:`plain`."""
-        n = len(problems)
-        return cls(problems, implementations, [""] * n, [warm] * n, [False] * n)
+        count = len(problems)
+        return cls(
+            problems,
+            implementations,
+            configs=[""] * count,
+            cached=[warm] * count,
+            sustained=[False] * count,
+        )
 
     @classmethod
     def from_rows(cls, rows: pd.DataFrame) -> Query:

@@ -73,6 +73,7 @@ class Residual:
             ValueError: if a disagreement is not a positive number, or the arrays do not form trees.
         """
         seen, unseen = data["seen"], data["unseen"]
+        # A recording may come from a stranger, so its numbers are checked.
         if not all(isinstance(x, float) and 0 < x < math.inf for x in (seen, unseen)):
             raise ValueError("seen or unseen is not a number above 0")
         if "trees" in data:
@@ -110,16 +111,19 @@ def fit_residual(
     # 1. Predict held-out rows.
     trees = _TREES if shrunk else _TREES // _FOLDS
     kept_trees, share_of_features = _TREES, 1.0
-    judged_rows = np.arange(count)
     if (part_of or count) > MANY_ROWS:
-        kept_trees, share_of_features = _TREES_OF_A_PART if part_of else _TREES, _FEATURES_OF_MANY
+        if part_of:
+            kept_trees = _TREES_OF_A_PART
+        share_of_features = _FEATURES_OF_MANY
         sample = np.random.default_rng(0).permutation(count)[:MANY_ROWS]
         judged_rows, training_rows = np.split(sample, [len(sample) // _FOLDS])
         forest = _grow(features[training_rows], log_ratios[training_rows], trees, share_of_features)
         predicted, deviation = forest.predict(features[judged_rows])
     else:
+        judged_rows = np.arange(count)
         # A first cross-validation finds outliers, which then cannot pull the second one.
-        log_ratios = _clip_outliers(log_ratios, _predict_held_out(features, log_ratios, trees)[0])
+        first_predicted, _ = _predict_held_out(features, log_ratios, trees)
+        log_ratios = _clip_outliers(log_ratios, first_predicted)
         predicted, deviation = _predict_held_out(features, log_ratios, trees)
     # 2. Decide whether to keep the trees, and which share of their predictions.
     truth = log_ratios[judged_rows]
@@ -128,9 +132,9 @@ def fit_residual(
         return None
     # 3. Grow the trees that are kept from all rows.
     forest = _grow(features, log_ratios, kept_trees, share_of_features).scaled(confirmed)
-    deviation = confirmed * deviation
-    seen = max(float(np.median(forest.predict(features[judged_rows])[1])), _MIN_SPREAD)
-    unseen = float(np.median(np.hypot(deviation, seen)))
+    _, deviation_when_seen = forest.predict(features[judged_rows])
+    seen = max(float(np.median(deviation_when_seen)), _MIN_SPREAD)
+    unseen = float(np.median(np.hypot(confirmed * deviation, seen)))
     return Residual(forest, seen, unseen)
 
 
@@ -191,4 +195,5 @@ def _robust_deviation(errors: Array) -> float:
 def _grow(
     features: Array, log_ratios: Array, trees: int = _TREES, share_of_features: float = 1.0
 ) -> Forest:
+    """Grow trees whose nodes try ``share_of_features`` of the features."""
     return Forest.grown(features, log_ratios, trees, _MIN_LEAF_ROWS, share_of_features)

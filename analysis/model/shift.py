@@ -67,11 +67,19 @@ class Shift:
         """
         knots = []
         for low, high in itertools.pairwise(_EDGES_US):
-            within = [[part.between(low, high) for part in parts] for parts in siblings]
-            rows = [[part for part in parts if len(part.seconds)] for parts in within]
-            if informative := [parts for parts in rows if parts]:
+            # Keep the pairs that have shapes in this range of times, and the siblings that have
+            # such pairs.
+            informative = []
+            for pairs in siblings:
+                within = [pair.between(low, high) for pair in pairs]
+                if not_empty := [pair for pair in within if len(pair.seconds)]:
+                    informative.append(not_empty)
+            if informative:
                 knots.append(_knot(informative))
-        return cls(*zip(*knots, strict=True)) if knots else cls()
+        if not knots:
+            return cls()
+        log_seconds, log_ratios = zip(*knots, strict=True)
+        return cls(log_seconds, log_ratios)
 
     def to_json(self) -> dict[str, Any]:
         """Return the document for kernels/timemodel/shipped.json."""
@@ -101,12 +109,13 @@ def _knot(siblings: Sequence[Sequence[CollectionPair]]) -> tuple[float, float]:
     collection of a sibling. Only a part of it is believed, which grows with the number of siblings.
     """
     weights = [
-        np.full(len(part.seconds), 1 / len(parts) / len(part.seconds))
-        for parts in siblings
-        for part in parts
+        np.full(len(pair.seconds), 1 / len(pairs) / len(pair.seconds))
+        for pairs in siblings
+        for pair in pairs
     ]
-    columns = zip(*itertools.chain.from_iterable(siblings), strict=True)
-    seconds, log_ratios = (np.concatenate(column) for column in columns)
-    shown = np.quantile(log_ratios, 0.5, weights=np.concatenate(weights), method="inverted_cdf")
-    believed = len(siblings) / (len(siblings) + _DOUBT)
-    return float(np.median(np.log(seconds))), believed * float(shown)
+    all_pairs = list(itertools.chain.from_iterable(siblings))
+    seconds = np.concatenate([pair.seconds for pair in all_pairs])
+    log_ratios = np.concatenate([pair.log_ratios for pair in all_pairs])
+    median = np.quantile(log_ratios, 0.5, weights=np.concatenate(weights), method="inverted_cdf")
+    believed_share = len(siblings) / (len(siblings) + _DOUBT)
+    return float(np.median(np.log(seconds))), believed_share * float(median)

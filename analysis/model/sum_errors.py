@@ -47,8 +47,10 @@ def half_interval_of_sum(parts: Array, correlation: float) -> Array:
         parts: half intervals, of shape (..., parts).
         correlation: correlation of the errors of any two parts.
     """
+    # Independent errors add up in quadrature, fully correlated ones directly.
     independent = (parts**2).sum(axis=-1)
-    total: Array = np.sqrt((1 - correlation) * independent + correlation * parts.sum(axis=-1) ** 2)
+    correlated = parts.sum(axis=-1) ** 2
+    total: Array = np.sqrt((1 - correlation) * independent + correlation * correlated)
     return total
 
 
@@ -105,25 +107,25 @@ def change_factors(before: Times, after: Times, less: Array, more: Array) -> tup
     promising = after.predicted < before.predicted
     if promising.sum() < _ENOUGH:
         return 1.0, 1.0
-    # 1. Draw steps, and keep those with at least one promising change.
+    # 1. Draw steps, and keep those with at least one promising change. All arrays have the shape
+    #    (steps, products): which GEMM, how often it is in the step, and how often it is changed.
     rng = np.random.default_rng(0)
     counts = simulated_counts(rng, _DRAWS)
     rows = rng.integers(0, len(less), counts.shape)
     changed = np.where(promising[rows], counts, 0)
-    rows = rows[changed.any(axis=-1)]
-    counts = counts[changed.any(axis=-1)]
-    changed = changed[changed.any(axis=-1)]
+    has_change = changed.any(axis=-1)
+    rows, counts, changed = rows[has_change], counts[has_change], changed[has_change]
+
     # 2. Sum the predicted and the measured time of each step, before and after the changes.
-    before_sums = [(counts * times[rows]).sum(axis=-1) for times in before]
-    differences = [
-        (changed * (b - a)[rows]).sum(axis=-1) for a, b in zip(before, after, strict=True)
-    ]
-    after_sums = [
-        base + difference for base, difference in zip(before_sums, differences, strict=True)
-    ]
+    def sums(before_times: Array, after_times: Array) -> tuple[Array, Array]:
+        before_sum = (counts * before_times[rows]).sum(axis=-1)
+        return before_sum, before_sum + (changed * (after_times - before_times)[rows]).sum(axis=-1)
+
+    predicted_before, predicted_after = sums(before.predicted, after.predicted)
+    measured_before, measured_after = sums(before.measured, after.measured)
     # 3. Compare the sums. A gain is a ratio, so the error of the predicted time before the changes
     #    does not count.
-    error = before_sums[0] / (before_sums[1] / after_sums[1]) - after_sums[0]
+    error = predicted_before / (measured_before / measured_after) - predicted_after
     below = half_interval_of_sum(changed * less[rows], CHANGE_CORRELATION)
     above = half_interval_of_sum(changed * more[rows], CHANGE_CORRELATION)
     return _factors(error, below, above)
@@ -131,5 +133,6 @@ def change_factors(before: Times, after: Times, less: Array, more: Array) -> tup
 
 def _factors(error: Array, below: Array, above: Array) -> tuple[float, float]:
     """Return factors of the two halves of intervals, such that nine errors in ten lie inside."""
-    low, high = np.quantile(error / np.where(error < 0, below, above), [_TAIL, 1 - _TAIL])
+    relative = error / np.where(error < 0, below, above)
+    low, high = np.quantile(relative, [_TAIL, 1 - _TAIL])
     return max(-float(low), _NARROWEST), max(float(high), _NARROWEST)
