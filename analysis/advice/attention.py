@@ -24,7 +24,11 @@ def parse_attention(text: str) -> Attention:
     Raises:
         UserError: if the text does not have this form.
     """
-    *sizes, dtype, mask = [*text.split(","), *([] if text.count(",") == 6 else [CAUSAL])]
+    fields = text.split(",")
+    if len(fields) < 7:  # without a mask
+        fields.append(CAUSAL)
+    *sizes, dtype, mask = fields
+    # Sizes are whole numbers above 0.
     if len(sizes) != 5 or not all(is_whole(size) and int(size) for size in sizes):
         raise UserError(f"--attention takes {_FORM}, such as 8,2048,32,8,128,bf16; not {text!r}.")
     check_option("--attention", mask, (CAUSAL, FULL, DECODE))

@@ -77,24 +77,28 @@ def from_processes(
     if not pairs:
         return []
     # 1. The squared error of each pair's mean, as the scatter of its blocks gives it. A few
-    # blocks say little about their own scatter, so it is averaged with the typical pair's.
+    #    blocks say little about their own scatter, so it is averaged with the typical pair's.
     means = [[float(np.mean(_trimmed(blocks))) for blocks in pair] for pair in pairs]
-    counts = np.array([len(pair) for pair in pairs])
-    scatter = np.array([np.mean([_squared_error(b) for b in p]) for p in pairs]) / counts
-    scatter = (scatter + np.median(scatter)) / 2
+    process_counts = np.array([len(pair) for pair in pairs])
+    process_errors = [np.mean([_squared_error(blocks) for blocks in pair]) for pair in pairs]
+    block_scatter = np.array(process_errors) / process_counts
+    block_scatter = (block_scatter + np.median(block_scatter)) / 2
     # 2. The same squared error from how far the means of the processes lie apart. It contains
-    # the error that the samples of a process share.
-    mean_scatter = np.array([np.var(pair_means, ddof=1) / len(pair_means) for pair_means in means])
+    #    the error that the samples of a process share.
+    process_scatter = np.array(
+        [np.var(pair_means, ddof=1) / len(pair_means) for pair_means in means]
+    )
     # 3. The shared error according to the runs; a ratio has the errors of two log times. This
-    # estimate counts as ``weight`` further pairs.
-    run_error = 2 * np.square(between) / counts
+    #    estimate counts as ``weight`` further pairs.
+    run_error = 2 * np.square(between) / process_counts
     weight = float(np.mean(cases))
     # 4. Pool both estimates of the shared error over all pairs, and add it to each pair's scatter.
-    shared_error = (np.sum(mean_scatter - scatter) + weight * np.mean(run_error)) / (
+    #    The estimate of the shared error may be below 0 by chance.
+    shared_error = (np.sum(process_scatter - block_scatter) + weight * np.mean(run_error)) / (
         len(pairs) + weight
     )
     degrees = min(len(pairs) + weight, _DEGREES)
-    errors = np.sqrt(scatter + max(shared_error, 0.0))
+    errors = np.sqrt(block_scatter + max(shared_error, 0.0))
     return [
         MeasuredRatio(float(np.mean(pair_means)), float(error), degrees)
         for pair_means, error in zip(means, errors, strict=True)
@@ -111,9 +115,12 @@ def _squared_error(blocks: Sequence[float]) -> float:
 
     The formula is that of Yuen, "The two-sample trimmed t for unequal population variances" (1974).
     """
-    n, middle = len(blocks), _trimmed(blocks)
-    winsorized = np.clip(blocks, middle[0], middle[-1])
-    return max(float(np.var(winsorized, ddof=1)) / ((1 - 2 * _CUT / n) ** 2 * n), _LEAST_ERROR**2)
+    n = len(blocks)
+    trimmed = _trimmed(blocks)
+    # Both extremes take the value that is next to them in order of size.
+    winsorized = np.clip(blocks, trimmed[0], trimmed[-1])
+    squared = float(np.var(winsorized, ddof=1)) / ((1 - 2 * _CUT / n) ** 2 * n)
+    return max(squared, _LEAST_ERROR**2)
 
 
 def expect(measured: Sequence[MeasuredRatio]) -> list[ExpectedRatio]:
@@ -122,21 +129,21 @@ def expect(measured: Sequence[MeasuredRatio]) -> list[ExpectedRatio]:
         return []
     # 1. The likelihood of each measurement (rows) at each true log ratio of the grid (columns).
     grid, parts = _grid_and_parts()
-    likelihood = np.array([_likelihood(m, grid) for m in measured])
+    likelihood = np.array([_likelihood(ratio, grid) for ratio in measured])
     # 2. The distribution of true log ratios on this machine, fitted to all measurements.
     prior = _fit_shares(likelihood @ parts.T) @ parts
     # 3. The distribution of each true log ratio, given its measurement.
     posterior = likelihood * prior
     posterior /= posterior.sum(axis=1, keepdims=True)
+    # 4. Its mean, and the 95% interval between two of its quantiles.
     ratios = np.exp(grid)
-    below = posterior.cumsum(axis=1)
-    return [
-        ExpectedRatio(
-            float(row @ ratios),
-            *(float(np.exp(np.interp(level, sums, grid))) for level in (0.025, 0.975)),
-        )
-        for row, sums in zip(posterior, below, strict=True)
-    ]
+    expected = []
+    for probabilities in posterior:
+        cumulative = probabilities.cumsum()
+        lo = float(np.exp(np.interp(0.025, cumulative, grid)))
+        hi = float(np.exp(np.interp(0.975, cumulative, grid)))
+        expected.append(ExpectedRatio(float(probabilities @ ratios), lo, hi))
+    return expected
 
 
 def _likelihood(measured: MeasuredRatio, grid: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -158,6 +165,8 @@ def _fit_shares(densities: NDArray[np.float64]) -> NDArray[np.float64]:
     parts = densities.shape[1]
     shares = np.full(parts, 1 / parts)
     for _ in range(_STEPS):
+        # The probability that each measurement is of each part. A measurement far from all parts
+        # has a density of 0 everywhere, which must not become a division by 0.
         membership = densities * shares
         membership /= np.maximum(membership.sum(axis=1, keepdims=True), 1e-300)
         counts = membership.sum(axis=0) + _PSEUDO
@@ -174,17 +183,18 @@ def _grid_and_parts() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
 
     The probabilities have one row per part and one column per grid point.
     """
+    # The grid reaches from −2.5 to 2.5. Its points are 1e-5 apart near 0, and 0.05 at the ends.
     positive = np.sinh(np.linspace(0, math.asinh(2.5 / 5e-4), 500)) * 5e-4
     grid = np.concatenate([-positive[:0:-1], positive])
-    cells = np.gradient(grid)
-    parts = []
+    spacing = np.gradient(grid)
+    weights = []
     for side in (1, -1):
         for width in _WIDTHS:
             inside = np.where(side * grid >= 0, 1.0, 0.0)
             inside[len(positive) - 1] = 0.5  # log ratio 0 belongs to both sides
-            part = inside * np.exp(-0.5 * (grid / width) ** 2) * cells
-            parts.append(part / part.sum())
-    for centre in _CENTRES:
-        part = np.exp(-0.5 * ((grid - centre) / (centre / 2)) ** 2) * cells
-        parts.append(part / part.sum())
-    return grid, np.array(parts)
+            weights.append(inside * np.exp(-0.5 * (grid / width) ** 2) * spacing)
+    # A density around a gain is half as wide as the gain is large.
+    weights += [
+        np.exp(-0.5 * ((grid - centre) / (centre / 2)) ** 2) * spacing for centre in _CENTRES
+    ]
+    return grid, np.array([weight / weight.sum() for weight in weights])

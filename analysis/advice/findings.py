@@ -37,37 +37,36 @@ class AdviceFinding:
         """Format as ``**likely**, fp32, N: make it a multiple of 64; 4% to 8% (13 shapes, …).``"""
         best = self.best
         gains = sorted(a.gain.value for a in self.advice)
-        gain_range = f"{gains[0]:.0%} to {gains[-1]:.0%}" if len(gains) > 1 else f"{gains[0]:.0%}"
-        count = f"{len(gains)} shapes, such as" if len(gains) > 1 else ""
-        per_flop = " per FLOP" if best.question == "choose" else ""
-        extra_flops = max(a.extra_flops for a in self.advice)
-        cost = (
-            f" for up to {extra_flops:.1%} more FLOPs"
-            if extra_flops >= 5e-4 and not per_flop
-            else ""
-        )
-        example = " ".join(
-            filter(None, [count, str(best.problem), f"with {best.change or best.implementation}"])
-        )
-        return f"**{best.verdict}**, {self._action()}; {gain_range}{per_flop}{cost} ({example})."
+        gain_range = f"{gains[0]:.0%}"
+        example = f"{best.problem} with {best.change or best.implementation}"
+        if len(gains) > 1:
+            gain_range = f"{gains[0]:.0%} to {gains[-1]:.0%}"
+            example = f"{len(gains)} shapes, such as {example}"
+        # A gain per FLOP already accounts for more FLOPs.
+        if best.question == "choose":
+            cost = " per FLOP"
+        else:
+            extra_flops = max(a.extra_flops for a in self.advice)
+            is_printable = extra_flops >= 5e-4  # less is 0.0%
+            cost = f" for up to {extra_flops:.1%} more FLOPs" if is_printable else ""
+        return f"**{best.verdict}**, {self._action()}; {gain_range}{cost} ({example})."
 
     def _action(self) -> str:
+        """Say what to do, such as ``bf16, N: make it a multiple of 64``."""
         best = self.best
         if not best.changed:
             return f"{best.problem.dtype}: use {best.implementation} instead"
         dims = _dimensions(best)
         names = " and ".join(name.upper() for name in dims)
+        pronoun = "it" if len(dims) == 1 else "them"
         step = self._step()
-        single = len(dims) == 1
         if _cause(best) == "alignment":
             unit = max(_UNIT, WIDE_BYTES // DTYPE_BYTES[best.problem.dtype])
-            action = (
-                f"make {'it' if single else 'them'} a multiple of {unit}; misalignment costs time"
-            )
+            action = f"make {pronoun} a multiple of {unit}; misalignment costs time"
         elif step is not None and step >= _CLEAR_STEP:
-            action = f"make {'it' if single else 'them'} a multiple of {step}"
+            action = f"make {pronoun} a multiple of {step}"
         else:
-            action = f"{'another size' if single else 'other sizes'} nearby"
+            action = "another size nearby" if len(dims) == 1 else "other sizes nearby"
         return f"{best.problem.dtype}, {names}: {action}"
 
     def _step(self) -> int | None:
@@ -82,6 +81,7 @@ def findings(advice: Sequence[Advice]) -> list[AdviceFinding]:
     groups: dict[tuple[object, ...], list[Advice]] = defaultdict(list)
     for answer in advice:
         if answer.verdict != LEAVE_IT:
+            # If no size changes, the implementation is the change.
             implementation = answer.implementation if not answer.changed else ""
             key = (
                 answer.verdict,
@@ -94,7 +94,9 @@ def findings(advice: Sequence[Advice]) -> list[AdviceFinding]:
             )
             groups[key].append(answer)
     grouped = [AdviceFinding(tuple(members)) for members in groups.values()]
-    return sorted(grouped, key=lambda f: (VERDICTS.index(f.best.verdict), -f.weight))
+    return sorted(
+        grouped, key=lambda finding: (VERDICTS.index(finding.best.verdict), -finding.weight)
+    )
 
 
 def findings_lines(advice: Sequence[Advice]) -> list[str]:
@@ -107,10 +109,8 @@ def findings_lines(advice: Sequence[Advice]) -> list[str]:
     query_count = f"{len(unchanged)} of {len(advice)} queries"
     reasons = Counter(answer.reason for answer in unchanged).most_common(4)
     reason_text = "; ".join(f"{count}: {reason}" for reason, count in reasons)
-    lines.append(
-        f"- **leave it** is the answer for {query_count}"
-        + (f" ({reason_text})." if reason_text else ".")
-    )
+    in_brackets = f" ({reason_text})" if reason_text else ""
+    lines.append(f"- **leave it** is the answer for {query_count}{in_brackets}.")
     return lines
 
 
@@ -123,4 +123,5 @@ def _dimensions(answer: Advice) -> tuple[str, ...]:
 
 
 def _cause(answer: Advice) -> str:
+    """Return ``alignment`` if the advice improves it, otherwise ``size``."""
     return "alignment" if answer.instead.alignment > answer.problem.alignment else "size"

@@ -54,7 +54,8 @@ class Headline:
 
     def to_json(self) -> dict[str, Any]:
         """Return a record of findings.json, with null for a missing interval."""
-        return {k: None if v != v else v for k, v in asdict(self).items()}
+        # Only NaN differs from itself.
+        return {name: None if value != value else value for name, value in asdict(self).items()}
 
 
 def health_of(analysis: Analysis) -> list[str]:
@@ -88,12 +89,12 @@ def peak(analysis: Analysis) -> Headline | None:
     fastest = fastest_gemms(analysis)
     if not fastest:
         return None
-    parts = []
+    texts = []
     for gemm in fastest:
-        bounds = [rate(gemm.lo), rate(gemm.hi)]
-        interval = "" if math.isnan(gemm.lo) else f" ({_interval_text(bounds)})"
-        parts.append(f"{gemm.dtype} {rate(gemm.tflops)}{interval}, {gemm.share:.0%} of the peak")
-    best = max((gemm.tflops, gemm.lo, gemm.hi, gemm.cases) for gemm in fastest)
+        interval = ""
+        if not math.isnan(gemm.lo):
+            interval = f" ({_interval_text(rate(gemm.lo), rate(gemm.hi))})"
+        texts.append(f"{gemm.dtype} {rate(gemm.tflops)}{interval}, {gemm.share:.0%} of the peak")
     raised = (analysis.recording.run.get("ceilings") or {}).get("raised") or {}
     raised_peaks = "".join(
         (
@@ -102,7 +103,15 @@ def peak(analysis: Analysis) -> Headline | None:
         )
         for dtype, change in raised.items()
     )
-    return Headline("peak", f"Fastest GEMMs: {'; '.join(parts)}.{raised_peaks}", *best)
+    best = max(fastest, key=lambda gemm: gemm.tflops)
+    return Headline(
+        "peak",
+        f"Fastest GEMMs: {'; '.join(texts)}.{raised_peaks}",
+        best.tflops,
+        best.lo,
+        best.hi,
+        best.cases,
+    )
 
 
 class FastestGemm(NamedTuple):
@@ -131,7 +140,8 @@ def fastest_gemms(analysis: Analysis) -> list[FastestGemm]:
         ceiling = analysis.recording.machine.peak(str(dtype)) / 1e12
         # A measured ceiling is itself uncertain, so no GEMM is reported to exceed it.
         share = min(1.0, row["tflops"] / ceiling)
-        lo, hi = (row["flops"] / row[name] / 1e6 for name in ("time_hi_us", "time_lo_us"))
+        lo = row["flops"] / row["time_hi_us"] / 1e6
+        hi = row["flops"] / row["time_lo_us"] / 1e6
         fastest.append(FastestGemm(str(dtype), row["tflops"], lo, hi, share, len(rows)))
     return fastest
 
@@ -149,15 +159,9 @@ def steady(analysis: Analysis) -> Headline | None:
     lo = math.nan if entry["lo"] is None else float(entry["lo"])
     hi = math.nan if entry["hi"] is None else float(entry["hi"])
     interval = "" if math.isnan(lo) else f" ({_percent_interval(lo, hi)})"
-    sensors = [
-        text.format(entry[name])
-        for name, text in (
-            ("sm_mhz", "{:,.0f} MHz"),
-            ("power_w", "{:,.0f} W"),
-            ("energy_j", "{:.3g} J per GEMM"),
-        )
-        if entry[name]
-    ]
+    formats = {"sm_mhz": "{:,.0f} MHz", "power_w": "{:,.0f} W", "energy_j": "{:.3g} J per GEMM"}
+    # A machine may lack some of the sensors.
+    sensors = [text.format(entry[name]) for name, text in formats.items() if entry[name]]
     readings = f" ({', '.join(sensors)})" if sensors else ""
     return Headline(
         "steady",
@@ -181,24 +185,26 @@ def alignment(table: pd.DataFrame) -> Headline | None:
     if rows.empty:
         return None
     misaligned = rows[rows["offset"] % _WIDE != 0]
-    groups = {along.upper(): group for along, group in misaligned.groupby("along")}
-    if min(map(len, groups.values()), default=0) < _LEAST:
-        groups = {"": misaligned}
     if len(misaligned) < _LEAST:
         return None
+    # The name is empty if all dimensions are reported together.
+    groups = {along.upper(): group for along, group in misaligned.groupby("along")}
+    if min(map(len, groups.values())) < _LEAST:
+        groups = {"": misaligned}
     means = {name: _mean_ratio(group) for name, group in groups.items()}
-    texts = [
-        f"{value:.0%} ({_percent_interval(lo, hi)})" + (f" along {name}" if name else "")
-        for name, (value, lo, hi) in means.items()
-    ]
-    worst = min(means, key=lambda name: means[name][0])
-    affected = rows[rows["along"] == worst.lower()] if worst else rows
+    texts = []
+    for name, (value, lo, hi) in means.items():
+        along = f" along {name}" if name else ""
+        texts.append(f"{value:.0%} ({_percent_interval(lo, hi)}){along}")
+    speeds = {name: value for name, (value, _, _) in means.items()}
+    slowest = min(speeds, key=lambda name: speeds[name])
+    affected = rows[rows["along"] == slowest.lower()] if slowest else rows
     return Headline(
         "alignment",
         f"Sizes that are not a multiple of {_WIDE} run at {', '.join(texts)} of the speed of the "
         f"nearest round size; {_sufficient_multiple(affected)}.",
-        *means[worst],
-        len(groups[worst]),
+        *means[slowest],
+        len(groups[slowest]),
     )
 
 
@@ -209,12 +215,13 @@ def _sufficient_multiple(rows: pd.DataFrame) -> str:
         rows: table from :func:`analysis.slices.series.alignment_series`, including the round sizes
             themselves.
     """
-    speed = {
+    mean_log_speed = {
         multiple: float(np.log(rows.loc[rows["offset"] % multiple == 0, "relative"]).mean())
         for multiple in _MULTIPLES
     }
-    least = speed[_MULTIPLES[-1]] - _HARDLY
-    multiple = next(multiple for multiple in _MULTIPLES if speed[multiple] >= least)
+    # The difference of two log speeds is about the relative difference of the speeds.
+    least = mean_log_speed[_MULTIPLES[-1]] - _HARDLY
+    multiple = next(multiple for multiple in _MULTIPLES if mean_log_speed[multiple] >= least)
     if multiple == 1:
         return "on average, alignment hardly matters"
     return f"on average, multiples of {multiple} lose less than {_HARDLY:.0%}"
@@ -226,7 +233,8 @@ def layout(table: pd.DataFrame) -> Headline | None:
     if len(pairs) < _LEAST:
         return None
     value, lo, hi = _mean_ratio(pairs, "ratio")
-    faster, slower = int((pairs["ratio_lo"] > 1).sum()), int((pairs["ratio_hi"] < 1).sum())
+    faster = int((pairs["ratio_lo"] > 1).sum())
+    slower = int((pairs["ratio_hi"] < 1).sum())
     return Headline(
         "layout",
         f"NHWC is {value:.2f}× as fast as NCHW (geometric mean over {len(pairs)} pairs, "
@@ -239,25 +247,29 @@ def layout(table: pd.DataFrame) -> Headline | None:
 
 
 def size(table: pd.DataFrame) -> Headline | None:
-    """Report the smallest square GEMM that is nearly at its best speed, for each dtype."""
+    """Report the smallest square GEMM that is nearly at its best speed, for each dtype.
+
+    The numbers of the headline belong to the first dtype.
+    """
     rows = square_series(table)
-    parts, figures = [], []
+    texts, figures = [], []
     for dtype, group in rows.groupby("dtype", sort=False):
         if len(group) < _LEAST:
             continue
         # If not even the largest size is certainly fast, the interval ends at that size.
         largest = int(group["m"].max())
         value = fast_from(group, "tflops") or largest
+        # The upper ends of the speeds' intervals give the lower end of the size, and vice versa.
         lo = fast_from(group, "tflops_hi") or largest
         hi = fast_from(group, "tflops_lo") or largest
         interval = f" ({lo}–{hi})" if lo != hi else ""
-        parts.append(f"from {value} on in {dtype}{interval}")
+        texts.append(f"from {value} on in {dtype}{interval}")
         figures.append((value, lo, hi, len(group)))
-    if not parts:
+    if not texts:
         return None
     return Headline(
         "size",
-        f"Square GEMMs reach {NEARLY:.0%} of their best speed {', '.join(parts)}.",
+        f"Square GEMMs reach {NEARLY:.0%} of their best speed {', '.join(texts)}.",
         *figures[0],
     )
 
@@ -268,6 +280,7 @@ def accuracy(analysis: Analysis) -> Headline | None:
     interval = median_interval(errors.tolist())
     if len(errors) < _LEAST or interval is None:
         return None
+    lo, hi = interval
     canary = analysis.recording.run.get("canary")
     drift = ""
     if canary and canary.get("certain"):
@@ -276,23 +289,24 @@ def accuracy(analysis: Analysis) -> Headline | None:
     return Headline(
         "accuracy",
         f"Predictions of {len(errors):,} held-out cases: median error {value:.1%} "
-        f"({100 * interval[0]:.1f}–{interval[1]:.1%}), 95th percentile {errors.quantile(0.95):.0%}"
-        f"{drift}.",
+        f"({100 * lo:.1f}–{hi:.1%}), 95th percentile {errors.quantile(0.95):.0%}{drift}.",
         value,
-        *interval,
+        lo,
+        hi,
         len(errors),
     )
 
 
 def changes(advice: Sequence[Advice]) -> list[Headline]:
     """Report the best change of each kind, by verdict, evidence and the lower end of the gain."""
-    kinds = [max(group.advice, key=_sort_key) for group in findings(advice)]
-    lines = []
-    for best in sorted(kinds, key=_sort_key, reverse=True)[:_CHANGES]:
+    best_of_kinds = [max(finding.advice, key=_sort_key) for finding in findings(advice)]
+    best_of_kinds.sort(key=_sort_key, reverse=True)
+    reported = []
+    for best in best_of_kinds[:_CHANGES]:
         action = f"with {best.change}" if best.changed else f"computed by {best.implementation}"
         per_flop = " per FLOP" if best.question == "choose" else ""
         gain = best.gain
-        lines.append(
+        reported.append(
             Headline(
                 "change",
                 f"{_sureness(best)}: {best.problem} {action} gains "
@@ -303,7 +317,7 @@ def changes(advice: Sequence[Advice]) -> list[Headline]:
                 1,
             )
         )
-    return lines
+    return reported
 
 
 def _sureness(answer: Advice) -> str:
@@ -314,21 +328,25 @@ def _sureness(answer: Advice) -> str:
 
 
 def _sort_key(answer: Advice) -> tuple[int, int, float]:
-    """Return a sort key: the verdict, its evidence, and the lower end of the gain."""
-    sure, evidence = VERDICTS.index(answer.verdict), EVIDENCE.index(answer.evidence)
-    return -sure, -evidence, answer.gain.lo
+    """Return a sort key: the verdict, its evidence, and the lower end of the gain.
+
+    The best answer has the largest key; the best verdict and evidence are listed first.
+    """
+    verdict_position = VERDICTS.index(answer.verdict)
+    evidence_position = EVIDENCE.index(answer.evidence)
+    return -verdict_position, -evidence_position, answer.gain.lo
 
 
 def sizes_line(advice: Sequence[Advice]) -> str:
-    """Say how many shapes should change."""
-    sure = sum(answer.verdict == DO_IT for answer in advice)
+    """Say how many queries have a better size as their answer."""
+    confirmed = sum(answer.verdict == DO_IT for answer in advice)
     likely = sum(answer.verdict == LIKELY for answer in advice)
     shapes = len({answer.problem for answer in advice})
-    if not sure and not likely:
+    if not confirmed and not likely:
         return f"None of {shapes:,} shapes has a better size nearby."
     return (
-        f"{len(advice):,} queries (pad and choose for {shapes:,} shapes): {sure:,} confirmed and "
-        f"{likely:,} likely improvements."
+        f"{len(advice):,} queries (pad and choose for {shapes:,} shapes): {confirmed:,} confirmed "
+        f"and {likely:,} likely improvements."
     )
 
 
@@ -344,18 +362,20 @@ def _mean_ratio(rows: pd.DataFrame, name: str = "relative") -> tuple[float, floa
         name: the column of the ratios.
     """
     logs = np.log(rows[name].to_numpy(float))
-    ends = np.log(rows[[f"{name}_lo", f"{name}_hi"]].to_numpy(float))
-    error = np.nan_to_num((ends[:, 1] - ends[:, 0]) / 2 / Z95)
-    variance = (np.var(logs, ddof=1) + np.mean(error**2)) / len(logs)
+    log_lo = np.log(rows[f"{name}_lo"].to_numpy(float))
+    log_hi = np.log(rows[f"{name}_hi"].to_numpy(float))
+    # A ratio without an interval adds no uncertainty of its own.
+    errors = np.nan_to_num((log_hi - log_lo) / 2 / Z95)
+    variance = (np.var(logs, ddof=1) + np.mean(errors**2)) / len(logs)
     half = stats.t.ppf(0.975, len(logs) - 1) * math.sqrt(variance)
     mean = float(logs.mean())
     return math.exp(mean), math.exp(mean - half), math.exp(mean + half)
 
 
-def _interval_text(texts: Sequence[str]) -> str:
+def _interval_text(lo: str, hi: str) -> str:
     """Format an interval with its unit written once, such as ``86.1–87.9 GFLOP/s``."""
-    first, _, unit = texts[0].partition(" ")
-    return f"{first}–{texts[1]}" if texts[1].endswith(unit) else f"{texts[0]}–{texts[1]}"
+    number, _, unit = lo.partition(" ")
+    return f"{number}–{hi}" if hi.endswith(unit) else f"{lo}–{hi}"
 
 
 def _percent_interval(lo: float, hi: float) -> str:

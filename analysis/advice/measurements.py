@@ -14,6 +14,7 @@ from analysis.recordings.confirmed import Pair, confirmed_pairs
 from analysis.recordings.load import Recording, bursts, problems_of, stored_ordinarily
 from analysis.recordings.repetition import (
     MeasuredTime,
+    Rounds,
     between_cases,
     between_processes,
     case_ids,
@@ -57,12 +58,15 @@ class Measurements:
         self.warm = warm
         self._confirmed: dict[tuple[str, Problem, Problem], Ratio] = {}
         self._other_ways: dict[Way, list[tuple[str, Ratio]]] = {}
-        for kind in KINDS if pairs else ():
+        for kind in KINDS:
             for (before, after), ratio in _expected_ratios(pairs, kind).items():
-                if before[1] == after[1]:
-                    self._confirmed[kind, before[0], after[0]] = ratio
+                problem, implementation = before
+                option, other_implementation = after
+                if implementation == other_implementation:
+                    self._confirmed[kind, problem, option] = ratio
+                # Both ways compute the same sizes, so they are compared as for a pad query.
                 elif kind == "pad":
-                    self._other_ways.setdefault(before, []).append((after[1], ratio))
+                    self._other_ways.setdefault(before, []).append((other_implementation, ratio))
         self._times = times
         self._problems = list(times)
         self._index = SizeIndex(self._problems)
@@ -112,41 +116,50 @@ class Measurements:
         fastest implementation, among those that computed both problems. None if no interval is
         known.
         """
-        both = self.times_of(problem).keys() & self.times_of(option).keys()
-        if not both:
+        before_times, after_times = self.times_of(problem), self.times_of(option)
+        common = before_times.keys() & after_times.keys()
+        if not common:
             return None
-        before = (problem, min(both, key=lambda name: self.times_of(problem)[name].time))
-        after = (option, min(both, key=lambda name: self.times_of(option)[name].time))
-        return self._compared(before, after)
+        before_name = min(common, key=lambda name: before_times[name].time)
+        after_name = min(common, key=lambda name: after_times[name].time)
+        return self._compared((problem, before_name), (option, after_name))
 
     def plain_ratio(self, problem: Problem, option: Problem) -> float | None:
         """Return the time of ``problem`` over that of ``option`` in a public table.
 
         The table has single times without an interval. None if it does not have both.
         """
-        both = self.times_of(problem).keys() & self.times_of(option).keys()
-        if not both:
+        before_times, after_times = self.times_of(problem), self.times_of(option)
+        common = before_times.keys() & after_times.keys()
+        if not common:
             return None
-        before = min((self.times_of(problem)[n] for n in both), key=_seconds)
-        after = min((self.times_of(option)[n] for n in both), key=_seconds)
-        single = math.isnan(before.lo) and math.isnan(after.lo)
-        return before.time / after.time if single and before.run == after.run else None
+        before = min((before_times[name] for name in common), key=_seconds)
+        after = min((after_times[name] for name in common), key=_seconds)
+        have_no_interval = math.isnan(before.lo) and math.isnan(after.lo)
+        if not have_no_interval or before.run != after.run:
+            return None
+        return before.time / after.time
 
     def _compared(self, before: Way, after: Way) -> Ratio | None:
         """Return the ratio of two ways from the place with the narrowest intervals.
 
         None if no place measured both.
         """
-        before_times = self._again.get(before) or [self.times_of(before[0])[before[1]]]
-        after_times = self._again.get(after) or [self.times_of(after[0])[after[1]]]
         pairs = [
-            (first, second)
-            for first in before_times
-            for second in after_times
-            if first.run == second.run
+            (before_time, after_time)
+            for before_time in self._all_times(before)
+            for after_time in self._all_times(after)
+            if before_time.run == after_time.run
         ]
-        best = min(pairs, key=lambda p: p[0].width + p[1].width, default=None)
-        return repeated_ratio(*best) if best else None
+        if not pairs:
+            return None
+        best_before, best_after = min(pairs, key=lambda pair: sum(time.width for time in pair))
+        return repeated_ratio(best_before, best_after)
+
+    def _all_times(self, way: Way) -> Sequence[MeasuredTime]:
+        """Return the time of a measured way in each place that measured it."""
+        problem, implementation = way
+        return self._again.get(way) or [self.times_of(problem)[implementation]]
 
     def ratio_of(self, before: Way, after: Way) -> Ratio | None:
         """Return the time of one way over that of another, with the interval of a repetition.
@@ -159,15 +172,19 @@ class Measurements:
 
     def winner(self, problem: Problem, library: str) -> str:
         """Return the fastest implementation if it would certainly win again, else ``library``."""
-        entry = self.times_of(problem)
-        if library not in entry:
+        times = self.times_of(problem)
+        if library not in times:
             return library
-        name = min(entry, key=lambda key: entry[key].time)
-        ratio = self._compared((problem, library), (problem, name))
-        return name if ratio is not None and ratio[1] > 1 else library
+        fastest = min(times, key=lambda name: times[name].time)
+        ratio = self._compared((problem, library), (problem, fastest))
+        if ratio is None:
+            return library
+        _, lo, _ = ratio
+        return fastest if lo > 1 else library
 
 
 def _seconds(time: MeasuredTime) -> float:
+    """Return the time itself, as a sort key."""
     return time.time
 
 
@@ -177,19 +194,31 @@ def _expected_ratios(pairs: Sequence[Pair], kind: str) -> dict[tuple[Way, Way], 
     For ``choose``, gains are in work per second and every pair counts. For ``pad``, the second
     problem has to contain the first.
     """
-    relevant = [p for p in pairs if kind == "choose" or _contains(p.after[0], p.before[0])]
-    works = [p.after[0].flops / p.before[0].flops if kind == "choose" else 1.0 for p in relevant]
+    # 1. Choose the pairs, and turn their time ratios into ratios of what the query compares.
+    relevant: list[Pair] = []
+    works: list[float] = []
+    log_gains: list[list[list[float]]] = []
+    for pair in pairs:
+        before_problem, _ = pair.before
+        after_problem, _ = pair.after
+        if kind == "choose":
+            work = after_problem.flops / before_problem.flops
+        elif _contains(after_problem, before_problem):
+            work = 1.0
+        else:
+            continue
+        relevant.append(pair)
+        works.append(work)
+        log_gains.append(
+            [[log_ratio + math.log(work) for log_ratio in blocks] for blocks in pair.log_ratios]
+        )
+    # 2. Compute the gains to expect, and turn them back into time ratios.
     gains = from_processes(
-        [
-            [[x + math.log(work) for x in blocks] for blocks in p.log_ratios]
-            for p, work in zip(relevant, works, strict=True)
-        ],
-        [p.between for p in relevant],
-        [p.cases for p in relevant],
+        log_gains, [pair.between for pair in relevant], [pair.cases for pair in relevant]
     )
     return {
-        (p.before, p.after): (e.ratio / work, e.lo / work, e.hi / work)
-        for p, work, e in zip(relevant, works, expect(gains), strict=True)
+        (pair.before, pair.after): (gain.ratio / work, gain.lo / work, gain.hi / work)
+        for pair, work, gain in zip(relevant, works, expect(gains), strict=True)
     }
 
 
@@ -206,6 +235,12 @@ def rows_near(
     A query about one shape needs few of a table's rows, and creating a problem for every row takes
     longer than answering the query. For many shapes, all rows are returned, unless ``many`` says
     that there are far more rows than shapes.
+
+    Args:
+        rows: rows of a recording.
+        problems: the shapes that are asked about.
+        factor: largest ratio of two sizes, at least 1.
+        many: True if there are far more rows than shapes.
     """
     if len(problems) > _MANY and not many:
         return rows
@@ -228,31 +263,42 @@ def read_measurements(rows: pd.DataFrame, recording: Recording) -> Measurements:
     gets none, because the user may run another framework or version. :mod:`analysis.model.fit`
     accounts for that.
     """
+    # 1. Collect what is known about each row.
     rows = bursts(rows[stored_ordinarily(rows)], recording.cache)
-    times_s = (
-        rows[name].to_numpy(dtype=float, na_value=np.nan) * 1e-6
-        for name in ("time_us", "time_lo_us", "time_hi_us")
-    )
     rounds = rounds_of(recording)
-    between, of_cases = between_processes(recording), between_cases(recording)
-    samples = [rounds.get(case, {}) for case in case_ids(rows)] if rounds else [{}] * len(rows)
-    times: dict[Problem, dict[str, MeasuredTime]] = {}
-    again: dict[Way, list[MeasuredTime]] = {}
-    runs = rows["run"].fillna("")
+    no_rounds: Rounds = {}
+    # The case of each row is only looked for where rounds are recorded.
+    row_rounds = [no_rounds] * len(rows)
+    if rounds:
+        row_rounds = [rounds.get(case, no_rounds) for case in case_ids(rows)]
     columns = (
         problems_of(rows),
         rows["implementation"],
-        runs,
+        rows["run"].fillna(""),
         places_of(rows),
-        samples,
-        *times_s,
+        row_rounds,
+        rows["time_us"].to_numpy(dtype=float, na_value=np.nan) * 1e-6,
+        rows["time_lo_us"].to_numpy(dtype=float, na_value=np.nan) * 1e-6,
+        rows["time_hi_us"].to_numpy(dtype=float, na_value=np.nan) * 1e-6,
     )
-    for problem, name, run, place, taken, seconds, lo, hi in zip(*columns, strict=True):
-        deviation = between.get(run, 0.0), of_cases.get(run, 0.0)
+    run_deviations = between_processes(recording)
+    run_case_deviations = between_cases(recording)
+    # 2. Make a time of each row.
+    times: dict[Problem, dict[str, MeasuredTime]] = {}
+    again: dict[Way, list[MeasuredTime]] = {}
+    for problem, name, run, place, samples, seconds, lo, hi in zip(*columns, strict=True):
         if math.isnan(lo) and recording.public and not recording.is_public_table:
             time = MeasuredTime.single(seconds, place)
         else:
-            time = MeasuredTime(seconds, lo, hi, taken, *deviation, place)
+            time = MeasuredTime(
+                seconds,
+                lo,
+                hi,
+                rounds=samples,
+                between=run_deviations.get(run, 0.0),
+                between_cases=run_case_deviations.get(run, 0.0),
+                run=place,
+            )
         again.setdefault((problem, name), []).append(time)
         problem_times = times.setdefault(problem, {})
         # If two sweeps measured the same problem, the time with the narrower interval counts.

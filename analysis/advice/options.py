@@ -55,8 +55,8 @@ class Question:
 
         Otherwise, two sizes that each grow by the allowance would let the FLOPs grow by twice it.
         """
-        more = option.flops / problem.flops - 1
-        return -self.allowance - _ROUNDED <= more <= self.allowance + _ROUNDED
+        extra_flops = option.flops / problem.flops - 1
+        return -self.allowance - _ROUNDED <= extra_flops <= self.allowance + _ROUNDED
 
     def work(self, problem: Problem, option: Problem) -> float:
         """Return the factor that turns a time ratio into a ratio of what the query compares.
@@ -78,9 +78,8 @@ def question_of(
     if pad is not None and choose is not None:
         raise UserError("give either --pad or --choose, not both.")
     kind, given = ("pad", pad) if choose is None else ("choose", choose)
-    return Question(
-        kind, Question.allowance if given is None else share_of(given, kind, MOST), wishes
-    )
+    allowance = Question.allowance if given is None else share_of(given, kind, MOST)
+    return Question(kind, allowance, wishes)
 
 
 MOST = 10.0
@@ -113,28 +112,40 @@ def options_of_each(
     libraries = list(problems.values())
 
     def predict(lists: Sequence[list[Problem]]) -> list[pd.DataFrame]:
+        """Predict a list of options for each problem, all of them in one query."""
+        all_options = [option for options in lists for option in options]
         names = [name for name, options in zip(libraries, lists, strict=True) for _ in options]
-        query = Query.with_implementations(
-            [option for options in lists for option in options], names, measured.warm
-        )
+        query = Query.with_implementations(all_options, names, measured.warm)
         frame = model.predict(query).frame() if names else pd.DataFrame()
-        ends = itertools.accumulate(map(len, lists), initial=0)
-        return [frame.iloc[i:j].reset_index(drop=True) for i, j in itertools.pairwise(ends)]
+        bounds = itertools.accumulate(map(len, lists), initial=0)
+        return [
+            frame.iloc[start:end].reset_index(drop=True)
+            for start, end in itertools.pairwise(bounds)
+        ]
 
-    first = [_first_options(problem, model, measured, question) for problem in problems]
-    frames = predict([options for options, _ in first])
-    # Combine sizes only after a first prediction, and only the best sizes of each dimension: three
-    # dimensions with fifteen values each would make thousands of combinations.
+    # 1. Predict all options of a problem if there are few, else those that change a single size.
+    firsts: list[list[Problem]] = []
+    are_complete: list[bool] = []
+    for problem in problems:
+        options, is_complete = _first_options(problem, model, measured, question)
+        firsts.append(options)
+        are_complete.append(is_complete)
+    first_frames = predict(firsts)
+    # 2. Combine sizes only after this prediction, and only the best sizes of each dimension: three
+    #    dimensions with fifteen values each would make thousands of combinations.
     combinations = [
-        [] if complete else _combinations_of_best(options, frame, question)
-        for (options, complete), frame in zip(first, frames, strict=True)
+        [] if is_complete else _combinations_of_best(options, frame, question)
+        for options, is_complete, frame in zip(firsts, are_complete, first_frames, strict=True)
     ]
+    combined_frames = predict(combinations)
+    # 3. Join both.
     results: list[Options] = []
-    for (options, _), frame, combined, combined_frame in zip(
-        first, frames, combinations, predict(combinations), strict=True
+    for options, frame, combined, combined_frame in zip(
+        firsts, first_frames, combinations, combined_frames, strict=True
     ):
-        full = pd.concat([frame, combined_frame], ignore_index=True) if combined else frame
-        results.append(([*options, *combined], full))
+        if combined:
+            frame = pd.concat([frame, combined_frame], ignore_index=True)
+        results.append(([*options, *combined], frame))
     return results
 
 
@@ -145,11 +156,10 @@ def _first_options(
 
     The second value is True if these are all options.
     """
+    less = -question.allowance if question.choose else 0.0
     near = [
         option
-        for option in measured.near(
-            problem, -question.allowance if question.choose else 0.0, question.allowance
-        )
+        for option in measured.near(problem, less, question.allowance)
         if question.wishes.allow(problem, option) and question.holds(problem, option)
     ]
     sizes = sizes_near(
@@ -160,10 +170,12 @@ def _first_options(
         question.wishes,
     )
     if math.prod(map(len, sizes.values())) <= _MAX_COMBINATIONS:
-        combined = (o for o in _combined(problem, sizes) if question.holds(problem, o))
+        combined = [
+            option for option in _combined(problem, sizes) if question.holds(problem, option)
+        ]
         return _ordered(problem, [*near, *combined]), True
-    one_by_one = [{d: v} for d, values in sizes.items() for v in values]
-    return _ordered(problem, [*near, *with_sizes(problem, one_by_one)]), False
+    single_changes = [{name: value} for name, values in sizes.items() for value in values]
+    return _ordered(problem, [*near, *with_sizes(problem, single_changes)]), False
 
 
 def _combinations_of_best(
@@ -177,16 +189,18 @@ def _combinations_of_best(
         frame: the model's prediction of each.
         question: the query.
     """
-    problem, time = singles[0], dict(zip(singles, frame["time_us"], strict=True))
+    problem = singles[0]
+    time = dict(zip(singles, frame["time_us"], strict=True))
 
-    def best(d: str) -> set[int]:
+    def best_sizes(name: str) -> list[int]:
         """Return a dimension's size, and its best sizes if no other dimension changes."""
-        fixed = {o: getattr(o, d) for o in singles if set(changed(problem, o)) <= {d}}
-        order = sorted(fixed, key=lambda o: time[o] / question.work(problem, o))
-        return {getattr(problem, d), *(fixed[o] for o in order[:_BEST_SIZES])}
+        options = [option for option in singles if set(changed(problem, option)) <= {name}]
+        options.sort(key=lambda option: time[option] / question.work(problem, option))
+        best = [getattr(option, name) for option in options[:_BEST_SIZES]]
+        return sorted({getattr(problem, name), *best})
 
-    combined = _combined(problem, {d: sorted(best(d)) for d in dimensions(problem)})
-    return [o for o in combined if o not in time and question.holds(problem, o)]
+    combined = _combined(problem, {name: best_sizes(name) for name in dimensions(problem)})
+    return [option for option in combined if option not in time and question.holds(problem, option)]
 
 
 def _tile_edges(model: Model, dtype: str) -> list[int]:

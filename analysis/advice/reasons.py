@@ -64,7 +64,8 @@ def why(
         parts[_kernel_cause(before, after)] = remainder
     else:
         parts["a cause unknown to the model" if measured else _SIMILAR] = remainder
-    # 2. Convert the parts to percentage points, and name only the large ones.
+    # 2. Convert the parts to percentage points, of which a gain of zero has none, and name only the
+    #    large ones.
     points = {name: 100 * gain * part / total for name, part in parts.items()} if total else {}
     least = max(_LEAST_POINTS, _LEAST_SHARE * 100 * gain)
     causes = {name: value for name, value in points.items() if value >= least}
@@ -72,10 +73,12 @@ def why(
     if not causes:
         return "many small causes"
     if len(causes) == 1 and not costs:
-        return f"because of {next(iter(causes))}"
-    ordered = sorted(causes.items(), key=lambda item: -item[1])
-    text = " and ".join(f"{value:.0f} points from {name}" for name, value in ordered)
-    return text + "".join(f", minus {-value:.0f} from {name}" for name, value in costs.items())
+        (only_cause,) = causes
+        return f"because of {only_cause}"
+    largest_first = sorted(causes, key=lambda name: -causes[name])
+    gained = " and ".join(f"{causes[name]:.0f} points from {name}" for name in largest_first)
+    lost = "".join(f", minus {-value:.0f} from {name}" for name, value in costs.items())
+    return gained + lost
 
 
 def _known_parts(
@@ -87,27 +90,34 @@ def _known_parts(
     limit, more FLOPs take more time. Where memory is the limit, only the bytes take time; if the
     gain is per FLOP (``choose``), more FLOPs for the same bytes add to it.
     """
+    # 1. Memory is the limit before and after the change.
     if before["limit"] == "memory" and after["limit"] == "memory":
-        log_bytes = math.log(before["bytes"] / after["bytes"]) + (log_work if choose else 0.0)
-        name = "fewer bytes" if log_bytes >= 0 else "more bytes"
-        return {f"{name} per FLOP" if choose else name: log_bytes}
+        log_bytes = math.log(before["bytes"] / after["bytes"])
+        if choose:
+            log_bytes += log_work
+        bytes_text = "fewer bytes" if log_bytes >= 0 else "more bytes"
+        return {f"{bytes_text} per FLOP" if choose else bytes_text: log_bytes}
+    # 2. The limit changes, or it is launching; the model does not divide such a gain.
     if before["limit"] not in _OF_ARITHMETIC or after["limit"] not in _OF_ARITHMETIC:
         return {}
-    # Padding within a tile fills the tile and takes no time, so FLOPs are not a separate part.
+    # 3. Arithmetic is the limit. Padding within a tile fills the tile and takes no time, so FLOPs
+    #    are not a separate part.
     tile_gain = math.log(after["tile_efficiency"] / before["tile_efficiency"])
-    area = tile_gain if choose else tile_gain - log_work
+    area_gain = tile_gain if choose else tile_gain - log_work
     shares = [f"{row['tile_efficiency']:.0%}" for row in (before, after)]
-    tiles = f"{_fullness(tile_gain)} tiles ({shares[0]} → {shares[1]} of their area)"
-    if area < 0 <= tile_gain:
-        tiles = f"{math.expm1(log_work):.1%} more FLOPs"
+    tile_text = f"{_fullness(tile_gain)} tiles ({shares[0]} → {shares[1]} of their area)"
+    # Tiles that are fuller but take more time in all are named by what costs the time.
+    if area_gain < 0 <= tile_gain:
+        tile_text = f"{math.expm1(log_work):.1%} more FLOPs"
     wave_gain = math.log(after["tail_efficiency"] / before["tail_efficiency"])
     if kind == "cpu":
         degree = "more" if wave_gain >= 0 else "less"
-        slots = f"{degree} evenly loaded threads ({before['waves']} → {after['waves']} tiles each)"
+        tiles_each = f"{before['waves']} → {after['waves']} tiles each"
+        wave_text = f"{degree} evenly loaded threads ({tiles_each})"
     else:
-        filled = [f"{row['waves']}, {row['tail_efficiency']:.0%} full" for row in (before, after)]
-        slots = f"{_fullness(wave_gain)} waves ({filled[0]} → {filled[1]})"
-    return {tiles: area, slots: wave_gain}
+        waves = [f"{row['waves']}, {row['tail_efficiency']:.0%} full" for row in (before, after)]
+        wave_text = f"{_fullness(wave_gain)} waves ({waves[0]} → {waves[1]})"
+    return {tile_text: area_gain, wave_text: wave_gain}
 
 
 def _fullness(log_ratio: float) -> str:
@@ -121,14 +131,19 @@ def _kernel(row: Mapping[str, Any]) -> tuple[str, int]:
 
 
 def _kernel_cause(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
-    (tile, split), (other_tile, other_split) = _kernel(before), _kernel(after)
-    changes = [f"{tile} → {other_tile}"] if tile != other_tile else []
-    if split != other_split:
-        changes.append(f"K in {split} → {other_split} parts")
+    """Say how the kernel changes, such as ``another kernel (128x128 → 256x128)``."""
+    tile, split = _kernel(before)
+    new_tile, new_split = _kernel(after)
+    changes = []
+    if tile != new_tile:
+        changes.append(f"{tile} → {new_tile}")
+    if split != new_split:
+        changes.append(f"K in {split} → {new_split} parts")
     return f"another kernel ({', '.join(changes)})"
 
 
 def _alignment_cause(problem: Problem, option: Problem, assumed: bool) -> str:
+    """Say which of the changed sizes are misaligned, and whether their price is ``assumed``."""
     unit = WIDE_BYTES // DTYPE_BYTES[problem.dtype]
     misaligned = [d.upper() for d in changed(problem, option) if getattr(problem, d) % unit]
     caveat = ", an assumed price: no such sizes were measured" if assumed else ""

@@ -109,15 +109,22 @@ class Advice:
 
         Sizes have the names of measurements.csv; those of ``instead`` are ``new_m`` and so on.
         """
-        shapes = {
+        new_sizes = {
+            f"new_{name}": getattr(self.instead, name) for name in dimensions(self.instead)
+        }
+        other_fields = asdict(self)
+        del other_fields["problem"], other_fields["instead"]
+        return {
             "problem": self.problem.spec(),
             "instead": self.instead.spec(),
             **problem_columns(self.problem),
-            **{f"new_{d}": getattr(self.instead, d) for d in dimensions(self.instead)},
+            **new_sizes,
+            "change": self.change,
+            "roles": self.roles,
+            **other_fields,
+            "probability": self.probability,
+            "expected_gain": self.expected_gain,
         }
-        other_fields = {k: v for k, v in asdict(self).items() if k not in ("problem", "instead")}
-        sureness = {"probability": self.probability, "expected_gain": self.expected_gain}
-        return {**shapes, "change": self.change, "roles": self.roles, **other_fields, **sureness}
 
 
 def advise(
@@ -155,51 +162,65 @@ def _advise_among(
     fit = model.fit(group_of(library, problem))
     choices = weigh(problem, options, frame, fit, measured, question)
     best = best_choice(choices)
-    option, choice = options[best], choices[best]
+    option = options[best]
+    choice = choices[best]
     # 2. Another implementation of the same shape may be better than any other size.
     alternative = _other_implementation(problem, measured, library, question)
-    if alternative is not None and (
-        not best or _rank(alternative.verdict, alternative.gain, 0.0) > choice.rank
-    ):
-        return alternative
-    # 3. Explain the change, or why there is none.
+    if alternative is not None:
+        rank = _rank(alternative.verdict, alternative.gain, 0.0)
+        if not best or rank > choice.rank:
+            return alternative
+    # 3. Explain the change and report its gain, or explain why there is none.
+    is_measured = choice.evidence != PREDICTED
     if best:
-        assumed = choice.evidence == PREDICTED and assumes_alignment(problem, option, fit)
-        rows = frame.iloc[0], frame.iloc[best]
-        is_measured = choice.evidence != PREDICTED
+        verdict_on_change = choice.verdict
+        evidence = choice.evidence
+        predicted_gain = choice.predicted
+        measured_gain = choice.gain if is_measured else None
         reason = why(
             problem,
             option,
-            *rows,
-            choice.gain.value,
-            question.choose,
-            assumed,
-            is_measured,
-            model.machine.kind,
+            before=frame.iloc[0],
+            after=frame.iloc[best],
+            gain=choice.gain.value,
+            choose=question.choose,
+            assumed=not is_measured and assumes_alignment(problem, option, fit),
+            measured=is_measured,
+            kind=model.machine.kind,
         )
     else:
-        risky = any(
-            c.evidence == PREDICTED and net(c.gain, c.extra_flops) >= _CLEAR for c in choices[1:]
-        ) and not any(c.evidence == CONFIRMED for c in choices)
-        reason = why_not(frame.iloc[0], question, risky)
-    # 4. Report the gain. The evidence for leaving a problem is ``measured`` if any option was
-    # measured.
-    measured_gain = choice.gain if best and choice.evidence != PREDICTED else None
-    no_gain = Gain(0.0, 0.0, 0.0)
-    any_measured = any(c.evidence != PREDICTED for c in choices[1:])
+        verdict_on_change = LEAVE_IT
+        # The evidence for leaving a problem is ``measured`` if any option was measured.
+        any_measured = any(other.evidence != PREDICTED for other in choices[1:])
+        evidence = MEASURED if any_measured else PREDICTED
+        predicted_gain = Gain(0.0, 0.0, 0.0)
+        measured_gain = None
+        reason = why_not(frame.iloc[0], question, _are_uncertain(choices))
     return Advice(
         problem=problem,
         instead=option,
         question=question.kind,
-        verdict=choice.verdict if best else LEAVE_IT,
-        evidence=choice.evidence if best else MEASURED if any_measured else PREDICTED,
+        verdict=verdict_on_change,
+        evidence=evidence,
         implementation=measured.winner(option, library),
-        **_columns("predicted", choice.predicted if best else no_gain),
+        **_columns("predicted", predicted_gain),
         **_columns("measured", measured_gain),
         extra_flops=option.flops / problem.flops - 1,
         extra_bytes=option.bytes / problem.bytes - 1,
         reason=reason,
     )
+
+
+def _are_uncertain(choices: Sequence[Choice]) -> bool:
+    """Return True if an option may gain clearly, but nobody measured whether it does.
+
+    Re-timed options have settled the matter. The first choice is the problem itself.
+    """
+    may_gain = any(
+        choice.evidence == PREDICTED and net(choice.gain, choice.extra_flops) >= _CLEAR
+        for choice in choices[1:]
+    )
+    return may_gain and all(choice.evidence != CONFIRMED for choice in choices)
 
 
 _TOGETHER = 100  # problems that are predicted at once, each with up to thousands of options
@@ -216,28 +237,29 @@ def _columns(name: str, gain: Gain | None) -> dict[str, Any]:
 def _other_implementation(
     problem: Problem, measured: Measurements, library: str, question: Question
 ) -> Advice | None:
-    """Return the advice to use another implementation; None if none is faster."""
+    """Return the advice to use another implementation; None if none is faster.
+
+    Its gains were re-timed, and the model does not predict them.
+    """
     gains = {name: gain_of(ratio, 1.0) for name, ratio in measured.other_ways(problem, library)}
     if not gains:
         return None
-    name = max(gains, key=lambda key: gains[key].value)
-    what_to_do = verdict(gains[name], CONFIRMED, 0.0)
+    fastest = max(gains, key=lambda name: gains[name].value)
+    what_to_do = verdict(gains[fastest], CONFIRMED, 0.0)
     if what_to_do == LEAVE_IT:
         return None
     return Advice(
-        problem,
-        problem,
-        question.kind,
-        what_to_do,
-        CONFIRMED,
-        name,
-        0.0,
-        0.0,
-        0.0,
-        *gains[name],
-        0.0,
-        0.0,
-        f"{name} is faster than {library} for this shape",
+        problem=problem,
+        instead=problem,
+        question=question.kind,
+        verdict=what_to_do,
+        evidence=CONFIRMED,
+        implementation=fastest,
+        **_columns("predicted", Gain(0.0, 0.0, 0.0)),
+        **_columns("measured", gains[fastest]),
+        extra_flops=0.0,
+        extra_bytes=0.0,
+        reason=f"{fastest} is faster than {library} for this shape",
     )
 
 
@@ -297,10 +319,10 @@ def weigh(
         ratio = predicted_ratio(problem, option, (seconds[0], time), (spreads[0], spread), fit)
         predicted = gain_of(ratio, work)
         gain, evidence = predicted, PREDICTED
-        if (known := measured.confirmed(problem, option, question.kind)) is not None:
-            gain, evidence = gain_of(known, work), CONFIRMED
-        elif (known := measured_ratio(problem, option, measured, fit)) is not None:
-            gain, evidence = gain_of(known, work), MEASURED
+        if (confirmed := measured.confirmed(problem, option, question.kind)) is not None:
+            gain, evidence = gain_of(confirmed, work), CONFIRMED
+        elif (repeated := measured_ratio(problem, option, measured, fit)) is not None:
+            gain, evidence = gain_of(repeated, work), MEASURED
         choices.append(Choice(gain, evidence, predicted, option.flops / problem.flops - 1))
     return choices
 
@@ -320,7 +342,9 @@ def measured_ratio(
     from_table = measured.plain_ratio(problem, option)
     if from_table is None:
         return None
-    low, high = _error(problem, option, fit, (max(fit.beside, SOFTWARE_ERROR),) * 2)
+    # The error is only what another framework adds, because the table's times were measured.
+    spread = max(fit.beside, SOFTWARE_ERROR)
+    low, high = _error(problem, option, fit, (spread, spread))
     return from_table, from_table * math.exp(_TO_95 * low), from_table * math.exp(_TO_95 * high)
 
 
@@ -333,7 +357,9 @@ def best_choice(choices: Sequence[Choice]) -> int:
     candidates = range(1, len(choices))
     confirmed = [i for i in candidates if choices[i].evidence == CONFIRMED]
     best = max(confirmed or candidates, key=lambda i: choices[i].rank, default=0)
-    return best if best and choices[best].verdict != LEAVE_IT else 0
+    if choices[best].verdict == LEAVE_IT:
+        return 0
+    return best
 
 
 def assumes_alignment(problem: Problem, option: Problem, fit: Fit) -> bool:
@@ -362,16 +388,19 @@ def _error(
     option further away gets the range of any two shapes. For layouts, batches and alignments that
     were not measured, the range was not measured either. It is then at least as wide as on a
     machine without any measurements.
+
+    ``spreads`` are the spreads of both predictions, and ``fit`` has the errors of such predictions.
     """
-    growth = [getattr(option, d) / getattr(problem, d) for d in dimensions(problem)]
-    if max(growth) > 1 + NEAR or min(growth) < 1 / (1 + NEAR):
+    size_ratios = [getattr(option, name) / getattr(problem, name) for name in dimensions(problem)]
+    if max(size_ratios) > 1 + NEAR or min(size_ratios) < 1 / (1 + NEAR):
         return fit.ratio_range(False, spreads)
     if fit.has_like(problem) and fit.has_like(option):
         low, high = fit.ratio_range(True, spreads)
     else:  # at least as wide as on a machine without any measurements
-        fitted = fit.ratio_range(True, (fit.typical_spread,) * 2)
-        low, high = min(UNCALIBRATED_PAIR[0], fitted[0]), max(UNCALIBRATED_PAIR[1], fitted[1])
-    if min(growth) < 1:
+        low, high = fit.ratio_range(True, (fit.typical_spread, fit.typical_spread))
+        low = min(low, UNCALIBRATED_PAIR[0])
+        high = max(high, UNCALIBRATED_PAIR[1])
+    if min(size_ratios) < 1:
         low, high = min(low, -high), max(high, -low)
     return low, high
 
@@ -392,10 +421,12 @@ def predicted_ratio(
         spreads: spreads of both predictions.
         fit: errors of such predictions.
     """
-    ratio = times[0] / times[1]
+    problem_time, option_time = times
+    ratio = problem_time / option_time
     low, high = _error(problem, option, fit, spreads)
     if assumes_alignment(problem, option, fit):
-        low, high = _with_assumed_price(math.log(ratio), fit, spreads[1])
+        _, option_spread = spreads
+        low, high = _with_assumed_price(math.log(ratio), fit, option_spread)
     return ratio, ratio * math.exp(low), ratio * math.exp(high)
 
 
@@ -411,9 +442,10 @@ def advise_all(
         batch = dict(itertools.islice(problems.items(), start, start + _TOGETHER))
         options_of_batch = options_of_each(batch, model, measured, question)
         answers += [
-            _advise_among(options, model, measured, name, question)
-            for options, name in zip(options_of_batch, batch.values(), strict=True)
+            _advise_among(options, model, measured, library, question)
+            for options, library in zip(options_of_batch, batch.values(), strict=True)
         ]
+    # The spec decides between equal gains, so that the order is always the same.
     return sorted(
         answers, key=lambda a: (VERDICTS.index(a.verdict), -a.gain.value, a.problem.spec())
     )

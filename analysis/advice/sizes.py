@@ -43,8 +43,11 @@ class SizeConstraints:
 
     def __post_init__(self) -> None:
         check_counts(self, "multiple")
-        for name in ("change", "fix"):  # dimensions may be named in upper or lower case
-            object.__setattr__(self, name, tuple(size.lower() for size in getattr(self, name)))
+        # Dimensions may be named in upper or lower case. The class is frozen, so its fields cannot
+        # be assigned in the usual manner.
+        for field in ("change", "fix"):
+            names = tuple(name.lower() for name in getattr(self, field))
+            object.__setattr__(self, field, names)
 
     def check(self, problem: Problem) -> None:
         """Check that the constraints fit a problem.
@@ -53,13 +56,13 @@ class SizeConstraints:
             UserError: if ``change`` or ``fix`` names a dimension that the problem lacks, or if no
                 dimension may change.
         """
-        known = dimensions(problem)
-        names = ", ".join(name.upper() for name in known)
+        names = dimensions(problem)
+        listed = ", ".join(name.upper() for name in names)
         for name in (*self.change, *self.fix):
-            if name not in known:
-                raise UserError(f"{problem} has no size {name.upper()} to change; it has {names}.")
+            if name not in names:
+                raise UserError(f"{problem} has no size {name.upper()} to change; it has {listed}.")
         if not self.free(problem):
-            raise UserError(f"{problem} has no size left to change; its sizes are {names}.")
+            raise UserError(f"{problem} has no size left to change; its sizes are {listed}.")
 
     def free(self, problem: Problem) -> list[str]:
         """Return the dimensions that may change."""
@@ -78,7 +81,12 @@ class SizeConstraints:
 
     def fits(self, size: int) -> bool:
         """Return True if a changed size may have this value."""
-        step = 1 if self.any_size else _OF_SMALL if size < 2 * _MULTIPLES[0] else _MULTIPLES[0]
+        if self.any_size:
+            step = 1
+        elif size < 2 * _MULTIPLES[0]:
+            step = _OF_SMALL
+        else:
+            step = _MULTIPLES[0]
         return size % step == 0 and size % self.multiple == 0
 
 
@@ -87,7 +95,7 @@ ANY_DIMENSION = SizeConstraints()
 
 def changed(problem: Problem, option: Problem) -> list[str]:
     """Return the dimensions in which an option differs."""
-    return [d for d in dimensions(problem) if getattr(problem, d) != getattr(option, d)]
+    return [name for name in dimensions(problem) if getattr(problem, name) != getattr(option, name)]
 
 
 def dimensions(problem: Problem) -> tuple[str, ...]:
@@ -114,9 +122,10 @@ class SizeIndex:
         kinds: dict[Any, list[int]] = {}
         for i, problem in enumerate(problems):
             kinds.setdefault(kind_of(problem), []).append(i)
+        # For each kind, the positions of its problems, and their sizes (one row per problem).
         self._kinds = {
-            kind: (np.array(where), np.array([sizes_of(problems[i]) for i in where]))
-            for kind, where in kinds.items()
+            kind: (np.array(positions), np.array([sizes_of(problems[i]) for i in positions]))
+            for kind, positions in kinds.items()
         }
 
     def near(self, problem: Problem, less: float, more: float) -> NDArray[np.intp]:
@@ -158,16 +167,22 @@ def sizes_near(
         size = getattr(problem, name)
         low = math.ceil(size * (1 - allowance)) if choose else size
         high = math.floor(size * (1 + allowance))
+        # 1. Collect the multiples of each step that are nearest to the size, and further sizes.
         steps = {math.lcm(step, wishes.multiple) for step in _steps(problem, name, tiles, wishes)}
-        rounded = {int(ceil_div(size, step)) * step for step in steps}
-        rounded |= {int(size // step + 1) * step for step in steps & _LARGE_STEPS}
+        candidates = {int(ceil_div(size, step)) * step for step in steps}
+        candidates |= {int(size // step + 1) * step for step in steps & _LARGE_STEPS}
         if wishes.any_size and high - low <= _EVERY:
-            rounded |= set(range(low, high + 1))
+            candidates |= set(range(low, high + 1))
         if choose:
-            rounded |= {size // step * step for step in steps}
-            rounded |= _across(low, high, wishes.multiple)
-        allowed = {v for v in rounded if low <= v <= high and v > 0 and wishes.fits(v)}
-        sizes[name] = sorted({size} | (allowed if name in free else set()))
+            candidates |= {size // step * step for step in steps}
+            candidates |= _across(low, high, wishes.multiple)
+        # 2. Keep those inside the window that the constraints allow, and the current size.
+        allowed = {
+            candidate
+            for candidate in candidates
+            if low <= candidate <= high and candidate > 0 and wishes.fits(candidate)
+        }
+        sizes[name] = sorted({size, *allowed}) if name in free else [size]
     return sizes
 
 
@@ -184,9 +199,11 @@ def _steps(problem: Problem, name: str, tiles: Sequence[int], wishes: SizeConstr
 def _across(low: int, high: int, multiple: int) -> set[int]:
     """Return sizes across a window: the multiples of the smallest step that leaves about six."""
     steps = [math.lcm(step, multiple) for step in _MULTIPLES]
+    # A very wide window needs a multiple of the largest step.
     coarse = steps[-1] * int(ceil_div(high - low, _WINDOW_SIZES * steps[-1]))
-    step = next((s for s in steps if high - low <= _WINDOW_SIZES * s), coarse)
-    return set(range(int(ceil_div(low, step)) * step, high + 1, step))
+    step = next((step for step in steps if high - low <= _WINDOW_SIZES * step), coarse)
+    first = int(ceil_div(low, step)) * step
+    return set(range(first, high + 1, step))
 
 
 def with_sizes(problem: Problem, sizes: Sequence[Mapping[str, int]]) -> Iterator[Problem]:
@@ -205,14 +222,17 @@ def role(problem: Problem, name: str) -> str:
     """Return what a dimension stands for in a model, as far as the layout shows it."""
     if not isinstance(problem, Gemm):
         return {"c": "channels in", "kout": "channels out"}[name]
+    # Batched GEMMs are taken for those of attention: scores have two sequence dimensions.
     if problem.batch > 1:
         value = getattr(problem, name)
         return "sequence" if name == "m" or value == problem.m else "head"
+    # The meaning of m, n and k.
     roles = {
         "nt": ("tokens", "features out", "features in"),  # y = x Wᵀ
         "nn": ("tokens", "features in", "features out"),  # dx = dy W
         "tn": ("features out", "features in", "tokens"),  # dW = dyᵀ x
     }.get(problem.layout, ("rows", "columns", "depth"))
     meaning = roles["mnk".index(name)]
-    large = meaning == "features out" and getattr(problem, name) >= _MIN_VOCABULARY
-    return "vocabulary" if large else meaning
+    if meaning == "features out" and getattr(problem, name) >= _MIN_VOCABULARY:
+        return "vocabulary"
+    return meaning

@@ -82,14 +82,14 @@ def open_trials(analysis: Analysis, count: int) -> list[Trial]:
     recording, model = analysis.recording, analysis.model
     measured = _measured(recording)
     problems = _problems_to_answer(recording, measured)
-    trials = [
-        trial_among(*options, model, measured, library, question, count)
-        for question in QUESTIONS
-        for library, options in zip(
-            problems.values(), options_of_each(problems, model, measured, question), strict=True
-        )
-    ]
-    return [trial for trial in trials if trial is not None and trial.promise >= MIN_GAIN]
+    trials = []
+    for question in QUESTIONS:
+        options_of_problems = options_of_each(problems, model, measured, question)
+        for library, (options, frame) in zip(problems.values(), options_of_problems, strict=True):
+            trial = trial_among(options, frame, model, measured, library, question, count)
+            if trial is not None and trial.promise >= MIN_GAIN:
+                trials.append(trial)
+    return trials
 
 
 def _measured(recording: Recording) -> Measurements:
@@ -99,9 +99,10 @@ def _measured(recording: Recording) -> Measurements:
     """
     rows = recording.products
     if len(rows) > MOST_ROWS:
-        pairs = confirmed_pairs(recording)
-        retimed = [problem for pair in pairs for problem, _ in (pair.before, pair.after)]
-        rows = rows_near(rows, [*problems_of(_sample_rows(recording)), *retimed], _REACH, many=True)
+        problems = problems_of(_sample_rows(recording))
+        for pair in confirmed_pairs(recording):
+            problems += [problem for problem, _ in (pair.before, pair.after)]
+        rows = rows_near(rows, problems, _REACH, many=True)
     return read_measurements(rows, recording)
 
 
@@ -118,10 +119,16 @@ def _library_problems(recording: Recording) -> dict[Problem, str]:
     Problems that were measured only to confirm advice on another problem are left out.
     """
     measured = read_measurements(_table_rows(recording), recording)
-    return {problem: next(iter(measured.times_of(problem))) for problem in measured.problems}
+    return {problem: _first_library(measured, problem) for problem in measured.problems}
+
+
+def _first_library(measured: Measurements, problem: Problem) -> str:
+    """Return the implementation that measured a problem first, which is a vendor library."""
+    return next(iter(measured.times_of(problem)))
 
 
 def _table_rows(recording: Recording) -> pd.DataFrame:
+    """Return the rows of vendor libraries, except those that only confirm advice."""
     rows = library_rows(recording.products)
     return rows[rows["sweep"] != CONFIRM]
 
@@ -135,14 +142,18 @@ def _problems_to_answer(recording: Recording, measured: Measurements) -> dict[Pr
     if len(recording.products) > MOST_ROWS:
         rows = _sample_rows(recording)
         sampled = dict(zip(problems_of(rows), rows["implementation"], strict=True))
-        return sampled | {p: next(iter(measured.times_of(p))) for p in measured.timed_anew}
+        retimed = {problem: _first_library(measured, problem) for problem in measured.timed_anew}
+        return sampled | retimed
     problems = _library_problems(recording)
     if len(problems) <= _MOST:
         return problems
-    order = np.random.default_rng(0).permutation(len(problems))[:_DRAWN]
-    drawn = set(order.tolist())
-    retimed = measured.timed_anew
-    return {p: name for i, (p, name) in enumerate(problems.items()) if i in drawn or p in retimed}
+    drawn = np.random.default_rng(0).permutation(len(problems))[:_DRAWN]
+    drawn_positions = set(drawn.tolist())
+    return {
+        problem: library
+        for position, (problem, library) in enumerate(problems.items())
+        if position in drawn_positions or problem in measured.timed_anew
+    }
 
 
 def write_table(analysis: Analysis, advice: Sequence[Advice]) -> None:
@@ -169,11 +180,8 @@ def recommendations_markdown(analysis: Analysis, advice: Sequence[Advice]) -> st
     for question in QUESTIONS:
         answers = [answer for answer in advice if answer.question == question.kind]
         count = Counter(answer.verdict for answer in answers)
-        sample = (
-            f"of {shape_count:,} measured, drawn at random, "
-            if len(answers) < shape_count > _MOST
-            else ""
-        )
+        is_sample = shape_count > _MOST and len(answers) < shape_count
+        sample = f"of {shape_count:,} measured, drawn at random, " if is_sample else ""
         lines += [
             f"## {question.kind.capitalize()}: {_QUESTION_TEXT[question.kind]}",
             "",
@@ -221,6 +229,7 @@ def _markdown_table(changes: Sequence[Advice]) -> list[str]:
 
 
 def _row(answer: Advice) -> str:
+    """Format one answer as a row of :func:`_markdown_table`."""
     cells = [
         str(answer.problem),
         f"{verdict_text(answer.verdict, answer.probability)}, {answer.evidence}",
@@ -237,6 +246,7 @@ def _row(answer: Advice) -> str:
 
 
 def _gain(gain: float | None, lo: float | None, hi: float | None) -> str:
+    """Format a gain with its interval, such as ``+12.0% [+8.1%, +15.9%]``; a dash without one."""
     if gain is None or lo is None or hi is None:
         return "–"
     gain, lo, hi = (round(value, 3) + 0.0 for value in (gain, lo, hi))  # never -0.0%

@@ -44,11 +44,12 @@ def measurements_near(
 
 def _remarks(problem: Problem, basis: Basis) -> str:
     """Return remarks to add to an explanation: on fp8 times, and on memory that is too small."""
-    memory, gigabytes = basis.model.machine.memory_bytes, problem.bytes / 1e9
-    text = f"; {FP8_INCLUDES}" if problem.dtype == "fp8" else ""
-    if problem.bytes <= memory:
-        return text
-    return f"{text}; it needs {gigabytes:,.0f} GB and the machine has {memory / 1e9:.0f} GB"
+    memory = basis.model.machine.memory_bytes
+    remarks = f"; {FP8_INCLUDES}" if problem.dtype == "fp8" else ""
+    if problem.bytes > memory:
+        needed = f"{problem.bytes / 1e9:,.0f} GB"
+        remarks += f"; it needs {needed} and the machine has {memory / 1e9:.0f} GB"
+    return remarks
 
 
 def times_of(problems: Sequence[Problem], basis: Basis) -> list[dict[str, Any]]:
@@ -89,11 +90,17 @@ def times_of(problems: Sequence[Problem], basis: Basis) -> list[dict[str, Any]]:
 
 def _predicted_time(row: Mapping[str, Any]) -> MeasuredTime:
     """Return a prediction's time and interval in the form of a measurement."""
-    return MeasuredTime(*(row[f"{name}_us"] * 1e-6 for name in ("time", "lo", "hi")))
+    return MeasuredTime(row["time_us"] * 1e-6, row["lo_us"] * 1e-6, row["hi_us"] * 1e-6)
 
 
 def _measured(known: MeasuredTime, row: Mapping[str, Any], fit: Fit) -> MeasuredTime:
-    """Return a measured time with the interval of a repetition or, without one, a prediction."""
+    """Return a measured time with the interval of a repetition or, without one, a prediction's.
+
+    Args:
+        known: the measured time.
+        row: the model's prediction of the same problem.
+        fit: errors of such predictions.
+    """
     if not math.isnan(known.lo):
         return MeasuredTime(known.time, *known.repetition)
     spread = fit.spread(row["lo_us"], row["hi_us"])

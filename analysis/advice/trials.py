@@ -99,24 +99,24 @@ def trial_among(
     choices = weigh(problem, options, frame, fit, measured, question)
     if any(choice.evidence == CONFIRMED for choice in choices):
         return None
-    undecided = [i for i in range(1, len(options)) if choices[i].gain.hi >= MIN_GAIN]
-
-    def net_gain(i: int) -> float:
-        return _net_gain(choices[i])
-
-    best = sorted(undecided, key=net_gain, reverse=True)
-    known = [i for i in best if choices[i].evidence == MEASURED][:_MEASURED_NEIGHBOURS]
-    chosen = list(dict.fromkeys([*best[:count], *known]))
-    done = {other for other, _ in measured.other_ways(problem, library)}
-    untried = tuple(name for name in others if name not in done)
+    # 1. Rank the options that may gain. Position 0 is the problem itself.
+    may_gain = [i for i in range(1, len(options)) if choices[i].gain.hi >= MIN_GAIN]
+    best_first = sorted(may_gain, key=lambda i: _net_gain(choices[i]), reverse=True)
+    # 2. Take the best ones, and those that are best among the measured ones.
+    measured_best = [i for i in best_first if choices[i].evidence == MEASURED]
+    chosen = list(dict.fromkeys([*best_first[:count], *measured_best[:_MEASURED_NEIGHBOURS]]))
+    # 3. Add the implementations that were not yet re-timed together with the library.
+    retimed = {implementation for implementation, _ in measured.other_ways(problem, library)}
+    untried = tuple(name for name in others if name not in retimed)
     if not chosen and not untried:
         return None
-    promise = max(map(net_gain, chosen), default=0.0)
+    promise = max((_net_gain(choices[i]) for i in chosen), default=0.0)
     sizes = tuple(options[i] for i in chosen)
     return Trial(problem, library, question, sizes, untried, promise)
 
 
 def _net_gain(choice: Choice) -> float:
+    """Return the expected gain of a choice after costs."""
     return net(choice.gain, choice.extra_flops)
 
 
@@ -126,21 +126,26 @@ def pairs_to_confirm(trials: Sequence[Trial], explored: Measurements) -> Iterato
     Each trial has up to two alternatives, the size and the other implementation that were best in
     its samples. They are left out if their gains are not worth a change.
     """
-    seen: set[tuple[Way, Way]] = set()
+    yielded: set[tuple[Way, Way]] = set()
     for trial in trials:
         original = (trial.problem, trial.library)
-        gains = {way: _explored_gain(trial, way, explored) for way in trial.ways[1:]}
-        for same_shape in (False, True):
-            group = {
-                way: gain
-                for way, gain in gains.items()
-                if (way[0] == trial.problem) == same_shape and gain is not None
-            }
-            best = max(group, key=lambda way: group[way] or 0.0, default=None)
-            if best is None or (group[best] or 0.0) < MIN_GAIN or (original, best) in seen:
+        # 1. Separate the gains of other sizes from those of other implementations.
+        size_gains: dict[Way, float] = {}
+        implementation_gains: dict[Way, float] = {}
+        for way in trial.ways[1:]:
+            gain = _explored_gain(trial, way, explored)
+            if gain is not None:
+                problem, _ = way
+                gains = implementation_gains if problem == trial.problem else size_gains
+                gains[way] = gain
+        # 2. Yield the best of each. Trials of two queries may share a pair.
+        for gains in (size_gains, implementation_gains):
+            if not gains:
                 continue
-            seen.add((original, best))
-            yield original, best
+            best = max(gains, key=lambda way: gains[way])
+            if gains[best] >= MIN_GAIN and (original, best) not in yielded:
+                yielded.add((original, best))
+                yield original, best
 
 
 def _explored_gain(trial: Trial, way: Way, explored: Measurements) -> float | None:
@@ -158,7 +163,8 @@ def pair_seconds(trial: Trial, seconds: Mapping[Way, tuple[float, float]]) -> fl
 
     ``seconds`` has the same form as in :func:`affordable`.
     """
-    return 2 * max(seconds[way][1] for way in trial.ways)
+    longest_half = max(half_of_pair for _, half_of_pair in (seconds[way] for way in trial.ways))
+    return 2 * longest_half
 
 
 def affordable(
@@ -174,11 +180,13 @@ def affordable(
     """
     chosen: list[Trial] = []
     counted: set[Way] = set()
-    for trial in sorted(trials, key=lambda t: -t.promise):
-        new = [way for way in trial.ways if way not in counted]
-        cost = sum(seconds[way][0] for way in new) + pair_seconds(trial, seconds)
+    for trial in sorted(trials, key=lambda trial: -trial.promise):
+        # Trials may share ways, which are explored once.
+        new_ways = [way for way in trial.ways if way not in counted]
+        exploring = sum(to_explore for to_explore, _ in (seconds[way] for way in new_ways))
+        cost = exploring + pair_seconds(trial, seconds)
         if cost <= budget:
             budget -= cost
-            counted.update(new)
+            counted.update(new_ways)
             chosen.append(trial)
     return chosen

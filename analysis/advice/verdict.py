@@ -47,8 +47,8 @@ def gain_of(ratio: tuple[float, float, float], work: float) -> Gain:
 
     ``work`` is the ratio of the computed work, after the change over before it.
     """
-    value, lo, hi = (part * work - 1 for part in ratio)
-    return Gain(value, lo, hi)
+    value, lo, hi = ratio
+    return Gain(value * work - 1, lo * work - 1, hi * work - 1)
 
 
 def net(gain: Gain, extra_flops: float) -> float:
@@ -71,7 +71,10 @@ def probability(gain: Gain, evidence: str) -> float:
     """
     middle = math.log1p(gain.value)
     end = math.log1p(gain.lo if middle > 0 else gain.hi)
+    # Both sides together have _OUTSIDE beyond the interval, half of it on each side, so
+    # exp(-x/s) / 2 = _OUTSIDE / 2 at the end of the interval.
     scale = abs(end - middle) / -math.log(_OUTSIDE[evidence])
+    # The probability of the sign that is not expected. An empty interval leaves none to it.
     opposite = 0.5 * math.exp(-abs(middle) / scale) if scale else 0.0
     opposite = max(opposite, 1 - _SUREST)
     return 1 - opposite if middle > 0 else opposite
