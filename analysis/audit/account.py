@@ -123,6 +123,7 @@ class Account:
             replace(line, product=replace(line.product, count=counts[key]))
             for key, line in first.items()
         ]
+        # Rows that are not counted have NaN as their time, and come last.
         return sorted(rows, key=lambda row: -row.total_us if row.total_us >= 0 else 1.0)
 
     @property
@@ -138,12 +139,13 @@ class Account:
     @property
     def by_role(self) -> dict[str, float]:
         """Time of the step in µs by role, largest first; other operations are the last entry."""
-        roles: dict[str, float] = {}
+        time_of: dict[str, float] = {}
         for line in self.counted:
             role = line.product.role
-            roles[role] = roles.get(role, 0.0) + line.total_us
-        ordered = sorted(roles.items(), key=lambda item: -item[1])
-        return {**dict(ordered), OTHER_OPERATIONS: sum(other.time_us for other in self.other)}
+            time_of[role] = time_of.get(role, 0.0) + line.total_us
+        longest_first = sorted(time_of, key=lambda role: -time_of[role])
+        roles = {role: time_of[role] for role in longest_first}
+        return {**roles, OTHER_OPERATIONS: sum(other.time_us for other in self.other)}
 
     @property
     def step_us(self) -> float:
@@ -160,9 +162,10 @@ class Account:
         """90% interval of the step's time in µs."""
         products = summed([line.part_of_sum for line in self.counted])
         moved = sum(other.time_us for other in self.other)
-        low = math.hypot(products.time - products.lo, moved * (1 - 1 / MOVED_RANGE))
-        high = math.hypot(products.hi - products.time, moved * (MOVED_RANGE - 1))
-        return max(self.step_us - low, 0.0), self.step_us + high
+        # The errors of both parts are taken as independent, so they add up in quadrature.
+        below = math.hypot(products.time - products.lo, moved * (1 - 1 / MOVED_RANGE))
+        above = math.hypot(products.hi - products.time, moved * (MOVED_RANGE - 1))
+        return max(self.step_us - below, 0.0), self.step_us + above
 
     def share(self, line: AccountLine) -> float:
         """Return the share of the step's time that a line takes."""
@@ -178,11 +181,12 @@ def as_problem(work: Work) -> Problem | None:
         return None
     if not isinstance(work, GroupedGemm):
         return work
-    active = min(work.experts, work.m)
-    rows = int(ceil_div(work.m, active))
-    if work.pass_ == WGRAD:
-        return Gemm(work.n, work.k, rows, work.dtype, work.layout, active)
-    return Gemm(rows, work.n, work.k, work.dtype, work.layout, active)
+    # If there are fewer rows than experts, only as many experts as rows get one.
+    active_experts = min(work.experts, work.m)
+    rows = int(ceil_div(work.m, active_experts))
+    if work.pass_ == WGRAD:  # the GEMM of an expert sums over its rows
+        return Gemm(work.n, work.k, rows, work.dtype, work.layout, active_experts)
+    return Gemm(rows, work.n, work.k, work.dtype, work.layout, active_experts)
 
 
 def account_of(captured: Captured, runtime: Runtime, basis: Basis) -> Account:
@@ -191,51 +195,50 @@ def account_of(captured: Captured, runtime: Runtime, basis: Basis) -> Account:
     Raises:
         UserError: if a width cannot be divided, or the machine does not compute a dtype.
     """
-    # 1. The time of each matrix operation; each distinct problem is predicted once.
+    machine = basis.model.machine
     products = runtime.products(captured)
-    problems = {p.work: as_problem(p.work) for p in products}
+    # 1. Predict each distinct problem once.
+    problems = {product.work: as_problem(product.work) for product in products}
     distinct = list(dict.fromkeys(problem for problem in problems.values() if problem is not None))
     rows = dict(zip(distinct, times_of(distinct, basis), strict=True))
-    dtypes = {p.work.dtype for p in products if isinstance(p.work, Attention)}
-    measured = {
-        dtype: find_attention(basis.model.machine, dtype, basis.folder)
-        for dtype in dtypes
-        if runtime.attention is None
-    }
+    # 2. Find the fits for attention, unless the runtime assumes a share of the peak.
+    attention_bases: dict[str, AttentionBasis | None] = {}
+    if runtime.attention is None:
+        dtypes = {product.work.dtype for product in products if isinstance(product.work, Attention)}
+        attention_bases = {dtype: find_attention(machine, dtype, basis.folder) for dtype in dtypes}
+    sources = [
+        attention_basis.source(runtime.attention_kernel)
+        for attention_basis in attention_bases.values()
+        if attention_basis is not None
+    ]
+    # 3. Make a line of each matrix operation.
     lines = []
     for product in products:
         problem = problems[product.work]
         if isinstance(product.work, Attention):
-            lines.append(
-                _attention_line(product, product.work, runtime, basis.model.machine, measured)
-            )
+            lines.append(_attention_line(product, product.work, runtime, machine, attention_bases))
         else:
             assert problem is not None
             lines.append(_problem_line(product, problem, rows[problem], basis))
-    # 2. The bytes of all other operations. Only a step with a backward pass has an optimizer.
+    missing = [f"attention: {line.product.work}" for line in lines if math.isnan(line.time_us)]
+    # 4. Add the bytes of all other operations. Only a step with a backward pass has an optimizer.
     moved = captured.moved_fused if runtime.kind == COMPILE else captured.moved
-    if any(p.pass_ not in ("forward", "recompute") for p in products):
-        moved = (
-            *moved,
-            MovedBytes(f"optimizer ({runtime.optimizer})", optimizer_bytes(captured, runtime)),
-        )
+    if any(product.pass_ not in ("forward", "recompute") for product in products):
+        optimizer = f"optimizer ({runtime.optimizer})"
+        moved = (*moved, MovedBytes(optimizer, optimizer_bytes(captured, runtime)))
     bandwidth = reached_bandwidth(basis)
     other = tuple(
         OtherOperations(entry.what, entry.bytes, entry.bytes / bandwidth * 1e6)
         for entry in moved
         if entry.bytes
     )
-    missing = [f"attention: {line.product.work}" for line in lines if math.isnan(line.time_us)]
-    sources = [
-        known.source(runtime.attention_kernel) for known in measured.values() if known is not None
-    ]
     return Account(
-        basis.model.machine.slug,
-        tuple(lines),
-        other,
-        captured.parameters,
-        tuple(dict.fromkeys((*captured.uncounted, *missing))),
-        sources[0] if sources else "",
+        machine=machine.slug,
+        lines=tuple(lines),
+        other=other,
+        parameters=captured.parameters,
+        not_counted=tuple(dict.fromkeys((*captured.uncounted, *missing))),
+        attention=sources[0] if sources else "",
     )
 
 
@@ -258,38 +261,46 @@ def _attention_line(
     work: Attention,
     runtime: Runtime,
     machine: Machine,
-    measured: Mapping[str, AttentionBasis | None],
+    attention_bases: Mapping[str, AttentionBasis | None],
 ) -> AccountLine:
     """Predict the time of attention from measured calls, or from an assumed share of the peak.
 
     With fewer than 128 queries and nothing measured, attention is not counted: memory limits it, so
     a share of the peak says nothing about its time.
+
+    Args:
+        product: the call and its place in the model.
+        work: the call.
+        runtime: how the model is run.
+        machine: the machine.
+        attention_bases: fits to measured calls by dtype; without an entry, or with None, a share of
+            the peak is assumed.
     """
     peak = machine.peak(work.dtype)
-    basis = measured.get(work.dtype)
+    basis = attention_bases.get(work.dtype)
     if basis is not None:
+        # Only the forward pass was measured.
         time = basis.predict(work, runtime.attention_kernel)
-        forward = work.pass_ == FORWARD
-        factor = 1.0 if forward else BACKWARD
-        range_factor = 1.0 if forward else ATTENTION_RANGE
-        us = factor * time.seconds * 1e6
+        is_forward = work.pass_ == FORWARD
+        time_factor = 1.0 if is_forward else BACKWARD
+        range_factor = 1.0 if is_forward else ATTENTION_RANGE
+        time_us = time_factor * time.seconds * 1e6
         return AccountLine(
             product,
-            us,
-            factor * time.lo * 1e6 / range_factor,
-            factor * time.hi * 1e6 * range_factor,
-            basis.kind if forward else "assumed",
-            time.limit,
-            work.flops / (us * 1e-6) / peak,
+            time_us=time_us,
+            lo_us=time_factor * time.lo * 1e6 / range_factor,
+            hi_us=time_factor * time.hi * 1e6 * range_factor,
+            basis=basis.kind if is_forward else "assumed",
+            limit=time.limit,
+            peak_share=work.flops / (time_us * 1e-6) / peak,
             spread=time.spread,
         )
-    nothing = math.nan
     if work.queries < 128:
-        return AccountLine(product, nothing, nothing, nothing, "not counted", "", nothing)
+        return AccountLine(product, math.nan, math.nan, math.nan, "not counted", "", math.nan)
     share = runtime.attention or ASSUMED_SHARE
-    us = work.flops / (share * peak) * 1e6
-    lo, hi = us / ATTENTION_RANGE, us * ATTENTION_RANGE
-    return AccountLine(product, us, lo, hi, "assumed", "compute", share)
+    time_us = work.flops / (share * peak) * 1e6
+    lo_us, hi_us = time_us / ATTENTION_RANGE, time_us * ATTENTION_RANGE
+    return AccountLine(product, time_us, lo_us, hi_us, "assumed", "compute", share)
 
 
 def reached_bandwidth(basis: Basis) -> float:

@@ -133,50 +133,36 @@ def audit(
     from sweeps.capture.capture import capture, dimensions  # needs torch
     from sweeps.capture.step import TRAIN
 
-    if runtime.recompute and step.mode != TRAIN:
-        raise UserError(
-            "--recompute is only for training, because no other mode computes layers twice; leave "
-            "it out."
-        )
     # 1. Capture the model as it is, and name the dimensions that its sizes come from.
+    trains = step.mode == TRAIN
     search = search or LeverSearch()
-    for name in search.tries:
-        if name not in source.sizes:
-            raise UserError(f"{source.name} has no size {name!r}; {nearest(name, source.sizes)}")
+    _check_options(source, trains, runtime, search)
     captured = capture(source, step)
-    if not captured.products:
-        what = (
-            f" except {', '.join(captured.uncounted)}, which is not counted"
-            if captured.uncounted
-            else ""
-        )
-        raise UserError(
-            f"{source.name} has no GEMM or convolution{what}, so there is nothing to audit."
-        )
+    _check_not_empty(source, captured)
     varied = dimensions(source, step, captured, search.vary or tuple(search.tries))
     captured = with_names(captured, varied)
     captures: dict[tuple[tuple[str, int], ...], Captured] = {}
 
-    def changed(changes: Mapping[str, int]) -> Captured:
+    def capture_changed(changes: Mapping[str, int]) -> Captured:
+        """Capture the model with some sizes changed; each change is captured only once."""
         key = tuple(sorted(changes.items()))
         if key not in captures:
             captures[key] = capture(source, step, changes)
         return captures[key]
 
     # 2. On each machine: the account of the step, the levers, and the memory.
-    trains = step.mode == TRAIN
     audits = []
     for basis in bases:
         account = account_of(captured, runtime, basis)
         refused: dict[str, str] = {}
         if search.tries:
             tried = _combinations(search.tries, source.sizes)
-            levers, refused = try_levers(captured, tried, changed, runtime, basis, account)
+            levers, refused = try_levers(captured, tried, capture_changed, runtime, basis, account)
         else:
             levers = find_levers(
                 captured,
                 varied,
-                changed,
+                capture_changed,
                 runtime,
                 basis,
                 account,
@@ -187,19 +173,45 @@ def audit(
         memory = memory_of(captured, runtime, machine, trains)
         options = [] if memory.fits else what_fits(captured, runtime, machine, trains, step.batch)
         report = AuditReport(
-            _title(source, step),
-            account,
-            memory,
-            options,
-            levers,
-            refused,
-            bool(search.tries),
-            _warnings(source, step),
-            _assumptions(captured, varied, step, runtime),
-            basis.source,
+            title=_title(source, step),
+            account=account,
+            memory=memory,
+            fits_with=options,
+            levers=levers,
+            refused=refused,
+            tried=bool(search.tries),
+            warnings=_warnings(source, step),
+            assumptions=_assumptions(captured, varied, step, runtime),
+            source=basis.source,
         )
         audits.append(Audit(report, basis, step))
     return audits
+
+
+def _check_options(
+    source: ModelSource, trains: bool, runtime: Runtime, search: LeverSearch
+) -> None:
+    """Refuse to recompute layers in a step that does not train, and to try unknown dimensions."""
+    if runtime.recompute and not trains:
+        raise UserError(
+            "--recompute is only for training, because no other mode computes layers twice; leave "
+            "it out."
+        )
+    for name in search.tries:
+        if name not in source.sizes:
+            raise UserError(f"{source.name} has no size {name!r}; {nearest(name, source.sizes)}")
+
+
+def _check_not_empty(source: ModelSource, captured: Captured) -> None:
+    """Refuse a model without any operation that can be audited."""
+    if captured.products:
+        return
+    uncounted = ""
+    if captured.uncounted:
+        uncounted = f" except {', '.join(captured.uncounted)}, which is not counted"
+    raise UserError(
+        f"{source.name} has no GEMM or convolution{uncounted}, so there is nothing to audit."
+    )
 
 
 def _title(source: ModelSource, step: ModelStep) -> str:
@@ -212,6 +224,7 @@ def _title(source: ModelSource, step: ModelStep) -> str:
 
 
 def _warnings(source: ModelSource, step: ModelStep) -> list[str]:
+    """Warn if the step has more tokens than the model has positions."""
     tokens = step.seq + (step.tokens if step.mode == "decode" else 0)
     if source.positions is None or tokens <= source.positions:
         return []
@@ -225,7 +238,7 @@ def _combinations(
     tries: Mapping[str, Sequence[int]], sizes: Mapping[str, int]
 ) -> list[dict[str, tuple[int, int]]]:
     """Return every combination of values as changes, except the model's current sizes."""
-    found = []
+    combinations = []
     for values in product(*tries.values()):
         changes = {
             name: (sizes[name], value)
@@ -233,12 +246,12 @@ def _combinations(
             if value != sizes[name]
         }
         if changes:
-            found.append(changes)
-    return found
+            combinations.append(changes)
+    return combinations
 
 
 def _assumptions(
-    captured: Captured, named: list[Dimension], step: ModelStep, runtime: Runtime
+    captured: Captured, varied: list[Dimension], step: ModelStep, runtime: Runtime
 ) -> tuple[str, ...]:
     """Return the assumptions that the figures rest on, in addition to the machine's times."""
     traffic = "each operation reads and writes memory"
@@ -258,6 +271,6 @@ def _assumptions(
         assumptions.append(f"optimizer {runtime.optimizer} with its state in the parameters' dtype")
     if runtime.tp > 1:
         assumptions.append("memory divided evenly, activations by sequence parallelism")
-    if not named:
+    if not varied:
         assumptions.append("no dimension was found that changes a GEMM")
     return (*assumptions, *captured.assumptions)

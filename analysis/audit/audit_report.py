@@ -70,8 +70,9 @@ def levers_frame(levers: Sequence[Lever]) -> pd.DataFrame:
 
 
 def _product(account: Account, row: AccountLine) -> dict[str, Any]:
+    """Return one matrix operation as a record; times and shares are None if it is not counted."""
     product = row.product
-    counted = not math.isnan(row.time_us)
+    is_counted = not math.isnan(row.time_us)
     return {
         "role": product.role,
         "path": product.path,
@@ -79,11 +80,11 @@ def _product(account: Account, row: AccountLine) -> dict[str, Any]:
         "count": product.count,
         "problem": product.work.spec(),
         "flops": product.work.flops,
-        "time_us": row.time_us if counted else None,
-        "lo_us": row.lo_us if counted else None,
-        "hi_us": row.hi_us if counted else None,
-        "share": account.share(row) if counted else None,
-        "peak_share": row.peak_share if counted else None,
+        "time_us": row.time_us if is_counted else None,
+        "lo_us": row.lo_us if is_counted else None,
+        "hi_us": row.hi_us if is_counted else None,
+        "share": account.share(row) if is_counted else None,
+        "peak_share": row.peak_share if is_counted else None,
         "limit": row.limit,
         "basis": row.basis,
         "names": dict(product.names),
@@ -95,13 +96,14 @@ def lever_json(lever: Lever) -> dict[str, Any]:
 
     If it changes several dimensions, ``from`` and ``to`` have a value for each.
     """
-    many = len(lever.changes) > 1
-    before = {name: a for name, (a, _) in lever.changes.items()}
-    after = {name: b for name, (_, b) in lever.changes.items()}
+    before: Any = {name: old for name, (old, _) in lever.changes.items()}
+    after: Any = {name: new for name, (_, new) in lever.changes.items()}
+    if len(lever.changes) == 1:
+        before, after = next(iter(lever.changes.values()))
     return {
         "dimension": lever.name,
-        "from": before if many else next(iter(before.values())),
-        "to": after if many else next(iter(after.values())),
+        "from": before,
+        "to": after,
         "gain": lever.gain.value,
         "lo": lever.gain.lo,
         "hi": lever.gain.hi,
@@ -147,24 +149,13 @@ _HEAD = ("role", "pass", "count", "M×N×K", "each", "share", "of peak", "limit"
 
 
 def _cells(account: Account, row: AccountLine) -> list[str]:
+    """Format one matrix operation under :data:`_HEAD`, with dashes if it is not counted."""
     product = row.product
+    operation = [product.role, product.pass_, str(product.count), str(product.work)]
     if math.isnan(row.time_us):
-        return [
-            product.role,
-            product.pass_,
-            str(product.count),
-            str(product.work),
-            "–",
-            "–",
-            "–",
-            "",
-            row.basis,
-        ]
+        return [*operation, "–", "–", "–", "", row.basis]
     return [
-        product.role,
-        product.pass_,
-        str(product.count),
-        str(product.work),
+        *operation,
         duration(row.time_us),
         f"{account.share(row):.1%}",
         f"{row.peak_share:.0%}",
@@ -174,6 +165,7 @@ def _cells(account: Account, row: AccountLine) -> list[str]:
 
 
 def _other_rows(account: Account) -> list[list[str]]:
+    """Format the other operations under :data:`_HEAD`, one row per kind."""
     return [
         [
             OTHER_OPERATIONS,
@@ -205,19 +197,19 @@ def headline(report: AuditReport) -> str:
     """Summarise an audit: the step's time, whether it fits, and what to change."""
     account, memory = report.account, report.memory
     low, high = account.interval_us
-    worth = [lever for lever in report.levers if lever.verdict != LEAVE_IT]
-    best = "nothing to gain here"
-    if worth:
-        verdict_words = verdict_text(worth[0].verdict, worth[0].probability)
-        best = f"best change: {worth[0].words}, {verdict_words}, {worth[0].gain.value:+.1%}"
+    time_text = f"step {duration(account.step_us)} ({duration(low)} to {duration(high)})"
+    worthwhile = [lever for lever in report.levers if lever.verdict != LEAVE_IT]
+    change_text = "nothing to gain here"
+    if worthwhile:
+        best = worthwhile[0]
+        verdict_words = verdict_text(best.verdict, best.probability)
+        change_text = f"best change: {best.words}, {verdict_words}, {best.gain.value:+.1%}"
     size = f"{memory.total / 1e9:.3g} of {memory.available / 1e9:.3g} GB"
-    fits = f"fits: {size}"
-    if not memory.fits:
+    if memory.fits:
+        parts = [time_text, f"fits: {size}", change_text]
+    else:  # which matters more than the time
         remedies = f"; fits with {' or '.join(report.fits_with)}" if report.fits_with else ""
-        fits = f"DOES NOT FIT: {size}{remedies}"
-    parts = [f"step {duration(account.step_us)} ({duration(low)} to {duration(high)})", fits, best]
-    if not memory.fits:
-        parts = [parts[1], parts[0], parts[2]]
+        parts = [f"DOES NOT FIT: {size}{remedies}", time_text, change_text]
     return f"{report.title} on {account.machine}: {'; '.join(parts)}."
 
 
@@ -236,8 +228,8 @@ def memory_line(memory: Memory) -> str:
         "activations": memory.activations,
         "KV cache": memory.kv_cache,
     }
-    parts = [f"{name} {size / 1e9:.3g} GB" for name, size in uses.items() if size]
-    return f"Memory: {', '.join(parts)}."
+    texts = [f"{name} {size / 1e9:.3g} GB" for name, size in uses.items() if size]
+    return f"Memory: {', '.join(texts)}."
 
 
 def _tried_table(levers: Sequence[Lever]) -> list[str]:
@@ -276,7 +268,7 @@ def as_comparison(reports: Sequence[AuditReport]) -> str:
             cells.append(f"{duration(time)}, {time / account.step_us:.0%}")
         table.append([role, *cells])
     lines = []
-    for report in reports:
+    for report in reports:  # with the two best levers
         lines += [headline(report), *(f"  {lever_line(lever)}" for lever in report.levers[:2])]
     lines += reports[0].warnings
     lines += ["", *_aligned(table), ""]

@@ -53,8 +53,9 @@ class _Heads:
             return False
         if self.width != before.width and self.width % 8:
             return False
-        divided = before.hidden and before.hidden % before.heads == 0
-        return not (divided and self.hidden % self.heads)
+        # Heads that divide the hidden size must still divide it.
+        divide_hidden = before.hidden > 0 and before.hidden % before.heads == 0
+        return not divide_hidden or self.hidden % self.heads == 0
 
 
 def candidates(
@@ -75,9 +76,10 @@ def candidates(
     """
     value = dimension.value
     if _grows(dimension, captured, "heads"):
-        narrower = any(slope < 0 for slope in dimension.slopes.values())
-        low, high = (value // 2, 2 * value) if narrower else (value - 4, value + 8)
-        values = list(range(low, high + 1))
+        if _narrows(dimension):  # the hidden size stays, so the number may change a lot
+            values = list(range(value // 2, 2 * value + 1))
+        else:  # each further head makes all heads together wider
+            values = list(range(value - 4, value + 9))
     elif _grows(dimension, captured, "kv_heads"):
         values = [value // 2, 2 * value]
     elif _is_head_width(dimension, captured):
@@ -86,10 +88,9 @@ def candidates(
     else:
         values = _widths(dimension, captured, tp, multiple)
     if _only_grows(dimension.name) or value >= _VOCABULARY:
-        values = [v for v in values if v > value]
-    return sorted(
-        {v for v in values if v > 0 and v != value and _fits([(dimension, v)], captured, tp)}
-    )
+        values = [new for new in values if new > value]
+    others = {new for new in values if new > 0 and new != value}
+    return sorted(new for new in others if _fits([(dimension, new)], captured, tp))
 
 
 def pairs_of(captured: Captured, dimensions: Sequence[Dimension], tp: int = 1) -> Iterator[Changes]:
@@ -98,69 +99,91 @@ def pairs_of(captured: Captured, dimensions: Sequence[Dimension], tp: int = 1) -
     These are a hidden size with a number of heads of unchanged width, and a number of heads with a
     head width that leave the total width of all heads unchanged.
     """
-    by_heads = [d for d in dimensions if _grows(d, captured, "heads")]
-    by_kv_heads = [d for d in dimensions if _grows(d, captured, "kv_heads") and d not in by_heads]
-    by_width = [d for d in dimensions if _is_head_width(d, captured)]
-    by_hidden = [
-        d for d in dimensions if _grows(d, captured, "width") and d not in (*by_heads, *by_width)
+    # 1. Sort the dimensions by what they change.
+    head_counts = [d for d in dimensions if _grows(d, captured, "heads")]
+    kv_head_counts = [
+        d for d in dimensions if _grows(d, captured, "kv_heads") and d not in head_counts
+    ]
+    head_widths = [d for d in dimensions if _is_head_width(d, captured)]
+    # The hidden size is what else makes heads wider.
+    hidden_sizes = [
+        d
+        for d in dimensions
+        if _grows(d, captured, "width") and d not in (*head_counts, *head_widths)
     ]
     attention = next(_heads_of(captured), None)
     if attention is None:
         return
     _, before = attention
-    # Each key/value head serves one head, so their numbers change together.
-    with_kv_heads = by_kv_heads if before.kv_heads == before.heads else []
+    # If each key/value head serves one head, their numbers change together.
+    coupled_kv_heads = kv_head_counts if before.kv_heads == before.heads else []
     proposals: list[Values] = []
-    for hidden, heads in combinations(by_hidden, by_heads):
+    # 2. Propose hidden sizes with a number of heads of unchanged width.
+    for hidden, heads in combinations(hidden_sizes, head_counts):
         if hidden.value % heads.value == 0:
             width = hidden.value // heads.value
             # Try about an eighth of GPT-2's or Llama's heads. Adding 3 makes an odd number even.
             for count in range(heads.value - 2, heads.value + 4):
-                others = [(kv_heads, count) for kv_heads in with_kv_heads]
-                proposals.append([(hidden, count * width), (heads, count), *others])
-    total = before.heads * before.width
-    for heads in by_heads:
-        narrower = any(slope < 0 for slope in heads.slopes.values())
-        if narrower and not with_kv_heads:
+                coupled = [(kv_heads, count) for kv_heads in coupled_kv_heads]
+                proposals.append([(hidden, count * width), (heads, count), *coupled])
+    # 3. Propose numbers of heads with a head width, at an unchanged total width.
+    total_width = before.heads * before.width
+    for heads in head_counts:
+        if _narrows(heads) and not coupled_kv_heads:
             continue  # a candidate that changes only the number of heads has the same effect
         for width in HEAD_WIDTHS:
-            if heads.value == before.heads and total % width == 0 and width != before.width:
-                count = total // width
-                others = [(head_width, width) for head_width in by_width]
-                others += [(kv_heads, count) for kv_heads in with_kv_heads]
-                proposals.append([(heads, count), *others])
+            if heads.value == before.heads and total_width % width == 0 and width != before.width:
+                count = total_width // width
+                coupled = [(head_width, width) for head_width in head_widths]
+                coupled += [(kv_heads, count) for kv_heads in coupled_kv_heads]
+                proposals.append([(heads, count), *coupled])
+    # 4. Yield those that change several dimensions and can be built.
     for values in proposals:
-        changes = {d.name: (d.value, v) for d, v in values if v != d.value}
-        if len(changes) > 1 and min(v for _, v in values) > 0 and _fits(values, captured, tp):
+        changes = {d.name: (d.value, value) for d, value in values if value != d.value}
+        are_positive = all(value > 0 for _, value in values)
+        if len(changes) > 1 and are_positive and _fits(values, captured, tp):
             yield changes
 
 
 def _widths(dimension: Dimension, captured: Captured, tp: int, multiple: int | None) -> list[int]:
-    """Return the widths within reach that are multiples of the preferred numbers."""
+    """Return the widths within reach that are multiples of the preferred numbers.
+
+    A number of experts is a multiple of 8 and up to twice as large. The arguments are those of
+    :func:`candidates`.
+    """
     value = dimension.value
-    unit = math.lcm(1, *(max(1, round(8 / s)) for s in _slopes(dimension, captured, "width")))
-    reach = math.floor(value * REACH)
     if _grows(dimension, captured, "experts"):
-        return [v for v in range(value, 2 * value + 1) if v % math.lcm(8, tp) == 0]
-    # Each process gets an equal part of a width, and this part has to be a multiple.
-    large = (*_MULTIPLES, *(_OF_VOCABULARY if value >= _VOCABULARY else ()))
+        return [count for count in range(value, 2 * value + 1) if count % math.lcm(8, tp) == 0]
+    # 1. Head widths that grow with the dimension have to stay multiples of 8.
+    slopes = _slopes(dimension, captured, "width")
+    unit = math.lcm(1, *(max(1, round(8 / slope)) for slope in slopes))
+    # 2. Choose the numbers to try multiples of, the preferred ones first.
+    large = _MULTIPLES + _OF_VOCABULARY if value >= _VOCABULARY else _MULTIPLES
+    choices: list[tuple[int, ...]] = [(multiple,)] if multiple else [large, _SMALL_MULTIPLES]
+    # 3. Take the multiples around the current value from the first choice that has any in reach.
+    reach = math.floor(value * REACH)
     widths: set[int] = set()
-    for multiples in ((multiple,),) if multiple else (large, _SMALL_MULTIPLES):
-        for step in {math.lcm(unit, tp * number) for number in multiples}:
-            widths |= {value // step * step, -(-value // step) * step, (value // step + 1) * step}
-            widths.add((value // step - 1) * step)
-        widths = {v for v in widths if abs(v - value) <= reach and v != value}
+    for multiples in choices:
+        for number in multiples:
+            # Each process gets an equal part of a width, and this part has to be a multiple.
+            step = math.lcm(unit, tp * number)
+            below = value // step * step
+            widths |= {below - step, below, below + step}
+        widths = {width for width in widths if abs(width - value) <= reach and width != value}
         if widths:
             break
+    # 4. The usual width of a gated layer is preferred, too.
     if multiple is None:
-        widths |= {v for v in _gated_sizes(dimension, captured) if abs(v - value) <= reach}
-    return [v for v in widths if v % math.lcm(unit, tp) == 0]
+        gated = _gated_sizes(dimension, captured)
+        widths |= {width for width in gated if abs(width - value) <= reach}
+    return [width for width in widths if width % math.lcm(unit, tp) == 0]
 
 
 def _gated_sizes(dimension: Dimension, captured: Captured) -> Iterator[int]:
     """Yield the usual width of a gated feed-forward layer, if the dimension is such a width."""
     for (place, size), slope in dimension.slopes.items():
         gated = captured.products[place]
+        # A GEMM that computes both the gate and the up projection grows by two features.
         if gated.role in ("gate", "gate_up") and size == "n" and slope in (1.0, 2.0):
             hidden = gated.sizes["k"]
             yield math.ceil(_GATED * hidden / _GATED_MULTIPLE) * _GATED_MULTIPLE
@@ -169,20 +192,26 @@ def _gated_sizes(dimension: Dimension, captured: Captured) -> Iterator[int]:
 def _fits(values: Values, captured: Captured, tp: int) -> bool:
     """Return True if the model's heads and experts can be built with other values."""
     for place, product in enumerate(captured.products):
-        if isinstance(product.work, GroupedGemm) and product.of == place:
-            more = _growth(values, (place, "experts"))
-            if more and (product.work.experts + more) % tp:
+        is_forward = product.of == place
+        if isinstance(product.work, GroupedGemm) and is_forward:
+            more_experts = _growth(values, (place, "experts"))
+            if more_experts and (product.work.experts + more_experts) % tp:
                 return False
-    return all(
-        (after := _changed_heads(before, places, values)) is not None
-        and after.can_follow(before, tp)
-        for places, before in _heads_of(captured)
-    )
+    for places, before in _heads_of(captured):
+        after = _changed_heads(before, places, values)
+        if after is None or not after.can_follow(before, tp):
+            return False
+    return True
 
 
 def _growth(values: Values, place: tuple[int, str]) -> float:
-    """Return how much a size of a matrix operation grows with new values of dimensions."""
-    return sum(d.slopes.get(place, 0.0) * (v - d.value) for d, v in values)
+    """Return how much a size of a matrix operation grows with new values of dimensions.
+
+    ``place`` is the position of the operation and the name of the size.
+    """
+    return sum(
+        dimension.slopes.get(place, 0.0) * (value - dimension.value) for dimension, value in values
+    )
 
 
 def _changed_heads(
@@ -196,39 +225,47 @@ def _changed_heads(
         values: the new values.
     """
     sizes = {name: getattr(before, name) + _growth(values, place) for name, place in places.items()}
-    slopes = [d.slopes.get(places["width"], 0.0) for d, _ in values]
-    if any(slope < 0 for slope in slopes):  # more heads are narrower
-        total = float(before.heads * before.width)
-        for (dimension, value), slope in zip(values, slopes, strict=True):
-            total *= value / dimension.value if slope > 0 else 1.0
-        sizes["width"] = total / sizes["heads"] if sizes["heads"] > 0 else 0.0
+    width_slopes = [dimension.slopes.get(places["width"], 0.0) for dimension, _ in values]
+    # Where more heads are narrower, the width is not linear: it is the total width over the number
+    # of heads. The total width grows in proportion to what makes heads wider.
+    if any(slope < 0 for slope in width_slopes):
+        total_width = float(before.heads * before.width)
+        for (dimension, value), slope in zip(values, width_slopes, strict=True):
+            if slope > 0:
+                total_width *= value / dimension.value
+        sizes["width"] = total_width / sizes["heads"] if sizes["heads"] > 0 else 0.0
     if any(abs(size - round(size)) > 1e-6 for size in sizes.values()):
         return None
     return _Heads(**{name: round(size) for name, size in sizes.items()})
 
 
 def _heads_of(captured: Captured) -> Iterator[tuple[dict[str, tuple[int, str]], _Heads]]:
-    """Yield, for each attention, the places of its heads' sizes, and the heads."""
-    hidden: tuple[int, str] = (-1, "k")
+    """Yield, for each attention, the places of its heads' sizes, and the heads.
+
+    A place is the position of an operation and the name of one of its sizes. The hidden size is the
+    input of the query projection before the attention.
+    """
+    projection_place = -1  # none yet
+    hidden_size = 0
     for place, product in enumerate(captured.products):
         if product.pass_ != FORWARD:
             continue
         if product.role in ("q", "qkv"):
-            hidden = (place, "k")
+            projection_place = place
+            hidden_size = product.sizes["k"]
         if isinstance(work := product.work, Attention):
-            hidden_size = captured.products[hidden[0]].sizes["k"] if hidden[0] >= 0 else 0
             places = {name: (place, name) for name in ("heads", "kv_heads", "width")}
-            yield (
-                {**places, "hidden": hidden},
-                _Heads(work.heads, work.kv_heads, work.width, hidden_size),
-            )
+            places["hidden"] = (projection_place, "k")
+            yield places, _Heads(work.heads, work.kv_heads, work.width, hidden_size)
 
 
 def _as_wide_as_hidden(captured: Captured) -> bool:
+    """Return True if all heads of some attention together are as wide as the hidden size."""
     return any(heads.heads * heads.width == heads.hidden for _, heads in _heads_of(captured))
 
 
 def _is_head_width(dimension: Dimension, captured: Captured) -> bool:
+    """Return True if a dimension is the width of a head itself, and not only makes it wider."""
     return any(
         dimension.slopes.get(places["width"]) == 1.0 and dimension.value == before.width
         for places, before in _heads_of(captured)
@@ -236,10 +273,17 @@ def _is_head_width(dimension: Dimension, captured: Captured) -> bool:
 
 
 def _only_grows(name: str) -> bool:
+    """Return True if a dimension counts things that the model needs, such as labels."""
     return any(word in name for word in ("vocab", "experts", "classes", "labels", "channels_in"))
 
 
+def _narrows(dimension: Dimension) -> bool:
+    """Return True if a size shrinks as the dimension grows, as the width of more heads does."""
+    return any(slope < 0 for slope in dimension.slopes.values())
+
+
 def _grows(dimension: Dimension, captured: Captured, size: str) -> bool:
+    """Return True if a size of attention or experts grows with a dimension."""
     return bool(_slopes(dimension, captured, size))
 
 

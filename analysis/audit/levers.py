@@ -126,24 +126,25 @@ def find_levers(
         multiple: number that widths have to be multiples of; None for the usual multiples.
     """
     question = _Question.from_account(captured, capture, runtime, basis, account)
+    # 1. Find the best change of each dimension.
     best: list[Lever] = []
     for dimension in dimensions:
-        tried = [
-            lever
-            for value in _promising(captured, dimension, question, multiple)
-            if (lever := question.lever({dimension.name: (dimension.value, value)})) is not None
-        ]
-        if tried:
-            best.append(max(tried, key=lambda lever: lever.expected_gain))
-    # Changes of the same dimensions compete with one another.
+        values = _promising(captured, dimension, question, multiple)
+        levers = [question.lever({dimension.name: (dimension.value, value)}) for value in values]
+        possible = [lever for lever in levers if lever is not None]
+        if possible:
+            best.append(max(possible, key=lambda lever: lever.expected_gain))
+    # 2. Find the best change of dimensions that belong together. Changes of the same dimensions
+    #    compete with one another.
     paired: dict[tuple[str, ...], list[Lever]] = {}
     for changes in pairs_of(captured, dimensions, runtime.tp):
         lever = question.lever(changes)
         # Where a head's width follows from their number, both changes are the same.
-        if lever is not None and not any(lever.pairs == known.pairs for known in best):
+        if lever is not None and all(lever.pairs != other.pairs for other in best):
             paired.setdefault(tuple(changes), []).append(lever)
-    best += [max(levers, key=lambda lever: lever.expected_gain) for levers in paired.values()]
+    best += [max(rivals, key=lambda lever: lever.expected_gain) for rivals in paired.values()]
     best.sort(key=lambda lever: -lever.expected_gain)
+    # 3. Combine them.
     joint = _joint(best, question, more_parameters)
     return [joint, *best] if joint is not None else best
 
@@ -190,8 +191,9 @@ class _Question:
         cls, captured: Captured, capture: Capture, runtime: Runtime, basis: Basis, account: Account
     ) -> _Question:
         """Add the measurements near the operations of a model to its account."""
-        problems = [p for line in account.lines if (p := as_problem(line.product.work)) is not None]
-        measured = measurements_near(basis, list(dict.fromkeys(problems)), 1 + 2 * REACH)
+        problems = dict.fromkeys(as_problem(line.product.work) for line in account.lines)
+        without_attention = [problem for problem in problems if problem is not None]
+        measured = measurements_near(basis, without_attention, 1 + 2 * REACH)
         return cls(captured, capture, runtime, basis, account, measured)
 
     def lever(self, changes: Mapping[str, tuple[int, int]]) -> Lever | None:
@@ -207,39 +209,46 @@ class _Question:
         Raises:
             UserError: if the model cannot be built that way, or if no counted operation changes.
         """
-        changed = self.capture({name: to for name, (_, to) in changes.items()})
+        # 1. Account for the step of the changed model.
+        changed = self.capture({name: new for name, (_, new) in changes.items()})
         account = account_of(changed, self.runtime, self.basis)
         # Lines are compared one by one, which needs the same number of them in both models.
         if len(account.lines) != len(self.account.lines):
             raise UserError("the model has other operations with these sizes.")
-        pairs = [
-            (before, after)
-            for before, after in zip(self.account.lines, account.lines, strict=True)
-            if before.product.work != after.product.work
-        ]
-        uncounted = [pair for pair in pairs if math.isnan(pair[0].time_us + pair[1].time_us)]
-        pairs = [pair for pair in pairs if pair not in uncounted]
+        # 2. Find the operations that change. Those without a time cannot be compared.
+        pairs: list[tuple[AccountLine, AccountLine]] = []
+        has_uncounted = False
+        for before, after in zip(self.account.lines, account.lines, strict=True):
+            if before.product.work == after.product.work:
+                continue
+            if math.isnan(before.time_us + after.time_us):
+                has_uncounted = True
+            else:
+                pairs.append((before, after))
         if not pairs:
             raise UserError("no GEMM, convolution or attention that is counted changes.")
-        gain, products, evidence = self._gain(pairs, account)
-        more = account.flops / self.account.flops - 1
-        worth = _judged_gain(gain, more)
+        # 3. Judge the change by the gain of the step.
+        gain, products_gain, evidence = self._gain(pairs, account)
+        more_flops = account.flops / self.account.flops - 1
         share = sum(before.total_us for before, _ in pairs) / self.account.step_us
+        # A model without other operations moves no bytes.
+        moved_before = max(_moved_bytes(self.captured, self.runtime), 1)
+        moved_after = _moved_bytes(changed, self.runtime)
+        reason = _reason(changes, pairs, products_gain, share, more_flops)
+        if has_uncounted:
+            reason += "; attention is not counted"
         return Lever(
-            changes,
-            _changed_problems(pairs),
-            gain,
-            products,
-            share,
+            changes=changes,
+            pairs=_changed_problems(pairs),
+            gain=gain,
+            products=products_gain,
+            share=share,
             parameters=changed.parameters / self.captured.parameters - 1,
-            flops=more,
-            bytes=_moved_bytes(changed, self.runtime)
-            / max(_moved_bytes(self.captured, self.runtime), 1)
-            - 1,
-            verdict=verdict(worth, evidence, more),
+            flops=more_flops,
+            bytes=moved_after / moved_before - 1,
+            verdict=verdict(_judged_gain(gain, more_flops), evidence, more_flops),
             evidence=evidence,
-            reason=_reason(changes, pairs, products, share, more)
-            + ("; attention is not counted" if uncounted else ""),
+            reason=reason,
         )
 
     def _gain(
@@ -250,38 +259,43 @@ class _Question:
         The evidence is the weakest one that more than a negligible share of the time rests on.
         """
         # 1. The ratio of each operation's times: measured if possible, else predicted.
-        ratios = ratios_of(
-            [(as_problem(a.product.work), as_problem(b.product.work)) for a, b in pairs], self.basis
+        predictions = ratios_of(
+            [(as_problem(old.product.work), as_problem(new.product.work)) for old, new in pairs],
+            self.basis,
         )
         changes: list[SumChange] = []
-        unsure = 0.0
-        weight = dict.fromkeys((PREDICTED, MEASURED, CONFIRMED), 0.0)
-        for (old, new), predicted in zip(pairs, ratios, strict=True):
+        unsure_us = 0.0
+        time_by_evidence = dict.fromkeys((PREDICTED, MEASURED, CONFIRMED), 0.0)  # weakest first
+        for (old, new), predicted in zip(pairs, predictions, strict=True):
             evidence = PREDICTED
             if predicted is None:  # attention: both times are by the same framework
-                faster = old.time_us / new.time_us
+                ratio = old.time_us / new.time_us
                 spread = max(old.spread, new.spread)
-                ends = faster * math.exp(-spread), faster * math.exp(spread)
-                change = SumChange(old.total_us, (faster, *ends))
+                interval = ratio * math.exp(-spread), ratio * math.exp(spread)
+                change = SumChange(old.total_us, (ratio, *interval))
                 if not spread:  # an assumed share of the peak, which may be another one
-                    unsure += abs(new.total_us - old.total_us) * (ATTENTION_RANGE - 1)
+                    unsure_us += abs(new.total_us - old.total_us) * (ATTENTION_RANGE - 1)
             elif (known := self._known(old, new)) is not None:
-                ratio, evidence = known
-                change = SumChange(old.total_us, ratio)
+                measured, evidence = known
+                change = SumChange(old.total_us, measured)
             else:
-                change = SumChange(old.total_us, *predicted)
-            weight[evidence] += old.total_us
+                expected, in_sums = predicted
+                change = SumChange(old.total_us, expected, in_sums)
+            time_by_evidence[evidence] += old.total_us
             changes.append(change)
         # 2. All other operations move more or fewer bytes.
-        moved = sum(o.time_us for o in changed.other) - sum(o.time_us for o in self.account.other)
-        unsure = math.hypot(unsure, abs(moved) * (MOVED_RANGE - 1))
-        gain = gain_of_step(self.account.step_us, changes, moved, unsure)
+        moved_before = sum(operations.time_us for operations in self.account.other)
+        moved_after = sum(operations.time_us for operations in changed.other)
+        moved = moved_after - moved_before
+        unsure_us = math.hypot(unsure_us, abs(moved) * (MOVED_RANGE - 1))
+        gain = gain_of_step(self.account.step_us, changes, moved, unsure_us)
         # 3. The weakest evidence decides, unless almost no time rests on it.
         before = math.fsum(change.before for change in changes)
-        after = math.fsum(change.before / change.ratio[0] for change in changes)
-        small = _NEGLIGIBLE * before
-        evidence = next(name for name, total in weight.items() if total > small)
-        return gain, before / after - 1, evidence
+        after = math.fsum(change.after for change in changes)
+        weakest = next(
+            name for name, time in time_by_evidence.items() if time > _NEGLIGIBLE * before
+        )
+        return gain, before / after - 1, weakest
 
     def _known(
         self, old: AccountLine, new: AccountLine
@@ -309,27 +323,30 @@ def ratios_of(
     Each ratio has its 90% interval and the factors by which this interval is wider in sums, below
     and above. Pairs that the model does not predict (attention) are None.
     """
-    problems = list(dict.fromkeys(p for pair in pairs for p in pair if p is not None))
+    problems = list(
+        dict.fromkeys(problem for pair in pairs for problem in pair if problem is not None)
+    )
     if not problems:
         return [None] * len(pairs)
     predicted = basis.model.predict(basis.query(problems))
-    place = {problem: i for i, problem in enumerate(problems)}
-    found: list[tuple[tuple[float, float, float], tuple[float, float]] | None] = []
+    position = {problem: i for i, problem in enumerate(problems)}
+    ratios: list[tuple[tuple[float, float, float], tuple[float, float]] | None] = []
     for before, after in pairs:
         if before is None or after is None:
-            found.append(None)
+            ratios.append(None)
             continue
-        i, j = place[before], place[after]
+        i, j = position[before], position[after]
         fit = basis.model.fit(group_of(basis.library(before), before))
         spreads = (
             fit.spread(predicted.lo[i], predicted.hi[i]),
             fit.spread(predicted.lo[j], predicted.hi[j]),
         )
         times = float(predicted.estimate.time[i]), float(predicted.estimate.time[j])
-        like = fit.has_like(before) and fit.has_like(after)
-        in_sums = (fit.change_low, fit.change_high) if like else (1.0, 1.0)
-        found.append((predicted_ratio(before, after, times, spreads, fit), in_sums))
-    return found
+        # The factors for sums were learned from shapes like the measured ones.
+        are_familiar = fit.has_like(before) and fit.has_like(after)
+        in_sums = (fit.change_low, fit.change_high) if are_familiar else (1.0, 1.0)
+        ratios.append((predicted_ratio(before, after, times, spreads, fit), in_sums))
+    return ratios
 
 
 def _judged_gain(gain: Gain, more_flops: float) -> Gain:
@@ -339,48 +356,68 @@ def _judged_gain(gain: Gain, more_flops: float) -> Gain:
     """
     if more_flops >= 0:
         return gain
-    return Gain(*((1 + part) * (1 + more_flops) - 1 for part in gain))
+    value, lo, hi = ((1 + fraction) * (1 + more_flops) - 1 for fraction in gain)
+    return Gain(value, lo, hi)
 
 
 def _moved_bytes(captured: Captured, runtime: Runtime) -> int:
+    """Return the bytes that all other operations of a step move."""
     moved = captured.moved_fused if runtime.kind == "compile" else captured.moved
-    return sum(each.bytes for each in moved)
+    return sum(entry.bytes for entry in moved)
 
 
 def _promising(
     captured: Captured, dimension: Dimension, question: _Question, multiple: int | None
 ) -> list[int]:
-    """Return the most promising values, estimated only from the forward matrix operations."""
-    # 1. The forward operations at the current value and at each candidate that is possible.
+    """Return the most promising values, estimated only from the forward matrix operations.
+
+    The best one comes first. Without a way to estimate them, all candidates are returned. The
+    result is empty if no value is possible.
+
+    Args:
+        captured: the model as it is.
+        dimension: the dimension that changes.
+        question: how the model is run, and what times rest on.
+        multiple: as in :func:`find_levers`.
+    """
+    # 1. Collect the forward problems at the current value and at each candidate that is possible.
     values = candidates(dimension, captured, question.runtime.tp, multiple)
     # Where more heads are narrower, sizes do not grow in proportion.
     if len(values) < _CAPTURED or any(slope < 0 for slope in dimension.slopes.values()):
         return values
-    asis, *changed = (
-        _resized(captured, dimension, value, question.runtime)
-        for value in (dimension.value, *values)
-    )
-    if asis is None:
+    current = _resized(captured, dimension, dimension.value, question.runtime)
+    if current is None:
         return []
-    possible = [(v, row) for v, row in zip(values, changed, strict=True) if row is not None]
-    values, sizes = [v for v, _ in possible], [asis, *(row for _, row in possible)]
-    problems = list(dict.fromkeys(p for row in sizes for p, _ in row))
+    candidate_counts: dict[int, list[tuple[Problem, int]]] = {}
+    for value in values:
+        counts = _resized(captured, dimension, value, question.runtime)
+        if counts is not None:
+            candidate_counts[value] = counts
+    all_counts = [current, *candidate_counts.values()]
+    problems = list(dict.fromkeys(problem for counts in all_counts for problem, _ in counts))
     if not problems:
         return []
-    # 2. Predict each distinct problem once, and add up the times of each value.
-    times = question.basis.model.predict(question.basis.query(problems)).estimate.time
-    known = dict(zip(problems, times, strict=True))
-    steps = [sum(known[p] * count for p, count in row) for row in sizes]
-    flops = [sum(p.flops * count for p, count in row) for row in sizes]
-    gains = {
-        value: _net_gain(steps[0] / step - 1, work / flops[0] - 1)
-        for value, step, work in zip(values, steps[1:], flops[1:], strict=True)
-    }
+    # 2. Predict each distinct problem once, and add up the times and FLOPs of each value.
+    predicted = question.basis.model.predict(question.basis.query(problems)).estimate.time
+    time_of = dict(zip(problems, predicted, strict=True))
+
+    def totals(counts: Sequence[tuple[Problem, int]]) -> tuple[float, int]:
+        """Return the time and the FLOPs of problems, given how often each occurs."""
+        time = sum(time_of[problem] * count for problem, count in counts)
+        return time, sum(problem.flops * count for problem, count in counts)
+
+    current_time, current_flops = totals(current)
+    gains: dict[int, float] = {}
+    for value, counts in candidate_counts.items():
+        time, flops = totals(counts)
+        gains[value] = _net_gain(current_time / time - 1, flops / current_flops - 1)
+    # 3. Keep the best value, and others that are nearly as good.
     best_first = sorted(gains, key=lambda value: -gains[value])[:_CAPTURED]
     return [value for value in best_first if gains[value] >= gains[best_first[0]] - _CLOSE]
 
 
 def _net_gain(gain: float, more_flops: float) -> float:
+    """Return a predicted gain after costs; for a smaller model, per FLOP."""
     return net(_judged_gain(Gain(gain, gain, gain), more_flops), more_flops)
 
 
@@ -391,18 +428,21 @@ def _resized(
 
     None if the problems cannot have these sizes, for instance because heads do not divide.
     """
+    # 1. Resize the forward operations.
+    growth = value - dimension.value
     forward: list[Product] = []
     for place, product in enumerate(captured.products):
-        if product.of != place:
+        if product.of != place:  # a gradient
             continue
         sizes = {
-            name: round(size + dimension.slopes.get((place, name), 0.0) * (value - dimension.value))
+            name: round(size + dimension.slopes.get((place, name), 0.0) * growth)
             for name, size in product.sizes.items()
         }
         try:
             forward.append(replace(product.resized(sizes), of=len(forward)))
         except UserError:
             return None
+    # 2. Apply the runtime, which may not be able to divide these sizes.
     try:
         products = runtime.products(replace(captured, products=tuple(forward)))
     except UserError:
@@ -423,13 +463,15 @@ def _joint(best: Sequence[Lever], question: _Question, more_parameters: float) -
         if chosen is None:
             chosen = lever
             continue
+        # A dimension can only change once.
         if set(lever.changes) & set(chosen.changes):
             continue
-        both = question.lever({**chosen.changes, **lever.changes})
-        if both is None or both.parameters > more_parameters:
+        combined = question.lever({**chosen.changes, **lever.changes})
+        if combined is None or combined.parameters > more_parameters:
             continue
-        if both.expected_gain > chosen.expected_gain:
-            chosen = both
+        if combined.expected_gain > chosen.expected_gain:
+            chosen = combined
+    # A lever of the list itself is not a combination.
     if chosen is None or any(chosen is lever for lever in best):
         return None
     return replace(chosen, reason=f"all of the profitable changes below together: {chosen.reason}")
@@ -439,32 +481,40 @@ def _changed_problems(
     pairs: Sequence[tuple[AccountLine, AccountLine]],
 ) -> tuple[tuple[Problem, Problem], ...]:
     """Return the pairs of problems to measure for a change, each once, the longest first."""
-    unique: dict[tuple[Problem, Problem], None] = {}
-    for old, new in sorted(pairs, key=lambda pair: -pair[0].total_us):
-        before, after = as_problem(old.product.work), as_problem(new.product.work)
-        if before is not None and after is not None:
-            unique[before, after] = None
-    return tuple(unique)
+    longest_first = sorted(pairs, key=lambda pair: pair[0].total_us, reverse=True)
+    problems = dict.fromkeys(
+        (as_problem(old.product.work), as_problem(new.product.work)) for old, new in longest_first
+    )
+    return tuple(
+        (before, after) for before, after in problems if before is not None and after is not None
+    )
 
 
 def _aligns(pairs: Sequence[tuple[AccountLine, AccountLine]]) -> bool:
     """Return True if the rows of any operation become multiples of a larger number of bytes."""
-    both = [(as_problem(a.product.work), as_problem(b.product.work)) for a, b in pairs]
-    return any(a is not None and b is not None and b.alignment > a.alignment for a, b in both)
+    return any(after.alignment > before.alignment for before, after in _changed_problems(pairs))
 
 
 def _reason(
     changes: Mapping[str, tuple[int, int]],
     pairs: Sequence[tuple[AccountLine, AccountLine]],
-    products: float,
+    products_gain: float,
     share: float,
     more_flops: float,
 ) -> str:
-    """Explain a change, and say what it means for the model's quality."""
+    """Explain a change, and say what it means for the model's quality.
+
+    Args:
+        changes: old and new value of each dimension.
+        pairs: operations that change, before and after.
+        products_gain: gain of only these operations.
+        share: their share of the step's time.
+        more_flops: how many more FLOPs the step has, as a fraction.
+    """
     roles = list(dict.fromkeys(before.product.role for before, _ in pairs))
-    role_names = ", ".join(roles[:4]) + (", …" if len(roles) > 4 else "")
-    direction = "faster" if products >= 0 else "slower"
-    words = f"{role_names}: {share:.0%} of the step, which becomes {abs(products):.1%} {direction}"
+    role_names = ", ".join([*roles[:4], "…"] if len(roles) > 4 else roles)
+    speed = f"{abs(products_gain):.1%} {'faster' if products_gain >= 0 else 'slower'}"
+    words = f"{role_names}: {share:.0%} of the step, which becomes {speed}"
     if _aligns(pairs):
         words += "; rows become multiples of 16 bytes"
     if more_flops > 0:

@@ -92,19 +92,16 @@ def kv_cache_bytes(captured: Captured) -> int:
     They are 0 if the model generates no tokens. A sliding window limits the number of keys. If keys
     and values are compressed, only their compressed form is cached.
     """
-    attention = [
-        product
-        for product in captured.products
-        if isinstance(product.work, Attention) and product.pass_ == FORWARD
-    ]
-    generates = [p for p in attention if p.work.causal or p.work.queries < p.work.keys]  # type: ignore[union-attr]
-    if not generates:
-        return 0
-    compressed = [p for p in captured.products if _COMPRESSED.search(p.path)]
+    compressed = [product for product in captured.products if _COMPRESSED.search(product.path)]
     total = 0
-    for product in generates:
+    for product in captured.products:
         work = product.work
-        assert isinstance(work, Attention)
+        if not isinstance(work, Attention) or product.pass_ != FORWARD:
+            continue
+        # Attention of a model that generates tokens has a causal mask or, while it decodes, fewer
+        # queries than keys.
+        if not work.causal and work.queries >= work.keys:
+            continue
         tokens = work.batch * min(work.keys, work.window or work.keys)
         width = work.kv_heads * (work.width + work.value_width)
         if compressed:
@@ -116,18 +113,23 @@ def kv_cache_bytes(captured: Captured) -> int:
 def what_fits(
     captured: Captured, runtime: Runtime, machine: Machine, trains: bool, batch: int
 ) -> list[str]:
-    """Return options of ``audit`` that make a step fit, each sufficient by itself."""
+    """Return options of ``audit`` that make a step fit, each sufficient by itself.
+
+    The arguments are those of :func:`memory_of`; ``batch`` is the step's number of sequences.
+    """
     return list(_fitting(captured, runtime, machine, trains, batch))
 
 
 def _fitting(
     captured: Captured, runtime: Runtime, machine: Machine, trains: bool, batch: int
 ) -> Iterator[str]:
+    """Yield the options of :func:`what_fits`: a smaller batch, recomputing, or more GPUs."""
     memory = memory_of(captured, runtime, machine, trains)
     fixed = memory.weights + memory.gradients + memory.optimizer
     per_sequence = (memory.total - fixed) / batch
-    if (most := int((memory.available - fixed) // max(per_sequence, 1.0))) >= 1:
-        yield f"--batch {most}"
+    largest_batch = int((memory.available - fixed) // max(per_sequence, 1.0))
+    if largest_batch >= 1:
+        yield f"--batch {largest_batch}"
     if trains and not runtime.recompute:
         recomputing = memory_of(captured, replace(runtime, recompute=True), machine, trains)
         if recomputing.fits:

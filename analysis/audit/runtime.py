@@ -91,9 +91,11 @@ class Runtime:
         if self.tp > 1:
             products = [_split(product, products[product.of], self.tp) for product in products]
         if self.loss_chunks > 1:
-            products = [p for product in products for p in _chunked(product, self.loss_chunks)]
+            products = [
+                part for product in products for part in _chunked(product, self.loss_chunks)
+            ]
         if self.recompute:
-            products = [p for product in products for p in _twice(product)]
+            products = [copy for product in products for copy in _twice(product)]
         if self.skew > 1:
             products = [_skewed(product, self.skew) for product in products]
         if not self.causal_half:
@@ -121,44 +123,51 @@ class Runtime:
                 descriptions.append(f"fused attention at {self.attention:.0%} of the peak")
             descriptions.append(f"causal masks counted {masks}")
         if "grouped" in kinds:
-            recipients = (
-                f"one expert in {self.skew:g} gets tokens, each" if self.skew > 1 else "each gets"
-            )
+            recipients = "each gets"
+            if self.skew > 1:
+                recipients = f"one expert in {self.skew:g} gets tokens, each"
             descriptions.append(f"experts: {recipients} the same share of the tokens")
         return descriptions
 
 
 def _fused(products: list[Product], role: str) -> list[Product]:
-    """Merge GEMMs that share an input into one. Positions change, so ``of`` is updated."""
-    # 1. Group the forward GEMMs by parent module and input. The first one leads its group.
-    leaders: dict[tuple[str, int], int] = {}
-    leader_of: dict[int, int] = {}
+    """Merge GEMMs that share an input into one.
+
+    Args:
+        products: the operations of a step.
+        role: role of the GEMM that the others become, a key of :data:`FUSIONS`.
+
+    Returns:
+        The operations of the step, with positions in ``of`` that are those in this list.
+    """
+    # 1. Group the places of forward GEMMs by parent module and input. Only complete groups count.
+    groups: dict[tuple[str, int], list[int]] = {}
     for place, product in enumerate(products):
-        if product.of == place and product.role in FUSIONS[role] and product.shares >= 0:
-            key = (product.path.rpartition(".")[0], product.shares)
-            leader_of[place] = leaders.setdefault(key, place)
-    # 2. Only complete groups are fused.
-    members = {
-        leader: [p for p, of in leader_of.items() if of == leader] for leader in leaders.values()
-    }
-    complete = {leader for leader, group in members.items() if len(group) == len(FUSIONS[role])}
-    # 3. Keep the leader of each group, made wider by the others, and drop the others. The
-    # gradients of a group have the places of their forward GEMMs in ``of``, and do the same.
+        is_forward = product.of == place
+        if is_forward and product.role in FUSIONS[role] and product.shares >= 0:
+            module = product.path.rpartition(".")[0]
+            groups.setdefault((module, product.shares), []).append(place)
+    complete = [group for group in groups.values() if len(group) == len(FUSIONS[role])]
+    # 2. The first GEMM of each group, its leader, becomes wider by the others.
+    leader_of = {place: group[0] for group in complete for place in group}
+    more_features = {}
+    for leader, *others in complete:
+        works = [products[other].work for other in others]
+        more_features[leader] = sum(work.n for work in works if isinstance(work, Gemm))
+    # 3. Keep the leaders and drop the others. The gradients of a group have the places of their
+    #    forward GEMMs in ``of``, and do the same.
     kept: list[Product] = []
-    places: dict[int, int] = {}
+    new_places: dict[int, int] = {}
     for place, product in enumerate(products):
-        leader = leader_of.get(product.of)
-        if leader not in complete:
-            places[place] = len(kept)
-            kept.append(product)
-        elif product.of == leader:
-            assert leader is not None
-            others = [products[member].work for member in members[leader] if member != leader]
-            out = sum(work.n for work in others if isinstance(work, Gemm))
-            places[place] = len(kept)
-            wide = _wider(product, products[leader], out)
-            kept.append(replace(wide, role=role, names={}))
-    return [replace(product, of=places[product.of]) for product in kept]
+        leader = leader_of.get(product.of, product.of)
+        if product.of != leader:
+            continue
+        if leader in more_features:
+            wide = _wider(product, products[leader], more_features[leader])
+            product = replace(wide, role=role, names={})
+        new_places[place] = len(kept)
+        kept.append(product)
+    return [replace(product, of=new_places[product.of]) for product in kept]
 
 
 def _wider(product: Product, forward: Product, out: int) -> Product:
@@ -171,21 +180,27 @@ def _split(product: Product, forward: Product, tp: int) -> Product:
     """Return the part of an operation that one of ``tp`` GPUs computes.
 
     The split is that of Megatron-LM (Shoeybi et al. 2019).
+
+    Args:
+        product: the operation.
+        forward: the operation whose gradient it is; a forward operation itself.
+        tp: number of GPUs.
+
+    Raises:
+        UserError: if a size cannot be divided.
     """
     work = product.work
+    # 1. Attention is divided by heads, and a layer of experts by experts with their tokens.
     if isinstance(work, Attention):
-        heads, keys = (
-            _divided(work.heads, tp, "heads"),
-            _divided(work.kv_heads, tp, "key heads"),
-        )
-        return _named(
-            product.resized({"heads": heads, "kv_heads": keys}), ("heads", "kv_heads"), tp
-        )
-    if isinstance(work, GroupedGemm):  # each GPU has some of the experts, with their tokens
+        heads = _divided(work.heads, tp, "heads")
+        kv_heads = _divided(work.kv_heads, tp, "key heads")
+        part_of_heads = product.resized({"heads": heads, "kv_heads": kv_heads})
+        return _named(part_of_heads, ("heads", "kv_heads"), tp)
+    if isinstance(work, GroupedGemm):
         experts = _divided(work.experts, tp, "experts")
-        return _named(
-            product.resized({"experts": experts, "m": max(1, work.m // tp)}), ("experts",), tp
-        )
+        part_of_experts = product.resized({"experts": experts, "m": max(1, work.m // tp)})
+        return _named(part_of_experts, ("experts",), tp)
+    # 2. GEMMs are divided by their output or their input features.
     if not isinstance(work, Gemm) or _WHOLE.search(product.path):
         return product
     if product.role == "attention" and work.batch > 1:
@@ -213,6 +228,7 @@ def _named(product: Product, sizes: tuple[str, ...], divisor: float) -> Product:
 
 
 def _divided(size: int, tp: int, what: str) -> int:
+    """Return a size of one of ``tp`` equal parts; ``what`` names the size in the error."""
     if size % tp:
         raise UserError(f"--tp {tp} does not divide {what} ({size}).")
     return size // tp
@@ -227,16 +243,19 @@ def _chunked(product: Product, chunks: int) -> list[Product]:
         return [product]
     size = "k" if product.pass_ == WGRAD else "m"
     tokens = product.sizes[size]
-    part = int(ceil_div(tokens, min(chunks, tokens)))
-    whole, rest = divmod(tokens, part)
-    parts = [replace(product.resized({size: part}), count=product.count * whole)]
-    return parts + ([product.resized({size: rest})] if rest else [])
+    tokens_per_part = int(ceil_div(tokens, min(chunks, tokens)))
+    full_parts, remaining_tokens = divmod(tokens, tokens_per_part)
+    full = product.resized({size: tokens_per_part})
+    parts = [replace(full, count=product.count * full_parts)]
+    if remaining_tokens:
+        parts.append(product.resized({size: remaining_tokens}))
+    return parts
 
 
 def _twice(product: Product) -> list[Product]:
     """Return an operation and, if the backward pass recomputes it, a second copy."""
-    recomputed = product.pass_ == FORWARD and product.repeated
-    return [product, replace(product, pass_=RECOMPUTED)] if recomputed else [product]
+    is_recomputed = product.pass_ == FORWARD and product.repeated
+    return [product, replace(product, pass_=RECOMPUTED)] if is_recomputed else [product]
 
 
 def _skewed(product: Product, skew: float) -> Product:

@@ -32,13 +32,21 @@ class SumChange(NamedTuple):
     ratio: tuple[float, float, float]
     in_sums: tuple[float, float] = (1.0, 1.0)
 
+    @property
+    def after(self) -> float:
+        """Total time of these operations after the change."""
+        ratio, _, _ = self.ratio
+        return self.before / ratio
+
 
 def summed(parts: Sequence[tuple[float, float, float]]) -> TimeSum:
     """Add up times that are given with their intervals, as (time, lo, hi)."""
-    time = math.fsum(part[0] for part in parts)
-    below = half_interval_of_sum(np.array([part[0] - part[1] for part in parts]), LEVEL_CORRELATION)
-    above = half_interval_of_sum(np.array([part[2] - part[0] for part in parts]), LEVEL_CORRELATION)
-    return TimeSum(time, max(time - float(below), 0.0), time + float(above))
+    total = math.fsum(time for time, _, _ in parts)
+    halves_below = np.array([time - lo for time, lo, _ in parts])
+    halves_above = np.array([hi - time for time, _, hi in parts])
+    below = float(half_interval_of_sum(halves_below, LEVEL_CORRELATION))
+    above = float(half_interval_of_sum(halves_above, LEVEL_CORRELATION))
+    return TimeSum(total, max(total - below, 0.0), total + above)
 
 
 def gain_of_step(
@@ -52,14 +60,20 @@ def gain_of_step(
         more: additional time of everything else, in the same unit.
         unsure: by how much the additional time may be wrong, either way.
     """
-    # 1. The time of each operation after the change, and both halves of its interval.
-    after = [change.before / change.ratio[0] for change in changes]
-    both = list(zip(after, changes, strict=True))
-    shorter = np.array([c.in_sums[0] * a * (1 - c.ratio[0] / c.ratio[2]) for a, c in both])
-    longer = np.array([c.in_sums[1] * a * (c.ratio[0] / c.ratio[1] - 1) for a, c in both])
+    # 1. The time of each operation after the change, and both halves of its interval. A larger
+    #    ratio means a shorter time.
+    shorter, longer = [], []
+    for change in changes:
+        ratio, ratio_lo, ratio_hi = change.ratio
+        factor_shorter, factor_longer = change.in_sums
+        shorter.append(factor_shorter * change.after * (1 - ratio / ratio_hi))
+        longer.append(factor_longer * change.after * (ratio / ratio_lo - 1))
     # 2. The time of the step after the change, with its interval, as gains.
-    step_after = step - math.fsum(change.before for change in changes) + math.fsum(after) + more
-    low = math.hypot(float(half_interval_of_sum(shorter, CHANGE_CORRELATION)), unsure)
-    high = math.hypot(float(half_interval_of_sum(longer, CHANGE_CORRELATION)), unsure)
-    best = max(step_after - low, 1e-3 * step_after)
-    return Gain(step / step_after - 1, step / (step_after + high) - 1, step / best - 1)
+    before = math.fsum(change.before for change in changes)
+    after = math.fsum(change.after for change in changes)
+    step_after = step - before + after + more
+    below = math.hypot(float(half_interval_of_sum(np.array(shorter), CHANGE_CORRELATION)), unsure)
+    above = math.hypot(float(half_interval_of_sum(np.array(longer), CHANGE_CORRELATION)), unsure)
+    # However wide the interval is, the step takes some time.
+    shortest = max(step_after - below, 1e-3 * step_after)
+    return Gain(step / step_after - 1, step / (step_after + above) - 1, step / shortest - 1)
