@@ -29,13 +29,15 @@ def steps_of(rows: pd.DataFrame, along: str = "m") -> pd.DataFrame:
         the interval of a repetition (:func:`analysis.recordings.repetition.steady_ratio`) is on
         one side of 1, or if the rows have no interval.
     """
+    # 1. Sort the sizes of each line. The shortest of several times of a size counts.
     fixed = [name for name in DIMENSIONS if name != along]
     keys = [*fixed, *(name for name in _SAME if name in rows)]
     ordered = rows.sort_values([*keys, along, "time_us"]).drop_duplicates([*keys, along])
+    # 2. Put the next larger size of the line next to each size; it is NaN for the largest one.
     steady_columns = [name for name in ("steady_log", "steady_error") if name in rows]
-    after = ordered.groupby(keys, dropna=False, observed=True)[
-        [along, "time_us", *steady_columns]
-    ].shift(-1)
+    lines = ordered.groupby(keys, dropna=False, observed=True)
+    after = lines[[along, "time_us", *steady_columns]].shift(-1)
+    # 3. Judge each pair.
     one_more = (after[along] == ordered[along] + 1) & (ordered[along] >= _SMALLEST)
     are_near = one_more | (after[along] <= _NEAR * ordered[along])
     certain = pd.Series(True, index=ordered.index)
@@ -69,14 +71,14 @@ def repeated_steps(steps: pd.DataFrame, others: Mapping[str, pd.DataFrame]) -> p
         The cliffs with ``again``, the ratio in another collection, and ``by``, its name. If several
         collections repeat a cliff, both come from the one in which it is smallest.
     """
+    shape = ["m", "n", "k", "dtype"]
     repeats = []
     for name, rows in others.items():
-        times = rows.groupby(["m", "n", "k", "dtype"])["time_us"].min()
-        before, after = (
-            times.reindex(pd.MultiIndex.from_frame(steps[[size, "n", "k", "dtype"]])).to_numpy()
-            for size in ("m", "after")
-        )
-        repeated_ratio = after / before
+        times = rows.groupby(shape)["time_us"].min()
+        smaller = pd.MultiIndex.from_frame(steps[shape])
+        larger = pd.MultiIndex.from_frame(steps[["after", "n", "k", "dtype"]])
+        # A shape that the other collection lacks has NaN as its time, and repeats nothing.
+        repeated_ratio = times.reindex(larger).to_numpy() / times.reindex(smaller).to_numpy()
         with np.errstate(invalid="ignore"):
             cliff = np.log(steps["ratio"])
             is_repeated = np.log(repeated_ratio) * np.sign(cliff) >= _REPEATED * np.abs(cliff)
@@ -84,9 +86,8 @@ def repeated_steps(steps: pd.DataFrame, others: Mapping[str, pd.DataFrame]) -> p
     if not repeats:
         return steps.assign(again=np.nan, by="").head(0)
     combined = pd.concat(repeats)
-    combined["size"] = np.abs(np.log(combined["again"]))
-    keys = ["m", "n", "k", "dtype"]
-    return combined.sort_values("size").drop_duplicates(keys).drop(columns="size")
+    combined["height"] = np.abs(np.log(combined["again"]))
+    return combined.sort_values("height").drop_duplicates(shape).drop(columns="height")
 
 
 def largest(steps: pd.DataFrame, count: int) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -102,8 +103,14 @@ def steepest(lines: Mapping[str, pd.DataFrame]) -> tuple[str, pd.Series] | None:
     Args:
         lines: for each dimension the rows to search, as :func:`steps_of` takes them.
     """
-    candidates = []
+    ups_by_dimension: dict[str, pd.Series] = {}
     for along, rows in lines.items():
         ups, _ = largest(steps_of(rows, along), 1)
-        candidates += [(along, row) for _, row in ups.iterrows()]
-    return max(candidates, key=lambda step: float(step[1]["ratio"]), default=None)
+        for _, row in ups.iterrows():  # at most one
+            ups_by_dimension[along] = row
+    if not ups_by_dimension:
+        return None
+    steepest_along = max(
+        ups_by_dimension, key=lambda along: float(ups_by_dimension[along]["ratio"])
+    )
+    return steepest_along, ups_by_dimension[steepest_along]

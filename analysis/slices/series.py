@@ -27,8 +27,9 @@ def square_series(table: pd.DataFrame) -> pd.DataFrame:
 
 def _with_ends(rows: pd.DataFrame) -> pd.DataFrame:
     """Add the speeds at both ends of each time's interval; NaN for a time without one."""
-    speeds = [rows["flops"] / rows[name] / 1e6 for name in ("time_hi_us", "time_lo_us")]
-    return rows.assign(**dict(zip(ENDS, speeds, strict=True)))
+    slowest = rows["flops"] / rows["time_hi_us"] / 1e6
+    fastest = rows["flops"] / rows["time_lo_us"] / 1e6
+    return rows.assign(tflops_lo=slowest, tflops_hi=fastest)
 
 
 def fast_from(group: pd.DataFrame, speeds: str = "tflops") -> int | None:
@@ -41,7 +42,9 @@ def fast_from(group: pd.DataFrame, speeds: str = "tflops") -> int | None:
     Returns:
         The size; None if the largest size does not reach that speed.
     """
-    slow = group[group[speeds].fillna(group["tflops"]) < NEARLY * group["tflops"].max()]
+    # A speed without an interval counts as it is.
+    judged = group[speeds].fillna(group["tflops"])
+    slow = group[judged < NEARLY * group["tflops"].max()]
     fast = group[group["m"] > slow["m"].max()] if len(slow) else group
     return int(fast["m"].min()) if len(fast) else None
 
@@ -52,9 +55,11 @@ def steps_series(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
     lines = {}
     for along in DIMENSIONS:
         fixed = [name for name in DIMENSIONS if name != along]
+        # Fewer than four sizes are not a line.
         groups = [group for _, group in rows.groupby(fixed) if group[along].nunique() > 3]
         if groups:
-            lines[along] = max(groups, key=lambda group: group[along].nunique()).sort_values(along)
+            densest = max(groups, key=lambda group: group[along].nunique())
+            lines[along] = densest.sort_values(along)
     return lines
 
 
@@ -66,38 +71,38 @@ def alignment_series(table: pd.DataFrame) -> pd.DataFrame:
         The last two are the interval of a repetition.
     """
     rows = library_rows(table[table["sweep"] == "alignment"])
-    pieces = []
+    parts = []
     for along in DIMENSIONS:
-        fixed = [name for name in DIMENSIONS if name != along]
-        equal = rows[rows[fixed[0]] == rows[fixed[1]]]
-        for base in sorted(equal[fixed[0]].unique()):
-            line = equal[equal[fixed[0]] == base]
+        # The sweep varies one dimension from a base to 16 more, while both others are the base.
+        first, second = (name for name in DIMENSIONS if name != along)
+        equal = rows[rows[first] == rows[second]]
+        for base in sorted(equal[first].unique()):
+            line = equal[equal[first] == base]
             line = line[line[along].between(base, base + 16)]
             for dtype, group in line.groupby("dtype", sort=False):
                 at_base = group[group[along] == base]
                 if at_base.empty or len(group) < 3:
                     continue
-                best = at_base.iloc[0]
-                pieces.append(
-                    pd.DataFrame(
-                        {
-                            "along": along,
-                            "base": base,
-                            "offset": group[along] - base,
-                            "dtype": dtype,
-                            **_relative_speed(group, best),
-                        }
-                    ).sort_values("offset")
-                )
-    return pd.concat(pieces, ignore_index=True) if pieces else pd.DataFrame()
+                columns = {
+                    "along": along,
+                    "base": base,
+                    "offset": group[along] - base,
+                    "dtype": dtype,
+                    **_relative_speed(group, at_base.iloc[0]),
+                }
+                parts.append(pd.DataFrame(columns).sort_values("offset"))
+    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
 
 
 def _relative_speed(rows: pd.DataFrame, base: pd.Series) -> dict[str, pd.Series]:
-    """Return the speed of each row relative to the base row's; the base row has exactly 1."""
+    """Return the speed of each row relative to the base row's; the base row has exactly 1.
+
+    The columns are relative, relative_lo and relative_hi.
+    """
     work = rows["flops"] / base["flops"]
-    itself = rows.index == base.name
+    is_base = rows.index == base.name
     return {
-        name.replace("ratio", "relative"): (work * ratio).mask(itself, 1.0)
+        name.replace("ratio", "relative"): (work * ratio).mask(is_base, 1.0)
         for name, ratio in steady_ratio(base, rows).items()
     }
 
@@ -144,7 +149,8 @@ def layout_summary(pairs: pd.DataFrame) -> tuple[float, int, int]:
         The geometric mean, and the numbers of pairs in which NHWC is clearly faster and clearly
         slower.
     """
-    faster, slower = int((pairs["ratio_lo"] > 1).sum()), int((pairs["ratio_hi"] < 1).sum())
+    faster = int((pairs["ratio_lo"] > 1).sum())
+    slower = int((pairs["ratio_hi"] < 1).sum())
     return geometric_mean(pairs["ratio"]), faster, slower
 
 
