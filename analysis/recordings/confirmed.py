@@ -62,8 +62,9 @@ def confirmed_pairs(recording: Recording) -> list[Pair]:
             continue  # an older run's file may be damaged, because other runs make up for it
         between = _between(part.run.get("repeats"))
         for (before, after), processes in ratios_by_pair.items():
-            # Hand-written kernels change with the checkout.
-            if is_own or not {before[1], after[1]} & HAND_WRITTEN.keys():
+            # Hand-written kernels change with the checkout, so those of other runs do not count.
+            implementations = {implementation for _, implementation in (before, after)}
+            if is_own or not implementations & HAND_WRITTEN.keys():
                 pairs.setdefault((before, after), Pair(before, after, tuple(processes), *between))
     return list(pairs.values())
 
@@ -124,10 +125,11 @@ def _pair(
         ratios = tuple(float(text) for text in row["log_ratios"].split())
     except (ValueError, TypeError, KeyError, AttributeError):
         return None
-    complete = len(ratios) >= _LEAST_BLOCKS and all(map(math.isfinite, ratios))
-    return (ways, ratios) if complete else None
+    are_usable = len(ratios) >= _LEAST_BLOCKS and all(map(math.isfinite, ratios))
+    return (ways, ratios) if are_usable else None
 
 
 def _way(row: Mapping[str, object]) -> Way:
+    """Return the problem and the implementation of a case, given its columns."""
     case = Case.from_columns(row)
     return as_problem(case.problem), case.implementation

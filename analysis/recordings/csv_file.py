@@ -58,9 +58,10 @@ class Faults:
             wrong: mask of the rows.
             why: the fault, or one for each row.
         """
-        where = np.asarray(wrong, dtype=bool) & self.sound
-        if where.any():
-            self._why[where] = np.broadcast_to(np.asarray(why, dtype=object), len(where))[where]
+        newly_wrong = np.asarray(wrong, dtype=bool) & self.sound
+        if newly_wrong.any():
+            why_of_rows = np.broadcast_to(np.asarray(why, dtype=object), len(newly_wrong))
+            self._why[newly_wrong] = why_of_rows[newly_wrong]
 
     @property
     def sound(self) -> NDArray[np.bool_]:
@@ -79,16 +80,19 @@ class Faults:
         Raises:
             UserError: if all lines are damaged, or more than a tenth of them and more than one.
         """
-        bad = dict(zip(self._lines[~self.sound].tolist(), self._why[~self.sound], strict=True))
-        count = len(set(self._lines.tolist()))
+        # Several rows may come from one line.
+        damaged_lines = self._lines[~self.sound].tolist()
+        fault_of = dict(zip(damaged_lines, self._why[~self.sound], strict=True))
+        damaged, count = len(fault_of), len(set(self._lines.tolist()))
         name = self._path.name
         sentences = tuple(
-            f"{name} line {line} is damaged and was left out: {why}."
-            for line, why in sorted(bad.items())
+            f"{name} line {line} is damaged and was left out: {fault}."
+            for line, fault in sorted(fault_of.items())
         )
-        if sentences and (len(bad) > max(1, MOST_DAMAGED * count) or len(bad) == count):
+        # A single damaged line of several is always tolerated.
+        if sentences and (damaged > max(1, MOST_DAMAGED * count) or damaged == count):
             raise UserError(
-                f"{len(bad)} of {count} lines of {self._path} are damaged: {sentences[0]} "
+                f"{damaged} of {count} lines of {self._path} are damaged: {sentences[0]} "
                 f"{self._remedy}"
             )
         for sentence in sentences[:_NAMED]:
@@ -166,9 +170,12 @@ def _cells(
     A line is incomplete if it has fewer or more cells than the header, an unclosed quotation, or
     bytes that are not UTF-8. Its cells are empty.
     """
+    # 1. Leave out the lines that would confuse the parser.
     complete = np.array(
         [line.count('"') % 2 == 0 and _REPLACED not in line for line in lines], bool
     )
+    kept = np.flatnonzero(complete).tolist()
+    # 2. Parse the others. Arrow calls ``skip`` for a line with another number of cells.
     skipped: set[int] = set()
 
     def skip(row: Any) -> str:
@@ -176,7 +183,6 @@ def _cells(
         return "skip"
 
     names = [name for name in columns if name in header.split(",")]
-    kept = np.flatnonzero(complete).tolist()
     text = "\n".join([header, *(lines[i] for i in kept)]) + "\n"
     table = arrow_csv.read_csv(
         io.BytesIO(text.encode()),
@@ -189,7 +195,7 @@ def _cells(
         ),
     )
     complete[[kept[i] for i in skipped]] = False
-    # Incomplete lines take their cells from an empty cell that is appended to the table.
+    # 3. Incomplete lines take their cells from an empty cell that is appended to the table.
     positions = np.full(len(lines), len(table))
     positions[complete] = np.arange(len(table))
     cells = {}
@@ -207,12 +213,13 @@ def _converted(cells: Any, kind: str) -> tuple[pd.Series, NDArray[np.bool_]]:
     wrong = np.zeros(len(text), dtype=bool)
     if kind == "text":
         return text.to_pandas(), wrong
+    # An empty cell is a missing value.
     text = compute.if_else(compute.equal(text, ""), pa.scalar(None, pa.string()), text)
+    # A column without faults, which most are, is converted at once. Otherwise each different cell
+    # is tried.
     if not _casts(text, kind):
-        different = compute.unique(text)
-        castable = [
-            cell for cell in different.to_pylist() if _casts(pa.array([cell], pa.string()), kind)
-        ]
+        different_cells = compute.unique(text).to_pylist()
+        castable = [cell for cell in different_cells if _casts(pa.array([cell], pa.string()), kind)]
         is_castable = compute.is_in(text, value_set=pa.array(castable, pa.string()))
         wrong = ~is_castable.to_numpy(zero_copy_only=False)
         text = compute.if_else(is_castable, text, pa.scalar(None, pa.string()))
@@ -233,4 +240,5 @@ def _casts(text: pa.Array, kind: str) -> bool:
 
 @functools.cache
 def _say_once(sentence: str) -> None:
+    """Print a sentence to stderr, unless this process has printed it before."""
     note(sentence)

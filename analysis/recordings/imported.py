@@ -83,7 +83,8 @@ def read_collections(folder: Path) -> dict[str, pd.DataFrame]:
 
 
 def _unreadable(path: Path, error: Exception) -> UserError:
-    reason = (str(error).splitlines() or ["empty"])[0]
+    """Return the error to raise for a file that cannot be read, with the first line of a reason."""
+    reason, *_ = str(error).splitlines() or ["empty"]
     return UserError(
         f"{path} cannot be read ({reason}); {command('analysis import')} writes it again."
     )
@@ -98,6 +99,7 @@ def _are_sound(rows: pd.DataFrame) -> NDArray[np.bool_]:
 
 
 def _unsound(path: Path, sound: NDArray[np.bool_]) -> UserError:
+    """Return the error to raise for a file with an invalid row, of which it names the first."""
     return UserError(
         f"row {int(np.argmin(sound)) + 1} of {path} is not a GEMM with a time; "
         f"{command('analysis import')} writes it again."
@@ -120,6 +122,7 @@ def read_imported(folder: Path) -> pd.DataFrame:
         raise _unreadable(path, error) from None
     if not sound.all():
         raise _unsound(path, sound)
+    # A column of the table replaces the usual value; a column that neither has stays empty.
     values = {**_SAME, **table}
     flops = 2.0 * table["m"] * table["n"] * table["k"] * table.get("batch", 1)
     if "op" in table:  # the batch of a convolution is its images, which its M includes

@@ -114,7 +114,9 @@ class Recording:
     def source(self) -> str:
         """Source of a public table; empty for our own measurements."""
         public = self.run.get("public")
-        return ", ".join(filter(None, (public["source"], public["package"]))) if public else ""
+        if not public:
+            return ""
+        return ", ".join(filter(None, (public["source"], public["package"])))
 
     def caption(self, dates: Sequence[str] = ()) -> str:
         """Return a plot's caption: machine, versions, date, and a warning if the run was disturbed.
@@ -129,7 +131,8 @@ class Recording:
         versions = ", ".join(f"{name} {software[name]}" for name in names if name in software)
         # The run of a merged recording is named after the time of merging.
         days = sorted(part["run"][:10] for part in self.run.get("merged") or [self.run])
-        date = " and ".join(dates) or " to ".join(dict.fromkeys((days[0], days[-1])))
+        period = days[0] if days[0] == days[-1] else f"{days[0]} to {days[-1]}"
+        date = " and ".join(dates) or period
         disturbed = _DISTURBED.get(self.health.get("verdict", ""), "")
         return f"{self.machine.name}  ·  {versions}  ·  measured {date}{disturbed}"
 
@@ -249,10 +252,11 @@ def load_run(folder: Path) -> dict[str, Any]:
         Machine.from_json(run["machine"])
     except UserError as error:
         raise UserError(f"{folder / 'run.json'}: {error}") from None
-    versions = run["schema"], run["protocol"]
-    if versions != (SCHEMA, OTHERS_PROTOCOL if "public" in run else PROTOCOL):
+    schema, protocol = run["schema"], run["protocol"]
+    readable_protocol = OTHERS_PROTOCOL if "public" in run else PROTOCOL
+    if schema != SCHEMA or protocol != readable_protocol:
         raise UserError(
-            f"{folder / 'run.json'} has schema {versions[0]} and protocol {versions[1]}; this "
+            f"{folder / 'run.json'} has schema {schema} and protocol {protocol}; this "
             f"version reads schema {SCHEMA} and protocol {PROTOCOL}."
         )
     return run
@@ -284,5 +288,7 @@ def kernels_of(rows: pd.DataFrame) -> list[tuple[str, ...]]:
 
 def algorithms_of(problems: Sequence[Problem], kernels: Sequence[tuple[str, ...]]) -> list[str]:
     """Return how each convolution was computed, from its kernels' names; empty for a GEMM."""
-    pairs = zip(problems, kernels, strict=True)
-    return [conv_algorithm(names) if isinstance(p, Conv) else "" for p, names in pairs]
+    return [
+        conv_algorithm(names) if isinstance(problem, Conv) else ""
+        for problem, names in zip(problems, kernels, strict=True)
+    ]

@@ -98,19 +98,25 @@ def repeated_ratio(one: MeasuredTime, other: MeasuredTime) -> tuple[float, float
     """
     if one.run != other.run:
         return None
+    # 1. The ratio in this run, and how far its interval reaches below and above it. It is more
+    #    certain from rounds in which both were sampled.
     common = sorted(one.rounds.keys() & other.rounds.keys())
     if len(common) >= CHECKPOINTS[0]:
-        logs = [math.log(one.rounds[r] / other.rounds[r]) for r in common]
+        logs = [math.log(one.rounds[sample] / other.rounds[sample]) for sample in common]
         middle, interval = median(logs), median_interval(logs)
         assert interval is not None  # there are at least six
-        below, above = middle - interval[0], interval[1] - middle
+        low, high = interval
+        below, above = middle - low, high - middle
     else:
         if math.isnan(one.lo + other.lo):
             return None
         middle = math.log(one.time / other.time)
-        halves = _log_halves(one), _log_halves(other)
-        below = math.hypot(halves[0][0], halves[1][1])
-        above = math.hypot(halves[0][1], halves[1][0])
+        # The ratio is lower if the first time is lower or the second one higher.
+        one_below, one_above = _log_halves(one)
+        other_below, other_above = _log_halves(other)
+        below = math.hypot(one_below, other_above)
+        above = math.hypot(one_above, other_below)
+    # 2. The interval of a repetition.
     spread = Z95 * math.hypot(one.between_cases, other.between_cases)
     lo, hi = middle - repeated(below, spread), middle + repeated(above, spread)
     return math.exp(middle), math.exp(lo), math.exp(hi)
@@ -150,7 +156,10 @@ def _between(run: Mapping[str, Any], name: str) -> float:
         # Older recordings do not distinguish the two.
         return float(repeats.get(name, repeats["between"]))
     canary = run.get("canary")
-    return 0.5 * float(canary["spread"]) / _TENTHS if canary else 0.0
+    if not canary:
+        return 0.0
+    # The canary's spread is the difference of its first and last decile over its median.
+    return 0.5 * float(canary["spread"]) / _TENTHS
 
 
 def rounds_of(recording: Recording) -> dict[tuple[str, str], Rounds]:
@@ -175,18 +184,23 @@ def steady_times(
     That speed is the median, over all cases sampled in the round, of a sample over its case's
     median. The error is that of a repetition in a ratio; it is NaN where a time has no interval.
     """
-    ends = [
-        np.log(rows[f"time{end}_us"].to_numpy(dtype=float, na_value=np.nan) * 1e-6)
-        for end in ("", "_lo", "_hi")
-    ]
+
+    def log_seconds(name: str) -> NDArray[np.float64]:
+        microseconds = rows[name].to_numpy(dtype=float, na_value=np.nan)
+        return np.log(microseconds * 1e-6)
+
+    log_time = log_seconds("time_us")
+    log_lo, log_hi = log_seconds("time_lo_us"), log_seconds("time_hi_us")
     samples = steady_samples(recording)
     if samples:
         for i, case in enumerate(case_ids(rows)):
-            interval = median_interval(corrected := samples.get(case, []))
+            corrected = samples.get(case, [])
+            interval = median_interval(corrected)
             if interval is not None:
-                ends[0][i], (ends[1][i], ends[2][i]) = median(corrected), interval
+                log_time[i] = median(corrected)
+                log_lo[i], log_hi[i] = interval
     between = rows["run"].map(between_cases(recording)).fillna(0.0).to_numpy(float)
-    return ends[0], repeated((ends[2] - ends[1]) / 2 / Z95, between)
+    return log_time, repeated((log_hi - log_lo) / 2 / Z95, between)
 
 
 def steady_samples(recording: Recording) -> dict[tuple[str, str], list[float]]:
@@ -196,11 +210,14 @@ def steady_samples(recording: Recording) -> dict[tuple[str, str], list[float]]:
     result is empty if samples are not recorded.
     """
     logs = {
-        case: {r: math.log(s) for r, s in samples.items()}
+        case: {sample: math.log(seconds) for sample, seconds in samples.items()}
         for case, samples in rounds_of(recording).items()
     }
-    speed = _speed_of_rounds(list(logs.values()))
-    return {case: [log - speed[r] for r, log in samples.items()] for case, samples in logs.items()}
+    slowness = _slowness_of_rounds(list(logs.values()))
+    return {
+        case: [log - slowness[sample] for sample, log in samples.items()]
+        for case, samples in logs.items()
+    }
 
 
 def with_steady_times(rows: pd.DataFrame, recording: Recording) -> pd.DataFrame:
@@ -231,19 +248,24 @@ def steady_ratio(before: pd.DataFrame, after: pd.DataFrame) -> dict[str, pd.Seri
     }
 
 
-def _speed_of_rounds(cases: Sequence[Mapping[tuple[str, int], float]]) -> dict[Any, float]:
+def _slowness_of_rounds(
+    cases: Sequence[Mapping[tuple[str, int], float]],
+) -> dict[tuple[str, int], float]:
     """Return how slow the machine was in each round, as a log ratio to the cases' medians.
 
     It is 0 for a round in which fewer than :data:`_MIN_IN_ROUND` cases were sampled.
+
+    Args:
+        cases: for each case, the logs of its samples by place and round.
     """
-    deviations: dict[Any, list[float]] = defaultdict(list)
+    deviations: dict[tuple[str, int], list[float]] = defaultdict(list)
     for logs in cases:
         middle = median(list(logs.values()))
-        for r, log in logs.items():
-            deviations[r].append(log - middle)
+        for place_and_round, log in logs.items():
+            deviations[place_and_round].append(log - middle)
     return {
-        r: median(values) if len(values) >= _MIN_IN_ROUND else 0.0
-        for r, values in deviations.items()
+        place_and_round: median(values) if len(values) >= _MIN_IN_ROUND else 0.0
+        for place_and_round, values in deviations.items()
     }
 
 

@@ -82,6 +82,7 @@ def _tell_faults(rows: pd.DataFrame, faults: Faults, run: str) -> None:
         faults.tell(~rows[column].isin(words), f"{column} is not one of {', '.join(words)}")
     _tell_times(rows, faults.tell)
     _tell_problems(rows, faults)
+    # A damaged row does not make a later row of its case a repetition.
     sound = np.flatnonzero(faults.sound)
     repeated = np.zeros(len(rows), dtype=bool)
     repeated[sound] = rows.iloc[sound].duplicated(list(IDENTITY))
@@ -91,47 +92,54 @@ def _tell_faults(rows: pd.DataFrame, faults: Faults, run: str) -> None:
 def _tell_times(frame: pd.DataFrame, tell: Any) -> None:
     """Check times, their intervals and numbers of samples, rates, and the machine's state."""
     ok = (frame["status"] == "ok").to_numpy(dtype=bool)
-    columns = ("time_us", "time_lo_us", "time_hi_us", *_RATES, *_LEVELS, "temp_c")
-    value = {name: frame[name].to_numpy(dtype=float, na_value=np.nan) for name in columns}
-    time, lo, hi = (value[name] for name in columns[:3])
-    has_interval = ~np.isnan(lo) | ~np.isnan(hi)
+
+    def values_of(name: str) -> NDArray[np.float64]:
+        values: NDArray[np.float64] = frame[name].to_numpy(dtype=float, na_value=np.nan)
+        return values
+
+    time, lo, hi = values_of("time_us"), values_of("time_lo_us"), values_of("time_hi_us")
+    # Times and rates are only checked in rows with the status ok. Rates, levels and temperatures
+    # may be missing.
     with np.errstate(invalid="ignore"):
         tell(ok & ~((time > 0) & (time <= _LONGEST)), "time_us is not a time")
-        tell(
-            ok & has_interval & ~((lo > 0) & (lo <= time) & (time <= hi) & (hi <= _LONGEST)),
-            "its interval does not contain the time",
-        )
+        has_interval = ~np.isnan(lo) | ~np.isnan(hi)
+        contains_time = (lo > 0) & (lo <= time) & (time <= hi) & (hi <= _LONGEST)
+        tell(ok & has_interval & ~contains_time, "its interval does not contain the time")
         for name in _RATES:
-            tell(ok & ~(np.isnan(value[name]) | _within(value[name], 0)), f"{name} is not a rate")
+            rates = values_of(name)
+            tell(ok & ~(np.isnan(rates) | _within(rates, 0)), f"{name} is not a rate")
         for name in _LEVELS:  # a wrong kernel's error may be as large as a float can be
-            tell(
-                ~(np.isnan(value[name]) | ((value[name] >= 0) & np.isfinite(value[name]))),
-                f"{name} is below 0 or infinite",
-            )
-        tell(
-            ~(np.isnan(value["temp_c"]) | _within(value["temp_c"], -300)), "temp_c is out of range"
-        )
+            levels = values_of(name)
+            is_level = (levels >= 0) & np.isfinite(levels)
+            tell(~(np.isnan(levels) | is_level), f"{name} is below 0 or infinite")
+        temperature = values_of("temp_c")
+        is_temperature = _within(temperature, -300)
+        tell(~(np.isnan(temperature) | is_temperature), "temp_c is out of range")
     samples = frame["samples"].fillna(1).to_numpy(dtype=float)
     tell(ok & (samples < 1), "it has no samples")
 
 
 def _within(values: NDArray[np.float64], least: float) -> NDArray[np.bool_]:
+    """Return a mask of the values from ``least`` to what no machine reaches; False for NaN."""
     return (values >= least) & (values < 1e18)
 
 
 def _tell_problems(frame: pd.DataFrame, faults: Faults) -> None:
     """Check that sizes make a problem. GEMMs, which are most rows, are checked together."""
+    # 1. Find the rows that are certainly valid GEMMs.
     sizes = frame[["m", "n", "k", "batch"]].to_numpy(dtype=float, na_value=0.0)
     m, n, k, batch = sizes.T
-    sound = ((sizes >= 1) & (sizes <= LARGEST_SIZE)).all(axis=1)
-    sound &= batch * (m * n + n * k + m * k) * _WIDEST <= LARGEST_BYTES
-    sound &= frame["layout"].isin(GEMM_LAYOUTS).to_numpy(dtype=bool)
-    simple = sound & (frame["op"] == "gemm").to_numpy(dtype=bool)
-    # All rows of a kernel have the same listing, so each different one is read once.
+    is_valid_gemm = (frame["op"] == "gemm").to_numpy(dtype=bool)
+    is_valid_gemm &= ((sizes >= 1) & (sizes <= LARGEST_SIZE)).all(axis=1)
+    is_valid_gemm &= batch * (m * n + n * k + m * k) * _WIDEST <= LARGEST_BYTES
+    is_valid_gemm &= frame["layout"].isin(GEMM_LAYOUTS).to_numpy(dtype=bool)
+    # 2. Check the kernels. All rows of a kernel have the same listing, so each different one is
+    #    read once.
     listings = frame["kernels"].fillna("")
-    listed = listings.map({text: _fault_of_kernels(text) for text in listings.unique()})
-    faults.tell(listed != "", listed.to_numpy(dtype=object))
-    rows = np.flatnonzero(faults.sound & ~simple)
+    kernel_faults = listings.map({text: _fault_of_kernels(text) for text in listings.unique()})
+    faults.tell(kernel_faults != "", kernel_faults.to_numpy(dtype=object))
+    # 3. Make a problem of each other row, which says what is wrong with it.
+    rows = np.flatnonzero(faults.sound & ~is_valid_gemm)
     records = frame.iloc[rows].to_dict("records") if len(rows) else []
     problem_faults = np.full(len(frame), "", dtype=object)
     for i, record in zip(rows, records, strict=True):
@@ -140,6 +148,7 @@ def _tell_problems(frame: pd.DataFrame, faults: Faults) -> None:
 
 
 def _fault_of_problem(record: Mapping[str, Any]) -> str:
+    """Say why the columns of a row make no problem; empty if they make one."""
     try:
         problem_of(record)
     except UserError as error:
@@ -150,18 +159,21 @@ def _fault_of_problem(record: Mapping[str, Any]) -> str:
 
 
 def _fault_of_kernels(text: str) -> str:
+    """Say what is wrong with a row's list of kernels in JSON; empty if nothing is wrong."""
     if not text:
         return ""
     try:
         listing = json.loads(text)
     except ValueError:
         return "kernels is not JSON"
-    if not isinstance(listing, list) or any(
-        not isinstance(entry, list)
-        or len(entry) != 2
-        or not isinstance(entry[0], str)
-        or misfit(entry[1], NOT_NEGATIVE)
-        for entry in listing
-    ):
+    if not isinstance(listing, list) or not all(map(_is_name_and_share, listing)):
         return "kernels is not a list of names and shares"
     return ""
+
+
+def _is_name_and_share(entry: Any) -> bool:
+    """Return True if an entry from JSON is a kernel's name and its share of the time."""
+    if not isinstance(entry, list) or len(entry) != 2:
+        return False
+    name, share = entry
+    return isinstance(name, str) and not misfit(share, NOT_NEGATIVE)

@@ -45,17 +45,27 @@ def load_runs(folder: Path) -> Recording:
     Raises:
         UserError: if the folder's own run cannot be read.
     """
+    # 1. Choose the runs that are usable, and as fast as the best one of them.
     own = load(folder)
     if own.public:
         return own
     usable = usable_runs(own)
-    usable = [r for r in usable if r is usable[0] or _is_as_fast(usable[0], r)]
-    if not usable or (len(usable) == 1 and usable[0] is own):
+    if not usable:
         return own
-    rows = _best_rows(usable, own)
+    best, *others = usable
+    recordings = [best, *(other for other in others if _is_as_fast(best, other))]
+    if len(recordings) == 1 and best is own:
+        return own
+    # 2. Combine them. The run that most rows come from stands for all of them.
+    rows = _best_rows(recordings, own)
     counts = rows["run"].value_counts()
-    parts = [part for r in usable for part in r.parts if counts.get(part.run["run"], 0)]
-    main = max(usable, key=lambda r: counts.get(r.run["run"], 0))
+    parts = [
+        part
+        for recording in recordings
+        for part in recording.parts
+        if counts.get(part.run["run"], 0)
+    ]
+    main = max(recordings, key=lambda recording: counts.get(recording.run["run"], 0))
     return replace(main, folder=folder, rows=rows, damaged=own.damaged, parts=tuple(parts))
 
 
@@ -64,9 +74,10 @@ def usable_runs(own: Recording) -> list[Recording]:
 
     The quietest run comes first; of equally quiet runs, the newest.
     """
-    usable = [r for r in (own, *_others(own)) if not r.unusable]
-    usable.sort(key=lambda r: r.run["run"], reverse=True)
-    usable.sort(key=lambda r: _noise(r.run))
+    usable = [recording for recording in (own, *_others(own)) if not recording.unusable]
+    # A run is named after its time. Sorting by noise keeps the order of equally quiet runs.
+    usable.sort(key=lambda recording: recording.run["run"], reverse=True)
+    usable.sort(key=lambda recording: _noise(recording.run))
     return usable
 
 
@@ -84,22 +95,17 @@ def _is_as_fast(first: Recording, second: Recording) -> bool:
     Machines of one name may differ, as virtual ones do. If too few cases are in both runs, the
     canary GEMM decides. Two runs without a canary count as the same.
     """
-    keys = [_identities(r.ok) for r in (first, second)]
-    times = [
-        dict(zip(identities, r.ok["time_us"], strict=True))
-        for identities, r in zip(keys, (first, second), strict=True)
-    ]
-    common = times[0].keys() & times[1].keys()
+    first_times = dict(zip(_identities(first.ok), first.ok["time_us"], strict=True))
+    second_times = dict(zip(_identities(second.ok), second.ok["time_us"], strict=True))
+    common = first_times.keys() & second_times.keys()
+    first_canary = first.run.get("canary")
+    second_canary = second.run.get("canary")
     if len(common) >= _MIN_COMMON:
-        ratio = float(np.median([times[1][key] / times[0][key] for key in common]))
+        ratio = float(np.median([second_times[case] / first_times[case] for case in common]))
+    elif first_canary and second_canary:
+        ratio = second_canary["median_us"] / first_canary["median_us"]
     else:
-        first_canary = first.run.get("canary")
-        second_canary = second.run.get("canary")
-        ratio = (
-            second_canary["median_us"] / first_canary["median_us"]
-            if first_canary and second_canary
-            else 1.0
-        )
+        return True
     return abs(math.log(ratio)) <= math.log1p(_AS_FAST)
 
 
@@ -118,8 +124,8 @@ def _others(own: Recording) -> Iterator[Recording]:
             continue
         try:
             run = load_run(folder)
-            same = run["machine"]["slug"] == slug
-            if same and not other_software(run["software"], own.run["software"]):
+            is_same_machine = run["machine"]["slug"] == slug
+            if is_same_machine and not other_software(run["software"], own.run["software"]):
                 yield load(folder)
         except (UserError, KeyError, TypeError, AttributeError):
             continue  # a folder of another version, or of something else
@@ -127,10 +133,18 @@ def _others(own: Recording) -> Iterator[Recording]:
 
 def _best_rows(recordings: Sequence[Recording], own: Recording) -> pd.DataFrame:
     """Return each case once, from the best run that timed it, in the order of the runs."""
-    ages = {r.run["run"]: age for age, r in enumerate(recordings)}
-    parts = [r.rows if r is own else library_rows(r.rows) for r in recordings]
-    rows = pd.concat(parts, ignore_index=True)
-    noise = {r.run["run"]: _noise(r.run) for r in recordings}
+    # 1. Collect all rows. Hand-written kernels are only taken from the folder's own run.
+    rows = pd.concat(
+        [
+            recording.rows if recording is own else library_rows(recording.rows)
+            for recording in recordings
+        ],
+        ignore_index=True,
+    )
+    # 2. Rank them by the rules of this module, the best first. The age of a run is its position,
+    #    because the newest of equally quiet runs comes first.
+    ages = {recording.run["run"]: age for age, recording in enumerate(recordings)}
+    noise = {recording.run["run"]: _noise(recording.run) for recording in recordings}
     # A wrong result in the folder's own run goes first, so that no other run's time replaces it.
     ranks = pd.DataFrame(
         {
@@ -142,6 +156,7 @@ def _best_rows(recordings: Sequence[Recording], own: Recording) -> pd.DataFrame:
             "age": rows["run"].map(ages).astype(int),
         }
     )
+    # 3. Keep the best row of each case.
     best_first = ranks.sort_values(_RANKS, kind="stable").index
     identity = pd.Series(_identities(rows)).loc[best_first]
     keep = best_first[~identity.duplicated().to_numpy()].sort_values()
@@ -173,17 +188,16 @@ def health_lines(recording: Recording, error: float = 0.0) -> list[str]:
             "other shapes."
         )
     if count := len(recording.damaged):
-        lines.append(
-            f"{count} line{'s' * (count > 1)} of measurements.csv {'are' if count > 1 else 'is'} "
-            f"damaged and {'were' if count > 1 else 'was'} left out."
-        )
+        subject = "1 line" if count == 1 else f"{count} lines"
+        present, past = ("is", "was") if count == 1 else ("are", "were")
+        lines.append(f"{subject} of measurements.csv {present} damaged and {past} left out.")
     if len(recording.parts) > 1:
         counts = recording.ok["run"].value_counts()
-        runs = [
-            f"{counts.get(part.run['run'], 0)} of {part.run['run']} "
-            f"({(part.run.get('health') or {}).get('verdict', 'not judged')})"
-            for part in recording.parts
-        ]
+        runs = []
+        for part in recording.parts:
+            name = part.run["run"]
+            verdict = (part.run.get("health") or {}).get("verdict", "not judged")
+            runs.append(f"{counts.get(name, 0)} of {name} ({verdict})")
         lines.append(f"Times come from {len(runs)} runs: {', '.join(runs)}.")
     own_run = recording.run if recording.public else load_run(recording.folder)
     if recording.parts and own_run["run"] not in {part.run["run"] for part in recording.parts}:
