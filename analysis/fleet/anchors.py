@@ -149,6 +149,7 @@ def kind_of(case: Case, machine: Machine) -> str:
 
 
 def _written_by() -> str:
+    """Say which command writes anchors.csv, and when, for the end of an error message."""
     return f"{command('sweeps run')} writes it, with a budget of a minute or more or with --shard"
 
 
@@ -158,16 +159,21 @@ def _cases(rows: pd.DataFrame) -> tuple[list[Case], list[int]]:
     cases: list[Case] = []
     positions = []
     for row in rows[list(IDENTITY)].to_dict("records"):
-        key = tuple(row.values())
-        if key not in position_of:
+        # Many rows have the same case, which is made only once.
+        identity = tuple(row.values())
+        if identity not in position_of:
             case = _case(row)
-            position_of[key] = -1 if case is None else len(cases)
-            cases += [] if case is None else [case]
-        positions.append(position_of[key])
+            if case is None:
+                position_of[identity] = -1
+            else:
+                position_of[identity] = len(cases)
+                cases.append(case)
+        positions.append(position_of[identity])
     return cases, positions
 
 
 def _case(row: Mapping[str, str]) -> Case | None:
+    """Return the case that the columns of a row describe; None if they describe none."""
     try:
         case = Case.from_columns(row)
     except (UserError, ValueError, TypeError, KeyError, OverflowError):
@@ -185,64 +191,75 @@ def _checked(rows: pd.DataFrame, faults: Faults) -> pd.DataFrame:
     faults.tell(~rows["gpu_id"].str.fullmatch(_HASH), "gpu_id is not a hash")
     for name in _ORDINALS:
         value = rows[name]
-        ordinal = (value >= 0) & (value < 2**31) & (value % 1 == 0)
-        faults.tell(value.notna() & ~ordinal, f"{name} is not an ordinal")
-    time, lo, hi = (rows[name] for name in _TIMES)
+        is_ordinal = (value >= 0) & (value < 2**31) & (value % 1 == 0)
+        faults.tell(value.notna() & ~is_ordinal, f"{name} is not an ordinal")
+    time, lo, hi = rows["time_us"], rows["time_lo_us"], rows["time_hi_us"]
     faults.tell(~((time > 0) & (time <= _LONGEST)), "time_us is not a valid time")
-    inside = (lo > 0) & (lo <= time) & (time <= hi) & (hi <= _LONGEST)
-    faults.tell((lo.notna() | hi.notna()) & ~inside, "its interval does not contain the time")
+    has_interval = lo.notna() | hi.notna()
+    contains_time = (lo > 0) & (lo <= time) & (time <= hi) & (hi <= _LONGEST)
+    faults.tell(has_interval & ~contains_time, "its interval does not contain the time")
     faults.tell(~(rows["samples"] >= 1), "it has no samples")
     for name in SENSORS:
         least = -300 if name == "temp_c" else 0
-        ordinary = (rows[name] >= least) & (rows[name] < 1e9)
-        faults.tell(rows[name].notna() & ~ordinary, f"{name} is out of range")
+        is_possible = (rows[name] >= least) & (rows[name] < 1e9)
+        faults.tell(rows[name].notna() & ~is_possible, f"{name} is out of range")
     return rows
 
 
 def _fleet(
     table: pd.DataFrame, cases: Sequence[Case], machine: Machine, run: Mapping[str, Any]
 ) -> Fleet:
-    """Arrange the latest times in arrays."""
+    """Arrange the latest times in arrays.
+
+    Args:
+        table: the sound rows of anchors.csv. Their column ``case`` has positions in ``cases``.
+        cases: all cases of the file.
+        machine: the machine.
+        run: the run.json of the recording.
+    """
     # 1. Identify each device by its id. A GPU without an id is identified by its place.
     place = table["worker"]
     for name in _ORDINALS:
         place = table[name].fillna(-1).astype(str) + " " + place
     table = table.assign(device=table["gpu_id"].where(table["gpu_id"] != "", place))
-    # 2. Keep the latest time of each anchor on each device, in each phase.
+    # 2. Keep the latest run of each anchor on each device, and its latest time in each phase.
     table = table.sort_values("time_utc", kind="stable")
-    latest = table.groupby(["device", "case"])["run"].transform("last")
-    table = table[table["run"] == latest]
+    latest_run = table.groupby(["device", "case"])["run"].transform("last")
+    table = table[table["run"] == latest_run]
     table = table.drop_duplicates(["device", "case", "phase"], keep="last")
-    latest_rows = table.drop_duplicates("device", keep="last").sort_values(
-        ["node", "gpu", "device"]
-    )
-    numbers = {device: i for i, device in enumerate(latest_rows["device"])}
-    # 3. Arrange the columns in arrays of (phases, devices, anchors).
-    used = sorted(set(table["case"]))
+    # 3. Number the devices, in the order of their nodes, and the cases that are left.
+    latest_rows = table.drop_duplicates("device", keep="last")
+    latest_rows = latest_rows.sort_values(["node", "gpu", "device"])
+    device_numbers = {device: number for number, device in enumerate(latest_rows["device"])}
+    used_cases = sorted(set(table["case"]))
+    anchor_numbers = {case: number for number, case in enumerate(used_cases)}
+    # 4. Arrange the columns in arrays of (phases, devices, anchors).
     position = (
         table["phase"].map(PHASES.index).to_numpy(),
-        table["device"].map(numbers).to_numpy(),
-        table["case"].map({case: i for i, case in enumerate(used)}).to_numpy(),
+        table["device"].map(device_numbers).to_numpy(),
+        table["case"].map(anchor_numbers).to_numpy(),
     )
-    shape = (len(PHASES), len(numbers), len(used))
+    shape = (len(PHASES), len(device_numbers), len(used_cases))
 
-    def laid_out(values: Any, empty: Any = np.nan) -> Any:
+    def arranged(values: Any, empty: Any = np.nan) -> Any:
         array = np.full(shape, empty)
         array[position] = np.asarray(values)
         return array
 
-    log = {name: np.log(table[name].to_numpy(float)) for name in _TIMES}
-    reasons = table["throttled"].str.split(";")
-    all_reasons = sorted({reason for reported in reasons for reason in reported} - {""})
+    log_time = np.log(table["time_us"].to_numpy(float))
+    log_lo = np.log(table["time_lo_us"].to_numpy(float))
+    log_hi = np.log(table["time_hi_us"].to_numpy(float))
+    reasons_of_rows = table["throttled"].str.split(";")
+    all_reasons = sorted({reason for reasons in reasons_of_rows for reason in reasons} - {""})
     return Fleet(
         devices=_devices(latest_rows, run),
-        kinds=np.array([kind_of(cases[case], machine) for case in used]),
-        log_time=laid_out(log["time_us"]),
-        error=laid_out(standard_error(log["time_lo_us"], log["time_hi_us"])),
+        kinds=np.array([kind_of(cases[case], machine) for case in used_cases]),
+        log_time=arranged(log_time),
+        error=arranged(standard_error(log_lo, log_hi)),
         # A reading of 0 means that the sensor has no value.
-        sensors={name: laid_out(table[name].where(table[name] != 0)) for name in SENSORS},
+        sensors={name: arranged(table[name].where(table[name] != 0)) for name in SENSORS},
         throttled={
-            reason: laid_out([reason in reported for reported in reasons], False)
+            reason: arranged([reason in reasons for reasons in reasons_of_rows], False)
             for reason in all_reasons
         },
     )
@@ -255,15 +272,26 @@ def standard_error(log_lo: Array, log_hi: Array) -> Array:
 
 def _devices(last: pd.DataFrame, run: Mapping[str, Any]) -> tuple[FleetDevice, ...]:
     """Return the devices of the latest rows, with their facts in run.json."""
-    places = run.get("gpus", [])
-    by_id = {place["id"]: place for place in places if place.get("id")}
-    by_place = {(place["node"], place["gpu"]): place for place in places}
+    entries = run.get("gpus", [])
+    by_id = {entry["id"]: entry for entry in entries if entry.get("id")}
+    by_place = {(entry["node"], entry["gpu"]): entry for entry in entries}
     devices = []
     for row in last.to_dict("records"):
-        gpu, node = (None if math.isnan(row[name]) else int(row[name]) for name in _ORDINALS)
+        gpu = None if math.isnan(row["gpu"]) else int(row["gpu"])
+        node = None if math.isnan(row["node"]) else int(row["node"])
         facts = by_id.get(row["gpu_id"], {})
+        # A place only tells a GPU within one run.
         if not row["gpu_id"] and row["run"] == run["run"]:
             facts = by_place.get((node, gpu), {})
-        limits = {name: facts.get(name) or math.nan for name in ("power_limit_w", "sm_limit_mhz")}
-        devices.append(FleetDevice(gpu, row["gpu_id"], node, row["worker"], **limits))
+        devices.append(
+            FleetDevice(
+                gpu=gpu,
+                id=row["gpu_id"],
+                node=node,
+                worker=row["worker"],
+                # A limit that is missing or 0 is not known.
+                power_limit_w=facts.get("power_limit_w") or math.nan,
+                sm_limit_mhz=facts.get("sm_limit_mhz") or math.nan,
+            )
+        )
     return tuple(devices)

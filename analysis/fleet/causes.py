@@ -49,7 +49,9 @@ def clock_cause(fleet: Fleet, speeds: AnchorSpeeds, i: int, margin: float) -> Sl
         i: number of the device.
         margin: the part of the slowness that may remain unexplained.
     """
-    clock, log = float(speeds.clock[i]), float(speeds.log[i])
+    # Both are logarithms over the fleet's median, so they are negative for a slow device.
+    clock, speed = float(speeds.clock[i]), float(speeds.log[i])
+    # 1. Without a lower clock, the clock is not the cause.
     if math.isnan(clock):
         return SlowCause("", "No clock was recorded, so the cause is unknown.")
     reported = [reason for reason in reasons(speeds, i) if reason in RETRY]
@@ -59,10 +61,14 @@ def clock_cause(fleet: Fleet, speeds: AnchorSpeeds, i: int, margin: float) -> Sl
             "",
             f"Its clock is as high as that of the others{remark}, so the clock is not the cause.",
         )
+    # 2. Say why the clock is lower.
     lower = f"Its clock is {-math.expm1(clock):.1%} lower"
     causes = list(_clock_causes(fleet, speeds, i))
     explanation = "; ".join(words for _, words in causes) or "no reason is reported for that"
-    if log - clock < math.log1p(-margin) or clock > _MOST * log:
+    # 3. The clock is the cause if it leaves less than the margin unexplained, and explains most.
+    leaves_too_much = speed - clock < math.log1p(-margin)
+    explains_too_little = clock > _MOST * speed
+    if leaves_too_much or explains_too_little:
         return SlowCause("", f"{lower}, which explains only part of it; {explanation}.")
     codes = ", ".join(code for code, _ in causes) or "no reason reported"
     return SlowCause(f"clock: {codes}", f"{lower}, which explains it; {explanation}.")
@@ -76,26 +82,32 @@ def reasons(speeds: AnchorSpeeds, i: int) -> list[str]:
 def _clock_causes(fleet: Fleet, speeds: AnchorSpeeds, i: int) -> Iterator[tuple[str, str]]:
     """Yield each cause that lowers the device's clock, as a code and in words."""
     device = fleet.devices[i]
-    limit, usual = device.sm_limit_mhz, _usual_limit(fleet, "sm_limit_mhz")
-    if limit < _LOWER * usual:
-        yield "clock limit", f"it is limited to {limit:,.0f} MHz, the others to {usual:,.0f} MHz"
+    # 1. A limit of the clock that somebody set, and abnormal reasons that the device reported.
+    mhz, usual_mhz = device.sm_limit_mhz, _usual_limit(fleet, "sm_limit_mhz")
+    if mhz < _LOWER * usual_mhz:
+        yield "clock limit", f"it is limited to {mhz:,.0f} MHz, the others to {usual_mhz:,.0f} MHz"
     for reason in reasons(speeds, i):
         if reason in RETRY:
             yield reason, f"it reported {reason}"
-    limit, usual = device.power_limit_w, _usual_limit(fleet, "power_limit_w")
+    # 2. Power. Without a known limit, the device's own report has to do.
+    watts, usual_watts = device.power_limit_w, _usual_limit(fleet, "power_limit_w")
     power = float(speeds.sensors["power_w"][i])
-    if limit < _LOWER * usual:
-        yield "lower power limit", f"its power limit is {limit:.0f} W, the others' {usual:.0f} W"
-    elif power >= _FULL_POWER * limit:
-        yield "power limit", f"it draws its full power limit, {power:.0f} of {limit:.0f} W"
-    elif math.isnan(limit) and _capped_unlike_others(speeds, i):
+    if watts < _LOWER * usual_watts:
+        yield (
+            "lower power limit",
+            f"its power limit is {watts:.0f} W, the others' {usual_watts:.0f} W",
+        )
+    elif power >= _FULL_POWER * watts:
+        yield "power limit", f"it draws its full power limit, {power:.0f} of {watts:.0f} W"
+    elif math.isnan(watts) and _capped_unlike_others(speeds, i):
         yield "power cap", f"it reported {POWER_CAP}, which most others did not"
+    # 3. Heat.
     temperature = speeds.sensors["temp_c"]
-    above = temperature - median_of(temperature)
-    if above[i] > max(_HOTTER, _ORDINARY * deviation_of(above)):
+    hotter = temperature - median_of(temperature)
+    if hotter[i] > max(_HOTTER, _ORDINARY * deviation_of(hotter)):
         yield (
             "temperature",
-            f"it is {above[i]:.0f} °C hotter than the others, {temperature[i]:.0f} °C",
+            f"it is {hotter[i]:.0f} °C hotter than the others, {temperature[i]:.0f} °C",
         )
 
 

@@ -12,6 +12,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.special import ndtr
 
 from analysis.fleet.anchors import Fleet, FleetDevice
@@ -60,11 +61,11 @@ def name_of(device: FleetDevice, several_nodes: bool) -> str:
 
     A CPU has the name of the worker that measured there.
     """
-    node = "" if device.node is None else f"node {device.node}"
+    of_node = f" of node {device.node}" if several_nodes and device.node is not None else ""
     if device.gpu is None:
-        return f"worker {device.worker}" + (f" of {node}" if several_nodes and node else "")
-    named = f" ({device.id})" if device.id else ""
-    return f"GPU {device.gpu}{named}" + (f" of {node}" if several_nodes and node else "")
+        return f"worker {device.worker}{of_node}"
+    id_text = f" ({device.id})" if device.id else ""
+    return f"GPU {device.gpu}{id_text}{of_node}"
 
 
 def names_of(fleet: Fleet) -> list[str]:
@@ -81,25 +82,22 @@ def judge(fleet: Fleet, speeds: FleetSpeeds, margin: float) -> list[DeviceVerdic
         speeds: speeds of that fleet.
         margin: how far a speed must be below the fleet's median to count as slow, as a fraction.
     """
-    enough = len(fleet.devices) >= MIN_GPUS
-    slow = {kind: of_kind.beyond(margin) for kind, of_kind in speeds.kinds.items() if enough}
-    abnormal = {
+    # Two GPUs do not show which one is slow.
+    is_slow: dict[str, NDArray[np.bool_]] = {}
+    if len(fleet.devices) >= MIN_GPUS:
+        is_slow = {kind: of_kind.beyond(margin) for kind, of_kind in speeds.kinds.items()}
+    # Whether each device reported a reason in any phase and for any anchor.
+    has_throttled = {
         reason: np.asarray(seen.any(axis=(0, 2)))
         for reason, seen in fleet.throttled.items()
         if reason in RETRY
     }
-    return [
-        _verdict(
-            fleet,
-            speeds,
-            margin,
-            i,
-            name,
-            tuple(kind for kind in slow if slow[kind][i]),
-            tuple(reason for reason in abnormal if abnormal[reason][i]),
-        )
-        for i, name in enumerate(names_of(fleet))
-    ]
+    verdicts = []
+    for i, name in enumerate(names_of(fleet)):
+        slow = tuple(kind for kind in is_slow if is_slow[kind][i])
+        throttled = tuple(reason for reason in has_throttled if has_throttled[reason][i])
+        verdicts.append(_verdict(fleet, speeds, margin, i, name, slow, throttled))
+    return verdicts
 
 
 def _verdict(
@@ -111,7 +109,11 @@ def _verdict(
     slow: tuple[str, ...],
     throttled: tuple[str, ...],
 ) -> DeviceVerdict:
-    """Return the verdict on device ``i``, given the kinds in which it is slow."""
+    """Return the verdict on device ``i``.
+
+    ``slow`` has the kinds of anchor in which it is slow, and ``throttled`` the abnormal reasons for
+    throttling that it reported.
+    """
     if not slow:
         verdict = THROTTLED if throttled else ORDINARY
         sentence = _not_slow(speeds, i, name, len(fleet.devices) >= MIN_GPUS, throttled)
@@ -130,12 +132,25 @@ def _slow_sentence(
     cause: str,
     in_spread: bool | None,
 ) -> str:
-    """Say how slow device ``i`` is, why, and whether the fleet's spread explains it."""
-    first = speeds.kinds[slow[0]]
-    others = (f", {1 - speeds.kinds[kind].speed[i]:.1%} in {KIND_WORDS[kind]}" for kind in slow[1:])
+    """Say how slow device ``i`` is, why, and whether the fleet's spread explains it.
+
+    Args:
+        speeds: speeds of the fleet.
+        i: position of the device.
+        name: name of the device.
+        slow: kinds of anchor in which it is slow, at least one.
+        cause: the cause in words; empty if it is not known.
+        in_spread: as in :class:`DeviceVerdict`.
+    """
+    # The first kind is given with its interval.
+    first_kind, *other_kinds = slow
+    first = speeds.kinds[first_kind]
+    others = "".join(
+        f", {1 - speeds.kinds[kind].speed[i]:.1%} in {KIND_WORDS[kind]}" for kind in other_kinds
+    )
     sentences = [
         f"{name} is slow: {1 - first.speed[i]:.1%} below the fleet's median in "
-        f"{KIND_WORDS[slow[0]]} ({1 - first.hi[i]:.1%} to {1 - first.lo[i]:.1%}){''.join(others)}."
+        f"{KIND_WORDS[first_kind]} ({1 - first.hi[i]:.1%} to {1 - first.lo[i]:.1%}){others}."
     ]
     if cause:
         sentences.append(cause)
@@ -160,21 +175,22 @@ def _cause(
     If its compute is slow, its clock is examined. Otherwise the kinds of anchor in which it is slow
     give a hint.
     """
-    compute = [kind for kind in slow if kind in COMPUTE]
-    if compute:
-        return clock_cause(fleet, speeds.kinds[compute[0]], i, margin)
-    timed_kinds = [kind for kind, of_kind in speeds.kinds.items() if math.isfinite(of_kind.half[i])]
-    if not set(timed_kinds) & set(COMPUTE):
+    slow_compute = [kind for kind in slow if kind in COMPUTE]
+    if slow_compute:
+        return clock_cause(fleet, speeds.kinds[slow_compute[0]], i, margin)
+    # If its compute was not timed, nothing is known about the clock.
+    timed_kinds = {kind for kind, of_kind in speeds.kinds.items() if math.isfinite(of_kind.half[i])}
+    if not timed_kinds & set(COMPUTE):
         return SlowCause("", "")
     if slow == ("small",):
         return SlowCause(
             "launches: the host", "Only its launches are slow, which points to its host."
         )
     only = " and ".join(KIND_WORDS[kind] for kind in slow)
+    verb = "are" if "small" in slow else "is"  # launches are, memory is
     return SlowCause(
         "",
-        f"Only its {only} {'are' if 'small' in slow else 'is'} slow; its compute is not, so the "
-        "SM clock is not the cause.",
+        f"Only its {only} {verb} slow; its compute is not, so the SM clock is not the cause.",
     )
 
 
@@ -183,25 +199,30 @@ def _in_spread(speeds: FleetSpeeds, i: int) -> bool | None:
 
     The result is None if the spread is not known.
     """
-    overall = speeds.kinds[speeds.overall]
-    count = int(np.isfinite(overall.log).sum())
     if math.isnan(speeds.spread):
         return None
-    total = math.sqrt(speeds.spread**2 + float(overall.variance[i]))
-    return bool(count * ndtr(float(overall.log[i]) / total) >= _CHANCE) if total else False
+    overall = speeds.kinds[speeds.overall]
+    count = int(np.isfinite(overall.log).sum())
+    # A measured speed differs from the median by the spread and by the noise of measuring.
+    deviation = math.sqrt(speeds.spread**2 + float(overall.variance[i]))
+    if not deviation:
+        return False
+    expected_as_slow = count * ndtr(float(overall.log[i]) / deviation)
+    return bool(expected_as_slow >= _CHANCE)
 
 
 def _not_slow(
     speeds: FleetSpeeds, i: int, name: str, enough: bool, throttled: tuple[str, ...]
 ) -> str:
-    """Return the sentence about a device that is not slow beyond doubt."""
+    """Return the sentence about a device that is not slow beyond doubt.
+
+    ``enough`` is True if there are enough devices to compare it with.
+    """
     throttling = f"{name} throttled ({', '.join(throttled)})" if throttled else ""
     if not enough or not speeds.overall:
-        return (
-            f"{throttling}."
-            if throttling
-            else f"{name} has too few other GPUs to be compared with."
-        )
+        if throttling:
+            return f"{throttling}."
+        return f"{name} has too few other GPUs to be compared with."
     overall = speeds.kinds[speeds.overall]
     if not math.isfinite(overall.half[i]):
         comparison = f"is not known to be slow: its {KIND_WORDS[speeds.overall]} has no interval."

@@ -36,6 +36,7 @@ class FleetReport:
         """Positions of the devices sorted by speed; devices without a speed come last."""
         if not self.speeds.overall:
             return list(range(len(self.verdicts)))
+        # NumPy sorts NaN last.
         return [int(i) for i in np.argsort(self.speeds.kinds[self.speeds.overall].log)]
 
 
@@ -88,7 +89,8 @@ def report_json(report: FleetReport) -> dict[str, Any]:
 
 def _gpu_json(report: FleetReport, i: int) -> dict[str, Any]:
     """Return one GPU for JSON: its speeds, its sensors in the overall kind, and its verdict."""
-    device, verdict = report.anchors.fleet.devices[i], report.verdicts[i]
+    device = report.anchors.fleet.devices[i]
+    verdict = report.verdicts[i]
     speeds = report.speeds
     kinds = {
         kind: {
@@ -98,7 +100,7 @@ def _gpu_json(report: FleetReport, i: int) -> dict[str, Any]:
         }
         for kind, of_kind in speeds.kinds.items()
     }
-    nothing = {"speed": None, "lo": None, "hi": None}
+    no_speed = {"speed": None, "lo": None, "hi": None}
     overall = speeds.kinds.get(speeds.overall)
     sensors = {
         name: None if overall is None else _known(overall.sensors[name][i])
@@ -110,7 +112,7 @@ def _gpu_json(report: FleetReport, i: int) -> dict[str, Any]:
         "node": device.node,
         "worker": device.worker,
         "name": verdict.name,
-        **kinds.get(speeds.overall, nothing),
+        **kinds.get(speeds.overall, no_speed),
         "kinds": kinds,
         **sensors,
         "clock": None if overall is None else _known(np.exp(overall.clock[i])),
@@ -124,6 +126,7 @@ def _gpu_json(report: FleetReport, i: int) -> dict[str, Any]:
 
 
 def _change_json(change: SpeedChange) -> dict[str, Any]:
+    """Return a ratio of times with its interval for JSON."""
     return {
         "ratio": change.ratio,
         "lo": _known(change.lo),
@@ -133,6 +136,7 @@ def _change_json(change: SpeedChange) -> dict[str, Any]:
 
 
 def _known(value: Any) -> float | None:
+    """Return a number for JSON; None for NaN, which stands for what is not known."""
     return float(value) if math.isfinite(value) else None
 
 
@@ -154,11 +158,12 @@ def findings(report: FleetReport) -> list[str]:
 def _took_turns(nodes: Sequence[int]) -> Iterator[str]:
     """Say on which nodes a run let the GPUs take turns."""
     if nodes:
-        which = f"node{'s' if len(nodes) > 1 else ''} {', '.join(map(str, nodes[:_LISTED_NODES]))}"
+        noun = "node" if len(nodes) == 1 else "nodes"
+        listed = ", ".join(map(str, nodes[:_LISTED_NODES]))
         more = f" and {len(nodes) - _LISTED_NODES} more" if len(nodes) > _LISTED_NODES else ""
         yield (
-            f"The run's anchors showed that the GPUs of {which}{more} slow each other down, so "
-            "they took turns: its times are of GPUs working one at a time."
+            f"The run's anchors showed that the GPUs of {noun} {listed}{more} slow each other "
+            "down, so they took turns: its times are of GPUs working one at a time."
         )
 
 
@@ -166,15 +171,12 @@ def _summary(report: FleetReport) -> str:
     """Say how many GPUs are slow, and how much the GPUs differ from one another."""
     speeds, count = report.speeds, len(report.verdicts)
     counts = Counter(verdict.verdict for verdict in report.verdicts)
-    what = KIND_WORDS[speeds.overall]
-    spread = (
-        ""
-        if math.isnan(speeds.spread)
-        else (
-            f" GPUs differ by {speeds.spread:.1%} in {what} (standard deviation between GPUs, "
-            "without the noise of measuring)."
+    spread = ""
+    if not math.isnan(speeds.spread):
+        spread = (
+            f" GPUs differ by {speeds.spread:.1%} in {KIND_WORDS[speeds.overall]} (standard "
+            "deviation between GPUs, without the noise of measuring)."
         )
-    )
     clause = f"{counts[SLOW]} of {count} GPUs {'is' if counts[SLOW] == 1 else 'are'} slow"
     return f"{clause}: more than {100 * report.margin:.3g}% below the median beyond doubt.{spread}"
 
@@ -185,28 +187,32 @@ def _pair(report: FleetReport) -> list[str]:
         return []
     overall = report.speeds.kinds[report.speeds.overall]
     slower, faster = report.slowest_first
+    slower_name, faster_name = report.verdicts[slower].name, report.verdicts[faster].name
+    kind = KIND_WORDS[report.speeds.overall]
     ratio = math.exp(overall.log[slower] - overall.log[faster])
+    # Each speed is relative to the middle between both, so its interval has half the ratio's width.
     half = overall.half[slower] + overall.half[faster]
-    names = [report.verdicts[i].name for i in (slower, faster)]
-    what = KIND_WORDS[report.speeds.overall]
-    ends = [1 - ratio * math.exp(sign * half) for sign in (1, -1)]
-    if not ends[0] > 0:  # also true for unknown ends, which are NaN
+    least, most = 1 - ratio * math.exp(half), 1 - ratio * math.exp(-half)
+    if not least > 0:  # also true for an unknown end, which is NaN
         return [
-            f"{names[0]} and {names[1]} are equally fast in {what}, as far as the intervals show."
+            f"{slower_name} and {faster_name} are equally fast in {kind}, as far as the intervals "
+            "show."
         ]
     return [
-        f"{names[0]} is {1 - ratio:.1%} slower than {names[1]} in {what} ({ends[0]:.1%} to "
-        f"{ends[1]:.1%}); with only two GPUs, it is unknown which one is normal."
+        f"{slower_name} is {1 - ratio:.1%} slower than {faster_name} in {kind} ({least:.1%} to "
+        f"{most:.1%}); with only two GPUs, it is unknown which one is normal."
     ]
 
 
 def _nodes(report: FleetReport) -> Iterator[str]:
     """Name the nodes on which all GPUs are slow."""
-    slow: dict[int | None, list[bool]] = {}
+    are_slow: dict[int | None, list[bool]] = {}
     for device, verdict in zip(report.anchors.fleet.devices, report.verdicts, strict=True):
-        slow.setdefault(device.node, []).append(verdict.verdict == SLOW)
-    for node, flags in slow.items():
-        if len(slow) > 1 and len(flags) > 1 and all(flags):
+        are_slow.setdefault(device.node, []).append(verdict.verdict == SLOW)
+    if len(are_slow) == 1:  # a single node has no others to differ from
+        return
+    for node, flags in are_slow.items():
+        if len(flags) > 1 and all(flags):
             yield f"All {len(flags)} GPUs of node {node} are slow, which points to the node."
 
 
@@ -219,7 +225,9 @@ def _disturbed(interference: Sequence[Interference], count: int) -> list[str]:
             "No node's GPUs were timed both alone and together, so nothing shows whether they "
             "disturb each other."
         ]
-    slowed_sentences, quiet = [], []
+    # 1. Say which nodes are slowed, and by how much in which kinds of anchor.
+    sentences: list[str] = []
+    undisturbed: list[Interference] = []
     for node_change in interference:
         slowed = [
             f"{KIND_WORDS[kind]} {change.ratio - 1:.1%} ({change.lo - 1:.1%} to "
@@ -229,36 +237,37 @@ def _disturbed(interference: Sequence[Interference], count: int) -> list[str]:
         ]
         where = "the node" if len(interference) == 1 else f"node {node_change.node}"
         if slowed:
-            slowed_sentences.append(
+            sentences.append(
                 f"While all GPUs of {where} work, these take longer: {', '.join(slowed)}."
             )
         else:
-            quiet.append(node_change)
-    if len(slowed_sentences) > _LISTED_NODES:
-        slowed_sentences = [
-            *slowed_sentences[:_LISTED_NODES],
-            f"The same holds for {len(slowed_sentences) - _LISTED_NODES} more nodes.",
+            undisturbed.append(node_change)
+    if len(sentences) > _LISTED_NODES:
+        sentences = [
+            *sentences[:_LISTED_NODES],
+            f"The same holds for {len(sentences) - _LISTED_NODES} more nodes.",
         ]
-    if quiet:
-        several = f"{len(quiet)} of {len(interference)} nodes"
-        where = several if len(interference) > 1 else "the node"
-        ratio = float(np.median([interfered.all.ratio for interfered in quiet]))
-        slowed_sentences.append(
+    # 2. Say in one sentence that the others are not.
+    if undisturbed:
+        where = "the node"
+        if len(interference) > 1:
+            where = f"{len(undisturbed)} of {len(interference)} nodes"
+        ratio = float(np.median([node_change.all.ratio for node_change in undisturbed]))
+        sentences.append(
             f"Working in parallel does not slow the GPUs of {where} by more than 1% beyond the "
             f"interval: anchors take {ratio:.3f} times as long as one at a time."
         )
-    return slowed_sentences
+    return sentences
 
 
 def report_text(report: FleetReport) -> str:
     """Return text for people: a line per GPU, the slowest first, then the findings."""
     recording, speeds = report.anchors.recording, report.speeds
-    nodes = len({device.node for device in report.anchors.fleet.devices})
-    lines = [
-        f"{recording.machine.name}: {_counted(len(report.verdicts), 'GPU')} of "
-        f"{_counted(nodes, 'node')}, {_counted(_anchors(report), 'anchor')}, measured "
-        f"{recording.run['run'][:10]}"
-    ]
+    gpus = _counted(len(report.verdicts), "GPU")
+    nodes = _counted(len({device.node for device in report.anchors.fleet.devices}), "node")
+    anchors = _counted(_anchors(report), "anchor")
+    date = recording.run["run"][:10]
+    lines = [f"{recording.machine.name}: {gpus} of {nodes}, {anchors}, measured {date}"]
     if speeds.overall:
         lines += [
             f"speed: relative to the fleet's median in {KIND_WORDS[speeds.overall]}, with its "
@@ -266,8 +275,9 @@ def report_text(report: FleetReport) -> str:
             "",
             *_table(report),
         ]
-    notable = [report.verdicts[i] for i in report.slowest_first]
-    notable = [verdict for verdict in notable if verdict.verdict != ORDINARY]
+    # Sorting by verdict keeps the order of speed among devices of one verdict.
+    slowest_first = [report.verdicts[i] for i in report.slowest_first]
+    notable = [verdict for verdict in slowest_first if verdict.verdict != ORDINARY]
     notable.sort(key=lambda verdict: VERDICTS.index(verdict.verdict))
     lines += ["", *(f"• {verdict.sentence}" for verdict in notable[:_LISTED])]
     if len(notable) > _LISTED:
@@ -276,11 +286,13 @@ def report_text(report: FleetReport) -> str:
 
 
 def _anchors(report: FleetReport) -> int:
-    return int(report.anchors.fleet.log_time.shape[2])
+    """Return the number of anchors."""
+    return len(report.anchors.fleet.kinds)
 
 
 def _counted(count: int, what: str) -> str:
-    return f"{count} {what}{'s' * (count != 1)}"
+    """Format a number of things, such as ``1 node`` or ``4 nodes``."""
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def _table(report: FleetReport) -> Iterator[str]:
@@ -289,30 +301,34 @@ def _table(report: FleetReport) -> Iterator[str]:
     overall = speeds.kinds[speeds.overall]
     others = [kind for kind in speeds.kinds if kind != speeds.overall]
     sensors = [name for name in _SENSOR_HEADS if np.isfinite(overall.sensors[name]).any()]
-    order = report.slowest_first
-    width = max(len(report.verdicts[i].name) for i in order[:_LISTED])
+    slowest_first = report.slowest_first
+    listed, unlisted = slowest_first[:_LISTED], slowest_first[_LISTED:]
+    # 1. The head: name, speed, interval, speeds in other kinds, sensors, verdict.
+    width = max(len(report.verdicts[i].name) for i in listed)
     heads = [*others, *(_SENSOR_HEADS[name] for name in sensors)]
     head = "".join(f"{name:>8}" for name in heads)
     yield f"{'':{width}}{'speed':>8}  {'95%':15}{head}  verdict"
-    for i in order[:_LISTED]:
+    # 2. A line for each of the slowest GPUs.
+    for i in listed:
         verdict = report.verdicts[i]
-        ends = f"{_percent(overall.lo[i])} – {_percent(overall.hi[i])}"
+        speed = _percent(overall.speed[i])
+        interval = f"{_percent(overall.lo[i])} – {_percent(overall.hi[i])}"
         cells = [_percent(speeds.kinds[kind].speed[i]) for kind in others]
         cells += [_whole(overall.sensors[name][i]) for name in sensors]
         row = "".join(f"{cell:>8}" for cell in cells)
-        yield (
-            f"{verdict.name:{width}}{_percent(overall.speed[i]):>8}  {ends:15}{row}  "
-            f"{verdict.verdict}"
-        )
-    if unlisted := order[_LISTED:]:
+        yield f"{verdict.name:{width}}{speed:>8}  {interval:15}{row}  {verdict.verdict}"
+    # 3. A line about the others.
+    if unlisted:
         known = overall.speed[unlisted][np.isfinite(overall.speed[unlisted])]
-        ends = f", from {known.min():.1%} to {known.max():.1%}" if len(known) else ""
-        yield f"… and {_counted(len(unlisted), 'more GPU')}{ends}"
+        speed_range = f", from {known.min():.1%} to {known.max():.1%}" if len(known) else ""
+        yield f"… and {_counted(len(unlisted), 'more GPU')}{speed_range}"
 
 
 def _percent(value: float) -> str:
+    """Format a fraction as a percentage; a dash if it is not known."""
     return f"{value:.1%}" if math.isfinite(value) else _UNKNOWN
 
 
 def _whole(value: float) -> str:
+    """Format a reading as a whole number; a dash if it is not known."""
     return f"{value:,.0f}" if math.isfinite(value) else _UNKNOWN

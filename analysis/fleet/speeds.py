@@ -18,6 +18,7 @@ import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -129,22 +130,26 @@ def fleet_speeds(fleet: Fleet) -> FleetSpeeds:
     """Compute the speeds of all devices; if there are two, relative to the middle between them."""
     time_deviation = _deviation_between_times(fleet)
     phase = _phases(fleet)
-    kinds: dict[str, AnchorSpeeds] = {}
-    scatter = math.nan
-    # Bursts come first, because kinds with a single anchor use their scatter.
-    for kind in sorted(KINDS, key=lambda kind: kind != "burst"):
-        result = _speeds(fleet, kind, phase, time_deviation, scatter)
-        if result is not None:
-            kinds[kind], own_scatter = result
-            scatter = own_scatter if kind == "burst" else scatter
-    kinds = {kind: kinds[kind] for kind in KINDS if kind in kinds}
-    count = len(fleet.devices)
-    usual = [kind for kind in kinds if np.isfinite(kinds[kind].log).sum() * 2 >= count]
+    # 1. Compute the speeds in each kind. Bursts come first, because kinds with a single anchor use
+    #    their scatter.
+    speeds: dict[str, AnchorSpeeds] = {}
+    burst_scatter = math.nan
+    for kind in ("burst", *(kind for kind in KINDS if kind != "burst")):
+        speeds_and_scatter = _speeds(fleet, kind, phase, time_deviation, burst_scatter)
+        if speeds_and_scatter is not None:
+            speeds[kind], scatter = speeds_and_scatter
+            if kind == "burst":
+                burst_scatter = scatter
+    kinds = {kind: speeds[kind] for kind in KINDS if kind in speeds}
+    # 2. Choose the first kind that at least half of the devices have, or else any.
+    known_counts = {kind: int(np.isfinite(kinds[kind].log).sum()) for kind in kinds}
+    usual = [kind for kind, known in known_counts.items() if 2 * known >= len(fleet.devices)]
     overall = next(iter(usual or kinds), "")
-    between = math.nan
-    if overall and np.isfinite(kinds[overall].log).sum() >= _MIN_SPREAD:
-        between = _spread(kinds[overall].log, kinds[overall].variance)
-    return FleetSpeeds(kinds, overall, between, _interference(fleet, time_deviation))
+    # 3. Estimate how much the devices differ in it.
+    spread = math.nan
+    if overall and known_counts[overall] >= _MIN_SPREAD:
+        spread = _spread(kinds[overall].log, kinds[overall].variance)
+    return FleetSpeeds(kinds, overall, spread, _interference(fleet, time_deviation))
 
 
 def median_of(values: Array, axis: int = 0) -> Array:
@@ -176,12 +181,14 @@ def _spread(values: Array, noise: Array) -> float:
     known = np.isfinite(values) & np.isfinite(noise)
     if not known.any():
         return math.nan
-    limit = _FAR * max(deviation_of(values[known]), float(np.sqrt(np.median(noise[known]))))
+    # Nearly equal values differ by at least their noise.
+    typical_noise = float(np.sqrt(np.median(noise[known])))
+    limit = _FAR * max(deviation_of(values[known]), typical_noise)
     counted = known & (np.abs(values - median_of(values)) <= limit)
     if counted.sum() < 2:
         return math.nan
     variance = float(np.var(values[counted], ddof=1)) - float(np.mean(noise[counted]))
-    return math.sqrt(max(0.0, variance))
+    return math.sqrt(max(0.0, variance))  # the values may differ less than their noise by chance
 
 
 @dataclass(frozen=True)
@@ -206,22 +213,27 @@ def _medians(values: Array, errors: Array, scatter: float = math.nan) -> _Median
             has only one value. Otherwise it is estimated from all rows, or from the row itself if
             that is more.
     """
+    # 1. The median of each row, and the distance of its values from it.
     count = np.isfinite(values).sum(axis=1).astype(float)
     count[count == 0] = np.nan
-    middle = median_of(values, axis=1)
-    several = count > 1
+    medians = median_of(values, axis=1)
     with np.errstate(invalid="ignore", divide="ignore"):
         # The median of few values lies closer to them than the centre of their distribution.
-        residuals = (values - middle[:, None]) * np.sqrt(count / (count - 1))[:, None]
-    # The scatter is estimated from all rows together. A row of many values may scatter more.
-    if several.any():
-        scatter = _deviation_from_zero(residuals[several])
+        residuals = (values - medians[:, None]) * np.sqrt(count / (count - 1))[:, None]
+    # 2. The scatter of single values, from all rows together. A row of many values may scatter
+    #    more.
+    has_several = count > 1
+    if has_several.any():
+        scatter = _deviation_from_zero(residuals[has_several])
     deviations = np.full(len(values), scatter)
     for i in np.flatnonzero(count >= _MANY):
         deviations[i] = max(scatter, _deviation_from_zero(residuals[i]))
+    # 3. The variance of the medians. Values scatter at least as much as their errors say. The
+    #    median of one or two values is their mean.
     row_errors = np.sqrt(median_of(errors**2, axis=1))
-    share = np.where(count > 2, _OF_MEDIANS, 1.0) / count
-    return _Medians(middle, np.fmax(deviations, row_errors) ** 2 * share, scatter)
+    variance_factor = np.where(count > 2, _OF_MEDIANS, 1.0) / count
+    variance = np.fmax(deviations, row_errors) ** 2 * variance_factor
+    return _Medians(medians, variance, scatter)
 
 
 def _deviation_from_zero(values: Array) -> float:
@@ -239,13 +251,14 @@ def _phases(fleet: Fleet) -> NDArray[np.intp]:
     Returns:
         Numbers of phases, of shape (1, devices, anchors).
     """
-    has = np.isfinite(fleet.log_time)
-    counts = has.sum(axis=1)
-    common = np.where(counts[_TOGETHER] > counts[_ALONE], _TOGETHER, _ALONE)
-    timed_twice = has.all(axis=0).any(axis=0)
-    single = np.where(has[_TOGETHER], _TOGETHER, _ALONE)
-    chosen: NDArray[np.intp] = np.where(timed_twice, common, single)[None].astype(np.intp)
-    return chosen
+    is_timed = np.isfinite(fleet.log_time)
+    device_counts = is_timed.sum(axis=1)  # of shape (phases, anchors)
+    common_phase = np.where(device_counts[_TOGETHER] > device_counts[_ALONE], _TOGETHER, _ALONE)
+    own_phase = np.where(is_timed[_TOGETHER], _TOGETHER, _ALONE)
+    timed_twice = is_timed.all(axis=0).any(axis=0)  # by any device, for each anchor
+    chosen = np.where(timed_twice, common_phase, own_phase)
+    with_phase_axis: NDArray[np.intp] = chosen[np.newaxis].astype(np.intp)
+    return with_phase_axis
 
 
 def _speeds(
@@ -254,45 +267,56 @@ def _speeds(
     """Return the speeds in a kind of anchor and the scatter of its anchors; None if it has none.
 
     A kind with a single anchor has no scatter of its own and takes ``scatter``.
+
+    Args:
+        fleet: the times of all anchors.
+        kind: the kind of anchor.
+        phase: phase that counts for each device and anchor, from :func:`_phases`.
+        time_deviation: standard deviation of a log speed between two times.
+        scatter: standard deviation of the log ratios of a device's anchors in another kind.
     """
     # 1. Take each device's times in its phase, without anchors that few devices have.
     anchors = np.flatnonzero(fleet.kinds == kind)
 
-    def taken(array: Array) -> Array:
+    def taken(array: NDArray[Any]) -> Any:
+        """Return this kind's values, of shape (devices, anchors), each in its phase."""
         return np.take_along_axis(array, phase, axis=0)[0][:, anchors]
 
-    logs, errors = taken(fleet.log_time), taken(fleet.error)
-    count = len(fleet.devices)
+    log_times, errors = taken(fleet.log_time), taken(fleet.error)
+    device_count = len(fleet.devices)
     # An anchor that few devices have says nothing about the others.
-    sparse = np.isfinite(logs).sum(axis=0) < max(2, min(MIN_GPUS, count))
-    logs[:, sparse] = np.nan
-    if sparse.all():
+    is_sparse = np.isfinite(log_times).sum(axis=0) < max(2, min(MIN_GPUS, device_count))
+    log_times[:, is_sparse] = np.nan
+    if is_sparse.all():
         return None
-    # 2. Compare two devices with each other, and more devices with the fleet's median.
-    if count == 2:
-        medians = _medians(logs[1:] - logs[:1], np.hypot(*errors)[None], scatter)
-        log = np.array([0.5, -0.5]) * medians.median
+    # 2. Compare two devices with each other, and more devices with the fleet's median. The speed
+    #    of a device is that of its median anchor.
+    if device_count == 2:
+        # Half of the difference of two devices is above the middle between them, half below.
+        medians = _medians(log_times[1:] - log_times[:1], np.hypot(*errors)[None], scatter)
+        log_speed = np.array([0.5, -0.5]) * medians.median
         variance = np.repeat(medians.variance / 2 + time_deviation**2, 2)
         halves = np.repeat(Z95 * np.sqrt(medians.variance + 2 * time_deviation**2) / 2, 2)
     else:
-        medians = _medians(median_of(logs) - logs, errors, scatter)
-        log = medians.median - float(median_of(medians.median))
+        medians = _medians(median_of(log_times) - log_times, errors, scatter)
+        log_speed = medians.median - float(median_of(medians.median))
         variance = medians.variance + time_deviation**2
-        halves = Z95 * np.sqrt(variance + _median_variance(log, variance))
+        halves = Z95 * np.sqrt(variance + _median_variance(log_speed, variance))
     # 3. Summarise the sensors, relative to the fleet for the clock.
     sensors = {name: taken(fleet.sensors[name]) for name in SENSORS}
-    clocks = np.log(sensors["sm_mhz"])
-    return AnchorSpeeds(
-        log=log,
+    log_clocks = np.log(sensors["sm_mhz"])
+    speeds = AnchorSpeeds(
+        log=log_speed,
         half=halves,
         variance=variance,
-        clock=median_of(clocks - median_of(clocks), axis=1),
+        clock=median_of(log_clocks - median_of(log_clocks), axis=1),
         sensors={name: median_of(values, axis=1) for name, values in sensors.items()},
         throttled={
-            reason: np.take_along_axis(seen, phase, axis=0)[0][:, anchors].any(axis=1)
-            for reason, seen in fleet.throttled.items()
+            reason: taken(is_reported).any(axis=1)
+            for reason, is_reported in fleet.throttled.items()
         },
-    ), medians.scatter
+    )
+    return speeds, medians.scatter
 
 
 def _median_variance(log: Array, variance: Array) -> float:
@@ -300,9 +324,11 @@ def _median_variance(log: Array, variance: Array) -> float:
 
     The formula holds for many normal values. The result is never more than one device's variance.
     """
-    of_one = float(median_of(variance))
+    of_one_device = float(median_of(variance))
+    # The speeds scatter by what the devices differ, and at least by the noise of measuring.
+    scatter = np.fmax(deviation_of(log) ** 2, of_one_device)
     count = int(np.isfinite(log).sum())
-    return float(np.fmin(of_one, _OF_MEDIANS * np.fmax(deviation_of(log) ** 2, of_one) / count))
+    return float(np.fmin(of_one_device, _OF_MEDIANS * scatter / count))
 
 
 def _changes(fleet: Fleet, anchors: NDArray[np.bool_]) -> tuple[Array, Array]:
@@ -315,7 +341,7 @@ def _changes(fleet: Fleet, anchors: NDArray[np.bool_]) -> tuple[Array, Array]:
 
 
 def _groups(fleet: Fleet) -> dict[int | None, NDArray[np.intp]]:
-    """Return the devices of each node, in the order of the nodes."""
+    """Return the positions of each node's devices, in the order in which the nodes appear."""
     nodes = [device.node for device in fleet.devices]
     return {
         node: np.array([i for i, other in enumerate(nodes) if other == node])
@@ -330,58 +356,78 @@ def _deviation_between_times(fleet: Fleet) -> float:
     other devices of its node. That difference has the errors of both times. An assumed value counts
     as two devices.
     """
+    # 1. The change of each device, compared with the median of its node.
     changes, errors = _changes(fleet, fleet.kinds == "burst")
     medians = _medians(changes, errors)
     residuals = np.full(len(changes), np.nan)
-    nodes = 0
+    compared_nodes = 0
     for members in _groups(fleet).values():
-        if np.isfinite(medians.median[members]).sum() > 1:
-            residuals[members] = medians.median[members] - median_of(medians.median[members])
-            nodes += 1
+        of_node = medians.median[members]
+        if np.isfinite(of_node).sum() > 1:
+            residuals[members] = of_node - median_of(of_node)
+            compared_nodes += 1
+    # 2. Combine the squared deviations of these devices with the assumed one. One median was
+    #    subtracted per node, and a difference has the errors of two times.
     count = int(np.isfinite(residuals).sum())
-    known = count - nodes
-    squares, total = _ASSUMED_AS * _ASSUMED**2, _ASSUMED_AS
-    if known > 0:
-        # One median was subtracted per node, and a difference has the errors of two times.
-        squares += count * _spread(residuals, medians.variance * known / count) ** 2 / 2
-        total += known
-    return math.sqrt(squares / total)
+    degrees = count - compared_nodes
+    squares, weight = _ASSUMED_AS * _ASSUMED**2, _ASSUMED_AS
+    if degrees > 0:
+        noise = medians.variance * degrees / count
+        squares += count * _spread(residuals, noise) ** 2 / 2
+        weight += degrees
+    return math.sqrt(squares / weight)
 
 
 def _interference(fleet: Fleet, time_deviation: float) -> tuple[Interference, ...]:
     """Return how much longer anchors take on each node while all of its devices work."""
-    groups = _groups(fleet)
-    counts = np.array([len(members) for members in groups.values()])
-    tables = {}
-    for kind in ("", *KINDS):
-        changes, device_errors = _changes(fleet, (fleet.kinds == kind) | (kind == ""))
-        if not np.isfinite(changes).any():
-            continue
-        of_nodes = np.array([median_of(changes[members]) for members in groups.values()])
-        errors = np.array([_error_of_median(device_errors[members]) for members in groups.values()])
-        medians = _medians(of_nodes, errors)
-        half = Z95 * np.sqrt(medians.variance + _OF_MEDIANS * 2 * time_deviation**2 / counts)
-        ratio = np.exp(medians.median)
-        lo = np.exp(medians.median - half)
-        hi = np.exp(medians.median + half)
-        slowed = (ratio > 1 + TOLERANCE) & (lo > 1)
-        columns = (array.tolist() for array in (ratio, lo, hi, slowed))
-        tables[kind] = [SpeedChange(*row) for row in zip(*columns, strict=True)]
-    if "" not in tables:
+    # 1. The changes of each node over all anchors, and in each kind that was timed both ways.
+    every_anchor = np.full(len(fleet.kinds), True)
+    over_all = _node_changes(fleet, every_anchor, time_deviation)
+    if over_all is None:
         return ()
-    return tuple(
-        Interference(
-            node,
-            tables[""][i],
-            {
-                kind: rows[i]
-                for kind, rows in tables.items()
-                if kind and not math.isnan(rows[i].ratio)
-            },
-        )
-        for i, node in enumerate(groups)
-        if not math.isnan(tables[""][i].ratio)
-    )
+    by_kind: dict[str, list[SpeedChange]] = {}
+    for kind in KINDS:
+        changes = _node_changes(fleet, fleet.kinds == kind, time_deviation)
+        if changes is not None:
+            by_kind[kind] = changes
+    # 2. Keep the nodes that were timed both ways; the ratio of the others is NaN.
+    interference = []
+    for i, node in enumerate(_groups(fleet)):
+        if not math.isnan(over_all[i].ratio):
+            kinds = {
+                kind: changes[i]
+                for kind, changes in by_kind.items()
+                if not math.isnan(changes[i].ratio)
+            }
+            interference.append(Interference(node, over_all[i], kinds))
+    return tuple(interference)
+
+
+def _node_changes(
+    fleet: Fleet, anchors: NDArray[np.bool_], time_deviation: float
+) -> list[SpeedChange] | None:
+    """Return how much longer some anchors take on each node while all of its devices work.
+
+    The result is None if no device timed them both ways; the ratio of a node where none did is NaN.
+    """
+    changes, device_errors = _changes(fleet, anchors)
+    if not np.isfinite(changes).any():
+        return None
+    groups = _groups(fleet).values()
+    # A node's change in an anchor is the median over its devices.
+    of_nodes = np.array([median_of(changes[members]) for members in groups])
+    errors = np.array([_error_of_median(device_errors[members]) for members in groups])
+    medians = _medians(of_nodes, errors)
+    counts = np.array([len(members) for members in groups])
+    # Each device's speed may also change from one of the two times to the other.
+    variance = medians.variance + _OF_MEDIANS * 2 * time_deviation**2 / counts
+    half = Z95 * np.sqrt(variance)
+    ratio = np.exp(medians.median)
+    lo = np.exp(medians.median - half)
+    hi = np.exp(medians.median + half)
+    slowed = (ratio > 1 + TOLERANCE) & (lo > 1)
+    columns = (ratio.tolist(), lo.tolist(), hi.tolist(), slowed.tolist())
+    return [SpeedChange(*row) for row in zip(*columns, strict=True)]
 
 
 def _error_of_median(errors: Array) -> Array:
