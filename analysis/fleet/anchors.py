@@ -139,11 +139,12 @@ def kind_of(case: Case, machine: Machine) -> str:
     The kind is the limit of the case according to the machine's ceilings.
     """
     work = case.problem
-    compute = work.flops / machine.peaks.get(work.dtype, math.inf)
-    memory = work.bytes / machine.bandwidth
-    if max(compute, memory) < _LAUNCH:
+    # Without a known peak, only the bytes count.
+    compute_seconds = work.flops / machine.peaks.get(work.dtype, math.inf)
+    memory_seconds = work.bytes / machine.bandwidth
+    if max(compute_seconds, memory_seconds) < _LAUNCH:
         return "small"
-    if memory > compute:
+    if memory_seconds > compute_seconds:
         return "memory"
     return case.mode if case.mode in KINDS else "burst"
 
