@@ -170,7 +170,8 @@ class Fit:
 
     def for_software(self, software: SoftwareRange, shift: Shift) -> Fit:
         """Return the fit for users of another framework than the measurements come from."""
-        # The spread of a prediction times this factor is the standard deviation of its error.
+        # The spread of a prediction times this factor is the standard deviation of its error. The
+        # ends are divided by it, because they are multiples of the scaled spread.
         deviation = (self.high - self.low) / (2 * _NORMAL)
         moved = replace(
             self,
