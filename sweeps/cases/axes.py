@@ -24,9 +24,10 @@ from typing import Any
 
 from kernels.common.checks import check_size
 from kernels.common.errors import UserError, nearest
-from kernels.config import large_tile, next_wave_edge
+from kernels.config import ceil_div, large_tile, next_wave_edge
 from kernels.machine import Machine
 
+# Required and optional keys of a range, of powers, and of a neighbourhood.
 _FORMS: tuple[tuple[set[str], set[str]], ...] = (
     ({"from", "to", "step"}, {"edges"}),
     ({"from", "to", "times"}, {"edges"}),
@@ -44,6 +45,7 @@ _ACROSS = {
 PAIRS = ("stride", "padding", "dilation")
 _MAY_BE_ZERO = ("padding",)
 _MOST_VALUES = 20_000
+_K_BLOCK = 64  # depth that a large tile is taken to have, in elements along k
 
 
 @dataclass(frozen=True)
@@ -87,18 +89,25 @@ def parse_size_axis(declared: Any, where: str, along: str, sizes: Collection[str
     """
     if isinstance(declared, Mapping):
         return _parse_table(declared, where, along)
-    match = isinstance(declared, str) and re.fullmatch(r"(?:(\d+)\s*\*\s*)?([a-z_]+)", declared)
-    if match:
-        if match.group(2) not in sizes:
-            hint = f"; {nearest(match.group(2), sizes)}" if sizes else "."
+    # A text such as "4*m" or "m" makes this axis a multiple of another one.
+    multiple = (
+        re.fullmatch(r"(?:(\d+)\s*\*\s*)?([a-z_]+)", declared)
+        if isinstance(declared, str)
+        else None
+    )
+    if multiple:
+        factor, other_axis = multiple.groups()
+        if other_axis not in sizes:
+            hint = f"; {nearest(other_axis, sizes)}" if sizes else "."
             raise UserError(
                 f"{where} must be whole numbers or a multiple of another size, not "
                 f"{declared!r}{hint}"
             )
-        return Multiple(int(match.group(1) or 1), match.group(2))
+        return Multiple(int(factor or 1), other_axis)
     values = parse_axis(declared, where)
     minimum = 0 if along in _MAY_BE_ZERO else 1
     for value in values:
+        # A convolution's stride, padding and dilation may differ by direction, such as "2x1".
         is_pair = along in PAIRS and isinstance(value, str) and re.fullmatch(r"\d+x\d+", value)
         is_whole = isinstance(value, int) and not isinstance(value, bool)
         if not is_pair and not (is_whole and value >= minimum):
@@ -136,9 +145,11 @@ def _needs(axis: Axis, along: str) -> set[str]:
     """Return the axes whose values must be known before this one can be resolved."""
     if isinstance(axis, Multiple):
         return {axis.axis}
-    if isinstance(axis, Edges) and axis.kind == "waves":
-        return {*_ACROSS[along].values(), "pass", "dtype"}
-    return {"dtype"} if isinstance(axis, Edges) else set()
+    if not isinstance(axis, Edges):
+        return set()
+    # The tile depends on the dtype. A wave also depends on the result's other dimension, which the
+    # pass decides for a linear layer.
+    return {"dtype"} if axis.kind == "tiles" else {"dtype", "pass", *_ACROSS[along].values()}
 
 
 def _parse_table(table: Mapping[str, Any], where: str, along: str) -> Axis:
@@ -146,9 +157,8 @@ def _parse_table(table: Mapping[str, Any], where: str, along: str) -> Axis:
     for key in table:
         if key not in _KEYS:
             raise UserError(f"{where} has no key {key!r}; {nearest(key, _KEYS)}")
-    keys = set(table)
-    form = next((f for f in _FORMS if f[0] <= keys <= f[0] | f[1]), None)
-    if form is None:
+    has_a_form = any(required <= set(table) <= required | optional for required, optional in _FORMS)
+    if not has_a_form:
         choices = "; ".join(" ".join(sorted(required)) for required, _ in _FORMS)
         raise UserError(f"{where} needs one of these sets of keys: {choices}.")
     for key, value in table.items():
@@ -170,8 +180,9 @@ def _parse_table(table: Mapping[str, Any], where: str, along: str) -> Axis:
 def _spread(table: Mapping[str, Any], where: str) -> Iterable[int]:
     """Return the values of a range, of powers or of a neighbourhood."""
     if "around" in table:
-        centre, by = table["around"], table["by"]
-        neighbourhood = range(centre - by, centre + by + 1, table.get("step", 1))
+        centre, distance = table["around"], table["by"]
+        neighbourhood = range(centre - distance, centre + distance + 1, table.get("step", 1))
+        # A distance larger than the centre reaches below 1, where there are no sizes.
         return [value for value in _few(neighbourhood, where) if value > 0]
     low, high = table["from"], table["to"]
     if high < low:
@@ -215,22 +226,27 @@ def resolve_axis(axis: Axis, known: Mapping[str, Any], machine: Machine, along: 
 def _near_edges(axis: Edges, known: Mapping[str, Any], machine: Machine, along: str) -> list[int]:
     """Return the values of an axis together with the sizes around every edge between its ends."""
     low, high = axis.values[0], axis.values[-1]
-    rows, columns = large_tile(machine.generation, str(known.get("dtype", "bf16")))
-    block, other_block = (columns, rows) if along == "n" else (rows, columns)
+    # 1. Find the tile's size along the axis, and along the result's other dimension.
+    tile_rows, tile_columns = large_tile(machine.generation, str(known.get("dtype", "bf16")))
+    block, other_block = (tile_columns, tile_rows) if along == "n" else (tile_rows, tile_columns)
     if along == "k":
-        block = 64
+        block = _K_BLOCK
+    # The sets below have a value for each block, so a very long range is refused first.
     _few(range(low, high + 1, block), f"the range of {axis.kind} along {along}")
-    edges = set(range(-(-low // block) * block, high + 1, block))
-    if axis.kind == "waves":
+    # 2. Find the edges between the two ends.
+    if axis.kind == "tiles":
+        edges = set(range(ceil_div(low, block) * block, high + 1, block))
+    else:
         across = _ACROSS[along].get(known.get("pass", ""))
         # In a weight gradient the tokens are the summed axis, which has no waves.
         if across is None:
             return list(axis.values)
         across_size = int(known[across])
         edges = {
-            edge
+            next_wave_edge(size, across_size, block, other_block, machine.sms)
             for size in range(low, high + 1, block)
-            if (edge := next_wave_edge(size, across_size, block, other_block, machine.sms)) <= high
         }
-    near_edges = {edge + offset for edge in edges for offset in (-1, 0, 1)}
+    # 3. Add each edge, and the values one below and one above it. The last wave may end beyond the
+    # range.
+    near_edges = {edge + offset for edge in edges if edge <= high for offset in (-1, 0, 1)}
     return sorted(set(axis.values) | {size for size in near_edges if low <= size <= high})

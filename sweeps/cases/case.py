@@ -74,5 +74,7 @@ class Case:
         return cls(problem=problem_of(row), **{name: row[name] for name in names})
 
     def __str__(self) -> str:
-        extra = [self.config, *(w for w in (self.mode, self.cache) if w not in ("burst", "cold"))]
-        return " ".join(filter(None, [str(self.problem), self.implementation, *extra]))
+        # Most cases are cold bursts, so only other modes and cache states are named.
+        unusual = [word for word in (self.mode, self.cache) if word not in ("burst", "cold")]
+        words = [str(self.problem), self.implementation, self.config, *unusual]
+        return " ".join(word for word in words if word)

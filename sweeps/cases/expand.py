@@ -10,11 +10,12 @@ from kernels.common.errors import UserError
 from kernels.machine import Machine
 from kernels.operation import SERIES, Layer, Lstm, Series, Workload
 from kernels.problem import Conv, Gemm, linear, parse_pair
-from sweeps.cases.axes import resolution_order, resolve_axis
+from sweeps.cases.axes import PAIRS, resolution_order, resolve_axis
 from sweeps.cases.case import Case
 from sweeps.cases.spec import SHAPE, SIZES, Block, Filter, Sweep
 
-_MOST_PRODUCTS = 200_000  # combinations of one block's axes; looking at them takes half a minute
+# Combinations of one block's axes. Looking at that many takes half a minute.
+_MOST_COMBINATIONS = 200_000
 _DTYPES_OF = {"gpu": ("fp32", "tf32", "fp16", "bf16"), "cpu": ("fp32", "bf16")}
 _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
     "<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt,
@@ -35,48 +36,55 @@ def expand(sweep: Sweep, machine: Machine, library: Library, configured: Configu
         configured: function that returns the texts of the configs with which an implementation
             computes a problem, given the word that the sweep declares.
     """
-    cases: dict[Case, None] = {}
+    cases: dict[Case, None] = {}  # used as a set that keeps its order
     for block in sweep.blocks:
         if block.on not in (None, machine.kind):
             continue
-        for number, values in enumerate(_products(sweep, block, machine)):
-            if number == _MOST_PRODUCTS:
+        for number, values in enumerate(_combinations(sweep, block, machine)):
+            if number == _MOST_COMBINATIONS:
                 raise UserError(
-                    f"{sweep.name}.toml has a block with more than {_MOST_PRODUCTS:,} "
+                    f"{sweep.name}.toml has a block with more than {_MOST_COMBINATIONS:,} "
                     "combinations; use larger steps."
                 )
             problem = _problem(sweep, values)
-            if not all(_passes(f, problem, values) for f in block.where):
+            if not all(_meets(condition, problem, values) for condition in block.where):
                 continue
-            name = values["implementation"]
-            if name == "library":
-                name = library(problem, machine)
+            implementation = values["implementation"]
+            if implementation == "library":
+                implementation = library(problem, machine)
             timing_options = [values[key] for key in ("mode", "cache", "fill")]
-            for config in configured(name, values["config"], problem, machine):
-                cases[Case(sweep.name, problem, name, config, *timing_options)] = None
+            for config in configured(implementation, values["config"], problem, machine):
+                cases[Case(sweep.name, problem, implementation, config, *timing_options)] = None
     return list(cases)
 
 
-def _products(sweep: Sweep, block: Block, machine: Machine) -> Iterator[dict[str, Any]]:
-    """Yield every combination of the block's axes, with the sizes varying fastest."""
+def _combinations(sweep: Sweep, block: Block, machine: Machine) -> Iterator[dict[str, Any]]:
+    """Yield every combination of the block's axes, as values by the names of the axes.
+
+    The sizes vary fastest.
+    """
     names = resolution_order(block.axes)
     sizes = [name for name in names if name in SIZES[sweep.op]]
     words = [name for name in names if name not in SIZES[sweep.op]]
 
     def extend(values: dict[str, Any], names: Sequence[str]) -> Iterator[dict[str, Any]]:
+        """Yield ``values`` with every combination of the axes ``names`` added."""
         if not names:
             yield values
             return
-        name, *rest = names
+        name, *later_names = names
+        # The values of an axis may depend on those of the axes before it.
         options = resolve_axis(block.axes[name], values, machine, name)
         if name == "dtype":
             options = list(_dtypes(options, machine))
         for option in options:
-            yield from extend({**values, name: option}, rest)
+            yield from extend({**values, name: option}, later_names)
 
-    for shape in block.shapes or ("",):
-        listed = dict(zip(SHAPE[sweep.op], shape.split(","), strict=True)) if shape else {}
-        yield from extend(listed, [*words, *sizes])
+    if not block.shapes:
+        yield from extend({}, [*words, *sizes])
+    for shape in block.shapes:
+        shape_values = dict(zip(SHAPE[sweep.op], shape.split(","), strict=True))
+        yield from extend(shape_values, [*words, *sizes])
 
 
 def _dtypes(declared: Sequence[str], machine: Machine) -> Sequence[str]:
@@ -112,21 +120,25 @@ def _problem(sweep: Sweep, values: Mapping[str, Any]) -> Workload:
         if sweep.op == "lstm":
             steps, minibatch, hidden, features = (int(size[name]) for name in SIZES["lstm"])
             return Lstm(steps, minibatch, hidden, features, dtype)
+        # The first seven sizes, from images to the filter's width, are single numbers. Three more
+        # may be pairs.
         sizes = (int(size[name]) for name in SIZES["conv"][:7])
-        pairs = (parse_pair(str(size[name]), name) for name in ("stride", "padding", "dilation"))
-        layout_and_pass = values["layout"], values["pass"]
-        return Conv.build(sizes, pairs, int(size["groups"]), dtype, *layout_and_pass)
+        pairs = (parse_pair(str(size[name]), name) for name in PAIRS)
+        groups = int(size["groups"])
+        return Conv.build(sizes, pairs, groups, dtype, values["layout"], values["pass"])
     except ValueError as error:
         raise UserError(f"{sweep.name}.toml declares an invalid problem: {error}") from None
 
 
-def _passes(condition: Filter, problem: Workload, values: Mapping[str, Any]) -> bool:
+def _meets(condition: Filter, problem: Workload, values: Mapping[str, Any]) -> bool:
     """Return True if a problem meets the condition of a filter."""
     left, sign, right = condition
 
-    def value(word: str | float) -> Any:
-        if isinstance(word, str) and word in ("flops", "bytes", "intensity", "dtype"):
-            return getattr(problem, word)
-        return float(values[word]) if isinstance(word, str) and word in values else word
+    def value_of(side: str | float) -> Any:
+        """Return what one side of the condition stands for: a quantity, a size or itself."""
+        if side in ("flops", "bytes", "intensity", "dtype"):
+            return getattr(problem, str(side))
+        # Other words are dtypes, which a condition compares with the problem's dtype.
+        return float(values[side]) if isinstance(side, str) and side in values else side
 
-    return _COMPARE[sign](value(left), value(right))
+    return _COMPARE[sign](value_of(left), value_of(right))

@@ -116,7 +116,7 @@ def broken_sweeps() -> dict[str, UserError]:
 
 @cache
 def _read_folder() -> dict[str, Sweep | UserError]:
-    """Return, by name, each sweep of the folder, or the error of a file that cannot be read."""
+    """Return, by name, each sweep of ``sweeps/specs``, or the error of its unreadable file."""
     sweeps: dict[str, Sweep | UserError] = {}
     for path in sorted(FOLDER.glob("*.toml")):
         try:
@@ -153,20 +153,22 @@ def read_sweep(path: Path) -> Sweep:
             f"{path.name}: block is not a list of tables; begin each with [[block]], in double "
             "brackets."
         )
-    shared = {"shapes": table["shapes"]} if "shapes" in table else {}
-    checked = tuple(
-        _read_block({**shared, **block}, table["op"], f"{path.name}: block {number}")
+    # Shapes at the top of the file are for every block that lists none itself.
+    shared_keys = {"shapes": table["shapes"]} if "shapes" in table else {}
+    checked_blocks = tuple(
+        _read_block({**shared_keys, **block}, table["op"], f"{path.name}: block {number}")
         for number, block in enumerate(blocks, 1)
     )
-    return Sweep(path.stem, table["question"], table["op"], table.get("default", True), checked)
+    is_default = table.get("default", True)
+    return Sweep(path.stem, table["question"], table["op"], is_default, checked_blocks)
 
 
 def axis_names(op: str) -> tuple[str, ...]:
     """Return the axes that a block of an operation may have, in the order of the file format."""
-    layer = ("layer",) if op == "layer" else ()
-    layout = ("layout",) if op in _LAYOUTS else ()
-    passes = ("pass",) if op in _PASSES else ()
-    return (*SIZES[op], *layer, "dtype", *layout, *passes, *_HOW)
+    layer_axis = ("layer",) if op == "layer" else ()
+    layout_axis = ("layout",) if op in _LAYOUTS else ()
+    pass_axis = ("pass",) if op in _PASSES else ()
+    return (*SIZES[op], *layer_axis, "dtype", *layout_axis, *pass_axis, *_HOW)
 
 
 def _read_block(block: Mapping[str, Any], op: str, where: str) -> Block:
@@ -177,7 +179,8 @@ def _read_block(block: Mapping[str, Any], op: str, where: str) -> Block:
     if "on" in block:
         _check_word(block["on"], ("gpu", "cpu"), f"{where}: on")
     shapes = _read_shapes(block.get("shapes", []), op, where)
-    if shapes and (clashing := [name for name in SHAPE[op] if name in block]):
+    clashing = [name for name in SHAPE[op] if name in block]
+    if shapes and clashing:
         raise UserError(f"{where} has both shapes and {clashing[0]!r}; give only one of them.")
     if "vary" in block:
         shapes = _read_vary(block["vary"], shapes, op, where)
@@ -198,7 +201,8 @@ def _read_block(block: Mapping[str, Any], op: str, where: str) -> Block:
             axes[name] = _PASSES[op] if op == "linear" else ("fprop",)
         elif not (shapes and name in SHAPE[op]):
             raise UserError(f"{where} has no {name!r}; every {op} needs it, or a list of shapes.")
-    # 3. Check the axes together, and read the filters.
+    # 3. Check the axes together, and read the filters. The listed shapes replace the defaults of
+    # the sizes that they have.
     if shapes:
         axes = {name: axis for name, axis in axes.items() if name not in SHAPE[op]}
     resolution_order(axes, where)
@@ -213,7 +217,7 @@ def _read_block(block: Mapping[str, Any], op: str, where: str) -> Block:
 
 def _check_words(axes: Mapping[str, Axis], op: str, where: str) -> None:
     """Check the words of every axis that is not a size."""
-    known = {
+    valid_words = {
         "dtype": ("all", "emulated", *TIMED_DTYPES),
         "layer": tuple(LAYERS),
         "layout": _LAYOUTS.get(op, ()),
@@ -226,8 +230,8 @@ def _check_words(axes: Mapping[str, Axis], op: str, where: str) -> None:
         if name in SIZES[op] or not isinstance(declared, tuple):
             continue
         for word in declared:
-            if name in known:
-                _check_word(word, known[name], f"{where}: {name}")
+            if name in valid_words:
+                _check_word(word, valid_words[name], f"{where}: {name}")
             else:  # only the implementations know which words they take
                 _check_type(word, str, f"{where}: {name}", "a text")
 
@@ -264,7 +268,9 @@ def _read_shapes(shapes: Any, op: str, where: str) -> tuple[str, ...]:
     _check_type(shapes, list, f"{where}: shapes", "a list of strings")
     for shape in shapes:
         sizes = str(shape).split(",")
-        if len(sizes) != len(SHAPE[op]) or not all(re.fullmatch(r"\d+(x\d+)?", s) for s in sizes):
+        # A size such as 2x1 is a stride, padding or dilation that differs by direction.
+        are_numbers = all(re.fullmatch(r"\d+(x\d+)?", size) for size in sizes)
+        if len(sizes) != len(SHAPE[op]) or not are_numbers:
             raise UserError(f"{where}: shapes are written {','.join(SHAPE[op])}, not {shape!r}.")
     return tuple(shapes)
 
@@ -275,7 +281,7 @@ def _read_vary(vary: Any, shapes: Sequence[str], op: str, where: str) -> tuple[s
         raise UserError(f"{where} has vary but no shapes to change; add shapes, or remove vary.")
     _check_type(vary, dict, f"{where}: vary", "a table such as { n = [-1, 1] }")
     _check_keys(vary, [name for name in SHAPE[op] if name not in PAIRS], f"{where}: vary")
-    variants: dict[str, None] = {}
+    variants: dict[str, None] = {}  # used as a set that keeps its order
     for shape in shapes:
         variants[shape] = None
         for name, declared in vary.items():
@@ -291,12 +297,16 @@ def _read_vary(vary: Any, shapes: Sequence[str], op: str, where: str) -> tuple[s
                         f"{where}: vary.{name} is {offset}, which makes {name} of {shape!r} "
                         "smaller than 1."
                     )
-                variants[",".join([*sizes[:position], str(size), *sizes[position + 1 :]])] = None
+                variant = [*sizes[:position], str(size), *sizes[position + 1 :]]
+                variants[",".join(variant)] = None
     return tuple(variants)
 
 
 def _read_filter(text: Any, op: str, where: str) -> Filter:
-    """Parse a condition such as ``flops <= 1e12``."""
+    """Parse a condition such as ``flops <= 1e12``.
+
+    A dtype is compared with a dtype. Anything else is compared with a number or another quantity.
+    """
     match = _CONDITION.fullmatch(text) if isinstance(text, str) else None
     names = (*SIZES[op], "flops", "bytes", "intensity", "dtype")
     if match is None:
@@ -318,16 +328,19 @@ def _read_filter(text: Any, op: str, where: str) -> Filter:
 
 
 def _check_keys(table: Mapping[str, Any], known: Sequence[str], where: str) -> None:
+    """Refuse a table with a key that is not in ``known``; ``where`` names the table in errors."""
     for key in table:
         if key not in known:
             raise UserError(f"{where} has no key {key!r}; {nearest(key, known)}")
 
 
 def _check_type(value: Any, kind: type, where: str, wanted: str) -> None:
+    """Refuse a value of another type; errors have ``wanted``, the type in the user's words."""
     if not isinstance(value, kind):
         raise UserError(f"{where} must be {wanted}, not {value!r}.")
 
 
 def _check_word(word: Any, known: Sequence[str], where: str) -> None:
+    """Refuse a word that is not in ``known``; the error has the nearest one that is."""
     if word not in known:
         raise UserError(f"{where} is {word!r}; {nearest(str(word), known)}")
