@@ -16,8 +16,9 @@ _STEADY_SHARE = 1 / 12  # limit as a share of the budget, where the budget is sm
 
 def anchor_cases(machine: Machine) -> list[PlanEntry]:
     """Return the anchors of a machine; empty if no sweep declares any."""
-    known = all_sweeps()
-    cases = {name: sweep_cases(known[name], machine) for name in ANCHORS if name in known}
+    sweeps = all_sweeps()
+    cases = {name: sweep_cases(sweeps[name], machine) for name in ANCHORS if name in sweeps}
+    # All anchors are planned: no case exceeds a budget of 1e9 seconds.
     return list(make_plan(cases, machine, 1e9, in_order=True).planned)
 
 

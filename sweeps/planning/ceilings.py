@@ -53,17 +53,17 @@ def measure_ceilings(machine: Machine, dtypes: Iterable[str]) -> tuple[dict[str,
         # This untimed launch is the warm-up: it initialises the library and touches all memory.
         launch(0)
         with launch.settings():
-            best = _best(clock, launch.bare)
-        peaks[dtype] = problem.flops / best
-    source = torch.ones(_COPY_BYTES // 4)
+            peaks[dtype] = problem.flops / _best_seconds(clock, launch.bare)
+    source = torch.ones(_COPY_BYTES // 4)  # PyTorch's default dtype has four bytes
     target = torch.empty_like(source)
     # The first copy is a warm-up, too: it makes the system provide the target's memory pages.
     target.copy_(source)
-    return peaks, 2 * _COPY_BYTES / _best(clock, lambda _: target.copy_(source))
+    copy_seconds = _best_seconds(clock, lambda _: target.copy_(source))
+    return peaks, 2 * _COPY_BYTES / copy_seconds
 
 
-def _best(clock: CpuClock, launch: Callable[[int], object]) -> float:
-    """Return the seconds of the fastest of several launches."""
+def _best_seconds(clock: CpuClock, launch: Callable[[int], object]) -> float:
+    """Return the seconds of the fastest of 3 to 20 launches, which take about half a second."""
     times: list[float] = []
     while len(times) < _PASSES and (len(times) < _LEAST_PASSES or sum(times) < _SECONDS):
         times.append(clock.time(launch, [0]).seconds)
@@ -72,7 +72,7 @@ def _best(clock: CpuClock, launch: Callable[[int], object]) -> float:
 
 def emulated_sentence(machine: Machine) -> str:
     """Return a sentence about how slow each emulated dtype is; empty if there is none."""
-    parts = [
+    sentences = [
         (
             f"{dtype} runs at 1/{machine.peak('fp32') / machine.peak(dtype):.0f} of the speed of "
             f"fp32: this CPU has no {dtype} instructions, so it is not swept; `--dtype {dtype}` "
@@ -80,4 +80,4 @@ def emulated_sentence(machine: Machine) -> str:
         )
         for dtype in machine.emulated
     ]
-    return " ".join(parts)
+    return " ".join(sentences)

@@ -76,6 +76,8 @@ def sweep_cases(sweep: Sweep, machine: Machine, dtypes: Sequence[str] = ()) -> l
         return [case for case in cases if case.problem.dtype in dtypes]
 
     def configured(name: str, declared: str, problem: Workload, machine: Machine) -> list[str]:
+        """Return the texts of the configs that the word ``declared`` means; "" is the default."""
+        # 1. Find the implementation.
         implementation = implementations().get(name)
         if implementation is None and name in HAND_WRITTEN:
             return []  # Triton is not installed, which `sweeps doctor` reports
@@ -83,6 +85,7 @@ def sweep_cases(sweep: Sweep, machine: Machine, dtypes: Sequence[str] = ()) -> l
             raise UserError(
                 f"{sweep.name}.toml: implementation is {name!r}; {nearest(name, implementations())}"
             )
+        # 2. Return the text of one config as it is, if it is valid.
         count = _candidate_count(declared)
         if count == 0:
             try:
@@ -90,12 +93,15 @@ def sweep_cases(sweep: Sweep, machine: Machine, dtypes: Sequence[str] = ()) -> l
             except UserError as error:
                 raise UserError(f"{sweep.name}.toml: config is {declared!r}: {error}") from None
             return [declared]
+        # 3. Let the implementation choose its configs.
         if implementation.supports(problem, machine) is not None:
             return [""]  # one case, whose row in the table says why it has no time
-        experimental = declared == EXPERIMENTAL
-        configs = implementation.configs(problem, machine, experimental)[:count]
-        if experimental:
-            configs = [config for config in configs if config and config.experimental]
+        if declared != EXPERIMENTAL:
+            configs = implementation.configs(problem, machine)[:count]
+        else:
+            # These are listed together with the others, which the word does not mean.
+            candidates = implementation.configs(problem, machine, experimental=True)
+            configs = [config for config in candidates if config and config.experimental]
         return ["" if config is None else str(config) for config in configs]
 
     return expand(sweep, machine, library_for, configured)
@@ -104,7 +110,7 @@ def sweep_cases(sweep: Sweep, machine: Machine, dtypes: Sequence[str] = ()) -> l
 def plan_rows(
     names: Sequence[str], machine: Machine, budget: float, cores: int | None = None
 ) -> list[dict[str, Any]]:
-    """Return one row for each sweep: its cases on a machine, and how many a plan admits.
+    """Return a row for each sweep: how many cases it has on a machine, and how many a plan admits.
 
     Args:
         names: names of the sweeps; the default sweeps if there are none.
@@ -119,10 +125,11 @@ def plan_rows(
     """
     cases = {name: sweep_cases(sweep, machine) for name, sweep in choose_sweeps(names).items()}
     plan = make_plan(cases, machine, budget, cores=cores)
+    zeros = {"planned": 0, "expected_s": 0.0, "checking_s": 0.0}
     rows: dict[str, dict[str, Any]]
     rows = {
-        name: {"name": name, "cases": len(all_), "planned": 0, "expected_s": 0.0, "checking_s": 0.0}
-        for name, all_ in cases.items()
+        name: {"name": name, "cases": len(cases_of_sweep), **zeros}
+        for name, cases_of_sweep in cases.items()
     }
     for entry in plan.planned:
         row = rows[entry.case.sweep]
@@ -138,7 +145,9 @@ def _candidate_count(declared: str) -> int | None:
     ``""`` means one, the implementation's own choice. ``best 4`` means the four that it ranks
     first. ``all`` and ``experimental`` mean every config, for which None is returned.
     """
-    match = re.fullmatch(rf"best (\d+)|(all|{EXPERIMENTAL}|)", declared)
-    if match is None:
-        return 0
-    return int(match.group(1)) if match.group(1) else None if declared else 1
+    if declared == "":
+        return 1
+    if declared in ("all", EXPERIMENTAL):
+        return None
+    best = re.fullmatch(r"best (\d+)", declared)
+    return int(best.group(1)) if best else 0

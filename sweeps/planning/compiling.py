@@ -33,9 +33,9 @@ def compilers(machine: Machine, cores: int | None = None) -> int:
     may have limited. Each process also has a context in the GPU's memory, most of which the run
     needs for itself.
     """
-    contexts = int(_MEMORY_SHARE * machine.memory_bytes / _CONTEXT_BYTES)
-    spare = (cores or usable_processors()) - _SPARED_CORES
-    return max(0, min(_MAX_PROCESSES, spare, contexts))
+    most_contexts = int(_MEMORY_SHARE * machine.memory_bytes / _CONTEXT_BYTES)
+    spare_cores = (cores or usable_processors()) - _SPARED_CORES
+    return max(0, min(_MAX_PROCESSES, spare_cores, most_contexts))
 
 
 def kernel_key(case: Case) -> tuple[object, ...] | None:
@@ -45,9 +45,10 @@ def kernel_key(case: Case) -> tuple[object, ...] | None:
     on: for each size whether it is 1 and the largest power of two up to 16 that divides it, and
     whether the tiles leave a remainder. None means that nothing is compiled for the case.
     """
-    if case.implementation not in HAND_WRITTEN or not isinstance(case.problem, Gemm | Conv):
+    problem = case.problem
+    if case.implementation not in HAND_WRITTEN or not isinstance(problem, Gemm | Conv):
         return None
-    problem, tile = case.problem, HAND_WRITTEN[case.implementation].parse(case.config)
+    tile = HAND_WRITTEN[case.implementation].parse(case.config)
     gemm = problem.implied_gemm
     remainders: tuple[object, ...] = (
         (gemm.m % tile.bm or gemm.n % tile.bn) > 0,
@@ -55,11 +56,11 @@ def kernel_key(case: Case) -> tuple[object, ...] | None:
     )
     if isinstance(problem, Gemm):
         sizes: tuple[int, ...] = (problem.m, problem.n, problem.k)
-        kind: tuple[object, ...] = (problem.batch > 1, *remainders)
+        variant: tuple[object, ...] = (problem.batch > 1, *remainders)
     else:
         sizes = (problem.c, problem.kout)
         pixels = (problem.n, problem.h, problem.w, problem.p, problem.q)
-        kind = (
+        variant = (
             problem.pass_,
             problem.r,
             problem.s,
@@ -68,13 +69,16 @@ def kernel_key(case: Case) -> tuple[object, ...] | None:
             problem.dilation,
             *(_specialised(size) for size in pixels),
         )
+    # An odd size, whose divisor is 1, gets (1,), which is not the class of the size 1.
     classes = tuple(1 if size == 1 else (math.gcd(size, 16),) for size in sizes)
-    return (case.implementation, case.config, problem.dtype, problem.layout, *kind, classes)
+    return (case.implementation, case.config, problem.dtype, problem.layout, *variant, classes)
 
 
 def _specialised(size: int) -> str:
     """Return the class of a whole number for which Triton specialises a kernel."""
-    return "1" if size == 1 else "multiple of 16" if size % 16 == 0 else "other"
+    if size == 1:
+        return "1"
+    return "multiple of 16" if size % 16 == 0 else "other"
 
 
 @contextmanager
@@ -89,14 +93,20 @@ def compiling(where: Mapping[str, Any], cases: Sequence[Case], workers: int = 1)
         cases: the cases, in the order in which they will be timed.
         workers: number of processes like this one that share the host's cores.
     """
-    cores = max(1, usable_processors() // workers)
+    # 1. Choose the cases. Those that share their kernels are compiled once, for the first of them.
+    first_cases: dict[tuple[object, ...], Case] = {}
+    for case in cases:
+        key = kernel_key(case)
+        if key is not None:
+            first_cases.setdefault(key, case)
+    distinct_cases = list(first_cases.values())
+    # 2. Choose the number of processes.
     machine, gpu = where.get("machine"), where.get("gpu")
-    # Cases that share their kernels are compiled once, for the first of them.
-    first_cases = {key: case for case in reversed(cases) if (key := kernel_key(case)) is not None}
-    distinct_cases = [case for case in cases if first_cases.get(kernel_key(case) or ()) is case]
-    count = (
-        0 if gpu is None or machine is None else min(compilers(machine, cores), len(distinct_cases))
-    )
+    count = 0
+    if machine is not None and gpu is not None:
+        cores = max(1, usable_processors() // workers)
+        count = min(compilers(machine, cores), len(distinct_cases))
+    # 3. Start the processes. Each gets every count-th case, so that all begin with early cases.
     context = get_context("spawn")
     processes = [
         context.Process(
@@ -109,6 +119,7 @@ def compiling(where: Mapping[str, Any], cases: Sequence[Case], workers: int = 1)
     ]
     for process in processes:
         process.start()
+    # 4. Let the caller time its cases meanwhile, then stop, even if kernels are left.
     try:
         yield
     finally:

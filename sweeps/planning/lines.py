@@ -41,18 +41,22 @@ def series_of(cases: Sequence[Case], together: Collection[Collection[str]] = ())
     """
     from scipy.cluster.hierarchy import DisjointSet  # slow to import, and only needed for shards
 
-    series, first = DisjointSet(range(len(cases))), dict[Hashable, int]()
+    # 1. Join cases that share a key.
+    series = DisjointSet(range(len(cases)))
+    first_with_key: dict[Hashable, int] = {}
     for i, case in enumerate(cases):
         for key in _keys(case, together):
-            series.merge(first.setdefault(key, i), i)
-    for one, other in _near_pairs(cases):
-        pairs = list(itertools.product(one, other))
+            series.merge(first_with_key.setdefault(key, i), i)
+    # 2. Join problems that are near each other, unless one series contains both already.
+    for positions, near_positions in _near_pairs(cases):
+        pairs = list(itertools.product(positions, near_positions))
         if not any(series.connected(*pair) for pair in pairs):
             # Several series could be joined. The two smallest are, because small series are easier
             # to share out evenly.
             series.merge(*min(pairs, key=lambda pair: sum(map(series.subset_size, pair))))
-    order: dict[int, int] = {}
-    return [order.setdefault(series[i], len(order)) for i in range(len(cases))]
+    # 3. Number the series. The set knows each of them by one of its cases.
+    numbers: dict[int, int] = {}
+    return [numbers.setdefault(series[i], len(numbers)) for i in range(len(cases))]
 
 
 def lines_of(cases: Sequence[Case]) -> list[list[int]]:
@@ -63,24 +67,27 @@ def lines_of(cases: Sequence[Case]) -> list[list[int]]:
     taken first, and further lines only for sizes that no line has yet. Two lines that cross share
     the case where they meet. Each remaining size is a group of its own.
     """
-    places: dict[Hashable, list[int]] = defaultdict(list)
+    # 1. Collect the points (the sizes at which a sweep has cases) and every line through them.
+    positions: dict[Hashable, list[int]] = defaultdict(list)
     lines: dict[Hashable, dict[Hashable, None]] = defaultdict(dict)
     for i, case in enumerate(cases):
         columns = case.columns()
         sizes = _sizes(columns)
-        place = case.sweep, columns["op"], tuple(sizes.items())
-        places[place].append(i)
-        for size in sizes:
-            other_sizes = tuple((name, value) for name, value in sizes.items() if name != size)
-            lines[case.sweep, columns["op"], size, other_sizes][place] = None
+        point = case.sweep, columns["op"], tuple(sizes.items())
+        positions[point].append(i)
+        for varied_name in sizes:
+            fixed = tuple((name, value) for name, value in sizes.items() if name != varied_name)
+            lines[case.sweep, columns["op"], varied_name, fixed][point] = None
+    # 2. Take lines, the longest first, if they have a point that no line taken before has.
     groups: list[list[int]] = []
-    uncovered = dict.fromkeys(places)
+    uncovered = dict.fromkeys(positions)
     for line in sorted(lines.values(), key=len, reverse=True):
         if len(line) > 1 and not uncovered.keys().isdisjoint(line):
-            groups.append(sorted(i for place in line for i in places[place]))
-            for crossed in line:
-                uncovered.pop(crossed, None)
-    return sorted([*groups, *(places[place] for place in uncovered)])
+            groups.append(sorted(i for point in line for i in positions[point]))
+            for covered in line:
+                uncovered.pop(covered, None)
+    # 3. Add the points that are on none of them.
+    return sorted([*groups, *(positions[point] for point in uncovered)])
 
 
 def share_out(
@@ -103,20 +110,28 @@ def share_out(
         together: groups of sweeps that are needed together.
         taken: shards that some cases have already, by the cases' ids.
     """
-    numbers = series_of(cases, together)
-    total: dict[int, float] = defaultdict(float)
-    shard: dict[int, int] = {}
-    for case, number, expected in zip(cases, numbers, seconds, strict=True):
-        total[number] += expected
-        if taken and case.id in taken:
-            shard.setdefault(number, taken[case.id])
+    taken = taken or {}
+    # 1. Add up the seconds of each series. One that has a case in a shard already goes there, too.
+    series_numbers = series_of(cases, together)
+    series_seconds: dict[int, float] = defaultdict(float)
+    shard_of_series: dict[int, int] = {}
+    for case, series, expected in zip(cases, series_numbers, seconds, strict=True):
+        series_seconds[series] += expected
+        if case.id in taken:
+            shard_of_series.setdefault(series, taken[case.id])
+    # 2. Give the other series out.
     loads = dict.fromkeys(range(1, shards + 1), 0.0)
-    for number, shard_number in shard.items():
-        loads[shard_number] += total[number]
-    for number in sorted(total.keys() - shard.keys(), key=lambda n: (-total[n], n)):
-        shard[number] = min(loads, key=loads.__getitem__)
-        loads[shard[number]] += total[number]
-    return [(taken or {}).get(case.id, shard[n]) for case, n in zip(cases, numbers, strict=True)]
+    for series, shard in shard_of_series.items():
+        loads[shard] += series_seconds[series]
+    free_series = series_seconds.keys() - shard_of_series.keys()
+    for series in sorted(free_series, key=lambda number: (-series_seconds[number], number)):
+        shard = min(loads, key=loads.__getitem__)
+        shard_of_series[series] = shard
+        loads[shard] += series_seconds[series]
+    return [
+        taken.get(case.id, shard_of_series[series])
+        for case, series in zip(cases, series_numbers, strict=True)
+    ]
 
 
 def _keys(case: Case, together: Collection[Collection[str]]) -> Iterator[Hashable]:
@@ -126,9 +141,9 @@ def _keys(case: Case, together: Collection[Collection[str]]) -> Iterator[Hashabl
     ways = tuple(columns.get(name, "") for name in _WAYS)
     sweep = case.sweep, columns["op"]
     yield sweep, tuple(sizes.items())
-    for size in sizes:
-        other_sizes = tuple((name, value) for name, value in sizes.items() if name != size)
-        yield sweep, size, ways, other_sizes
+    for varied_name in sizes:
+        fixed = tuple((name, value) for name, value in sizes.items() if name != varied_name)
+        yield sweep, varied_name, ways, fixed
     for group in together:
         if case.sweep in group:
             yield "together", tuple(group)
@@ -148,7 +163,12 @@ def _sizes(columns: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _near_pairs(cases: Sequence[Case]) -> Iterator[tuple[list[int], list[int]]]:
-    """Yield pairs of problems that a recommendation may compare, each as positions in ``cases``."""
+    """Yield pairs of problems that a recommendation may compare.
+
+    Each problem is given by the positions of its cases in ``cases``. The two problems of a pair
+    differ only in sizes that a recommendation changes, each by at most :data:`NEAR`.
+    """
+    # 1. Group the problems that agree in everything else.
     groups: dict[Hashable, dict[tuple[int, ...], list[int]]] = defaultdict(dict)
     for i, case in enumerate(cases):
         problem, columns = case.problem, case.columns()
@@ -161,11 +181,12 @@ def _near_pairs(cases: Sequence[Case]) -> Iterator[tuple[list[int], list[int]]]:
         fixed = tuple(value for name, value in _sizes(columns).items() if name not in free_names)
         ways = tuple(columns.get(name, "") for name in _WAYS)
         groups[columns["op"], fixed, ways].setdefault(sizes, []).append(i)
+    # 2. Find the near pairs of each group: the logarithms of all their sizes differ by little.
     from scipy.spatial import KDTree  # slow to import, and only needed for shards
 
     for problems in groups.values():
-        timed = list(problems.values())
+        positions = list(problems.values())
         tree = KDTree(np.log(np.array(list(problems), dtype=float)))
         near_pairs = tree.query_pairs(np.log(NEAR) + _SLACK, p=np.inf, output_type="ndarray")
-        for one, other in near_pairs.tolist():
-            yield timed[one], timed[other]
+        for first, second in near_pairs.tolist():
+            yield positions[first], positions[second]

@@ -112,8 +112,9 @@ def read_plan(plan: Mapping[str, Any]) -> list[PlanEntry]:
     if fault := misfit(plan, _PLAN, "the plan in run.json"):
         raise UserError(f"{fault}. {START_OVER}")
     planned = [PlanEntry.from_json(row) for row in plan["cases"]]
-    shard_numbers = {*range(1, plan["shards"] + 1)} if plan["shards"] > 1 else {None, 1}
-    if not {entry.shard for entry in planned} <= shard_numbers:
+    # The entries of a plan with one shard need no number.
+    valid_shards = {*range(1, plan["shards"] + 1)} if plan["shards"] > 1 else {None, 1}
+    if not {entry.shard for entry in planned} <= valid_shards:
         raise UserError(
             f"the plan in run.json has cases that belong to none of its shards. {START_OVER}"
         )
@@ -155,7 +156,8 @@ class Costs:
         """
         if row is None:
             return cls.default(kind)
-        if any(len(point) != 2 for points in row["slower"].values() for point in points):
+        all_points = [point for points in row["slower"].values() for point in points]
+        if any(len(point) != 2 for point in all_points):
             raise UserError(f"the costs of the plan in run.json are damaged. {START_OVER}")
         return cls(**{name: row[name] for name in _COSTS})
 
@@ -172,16 +174,24 @@ class Costs:
         ]
 
     def _factor(self, case: Case) -> float:
-        """Interpolate the correction of a case's estimate, with FLOPs and factors as logarithms."""
+        """Return the factor on the estimate of a case; 1 if its kind was not probed.
+
+        It is interpolated between the logarithms of FLOPs and factors.
+        """
         points = self.slower.get(kind_of(case)) if self.slower else None
         if not points:
             return 1.0
-        flops, factors = np.log(np.array(points)).T
-        return float(np.exp(np.interp(math.log(max(case.problem.flops, 1)), flops, factors)))
+        log_flops, log_factors = np.log(np.array(points)).T
+        # Operations that only move memory have no FLOPs, and zero has no logarithm.
+        log_case_flops = math.log(max(case.problem.flops, 1))
+        return float(np.exp(np.interp(log_case_flops, log_flops, log_factors)))
 
 
 def kind_of(case: Case) -> str:
-    """Return a case's operation, pass and dtype, which decide how well the estimate fits it."""
+    """Return a case's operation, pass and dtype as one text, such as ``conv fprop bf16``.
+
+    They decide how well the estimate fits the case.
+    """
     columns = case.columns()
     return " ".join(str(columns[name]) for name in ("op", "pass", "dtype") if columns.get(name))
 
@@ -237,7 +247,7 @@ def make_plan(
         costs: costs of a case; None means those of an unknown machine of this kind.
     """
     # 1. Estimate the cost of each case, and the limit that applies to the cases of each sweep.
-    share = budget if in_order else _LARGEST_SHARE * budget
+    case_limit = budget if in_order else _LARGEST_SHARE * budget
     compile_seconds = _COMPILE_SECONDS / max(1, compilers(machine, cores))
     compiled: set[tuple[object, ...]] = set()
     costs = costs or Costs.default(machine.kind)
@@ -246,7 +256,7 @@ def make_plan(
         for name, cases in sweeps.items()
         if cases
     }
-    largest = {name: _largest_cost(members, share) for name, members in entries.items()}
+    largest = {name: _largest_cost(members, case_limit) for name, members in entries.items()}
     # 2. Assign the cases to shards.
     if shards > 1:
         entries = _shared_out(entries, shards, together, before)
@@ -258,10 +268,14 @@ def make_plan(
     planned: list[PlanEntry] = []
     admitted: set[str] = set()
     while queues:
-        name = next(iter(queues)) if in_order else min(queues, key=lambda n: spent[n] / weight[n])
+        if in_order:
+            name = next(iter(queues))
+        else:
+            name = min(queues, key=lambda sweep: spent[sweep] / weight[sweep])
         line = queues[name].popleft()
         if not queues[name]:
             del queues[name]
+        # A line that crosses an admitted one shares a case with it.
         new_entries = [e for e in _affordable(line, largest[name]) if e.case.id not in admitted]
         if room.take(new_entries):
             spent[name] += sum(entry.expected for entry in new_entries)
@@ -296,15 +310,15 @@ class _Room:
 
     def take(self, entries: Sequence[PlanEntry]) -> bool:
         """Take the time of some cases if all of them fit, and return whether they do."""
-        total, naming = dict[int | None, float](), dict[int | None, float]()
+        # Seconds of measuring and of naming that the shards of these cases would have then.
+        total: dict[int | None, float] = {}
+        naming: dict[int | None, float] = {}
         for entry in entries:
             shard = entry.shard
             total[shard] = total.get(shard, self._total[shard]) + entry.expected + entry.more
+            case_naming = _NAMING_SECONDS + _cudnn_seconds(entry.case)
             naming[shard] = min(
-                self._most_naming,
-                naming.get(shard, self._naming[shard])
-                + _NAMING_SECONDS
-                + _cudnn_seconds(entry.case),
+                self._most_naming, naming.get(shard, self._naming[shard]) + case_naming
             )
         if any(total[shard] > _ADMITTED * (self._budget - naming[shard]) for shard in total):
             return False
@@ -326,7 +340,8 @@ def _affordable(line: Sequence[PlanEntry], largest: float) -> Sequence[PlanEntry
 
 def _in_lines(entries: Sequence[PlanEntry]) -> list[list[PlanEntry]]:
     """Return the lines of a sweep in bit-reversal order, each of them in that order as well."""
-    lines = [[entries[i] for i in line] for line in lines_of([e.case for e in entries])]
+    cases = [entry.case for entry in entries]
+    lines = [[entries[i] for i in positions] for positions in lines_of(cases)]
     return [_bit_reversal_order(line) for line in _bit_reversal_order(lines)]
 
 
@@ -336,36 +351,46 @@ def _shared_out(
     together: Collection[Collection[str]],
     before: Sequence[PlanEntry],
 ) -> dict[str, list[PlanEntry]]:
-    """Assign the cases to shards; the first shard measures the cases that advice requests."""
+    """Return the entries of each sweep with their shards.
+
+    Series keep the shard that has their cases ``before``. The first shard measures the cases that
+    advice requests. ``together`` has groups of sweeps that are compared with each other.
+    """
     entries = [*before, *(entry for queue in queues.values() for entry in queue)]
     assigned = {entry.case.id: entry.shard for entry in before if entry.shard is not None}
     assigned |= {entry.case.id: 1 for entry in entries if entry.case.sweep == CONFIRM}
-    numbers = share_out(
-        [e.case for e in entries], [e.expected for e in entries], shards, together, assigned
-    )
-    shard = {entry.case.id: number for entry, number in zip(entries, numbers, strict=True)}
+    cases = [entry.case for entry in entries]
+    seconds = [entry.expected for entry in entries]
+    numbers = share_out(cases, seconds, shards, together, assigned)
+    shard_of = {case.id: number for case, number in zip(cases, numbers, strict=True)}
     return {
-        name: [replace(entry, shard=shard[entry.case.id]) for entry in queue]
+        name: [replace(entry, shard=shard_of[entry.case.id]) for entry in queue]
         for name, queue in queues.items()
     }
 
 
-def _largest_cost(queue: Iterable[PlanEntry], share: float) -> float:
-    """Return the most that a case of a sweep may cost: ``share``, unless every case costs more.
+def _largest_cost(entries: Iterable[PlanEntry], limit: float) -> float:
+    """Return the most seconds that a case of a sweep may cost: ``limit``, unless all cost more.
 
     A sweep in which every case costs more is represented by its cheapest cases. For example, where
     a cache of 260 MB is flushed before each of six samples, even the smallest cold GEMM takes half
     a second.
     """
-    cheapest = min(entry.expected for entry in queue)
-    return share if cheapest <= share else _CHEAPEST_TIMES * cheapest
+    cheapest = min(entry.expected for entry in entries)
+    return limit if cheapest <= limit else _CHEAPEST_TIMES * cheapest
 
 
 def _bit_reversal_order(values: Sequence[_T]) -> list[_T]:
-    """Return values in bit-reversal order: the first, the middle, the quarters, and so on."""
+    """Return values in bit-reversal order: the first, the middle, the quarters, and so on.
+
+    Any beginning of that order samples the values evenly.
+    """
     bits = max(1, (len(values) - 1).bit_length())
-    order = sorted(range(len(values)), key=lambda i: int(f"{i:0{bits}b}"[::-1], 2))
-    return [values[i] for i in order]
+
+    def reversed_bits(position: int) -> int:
+        return int(f"{position:0{bits}b}"[::-1], 2)
+
+    return [values[position] for position in sorted(range(len(values)), key=reversed_bits)]
 
 
 def _with_costs(
@@ -380,20 +405,21 @@ def _with_costs(
     ``compiled`` has the kernels that earlier cases have compiled. The kernels of these cases are
     added to it.
     """
-    launch = costs.launch_seconds(cases, machine)
+    launch_seconds = costs.launch_seconds(cases, machine)
     planned: list[PlanEntry] = []
-    for case, seconds in zip(cases, launch, strict=True):
+    for case, seconds in zip(cases, launch_seconds, strict=True):
+        # 1. Estimate the batch of launches that one sample times.
         batch = max(seconds, _BURST_SECONDS[machine.kind])
         if case.mode == "sustained":
             batch = SUSTAINED_SETTLE + max(seconds, SUSTAINED_BATCH)
         elif machine.kind == "cpu" and case.cache != "warm":
             batch += 2 * machine.l2_bytes / machine.bandwidth  # the flush
-        # Four launches come before the samples.
-        cost = costs.prepare + 4 * seconds + _SAMPLES * batch
+        # 2. Add up the case's cost. Four launches come before the samples.
         checking = _checking_seconds(case, seconds, machine, costs)
-        cost += checking
+        cost = costs.prepare + 4 * seconds + _SAMPLES * batch + checking
         if machine.kind == "gpu":
             cost += _WAKE_SECONDS + _cudnn_seconds(case)
+            # Only the first of the cases that share a kernel waits for the compiler.
             key = kernel_key(case)
             if key is not None and key not in compiled:
                 compiled.add(key)
@@ -411,8 +437,12 @@ def _checking_seconds(case: Case, seconds: float, machine: Machine, costs: Costs
     """
     check_seconds = costs.passes * checked_bytes(case) / machine.bandwidth
     clock = CudaClock if machine.kind == "gpu" else CpuClock
-    launches = math.ceil(clock.batch_seconds / max(seconds, 1e-9)) if case.cache != "warm" else 1
-    return 3 * costs.check + seconds + (2 + launches) * check_seconds
+    if case.cache == "warm":
+        results_of_batch = 1
+    else:
+        # The estimate is 0 where a workload cannot run; the lower limit keeps the division valid.
+        results_of_batch = math.ceil(clock.batch_seconds / max(seconds, 1e-9))
+    return 3 * costs.check + seconds + (2 + results_of_batch) * check_seconds
 
 
 def checked_bytes(case: Case) -> float:
@@ -433,28 +463,23 @@ def expected_seconds(workloads: Sequence[Workload], machine: Machine) -> list[fl
     The estimate uses the shipped constants. An operation takes as long as its GEMMs and
     convolutions or, if it has none, as long as moving its bytes.
     """
-    supported = [workload.dtype in machine.peaks for workload in workloads]
-    products = [
-        products_of(w) if is_supported else ()
-        for w, is_supported in zip(workloads, supported, strict=True)
-    ]
-    moving = [
-        moving_seconds(w, machine) if is_supported else 0.0
-        for w, is_supported in zip(workloads, supported, strict=True)
-    ]
+    products: list[Sequence[tuple[int, Problem]]] = []
+    moving: list[float] = []
+    for workload in workloads:
+        is_supported = workload.dtype in machine.peaks
+        products.append(products_of(workload) if is_supported else ())
+        moving.append(moving_seconds(workload, machine) if is_supported else 0.0)
 
     def seconds_of(_: Sequence[int], problems: Sequence[Problem]) -> Array:
+        """Return the estimated seconds of each problem; problems of one dtype share a call."""
         seconds = np.empty(len(problems))
         for dtype in {problem.dtype for problem in problems}:
             positions = [i for i, problem in enumerate(problems) if problem.dtype == dtype]
-            shapes, tiles = (
-                Shapes.from_problems([problems[i] for i in positions]),
-                Tiles.library(machine, dtype),
-            )
+            shapes = Shapes.from_problems([problems[i] for i in positions])
+            tiles = Tiles.library(machine, dtype)
             constants = default_constants(machine.generation, dtype)
-            seconds[positions] = fastest(
-                shapes, tiles, machine, machine.peak(dtype), constants
-            ).time
+            peak = machine.peak(dtype)
+            seconds[positions] = fastest(shapes, tiles, machine, peak, constants).time
         return seconds
 
     return [float(seconds) for seconds in workload_seconds(products, moving, seconds_of)]
