@@ -57,12 +57,13 @@ class Child:
             step = min(_LISTENING_STEP, self.patience - waited)
             if self.connection.poll(step):
                 return True
-            waited += 0.0 if is_stopped(self.process.pid) else step
+            if not is_stopped(self.process.pid):
+                waited += step
         return False
 
 
 def how_it_died(exit_code: int | None) -> str:
-    """Describe how a process ended, given its exit code."""
+    """Describe how a process ended, given its exit code, which is negative after a signal."""
     if exit_code is None or exit_code >= 0:
         return f"exit code {exit_code}"
     try:

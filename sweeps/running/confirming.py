@@ -59,11 +59,12 @@ def other_implementations(problem: Problem, machine: Machine) -> list[str]:
 
 
 def seconds_of(ways: Sequence[Way], machine: Machine) -> dict[Way, tuple[float, float]]:
-    """Return the seconds that each problem and implementation takes.
+    """Return the seconds that measuring each problem and implementation takes.
 
     The first number is for a candidate, the second for half of a re-timed pair.
     """
     cases = {way: _case(way, machine) for way in ways}
+    # The plan is made for its expected times, so its budget of 1e9 seconds admits every case.
     plan = make_plan({CONFIRM: list(cases.values())}, machine, 1e9, in_order=True)
     expected = {entry.case.id: entry.expected for entry in plan.planned}
     return {
@@ -95,6 +96,7 @@ def explore(
         note,
         {CONFIRM: lambda machine: [_case(way, machine) for way in dict.fromkeys(ways)]},
     )
+    # How well medians repeat describes the machine, so one measurement of it is enough.
     repeats_known = read_run(run.folder).get("repeats") is not None
     run = replace(
         run,
@@ -112,21 +114,29 @@ def confirm_choices(
 ) -> None:
     """Re-time pairs of the original shape and its best candidate, and fold them into the recording.
 
+    Args:
+        run: the run in which :func:`explore` timed them.
+        chosen: for each pair the original shape and the candidate, with their implementations.
+        note: called with a sentence about what happens.
+
     Raises:
         UserError: if another process is measuring, or the disk is full.
         KeyboardInterrupt: if the user interrupts, after folding.
     """
     entries = {entry.case.id: entry for entry in run.planned}
 
-    def entry(way: Way) -> PlanEntry:
+    def entry_of(way: Way) -> PlanEntry:
+        """Return the run's entry of a problem and its implementation."""
         return entries[_case(way, run.arguments["machine"]).id]
 
-    pairs = [(entry(original), entry(candidate)) for original, candidate in chosen]
+    pairs = [(entry_of(original), entry_of(candidate)) for original, candidate in chosen]
     with LiveReporter() as live:
         confirm(run, pairs, live, note)
 
 
 def _case(way: Way, machine: Machine) -> Case:
+    """Return the case that times a problem with the implementation's own choice of config."""
     problem, name = way
-    config = implementations()[name].configs(problem, machine)[0]
-    return Case(CONFIRM, problem, name, "" if config is None else str(config))
+    preferred_config = implementations()[name].configs(problem, machine)[0]
+    config_text = "" if preferred_config is None else str(preferred_config)
+    return Case(CONFIRM, problem, name, config_text)

@@ -54,31 +54,43 @@ def arrive(folder: Path, results: Path, device: Device) -> tuple[int, list[dict[
     Raises:
         UserError: if the device's power or clocks are limited differently from those of the run.
     """
+    # 1. Refuse a device whose limits differ.
     places = read_places(folder)
-    salt = _salt(results)
-    host = _hashed(salt, socket.gethostname())
-    device_id = host if device.gpu is None else _hashed(salt, _identity(device))
     settings = _settings(device)
-    if difference := limits_apart(settings, places):
+    different_limits = limits_apart(settings, places)
+    if different_limits is not None:
+        limit_here, limit_of_run = different_limits
         raise UserError(
-            f"this GPU has {difference[0]}, but the run began with {difference[1]}. Leave this GPU "
+            f"this GPU has {limit_here}, but the run began with {limit_of_run}. Leave this GPU "
             f"out, measure it with another --results folder, or use {USE_FRESH} to set the run "
             "aside and start a new one.",
             exit_code=1,
         )
-    registered = [place for place in places if place["id"] == device_id]
-    if not registered:
-        numbers = {place["gpu"] for place in places}
-        preferred = device.gpu or 0
-        number = preferred if preferred not in numbers else max(numbers) + 1
+    # 2. Find the device among the run's places, or add it.
+    salt = _salt(results)
+    host = _hashed(salt, socket.gethostname())
+    device_id = host if device.gpu is None else _hashed(salt, _identity(device))
+    place = next((place for place in places if place["id"] == device_id), None)
+    if place is None:
+        taken_numbers = {place["gpu"] for place in places}
+        number = device.gpu or 0
+        if number in taken_numbers:  # another node has a GPU with this number
+            number = max(taken_numbers) + 1
         nodes = list(dict.fromkeys([*(place["host"] for place in places), host]))
-        registered = [
-            {"gpu": number, "id": device_id, "host": host, "node": nodes.index(host), **settings}
-        ]
-        places += registered
+        place = {
+            "gpu": number,
+            "id": device_id,
+            "host": host,
+            "node": nodes.index(host),
+            **settings,
+        }
+        places.append(place)
         write_json(folder / _PLACES, {"places": places})
-    public = [{name: value for name, value in p.items() if name != "host"} for p in places]
-    return registered[0]["gpu"], sorted(public, key=lambda place: place["gpu"])
+    # 3. Return the places as run.json lists them, where a node has only its number.
+    public_places = [
+        {name: value for name, value in place.items() if name != "host"} for place in places
+    ]
+    return place["gpu"], sorted(public_places, key=lambda public: public["gpu"])
 
 
 def take_part(folder: Path, request: Request, device: Device) -> int:
@@ -97,8 +109,11 @@ def take_part(folder: Path, request: Request, device: Device) -> int:
     """
     number, places = arrive(folder, request.results, device)
     if device.gpu is not None:
-        hidden = set() if request.identify else {"id"}
-        gpus = [{name: v for name, v in gpu.items() if name not in hidden} for gpu in places]
+        hidden_names = set() if request.identify else {"id"}
+        gpus = [
+            {name: value for name, value in place.items() if name not in hidden_names}
+            for place in places
+        ]
         record = read_run(folder)
         if record.get("gpus") != gpus:
             write_run(folder, {**record, "gpus": gpus})
@@ -122,10 +137,11 @@ def limits_apart(
     """Compare the limits of a GPU with those of the other places.
 
     Return the first limit that differs, for the GPU and for the others, in words; None if all
-    agree.
+    agree. A limit that is not known agrees with any other.
     """
     for name, words in _LIMITS.items():
         limit = settings.get(name)
+        # The places agree with each other, so the first known limit stands for all of them.
         run_limit = next((place[name] for place in places if place.get(name)), None)
         if limit and run_limit and abs(limit / run_limit - 1) > _SAME:
             return words.format(limit), words.format(run_limit)
@@ -144,6 +160,7 @@ def _salt(results: Path) -> str:
 
 
 def _hashed(salt: str, text: str) -> str:
+    """Return eight hex digits that stand for a text and do not reveal it without the salt."""
     return hashlib.sha256(f"{salt} {text}".encode()).hexdigest()[:8]
 
 
@@ -169,14 +186,13 @@ def _settings(device: Device) -> dict[str, float | None]:
     import torch
 
     handle = nvml_handle(nvml, torch.cuda.get_device_properties(device.gpu))
-    for name, query, arguments, unit in (
-        ("power_limit_w", "nvmlDeviceGetPowerManagementLimit", (), 1e-3),
-        ("sm_limit_mhz", "nvmlDeviceGetApplicationsClock", ("NVML_CLOCK_SM",), 1.0),
-    ):
-        # Newer bindings drop queries that newer drivers no longer answer.
-        with suppress(nvml.NVMLError, AttributeError):
-            extra = [getattr(nvml, word) for word in arguments]
-            settings[name] = float(getattr(nvml, query)(handle, *extra)) * unit
+    # Newer bindings drop queries that newer drivers no longer answer.
+    with suppress(nvml.NVMLError, AttributeError):
+        milliwatts = nvml.nvmlDeviceGetPowerManagementLimit(handle)
+        settings["power_limit_w"] = float(milliwatts) * 1e-3
+    with suppress(nvml.NVMLError, AttributeError):
+        megahertz = nvml.nvmlDeviceGetApplicationsClock(handle, nvml.NVML_CLOCK_SM)
+        settings["sm_limit_mhz"] = float(megahertz)
     return settings
 
 
@@ -185,12 +201,18 @@ def last_place(events: Iterable[Event]) -> int | None:
 
     Return None if it was not measured.
     """
-    places = [(event["at"], event["place"]) for event in events if event["event"] == "place"]
-    return max(places)[1] if places else None
+    visits = [(event["at"], event["place"]) for event in events if event["event"] == "place"]
+    if not visits:
+        return None
+    _, place = max(visits)
+    return place
 
 
 def begun_elsewhere(planned: Sequence[PlanEntry], known: Mapping[str, History]) -> list[str]:
     """Return the ids of cases that have events and belong to a series that is not finished.
+
+    A series has the cases that are compared with each other (:mod:`sweeps.planning.lines`), so one
+    GPU must measure all of them.
 
     Args:
         planned: the shard's cases.
@@ -198,11 +220,14 @@ def begun_elsewhere(planned: Sequence[PlanEntry], known: Mapping[str, History]) 
     """
     from sweeps.planning.lines import series_of  # needs SciPy, which most runs do without
 
-    numbers = series_of([entry.case for entry in planned])
-    ids = [entry.case.id for entry in planned]
-    unfinished = {n for n, case in zip(numbers, ids, strict=True) if not known[case].closed}
+    series_numbers = series_of([entry.case for entry in planned])
+    series_by_case = {
+        entry.case.id: series for entry, series in zip(planned, series_numbers, strict=True)
+    }
+    unfinished = {series for case, series in series_by_case.items() if not known[case].closed}
+    # A case without events has an empty history.
     return [
         case
-        for number, case in zip(numbers, ids, strict=True)
-        if number in unfinished and known[case] != History()
+        for case, series in series_by_case.items()
+        if series in unfinished and known[case] != History()
     ]

@@ -15,14 +15,17 @@ Feature = tuple[str, str]
 
 def feature_of(case: Case) -> Feature | None:
     """Return the experimental feature of a case's config, or None if it has none."""
-    what = experimental_feature(case.implementation, case.config)
-    return (case.implementation, what) if what else None
+    name = experimental_feature(case.implementation, case.config)
+    return (case.implementation, name) if name else None
 
 
 def crashed_features(
     planned: Sequence[PlanEntry], known: Mapping[str, History]
 ) -> dict[Feature, None]:
-    """Return the features of the cases that ended their process, in the order of the plan."""
+    """Return the features of the cases that ended their process, in the order of the plan.
+
+    The dictionary is used as a set that keeps its order.
+    """
     features = (feature_of(entry.case) for entry in planned if known[entry.case.id].crashes)
     return dict.fromkeys(feature for feature in features if feature is not None)
 
@@ -40,5 +43,5 @@ def open_with(
 
 def refusal(feature: Feature, how: str) -> str:
     """Return why a case with a feature is not tried; ``how`` says how another such case ended."""
-    implementation, what = feature
-    return f"not tried: {implementation} with {what} ended the process in another case ({how})."
+    implementation, name = feature
+    return f"not tried: {implementation} with {name} ended the process in another case ({how})."

@@ -68,8 +68,8 @@ def begin(
     Args:
         request: the options of the run.
         note: called with a sentence about what happens.
-        asked: cases that advice asks for, instead of the request's sweeps. Only they are measured
-            now, and the budget is for them.
+        asked: cases that advice asks for, by the name of their sweep, instead of the request's
+            sweeps. Only they are measured now, and the budget is for them.
 
     Raises:
         UserError: if a sweep is unknown, the device cannot be used, or the folder has a plan that
@@ -90,7 +90,9 @@ def begin(
                 record = extended
                 write_run(folder, record)
         place = take_part(folder, request, device)
-    return (_run_for_advice if asked else _run_of_sweeps)(record, opening, place)
+    if opening.for_advice:
+        return _run_for_advice(record, opening, place)
+    return _run_of_sweeps(record, opening, place)
 
 
 def _start_over(opening: _Opening, why_not: str, note: Callable[[str], None]) -> dict[str, Any]:
@@ -123,16 +125,15 @@ def _with_sweeps(record: dict[str, Any], opening: _Opening) -> dict[str, Any]:
     """Return the record with the sweeps' cases in its plan, and a budget that counts from now."""
     request, sweeps = opening.request, opening.sweeps
     added_seconds = request.measuring_on(opening.device.machine.kind)
-    if opening.for_advice:  # its budget is not part of the plan's
+    if opening.for_advice:  # its budget is not part of the plan's, which 0.0 leaves as it is
         return _with_cases(record, opening, sweeps, added_seconds, 0.0)
-    events = read_events(opening.folder)[0]
-    confirming = _confirming_seconds(record["plan"], events)
-    budget = spent_seconds(events) - confirming + added_seconds
+    events, _ = read_events(opening.folder)
+    # The time for advice, spent or left, is not part of the plan's budget.
+    confirming_seconds = _confirming_seconds(record["plan"], events)
+    budget = spent_seconds(events) - confirming_seconds + added_seconds
     record = _with_cases(record, opening, sweeps, added_seconds, budget)
-    return {
-        **record,
-        "plan": {**record["plan"], "left_s": confirming + request.left(added_seconds)},
-    }
+    left = confirming_seconds + request.left(added_seconds)
+    return {**record, "plan": {**record["plan"], "left_s": left}}
 
 
 def _with_larger_budget(record: dict[str, Any], opening: _Opening, budget: float) -> dict[str, Any]:
@@ -140,24 +141,26 @@ def _with_larger_budget(record: dict[str, Any], opening: _Opening, budget: float
     plan = record["plan"]
     # A sweep from a file of the user is known only if the file is named again.
     cases_by_name = {**cases_of(all_sweeps()), **opening.sweeps}
-    same = {name: cases_by_name[name] for name in plan["sweeps"] if name in cases_by_name}
+    same_sweeps = {name: cases_by_name[name] for name in plan["sweeps"] if name in cases_by_name}
     added_seconds = budget - plan["budget_s"]
-    record = _with_cases(record, opening, same, added_seconds, budget)
+    record = _with_cases(record, opening, same_sweeps, added_seconds, budget)
     return {**record, "plan": {**record["plan"], "left_s": opening.request.left(budget)}}
 
 
 def _run_of_sweeps(record: Mapping[str, Any], opening: _Opening, place: int) -> Run:
-    """Return the run of a shard's cases, or of the named sweeps' cases among them."""
+    """Return the run of a shard's cases, or of those of the sweeps that the request names."""
     plan, request = record["plan"], opening.request
-    planned = all_planned = read_plan(plan)
+    all_planned = read_plan(plan)
+    planned = all_planned
     if request.names:
-        planned = [entry for entry in planned if entry.case.sweep in opening.sweeps]
+        planned = [entry for entry in all_planned if entry.case.sweep in opening.sweeps]
     run = _run(record, opening, place, planned, request.shard)
-    events = read_events(opening.folder, request.shard)[0]
+    events, _ = read_events(opening.folder, request.shard)
     return replace(
         run,
         # Measuring for advice comes on top of the plan's budget.
         budget=plan["budget_s"] + _confirming_seconds(plan, events),
+        # Cases for advice do not count, because the shard ends without them.
         whole=len(_without_advice(planned)) == len(_without_advice(all_planned)),
         anchors=[PlanEntry.from_json(row) for row in record.get("anchors", ())],
     )
@@ -170,10 +173,11 @@ def _run_for_advice(record: Mapping[str, Any], opening: _Opening, place: int) ->
     """
     machine = Machine.from_json(record["machine"])
     shard = (1, record["plan"]["shards"])
-    ids = {case.id for cases in opening.sweeps.values() for case in cases(machine)}
+    asked_ids = {case.id for make_cases in opening.sweeps.values() for case in make_cases(machine)}
     all_planned = read_plan(record["plan"])
-    planned = [entry for entry in all_planned if entry.case.id in ids]
-    spent = spent_seconds(read_events(opening.folder, shard)[0])
+    planned = [entry for entry in all_planned if entry.case.id in asked_ids]
+    events, _ = read_events(opening.folder, shard)
+    spent = spent_seconds(events)
     run = _run(record, opening, place, planned, shard)
     return replace(
         run,
@@ -211,11 +215,15 @@ def _run(
 
 
 def _without_advice(planned: Sequence[PlanEntry]) -> list[PlanEntry]:
+    """Return the entries without the cases that advice asked for."""
     return [entry for entry in planned if entry.case.sweep != CONFIRM]
 
 
 def cases_of(sweeps: Mapping[str, Sweep], dtypes: Sequence[str] = ()) -> dict[str, CasesOf]:
-    """Return, for each sweep, the function that makes its cases, of ``dtypes`` only if given."""
+    """Return, for each sweep, the function that makes its cases.
+
+    It makes only cases of ``dtypes``, if any are given.
+    """
     return {
         name: functools.partial(sweep_cases, sweep, dtypes=dtypes) for name, sweep in sweeps.items()
     }
@@ -228,14 +236,15 @@ def left_for_confirming(folder: Path) -> float:
         UserError: if the folder has no run.
     """
     plan = read_run(folder)["plan"]
-    left: float = plan.get("left_s", 0.0)
-    return left - _confirming_seconds(plan, read_events(folder)[0])
+    kept: float = plan.get("left_s", 0.0)
+    events, _ = read_events(folder)
+    return kept - _confirming_seconds(plan, events)
 
 
 def _confirming_seconds(plan: Mapping[str, Any], events: Sequence[Event]) -> float:
     """Return the measuring time that was spent on cases that advice asked for."""
-    asked = {row["id"] for row in plan["cases"] if row["sweep"] == CONFIRM}
-    return spent_seconds(e for e in events if e["case"] in asked)
+    asked_ids = {row["id"] for row in plan["cases"] if row["sweep"] == CONFIRM}
+    return spent_seconds(event for event in events if event["case"] in asked_ids)
 
 
 def _record_to_resume(opening: _Opening) -> tuple[dict[str, Any] | None, str]:
@@ -248,33 +257,28 @@ def _record_to_resume(opening: _Opening) -> tuple[dict[str, Any] | None, str]:
     Raises:
         UserError: if the old run can neither be resumed nor set aside.
     """
-    folder, request, sweeps = opening.folder, opening.request, opening.sweeps
-    # 1. Find out why the old run, if there is one, must be set aside.
-    planned = (folder / "run.json").exists()
-    if not planned and not any((folder / "samples").glob("*.jsonl")):
+    folder, request = opening.folder, opening.request
+    # 1. Find the old run, if there is one.
+    has_plan = (folder / "run.json").exists()
+    if not has_plan and not any((folder / "samples").glob("*.jsonl")):
         return None, ""
-    if not planned:
+    # A run that is set aside in any case may have a run.json that cannot be read.
+    record = read_run(folder) if has_plan and not request.sets_all_aside else None
+    # 2. Resume it if nothing speaks against that.
+    if not has_plan:
         why = "the folder has samples but no plan"
-    elif request.sets_all_aside or request.sets_aside(record := read_run(folder)):
+    elif record is None or request.sets_aside(record):
         why = "a fresh run was asked for"
     else:
-        if "merged" in record:
-            raise UserError(
-                f"the recording in {folder} was merged from several and cannot be resumed. "
-                f"Resume one of those and merge again, or use {USE_FRESH} to set it aside and "
-                "start a new run."
-            )
-        why = _why_outdated(record, opening.device)
-        adds = request.add and not set(sweeps) <= set(record["plan"]["sweeps"])
-        if not why and not opening.for_advice and not adds:
-            why = _why_again(folder, record)
-        # 2. Resume it if nothing speaks against that.
+        why = _why_not_resumed(record, opening)
         if not why:
             read_plan(record["plan"])  # raises if the plan is damaged, before anything uses it
             if not opening.for_advice:
-                _check_same_plan(record["plan"], request, sweeps)
+                _check_same_plan(record["plan"], request, opening.sweeps)
             return record, ""
-        if record["plan"].get("shards", 1) == request.shard[1] > 1:
+        # Other nodes measure a run with several shards, so one node must not set it aside.
+        shards = record["plan"].get("shards", 1)
+        if shards > 1 and shards == request.shard[1]:
             raise UserError(
                 f"{why}, so this node cannot join the run in {folder}. Use nodes with the same "
                 "software, or --fresh to set that run aside and start a new one.",
@@ -285,18 +289,40 @@ def _record_to_resume(opening: _Opening) -> tuple[dict[str, Any] | None, str]:
     return None, why
 
 
+def _why_not_resumed(record: dict[str, Any], opening: _Opening) -> str:
+    """Return why the recorded run must be set aside; empty if it can be resumed.
+
+    Raises:
+        UserError: if the recording is merged, which can only be set aside by request.
+    """
+    if "merged" in record:
+        raise UserError(
+            f"the recording in {opening.folder} was merged from several and cannot be resumed. "
+            f"Resume one of those and merge again, or use {USE_FRESH} to set it aside and "
+            "start a new run."
+        )
+    why = _why_outdated(record, opening.device)
+    has_new_sweeps = not set(opening.sweeps) <= set(record["plan"]["sweeps"])
+    adds = opening.for_advice or (opening.request.add and has_new_sweeps)
+    # A request that only adds cases does not ask for the old ones again.
+    if why or adds:
+        return why
+    return _why_again(opening.folder, record)
+
+
 def _why_again(folder: Path, record: Mapping[str, Any]) -> str:
     """Return why a finished run must be measured again: it is unusable. Empty if it need not be.
 
     An unusable run that was interrupted is resumed, because more samples may improve it. A run with
     several shards is resumed as well, because other nodes may still be measuring it.
     """
-    judged = record.get("health", {})
-    if judged.get("verdict") != UNUSABLE or record["plan"]["shards"] > 1:
+    health = record.get("health", {})
+    if health.get("verdict") != UNUSABLE or record["plan"]["shards"] > 1:
         return ""
-    if not any(event["event"] == "end" for event in read_events(folder)[0]):
+    events, _ = read_events(folder)
+    if not any(event["event"] == "end" for event in events):
         return ""
-    return f"the recorded run is unusable ({'; '.join(judged['reasons'])})"
+    return f"the recorded run is unusable ({'; '.join(health['reasons'])})"
 
 
 def _why_outdated(record: dict[str, Any], device: Device) -> str:
@@ -315,22 +341,23 @@ def _check_same_plan(plan: dict[str, Any], request: Request, sweeps: Mapping[str
         UserError: if the request has other shards, adds sweeps to several shards, or has a smaller
             budget.
     """
-    shares = plan["shards"]
+    shards = plan["shards"]
     adds = _adds(request, sweeps, plan)
-    if adds and (shares > 1 or request.shard != (1, 1)):
+    if adds and (shards > 1 or request.shard != (1, 1)):
         raise UserError(
             "--add works only for runs without shards; use --fresh to set the old run aside."
         )
-    if request.shard[1] != shares:
-        option = f"give --gpus or --shard I/{shares}" if shares > 1 else "leave --shard out"
+    if request.shard[1] != shards:
+        option = f"give --gpus or --shard I/{shards}" if shards > 1 else "leave --shard out"
         raise UserError(
-            f"the run in this folder was planned for {shares} shard(s); {option} to resume it, "
+            f"the run in this folder was planned for {shards} shard(s); {option} to resume it, "
             "or use --fresh to set it aside and start a new one."
         )
-    planned = plan["budget_s"] + plan.get("left_s", 0.0)
-    if not adds and (request.budget or math.inf) < planned:
+    planned_budget = plan["budget_s"] + plan.get("left_s", 0.0)
+    # Without a budget, any plan is resumed.
+    if not adds and (request.budget or math.inf) < planned_budget:
         raise UserError(
-            f"the run in this folder was planned with a budget of {planned:g} s, not "
+            f"the run in this folder was planned with a budget of {planned_budget:g} s, not "
             f"{request.budget:g}. Leave the option out to resume it, or use {USE_FRESH} to set "
             "it aside and start a new one."
         )
@@ -362,17 +389,12 @@ def _adds(request: Request, sweeps: Mapping[str, CasesOf], plan: Mapping[str, An
     - has sweeps that the plan lacks, whether it names them or they are the default ones, or
     - names a file.
     """
+    restricts_dtypes = bool(request.dtypes)
     names_other_sweeps = bool(request.names) and set(sweeps) != {*plan["sweeps"]} - {CONFIRM}
+    has_new_sweeps = not set(sweeps) <= set(plan["sweeps"])
     # A user's file may declare other cases than before. Shards keep to their plan.
     has_file = any(map(is_file, request.sweeps)) and plan["shards"] == 1
-    restricts_dtypes = bool(request.dtypes)
-    return (
-        request.add
-        or names_other_sweeps
-        or has_file
-        or restricts_dtypes
-        or not set(sweeps) <= set(plan["sweeps"])
-    )
+    return request.add or restricts_dtypes or names_other_sweeps or has_new_sweeps or has_file
 
 
 def _with_cases(
@@ -392,14 +414,14 @@ def _with_cases(
     plan, machine = record["plan"], Machine.from_json(record["machine"])
     request = opening.request
     planned_ids = {row["id"] for row in plan["cases"]}
-    begun = {row["sweep"] for row in plan["cases"]}
+    begun_sweeps = {row["sweep"] for row in plan["cases"]}
     cases = {name: make_cases(machine) for name, make_cases in sweeps.items()}
     # A sweep that was begun here is resumed here, even if it was recorded elsewhere in the
     # meantime.
     elsewhere = {
         *plan["recorded_elsewhere"],
         *_recorded_sweeps(cases, request, opening.device),
-    } - begun
+    } - begun_sweeps
     lacking = {
         name: [case for case in all_cases if case.id not in planned_ids]
         for name, all_cases in cases.items()
@@ -424,7 +446,7 @@ def _with_cases(
         # Cases that did not fit before were considered again, so the new count replaces the old
         # one.
         "left_out": {
-            **{name: n for name, n in plan["left_out"].items() if name not in sweeps},
+            **{name: count for name, count in plan["left_out"].items() if name not in sweeps},
             **added.left_out,
         },
         "cases": [*plan["cases"], *(entry.to_json() for entry in added.planned)],
@@ -519,10 +541,14 @@ def _recorded_sweeps(
     unusable = (record.get("health") or {}).get("verdict") == UNUSABLE
     if unusable or _why_outdated(record, device):
         return []
-    timed = read_timed(folder)
-    lacking = {
-        s for s, cases_of_sweep in cases.items() if not {c.id for c in cases_of_sweep} <= timed
+    timed_ids = read_timed(folder)
+    incomplete = {
+        sweep
+        for sweep, cases_of_sweep in cases.items()
+        if any(case.id not in timed_ids for case in cases_of_sweep)
     }
+    # A group is compared within one recording, so it is measured here if it lacks anything there.
     groups = [{*map(sweep_name, group)} for group in request.groups]
-    needed = {s for group in groups if lacking & group for s in group}
-    return [s for s, cases_of_sweep in cases.items() if cases_of_sweep and s not in needed]
+    needed = {sweep for group in groups if incomplete & group for sweep in group}
+    # A sweep without cases on this machine is recorded nowhere.
+    return [sweep for sweep in cases if cases[sweep] and sweep not in needed]

@@ -36,9 +36,13 @@ def probe(cases: Mapping[str, Sequence[Case]], machine: Machine) -> Costs:
         machine: the CPU, with its ceilings measured.
     """
     default = Costs.default(machine.kind)
-    chosen = _choose_cases([case for listed in cases.values() for case in listed])
+    chosen = _choose_cases([case for cases_of_sweep in cases.values() for case in cases_of_sweep])
     bench = TorchBench(machine, machine.kind, None, chosen)
-    preparing, checks, factors = list[float](), list[tuple[float, float]](), defaultdict(list)
+    preparing_seconds: list[float] = []
+    moving_seconds: list[float] = []  # of a check's passes over the operands at full bandwidth
+    checking_seconds: list[float] = []
+    factors: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    # 1. Prepare, check and time cases until the time is used up.
     begin = time.monotonic()
     for case in chosen:
         if time.monotonic() - begin > _SECONDS:
@@ -53,24 +57,33 @@ def probe(cases: Mapping[str, Sequence[Case]], machine: Machine) -> Costs:
         if launch and estimate:
             factor = min(max(launch / estimate, 1 / _MOST_FACTOR), _MOST_FACTOR)
             factors[kind_of(case)].append((float(case.problem.flops), factor))
-        preparing.append(max(0.0, prepared - result.subject.checking - launch))
-        checks.append((checked_bytes(case) / machine.bandwidth, result.subject.checking - launch))
-    if not preparing:
+        # Preparing includes the check and launches. The check includes a launch, too.
+        preparing_seconds.append(max(0.0, prepared - result.subject.checking - launch))
+        moving_seconds.append(checked_bytes(case) / machine.bandwidth)
+        checking_seconds.append(result.subject.checking - launch)
+    if not preparing_seconds:
         return default
-    passes = np.array(checks).T
-    check, factor = _fit_line(*passes)
-    slower = {kind: sorted(points) for kind, points in factors.items()}
+    # 2. Fit the costs. A check costs a fixed time and several times what moving its bytes takes.
+    check, passes = _fit_line(np.array(moving_seconds), np.array(checking_seconds))
     return replace(
-        default, prepare=float(np.median(preparing)), check=check, passes=factor, slower=slower
+        default,
+        prepare=float(np.median(preparing_seconds)),
+        check=check,
+        passes=passes,
+        slower={kind: sorted(points) for kind, points in factors.items()},
     )
 
 
 def _choose_cases(cases: Sequence[Case]) -> list[Case]:
-    """Return cases of each kind at quantiles of their FLOPs, the large ones of all kinds last."""
+    """Return cases of each kind at quantiles of their FLOPs, the large ones of all kinds last.
+
+    The time may not suffice for all, and the small ones take the least.
+    """
     kinds: dict[str, list[Case]] = defaultdict(list)
     for case in cases:
         if case.mode == "burst" and case.problem.flops:
             kinds[kind_of(case)].append(case)
+    # Used as a set that keeps its order: a kind with few cases has the same one at two quantiles.
     chosen: dict[Case, None] = {}
     for quantile in _SIZES:
         for kind_cases in kinds.values():
@@ -81,6 +94,8 @@ def _choose_cases(cases: Sequence[Case]) -> list[Case]:
 
 def _fit_line(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
     """Fit a line by least squares. Return its intercept and slope, both at least 0."""
+    # Without two different x, any slope fits equally well.
     slope = float(np.polyfit(x, y, 1)[0]) if np.ptp(x) > 0 else 0.0
     slope = max(0.0, slope)
-    return max(0.0, float(np.mean(y - slope * x))), slope
+    intercept = max(0.0, float(np.mean(y - slope * x)))
+    return intercept, slope

@@ -51,12 +51,15 @@ class Request:
 
     def sets_aside(self, record: Mapping[str, Any]) -> bool:
         """Return True if the run of this run.json is set aside because a fresh one is requested."""
-        if not self.fresh or self.fresh_since is None:
-            return self.fresh
+        if not self.fresh:
+            return False
+        if self.fresh_since is None:
+            return True
         try:
             begun = datetime.strptime(record["run"], "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
         except ValueError:  # damaged: no node has just begun it
             return True
+        # The time in run.json has whole seconds, so a run of this very second is fresh.
         return begun.timestamp() < math.floor(self.fresh_since)
 
     @property
@@ -66,10 +69,14 @@ class Request:
 
     def measuring_on(self, kind: str) -> float:
         """Return :attr:`measuring`, or that of the kind's default budget if none was given."""
-        return DEFAULT_BUDGET[kind] * (1 - self.leave) if not self.budget else self.measuring or 0.0
+        budget = self.budget or DEFAULT_BUDGET[kind]
+        return budget * (1 - self.leave)
 
     def left(self, measuring: float) -> float:
-        """Return the seconds to keep for advice in addition to ``measuring`` seconds."""
+        """Return the seconds to keep for advice in addition to ``measuring`` seconds.
+
+        They are the share :attr:`leave` of both together.
+        """
         return measuring * self.leave / (1 - self.leave)
 
     @property

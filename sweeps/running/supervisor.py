@@ -128,19 +128,24 @@ class _Supervisor:
         self._blocks: Counter[tuple[str, ...]] = Counter()  # of each pair, from the present process
 
     def supervise(self) -> str:
-        """Do all work of the shard. Return why measuring ended."""
+        """Do all work of the shard. Return why measuring ended, as :func:`carry_out` does."""
+        # 1. Time the anchors, and wait until all peers have timed theirs.
         self._arrive()
         self._time_anchors()
         if self._run.peers:
             self._run.peers.wait(MEASURE)
+        # 2. Measure, while other processes compile. Strangers on the GPU are counted before and
+        # after that, when no process of ours uses it.
         self._refuse_crashed_features()
         compiled_meanwhile = self._waiting() if self._run.compile_beside else []
         self._watch.look_at_gpu()
         with compiling(self._run.arguments, compiled_meanwhile, self._run.workers):
             end = self._measure()
         self._watch.look_at_gpu()
+        # 3. Re-time cases and name kernels in further processes.
         self._repeat()
         self._name()
+        # 4. Record the end, unless an earlier call recorded the same one.
         if self._run.whole and not self._tally.ended(end, self._run.budget):
             self._tell("end", why=end, budget=self._run.budget)
         return end
@@ -159,6 +164,7 @@ class _Supervisor:
         self._tell("place", place=run.place)
 
     def _tell(self, event: str, case: str = "", **more: Any) -> None:
+        """Record an event of the parent, about the case with the id ``case`` or about none."""
         self._record(
             {
                 "event": event,
@@ -171,11 +177,15 @@ class _Supervisor:
         )
 
     def _time_anchors(self) -> None:
-        """Time the anchors, unless an earlier call did so on this GPU and there are no peers."""
-        run, shared = self._run, self._run.peers is not None
-        if run.anchors and (shared or not self._anchored):
+        """Time the anchors, unless an earlier call did so on this GPU and there are no peers.
+
+        Peers time theirs at the same moments, so all of them take part.
+        """
+        run = self._run
+        has_peers = run.peers is not None
+        if run.anchors and (has_peers or not self._anchored):
             assignment = self._assignment(run.anchors, _WITHOUT_LIMIT, work="anchor")
-            self._run_child(replace(assignment, options=run.anchor_options, waits=shared))
+            self._run_child(replace(assignment, options=run.anchor_options, waits=has_peers))
 
     def confirm(self, pairs: Sequence[tuple[PlanEntry, PlanEntry]]) -> None:
         """Re-time pairs, each in several processes.
@@ -189,10 +199,9 @@ class _Supervisor:
             )
             # Each case gets this many samples. The plan expects the fewest that a case can have.
             samples = 2 * BLOCKS
-            once = self._starting + samples / CHECKPOINTS[0] * sum(
-                entry.expected for pair in pairs for entry in pair
-            )
-            self._reporter.begin("Confirming", once, (PROCESSES - number) * once)
+            planned_seconds = sum(entry.expected for pair in pairs for entry in pair)
+            seconds = self._starting + samples / CHECKPOINTS[0] * planned_seconds
+            self._reporter.begin("Confirming", seconds, (PROCESSES - number) * seconds)
             self._confirm_once(pairs)
 
     def _confirm_once(self, pairs: Sequence[tuple[PlanEntry, PlanEntry]]) -> None:
@@ -222,21 +231,23 @@ class _Supervisor:
     def _waiting(self) -> list[Case]:
         """Return the cases that are not finished."""
         histories = self._tally.histories
-        return [e.case for e in self._run.planned if not histories[e.case.id].closed]
+        return [entry.case for entry in self._run.planned if not histories[entry.case.id].closed]
 
     def _measure(self) -> str:
         """Run children until the cases are finished, or the budget or the time is used up.
 
         Return ``done``, ``budget`` or ``time``.
         """
-        run, tally, announced = self._run, self._tally, False
+        run, tally = self._run, self._tally
+        # 1. Find the limits. Naming comes last, and measuring must leave time for it.
         seconds_left = run.budget - tally.spent
         until = math.inf
-        # Naming comes last, and measuring must leave time for it.
         if run.stop_at is not None:
             seconds_left = min(seconds_left, run.stop_at - time.monotonic())
             until = run.stop_at - self._naming_reserve(seconds_left)
         budget = run.budget - self._naming_reserve(seconds_left)
+        # 2. Run children. After a crash, the next one continues.
+        announced = False
         while not tally.complete:
             if tally.spent >= budget:
                 return "budget"
@@ -246,9 +257,10 @@ class _Supervisor:
                 announced = True
                 limit = min(budget - tally.spent, until - time.monotonic())
                 self._note(f"Measuring {len(run.planned)} cases for at most {limit:.0f} s …")
-                after = repeating_seconds(run.budget) if run.repeats else 0.0
-                self._reporter.begin("Measuring", limit, after)
+                seconds_after = repeating_seconds(run.budget) if run.repeats else 0.0
+                self._reporter.begin("Measuring", limit, seconds_after)
             end = self._run_child(self._assignment(run.planned, budget, until))
+            # A child reports the limit of time as that of the budget.
             if end == "budget" and time.monotonic() >= until:
                 return STOPPED
             if end is not None:
@@ -256,7 +268,7 @@ class _Supervisor:
         return "done"
 
     def _naming_reserve(self, seconds: float) -> float:
-        """Return how many of the seconds left are needed to name kernels at the end."""
+        """Return how many of these ``seconds`` are needed to name kernels at the end."""
         cases = [entry.case for entry in self._run.planned]
         return naming_reserve(cases, seconds) if self._run.names else 0.0
 
@@ -276,6 +288,7 @@ class _Supervisor:
         if self._run.stop_at is not None:
             seconds_left = self._run.stop_at - time.monotonic()
             seconds_left -= self._naming_reserve(seconds_left)
+            # A case gets more samples here than the six that its expected time is for.
             if seconds_left < self._starting + 2 * sum(entry.expected for entry in chosen):
                 return
         self._note(f"Re-timing {len(chosen)} cases in a new process …")
@@ -290,9 +303,12 @@ class _Supervisor:
         that one process lost are requested from another. After three processes in a row that named
         nothing, the names stay empty.
         """
+        if not self._run.names:
+            return
         stop_at = self._run.stop_at or math.inf
-        futile, unnamed = 0, set(self._tally.unnamed()) if self._run.names else set()
-        while unnamed and futile < _MAX_FUTILE_NAMINGS:
+        futile_processes = 0
+        unnamed = set(self._tally.unnamed())
+        while unnamed and futile_processes < _MAX_FUTILE_NAMINGS:
             # If the time left is only enough to start a process, leave naming to the next call.
             if time.monotonic() + self._starting > stop_at:
                 return
@@ -302,13 +318,15 @@ class _Supervisor:
             self._reporter.begin("Naming kernels", reserve)
             self._run_child(self._assignment(entries, self._run.budget, work="name"))
             still_unnamed = set(self._tally.unnamed())
-            futile, unnamed = (futile + 1 if still_unnamed == unnamed else 0), still_unnamed
+            futile_processes = futile_processes + 1 if still_unnamed == unnamed else 0
+            unnamed = still_unnamed
         if unnamed:
             self._note(f"The kernels of {len(unnamed)} cases could not be named.")
         for case in unnamed:
             self._give_up_naming(case)
 
     def _give_up_naming(self, case: str) -> None:
+        """Record an empty kernel name for a case, so that later calls do not try again."""
         self._tell("facts", case, facts={"kernel": ""})
 
     def _assignment(
@@ -318,24 +336,34 @@ class _Supervisor:
         until: float = math.inf,
         work: str = "measure",
     ) -> Assignment:
-        """Return an assignment for a child, with what is known of the cases so far."""
+        """Return an assignment for a child, with what is known of the cases so far.
+
+        Args:
+            planned: the cases that the child handles.
+            budget: seconds of the run's budget, including those that are spent.
+            until: moment of ``time.monotonic`` at which the child ends.
+            work: kind of work: measure, anchor, repeat, confirm or name.
+        """
         run = self._run
         return Assignment(
-            run.bench,
-            run.arguments,
-            planned,
-            self._tally.all(),
-            run.worker,
-            budget,
-            self._tally.spent,
-            until,
-            frozenset(self._careful),
-            work,
-            run.longest,
+            bench=run.bench,
+            arguments=run.arguments,
+            planned=planned,
+            known=self._tally.all(),
+            worker=run.worker,
+            budget=budget,
+            spent=self._tally.spent,
+            until=until,
+            careful=frozenset(self._careful),
+            work=work,
+            longest=run.longest,
         )
 
     def _run_child(self, assignment: Assignment) -> str | None:
-        """Run one child to its end. Return None if it died, so that another may continue."""
+        """Run one child to its end. Return why it ended.
+
+        Return None if it died or failed, so that another may continue.
+        """
         child = Child.start(assignment)
         if assignment.work == "measure":
             self._watch.begin(child.process.pid)
@@ -347,43 +375,37 @@ class _Supervisor:
             child.process.join()
 
     def _listen(self, child: Child, work: str) -> str | None:
-        """Handle a child's messages until it ends. Return why it ended, or None if it died."""
-        crashed = self._when_it_dies(work)
-        while True:
-            if not child.sends_in_time():
-                child.process.kill()
-                crashed(child, f"it hung for {child.patience:.0f} s")
-                return None
-            try:
-                kind, *content = child.connection.recv()
-                # ``since`` is still the moment at which the child was started.
-                if not child.spoke:
-                    child.spoke = True
-                    self._starting = time.monotonic() - child.since
-            except (EOFError, ConnectionResetError):
-                child.process.join()
-                crashed(child, how_it_died(child.process.exitcode))
-                return None
+        """Handle a child's messages until it ends.
+
+        Return why it ended, or None if it died or failed.
+
+        Raises:
+            UserError: if a child that measures failed.
+        """
+        while (message := self._next_message(child, work)) is not None:
+            kind, *content = message
             match kind:
-                case "visit":
+                case "visit":  # the child begins to handle cases
                     child.cases, expected = content
                     child.since = time.monotonic()
                     child.patience = max(self._run.min_patience, _PATIENCE * expected)
                 case "event":
-                    child.samples += content[0]["event"] == "sample"
-                    self._record(content[0])
+                    (event,) = content
+                    child.samples += event["event"] == "sample"
+                    self._record(event)
                     if work == "measure":
                         self._tally.report(self._reporter, self._run.budget)
                         self._watch.look_now_and_then()
                 case "wait" if self._run.peers:
-                    self._run.peers.wait(content[0])
+                    (gate,) = content
+                    self._run.peers.wait(gate)
                     child.connection.send("go")
                 case "end":
                     if work == "measure":  # while the child's use of the host can still be read
                         self._watch.look()
                     return str(content[0])
-                case "poisoned":
-                    crashed(child, str(content[0]))
+                case "poisoned":  # its context on the GPU is broken, so it ends itself
+                    self._handle_death(child, work, str(content[0]))
                     return None
                 case _ if work != "measure":  # the run is complete without such work
                     self._note(f"The process that {_BESIDE[work]} stopped: {content[0]}")
@@ -395,20 +417,43 @@ class _Supervisor:
                         else "Nothing could be measured"
                     )
                     raise UserError(f"{problem}: {content[0]}", exit_code=1)
+        return None
 
-    def _when_it_dies(self, work: str) -> Callable[[Child, str], None]:
-        """Return the function to call when a child that does this kind of work dies."""
+    def _next_message(self, child: Child, work: str) -> tuple[Any, ...] | None:
+        """Return a child's next message, which is its kind and its content.
+
+        Return None if the child died or hung. What its death needs is done then.
+        """
+        if not child.sends_in_time():
+            child.process.kill()
+            self._handle_death(child, work, f"it hung for {child.patience:.0f} s")
+            return None
+        try:
+            message: tuple[Any, ...] = child.connection.recv()
+        except (EOFError, ConnectionResetError):
+            child.process.join()
+            self._handle_death(child, work, how_it_died(child.process.exitcode))
+            return None
+        if not child.spoke:
+            child.spoke = True
+            # ``since`` is still the moment at which the child was started.
+            self._starting = time.monotonic() - child.since
+        return message
+
+    def _handle_death(self, child: Child, work: str, how: str) -> None:
+        """Record or note the death of a child that did this kind of work; ``how`` says how."""
         match work:
             case "measure":
-                return self._crashed
+                self._crashed(child, how)
             case "confirm":
-                return self._crashed_confirming
+                self._crashed_confirming(child, how)
             case "name":
-                return self._crashed_naming
+                self._crashed_naming(child, how)
             case _:
-                return lambda child, how: self._note_end(work, how)
+                self._note_end(work, how)
 
     def _record(self, event: Event) -> None:
+        """Write an event to the shard's samples, and count it."""
         self._log.append(event)
         self._measured |= event["event"] == "sample"
         self._tally.add(event)
@@ -423,6 +468,7 @@ class _Supervisor:
         # A child that took samples made progress. Only crashes without a sample, in a row, end a
         # run.
         self._idle_crashes = 0 if child.samples else self._idle_crashes + 1
+        # 1. If no single case is to blame, only note which cases were in flight.
         if len(child.cases) != 1:
             self._careful.update(child.cases)
             if self._idle_crashes >= _MAX_IDLE_CRASHES:
@@ -432,13 +478,18 @@ class _Supervisor:
                     exit_code=1,
                 )
             return
+        # 2. Record the crash of the case that is to blame.
         (case,) = child.cases
         cost = round(time.monotonic() - child.since, 6)
         where = {"case": case, "worker": self._run.worker}
         self._record({"event": "crash", **where, "cost": cost, "message": how})
-        crashes = self._tally.all()[case].crashes
         self._note(f"the measuring process ended during this case: {how}.")
-        feature = next((feature_of(e.case) for e in self._run.planned if e.case.id == case), None)
+        # 3. Give the case up after its second crash, or all cases with its experimental feature.
+        crashes = self._tally.all()[case].crashes
+        # The canary is not in the plan and has no experimental feature.
+        feature = next(
+            (feature_of(entry.case) for entry in self._run.planned if entry.case.id == case), None
+        )
         if crashes >= _MAX_CRASHES or feature:
             times = f"{crashes} times " if crashes > 1 else ""
             self._fail(case, "error", f"the process ended {times}during this case: {how}.")
@@ -446,16 +497,24 @@ class _Supervisor:
             self._refuse_feature(feature, how)
 
     def _crashed_naming(self, child: Child, how: str) -> None:
+        """Give up naming the case in flight, if it was the only one."""
         if len(child.cases) == 1:
             self._give_up_naming(*child.cases)
         self._note_end("name", how)
 
     def _crashed_confirming(self, child: Child, how: str) -> None:
-        # If several cases were in flight at once, the next child handles them one by one.
-        (self._blamed if len(child.cases) == 1 else self._careful).update(child.cases)
+        """Blame the case in flight, whose pair is then left out.
+
+        If several cases were in flight at once, the next child handles them one by one.
+        """
+        if len(child.cases) == 1:
+            self._blamed.update(child.cases)
+        else:
+            self._careful.update(child.cases)
         self._note_end("confirm", how)
 
     def _note_end(self, work: str, how: str) -> None:
+        """Tell the user how a child ended that did work other than measuring."""
         self._note(f"the process that {_BESIDE[work]} ended: {how}.")
 
     def _refuse_crashed_features(self) -> None:
@@ -469,4 +528,5 @@ class _Supervisor:
             self._fail(case, "unsupported", refusal(feature, how))
 
     def _fail(self, case: str, status: str, message: str) -> None:
+        """Record that a case gets no time; ``status`` and ``message`` go to the table."""
         self._tell("outcome", case, status=status, message=message)

@@ -51,11 +51,14 @@ class Watch:
 
     def begin(self, child: int | None) -> None:
         """Begin to watch how much other processes than this one and its child use the host."""
-        measuring = [os.getpid(), *([] if child is None else [child])]
         parent = self._parent
-        self._host = HostWatch(
-            lambda: measuring if parent is None else [parent, *descendants(parent)]
-        )
+        measuring = [os.getpid()] if child is None else [os.getpid(), child]
+
+        def our_processes() -> list[int]:
+            # The parent may start further processes, so they are listed at every look.
+            return measuring if parent is None else [parent, *descendants(parent)]
+
+        self._host = HostWatch(our_processes)
 
     def look_now_and_then(self) -> None:
         """Record the use of the host if the last look was long enough ago."""
@@ -69,6 +72,7 @@ class Watch:
             self._tell(**asdict(use))
 
     def _tell(self, **seen: float) -> None:
+        """Record an event with what a look has seen."""
         self._record(
             {
                 "event": "host",
