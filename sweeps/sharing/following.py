@@ -26,9 +26,9 @@ class Follower:
             total: the number of shards that the run has.
         """
         self._files = {shard: samples_path(folder, (shard, total)) for shard in shards}
-        self._read = dict.fromkeys(self._files, 0)
+        self._bytes_read = dict.fromkeys(self._files, 0)
         self._tallies = {
-            shard: Tally([e for e in planned if e.shard in (None, shard)], [])
+            shard: Tally([entry for entry in planned if entry.shard in (None, shard)], [])
             for shard in self._files
         }
 
@@ -42,13 +42,15 @@ class Follower:
         """Yield the events of complete lines that were appended since the last look."""
         try:
             with open(path, "rb") as file:
-                file.seek(self._read[shard])
-                new = file.read()
+                file.seek(self._bytes_read[shard])
+                appended = file.read()
         except OSError:  # the shard has not begun
             return
-        complete = new.rpartition(b"\n")[0]
-        self._read[shard] += len(complete) + 1 if complete else 0
-        for line in complete.split(b"\n"):
+        # The worker may be writing the last line, which is then read at the next look.
+        complete_lines, _, _ = appended.rpartition(b"\n")
+        if complete_lines:
+            self._bytes_read[shard] += len(complete_lines) + len(b"\n")
+        for line in complete_lines.split(b"\n"):
             event, _ = parse_event(line)
             if event is not None:  # damaged lines are counted when the run is folded
                 yield event
@@ -69,9 +71,10 @@ def report(followers: Iterable[Follower], reporter: Reporter, budget: float) -> 
     The time left is that of the shard that needs longest.
     """
     tallies = [tally for follower in followers for tally in follower.tallies]
-    spent = min((tally.spent for tally in tallies if not tally.is_over(budget)), default=budget)
+    open_tallies = [tally for tally in tallies if not tally.is_over(budget)]
+    least_spent = min((tally.spent for tally in open_tallies), default=budget)
     reporter.update(
-        sum(tally.seen for tally in tallies),
-        sum(len(tally.histories) for tally in tallies),
-        budget - spent,
+        done=sum(tally.seen for tally in tallies),
+        total=sum(len(tally.histories) for tally in tallies),
+        left=budget - least_spent,
     )

@@ -29,10 +29,12 @@ def choose_gpus(text: str, kind: str = "auto") -> dict[int, Device]:
         raise UserError(f"--gpus takes all, or numbers such as 0,3, not {text[:40]!r}.")
     if text == ALL:
         is_cpu = select_device(kind).gpu is None
-        numbers = [*range(1 if is_cpu else torch.cuda.device_count())]
+        count = 1 if is_cpu else torch.cuda.device_count()
+        numbers = list(range(count))
     else:
         numbers = [int(number) for number in text.split(",")]
     devices = {number: select_device(kind, number) for number in numbers}
+    # The dictionary has a number once that the text has twice.
     if len(devices) < len(numbers):
         raise UserError(f"--gpus {text} names a GPU twice; name each once.")
     models = {device.machine.slug: device.machine.name for device in devices.values()}

@@ -38,14 +38,16 @@ def interference(events: Sequence[Event]) -> SharedSlowdown | None:
     Args:
         events: events of the shards that were measured together.
     """
+    # 1. Collect the times of each anchor on each GPU (of each worker) by phase.
     seconds: dict[tuple[str, str], dict[str, list[float]]]
     seconds = defaultdict(lambda: defaultdict(list))
     for event in latest_anchor_events(events):
         seconds[event["case"], event["worker"]][event["phase"]].append(event["s"])
-    ratios = defaultdict(list)
-    for (case, _), times in seconds.items():
-        if {ALONE, TOGETHER} <= times.keys():
-            ratios[case].append(median(times[TOGETHER]) / median(times[ALONE]))
-    anchor_ratios = [median(gpu_ratios) for gpu_ratios in ratios.values()]
+    # 2. Compare the two phases.
+    gpu_ratios: dict[str, list[float]] = defaultdict(list)
+    for (anchor, _), phases in seconds.items():
+        if {ALONE, TOGETHER} <= phases.keys():
+            gpu_ratios[anchor].append(median(phases[TOGETHER]) / median(phases[ALONE]))
+    anchor_ratios = [median(ratios) for ratios in gpu_ratios.values()]
     interval = median_interval(anchor_ratios)
     return None if interval is None else SharedSlowdown(median(anchor_ratios), *interval)

@@ -77,16 +77,22 @@ def share(
         UserError: if the run cannot be begun, or if failures left some shards unfinished.
         KeyboardInterrupt: if the user interrupts, after folding.
     """
-    first, device = next(iter(gpus.items()))
+    # 1. Count the shards, and number those of this node.
+    node_number, nodes = node
+    first_gpu, device = next(iter(gpus.items()))
     folder = request.results / device.machine.slug
-    total = _count_shards(folder, request, node[1], len(gpus))
-    of_node = total // node[1]
-    shards = range((node[0] - 1) * of_node + 1, node[0] * of_node + 1)
-    run = begin(replace(request, shard=(shards[0], total), gpu=first), note)
+    total = _count_shards(folder, request, nodes, len(gpus))
+    shards_per_node = total // nodes
+    first_shard = (node_number - 1) * shards_per_node + 1
+    shards = range(first_shard, first_shard + shards_per_node)
+    # 2. Plan the run, or resume the one that another node has planned.
+    run = begin(replace(request, shard=(first_shard, total), gpu=first_gpu), note)
     begun(run.folder)
-    if total == node[1] and len(gpus) == 1:
+    # 3. Carry out the shards. A single one needs no worker.
+    if total == nodes and len(gpus) == 1:
         carry_out(run, reporter, note)
     else:
+        # A worker that asked for a fresh run would set this one aside.
         request = replace(request, fresh=False)
         _Parent(run.folder, request, gpus, shards, total, reporter, note).carry_out()
     return run.folder
@@ -105,6 +111,7 @@ def _count_shards(folder: Path, request: Request, nodes: int, gpus: int) -> int:
     if request.sets_aside(record):
         return nodes * gpus
     shards = int(record["plan"].get("shards", 1))
+    # A node may have fewer or more GPUs than shards, but not several GPUs for a single shard.
     if shards % nodes or (shards == nodes and gpus > 1):
         raise UserError(
             f"the run in {folder} was planned for {shards} GPU(s), which {nodes} node(s) with "
@@ -149,7 +156,7 @@ class _Parent:
         self._total = total
         self._reporter = reporter
         self._note = note
-        self._said: set[str] = set()
+        self._noted: set[str] = set()  # texts of workers that the user has seen
         plan = read_run(folder)["plan"]
         self._budget: float = plan["budget_s"]
         self._follower = Follower(folder, read_plan(plan), shards, total)
@@ -180,10 +187,11 @@ class _Parent:
             # A second Ctrl-C must not stop the folding halfway.
             with undisturbed():
                 self._stop_all()
-                fold(
-                    self._folder,
-                    [samples_path(self._folder, (s, self._total)) for s in self._shards],
-                )
+                # Another node may have folded these files already, together with its own.
+                written = [
+                    samples_path(self._folder, (shard, self._total)) for shard in self._shards
+                ]
+                fold(self._folder, written)
         if self._due and self._seconds_left() > 0:
             raise UserError(
                 f"{len(self._due)} of {len(self._shards)} shares are not finished "
@@ -193,6 +201,7 @@ class _Parent:
 
     def _start_all(self) -> None:
         """Assign the unfinished shards to the GPUs and start their first workers."""
+        # 1. Assign the shards. The GPUs that get none wait for one to become free.
         self._follower.look()
         unfinished = self._follower.unfinished(self._budget)
         if not unfinished:
@@ -202,17 +211,16 @@ class _Parent:
         last_places = {shard: last_place(events[shard]) for shard in unfinished}
         assigned = _assigned(self._places, last_places)
         self._due.extend(shard for shard in unfinished if shard not in assigned.values())
-        # Either all GPUs time the anchors, or none, because all did so in an earlier call.
-        anchors = (
-            len(assigned) > 1
-            and self._seconds_left() > _ANCHOR_SECONDS
-            and not all(
-                last_places[shard] == self._places[gpu]
-                and any(event.get("phase") == TOGETHER for event in events[shard])
-                for gpu, shard in assigned.items()
-            )
-        )
         self._idle.update(dict.fromkeys(gpu for gpu in self._places if gpu not in assigned))
+        # 2. Either all GPUs time the anchors, or none, because all did so in an earlier call.
+        all_timed_before = all(
+            last_places[shard] == self._places[gpu]
+            and any(event.get("phase") == TOGETHER for event in events[shard])
+            for gpu, shard in assigned.items()
+        )
+        has_time = self._seconds_left() > _ANCHOR_SECONDS
+        anchors = len(assigned) > 1 and has_time and not all_timed_before
+        # 3. Start the workers.
         self._gates = Gates(assigned, lambda: self._must_take_turns([*assigned.values()]))
         for gpu, shard in assigned.items():
             self._start(gpu, shard, anchors)
@@ -243,13 +251,16 @@ class _Parent:
             )
 
     def _events(self, shard: int) -> list[Event]:
-        return read_events(self._folder, (shard, self._total))[0]
+        """Return the events of a shard so far."""
+        events, _ = read_events(self._folder, (shard, self._total))
+        return events
 
     def _label(self, gpu: int) -> str:
+        """Return what messages call a GPU, or a worker on a CPU."""
         return f"worker {gpu}" if self._gpus[gpu].gpu is None else f"GPU {gpu}"
 
     def _start(self, gpu: int, shard: int, anchors: bool) -> None:
-        """Start a worker for a shard on a GPU."""
+        """Start a worker for a shard on a GPU; ``anchors`` tells whether it times the anchors."""
         context = get_context("spawn")  # a fork would inherit CUDA's and OpenMP's state
         parent_end, worker_end = context.Pipe()
         request = replace(self._request, shard=(shard, self._total), gpu=gpu)
@@ -261,8 +272,11 @@ class _Parent:
 
     def _receive(self) -> None:
         """Handle the messages of workers, waiting for them for at most a second."""
-        speaking = wait([w.connection for w in self._workers.values()], _LOOK_SECONDS)
-        for worker in [w for w in self._workers.values() if w.connection in speaking]:
+        workers = list(self._workers.values())  # handling a message may remove and add workers
+        ready = wait([worker.connection for worker in workers], _LOOK_SECONDS)
+        for worker in workers:
+            if worker.connection not in ready:
+                continue
             try:
                 kind, text = worker.connection.recv()
             except (EOFError, ConnectionResetError):
@@ -276,11 +290,12 @@ class _Parent:
                     worker.is_over = True
                 case "failed":
                     worker.failure = text
-                case _ if text not in self._said:  # several workers report what concerns all
-                    self._said.add(text)
+                case _ if text not in self._noted:  # several workers report what concerns all
+                    self._noted.add(text)
                     self._note(f"{self._label(worker.gpu)}: {text}")
 
     def _let_go(self, gpus: list[int]) -> None:
+        """Tell the workers of some GPUs that they may pass the gate at which they wait."""
         for gpu in gpus:
             # A worker that has died in the meantime is noticed at its next message.
             with suppress(BrokenPipeError, ConnectionResetError):
@@ -319,11 +334,13 @@ class _Parent:
         for shard in [shard for shard in self._due if self._deaths[shard] < _MOST_DEATHS]:
             if self._seconds_left() <= 0:
                 return
+            free_gpus = [*self._idle]
             # A GPU whose worker failed is asked again only if there is no other.
-            free = [*self._idle] or ([] if self._workers else [*self._places])
-            if not free:
+            if not free_gpus and not self._workers:
+                free_gpus = [*self._places]
+            if not free_gpus:
                 return
-            gpu = free[0]
+            gpu = free_gpus[0]
             self._due.remove(shard)
             self._idle.pop(gpu, None)
             if self._deaths[shard]:
@@ -332,24 +349,28 @@ class _Parent:
 
     def _must_take_turns(self, shards: list[int]) -> bool:
         """Return True if the anchors show that the GPUs slow one another down; record it if so."""
-        change = interference([event for shard in shards for event in self._events(shard)])
-        if change is None or not change.slowed:
+        slowdown = interference([event for shard in shards for event in self._events(shard)])
+        if slowdown is None or not slowdown.slowed:
             return False
         who = "workers" if _is_cpu(self._gpus) else "GPUs"
         self._note(
-            f"Working in parallel slows the {who}: anchors take {change.ratio:.2f} times as long "
-            f"({change.lo:.2f} to {change.hi:.2f}). The {who} take turns, which takes "
+            f"Working in parallel slows the {who}: anchors take {slowdown.ratio:.2f} times as long "
+            f"({slowdown.lo:.2f} to {slowdown.hi:.2f}). The {who} take turns, which takes "
             f"{len(shards)} times the budget."
         )
+        # run.json lists the nodes on which the GPUs take turns.
         with planning(self._folder):
             record = read_run(self._folder)
             numbers = {*self._places.values()}
             nodes = {place["node"] for place in record.get("gpus", ()) if place["gpu"] in numbers}
-            record["turns"] = sorted({*record.get("turns", ()), *(nodes or {0})})
+            # The run.json of a CPU has no list of GPUs, and its node has the number 0.
+            nodes = nodes or {0}
+            record["turns"] = sorted({*record.get("turns", ()), *nodes})
             write_run(self._folder, record)
         return True
 
     def _stop_all(self) -> None:
+        """Let all workers end as after an interrupt; kill those that take too long."""
         until = time.monotonic() + _END_SECONDS
         for worker in self._workers.values():
             worker.process.terminate()
@@ -359,6 +380,7 @@ class _Parent:
 
 
 def _is_cpu(gpus: Mapping[int, Device]) -> bool:
+    """Return True if the workers compute on a CPU."""
     return any(device.gpu is None for device in gpus.values())
 
 
@@ -369,17 +391,21 @@ def _assigned(places: Mapping[int, int], last: Mapping[int, int | None]) -> dict
         places: the number of each GPU within the run.
         last: the place that measured each shard last; None if no place did.
     """
-    chosen: dict[int, int] = {}
+    assigned: dict[int, int] = {}
     unassigned = dict(last)
     # First the shard that the GPU was measuring before, then one that nobody has begun, then any.
-    for is_right in (
-        lambda place, before: place == before,
-        lambda _, before: before is None,
+    for is_suitable in (
+        lambda place, previous_place: place == previous_place,
+        lambda _, previous_place: previous_place is None,
         lambda *_: True,
     ):
         for gpu, place in places.items():
-            shard = next((s for s, before in unassigned.items() if is_right(place, before)), None)
-            if gpu not in chosen and shard is not None:
-                chosen[gpu] = shard
-                del unassigned[shard]
-    return chosen
+            suitable = [
+                shard
+                for shard, previous_place in unassigned.items()
+                if is_suitable(place, previous_place)
+            ]
+            if gpu not in assigned and suitable:
+                assigned[gpu] = suitable[0]
+                del unassigned[suitable[0]]
+    return assigned

@@ -25,54 +25,63 @@ class Gates:
             take_turns: called once, when all have timed their anchors. It returns True if the
                 workers slow one another down, so that only one at a time may measure.
         """
-        # The last gate that each worker has come to; -1 for none.
-        self._at = dict.fromkeys(workers, -1)
+        # Position in _ORDER of the last gate that each worker has come to; -1 for none.
+        self._last_gate = dict.fromkeys(workers, -1)
         self._waiting: set[int] = set()
         self._take_turns = take_turns
         self._turns: bool | None = None  # None: nobody has begun to measure
 
     def arrive(self, worker: int, gate: str) -> list[int]:
         """Let a worker wait at a gate, even if it was not expected. Return who may proceed."""
-        self._at[worker] = _ORDER.index(gate)
+        self._last_gate[worker] = _ORDER.index(gate)
         self._waiting.add(worker)
         return self._let_go()
 
     def leave(self, worker: int) -> list[int]:
         """Forget a worker that has ended, however it did. Return who may proceed."""
-        self._at.pop(worker, None)
+        self._last_gate.pop(worker, None)
         self._waiting.discard(worker)
         return self._let_go()
 
     def _let_go(self) -> list[int]:
-        going = self._first_alone() or self._all_at(TOGETHER) or self._to_measure()
-        self._waiting.difference_update(going)
-        return going
+        """Return the workers that may proceed now, which no longer wait."""
+        proceeding = self._first_alone() or self._all_at(TOGETHER) or self._to_measure()
+        self._waiting.difference_update(proceeding)
+        return proceeding
 
     def _waiting_at(self, gate: str) -> list[int]:
-        return sorted(w for w in self._waiting if self._at[w] == _ORDER.index(gate))
+        """Return the workers that wait at a gate, by their numbers."""
+        position = _ORDER.index(gate)
+        return sorted(worker for worker in self._waiting if self._last_gate[worker] == position)
 
-    def _busy_with(self, phase: str) -> bool:
+    def _busy_with(self, gate: str) -> bool:
         """Return True if a worker has passed a gate and has not come to the next one."""
-        number = _ORDER.index(phase)
-        return any(w not in self._waiting and where == number for w, where in self._at.items())
+        position = _ORDER.index(gate)
+        return any(
+            last == position and worker not in self._waiting
+            for worker, last in self._last_gate.items()
+        )
 
     def _first_alone(self) -> list[int]:
         """Return the next worker that may time its anchors with the others idle.
 
         They do so one at a time, once all have prepared their anchors.
         """
-        if -1 in self._at.values() or self._busy_with(ALONE):
+        someone_prepares = -1 in self._last_gate.values()
+        if someone_prepares or self._busy_with(ALONE):
             return []
         return self._waiting_at(ALONE)[:1]
 
     def _all_at(self, gate: str) -> list[int]:
-        """Return all workers that wait at a gate, once no worker has yet to reach it."""
-        number = _ORDER.index(gate)
-        is_missing = any(
-            where < number or (where == number and w not in self._waiting)
-            for w, where in self._at.items()
-        )
-        return [] if is_missing else self._waiting_at(gate)
+        """Return all workers that wait at a gate, once no worker has yet to reach it.
+
+        A worker that has passed the gate before is waited for until it comes to another one.
+        """
+        position = _ORDER.index(gate)
+        is_someone_before = any(last < position for last in self._last_gate.values())
+        if is_someone_before or self._busy_with(gate):
+            return []
+        return self._waiting_at(gate)
 
     def _to_measure(self) -> list[int]:
         """Return the workers that may begin to measure: all, or one if they take turns."""

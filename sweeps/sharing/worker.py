@@ -39,7 +39,7 @@ class _Silent:
         """Ignore the phase, which the parent shows."""
 
     def update(self, done: int, total: int, left: float | None = None) -> None:
-        pass
+        """Ignore the progress, which the parent reads from the samples."""
 
 
 def work(connection: Connection, job: WorkerJob) -> None:
@@ -55,9 +55,11 @@ def work(connection: Connection, job: WorkerJob) -> None:
         signal.signal(number, signal.SIG_IGN)
 
     def note(text: str) -> None:
+        """Send a sentence for the user to the parent."""
         connection.send(("note", text))
 
     def wait(gate: str) -> None:
+        """Wait until the parent lets this worker pass a gate."""
         connection.send(("wait", gate))
         connection.recv()
 
