@@ -43,15 +43,15 @@ def refuse_strangers(sources: Sequence[MergeSource]) -> None:
     for first, second in combinations(sources, 2):
         if why := _why_apart(first, second):
             raise UserError(why)
-    seen: dict[tuple[str, float, float], Path] = {}
+    folder_of_sample: dict[tuple[str, float, float], Path] = {}
     for source in sources:
-        moments = _moments(source)
-        for moment in moments & seen.keys():
+        samples = _sample_keys(source)
+        for sample in samples & folder_of_sample.keys():
             raise UserError(
-                f"{seen[moment]} and {source.folder} contain the same samples, so one is a copy "
-                "of the other; give each recording once."
+                f"{folder_of_sample[sample]} and {source.folder} contain the same samples, so one "
+                "is a copy of the other; give each recording once."
             )
-        seen |= dict.fromkeys(moments, source.folder)
+        folder_of_sample |= dict.fromkeys(samples, source.folder)
 
 
 def _why_apart(first: MergeSource, second: MergeSource) -> str:
@@ -72,27 +72,34 @@ def _why_apart(first: MergeSource, second: MergeSource) -> str:
             "Measure one of them again with the other's versions."
         )
     for gpu in second.gpus:
-        if limits := limits_apart(gpu, first.gpus):
+        different_limits = limits_apart(gpu, first.gpus)
+        if different_limits is not None:
+            second_limit, first_limit = different_limits
             return (
-                f"a GPU of {second.folder} has {limits[0]} and one of {first.folder} has "
-                f"{limits[1]}, so they cannot be merged."
+                f"a GPU of {second.folder} has {second_limit} and one of {first.folder} has "
+                f"{first_limit}, so they cannot be merged."
             )
     return ""
 
 
 def _differing_facts(first: MergeSource, second: MergeSource) -> Iterator[tuple[str, Any, Any]]:
     """Yield the facts of the machine in which two recordings differ, with both values."""
-    ignored = (*_OWN, *(_MEASURED if first.machine.kind == "cpu" else ()))
-    facts, other_facts = asdict(first.machine), asdict(second.machine)
-    for name, value in facts.items():
+    ignored = (*_OWN, *_MEASURED) if first.machine.kind == "cpu" else _OWN
+    other_facts = asdict(second.machine)
+    for name, value in asdict(first.machine).items():
         if name not in ignored and other_facts[name] != value:
             yield name, value, other_facts[name]
 
 
 def _shown(fact: Any) -> str:
+    """Return a fact of a machine as messages show it."""
     return f"{fact:.6g}" if isinstance(fact, float) else str(fact)
 
 
-def _moments(source: MergeSource) -> set[tuple[str, float, float]]:
+def _sample_keys(source: MergeSource) -> set[tuple[str, float, float]]:
     """Return what identifies each sample: its case, its moment and its time."""
-    return {(e["case"], e["at"], e["s"]) for e in source.events if e["event"] == "sample"}
+    return {
+        (event["case"], event["at"], event["s"])
+        for event in source.events
+        if event["event"] == "sample"
+    }

@@ -27,12 +27,12 @@ def write_merged(folder: Path, sources: Sequence[MergeSource]) -> None:
     Raises:
         UserError: if the disk is full.
     """
+    count = len(sources)
     numbers = numbers_of_gpus(sources)
     make_folder(folder / "samples")
     for i, (source, source_numbers) in enumerate(zip(sources, numbers, strict=True), 1):
-        lines = _lines(source, _worker_name(i, len(sources)), source_numbers)
-        path = folder / "samples" / f"{i}-of-{len(sources)}.jsonl"
-        write_whole(path, b"".join(lines))
+        lines = _lines(source, _worker_name(i, count), source_numbers)
+        write_whole(folder / "samples" / f"{i}-of-{count}.jsonl", b"".join(lines))
     write_run(folder, _merged_record(sources, numbers))
 
 
@@ -42,9 +42,10 @@ def _worker_name(number: int, count: int) -> str:
 
 
 def _lines(source: MergeSource, worker: str, numbers: Mapping[int, int]) -> Iterator[bytes]:
-    """Yield the lines of a recording's samples.
+    """Yield the lines of a recording's samples, with the worker and GPUs of the merged recording.
 
-    Damaged lines are passed on as they are, so that folding counts them.
+    ``numbers`` has the new number of each GPU. Damaged lines are passed on as they are, so that
+    folding counts them.
     """
     for line in source.lines:
         if isinstance(line, bytes):
@@ -59,9 +60,11 @@ def _merged_record(
     sources: Sequence[MergeSource], numbers: Sequence[Mapping[int, int]]
 ) -> dict[str, Any]:
     """Return the run.json of the merged recording, which is not folded yet."""
-    first, count = sources[0], len(sources)
+    count = len(sources)
+    # All recordings agree in these, or they would not be merged.
+    shared_facts = {name: sources[0].record[name] for name in ("schema", "protocol", "software")}
     record = {
-        **{name: first.record[name] for name in ("schema", "protocol", "software")},
+        **shared_facts,
         "published": False,
         "run": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "machine": _merged_machine(sources).to_json(),
@@ -76,6 +79,7 @@ def _merged_record(
         "anchors": [entry.to_json() for entry in _anchors(sources)],
         "plan": _merged_plan(sources),
     }
+    # The run.json of a CPU has no list of GPUs.
     gpus = merged_gpus(sources, numbers)
     return {**record, "gpus": gpus} if gpus else record
 
@@ -89,7 +93,10 @@ def _merged_machine(sources: Sequence[MergeSource]) -> Machine:
     if machines[0].kind != "cpu":
         return machines[0]
     dtypes = dict.fromkeys(dtype for machine in machines for dtype in machine.peaks)
-    peaks = {d: max(m.peaks[d] for m in machines if d in m.peaks) for d in dtypes}
+    peaks = {
+        dtype: max(machine.peaks[dtype] for machine in machines if dtype in machine.peaks)
+        for dtype in dtypes
+    }
     bandwidth = max(machine.bandwidth for machine in machines)
     return replace(machines[0], peaks=peaks, bandwidth=bandwidth)
 
@@ -106,21 +113,22 @@ def _merged_plan(sources: Sequence[MergeSource]) -> dict[str, Any]:
     for i, source in enumerate(sources, 1):
         for entry in source.planned:
             cases.setdefault(entry.case.id, replace(entry, shard=i))
-    planned = Counter(entry.case.sweep for entry in cases.values())
+    case_counts = Counter(entry.case.sweep for entry in cases.values())
     elsewhere = {name for plan in plans for name in plan["recorded_elsewhere"]}
     return {
         "budget_s": sum(plan["budget_s"] for plan in plans),
         "left_s": 0.0,  # time for advice: a merged recording measures nothing
         "shards": len(sources),
         "sweeps": sorted({name for plan in plans for name in plan["sweeps"]}),
-        "left_out": _left_out(sources, planned),
-        "recorded_elsewhere": sorted(elsewhere - planned.keys()),
+        "left_out": _left_out(sources, case_counts),
+        # What one recording left to another may be in the merged one.
+        "recorded_elsewhere": sorted(elsewhere - case_counts.keys()),
         "cases": [entry.to_json() for entry in cases.values()],
     }
 
 
 def _left_out(sources: Sequence[MergeSource], planned: Mapping[str, int]) -> dict[str, int]:
-    """Return, by sweep, how many of its cases are in no plan.
+    """Return, by sweep, how many of its cases are in no plan; ``planned`` counts those that are.
 
     The recording with the most cases of a sweep, planned or left out, is taken to have all of them.
     """

@@ -59,12 +59,12 @@ def merge(folders: Sequence[Path], into: Path | None, results: Path) -> Merged:
 
 def _repeated(sources: Sequence[MergeSource]) -> frozenset[str]:
     """Return the planned cases that more than one recording has samples of."""
-    count: Counter[str] = Counter()
+    recordings_of: Counter[str] = Counter()
     for source in sources:
         planned = {entry.case.id for entry in source.planned}
-        sampled = {e["case"] for e in source.events if e["event"] == "sample"}
-        count.update(planned & sampled)
-    return frozenset(case for case, recordings in count.items() if recordings > 1)
+        sampled = {event["case"] for event in source.events if event["event"] == "sample"}
+        recordings_of.update(planned & sampled)
+    return frozenset(case for case, count in recordings_of.items() if count > 1)
 
 
 def _refuse_place(target: Path, folders: Sequence[Path]) -> None:
@@ -84,11 +84,13 @@ def _make_atomically(target: Path, write: Callable[[Path], dict[str, Any]]) -> d
     A failure therefore leaves nothing behind. The folder is written two levels deep, where no
     command that looks for recordings finds it.
     """
-    existing = next(parent for parent in target.absolute().parents if os.path.exists(parent))
+    # A folder can only be renamed within its file system, so it is written next to the target, or
+    # in the nearest folder above that exists.
+    nearest = next(parent for parent in target.absolute().parents if os.path.exists(parent))
     try:
         with (
             terminated_as_interrupt(),
-            tempfile.TemporaryDirectory(prefix=".merge-", dir=existing) as temporary,
+            tempfile.TemporaryDirectory(prefix=".merge-", dir=nearest) as temporary,
         ):
             unfinished = Path(temporary) / target.name
             record = write(unfinished)

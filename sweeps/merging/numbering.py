@@ -24,12 +24,14 @@ def numbers_of_gpus(sources: Sequence[MergeSource]) -> list[dict[int, int]]:
     numbers = []
     for i, source in enumerate(sources):
         # The places stored with the samples have hashes even if run.json shows none.
-        described = (*source.gpus, *source.places)
-        ids = {place["gpu"]: place["id"] for place in described if "id" in place}
-        used = {e["gpu"] for e in source.events if e.get("gpu") is not None}
+        descriptions = (*source.gpus, *source.places)
+        hashes = {place["gpu"]: place["id"] for place in descriptions if "id" in place}
+        listed = {place["gpu"] for place in source.gpus}
+        sampled = {event["gpu"] for event in source.events if event.get("gpu") is not None}
         new_numbers = {}
-        for gpu in sorted(used | {place["gpu"] for place in source.gpus}):
-            card: Hashable = ids.get(gpu, (i, gpu))
+        for gpu in sorted(listed | sampled):
+            # Without a hash, the recording and the old number stand for the card.
+            card: Hashable = hashes.get(gpu, (i, gpu))
             if card not in number_of_card:
                 in_use = set(number_of_card.values())
                 number_of_card[card] = gpu if gpu not in in_use else max(in_use) + 1
@@ -47,19 +49,19 @@ def merged_gpus(
         sources: the recordings.
         numbers: what :func:`numbers_of_gpus` returned for them.
     """
-    node_numbers: dict[Hashable, int] = {}
-    merged: dict[int, dict[str, Any]] = {}
+    number_of_node: dict[Hashable, int] = {}
+    merged: dict[int, dict[str, Any]] = {}  # by new number
     for i, (source, new_numbers) in enumerate(zip(sources, numbers, strict=True)):
         hosts = {place["gpu"]: place.get("host") for place in source.places}
         for gpu in source.gpus:
-            new = new_numbers[gpu["gpu"]]
-            if new in merged:  # the same card in an earlier recording
+            new_number = new_numbers[gpu["gpu"]]
+            if new_number in merged:  # the same card in an earlier recording
                 continue
             # Without a host's hash, nodes of different recordings count as different.
             host: Hashable = hosts.get(gpu["gpu"]) or (i, gpu["node"])
-            node = node_numbers.setdefault(host, len(node_numbers))
-            merged[new] = {**gpu, "gpu": new, "node": node}
-    return [merged[new] for new in sorted(merged)]
+            node = number_of_node.setdefault(host, len(number_of_node))
+            merged[new_number] = {**gpu, "gpu": new_number, "node": node}
+    return [merged[number] for number in sorted(merged)]
 
 
 def renumbered(event: Event, worker: str, numbers: Mapping[int, int]) -> Event:

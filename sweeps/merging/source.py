@@ -62,7 +62,7 @@ def read_source(folder: Path) -> MergeSource:
         raise UserError(f"{folder} has no run.json; give the folder of a recording.")
     refuse_if_running(folder)
     record = read_run(folder)
-    if why := _why_not(folder, record):
+    if why := _why_not_merged(folder, record):
         raise UserError(f"{folder} {why}")
     try:
         machine = Machine.from_json(record["machine"])
@@ -81,7 +81,7 @@ def read_source(folder: Path) -> MergeSource:
     )
 
 
-def _why_not(folder: Path, record: Mapping[str, Any]) -> str:
+def _why_not_merged(folder: Path, record: Mapping[str, Any]) -> str:
     """Return why a recording cannot be merged, as the end of a sentence; empty if it can."""
     if "merged" in record:
         return "is itself a merged recording; give the recordings it was made from."
@@ -110,16 +110,20 @@ def _why_not(folder: Path, record: Mapping[str, Any]) -> str:
 def _read_lines(path: Path) -> list[Event | bytes]:
     """Read the lines of a sample file, unless too many of them are damaged."""
     lines: list[Event | bytes] = []
-    faults = []
+    faults: list[str] = []
     try:
         content = path.read_bytes()
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}).") from None
     for number, line in enumerate(content.split(b"\n"), 1):
-        if line:
-            event, fault = parse_event(line)
-            lines.append(line if event is None else event)
-            faults += [f"line {number}: {fault}"] if event is None else []
+        if not line:
+            continue
+        event, fault = parse_event(line)
+        if event is None:
+            lines.append(line)
+            faults.append(f"line {number}: {fault}")
+        else:
+            lines.append(event)
     if too_damaged(len(lines) - len(faults), len(faults)):
         raise UserError(
             f"{len(faults)} of {len(lines)} lines of {path} are damaged ({faults[0]}). Restore "
