@@ -77,10 +77,9 @@ class Cluster:
         # submitit warns again and again if there is no accounting, which is not needed.
         logging.getLogger("submitit").setLevel(logging.ERROR)
         self.kind = kind
+        options = {"slurm_max_num_timeout": _MOST_REQUEUES} if kind == "slurm" else {}
         self._executor: submitit.Executor = submitit.AutoExecutor(
-            folder=folder,
-            cluster=kind,
-            **({"slurm_max_num_timeout": _MOST_REQUEUES} if kind == "slurm" else {}),
+            folder=folder, cluster=kind, **options
         )
         self._executor.update_parameters(**_parameters(kind, resources))
         self._jobs: dict[str, submitit.Job[None]] = {}
@@ -96,6 +95,7 @@ class Cluster:
         try:
             jobs = self._executor.map_array(work, nodes)
         except FailedJobError as error:
+            # The last line has the cluster's reason.
             lines = [line for line in str(error).splitlines() if line.strip()]
             raise UserError(f"The cluster refused the jobs: {lines[-1].strip()}") from None
         self._jobs.update({str(job.job_id): job for job in jobs})
@@ -111,32 +111,32 @@ class Cluster:
         """
         if self.kind == "slurm":
             return living_in_slurm(ids)
-        own_jobs = {number: self._jobs[number] for number in ids if number in self._jobs}
+        # Without Slurm, only jobs of this process can be alive.
+        jobs = {job_id: self._jobs[job_id] for job_id in ids if job_id in self._jobs}
         if self.kind == "debug":
-            for job in own_jobs.values():
+            for job in jobs.values():
                 job.exception()  # carries it out; unlike result(), it does not start a debugger
             return {}
-        return {number: "" for number, job in own_jobs.items() if not job.done()}
+        return {job_id: "" for job_id, job in jobs.items() if not job.done()}
 
     def cancel(self) -> None:
         """Cancel the jobs that depend on this process: those on this machine."""
-        for job in self._jobs.values() if self.kind == "local" else ():
-            job.cancel()
+        if self.kind == "local":
+            for job in self._jobs.values():
+                job.cancel()
 
 
 def _parameters(kind: str, resources: Resources) -> Mapping[str, Any]:
     """Return the parameters for submitit, which leaves out those that are None."""
+    # Python finds the program in the checkout, so the job must start there.
+    start_folder = {} if FOLDER is None else {"chdir": str(FOLDER)}
     slurm_only = {
         "slurm_partition": resources.partition,
         "slurm_account": resources.account,
         "slurm_exclusive": resources.exclusive or None,
         "slurm_signal_delay_s": SIGNAL_SECONDS,
         "slurm_array_parallelism": 1000,
-        "slurm_additional_parameters": {
-            "requeue": True,
-            # Python finds the program in the checkout, so the job must start there.
-            **({} if FOLDER is None else {"chdir": str(FOLDER)}),
-        },
+        "slurm_additional_parameters": {"requeue": True, **start_folder},
     }
     return {
         "name": JOB_NAME,
@@ -159,7 +159,8 @@ def living_in_slurm(ids: Sequence[str]) -> dict[str, str]:
     """
     if not ids:
         return {}
-    arrays = sorted({number.split("_")[0] for number in ids})
+    # 1. Ask about the arrays: the job 12_3 is the third of the array 12.
+    arrays = sorted({job_id.split("_")[0] for job_id in ids})
     try:
         answer = subprocess.run(
             [
@@ -181,5 +182,12 @@ def living_in_slurm(ids: Sequence[str]) -> dict[str, str]:
     # squeue fails if asked about a single job that ended long ago, because it no longer knows it.
     if answer.returncode and "Invalid job id" not in answer.stderr:
         raise UserError(f"squeue did not answer: {answer.stderr.strip()}", exit_code=1)
-    fields = (line.split("|", 2) for line in answer.stdout.splitlines() if line.count("|") >= 2)
-    return {number: why if state == "PD" else "" for number, state, why in fields if number in ids}
+    # 2. Read the answer, a line such as ``12_3|PD|Resources`` for each job. PD means pending.
+    living: dict[str, str] = {}
+    for line in answer.stdout.splitlines():
+        if line.count("|") < 2:
+            continue
+        job_id, state, reason = line.split("|", 2)
+        if job_id in ids:
+            living[job_id] = reason if state == "PD" else ""
+    return living

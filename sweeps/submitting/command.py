@@ -80,7 +80,7 @@ def submit_command(
 ) -> None:
     """Measure with the GPUs of several nodes and wait for them. Run it again to resume."""
     from sweeps.folding.counts import counts_sentence
-    from sweeps.planning.choice import choose_sweeps, is_file
+    from sweeps.planning.choice import choose_sweeps
     from sweeps.progress import LiveReporter
     from sweeps.running.request import DEFAULT_BUDGET, Request
     from sweeps.store import read_run
@@ -91,18 +91,13 @@ def submit_command(
     # 1. Check the options.
     if device not in ("gpu", "cpu"):
         raise UserError(f"--device takes gpu or cpu when jobs are submitted, not {device!r}.")
-    # Jobs start in another folder than this one, so files are named by their full paths.
-    chosen = tuple(
-        ",".join(str(Path(name).resolve()) if is_file(name) else name for name in group.split(","))
-        for group in names or ()
-    )
+    chosen = tuple(_with_full_paths(group) for group in names or ())
     choose_sweeps(Request(chosen).sweeps)  # a misspelt name is reported here, not on every node
     seconds = parse_seconds(budget)
-    expected = 2 * (seconds or DEFAULT_BUDGET[device]) / 60 + _STARTING_MINUTES
+    default_minutes = 2 * (seconds or DEFAULT_BUDGET[device]) / 60 + _STARTING_MINUTES
+    time_limit = minutes or round(default_minutes)
     gpus = 0 if device == "cpu" else gpus_per_node
-    resources = Resources(
-        gpus, cpus_per_gpu, minutes or round(expected), partition, account, exclusive
-    )
+    resources = Resources(gpus, cpus_per_gpu, time_limit, partition, account, exclusive)
     # 2. Print a script, if that is what the user wants.
     if print_:
         if fresh:
@@ -150,5 +145,16 @@ def submit_command(
             }
         )
     if outcome.missing:
-        same = "the same command without --fresh" if fresh else "the same command"
-        raise UserError(f"Not everything is done. Run {same} to resume.", exit_code=1)
+        command = "the same command without --fresh" if fresh else "the same command"
+        raise UserError(f"Not everything is done. Run {command} to resume.", exit_code=1)
+
+
+def _with_full_paths(group: str) -> str:
+    """Return sweeps joined by commas, with the full paths of those that are files.
+
+    Jobs start in another folder than this process.
+    """
+    from sweeps.planning.choice import is_file
+
+    names = group.split(",")
+    return ",".join(str(Path(name).resolve()) if is_file(name) else name for name in names)

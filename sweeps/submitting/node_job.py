@@ -43,9 +43,10 @@ class NodeNote:
     def read(cls, results: Path, node: tuple[int, int]) -> NodeNote:
         """Read the note of a node; return an empty one if it cannot be read."""
         try:
-            note = json.loads(cls.path(results, node).read_text(encoding="utf-8"))
-            name, failure = note["folder"], str(note["failure"])
-            return cls(results / str(name) if name else None, failure)
+            document = json.loads(cls.path(results, node).read_text(encoding="utf-8"))
+            name = document["folder"]
+            folder = results / str(name) if name else None
+            return cls(folder, str(document["failure"]))
         except (OSError, ValueError, KeyError, TypeError):
             return cls(None, "")
 
@@ -79,23 +80,23 @@ class NodeJob:
         from sweeps.sharing.gpus import ALL, choose_gpus
         from sweeps.sharing.node import share
 
-        node, results = (number, self.nodes), self.request.results
+        node = (number, self.nodes)
+        results = self.request.results
+
+        def note_folder(folder: Path) -> None:
+            NodeNote(folder, "").write(results, node)
+
         try:
-            gpus = dict(itertools.islice(choose_gpus(ALL, self.request.device).items(), self.gpus))
+            visible_gpus = choose_gpus(ALL, self.request.device)
+            gpus = dict(itertools.islice(visible_gpus.items(), self.gpus))
             with LiveReporter() as live:
-                share(
-                    self.request,
-                    gpus,
-                    node,
-                    live,
-                    note,
-                    lambda folder: NodeNote(folder, "").write(results, node),
-                )
+                share(self.request, gpus, node, live, note, note_folder)
         except KeyboardInterrupt:
             note("Stopped. Measurements are saved.")
             sys.exit(130)
         except UserError as error:
             note(str(error))
+            # The note keeps its folder, whose samples count even after a failure.
             earlier = NodeNote.read(results, node)
             NodeNote(earlier.folder, str(error)).write(results, node)
 

@@ -34,7 +34,7 @@ def sbatch_script(options: Sequence[str], resources: Resources, nodes: int) -> s
         "output": "rooftile-%A_%a.log",
     }
     stop_minutes = max(1, resources.minutes - _CLOSING_MINUTES)
-    run = [sys.executable, *command_words(["sweeps", "run"])]
+    command = [sys.executable, *command_words(["sweeps", "run"])]
     lines = [
         "#!/bin/bash",
         *(f"#SBATCH --{name}={value}" for name, value in flags.items() if value is not None),
@@ -45,7 +45,7 @@ def sbatch_script(options: Sequence[str], resources: Resources, nodes: int) -> s
         *([] if FOLDER is None else [f"cd {shlex.quote(str(FOLDER))} || exit 1"]),
         # Because of ``exec``, Slurm's signals reach the program itself, which writes and folds what
         # it has.
-        f"exec {shlex.join(run)} \\",
+        f"exec {shlex.join(command)} \\",
         f"    {shlex.join(options)} \\",
         f'    --gpus all --shard "$SLURM_ARRAY_TASK_ID/{nodes}" --stop-after {stop_minutes}m',
     ]

@@ -73,12 +73,10 @@ def submit(
         f"another submission is following the run in {request.results}; wait for it.",
     )
     try:
-        work = NodeJob(
-            request,
-            nodes,
-            max(1, resources.gpus_per_node),
-            os.environ.get("CUDA_VISIBLE_DEVICES") if kind == "local" else None,
-        )
+        # For jobs on this machine, submitit would replace this variable.
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES") if kind == "local" else None
+        # On CPUs, no GPUs are requested, and one worker computes on each node.
+        work = NodeJob(request, nodes, max(1, resources.gpus_per_node), visible)
         return _Submission(work, cluster, reporter, note).carry_out()
     finally:
         claim.release()
@@ -97,15 +95,16 @@ class _Submission:
         self._cluster = cluster
         self._reporter = reporter
         self._note = note
-        self._said: set[str] = set()
-        self._unanswered = 0
+        self._noted: set[str] = set()  # texts of _note_once
+        self._unanswered = 0  # questions in a row that the cluster's controller has not answered
         self._runs = {
             number: _NodeRun(self._results, (number, work.nodes)) for number in self._nodes
         }
-        self._ids: dict[int, str] = {}
+        self._ids: dict[int, str] = {}  # job of each node
 
     def carry_out(self) -> Outcome:
         """Submit what is not done, follow the jobs to their end, and fold."""
+        # 1. Find the nodes that have a job (``living``) and those that need one (``due``).
         living = self._find_jobs()
         if self._request.fresh:
             for run in self._runs.values():
@@ -114,11 +113,14 @@ class _Submission:
         for run in self._runs.values():
             run.refuse_other_sweeps(self._request)
         budget = self._request.measuring or 0.0
-        due = [n for n in self._nodes if n not in living and self._runs[n].is_open(budget)]
+        due = [
+            node for node in self._nodes if node not in living and self._runs[node].is_open(budget)
+        ]
         if living:
             self._note(f"{len(living)} jobs of an earlier call are still queued or running.")
         if not due and not living:
             self._note("All shares are already finished.")
+        # 2. Submit and follow jobs until no node needs or has one.
         self._reporter.begin("Measuring", None)
         try:
             while due or living:
@@ -141,9 +143,13 @@ class _Submission:
         """
         jobs: dict[int, str] = {}
         nodes = 0
+        # Without a readable list, there is no earlier call to find.
         with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-            listed = json.loads((jobs_folder(self._results) / _LIST).read_text(encoding="utf-8"))
-            nodes, jobs = int(listed["nodes"]), {int(n): str(j) for n, j in listed["jobs"].items()}
+            text = (jobs_folder(self._results) / _LIST).read_text(encoding="utf-8")
+            document = json.loads(text)
+            nodes = int(document["nodes"])
+            jobs = {int(node): str(job) for node, job in document["jobs"].items()}
+        # Other jobs than those of Slurm end together with the process that submitted them.
         if self._cluster.kind != "slurm" or not jobs:
             return set()
         living = self._cluster.living([*jobs.values()])
@@ -159,28 +165,36 @@ class _Submission:
     def _submit_some(self, due: list[int], living: set[int]) -> list[int]:
         """Submit all due nodes, or one if all would share this machine. Return the nodes left."""
         is_slurm = self._cluster.kind == "slurm"  # then each job has its own node
-        count = len(due) if is_slurm else int(not living)
-        now, later = due[:count], due[count:]
-        if now:
-            submitted = self._cluster.submit(self._work, now)
-            self._ids.update(submitted)
-            if is_slurm:
-                jobs = {str(node): job for node, job in sorted(self._ids.items())}
-                write_json(
-                    jobs_folder(self._results) / _LIST, {"nodes": len(self._nodes), "jobs": jobs}
-                )
-            names = f"node{'s' if len(now) > 1 else ''} {', '.join(map(str, now))}"
-            self._note(f"Submitted {names} of {len(self._nodes)}: {', '.join(submitted.values())}.")
-        return later
+        if is_slurm:
+            nodes, later_nodes = due, []
+        else:
+            count = 0 if living else 1
+            nodes, later_nodes = due[:count], due[count:]
+        if not nodes:
+            return later_nodes
+        submitted = self._cluster.submit(self._work, nodes)
+        self._ids.update(submitted)
+        if is_slurm:  # a later call finds the jobs in this list
+            jobs = {str(node): job for node, job in sorted(self._ids.items())}
+            document = {"nodes": len(self._nodes), "jobs": jobs}
+            write_json(jobs_folder(self._results) / _LIST, document)
+        names = f"node{'s' if len(nodes) > 1 else ''} {', '.join(map(str, nodes))}"
+        self._note(f"Submitted {names} of {len(self._nodes)}: {', '.join(submitted.values())}.")
+        return later_nodes
 
     def _follow(self, living: set[int]) -> set[int]:
-        """Show the progress of the nodes, and after a while ask which jobs are left."""
-        for _ in range(_LOOKS if self._cluster.kind == "slurm" else 1):
+        """Show the progress of the nodes, and after a while ask which jobs are left.
+
+        Return the nodes whose jobs still wait or run.
+        """
+        looks = _LOOKS if self._cluster.kind == "slurm" else 1
+        for _ in range(looks):
             time.sleep(_LOOK_SECONDS)
             self._look()
             followers = [run.follower for run in self._runs.values() if run.follower]
             if followers:
-                report(followers, self._reporter, max(run.budget for run in self._runs.values()))
+                budget = max(run.budget for run in self._runs.values())
+                report(followers, self._reporter, budget)
         try:
             jobs = self._cluster.living([*self._ids.values()])
         except UserError as error:
@@ -188,20 +202,22 @@ class _Submission:
             self._unanswered += 1
             if self._unanswered > _MOST_UNANSWERED:
                 raise
-            self._say_once(str(error))
+            self._note_once(str(error))
             return living or {*self._ids}  # right after submitting, no job is known to live
         self._unanswered = 0
         for node, job in self._ids.items():
-            if why := jobs.get(job):
-                self._say_once(f"Node {node} of {len(self._nodes)} is waiting: {why}.")
+            if reason := jobs.get(job):
+                self._note_once(f"Node {node} of {len(self._nodes)} is waiting: {reason}.")
         return {node for node, job in self._ids.items() if job in jobs}
 
-    def _say_once(self, text: str) -> None:
-        if text not in self._said:
-            self._said.add(text)
+    def _note_once(self, text: str) -> None:
+        """Tell the user something that is found again and again."""
+        if text not in self._noted:
+            self._noted.add(text)
             self._note(text)
 
     def _look(self) -> None:
+        """Read what is new in the files of all nodes."""
         for run in self._runs.values():
             run.look()
 
@@ -213,16 +229,18 @@ class _Submission:
 
     def _missing(self, budget: float) -> Iterator[str]:
         """Yield a sentence for each node that is not done or has another GPU than most."""
-        first = next(iter(self._folders), None)
-        early = f"its job ended too early; its output is in {jobs_folder(self._results)}/output."
+        # A run's folder is named after the GPU model.
+        folder_of_most = next(iter(self._folders), None)
+        output = jobs_folder(self._results) / "output"
         for number, run in self._runs.items():
             label = f"Node {number} of {len(self._nodes)}"
             if run.is_open(budget):
-                yield f"{label} is not finished: {run.failure or early}"
-            elif run.folder != first:
+                why = run.failure or f"its job ended too early; its output is in {output}."
+                yield f"{label} is not finished: {why}"
+            elif run.folder != folder_of_most:
                 yield (
                     f"{label} has a different GPU model than most nodes: its measurements are in "
-                    f"{run.folder}, and its shares of {first} are missing."
+                    f"{run.folder}, and its shares of {folder_of_most} are missing."
                 )
 
 
@@ -233,7 +251,7 @@ class _NodeRun:
         self._results = results
         self._node = node
         # Folder of the plan that is followed, and the modification time of its run.json.
-        self._read: tuple[Path, int] | None = None
+        self._followed_plan: tuple[Path, int] | None = None
         self.folder: Path | None = None
         self.failure = ""
         self.budget = 0.0
@@ -243,35 +261,44 @@ class _NodeRun:
         """Read what is new: the node's note, the plan and the samples."""
         note = NodeNote.read(self._results, self._node)
         self.folder, self.failure = note.folder, note.failure
-        try:
-            modified = (
-                None if note.folder is None else (note.folder / "run.json").stat().st_mtime_ns
-            )
-        except OSError:  # the job is still planning
-            modified = None
-        if note.folder is None or modified is None:
-            self.follower = self._read = None
-            return
-        if self._read != (note.folder, modified):
-            self._read = (note.folder, modified)
-            self._begin(note.folder)
+        plan = self._find_plan()
+        is_new = plan != self._followed_plan
+        self._followed_plan = plan
+        if plan is None:
+            self.follower = None
+        elif is_new:
+            folder, _ = plan
+            self._begin(folder)
         if self.follower is not None:
             self.follower.look()
+
+    def _find_plan(self) -> tuple[Path, int] | None:
+        """Return the folder of the plan and when its run.json was written; None without a plan."""
+        if self.folder is None:
+            return None
+        try:
+            return self.folder, (self.folder / "run.json").stat().st_mtime_ns
+        except OSError:  # the job is still planning
+            return None
 
     def _begin(self, folder: Path) -> None:
         """Follow the plan in a folder if this number of nodes can share it."""
         plan = read_run(folder)["plan"]
-        (number, nodes), shards = self._node, plan.get("shards", 1)
-        per_node = shards // nodes
         self.budget = plan["budget_s"]
-        of_node = range((number - 1) * per_node + 1, number * per_node + 1)
         planned = read_plan(plan)
-        self.follower = None if shards % nodes else Follower(folder, planned, of_node, shards)
+        number, nodes = self._node
+        total = plan.get("shards", 1)
+        shards_per_node = total // nodes
+        first_shard = (number - 1) * shards_per_node + 1
+        shards = range(first_shard, first_shard + shards_per_node)
+        can_share = total % nodes == 0
+        self.follower = Follower(folder, planned, shards, total) if can_share else None
 
     def is_open(self, budget: float) -> bool:
         """Return True if a job with this budget for each share would advance the node's shares."""
-        follower = self.follower
-        return follower is None or bool(follower.unfinished(max(budget, self.budget)))
+        if self.follower is None:  # there is no plan yet, or not one for this number of nodes
+            return True
+        return bool(self.follower.unfinished(max(budget, self.budget)))
 
     def refuse_other_sweeps(self, request: Request) -> None:
         """Refuse a request for other sweeps than those of the node's run.
