@@ -46,49 +46,59 @@ class AlikeLayers:
         ``ModuleList`` or ``Sequential`` and differ only in their number. A call is skipped if its
         tensors also have the shapes, strides and dtypes of a traced call.
         """
-        old_forwards: dict[nn.Module, Any] = {}
+        # Functions that layers had in place of their class's ``forward``; None: the layer had none.
+        replaced: dict[nn.Module, Any] = {}
         for module in model.modules():
             if isinstance(module, nn.ModuleList | nn.Sequential) and len(module) > 1:
-                for kind in _kinds([layer for layer in module if layer not in old_forwards]):
-                    traced: dict[Any, _Traced] = {}
-                    for layer in dict.fromkeys(kind):
-                        old_forwards[layer] = vars(layer).get("forward")
-                        layer.forward = self._counting(layer.forward, traced)
+                for group in _identical([layer for layer in module if layer not in replaced]):
+                    traced_calls: dict[Any, _TracedCall] = {}  # shared by the layers of the group
+                    for layer in dict.fromkeys(group):  # a list may have one layer twice
+                        replaced[layer] = vars(layer).get("forward")
+                        layer.forward = self._counting(layer.forward, traced_calls)
         try:
             yield
         finally:
-            for layer, forward in old_forwards.items():
+            for layer, forward in replaced.items():
                 del layer.forward
                 if forward is not None:
                     layer.forward = forward
 
     def _counting(
-        self, forward: Callable[..., Any], traced: dict[Any, _Traced]
+        self, forward: Callable[..., Any], traced_calls: dict[Any, _TracedCall]
     ) -> Callable[..., Any]:
-        """Wrap a layer's ``forward`` so that it runs once per kind of call and then only counts."""
+        """Wrap a layer's ``forward`` so that it runs once per kind of call and then only counts.
+
+        ``traced_calls`` has what ran so far, by the kind of call.
+        """
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            inputs, shape = tree_flatten((args, kwargs))
-            tensors = [x for x in inputs if isinstance(x, Tensor)]
-            key = (str(shape), *(_kind(x) for x in tensors), torch.is_grad_enabled())
-            if key in traced:
-                traced[key].layer.calls += 1
-                return traced[key].outputs_like(tensors)
-            floats = {x.untyped_storage()._cdata: x for x in tensors if x.is_floating_point()}
-            layer = TracedLayer(sum(x.untyped_storage().nbytes() for x in floats.values()))
+            # 1. Only count a call whose kind has run before.
+            inputs, structure = tree_flatten((args, kwargs))
+            tensors = [value for value in inputs if isinstance(value, Tensor)]
+            kinds = [_kind(tensor) for tensor in tensors]
+            key = (str(structure), *kinds, torch.is_grad_enabled())
+            if key in traced_calls:
+                traced_calls[key].layer.calls += 1
+                return traced_calls[key].outputs_like(tensors)
+            # 2. Otherwise, run it. Inputs that share a storage count once.
+            storages = [
+                tensor.untyped_storage() for tensor in tensors if tensor.is_floating_point()
+            ]
+            distinct = {storage._cdata: storage.nbytes() for storage in storages}
+            layer = TracedLayer(sum(distinct.values()))
             self.stack.append(layer)
             try:
                 outputs = forward(*args, **kwargs)
             finally:
                 self.stack.pop()
-            traced[key] = _Traced.from_call(layer, tensors, outputs)
+            traced_calls[key] = _TracedCall.from_call(layer, tensors, outputs)
             return outputs
 
         return call
 
 
 @dataclass(frozen=True)
-class _Traced:
+class _TracedCall:
     """A traced layer, and what is needed to make its outputs without computing them.
 
     ``leaves`` has a pair for each leaf of the output's ``tree``. The first element is true for a
@@ -101,21 +111,19 @@ class _Traced:
     tree: Any
 
     @classmethod
-    def from_call(cls, layer: TracedLayer, inputs: list[Tensor], outputs: Any) -> _Traced:
+    def from_call(cls, layer: TracedLayer, inputs: list[Tensor], outputs: Any) -> _TracedCall:
         """Describe the outputs of a call that was traced."""
         leaves, tree = tree_flatten(outputs)
-        kinds = [_kind(tensor) for tensor in inputs]
-        templates: list[Any] = []
+        input_kinds = [_kind(tensor) for tensor in inputs]
+        described: list[tuple[bool, Any]] = []
         for leaf in leaves:
             if not isinstance(leaf, Tensor):
-                templates.append(leaf)
-            elif _kind(leaf) in kinds:
-                templates.append(kinds.index(_kind(leaf)))
+                described.append((False, leaf))
+            elif _kind(leaf) in input_kinds:
+                described.append((True, input_kinds.index(_kind(leaf))))
             else:
-                templates.append(leaf.detach())
-        return cls(
-            layer, tuple(zip((isinstance(x, Tensor) for x in leaves), templates, strict=True)), tree
-        )
+                described.append((True, leaf.detach()))
+        return cls(layer, tuple(described), tree)
 
     def outputs_like(self, inputs: list[Tensor]) -> Any:
         """Return outputs for other inputs.
@@ -139,18 +147,19 @@ def _kind(tensor: Tensor) -> tuple[Any, ...]:
     return tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.requires_grad
 
 
-def _kinds(layers: list[nn.Module]) -> list[list[nn.Module]]:
+def _identical(layers: list[nn.Module]) -> list[list[nn.Module]]:
     """Return the groups of two or more layers that differ only in their number."""
-    kinds: list[tuple[int, dict[str, Any], list[nn.Module]]] = []
+    # Each group with the number and the facts of its first layer.
+    groups: list[tuple[int, dict[str, Any], list[nn.Module]]] = []
     for number, layer in enumerate(layers):
         facts = _facts(layer)
-        for first_number, first_facts, kind in kinds:
+        for first_number, first_facts, group in groups:
             if _same(facts, number, first_facts, first_number):
-                kind.append(layer)
+                group.append(layer)
                 break
         else:
-            kinds.append((number, facts, [layer]))
-    return [kind for _, _, kind in kinds if len(kind) > 1]
+            groups.append((number, facts, [layer]))
+    return [group for _, _, group in groups if len(group) > 1]
 
 
 def _facts(layer: nn.Module) -> dict[str, Any]:

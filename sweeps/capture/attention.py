@@ -30,6 +30,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool, window: int) -> Ten
 
 @attention.register_fake
 def _(q: Tensor, k: Tensor, v: Tensor, causal: bool, window: int) -> Tensor:
+    # Fused kernels store the result as (batch, length, heads, width) and return a view of it.
     batch, heads, queries, _ = q.shape
     return q.new_empty(batch, queries, heads, v.shape[3]).transpose(1, 2)
 
@@ -52,11 +53,14 @@ def _(
 
 
 def _save_operands(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs[:3], output)  # fused kernels need the output, too
-    ctx.mask = inputs[3:]
+    """Save for the backward pass what a fused kernel would save."""
+    q, k, v, causal, window = inputs
+    ctx.save_for_backward(q, k, v, output)  # fused kernels need the output, too
+    ctx.mask = (causal, window)
 
 
 def _backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+    """Return the gradients of all inputs; the two of the mask have none."""
     q, k, v, _ = ctx.saved_tensors
     return (*attention_backward(gradient, q, k, v, *ctx.mask), None, None)
 
@@ -73,8 +77,8 @@ class OneAttention(TorchFunctionMode):
     """
 
     def __enter__(self) -> OneAttention:
-        self._before = functional.scaled_dot_product_attention
-        self._fast = torch.backends.mha.get_fastpath_enabled()
+        self._pytorch_attention = functional.scaled_dot_product_attention
+        self._had_fast_path = torch.backends.mha.get_fastpath_enabled()
         functional.scaled_dot_product_attention = _trace_pytorch  # type: ignore[assignment]
         torch.backends.mha.set_fastpath_enabled(False)
         super().__enter__()
@@ -82,8 +86,8 @@ class OneAttention(TorchFunctionMode):
 
     def __exit__(self, *error: object) -> None:
         super().__exit__(*error)
-        functional.scaled_dot_product_attention = self._before
-        torch.backends.mha.set_fastpath_enabled(self._fast)
+        functional.scaled_dot_product_attention = self._pytorch_attention
+        torch.backends.mha.set_fastpath_enabled(self._had_fast_path)
 
     def __torch_function__(
         self,
@@ -92,7 +96,7 @@ class OneAttention(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        if func is self._before:
+        if func is self._pytorch_attention:
             return _trace_pytorch(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 

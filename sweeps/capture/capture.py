@@ -62,18 +62,19 @@ def capture(
         except Exception as error:  # a model's own code may raise anything at unusual sizes
             raise UserError(f"{source.name} cannot be computed: {first_line(error)}") from error
     parameters = list(started.model.parameters())
+    parameter_storages = {parameter.untyped_storage()._cdata for parameter in parameters}
     products, unknown = products_of(operations)
     return Captured(
         products=tuple(_in_context(product, step) for product in products),
         moved=bytes_moved(operations, fused=False),
         moved_fused=bytes_moved(operations, fused=True),
-        parameters=sum(p.numel() for p in parameters),
-        parameter_bytes=sum(p.numel() * p.element_size() for p in parameters),
+        parameters=sum(parameter.numel() for parameter in parameters),
+        parameter_bytes=sum(
+            parameter.numel() * parameter.element_size() for parameter in parameters
+        ),
         saved=sum(tensor.count * tensor.bytes for tensor in saved),
         saved_recomputed=_saved_recomputed(saved),
-        largest_operation=largest_operation(
-            operations, {p.untyped_storage()._cdata for p in parameters}
-        ),
+        largest_operation=largest_operation(operations, parameter_storages),
         uncounted=tuple(unknown),
         assumptions=started.assumptions,
     )
@@ -97,24 +98,28 @@ def dimensions(
     Raises:
         UserError: if the model has no size of a given name.
     """
+    # 1. Choose the sizes.
     sizes = source.sizes
     for name in named:
         if name not in sizes:
-            known = ", ".join(sorted(sizes)) or "none"
-            raise UserError(f"{source.name} has no size {name!r} to vary; available: {known}.")
+            available = ", ".join(sorted(sizes)) or "none"
+            raise UserError(f"{source.name} has no size {name!r} to vary; available: {available}.")
     chosen = named or [
         name
         for name, value in sizes.items()
         if value > 1 and _SIZE.search(name) and not _NO_SIZE.search(name)
     ]
-    # A training step is compared by its forward pass, from which the gradients' sizes follow.
-    forward = replace(step, mode=PREFILL if step.mode == TRAIN else step.mode)
-    plain = capture(source, forward) if step.mode == TRAIN else base
-    # A size that grows by this unit remains divisible by every number of heads.
-    unit = 2 * math.lcm(1, *(v for n, v in sizes.items() if _HEADS.search(n) and v > 0))
+    # 2. Compare a training step by its forward pass, from which the gradients' sizes follow.
+    if step.mode == TRAIN:
+        step = replace(step, mode=PREFILL)
+        base = capture(source, step)
+    # 3. Change one size at a time. One that grows by this unit remains divisible by every number of
+    # heads.
+    head_counts = [value for name, value in sizes.items() if _HEADS.search(name) and value > 0]
+    unit = 2 * math.lcm(1, *head_counts)
     effects = []
     for name in chosen:
-        dimension = _dimension(source, forward, plain, name, sizes[name], unit)
+        dimension = _dimension(source, step, base, name, sizes[name], unit)
         if dimension is not None:
             effects.append(dimension)
     return effects
@@ -127,26 +132,37 @@ def _saved_recomputed(saved: Sequence[SavedTensor]) -> int:
     is therefore what is saved outside of layers, the inputs of all calls of all layers, and all
     that the largest layer saves in one call.
     """
-    outside = sum(tensor.bytes for tensor in saved if not tensor.layers)
-    saved_in_a_call: dict[int, int] = {}  # by the id of the layer
-    inputs: dict[int, int] = {}
+    outside_bytes = sum(tensor.bytes for tensor in saved if not tensor.layers)
+    # Bytes by the id of the layer: what one call saves, and the inputs of all calls.
+    call_bytes: dict[int, int] = {}
+    input_bytes: dict[int, int] = {}
     for tensor in saved:
         if tensor.layers:
             layer = tensor.layers[0]  # the outermost one
-            per_call = tensor.count // layer.calls
-            before = saved_in_a_call.get(id(layer), 0)
-            saved_in_a_call[id(layer)] = before + per_call * tensor.bytes
-            inputs[id(layer)] = layer.calls * layer.input_bytes
-    return outside + sum(inputs.values()) + max(saved_in_a_call.values(), default=0)
+            count_per_call = tensor.count // layer.calls
+            call_bytes.setdefault(id(layer), 0)
+            call_bytes[id(layer)] += count_per_call * tensor.bytes
+            input_bytes[id(layer)] = layer.calls * layer.input_bytes
+    return outside_bytes + sum(input_bytes.values()) + max(call_bytes.values(), default=0)
 
 
 def _dimension(
     source: ModelSource, step: ModelStep, base: Captured, name: str, value: int, unit: int
 ) -> Dimension | None:
-    """Return the effect of one size, or None if changing it changes no product's size."""
-    for changed_value in dict.fromkeys(
-        (value + unit, value + 64, 2 * value, value // 2, value + 8)
-    ):
+    """Return the effect of one size, or None if changing it changes no product's size.
+
+    The first value is used with which the model can be built and has the same products.
+
+    Args:
+        source: the model.
+        step: the step to capture.
+        base: capture of that step with the model's sizes unchanged.
+        name: name of the size.
+        value: the size itself.
+        unit: amount by which a model with heads allows it to grow.
+    """
+    values_to_try = (value + unit, value + 64, 2 * value, value // 2, value + 8)
+    for changed_value in dict.fromkeys(values_to_try):  # each value once
         if changed_value < 1 or changed_value == value:
             continue
         try:
@@ -155,22 +171,25 @@ def _dimension(
             continue
         if not _comparable(base.products, changed.products):
             continue
-        slopes = {
-            (place, size): (changed.products[place].sizes[size] - before) / (changed_value - value)
-            for place, product in enumerate(base.products)
-            for size, before in product.sizes.items()
-            if changed.products[place].sizes[size] != before
-        }
+        slopes: dict[tuple[int, str], float] = {}
+        pairs = zip(base.products, changed.products, strict=True)
+        for position, (product, changed_product) in enumerate(pairs):
+            changed_sizes = changed_product.sizes
+            for size, before in product.sizes.items():
+                growth = changed_sizes[size] - before
+                if growth:
+                    slopes[position, size] = growth / (changed_value - value)
         return Dimension(name, value, slopes) if slopes else None
     return None
 
 
 def _comparable(first: Sequence[Product], second: Sequence[Product]) -> bool:
     """Return True if both captures have the same products in the same order, apart from sizes."""
-    return len(first) == len(second) and all(
-        (a.path, a.pass_, a.work.op, a.count) == (b.path, b.pass_, b.work.op, b.count)
-        for a, b in zip(first, second, strict=True)
-    )
+
+    def without_sizes(product: Product) -> tuple[str, str, str, int]:
+        return product.path, product.pass_, product.work.op, product.count
+
+    return list(map(without_sizes, first)) == list(map(without_sizes, second))
 
 
 def _in_context(product: Product, step: ModelStep) -> Product:
@@ -209,6 +228,7 @@ def fake_tensors() -> Iterator[None]:
 
 
 def _autocast(step: ModelStep) -> contextlib.AbstractContextManager[object]:
+    """Return the context in which the step multiplies in its dtype, if it asks for autocast."""
     if not step.autocast:
         return contextlib.nullcontext()
     return torch.autocast("cpu", dtype=TORCH_DTYPES[step.dtype])

@@ -104,9 +104,10 @@ class Attention:
         By convention, causal attention of several queries has half of all pairs, unless a window
         limits the keys that each query sees.
         """
-        seen = min(self.keys, self.window or self.keys)
-        unmasked = self.queries * seen
-        return unmasked // 2 if self.causal and self.queries > 1 and seen == self.keys else unmasked
+        keys_in_window = min(self.keys, self.window or self.keys)
+        pairs = self.queries * keys_in_window
+        is_halved = self.causal and self.queries > 1 and keys_in_window == self.keys
+        return pairs // 2 if is_halved else pairs
 
     def spec(self) -> str:
         """Return ``batch×heads,queries×keys,width,dtype`` and the mask."""
@@ -219,23 +220,27 @@ class Dimension:
 def with_names(captured: Captured, dimensions: Sequence[Dimension]) -> Captured:
     """Return the capture with the sizes of its products named after dimensions.
 
-    A size that depends on no dimension is named ``fixed``.
+    A size that depends on no dimension is named ``fixed``. The sizes of a gradient get no names if
+    it is not known how they follow from those of the forward pass.
     """
     named = []
     for product in captured.products:
-        first = captured.products[product.of]
-        sizes = first.sizes
-        of_first = {
-            size: _formula(product.of, size, value, dimensions) for size, value in sizes.items()
+        forward = captured.products[product.of]
+        forward_names = {
+            size: _formula(product.of, size, value, dimensions)
+            for size, value in forward.sizes.items()
         }
-        names = of_first
-        if product is not first and isinstance(product.work, Gemm | GroupedGemm):
-            names = {}
+        names: dict[str, str] = {}
+        if product is forward or not isinstance(product.work, Gemm | GroupedGemm):
+            names = forward_names
+        elif product.pass_ in (DGRAD, WGRAD):
             # A gradient has the sizes of its forward product in another order.
-            if product.pass_ in (DGRAD, WGRAD):
-                rows = "k" if product.pass_ == WGRAD else "m"
-                order = {rows: "m", out_size(product, first): "n", in_size(product, first): "k"}
-                names = {size: of_first[name] for size, name in order.items()}
+            rows = "k" if product.pass_ == WGRAD else "m"
+            names = {
+                rows: forward_names["m"],
+                out_size(product, forward): forward_names["n"],
+                in_size(product, forward): forward_names["k"],
+            }
         named.append(replace(product, names=names))
     return replace(captured, products=tuple(named))
 
@@ -257,21 +262,39 @@ def in_size(product: Product, forward: Product) -> str:
     return "n" if product.pass_ == DGRAD else "k"
 
 
-def _formula(place: int, size: str, value: int, dimensions: Sequence[Dimension]) -> str:
-    """Write a size as dimensions multiplied together, or as a sum of their multiples."""
-    effects = [(d, d.slopes[place, size]) for d in dimensions if (place, size) in d.slopes]
+def _formula(position: int, size: str, value: int, dimensions: Sequence[Dimension]) -> str:
+    """Write a size as dimensions multiplied together, or as a sum of their multiples.
+
+    Args:
+        position: position of the product.
+        size: name of the size.
+        value: the size itself.
+        dimensions: dimensions that may affect it.
+    """
+    effects = [
+        (dimension, dimension.slopes[position, size])
+        for dimension in dimensions
+        if (position, size) in dimension.slopes
+    ]
     if not effects:
         return "fixed"
+    # A dimension explains the size if the size is its multiple, by the slope and without a rest.
+    sufficient = [dimension for dimension, slope in effects if slope * dimension.value == value]
     # 1. The size is a multiple of all its dimensions multiplied together.
-    product = math.prod(d.value for d, _ in effects)
-    if value % product == 0 and all(slope * d.value == value for d, slope in effects):
+    product = math.prod(dimension.value for dimension, _ in effects)
+    if value % product == 0 and len(sufficient) == len(effects):
         factor = value // product
-        return "·".join([*([str(factor)] if factor > 1 else []), *(d.name for d, _ in effects)])
+        factors = [str(factor)] if factor > 1 else []
+        return "·".join([*factors, *(dimension.name for dimension in sufficient)])
     # 2. One dimension explains the size. The others are derived from it, or it from them.
-    sufficient = [d.name for d, slope in effects if slope * d.value == value]
     if sufficient:
-        return sufficient[0]
+        return sufficient[0].name
     # 3. The size is a sum of multiples of its dimensions and a constant.
-    constant = value - sum(slope * d.value for d, slope in effects)
-    terms = [f"{slope:g}·{d.name}" if slope != 1 else d.name for d, slope in effects]
-    return " + ".join([*terms, *([f"{constant:g}"] if constant else [])]).replace("+ -", "− ")
+    terms = [
+        dimension.name if slope == 1 else f"{slope:g}·{dimension.name}"
+        for dimension, slope in effects
+    ]
+    constant = value - sum(slope * dimension.value for dimension, slope in effects)
+    if constant:
+        terms.append(f"{constant:g}")
+    return " + ".join(terms).replace("+ -", "− ")

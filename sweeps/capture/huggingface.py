@@ -61,13 +61,15 @@ class HuggingFace:
         model's result.
         """
         config = self._configuration(changes)
-        build = _class_of(config, self.config)
-        if getattr(config, "is_encoder_decoder", False) or build.main_input_name != "input_ids":
+        model_class = _class_of(config, self.config)
+        takes_tokens = model_class.main_input_name == "input_ids"
+        if getattr(config, "is_encoder_decoder", False) or not takes_tokens:
             refuse_decoding(self.name, step)
-        model = _build(build, config, step)
+        model = _build(model_class, config, step)
         model.train(step.mode == TRAIN)
-        inputs = _inputs(build, config, step)
-        arguments = build.forward.__code__.co_varnames
+        inputs = _inputs(model_class, config, step)
+        # The keys of earlier tokens are added to the captured products, so no cache is needed here.
+        arguments = model_class.forward.__code__.co_varnames
         if "use_cache" in arguments:
             inputs["use_cache"] = False
 
@@ -78,16 +80,23 @@ class HuggingFace:
             loss = result.get("loss")
             return mean_of(result) if loss is None else loss
 
-        assumptions = tokens_of(step) if build.main_input_name == "input_ids" else ()
-        return StartedStep(model, call, (*assumptions, *([_TEXT] if self.of_text else [])))
+        assumptions = list(tokens_of(step)) if takes_tokens else []
+        if self.of_text:
+            assumptions.append(_TEXT)
+        return StartedStep(model, call, tuple(assumptions))
 
     def _configuration(self, changes: Mapping[str, int]) -> Any:
+        """Return transformers' configuration, with some sizes changed.
+
+        Raises:
+            UserError: if the family refuses these sizes.
+        """
         from transformers import AutoConfig
 
         settings = {**self.config, **self.given, **changes}
-        kind = settings.pop("model_type")
+        family = settings.pop("model_type")
         try:
-            return AutoConfig.for_model(kind, **settings)
+            return AutoConfig.for_model(family, **settings)
         except Exception as error:  # each family raises its own errors for sizes
             raise UserError(f"{self.name}: {first_line(error)}") from None
 
@@ -104,39 +113,50 @@ def read_config(path: Path, given: Mapping[str, int]) -> HuggingFace:
         raise UserError(needs_extra("transformers", "models"))
     from transformers import CONFIG_MAPPING
 
-    text = config.get("text_config")
-    of_text = isinstance(text, dict) and "model_type" in text
-    if isinstance(text, dict) and of_text:
-        config = dict(text)
-    kind = config.get("model_type")
-    if not isinstance(kind, str):
+    # 1. Take the text part of a model that has several, such as one of text and images.
+    text_config = config.get("text_config")
+    of_text = False
+    if isinstance(text_config, dict) and "model_type" in text_config:
+        of_text = True
+        config = text_config
+    # 2. Check the family.
+    family = config.get("model_type")
+    if not isinstance(family, str):
         raise UserError(f"{path} has no model_type, so the model's family is unknown.")
-    if kind not in CONFIG_MAPPING:
+    if family not in CONFIG_MAPPING:
         has_own_code = "auto_map" in config
-        raise UserError(
-            f"{path} is of the family {kind!r}, which the installed transformers does not know"
-            + (
-                ": it brings its own code, so give the model as module:factory."
-                if has_own_code
-                else f"; {nearest(str(kind), CONFIG_MAPPING)}"
-            )
+        advice = (
+            ": it brings its own code, so give the model as module:factory."
+            if has_own_code
+            else f"; {nearest(family, CONFIG_MAPPING)}"
         )
+        raise UserError(
+            f"{path} is of the family {family!r}, which the installed transformers does not know"
+            f"{advice}"
+        )
+    # 3. Leave out entries that do not affect the shapes, and check the given sizes.
     ignored = ("auto_map", "torch_dtype", "dtype", "quantization_config", "transformers_version")
-    plain = {name: value for name, value in config.items() if name not in ignored}
-    source = HuggingFace(str(path), plain, dict(given), of_text)
-    known = source.sizes
+    used_entries = {name: value for name, value in config.items() if name not in ignored}
+    source = HuggingFace(str(path), used_entries, dict(given), of_text)
+    sizes = source.sizes
     for name in given:
-        if name not in known:
-            raise UserError(f"{path} has no size {name!r}; {nearest(name, known)}")
+        if name not in sizes:
+            raise UserError(f"{path} has no size {name!r}; {nearest(name, sizes)}")
     return source
 
 
-def _class_of(config: Any, data: Mapping[str, Any]) -> Any:
-    """Return the class that the configuration names, else the family's language model or base."""
+def _class_of(config: Any, entries: Mapping[str, Any]) -> Any:
+    """Return the class that the configuration names, else the family's language model or base.
+
+    ``config`` is transformers' configuration, and ``entries`` are those of the file.
+
+    Raises:
+        UserError: if transformers has no such class.
+    """
     import transformers
 
     transformers.logging.set_verbosity_error()
-    names = data.get("architectures")
+    names = entries.get("architectures")
     for name in names if isinstance(names, list) else ():
         candidate = getattr(transformers, str(name), None)
         if isinstance(candidate, type) and issubclass(candidate, transformers.PreTrainedModel):
@@ -144,11 +164,12 @@ def _class_of(config: Any, data: Mapping[str, Any]) -> Any:
     for mapping in (transformers.MODEL_FOR_CAUSAL_LM_MAPPING, transformers.MODEL_MAPPING):
         if type(config) in mapping:
             candidate = mapping[type(config)]
+            # A few families have several classes.
             return candidate[0] if isinstance(candidate, tuple) else candidate
     raise UserError(f"transformers has no language model of the family {config.model_type!r}.")
 
 
-def _build(build: Any, config: Any, step: ModelStep) -> Any:
+def _build(model_class: Any, config: Any, step: ModelStep) -> Any:
     """Build a model with attention as one operation and experts as grouped GEMMs.
 
     Where a family does not support that, its attention is PyTorch's function or its own code.
@@ -158,24 +179,29 @@ def _build(build: Any, config: Any, step: ModelStep) -> Any:
 
     AttentionInterface.register(attention.NAME, attention.for_transformers)
     AttentionMaskInterface.register(attention.NAME, lambda *args, **kwargs: None)
-    failure: Exception | None = None
+    first_failure: Exception | None = None
     for mechanism, experts in product((attention.NAME, "sdpa", "eager"), ("grouped_mm", None)):
-        config._attn_implementation, config._experts_implementation = mechanism, experts
+        config._attn_implementation = mechanism
+        config._experts_implementation = experts
         try:
             with warnings.catch_warnings(), no_init_weights():
                 warnings.simplefilter("ignore")
-                model = build._from_config(config, dtype=step.parameter_dtype)
+                model = model_class._from_config(config, dtype=step.parameter_dtype)
             model.tie_weights()  # no_init_weights() skips this together with the initial values
             return model
         except Exception as error:  # each family raises its own error for what it lacks
-            failure = failure or error
-    assert failure is not None
-    raise UserError(f"the model cannot be built: {first_line(failure)}") from failure
+            first_failure = first_failure or error
+    assert first_failure is not None
+    raise UserError(f"the model cannot be built: {first_line(first_failure)}") from first_failure
 
 
-def _inputs(build: Any, config: Any, step: ModelStep) -> dict[str, Any]:
-    """Return the arguments with which a model is called: images or token ids."""
-    name = build.main_input_name
+def _inputs(model_class: Any, config: Any, step: ModelStep) -> dict[str, Any]:
+    """Return the arguments with which a model is called: images or token ids.
+
+    Raises:
+        UserError: if the model takes something else.
+    """
+    name = model_class.main_input_name
     if name == "pixel_values":
         size = getattr(config, "image_size", 224)
         height, width = size if isinstance(size, list | tuple) else (size, size)
@@ -190,9 +216,11 @@ def _inputs(build: Any, config: Any, step: ModelStep) -> dict[str, Any]:
     inputs: dict[str, Any] = {"input_ids": tokens}
     if getattr(config, "is_encoder_decoder", False):
         inputs["decoder_input_ids"] = tokens
-    if step.mode == TRAIN and build.__name__.endswith(
+    # With labels, these classes compute the loss themselves.
+    computes_loss = model_class.__name__.endswith(
         ("ForCausalLM", "LMHeadModel", "ForMaskedLM", "ForConditionalGeneration")
-    ):
+    )
+    if step.mode == TRAIN and computes_loss:
         inputs["labels"] = tokens
     return inputs
 

@@ -26,8 +26,9 @@ class Bottleneck(nn.Module):
             nn.ReLU(),
             _convolution(width, out, 1, 1),
         )
-        same = channels == out and stride == 1
-        self.shortcut = nn.Identity() if same else _convolution(channels, out, 1, stride)
+        # A shortcut that changes the shape needs a convolution of its own.
+        keeps_shape = channels == out and stride == 1
+        self.shortcut = nn.Identity() if keeps_shape else _convolution(channels, out, 1, stride)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (n, channels, h, w) to (n, 4·width, h/stride, w/stride)."""
@@ -35,6 +36,7 @@ class Bottleneck(nn.Module):
 
 
 def _convolution(channels: int, out: int, size: int, stride: int) -> nn.Sequential:
+    """Build a padded convolution with filters of ``size`` by ``size``, and a normalisation."""
     convolution = nn.Conv2d(channels, out, size, stride, size // 2, bias=False)
     return nn.Sequential(convolution, nn.BatchNorm2d(out))
 
@@ -52,7 +54,9 @@ def resnet(
     for stage, count in enumerate(blocks):
         stage_width = width * 2**stage
         for block in range(count):
-            layers.append(Bottleneck(channels, stage_width, 2 if stage and not block else 1))
+            # Each stage but the first begins by halving the image.
+            stride = 2 if stage > 0 and block == 0 else 1
+            layers.append(Bottleneck(channels, stage_width, stride))
             channels = 4 * stage_width
     head = nn.Linear(channels, classes)
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), head)
@@ -67,8 +71,10 @@ class UNet(nn.Module):
     def __init__(self, width: int = 64, depth: int = 4) -> None:
         super().__init__()
         widths = [width * 2**level for level in range(depth + 1)]
-        into = [3, *widths]
-        self.down = nn.ModuleList(_pair(a, b) for a, b in zip(into, widths, strict=False))
+        input_widths = [3, *widths[:-1]]
+        self.down = nn.ModuleList(
+            _pair(channels, out) for channels, out in zip(input_widths, widths, strict=True)
+        )
         self.rise = nn.ModuleList(
             nn.ConvTranspose2d(2 * channels, channels, 2, 2) for channels in reversed(widths[:-1])
         )
@@ -79,15 +85,18 @@ class UNet(nn.Module):
         """Map (n, 3, h, w) to (n, 2, h, w)."""
         skips = []
         for level, block in enumerate(self.down):
-            x = block(functional.max_pool2d(x, 2) if level else x)
+            if level > 0:
+                x = functional.max_pool2d(x, 2)
+            x = block(x)
             skips.append(x)
-        skips.pop()
+        skips.pop()  # the lowest level has no other side to skip to
         for rise, block in zip(self.rise, self.up, strict=True):
             x = block(torch.cat([rise(x), skips.pop()], dim=1))
         return self.last(x)
 
 
 def _pair(channels: int, out: int) -> nn.Sequential:
+    """Build the two 3×3 convolutions of one level of a U-Net."""
     return nn.Sequential(
         _convolution(channels, out, 3, 1), nn.ReLU(), _convolution(out, out, 3, 1), nn.ReLU()
     )
@@ -108,8 +117,8 @@ class Gpt2Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map (sequences, length, hidden) to the same shape."""
         n, length, hidden = x.shape
-        parts = self.qkv(self.norm_1(x)).view(n, length, 3, self.heads, hidden // self.heads)
-        q, k, v = parts.permute(2, 0, 3, 1, 4)
+        qkv = self.qkv(self.norm_1(x)).view(n, length, 3, self.heads, hidden // self.heads)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)
         attended = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out(attended.transpose(1, 2).reshape(n, length, hidden))
         wide = functional.gelu(self.up(self.norm_2(x)), approximate="tanh")
@@ -135,16 +144,16 @@ class LlamaBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map (sequences, length, hidden) to the same shape."""
         n, length, _ = x.shape
-        y = self.norm_1(x)
-        q = self.q(y).view(n, length, self.heads, self.width).transpose(1, 2)
-        k = self.k(y).view(n, length, self.kv_heads, self.width).transpose(1, 2)
-        v = self.v(y).view(n, length, self.kv_heads, self.width).transpose(1, 2)
+        normalised = self.norm_1(x)
+        q = self.q(normalised).view(n, length, self.heads, self.width).transpose(1, 2)
+        k = self.k(normalised).view(n, length, self.kv_heads, self.width).transpose(1, 2)
+        v = self.v(normalised).view(n, length, self.kv_heads, self.width).transpose(1, 2)
         mixed = functional.scaled_dot_product_attention(
             _rotated(q), _rotated(k), v, is_causal=True, enable_gqa=True
         )
         x = x + self.out(mixed.transpose(1, 2).reshape(n, length, -1))
-        y = self.norm_2(x)
-        return x + self.down(functional.silu(self.gate(y)) * self.up(y))
+        normalised = self.norm_2(x)
+        return x + self.down(functional.silu(self.gate(normalised)) * self.up(normalised))
 
 
 def _rotated(x: Tensor) -> Tensor:
@@ -154,9 +163,10 @@ def _rotated(x: Tensor) -> Tensor:
     return x * angles + torch.cat([-second, first], dim=-1) * angles
 
 
-def _check_heads(hidden: int, heads: int) -> None:
-    if hidden % heads:
-        raise ValueError(f"{heads} does not divide {hidden}.")
+def _check_heads(total: int, heads: int) -> None:
+    """Raise ValueError if a number of heads does not divide what they share."""
+    if total % heads:
+        raise ValueError(f"{heads} does not divide {total}.")
 
 
 class LanguageModel(nn.Module):

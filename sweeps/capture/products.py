@@ -36,34 +36,40 @@ def products_of(operations: Sequence[TracedOperation]) -> tuple[list[Product], l
     """Return the products of a step in order, and the names of operations of unknown kinds."""
     products: list[Product] = []
     unknown: dict[str, None] = {}
-    places: dict[int, int] = {}  # position of each forward product, by its autograd node's number
+    # Position of each forward product, by its autograd node's number.
+    forward_positions: dict[int, int] = {}
     for operation in operations:
         works = _works(operation)
         if works is None:
             unknown[operation.name] = None
             continue
         for pass_, work in works:
-            place = len(products)
-            forward = place
+            # 1. Find the forward product: for a gradient the one with its node, else the product
+            # itself.
+            position = len(products)
             if operation.backward:
-                forward = places.get(operation.node, place)
+                forward_position = forward_positions.get(operation.node, position)
             else:
-                places.setdefault(operation.node, place)
-            if operation.backward and pass_ in (DGRAD, WGRAD):
-                pass_ = _gradient_of(work, products[forward].work, pass_)
+                forward_position = position
+                forward_positions.setdefault(operation.node, position)
+            # 2. A gradient takes the role of its forward product.
+            role = role_of(operation.module, work)
+            if forward_position < position:
+                forward = products[forward_position]
+                role = forward.role
+                if pass_ in (DGRAD, WGRAD):
+                    pass_ = _gradient_of(work, forward.work, pass_)
             # The first operand of addmm is the bias.
             inputs = operation.reads[1 if operation.name == "aten::addmm" else 0]
             products.append(
                 Product(
                     work=work,
-                    role=products[forward].role
-                    if forward < place
-                    else role_of(operation.module, work),
+                    role=role,
                     path=re.sub(r"\b\d+\b", "*", operation.module),
                     pass_=pass_,
                     count=operation.count,
                     shares=-1 if operation.backward else inputs.storage,
-                    of=forward,
+                    of=forward_position,
                     repeated=bool(operation.layers),
                 )
             )
@@ -90,14 +96,14 @@ def _works(operation: TracedOperation) -> list[tuple[str, Work]] | None:
         return None
 
 
-def _pass(operation: TracedOperation, a: Tensor, b: Tensor) -> str:
-    """Return the pass of a GEMM of two matrices.
+def _pass(operation: TracedOperation, a: Tensor) -> str:
+    """Return the pass of a GEMM, judging by how its first operand is stored.
 
     The gradient of a parameter sums over the rows, so its operand A is transposed.
     """
     if not operation.backward:
         return FORWARD
-    return WGRAD if _letter(a) == "t" else DGRAD
+    return WGRAD if _storage_letter(a) == "t" else DGRAD
 
 
 def _gradient_of(work: Work, forward: Work, guess: str) -> str:
@@ -107,134 +113,156 @@ def _gradient_of(work: Work, forward: Work, guess: str) -> str:
     """
     if not isinstance(work, Gemm) or not isinstance(forward, Gemm):
         return guess
-    of_input = (work.m, work.n, work.k) == (forward.m, forward.k, forward.n)
-    of_weight = work.k == forward.m and {work.m, work.n} == {forward.n, forward.k}
-    if of_input == of_weight:
+    fits_input = (work.m, work.n, work.k) == (forward.m, forward.k, forward.n)
+    fits_weight = work.k == forward.m and {work.m, work.n} == {forward.n, forward.k}
+    if fits_input == fits_weight:
         return guess
-    return DGRAD if of_input else WGRAD
+    return DGRAD if fits_input else WGRAD
 
 
 def _gemm(a: Tensor, b: Tensor) -> Gemm:
     """Return the GEMM of (…, m, k) and (…, k, n), with at most one batch dimension."""
     m, k = a.shape[-2:]
     batch = a.shape[0] if a.dim() == 3 else 1
-    return Gemm(m, b.shape[-1], k, DTYPES[a.dtype], _letter(a) + _letter(b), batch)
+    layout = _storage_letter(a) + _storage_letter(b)
+    return Gemm(m, b.shape[-1], k, DTYPES[a.dtype], layout, batch)
 
 
-def _letter(tensor: Tensor) -> str:
+def _storage_letter(tensor: Tensor) -> str:
     """Return ``t`` if a matrix's columns are contiguous and its rows are not, else ``n``."""
-    rows, columns = tensor.stride()[-2:]
-    return "t" if columns != 1 and rows == 1 else "n"
+    row_stride, column_stride = tensor.stride()[-2:]
+    return "t" if column_stride != 1 and row_stride == 1 else "n"
 
 
 def _mm(operation: TracedOperation) -> list[tuple[str, Work]]:
+    """Read ``mm(a, b)``."""
     a, b = operation.args[-2:]
-    return [(_pass(operation, a, b), _gemm(a, b))]
+    return [(_pass(operation, a), _gemm(a, b))]
 
 
 def _addmm(operation: TracedOperation) -> list[tuple[str, Work]]:
+    """Read ``addmm(bias, a, b)``."""
     a, b = operation.args[1:3]
-    return [(_pass(operation, a, b), _gemm(a, b))]
+    return [(_pass(operation, a), _gemm(a, b))]
 
 
 def _bmm(operation: TracedOperation) -> list[tuple[str, Work]]:
+    """Read ``bmm(a, b)``, a batch of products of two activations."""
     a, b = operation.args[-2:]
     return [(BACKWARD if operation.backward else FORWARD, _gemm(a, b))]
 
 
 def _baddbmm(operation: TracedOperation) -> list[tuple[str, Work]]:
+    """Read ``baddbmm(bias, a, b)``, which is ``bmm`` with a bias."""
     a, b = operation.args[1:3]
     return [(BACKWARD if operation.backward else FORWARD, _gemm(a, b))]
 
 
 def _mv(operation: TracedOperation) -> list[tuple[str, Work]]:
+    """Read ``mv(a, x)``: a vector is a matrix with one column."""
     a, x = operation.args[-2:]
-    return [(_pass(operation, a, a), _gemm(a, x.unsqueeze(-1)))]
+    return [(_pass(operation, a), _gemm(a, x.unsqueeze(-1)))]
 
 
 def _grouped(operation: TracedOperation) -> list[tuple[str, Work]]:
+    """Read ``_grouped_mm(a, b)``, whose operands tell by their dimensions what is grouped."""
     a, b = operation.args[:2]
     dtype = DTYPES[a.dtype]
+    layout = _storage_letter(a) + _storage_letter(b)
     if a.dim() == 3 and b.dim() == 3:
         return [(FORWARD, _gemm(a, b))]
     # Each of the rows (m, k) is multiplied by the weight (k, n) of its expert.
     if a.dim() == 2 and b.dim() == 3:
         pass_ = DGRAD if operation.backward else FORWARD
-        layout = _letter(a) + _letter(b)
-        work = GroupedGemm(a.shape[0], b.shape[2], b.shape[1], b.shape[0], dtype, layout, pass_)
-        return [(pass_, work)]
+        rows = a.shape[0]
+        experts, k, n = b.shape
+        return [(pass_, GroupedGemm(rows, n, k, experts, dtype, layout, pass_))]
     # The gradients of the weights are A (n, rows) times B (rows, k), each over its expert's rows.
+    n, rows = a.shape[:2]
+    k = b.shape[1]
     experts = operation.result.shape[0]
-    layout = _letter(a) + _letter(b)
-    return [(WGRAD, GroupedGemm(a.shape[1], a.shape[0], b.shape[1], experts, dtype, layout, WGRAD))]
+    return [(WGRAD, GroupedGemm(rows, n, k, experts, dtype, layout, WGRAD))]
 
 
 def _attention(operation: TracedOperation) -> list[tuple[str, Work]]:
+    """Read :func:`sweeps.capture.attention.attention` or its backward pass."""
     backward = operation.name.endswith("_backward")
     q, k, v, causal, window = operation.args[1:] if backward else operation.args
     pass_ = BACKWARD if backward else FORWARD
     batch, heads, queries, width = q.shape
     work = Attention(
-        batch,
-        heads,
-        k.shape[1],
-        queries,
-        k.shape[2],
-        width,
-        v.shape[3],
-        DTYPES[q.dtype],
-        causal,
-        window,
-        pass_,
+        batch=batch,
+        heads=heads,
+        kv_heads=k.shape[1],
+        queries=queries,
+        keys=k.shape[2],
+        width=width,
+        value_width=v.shape[3],
+        dtype=DTYPES[q.dtype],
+        causal=causal,
+        window=window,
+        pass_=pass_,
     )
     return [(pass_, work)]
 
 
 def _convolution(operation: TracedOperation) -> list[tuple[str, Work]]:
+    """Read ``convolution(x, weight, bias, settings…)``."""
     x, weight = operation.args[:2]
     return _convolutions(x, weight, operation.args[3:], FORWARD, ("fprop",))
 
 
 def _convolution_backward(operation: TracedOperation) -> list[tuple[str, Work]]:
+    """Read ``convolution_backward(gradient, x, weight, bias sizes, settings…, output mask)``.
+
+    The mask says which gradients are computed: those of the input, the weight and the bias.
+    """
     _, x, weight = operation.args[:3]
-    output_mask = operation.args[-1]
-    passes = [name for name, asked in zip(("dgrad", "wgrad"), output_mask, strict=False) if asked]
-    return _convolutions(x, weight, operation.args[4:], BACKWARD, tuple(passes))
+    is_computed = dict(zip(("dgrad", "wgrad", "bias"), operation.args[-1], strict=True))
+    passes = tuple(name for name in ("dgrad", "wgrad") if is_computed[name])
+    return _convolutions(x, weight, operation.args[4:], BACKWARD, passes)
 
 
 def _convolutions(
     x: Tensor, weight: Tensor, settings: Sequence[Any], pass_: str, passes: tuple[str, ...]
 ) -> list[tuple[str, Work]]:
-    """Return the given passes of one convolution."""
-    # 1. Give a convolution over one dimension a second one of size 1.
+    """Return the given passes of one convolution.
+
+    Args:
+        x: the input.
+        weight: the filters.
+        settings: stride, padding, dilation, transposed, output padding and groups.
+        pass_: forward or backward.
+        passes: the passes in the words of :class:`kernels.problem.Conv`.
+
+    Raises:
+        KeyError: if the dtype is never timed, or the convolution has more than two dimensions.
+    """
+    # 1. Give a convolution over one dimension a second one: its images get a single row.
     stride, padding, dilation, transposed, output_padding, groups = settings[:6]
-    spatial = x.dim() - 2
-    if spatial > 2:
+    missing = 4 - x.dim()
+    if missing < 0:
         raise KeyError("a convolution with more than two dimensions")
-    # A convolution over one dimension is a convolution over images of one row.
-    ones = [1] * (2 - spatial)
-    channels_last = torch.channels_last
-    # 2. Find the layout. A filter of one tap and an image of one channel are contiguous in both
-    # formats at once. The layout is therefore NHWC if either tensor is contiguous in that format
-    # only.
-    nhwc = x.dim() == 4 and any(
-        t.is_contiguous(memory_format=channels_last) and not t.is_contiguous() for t in (x, weight)
-    )
-    # 3. Collect the sizes of the convolution whose pass this is.
-    image, taps = [*ones, *x.shape[2:]], [*ones, *weight.shape[2:]]
-    pads = [*([0] * len(ones)), *padding]
-    steps, dilations = [*ones, *stride], [*ones, *dilation]
+    ones, zeros = [1] * missing, [0] * missing
+    image = [*ones, *x.shape[2:]]
+    taps = [*ones, *weight.shape[2:]]
+    strides = [*ones, *stride]
+    pads = [*zeros, *padding]
+    dilations = [*ones, *dilation]
+    # 2. A transposed convolution computes the gradient of a convolution's input, and the gradient
+    # of its own input is that convolution's forward pass. Return the passes of that convolution.
     channels, out = x.shape[1], weight.shape[0]
     if transposed:
-        # A transposed convolution computes the gradient of a convolution's input, and the gradient
-        # of its own input is that convolution's forward pass.
         channels, out = weight.shape[1] * groups, x.shape[1]
-        output_pads = [*([0] * len(ones)), *output_padding]
+        output_pads = [*zeros, *output_padding]
+        # These are the sizes of the transposed convolution's output.
         image = [
-            (size - 1) * s - 2 * p + d * (t - 1) + o + 1
-            for size, s, p, d, t, o in zip(
-                image, steps, pads, dilations, taps, output_pads, strict=True
-            )
+            (image[i] - 1) * strides[i]
+            - 2 * pads[i]
+            + dilations[i] * (taps[i] - 1)
+            + output_pads[i]
+            + 1
+            for i in range(2)
         ]
         passes = tuple({"fprop": "dgrad", "dgrad": "fprop"}.get(name, name) for name in passes)
     conv = Conv(
@@ -245,20 +273,32 @@ def _convolutions(
         out,
         taps[0],
         taps[1],
-        (steps[0], steps[1]),
+        (strides[0], strides[1]),
         (pads[0], pads[1]),
         (dilations[0], dilations[1]),
         groups,
         DTYPES[x.dtype],
-        "nhwc" if nhwc else "nchw",
+        _convolution_layout(x, weight),
     )
-    return [
-        (
-            FORWARD if pass_ == FORWARD else WGRAD if name == "wgrad" else DGRAD,
-            replace(conv, pass_=name),
-        )
-        for name in passes
-    ]
+    # 3. Name each pass as captured products do.
+    if pass_ == FORWARD:
+        return [(FORWARD, replace(conv, pass_=name)) for name in passes]
+    return [(WGRAD if name == "wgrad" else DGRAD, replace(conv, pass_=name)) for name in passes]
+
+
+def _convolution_layout(x: Tensor, weight: Tensor) -> str:
+    """Return ``nhwc`` or ``nchw``.
+
+    A filter of one tap and an image of one channel are contiguous in both formats at once. The
+    layout is therefore NHWC if either tensor is contiguous in that format only.
+    """
+    if x.dim() != 4:
+        return "nchw"
+    for tensor in (x, weight):
+        is_nhwc = tensor.is_contiguous(memory_format=torch.channels_last)
+        if is_nhwc and not tensor.is_contiguous():
+            return "nhwc"
+    return "nchw"
 
 
 _READERS: dict[str, Callable[[TracedOperation], list[tuple[str, Work]]]] = {

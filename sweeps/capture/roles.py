@@ -36,15 +36,19 @@ _NAMES = (
 
 
 def role_of(path: str, work: Work) -> str:
-    """Return the role of a product, one of :data:`sweeps.capture.captured.ROLES`."""
+    """Return the role of a product, one of :data:`sweeps.capture.captured.ROLES`.
+
+    ``path`` is the path of the module that computes it, such as ``layers.0.self_attn.q_proj``.
+    """
     if isinstance(work, Attention):
         return "attention"
     if isinstance(work, GroupedGemm):
         return "experts"
     if isinstance(work, Conv):
         return "convolution"
-    around, _, name = re.sub(r"\.\d+\b", "", path).rpartition(".")
-    for role, names, place in _NAMES:
-        if re.fullmatch(names, name) and re.search(place, around):
+    path_without_numbers = re.sub(r"\.\d+\b", "", path)
+    around, _, name = path_without_numbers.rpartition(".")
+    for role, name_pattern, around_pattern in _NAMES:
+        if re.fullmatch(name_pattern, name) and re.search(around_pattern, around):
             return role
     return "other"

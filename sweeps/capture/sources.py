@@ -53,9 +53,9 @@ class KnownModel:
         The loss of a language model is its cross entropy, that of other models the mean of the
         result.
         """
-        known = KNOWN[self.name]
-        model = _built(known.build, {**self.sizes, **changes}, step)
-        if known.takes == IMAGES:
+        factory = KNOWN[self.name]
+        model = _built(factory.build, {**self.sizes, **changes}, step)
+        if factory.takes == IMAGES:
             refuse_decoding(self.name, step)
             images = torch.empty(step.batch, 3, 224, 224, dtype=step.parameter_dtype)
             images = images.to(memory_format=torch.channels_last)
@@ -82,8 +82,12 @@ class Factory:
     @property
     def sizes(self) -> Mapping[str, int]:
         """Whole-number arguments of the factory, as given or by default."""
-        parameters = inspect.signature(self.build).parameters.values()
-        defaults = {p.name: p.default for p in parameters if type(p.default) is int}
+        parameters = inspect.signature(self.build).parameters
+        defaults = {
+            name: parameter.default
+            for name, parameter in parameters.items()
+            if type(parameter.default) is int  # True and False are not sizes
+        }
         return {**defaults, **self.given}
 
     @property
@@ -122,8 +126,8 @@ def find_source(
     check_model(model)
     given = dict(given or {})
     if model in KNOWN:
+        arguments = inspect.signature(KNOWN[model].build).parameters
         for name in given:
-            arguments = inspect.signature(KNOWN[model].build).parameters
             if name not in arguments:
                 raise UserError(f"{model} has no size {name!r}; {nearest(name, arguments)}")
         return KnownModel(model, given)
@@ -131,12 +135,17 @@ def find_source(
     if path.suffix == ".json" or path.exists():
         from sweeps.capture.huggingface import read_config
 
-        return read_config(path / "config.json" if path.is_dir() else path, given)
+        file = path / "config.json" if path.is_dir() else path
+        return read_config(file, given)
     return _factory(model, given, inputs)
 
 
 def _factory(name: str, given: Mapping[str, int], inputs: Sequence[str]) -> Factory:
-    """Import the factory that ``module:factory`` names."""
+    """Import the factory that ``module:factory`` names.
+
+    Raises:
+        UserError: if it cannot be imported, is not a function, or has no inputs.
+    """
     module, _, function = name.partition(":")
     if not inputs:
         raise UserError(f"{name} needs its module's inputs, such as --input 'int64[8,2048]'.")
@@ -163,12 +172,16 @@ def _input(text: str) -> tuple[torch.dtype | None, tuple[int, ...]]:
     match = re.fullmatch(r"(\w+)\[(\d+(?:,\d+)*)\]", text.replace(" ", ""))
     if not match:
         raise UserError(f"--input takes a dtype and sizes, such as int64[8,2048], not {text!r}.")
-    dtype = None if match[1] == "x" else getattr(torch, match[1], None)
-    if match[1] != "x" and not isinstance(dtype, torch.dtype):
+    name, sizes = match.groups()
+    shape = tuple(int(size) for size in sizes.split(","))
+    if name == "x":
+        return None, shape
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
         raise UserError(
-            f"--input: {match[1]!r} is not a dtype of PyTorch; x means the dtype of the step."
+            f"--input: {name!r} is not a dtype of PyTorch; x means the dtype of the step."
         )
-    return dtype, tuple(int(size) for size in match[2].split(","))
+    return dtype, shape
 
 
 def _built(build: Callable[..., nn.Module], sizes: Mapping[str, int], step: ModelStep) -> nn.Module:
@@ -196,6 +209,15 @@ def _store_channels_last(model: nn.Module) -> None:
 def _with_loss(
     model: nn.Module, inputs: Sequence[Tensor], loss: Callable[[Any], Tensor], step: ModelStep
 ) -> Callable[[], Any]:
-    """Return the call of the forward pass, including the loss if the step trains."""
-    model.train(step.mode == TRAIN)
-    return lambda: loss(model(*inputs)) if step.mode == TRAIN else model(*inputs)
+    """Return the call of the forward pass, including the loss if the step trains.
+
+    This also puts the model into the mode of the step.
+    """
+    trains = step.mode == TRAIN
+    model.train(trains)
+
+    def call() -> Any:
+        result = model(*inputs)
+        return loss(result) if trains else result
+
+    return call

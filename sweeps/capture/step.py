@@ -109,10 +109,13 @@ def mean_of(result: Any) -> Tensor:
     Raises:
         UserError: if the module returns none.
     """
-    if isinstance(result, Tensor) and result.is_floating_point():
-        return result.float().mean()
-    values = result.values() if isinstance(result, Mapping) else result
-    for value in values if isinstance(values, Sequence) or values is not result else ():
+    if isinstance(result, Mapping):
+        values = list(result.values())
+    elif isinstance(result, Sequence):
+        values = list(result)
+    else:
+        values = [result]
+    for value in values:
         if isinstance(value, Tensor) and value.is_floating_point():
             return value.float().mean()
     raise UserError(
@@ -123,7 +126,8 @@ def mean_of(result: Any) -> Tensor:
 def first_line(error: Exception) -> str:
     """Return the message of an exception in one line.
 
-    If its first line ends with a colon, the line after it is returned.
+    If its first line ends with a colon, the line after it is returned. The name of the exception
+    stands for an empty message.
     """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if len(lines) > 1 and lines[0].endswith(":"):

@@ -75,7 +75,8 @@ class Trace(TorchDispatchMode):
         names = {module: name for name, module in model.named_modules()}
 
         def enter(module: nn.Module, args: Any) -> None:
-            self._path.append(names.get(module, self._path[-1] if self._path else ""))
+            # A module that is not part of the model counts as part of the one that calls it.
+            self._path.append(names.get(module, self._current_path()))
 
         def leave(module: nn.Module, args: Any, result: Any) -> None:
             self._path.pop()
@@ -89,6 +90,10 @@ class Trace(TorchDispatchMode):
         finally:
             for hook in hooks:
                 hook.remove()
+
+    def _current_path(self) -> str:
+        """Return the path of the innermost module that is being called; empty if there is none."""
+        return self._path[-1] if self._path else ""
 
     def __torch_dispatch__(
         self,
@@ -109,12 +114,12 @@ class Trace(TorchDispatchMode):
         if node is None or not backward:
             # This includes what a checkpoint recomputes while gradients are computed.
             number = torch._C._autograd._get_sequence_nr() - 1
-            place = (self._path[-1] if self._path else "", tuple(self._layers.stack))
+            module, layers = self._current_path(), tuple(self._layers.stack)
             # The first operation with a number made the node. Without gradients, no node is made.
-            self._places.setdefault(number, place)
+            self._places.setdefault(number, (module, layers))
         else:
             number = node._sequence_nr()
-            place = self._places.get(number, ("", ()))
+            module, layers = self._places.get(number, ("", ()))
         # 3. Record what it reads and writes.
         reads = tuple(map(self._access, inputs))
         input_storages = {access.storage for access in reads}
@@ -124,20 +129,21 @@ class Trace(TorchDispatchMode):
                 return result  # a view moves nothing
             writes = tuple(access for access in writes if access.storage not in input_storages)
         operation = TracedOperation(
-            func._schema.name,
-            args,
-            result,
-            place[0],
-            number,
-            backward,
-            place[1],
-            reads,
-            writes,
+            name=func._schema.name,
+            args=args,
+            result=result,
+            module=module,
+            node=number,
+            backward=backward,
+            layers=layers,
+            reads=reads,
+            writes=writes,
         )
         self.operations.append(operation)
         return result
 
     def _access(self, tensor: Tensor) -> TensorAccess:
+        """Return the access to all elements of a tensor, and keep its storage alive."""
         storage = tensor.untyped_storage()
         self._kept[storage._cdata] = storage
         # Elements along a dimension of stride 0 share their memory.
@@ -150,12 +156,13 @@ class Trace(TorchDispatchMode):
 
 
 def _tensors(tree: Any) -> list[Tensor]:
+    """Return the tensors in arguments or results, which may be nested."""
     if isinstance(tree, Tensor):
         return [tree]
     if isinstance(tree, dict):
-        return [t for value in tree.values() for t in _tensors(value)]
+        tree = list(tree.values())
     if isinstance(tree, list | tuple):
-        return [t for value in tree for t in _tensors(value)]
+        return [tensor for value in tree for tensor in _tensors(value)]
     return []
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
@@ -50,7 +51,8 @@ def bytes_moved(operations: Sequence[TracedOperation], fused: bool) -> tuple[Mov
         for operation in operations:
             if not is_product(operation):
                 accesses = [*_distinct(_reads(operation)), *_distinct(operation.writes)]
-                total[kind_of(operation)] += operation.count * sum(a.bytes for a in accesses)
+                moved = sum(access.bytes for access in accesses)
+                total[kind_of(operation)] += operation.count * moved
     del total["nothing"]
     return tuple(MovedBytes(kind, count) for kind, count in total.most_common() if count)
 
@@ -62,17 +64,12 @@ def largest_operation(operations: Sequence[TracedOperation], parameters: Collect
         operations: the operations of a step.
         parameters: storages that do not count.
     """
-    return max(
-        (
-            sum(
-                access.bytes
-                for access in _distinct([*_reads(operation), *operation.writes])
-                if access.storage not in parameters
-            )
-            for operation in operations
-        ),
-        default=0,
-    )
+
+    def bytes_of(operation: TracedOperation) -> int:
+        accesses = _distinct([*_reads(operation), *operation.writes])
+        return sum(access.bytes for access in accesses if access.storage not in parameters)
+
+    return max(map(bytes_of, operations), default=0)
 
 
 def _groups(operations: Sequence[TracedOperation]) -> list[tuple[list[TracedOperation], set[int]]]:
@@ -80,24 +77,29 @@ def _groups(operations: Sequence[TracedOperation]) -> list[tuple[list[TracedOper
 
     Each group comes with the storages of its results that are read later or that the step returns.
     """
+    # 1. Divide the operations, and find where each storage is read last. Groups have the places 2,
+    # 4, 6, …. A product lies between two groups, at an odd place.
     groups: list[list[TracedOperation]] = [[]]
     last_read: dict[int, int] = {}
     for operation in operations:
-        product = is_product(operation)
-        if product or (groups[-1] and groups[-1][-1].layers != operation.layers):
+        divides = is_product(operation)
+        if divides or (groups[-1] and groups[-1][-1].layers != operation.layers):
             groups.append([])
-        # Groups have the places 2, 4, 6, …. A product lies between two groups, at an odd place.
+        place = 2 * len(groups) - 1 if divides else 2 * len(groups)
         for access in operation.reads:
-            last_read[access.storage] = 2 * len(groups) - product
-        if not product:
+            last_read[access.storage] = place
+        if not divides:
             groups[-1].append(operation)
-    groups_and_kept = []
-    for place, group in enumerate(groups, start=1):
+    # 2. Find the results of each group that are used after it. What is never read, such as the
+    # gradient of a parameter, is a result of the step.
+    groups_and_used = []
+    for number, group in enumerate(groups, start=1):
         written = {access.storage for operation in group for access in operation.writes}
-        # What is never read, such as the gradient of a parameter, is a result of the step.
-        kept = {s for s in written if last_read.get(s, 3 * len(groups)) > 2 * place}
-        groups_and_kept.append((group, kept))
-    return groups_and_kept
+        used_later = {
+            storage for storage in written if last_read.get(storage, math.inf) > 2 * number
+        }
+        groups_and_used.append((group, used_later))
+    return groups_and_used
 
 
 def _as_one(group: Sequence[TracedOperation], used_later: set[int]) -> Counter[str]:
@@ -106,26 +108,26 @@ def _as_one(group: Sequence[TracedOperation], used_later: set[int]) -> Counter[s
     A tensor from outside the group counts once, as a read of the first kind that reads it. A result
     counts as a write if it is used later.
     """
-    total: Counter[str] = Counter()
-    inside: set[int] = set()
-    read: dict[str, dict[tuple[int, int], int]] = defaultdict(dict)
+    read_bytes: Counter[str] = Counter()
+    written_bytes: Counter[str] = Counter()
+    read: set[tuple[int, int]] = set()  # storages and offsets
+    written: set[int] = set()  # storages
     for operation in group:
         kind = kind_of(operation)
         if kind == "nothing":
             continue
         for access in _reads(operation):
             place = (access.storage, access.offset)
-            if access.storage not in inside and not any(
-                place in places for places in read.values()
-            ):
-                read[kind][place] = operation.count * access.bytes
+            if access.storage not in written and place not in read:
+                read.add(place)
+                read_bytes[kind] += operation.count * access.bytes
         for access in _distinct(operation.writes):
-            inside.add(access.storage)
+            written.add(access.storage)
             if access.storage in used_later:
-                total[kind] += operation.count * access.bytes
-                used_later = used_later - {access.storage}
-    for kind, accesses in read.items():
-        total[kind] += sum(accesses.values())
+                written_bytes[kind] += operation.count * access.bytes
+                used_later = used_later - {access.storage}  # it counts once
+    total = Counter(written_bytes)
+    total.update(read_bytes)
     return total
 
 
