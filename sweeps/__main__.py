@@ -85,15 +85,21 @@ def show_command(
     facts = known_machine(machine) if machine else measured_device(device, gpu).machine
     if plan:
         _show_plan(names or (), facts, budget, cores, json)
-    else:
-        _show_cases((names or [""])[0], facts, json)
+    elif names:
+        _show_cases(names[0], facts, json)
 
 
 def _list_sweeps(json: bool) -> None:
+    """Print the name and the question of every sweep."""
     sweeps = all_sweeps().values()
     note_broken()
     if json:
-        print_json([{"name": s.name, "question": s.question, "default": s.default} for s in sweeps])
+        print_json(
+            [
+                {"name": sweep.name, "question": sweep.question, "default": sweep.default}
+                for sweep in sweeps
+            ]
+        )
         return
     for sweep in sweeps:
         print(f"{sweep.name:14} {sweep.question}")
@@ -106,20 +112,22 @@ def _show_cases(name: str, machine: Machine, json: bool) -> None:
 
     (sweep,) = choose_sweeps([name]).values()
     cases = sweep_cases(sweep, machine)
-    seconds = expected_seconds([case.problem for case in cases], machine)
-    total = sum(p.expected for p in make_plan({sweep.name: cases}, machine, 1e9).planned)
+    launch_seconds = expected_seconds([case.problem for case in cases], machine)
+    # A budget of 1e9 seconds has room for every case.
+    plan = make_plan({sweep.name: cases}, machine, 1e9)
+    total = sum(entry.expected for entry in plan.planned)
     if json:
         rows: list[dict[str, Any]] = [
-            {**case.columns(), "bytes": case.problem.bytes, "expected_us": launch * 1e6}
-            for case, launch in zip(cases, seconds, strict=True)
+            {**case.columns(), "bytes": case.problem.bytes, "expected_us": seconds * 1e6}
+            for case, seconds in zip(cases, launch_seconds, strict=True)
         ]
         print_json(
             {"name": sweep.name, "question": sweep.question, "expected_s": total, "cases": rows}
         )
         return
     print(sweep.question)
-    for case, launch in zip(cases, seconds, strict=True):
-        print(f"  {case!s:64} {case.problem.bytes / 1e6:10.2f} MB {launch * 1e6:12.1f} µs")
+    for case, seconds in zip(cases, launch_seconds, strict=True):
+        print(f"  {case!s:64} {case.problem.bytes / 1e6:10.2f} MB {seconds * 1e6:12.1f} µs")
     print(f"{len(cases)} cases on {machine.name}, about {total:.0f} s to measure them all")
 
 
@@ -197,8 +205,9 @@ def doctor_command(
     findings = examine(selected, results)
     if json:
         print_json([asdict(finding) for finding in findings])
-    for finding in [] if json else findings:
-        print(f"{'warning: ' if finding.warning else ''}{finding.text}")
+    else:
+        for finding in findings:
+            print(f"{'warning: ' if finding.warning else ''}{finding.text}")
     if strict and any(finding.warning for finding in findings):
         raise typer.Exit(1)
 
@@ -233,7 +242,8 @@ def _check_clock(cases: int | None, device: str, gpu: int, results: Path, json: 
     selected = measured_device(device, gpu)
     folder = results / selected.machine.slug
     make_folder(folder)
-    report = check_clock(selected, cases or (11 if selected.gpu is None else 60), note)
+    default_cases = 11 if selected.gpu is None else 60
+    report = check_clock(selected, cases or default_cases, note)
     write_json(folder / "clock.json", report)
     if json:
         print_json(report)
@@ -315,7 +325,7 @@ def run_command(
     json: JsonOption = False,
 ) -> None:
     """Measure cases. An earlier run of the same plan is resumed where it stopped."""
-    began = time.monotonic()
+    began = time.monotonic()  # before the imports, which take seconds
     from kernels.device import select_device
     from sweeps.doctor.doctor import examine
     from sweeps.folding.counts import counts_sentence
@@ -334,19 +344,19 @@ def run_command(
     for name in dtype or ():
         check_option("--dtype", name, TIMED_DTYPES)
     request = Request(
-        tuple(names or ()),
-        parse_seconds(budget),
-        results,
-        parse_shard(shard),
-        fresh,
-        device,
-        gpu,
-        tuple(dtype or ()),
-        skip_recorded,
-        add,
-        stop_at,
-        leave,
-        gpu_ids,
+        names=tuple(names or ()),
+        budget=parse_seconds(budget),
+        results=results,
+        shard=parse_shard(shard),
+        fresh=fresh,
+        device=device,
+        gpu=gpu,
+        dtypes=tuple(dtype or ()),
+        skip_recorded=skip_recorded,
+        add=add,
+        stop_at=stop_at,
+        leave=leave,
+        identify=gpu_ids,
     )
     if gpus and gpu:
         raise UserError("--gpu names one GPU and --gpus several; give only one of them.")
@@ -361,15 +371,17 @@ def run_command(
     devices = choose_gpus(gpus, device) if gpus else {gpu: select_device(device, gpu)}
     try:
         with LiveReporter() as live:
-            started = None if gpus else begin(request, note)
-            for finding in examine(next(iter(devices.values())), results):
+            # With --gpus, share() begins the run and starts a worker for each GPU.
+            single_run = None if gpus else begin(request, note)
+            first_device = next(iter(devices.values()))
+            for finding in examine(first_device, results):
                 if finding.warning:
                     note(f"warning: {finding.text}")
-            if started is None:
+            if single_run is None:
                 folder = share(request, devices, request.shard, live, note)
             else:
-                folder = started.folder
-                carry_out(started, live, note)
+                folder = single_run.folder
+                carry_out(single_run, live, note)
     except KeyboardInterrupt:
         note("Stopped. Measurements are saved. Run the same command to resume.")
         raise
@@ -377,7 +389,9 @@ def run_command(
     record = read_run(folder)
     note(counts_sentence(record))
     note(health_sentence(record))
-    if not record["counts"]["measured"] and (stop_at is None or time.monotonic() < stop_at):
+    # A call that --stop-after ended early may have measured nothing yet.
+    was_stopped = stop_at is not None and time.monotonic() >= stop_at
+    if not record["counts"]["measured"] and not was_stopped:
         raise UserError(
             f"No case has a time. {folder / 'measurements.csv'} has the reasons; "
             f"{command('sweeps doctor')} may show more.",
@@ -442,7 +456,8 @@ def profile_command(
         note(f"The models are already profiled in {folder}; use --fresh to profile them again.")
         return
     make_folder(folder)
-    note(f"The profiles are in {write_models(folder, profile_models(selected, note))}")
+    path = write_models(folder, profile_models(selected, note))
+    note(f"The profiles are in {path}")
 
 
 def note_broken() -> None:
@@ -458,9 +473,10 @@ def parse_shard(text: str) -> tuple[int, int]:
         UserError: if the text does not have that form.
     """
     match = re.fullmatch(r"(\d+)/(\d+)", text)
-    if match is None or not 1 <= int(match.group(1)) <= int(match.group(2)):
+    number, count = (int(match.group(1)), int(match.group(2))) if match else (0, 0)
+    if not 1 <= number <= count:
         raise UserError(f"--shard takes I/N with I from 1 to N, such as 1/2, not {text!r}.")
-    return int(match.group(1)), int(match.group(2))
+    return number, count
 
 
 if __name__ == "__main__":

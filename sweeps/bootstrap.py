@@ -106,14 +106,16 @@ def add_if_possible(needed: list[str], group: str) -> str | None:
         python = set_up(requirements([*needed, group]), optional=True, offline=tried_today)
     except (OSError, subprocess.CalledProcessError):
         python = None
-    if python is None:
+    remembered = dict(failed_at)
+    if python is not None:
+        remembered.pop(group, None)
+    else:
         _say(
             f"The optional extra {group} could not be installed; everything else works without "
             "it. The next attempt is tomorrow, or after `make clean`."
         )
-        remembered = failed_at if tried_today else {**failed_at, group: time.time()}
-    else:
-        remembered = {name: time_ for name, time_ in failed_at.items() if name != group}
+        if not tried_today:
+            remembered[group] = time.time()
     if remembered != failed_at:
         with suppress(OSError):
             FAILED.write_text(json.dumps(remembered), encoding="utf-8")
@@ -141,28 +143,44 @@ def set_up(wanted: list[str], optional: bool = False, offline: bool = False) -> 
             is given up.
         offline: install nothing.
     """
-    base, has = read_stamp()
+    base, installed = read_stamp()
     if base == _base():
-        lacks = [requirement for requirement in wanted if requirement not in has]
+        # 1. The environment was made for this interpreter. Add what it lacks.
+        lacks = [requirement for requirement in wanted if requirement not in installed]
         if lacks and (offline or not install(lacks, _pins(), hurried=optional)):
             return None
     else:
+        # 2. Use this interpreter if it has everything.
         lacks, sees_gpu = probe(sys.executable, wanted)
         if not lacks and (sees_gpu or not needs_gpu()):
             return sys.executable
+        # 3. Otherwise make an environment. It is made on top of this interpreter if the PyTorch of
+        # that sees the GPU, or if nothing may be replaced.
         if offline:
             return None
-        has = []
-        kept = sees_gpu or optional
-        if not replace_venv(sys.executable if kept else None, lacks if kept else wanted, optional):
+        installed = []
+        if sees_gpu or optional:
+            is_made = replace_venv(sys.executable, lacks, optional)
+        else:
+            is_made = replace_venv(None, wanted, optional)
+        if not is_made:
             return None
-    if lacks or not has:
-        STAMP.write_text("\n".join([_base(), *has, *wanted]), encoding="utf-8")
+    if lacks or not installed:
+        STAMP.write_text("\n".join([_base(), *installed, *wanted]), encoding="utf-8")
     return str(PYTHON)
 
 
 def replace_venv(on_top_of: str | None, lacks: list[str], hurried: bool = False) -> bool:
-    """Make ``.venv`` and install into it. If that fails, put back the one that was there."""
+    """Make ``.venv`` and install into it. If that fails, put back the one that was there.
+
+    Args:
+        on_top_of: interpreter whose packages the environment sees; None: it sees no others.
+        lacks: requirements to install.
+        hurried: True to give up an index that does not answer within seconds.
+
+    Returns:
+        True if the new environment is in place.
+    """
     old_venv = VENV.with_name(VENV.name + "-before")
     if VENV.exists():
         shutil.rmtree(old_venv, ignore_errors=True)
@@ -237,6 +255,7 @@ def make_venv(on_top_of: str | None = None) -> bool:
 
 
 def _ask(python: str | Path, code: str) -> str:
+    """Return what an interpreter prints when it runs some code."""
     answer = subprocess.run([str(python), "-c", code], capture_output=True, text=True, check=True)
     return answer.stdout.strip()
 
@@ -246,7 +265,8 @@ def install(lacks: list[str], pins: Path, hurried: bool = False) -> bool:
 
     With ``hurried``, a missing index is reported within seconds instead of minutes.
     """
-    _say(f"Installing {', '.join(r.partition('>=')[0] for r in lacks)} …")
+    names = [requirement.partition(">=")[0] for requirement in lacks]
+    _say(f"Installing {', '.join(names)} …")
     # pip compiles bytecode on one core, so this is left to compileall, which uses all cores.
     pip = [
         str(PYTHON),
@@ -268,9 +288,10 @@ def install(lacks: list[str], pins: Path, hurried: bool = False) -> bool:
         subprocess.run(compile_all, capture_output=True, check=False)
         return True
     errors = [line for line in answer.stderr.splitlines() if line.startswith("ERROR")]
+    reason = errors[0] if errors else "pip failed"
     _say(
-        f"The packages could not be installed ({(errors or ['pip failed'])[0]}): check the "
-        "network and the package index, or set PYTHON to an interpreter that has them."
+        f"The packages could not be installed ({reason}): check the network and the package "
+        "index, or set PYTHON to an interpreter that has them."
     )
     return False
 
@@ -299,15 +320,20 @@ def _base() -> str:
 
 
 def read_stamp() -> tuple[str, list[str]]:
-    """Return the base of the existing environment and the requirements installed in it."""
+    """Return the base of the existing environment and the requirements installed in it.
+
+    The base is the digest of :func:`_base` when the environment was made. It is empty, as is the
+    list, if there is no environment.
+    """
     try:
-        base, *has = STAMP.read_text(encoding="utf-8").splitlines()
+        base, *installed = STAMP.read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError):
         return "", []
-    return base, has
+    return base, installed
 
 
 def _say(text: str) -> None:
+    """Print to stderr, because make reads the interpreter from stdout."""
     print(text, file=sys.stderr, flush=True)
 
 

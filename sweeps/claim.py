@@ -46,12 +46,19 @@ class Claim:
         self._lease = SoftFileLease(
             path.with_name(path.name + SUFFIX), lease_duration=_LEASE_SECONDS, mode=0o644
         )
-        if self._acquired(_LONGEST_WAIT if wait else 0):
+        patience = _LONGEST_WAIT if wait else 0.0
+        if self._acquired(patience):
             return
-        owner = self._lease.owner
-        elsewhere = owner is not None and owner.hostname != socket.gethostname()
-        if wait or not elsewhere or not self._acquired(1.5 * _LEASE_SECONDS):
+        if wait or not self._is_held_elsewhere():
             raise UserError(refusal, exit_code=1)
+        # Nobody here can see whether that process lives. If it is gone, its claim runs out.
+        if not self._acquired(1.5 * _LEASE_SECONDS):
+            raise UserError(refusal, exit_code=1)
+
+    def _is_held_elsewhere(self) -> bool:
+        """Return True if a process on another node has the claim."""
+        owner = self._lease.owner
+        return owner is not None and owner.hostname != socket.gethostname()
 
     def _acquired(self, seconds: float) -> bool:
         """Try to acquire the claim for some seconds, and return whether that worked.

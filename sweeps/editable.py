@@ -28,7 +28,11 @@ def get_requires_for_build_editable(config_settings: Any = None) -> list[str]:
 def build_editable(
     wheel_directory: str, config_settings: Any = None, metadata_directory: str | None = None
 ) -> str:
-    """Build a wheel of the pointing module, with the project's metadata and its command."""
+    """Build a wheel of the pointing module, with the project's metadata and its command.
+
+    The parameters and the result, the name of the wheel's file, are those of PEP 660.
+    """
+    # 1. Take the metadata from the project's own wheel, without RECORD, which lists its files.
     with tempfile.TemporaryDirectory() as folder:
         name: str = build_wheel(folder, config_settings)
         with zipfile.ZipFile(Path(folder) / name) as wheel:
@@ -37,13 +41,15 @@ def build_editable(
                 for member in wheel.namelist()
                 if ".dist-info/" in member and not member.endswith("/RECORD")
             }
-    info = next(iter(metadata)).partition("/")[0]
+    # 2. Write a wheel with the metadata, the pointing module and a RECORD of both.
+    info_folder = next(iter(metadata)).partition("/")[0]
     members = {POINTING_MODULE: POINTER.encode(), **metadata}
     record = "".join(f"{path},{_digest(content)}\n" for path, content in members.items())
-    members[f"{info}/RECORD"] = f"{record}{info}/RECORD,,\n".encode()
-    with zipfile.ZipFile(Path(wheel_directory) / name, "w", zipfile.ZIP_DEFLATED) as pointing:
+    # RECORD lists itself, too, but without a hash.
+    members[f"{info_folder}/RECORD"] = f"{record}{info_folder}/RECORD,,\n".encode()
+    with zipfile.ZipFile(Path(wheel_directory) / name, "w", zipfile.ZIP_DEFLATED) as pointing_wheel:
         for path, content in members.items():
-            pointing.writestr(path, content)
+            pointing_wheel.writestr(path, content)
     return name
 
 

@@ -99,14 +99,16 @@ class PlainLease:
 
 
 def _this_process() -> str:
+    """Return what a claim of this process has in its file."""
     return f"{os.getpid()}\n{socket.gethostname()}\n"
 
 
 def _is_gone(pid: int) -> bool:
+    """Return True if there is no process with this id on this machine."""
     try:
-        os.kill(pid, 0)
+        os.kill(pid, 0)  # sends no signal, and only checks the process
     except ProcessLookupError:
         return True
-    except PermissionError:
+    except PermissionError:  # it is another user's
         return False
     return False

@@ -26,8 +26,15 @@ def is_stopped(pid: int | None) -> bool:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return False
-    # The state follows the process's name, which may contain spaces and parentheses.
-    return stat.rpartition(")")[2].split()[0] == "T"
+    return _after_name(stat)[0] == "T"
+
+
+def _after_name(stat: str) -> list[str]:
+    """Return the fields of ``/proc/PID/stat`` that follow the name: state, parent, …
+
+    The name is in parentheses, and may contain spaces and parentheses itself.
+    """
+    return stat.rpartition(")")[2].split()
 
 
 def descendants(pid: int) -> list[int]:
@@ -35,20 +42,21 @@ def descendants(pid: int) -> list[int]:
 
     The list is empty on systems other than Linux.
     """
+    # 1. Collect the children of every process.
     children: dict[int, list[int]] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError, ValueError, IndexError):  # the process has ended meanwhile
             stat = path.read_text(encoding="utf-8", errors="replace")
-            children.setdefault(int(stat.rpartition(")")[2].split()[1]), []).append(
-                int(path.parent.name)
-            )
-    pids: list[int] = []
-    due = [pid]
-    while due:
-        started = children.get(due.pop(), [])
-        pids += started
-        due += started
-    return pids
+            parent = int(_after_name(stat)[1])
+            children.setdefault(parent, []).append(int(path.parent.name))
+    # 2. Follow them from the given process.
+    found: list[int] = []
+    unvisited = [pid]
+    while unvisited:
+        started = children.get(unvisited.pop(), [])
+        found += started
+        unvisited += started
+    return found
 
 
 @contextmanager
@@ -75,7 +83,7 @@ def undisturbed() -> Iterator[None]:
     """
     received: list[int] = []
     old_handlers = {
-        number: signal.signal(number, lambda which, frame: received.append(which))
+        number: signal.signal(number, lambda received_number, _: received.append(received_number))
         for number in (*_TERMINATING, signal.SIGINT)
         if signal.getsignal(number) is not signal.SIG_IGN  # nohup ignores SIGHUP
     }

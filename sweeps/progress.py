@@ -87,12 +87,21 @@ class LiveReporter:
             self._bar.update(task, completed=done, total=total, until=self._until)
         if not self._console.is_terminal and now - self._last >= _PLAIN_SECONDS:
             self._last = now
-            repeating = _repeats(self._phase, done, total)
+            self._print_line(done, total, self._until - now)
+
+    def _print_line(self, done: int, total: int, left: float) -> None:
+        """Print the progress as one line; ``left`` has the seconds left, or infinity."""
+        repeating = _repeats(self._phase, done, total)
+        if not repeating:
             counted = f"{done} of {total} {self._unit}"
-            if repeating:
-                counted = f"all {total} {self._unit} timed" if total > 1 else "the case is timed"
-            words = [f"  {self._phase}: {counted}", seconds_left(self._until - now, repeating)]
-            print(", ".join(filter(None, words)), file=sys.stderr, flush=True)
+        elif total > 1:
+            counted = f"all {total} {self._unit} timed"
+        else:
+            counted = "the case is timed"
+        line = f"  {self._phase}: {counted}"
+        if words_left := seconds_left(left, repeating):
+            line += f", {words_left}"
+        print(line, file=sys.stderr, flush=True)
 
 
 def _repeats(phase: str, done: float, total: float | None) -> bool:

@@ -218,11 +218,12 @@ def problem_of(row: Mapping[str, Any]) -> Workload:
         return operation_of(row)
     sizes = (int(row[name]) for name in ("batch", "c", "h", "w", "kout", "r", "s"))
     pairs = (parse_pair(str(row[name]), name) for name in ("stride", "padding", "dilation"))
-    return Conv.build(sizes, pairs, int(row["groups"]), row["dtype"], row["layout"], row["pass"])
+    groups = int(row["groups"])
+    return Conv.build(sizes, pairs, groups, row["dtype"], row["layout"], row["pass"])
 
 
 def fault_of_event(event: Any) -> str:
-    """Return why a line's document is not an event; empty if it is one."""
+    """Return why a line's document is not an event, as a clause; empty if it is one."""
     kind = event.get("event") if isinstance(event, dict) else None
     if not isinstance(kind, str):
         return "it is not an event"

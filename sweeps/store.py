@@ -16,6 +16,7 @@ cut in half is skipped and named when the file is read, and ended before the nex
 from __future__ import annotations
 
 import csv
+import errno
 import io
 import json
 import os
@@ -102,14 +103,24 @@ def _read_cases(path: Path) -> list[Any]:
 
 
 def _read_text(path: Path) -> str:
+    """Return the text of one of a run's files.
+
+    Raises:
+        UserError: if it cannot be read.
+    """
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise UserError(f"{path} cannot be read ({why}). {START_OVER}") from None
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"{path} cannot be read ({reason}). {START_OVER}") from None
 
 
 def _parse_json(text: str, where: Path | str) -> Any:
+    """Return the document of a JSON text; ``where`` names its file, and its line if it has many.
+
+    Raises:
+        UserError: if it is not JSON.
+    """
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -178,6 +189,7 @@ def write_json(path: Path, document: Mapping[str, Any] | Sequence[Any]) -> Path:
 
 
 def _write_error(path: Path, error: OSError) -> UserError:
+    """Return the error for a file that could not be written."""
     return UserError(
         f"{path} could not be written ({error.strerror}). Measurements are saved. Free some "
         "space and run the same command to resume.",
@@ -248,9 +260,15 @@ class SampleLog:
             return False
 
     def _write(self, line: bytes) -> None:
+        """Append bytes by one write.
+
+        Raises:
+            UserError: if the disk is full.
+        """
         try:
+            # A disk that becomes full during the write takes only a part, without an error.
             if os.write(self._file, line) != len(line):
-                raise OSError(28, "No space left on device")
+                raise OSError(errno.ENOSPC, "No space left on device")
         except OSError as error:
             raise _write_error(self.path, error) from None
 
@@ -277,8 +295,11 @@ def read_events(
     """Return the events of all shards of a run or of one, and a sentence per damaged line."""
     events: list[Event] = []
     damaged: list[str] = []
-    paths = sorted((folder / "samples").glob("*.jsonl"))
-    for path in paths if shard is None else [samples_path(folder, shard)]:
+    if shard is None:
+        paths = sorted((folder / "samples").glob("*.jsonl"))
+    else:
+        paths = [samples_path(folder, shard)]
+    for path in paths:
         if not path.exists():  # the shard has not begun
             continue
         for number, line in enumerate(path.read_bytes().split(b"\n"), 1):
@@ -356,6 +377,7 @@ def read_timed(folder: Path) -> set[str]:
 
 
 def _cell(value: Any) -> str:
+    """Return a value as :func:`write_csv` writes it."""
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -385,6 +407,7 @@ def refuse_if_running(folder: Path) -> None:
     """
     for path in (folder / "samples").glob(f"*.jsonl{SUFFIX}"):
         samples = path.with_name(path.name.removesuffix(SUFFIX))
+        # A claim that nobody holds any more is given back at once.
         Claim(samples, f"another run is writing {samples}; wait for it or stop it.").release()
 
 
@@ -398,11 +421,12 @@ def set_aside(folder: Path) -> Path:
         began = str(read_run(folder)["run"])
         if re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", began):
             stamp = began.replace(":", "-")
+    # A run that began at the same time may have been set aside before.
     target = folder / "runs" / stamp
-    extra = 1
+    number = 1
     while target.exists():
-        extra += 1
-        target = folder / "runs" / f"{stamp}-{extra}"
+        number += 1
+        target = folder / "runs" / f"{stamp}-{number}"
     make_folder(target)
     # The samples go first, run.json and the plan last: if this is interrupted, no samples are left
     # behind that a new plan would count as its own.

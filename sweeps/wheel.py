@@ -68,8 +68,9 @@ def rewritten(source: str) -> str:
 def gather(root: Path, target: Path) -> None:
     """Copy the modules and data files of a checkout into the folder of the namespace."""
     for name in files(root):
-        installed = in_namespace(".".join(name.with_suffix("").parts)).split(".")[1:]
-        copy = target.joinpath(*installed).with_suffix(name.suffix)
+        module = ".".join(name.with_suffix("").parts)
+        _, *parts_below = in_namespace(module).split(".")  # the target stands for the namespace
+        copy = target.joinpath(*parts_below).with_suffix(name.suffix)
         copy.parent.mkdir(parents=True, exist_ok=True)
         if name.suffix == ".py":
             text = (root / name).read_text(encoding="utf-8")
