@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from kernels.problem import Conv, Gemm
+from kernels.problem import Gemm
 from sweeps.capture.captured import (
     BACKWARD,
     DGRAD,
@@ -21,6 +20,7 @@ from sweeps.capture.captured import (
     Product,
     Work,
 )
+from sweeps.capture.convolutions import ConvolutionSettings, StoredTensor, convolutions_of
 from sweeps.capture.roles import role_of
 from sweeps.capture.trace import TracedOperation
 
@@ -236,69 +236,18 @@ def _convolutions(
         passes: the passes in the words of :class:`kernels.problem.Conv`.
 
     Raises:
-        KeyError: if the dtype is never timed, or the convolution has more than two dimensions.
+        KeyError: if the dtype is never timed.
     """
-    # 1. Give a convolution over one dimension a second one: its images get a single row.
-    stride, padding, dilation, transposed, output_padding, groups = settings[:6]
-    missing = 4 - x.dim()
-    if missing < 0:
-        raise KeyError("a convolution with more than two dimensions")
-    ones, zeros = [1] * missing, [0] * missing
-    image = [*ones, *x.shape[2:]]
-    taps = [*ones, *weight.shape[2:]]
-    strides = [*ones, *stride]
-    pads = [*zeros, *padding]
-    dilations = [*ones, *dilation]
-    # 2. A transposed convolution computes the gradient of a convolution's input, and the gradient
-    # of its own input is that convolution's forward pass. Return the passes of that convolution.
-    channels, out = x.shape[1], weight.shape[0]
-    if transposed:
-        channels, out = weight.shape[1] * groups, x.shape[1]
-        output_pads = [*zeros, *output_padding]
-        # These are the sizes of the transposed convolution's output.
-        image = [
-            (image[i] - 1) * strides[i]
-            - 2 * pads[i]
-            + dilations[i] * (taps[i] - 1)
-            + output_pads[i]
-            + 1
-            for i in range(2)
-        ]
-        passes = tuple({"fprop": "dgrad", "dgrad": "fprop"}.get(name, name) for name in passes)
-    conv = Conv(
-        x.shape[0],
-        channels,
-        image[0],
-        image[1],
-        out,
-        taps[0],
-        taps[1],
-        (strides[0], strides[1]),
-        (pads[0], pads[1]),
-        (dilations[0], dilations[1]),
-        groups,
+    convolutions = convolutions_of(
+        StoredTensor(x.shape, x.stride()),
+        StoredTensor(weight.shape, weight.stride()),
+        ConvolutionSettings(*settings[:6]),
         DTYPES[x.dtype],
-        _convolution_layout(x, weight),
+        passes,
     )
-    # 3. Name each pass as captured products do.
     if pass_ == FORWARD:
-        return [(FORWARD, replace(conv, pass_=name)) for name in passes]
-    return [(WGRAD if name == "wgrad" else DGRAD, replace(conv, pass_=name)) for name in passes]
-
-
-def _convolution_layout(x: Tensor, weight: Tensor) -> str:
-    """Return ``nhwc`` or ``nchw``.
-
-    A filter of one tap and an image of one channel are contiguous in both formats at once. The
-    layout is therefore NHWC if either tensor is contiguous in that format only.
-    """
-    if x.dim() != 4:
-        return "nchw"
-    for tensor in (x, weight):
-        is_nhwc = tensor.is_contiguous(memory_format=torch.channels_last)
-        if is_nhwc and not tensor.is_contiguous():
-            return "nhwc"
-    return "nchw"
+        return [(FORWARD, conv) for conv in convolutions]
+    return [(WGRAD if conv.pass_ == "wgrad" else DGRAD, conv) for conv in convolutions]
 
 
 _READERS: dict[str, Callable[[TracedOperation], list[tuple[str, Work]]]] = {
