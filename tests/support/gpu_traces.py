@@ -1,0 +1,190 @@
+"""Traces of GPUs as PyTorch's profiler writes them, made up: the keys are real, the times are not.
+
+A step is written as operations that launch kernels. The host launches them one after another, and
+each stream of the GPU computes its kernels in order.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+H100_NAME = "NVIDIA H100 80GB HBM3"
+A100_NAME = "NVIDIA A100-SXM4-80GB"
+DTYPE_NAMES = {
+    "fp32": "float", "bf16": "c10::BFloat16", "fp16": "c10::Half", "fp8": "c10::Float8_e4m3fn",
+}  # fmt: skip
+_BASE = 4_772_211_041_271.7  # µs; profilers count from far away
+_CALL = 5.0  # µs of a call that launches a kernel
+_STREAM = 7
+
+Kernels = Sequence[tuple[str, float]]
+
+
+@dataclass
+class GpuTrace:
+    """A trace that is being made: ``host`` and ``streams`` are how far each of them has come."""
+
+    device: str = H100_NAME
+    overhead: float = 3.0  # µs of an operation on the host before and after it launches
+    record_shapes: bool = True
+    events: list[dict[str, Any]] = field(default_factory=list)
+    host: float = _BASE
+    streams: dict[int, float] = field(default_factory=dict)
+    _number: int = 0
+
+    def _next(self) -> int:
+        self._number += 1
+        return self._number
+
+    def event(self, cat: str, name: str, ts: float, dur: float, tid: int, **args: Any) -> None:
+        pid = 0 if cat in ("kernel", "gpu_memcpy", "gpu_memset") else 1147039
+        self.events.append({
+            "ph": "X", "cat": cat, "name": name, "pid": pid, "tid": tid, "ts": round(ts, 3),
+            "dur": round(dur, 3), "args": args,
+        })  # fmt: skip
+
+    def op(
+        self,
+        name: str,
+        dims: list[Any] | None = None,
+        strides: list[Any] | None = None,
+        types: list[str] | None = None,
+        settings: list[str] | None = None,
+        kernels: Kernels = (),
+        around: str = "",
+        stream: int = _STREAM,
+        lost_call: bool = False,
+        lost_kernel: bool = False,
+    ) -> None:
+        """An operation that launches kernels, within another one if ``around`` names it."""
+        begin, ident = self.host, self._next()
+        args: dict[str, Any] = {"External id": ident, "Record function id": 0, "Ev Idx": ident}
+        if self.record_shapes and dims is not None:
+            args |= {
+                "Concrete Inputs": settings or [""] * len(dims), "Input type": types,
+                "Input Strides": strides, "Input Dims": dims,
+            }  # fmt: skip
+        self.host += self.overhead
+        for kernel, dur in kernels:
+            call = self._next()
+            if not lost_call:
+                self.event(
+                    "cuda_runtime", "cudaLaunchKernel", self.host, _CALL, 1147039,
+                    **{"External id": ident, "cbid": 211, "correlation": call},
+                )  # fmt: skip
+            self.host += _CALL
+            if not lost_kernel:
+                self.kernel(kernel, dur, call, stream, ident)
+        self.host += self.overhead
+        if around:
+            outer = dict(args, **{"External id": self._next()})
+            self.event("cpu_op", around, begin - 1, self.host - begin + 2, 1147039, **outer)
+        self.event("cpu_op", name, begin, self.host - begin, 1147039, **args)
+        self.host += 2.0
+
+    def kernel(
+        self, name: str, dur: float, call: int, stream: int = _STREAM, ident: int = 0,
+        graph: int = 0,
+    ) -> None:  # fmt: skip
+        """A kernel that begins when its launch and the kernel before it have ended."""
+        begin = max(self.streams.get(stream, 0.0) + 0.8, self.host + 1.0)
+        self.streams[stream] = begin + dur
+        args = {
+            "External id": ident, "queued": 0, "device": 0, "context": 1, "stream": stream,
+            "correlation": call, "registers per thread": 168, "shared memory": 213248,
+            "blocks per SM": 1.0, "warps per SM": 12.0, "grid": [2, 66, 1], "block": [384, 1, 1],
+            "est. achieved occupancy %": 0, "graph id": graph, "graph node id": graph,
+        }  # fmt: skip
+        self.event("kernel", name, begin, dur, stream, **args)
+
+    def graph(self, kernels: Kernels, pause: float = 0.0) -> None:
+        """A CUDA graph: one call launches all kernels, and no operation is known."""
+        call = self._next()
+        self.host += pause
+        self.event(
+            "cuda_runtime", "cudaGraphLaunch", self.host, _CALL, 1147039,
+            **{"External id": 0, "cbid": 311, "correlation": call},
+        )  # fmt: skip
+        self.host += _CALL
+        for name, dur in kernels:
+            self.kernel(name, dur, call, graph=5)
+
+    def copy(self, direction: str, dur: float) -> None:
+        """A copy between host and device, for which the host waits."""
+        call, ident = self._next(), self._next()
+        begin = self.host
+        self.event(
+            "cuda_runtime", "cudaMemcpyAsync", begin + 1, _CALL, 1147039,
+            **{"External id": ident, "cbid": 41, "correlation": call},
+        )  # fmt: skip
+        start = max(begin + 8, self.streams.get(_STREAM, 0.0) + 1)
+        self.event(
+            "gpu_memcpy", f"Memcpy {direction} (Pageable -> Device)", start, dur, _STREAM,
+            **{"External id": ident, "device": 0, "context": 1, "stream": _STREAM,
+               "correlation": call, "bytes": 4096, "memory bandwidth (GB/s)": 1.0},
+        )  # fmt: skip
+        self.streams[_STREAM] = start + dur
+        self.host = start + dur + 5
+        self.event("cpu_op", "aten::copy_", begin, self.host - begin, 1147039,
+                   **{"External id": ident})  # fmt: skip
+
+    def gemm(
+        self, m: int, n: int, k: int, dtype: str, kernels: Kernels, name: str = "aten::mm",
+        around: str = "aten::linear", **more: Any,
+    ) -> None:  # fmt: skip
+        """``y = x Wᵀ`` as a linear layer without a bias computes it."""
+        kind = DTYPE_NAMES[dtype]
+        self.op(name, [[m, k], [k, n]], [[k, 1], [1, k]], [kind, kind], ["", ""], kernels, around,
+                **more)  # fmt: skip
+
+    def conv(
+        self, sizes: tuple[int, int, int, int], kout: int, taps: int, dtype: str, kernels: Kernels,
+        nhwc: bool = True,
+    ) -> None:  # fmt: skip
+        """A forward convolution as cuDNN computes it, with padding that keeps the size."""
+        n, c, h, w = sizes
+        strides = [c * h * w, 1, c * w, c] if nhwc else [c * h * w, h * w, w, 1]
+        filters = (
+            [c * taps * taps, 1, c * taps, c] if nhwc else [c * taps * taps, taps * taps, taps, 1]
+        )
+        kind, pad = DTYPE_NAMES[dtype], taps // 2
+        self.op(
+            "aten::cudnn_convolution",
+            [[n, c, h, w], [kout, c, taps, taps], [], [], [], [], [], [], []],
+            [strides, filters, [], [], [], [], [], [], []],
+            [kind, kind, "ScalarList", "ScalarList", "ScalarList", *["Scalar"] * 4],
+            ["", "", f"[{pad}, {pad}]", "[1, 1]", "[1, 1]", "1", "False", "False", "True"],
+            kernels, "aten::_convolution",
+        )  # fmt: skip
+
+    def document(self) -> dict[str, Any]:
+        """The trace as the profiler exports it."""
+        return {
+            "schemaVersion": 1,
+            "deviceProperties": [{
+                "id": 0, "name": self.device, "totalGlobalMem": 85045870592, "computeMajor": 9,
+                "computeMinor": 0, "warpSize": 32, "numSms": 132,
+            }],
+            "cupti_version": 24, "cuda_runtime_version": 12060, "record_shapes": 1,
+            "trace_id": "301995E163ED42048FBD783860E6E7DC", "displayTimeUnit": "ms",
+            "baseTimeNanoseconds": 1743521598000000000,
+            "traceEvents": [
+                {"ph": "M", "name": "process_name", "ts": _BASE, "pid": 0, "tid": 0,
+                 "args": {"name": "python"}},
+                *sorted(self.events, key=lambda e: (str(e["pid"]), e["ts"], -e["dur"])),
+                {"ph": "s", "id": 3, "pid": 1147039, "tid": 1147039, "ts": _BASE, "cat": "ac2g",
+                 "name": "ac2g"},
+            ],
+            "traceName": "trace.json",
+        }  # fmt: skip
+
+    def write(self, path: Path) -> Path:
+        """Write the trace, compressed if the name ends in .gz."""
+        data = json.dumps(self.document()).encode()
+        path.write_bytes(gzip.compress(data, 1) if path.suffix == ".gz" else data)
+        return path
