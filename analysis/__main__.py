@@ -7,6 +7,7 @@ from analysis.commands import (  # noqa: F401
     ask,
     audit,
     compare,
+    explain,
     export,
     fleet,
     importing,

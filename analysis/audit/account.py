@@ -14,7 +14,7 @@ from typing import Any
 from analysis.advice.times import times_of
 from analysis.audit.runtime import COMPILE, Runtime, optimizer_bytes
 from analysis.audit.step_totals import summed
-from analysis.model.attention_basis import AttentionBasis, find_attention
+from analysis.model.attention_basis import AttentionBasis, AttentionTime, find_attention
 from analysis.model.basis import Basis
 from analysis.model.query import group_of
 from kernels.common.errors import UserError
@@ -279,20 +279,15 @@ def _attention_line(
     peak = machine.peak(work.dtype)
     basis = attention_bases.get(work.dtype)
     if basis is not None:
-        # Only the forward pass was measured.
-        time = basis.predict(work, runtime.attention_kernel)
-        is_forward = work.pass_ == FORWARD
-        time_factor = 1.0 if is_forward else BACKWARD
-        range_factor = 1.0 if is_forward else ATTENTION_RANGE
-        time_us = time_factor * time.seconds * 1e6
+        time = attention_time(work, basis, runtime.attention_kernel)
         return AccountLine(
             product,
-            time_us=time_us,
-            lo_us=time_factor * time.lo * 1e6 / range_factor,
-            hi_us=time_factor * time.hi * 1e6 * range_factor,
-            basis=basis.kind if is_forward else "assumed",
+            time_us=time.seconds * 1e6,
+            lo_us=time.lo * 1e6,
+            hi_us=time.hi * 1e6,
+            basis=basis.kind if work.pass_ == FORWARD else "assumed",
             limit=time.limit,
-            peak_share=work.flops / (time_us * 1e-6) / peak,
+            peak_share=work.flops / time.seconds / peak,
             spread=time.spread,
         )
     if work.queries < 128:
@@ -301,6 +296,18 @@ def _attention_line(
     time_us = work.flops / (share * peak) * 1e6
     lo_us, hi_us = time_us / ATTENTION_RANGE, time_us * ATTENTION_RANGE
     return AccountLine(product, time_us, lo_us, hi_us, "assumed", "compute", share)
+
+
+def attention_time(work: Attention, basis: AttentionBasis, framework: str | None) -> AttentionTime:
+    """Predict the time of attention; that of a backward pass is derived from the forward pass."""
+    time = basis.predict(work, framework)
+    if work.pass_ == FORWARD:
+        return time
+    return time._replace(
+        seconds=BACKWARD * time.seconds,
+        lo=BACKWARD * time.lo / ATTENTION_RANGE,
+        hi=BACKWARD * time.hi * ATTENTION_RANGE,
+    )
 
 
 def reached_bandwidth(basis: Basis) -> float:

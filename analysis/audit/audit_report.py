@@ -247,7 +247,7 @@ def _tried_table(levers: Sequence[Lever]) -> list[str]:
                 f"{lever.parameters:+.1%}",
             ]
         )
-    return _aligned(table)
+    return aligned_lines(table)
 
 
 def sources(report: AuditReport) -> str:
@@ -271,7 +271,7 @@ def as_comparison(reports: Sequence[AuditReport]) -> str:
     for report in reports:  # with the two best levers
         lines += [headline(report), *(f"  {lever_line(lever)}" for lever in report.levers[:2])]
     lines += reports[0].warnings
-    lines += ["", *_aligned(table), ""]
+    lines += ["", *aligned_lines(table), ""]
     lines += [
         f"Not counted on {account.machine}: {'; '.join(account.not_counted)}."
         for account in accounts
@@ -281,7 +281,7 @@ def as_comparison(reports: Sequence[AuditReport]) -> str:
     return "\n".join(lines)
 
 
-def _aligned(table: Sequence[Sequence[str]]) -> list[str]:
+def aligned_lines(table: Sequence[Sequence[str]]) -> list[str]:
     """Format rows of cells as lines with aligned columns."""
     widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))]
     return [
@@ -302,7 +302,7 @@ def as_text(report: AuditReport) -> str:
     else:
         lines += [lever_line(lever) for lever in report.levers]
     lines += ["", time_line(account), memory_line(report.memory), ""]
-    lines += _aligned([list(_HEAD), *rows[:_MOST_ROWS], *_other_rows(account)])
+    lines += aligned_lines([list(_HEAD), *rows[:_MOST_ROWS], *_other_rows(account)])
     if left_out > 0:
         lines.append(f"… and {left_out} more that take less; --json lists them all.")
     lines += ["", f"Assumed: {'; '.join(report.assumptions)}."]

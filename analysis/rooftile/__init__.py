@@ -31,13 +31,15 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from analysis.audit.audit import Audit as Audit
+    from analysis.explain.explain_report import TraceExplanation as TraceExplanation
     from analysis.imports.problems import Shape as Shape
     from analysis.recordings.load import Recording as Recording
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "Conv", "Gemm", "UserError", "__version__", "audit", "load", "machines", "predict", "recommend",
+    "Conv", "Gemm", "UserError", "__version__", "audit", "explain", "load", "machines", "predict",
+    "recommend",
 ]  # fmt: skip
 
 
@@ -247,6 +249,50 @@ def audit(
     return result
 
 
+def explain(
+    traces: str | Path | Sequence[str | Path],
+    machine: str | None = None,
+    *,
+    against: str | Path | None = None,
+    pad: str | float | None = None,
+    choose: str | float | None = None,
+    results: str | Path = RESULTS,
+) -> TraceExplanation:
+    """Explain a trace of PyTorch's profiler: which shapes take longer than they should.
+
+    Args:
+        traces: a trace, ``.json`` or ``.json.gz``, or several traces of one job.
+        machine: the machine to compare with; None for the one that was traced.
+        against: folder of results to look in first.
+        pad: how much larger each size and the FLOPs may become, as in :func:`recommend`; by
+            default, 12.5%, or as much as a multiple of 8 needs.
+        choose: how much larger or smaller the sizes and the FLOPs may become.
+        results: folder of all machines' results.
+
+    Returns:
+        A :class:`TraceExplanation`. Printing it gives the command's output. Its ``operations`` are
+        a DataFrame with one row per operation: ``op, problem, calls, time_us`` (of one call),
+        ``share``, ``kernel``, ``tensor_cores``, the expected ``predicted_us`` with its interval
+        ``lo_us, hi_us``, and ``finding``, ``change`` and ``saves_us``. ``to_json()`` returns the
+        document that the command prints.
+
+    Raises:
+        UserError: if a trace or a recording cannot be read, or the machine is not known.
+    """
+    from analysis.advice.options import question_of
+    from analysis.advice.sizes import ANY_DIMENSION
+    from analysis.explain.explain import explain_traces
+    from analysis.explain.explain_report import TraceExplanation
+
+    several = [traces] if isinstance(traces, str | Path) else traces
+    paths = [Path(trace) for trace in several]
+    question = None
+    if pad is not None or choose is not None:
+        question = question_of(pad, choose, ANY_DIMENSION)
+    folder = None if against is None else Path(against)
+    return TraceExplanation(explain_traces(paths, machine, Path(results), folder, question))
+
+
 def load(place: str | Path | None = None, *, results: str | Path = RESULTS) -> Recording:
     """Read what was measured on a machine.
 
@@ -309,6 +355,10 @@ def __getattr__(name: str) -> object:
         from analysis.recordings.load import Recording
 
         return Recording
+    if name == "TraceExplanation":
+        from analysis.explain.explain_report import TraceExplanation
+
+        return TraceExplanation
     if name == "Shape":
         from analysis.imports.problems import Shape
 

@@ -1,0 +1,79 @@
+"""``explain``: judge a profiler's trace shape by shape, and say what to change."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from analysis.commands.app import ResultsOption, app
+from kernels.cli import JsonOption, print_json
+from kernels.common.errors import UserError
+from kernels.common.program import RESULTS
+
+
+@app.command("explain")
+def explain_command(
+    traces: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="TRACE…",
+            help="Traces of PyTorch's profiler, .json or .json.gz; several for several ranks.",
+        ),
+    ],
+    machine: Annotated[
+        str | None,
+        typer.Option("--machine", help="Machine to compare with [default: the traced one]."),
+    ] = None,
+    against: Annotated[
+        Path | None,
+        typer.Option("--against", help="Folder of results to look in first."),
+    ] = None,
+    pad: Annotated[
+        str | None,
+        typer.Option(
+            "--pad",
+            help=(
+                "Pad: how much larger sizes and FLOPs may get [default: 12.5%, or to a multiple "
+                "of 8]."
+            ),
+        ),
+    ] = None,
+    choose: Annotated[
+        str | None,
+        typer.Option("--choose", help="Choose: sizes and FLOPs within this share either way."),
+    ] = None,
+    csv: Annotated[Path | None, typer.Option("--csv", help="CSV file for the operations.")] = None,
+    markdown: Annotated[
+        Path | None, typer.Option("--markdown", help="Markdown file for a pull request.")
+    ] = None,
+    results: ResultsOption = RESULTS,
+    json: JsonOption = False,
+) -> None:
+    """Explain a profiler's trace: which shapes take longer than they should, and what to change.
+
+    Compares the time of each GEMM, convolution and attention with what its shape takes on the
+    machine, and names sizes that would take less.
+    """
+    from analysis.advice.options import question_of
+    from analysis.advice.sizes import ANY_DIMENSION
+    from analysis.explain.explain import explain_traces
+    from analysis.explain.explain_report import TraceExplanation
+
+    for file in (csv, markdown):
+        if file is not None and not file.parent.is_dir():
+            raise UserError(
+                f"{file.parent} is not a folder, so {file.name} cannot be written there."
+            )
+    question = question_of(pad, choose, ANY_DIMENSION) if pad or choose else None
+    verdict = explain_traces(traces, machine, results, against, question)
+    explanation = TraceExplanation(verdict)
+    if json:
+        print_json(explanation.to_json())
+    else:
+        print(explanation)
+    if csv is not None:
+        explanation.operations.to_csv(csv, index=False)
+    if markdown is not None:
+        markdown.write_text(explanation.markdown(), encoding="utf-8")

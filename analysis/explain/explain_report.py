@@ -1,0 +1,242 @@
+"""Format the verdict on a trace for people, for pull requests and for scripts."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from analysis.audit.audit_report import aligned_lines, duration
+from analysis.explain.explain import NOT_ELIGIBLE, ExplainedOperation, TraceVerdict, shape_of
+from analysis.markdown import plain, table_row
+from analysis.traces.trace_account import ProfileAccount
+
+_MOST_ROWS = 10
+_MOST_FINDINGS = 5
+_LONGEST_NAME = 48  # characters of a kernel's name in a table; JSON and CSV have all
+
+RECORDING_SHAPES = """\
+with torch.profiler.profile(record_shapes=True) as profiler:
+    step()
+profiler.export_chrome_trace("trace.json.gz")"""
+"""Python that records a trace with the shapes of its operations."""
+
+_HEAD = (
+    "operation", "problem", "calls", "each", "share", "expected", "of peak", "of bandwidth",
+    "Tensor Cores", "kernel",
+)  # fmt: skip
+_TEMPLATE = re.compile(r"Kernel2?<(\w+)")  # name of a CUTLASS kernel within its template
+
+
+@dataclass(frozen=True)
+class TraceExplanation:
+    """Explanation of one or several traces.
+
+    Printing it gives the command's output.
+    """
+
+    verdict: TraceVerdict
+
+    @property
+    def operations(self) -> pd.DataFrame:
+        """Table with one row per operation, as in ``--json``."""
+        account = self.verdict.account
+        return pd.DataFrame([_operation(account, entry) for entry in self.verdict.operations])
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the document that the command prints with ``--json``."""
+        verdict, account = self.verdict, self.verdict.account
+        bound = account.bound if math.isfinite(account.bound) else None
+        return {
+            "machine": verdict.machine.slug,
+            "source": verdict.source,
+            "traces": list(verdict.files),
+            "gpu_time_us": account.total_us,
+            "span_us": account.span_us,
+            "idle_us": sum(account.idle_us.values()),
+            "idle": account.idle_us,
+            "devices": [
+                {
+                    "trace": device.file,
+                    "span_us": device.span_us,
+                    "busy_us": device.busy_us,
+                    "idle": dict(device.idle_us),
+                }
+                for device in account.devices
+            ],
+            "operations": [_operation(account, entry) for entry in verdict.operations],
+            "findings": [
+                {
+                    "subject": finding.subject,
+                    "finding": finding.text,
+                    "saves_us": finding.saves_us,
+                    "gain": verdict.gain(finding.saves_us),
+                }
+                for finding in verdict.findings
+            ],
+            "amdahl": {"matrix_share": account.matrix_share, "bound": bound},
+            "notes": notes(account),
+        }
+
+    def markdown(self) -> str:
+        """Return a page for a pull request."""
+        verdict, account = self.verdict, self.verdict.account
+        lines = [f"## {plain(headline(verdict))}", ""]
+        lines += [f"- {plain(line)}" for line in finding_lines(verdict)]
+        lines += ["", table_row(_HEAD), "|" + "---|" * len(_HEAD)]
+        lines += [table_row(_cells(account, entry)) for entry in verdict.operations[:_MOST_ROWS]]
+        lines += ["", *(plain(line) for line in _closing(verdict))]
+        if not account.with_shapes:
+            lines += ["", "```py", *RECORDING_SHAPES.splitlines(), "```"]
+        return "\n".join([*lines, ""])
+
+    def __str__(self) -> str:
+        verdict, account = self.verdict, self.verdict.account
+        lines = [headline(verdict)]
+        if verdict.findings:
+            lines += ["", *finding_lines(verdict)]
+        rows = [_cells(account, entry) for entry in verdict.operations[:_MOST_ROWS]]
+        lines += ["", *aligned_lines([list(_HEAD), *rows])]
+        if (left_out := len(verdict.operations) - _MOST_ROWS) > 0:
+            lines.append(f"… and {left_out} more; --json and --csv list them all.")
+        lines += ["", *_closing(verdict)]
+        if not account.with_shapes:
+            lines += ["", *(f"    {line}" for line in RECORDING_SHAPES.splitlines())]
+        return "\n".join(lines)
+
+
+def _operation(account: ProfileAccount, entry: ExplainedOperation) -> dict[str, Any]:
+    """Return an operation as a record of JSON and CSV; times are of one call, but ``saves_us``."""
+    operation, expected, advice = entry.operation, entry.expected, entry.advice
+    return {
+        "op": operation.op,
+        "module": operation.module,
+        "problem": " + ".join(work.spec() for work in operation.works) or None,
+        "dtype": operation.dtype or None,
+        "matrix": operation.matrix,
+        "calls": operation.calls,
+        "time_us": operation.each_us,
+        "total_us": operation.time_us,
+        "share": operation.time_us / account.total_us if account.total_us else 0.0,
+        "kernel": operation.kernel or None,
+        "tile": operation.kernel_name.tile_text() or None,
+        "tensor_cores": entry.tensor_cores,
+        "peak_share": entry.peak_share,
+        "bandwidth_share": entry.bandwidth_share,
+        "predicted_us": expected and expected.time_us,
+        "lo_us": expected and expected.lo_us,
+        "hi_us": expected and expected.hi_us,
+        "finding": entry.finding or None,
+        "change": entry.change or None,
+        "verdict": advice and advice.verdict,
+        "probability": advice and advice.probability,
+        "gain": advice and advice.gain.value,
+        "reason": advice and advice.reason,
+        "saves_us": entry.saves_us,
+    }
+
+
+def headline(verdict: TraceVerdict) -> str:
+    """Summarise a verdict: the traced time, and what would save most of it."""
+    account = verdict.account
+    files = verdict.files[0] if len(verdict.files) == 1 else f"{len(verdict.files)} traces"
+    what = "kernels" if account.kind == "gpu" else "operations"
+    title = (
+        f"{files} on {verdict.machine.slug}: {duration(account.total_us)} of {what} in "
+        f"{duration(account.span_us)}"
+    )
+    if not verdict.findings:
+        blind = not account.with_shapes
+        return f"{title}. {'No shapes were recorded.' if blind else 'Nothing to gain here.'}"
+    first = verdict.findings[0]
+    return f"{title}. First: {first.subject}, which could save {_saving(verdict, first.saves_us)}."
+
+
+def _saving(verdict: TraceVerdict, saves_us: float) -> str:
+    return f"{duration(saves_us)} ({saves_us / verdict.account.span_us:.1%})"
+
+
+def finding_lines(verdict: TraceVerdict) -> list[str]:
+    """Return a line for each of the largest findings."""
+    lines = [
+        f"{finding.subject}: {finding.text}. Saves up to {_saving(verdict, finding.saves_us)}."
+        for finding in verdict.findings[:_MOST_FINDINGS]
+    ]
+    if (left_out := len(verdict.findings) - _MOST_FINDINGS) > 0:
+        lines.append(f"{left_out} more would save less.")
+    return lines
+
+
+def _cells(account: ProfileAccount, entry: ExplainedOperation) -> list[str]:
+    operation, expected = entry.operation, entry.expected
+    share = operation.time_us / account.total_us if account.total_us else 0.0
+    interval = "–"
+    if expected is not None:
+        ends = f"{duration(expected.lo_us)} to {duration(expected.hi_us)}"
+        interval = f"{duration(expected.time_us)} ({ends})"
+    use = entry.tensor_cores or "unknown"
+    return [
+        operation.op,
+        shape_of(operation) or "–",
+        str(operation.calls),
+        duration(operation.each_us),
+        f"{share:.1%}",
+        interval,
+        _percent(entry.peak_share),
+        _percent(entry.bandwidth_share),
+        "–" if use == NOT_ELIGIBLE else use,
+        _shortened(operation.kernel) or "–",
+    ]
+
+
+def _percent(share: float | None) -> str:
+    return "–" if share is None else f"{share:.0%}"
+
+
+def _shortened(kernel: str) -> str:
+    """Return the telling part of a kernel's name, at most as long as a table's cell."""
+    match = _TEMPLATE.search(kernel)
+    name = match.group(1) if match else kernel.removeprefix("void ")
+    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"
+
+
+def _closing(verdict: TraceVerdict) -> list[str]:
+    """Return the sentences below the table: idle time, Amdahl's bound, and what is not known."""
+    account = verdict.account
+    lines = []
+    if account.idle_us and account.span_us:
+        shares = [f"{reason} {us / account.span_us:.1%}" for reason, us in account.idle_us.items()]
+        lines.append(f"GPU idle, by reason: {', '.join(shares)} of the time.")
+    if math.isfinite(account.bound):
+        lines.append(
+            f"{account.matrix_share:.0%} of the time is in matrix operations. However fast they "
+            f"became, the whole could be at most {account.bound:.3g}× as fast."
+        )
+    return [*lines, *notes(account), f"Expected times: {verdict.source}."]
+
+
+def notes(account: ProfileAccount) -> list[str]:
+    """Return sentences about what the account does not know."""
+    found = []
+    if not account.with_shapes and account.matrix_share:
+        found.append(
+            "The trace has no shapes, so no time can be compared. Record it with "
+            "record_shapes=True."
+        )
+    if account.graph_us:
+        found.append(
+            f"{account.graph_us / account.total_us:.0%} of the time is in kernels of CUDA graphs, "
+            "whose operations and shapes no trace has; record a step without graphs to compare "
+            "them."
+        )
+    if account.calls_without_kernel:
+        found.append(
+            f"{account.calls_without_kernel:,} calls of matrix operations have no kernel in the "
+            "trace: the profiler lost their records, or a graph was captured."
+        )
+    if account.left_out:
+        found.append(f"{account.left_out:,} events with impossible times were left out.")
+    return found

@@ -1,0 +1,334 @@
+"""Planted problems are named first, a healthy trace has no finding, and every output says so."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis import rooftile
+from analysis.advice.options import Question
+from analysis.advice.times import times_of
+from analysis.explain.explain import (
+    ELIGIBLE,
+    NOT_ELIGIBLE,
+    USED,
+    TraceVerdict,
+    explain_traces,
+)
+from analysis.explain.explain_report import TraceExplanation
+from analysis.model.basis import find_basis
+from kernels.common.errors import UserError
+from kernels.problem import Conv, Gemm, Problem
+from tests.support.command_line import analysis
+from tests.support.gpu_traces import DTYPE_NAMES, GpuTrace
+
+NOWHERE = Path("no-such-results")
+H100 = "nvidia-h100-sxm"
+NVJET = "nvjet_hsh_256x128_64x4_1x2_h_bz_coopA_NNT"
+ALIGN2 = (
+    "void cutlass::Kernel2<cutlass_80_wmma_tensorop_bf16_s161616gemm_bf16_32x32_128x2_tn_align2>"
+    "(cutlass_80_wmma_tensorop_bf16_s161616gemm_bf16_32x32_128x2_tn_align2::Params)"
+)
+ALIGN1 = "cutlass_tensorop_bf16_s16816fprop_optimized_bf16_64x64_16x10_nhwc_align1"
+XMMA = (
+    "sm90_xmma_fprop_implicit_gemm_bf16bf16_bf16f32_f32_nhwckrsc_nhwc_tilesize256x128x64_"
+    "warpgroupsize2x1x1_g1_execute_segment_k_off_kernel__5x_cudnn"
+)
+TO_NHWC = "void cudnn::engines_precompiled::nchwToNhwcKernel<__nv_bfloat16, float>(float*)"
+SPLIT = "nvjet_hsh_64x8_64x16_1x1_v_bz_splitK_NNT"
+REDUCE = "void cublasLt::splitKreduce_kernel<32, 16, int, __nv_bfloat16, float>(float*)"
+
+
+def expected_us(problem: Problem) -> float:
+    time: float = times_of([problem], find_basis(H100, NOWHERE))[0]["time_us"]
+    return time
+
+
+def healthy(made: GpuTrace) -> None:
+    """Layers that take as long as expected."""
+    for _ in range(4):
+        for m, n, k in ((8192, 3072, 1024), (8192, 1024, 4096)):
+            made.gemm(m, n, k, "bf16", [(NVJET, expected_us(Gemm(m, n, k, "bf16")))])
+        made.op("aten::native_layer_norm", kernels=[("vectorized_layer_norm_kernel", 20.0)])
+
+
+def vocabulary(made: GpuTrace) -> None:
+    healthy(made)
+    made.gemm(8192, 50257, 1024, "bf16", [(ALIGN2, 4300.0)])
+
+
+def channels(made: GpuTrace) -> None:
+    healthy(made)
+    made.conv((64, 33, 112, 112), 64, 3, "bf16", [(ALIGN1, 900.0)])
+
+
+def cuda_cores(made: GpuTrace) -> None:
+    healthy(made)
+    made.gemm(4096, 4096, 4096, "fp32", [("ampere_sgemm_128x128_tn", 2800.0)])
+
+
+def transposes(made: GpuTrace) -> None:
+    healthy(made)
+    conv = Conv.parse("64,256,56,56,256,3,3,1,1,1,1,bf16")
+    kernels = [(TO_NHWC, 150.0), (XMMA, expected_us(conv)), (TO_NHWC, 100.0)]
+    for _ in range(4):
+        made.conv((64, 256, 56, 56), 256, 3, "bf16", kernels, nhwc=False)
+
+
+def decode(made: GpuTrace) -> None:
+    for _ in range(20):
+        for n, k in ((6144, 4096), (4096, 4096)):
+            made.gemm(1, n, k, "bf16", [("gemv2T_kernel_val", 4.0)])
+            made.op("aten::mul", kernels=[("elementwise_kernel", 1.5)])
+
+
+def split(made: GpuTrace) -> None:
+    healthy(made)
+    gemm = Gemm(64, 4096, 4096, "bf16")
+    for _ in range(10):
+        kernels = [(SPLIT, 2 * expected_us(gemm)), (REDUCE, expected_us(gemm))]
+        made.gemm(64, 4096, 4096, "bf16", kernels)
+
+
+def verdict_on(tmp_path: Path, plant: Callable[[GpuTrace], None], **options: Any) -> TraceVerdict:
+    made = GpuTrace(**options)
+    plant(made)
+    return explain_traces([made.write(tmp_path / "trace.json.gz")], None, NOWHERE)
+
+
+@pytest.mark.parametrize(
+    ("plant", "subject", "text"),
+    [
+        (vocabulary, "8192×50257×1024 bf16 nt",
+         ["pad N 50257 → 50264 (vocabulary): likely", "loads 2 elements at a time (align2)"]),
+        (channels, "64×33×112×112", ["pad C 33 → 40", "loads one element at a time (align1)",
+                                     "4.5× the expected time"]),
+        (cuda_cores, "4096×4096×4096 fp32 nt",
+         ["TF32 is expected to take", "CUDA cores instead of Tensor Cores"]),
+        (transposes, "64×256×56×56", ["channels_last", "of its time converts layouts"]),
+        (decode, "GPU idle for", ["launches kernels more slowly than the GPU computes them"]),
+        (split, "64×4096×4096", ["3.0× the expected time", "33% of its time adds up the parts"]),
+    ],
+)  # fmt: skip
+def test_a_planted_problem_is_named_first(
+    tmp_path: Path, plant: Callable[[GpuTrace], None], subject: str, text: list[str]
+) -> None:
+    verdict = verdict_on(tmp_path, plant)
+    first = verdict.findings[0]
+    assert subject in first.subject
+    for words in text:
+        assert words in first.text
+    assert 0.05 < first.saves_us / verdict.account.span_us < 1
+    assert first.subject in str(TraceExplanation(verdict)).splitlines()[0]
+
+
+def test_a_healthy_trace_has_no_finding(tmp_path: Path) -> None:
+    verdict = verdict_on(tmp_path, healthy)
+    assert verdict.findings == ()
+    assert {entry.saves_us for entry in verdict.operations} == {0.0}
+    text = str(TraceExplanation(verdict))
+    assert "Nothing to gain here." in text.splitlines()[0]
+    gemm = verdict.operations[0]
+    assert gemm.expected is not None
+    assert gemm.operation.each_us == pytest.approx(gemm.expected.time_us, rel=1e-3)
+    assert gemm.tensor_cores == USED
+
+
+def test_a_shape_that_is_already_fast_needs_no_padding(tmp_path: Path) -> None:
+    """Advice on alignment rests on an assumed price, which this trace shows to be too high."""
+    padded = expected_us(Gemm(8192, 50264, 1024, "bf16"))
+
+    def fast(made: GpuTrace) -> None:
+        healthy(made)
+        made.gemm(8192, 50257, 1024, "bf16", [(NVJET, 0.95 * padded)])
+
+    assert verdict_on(tmp_path, fast).findings == ()
+
+
+def test_a_saving_is_never_more_than_the_time_above_the_other_size(tmp_path: Path) -> None:
+    padded = expected_us(Gemm(8192, 50264, 1024, "bf16"))
+
+    def slightly_slow(made: GpuTrace) -> None:
+        made.gemm(8192, 50257, 1024, "bf16", [(NVJET, 1.2 * padded)])
+
+    (finding,) = verdict_on(tmp_path, slightly_slow).findings
+    assert finding.saves_us == pytest.approx(0.2 * padded, rel=0.05)
+
+
+def test_attention_and_grouped_gemms_have_expected_times(tmp_path: Path) -> None:
+    bf16 = DTYPE_NAMES["bf16"]
+
+    def layers(made: GpuTrace) -> None:
+        shape, stride = [4, 16, 2048, 128], [4194304, 262144, 128, 1]
+        made.op(
+            "aten::_scaled_dot_product_flash_attention", [*[shape] * 3, [], [], [], []],
+            [*[stride] * 3, [], [], [], []], [bf16] * 7, ["", "", "", "0.", "True", "False", ""],
+            [("pytorch_flash::flash_fwd_kernel", 400.0)],
+        )  # fmt: skip
+        made.op(
+            "aten::_grouped_mm", [[8192, 2048], [8, 2048, 4096], [8]],
+            [[2048, 1], [8388608, 1, 2048], [1]], [bf16, bf16, "int"], [""] * 3,
+            [("void cutlass::device_kernel<GroupedGemm>", 9000.0)],
+        )  # fmt: skip
+
+    grouped, attention = verdict_on(tmp_path, layers).operations
+    assert grouped.expected is not None
+    assert "× the expected time" in grouped.finding
+    assert attention.expected is not None
+    assert (attention.tensor_cores, grouped.tensor_cores) == (USED, None)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kernel", "use"),
+    [("bf16", NVJET, USED), ("fp32", "ampere_sgemm_128x128_tn", ELIGIBLE),
+     ("bf16", "ampere_sgemm_128x128_tn", ELIGIBLE), ("bf16", "my_kernel", None)],
+)  # fmt: skip
+def test_tensor_cores_are_used_or_could_be_or_nobody_knows(
+    tmp_path: Path, dtype: str, kernel: str, use: str | None
+) -> None:
+    def step(made: GpuTrace) -> None:
+        made.gemm(64, 64, 64, dtype, [(kernel, 5.0)])
+        made.op("aten::relu", kernels=[("elementwise_kernel", 1.0)])
+
+    uses = {e.operation.op: e.tensor_cores for e in verdict_on(tmp_path, step).operations}
+    assert uses == {"mm": use, "relu": NOT_ELIGIBLE}
+
+
+def test_without_shapes_the_report_says_how_to_record_them(tmp_path: Path) -> None:
+    text = str(TraceExplanation(verdict_on(tmp_path, vocabulary, record_shapes=False)))
+    assert "No shapes were recorded." in text.splitlines()[0]
+    assert "    with torch.profiler.profile(record_shapes=True) as profiler:" in text
+
+
+def test_what_is_not_known_is_said(tmp_path: Path) -> None:
+    def step(made: GpuTrace) -> None:
+        made.graph([(NVJET, 50.0)])
+        made.gemm(64, 64, 64, "bf16", [(NVJET, 50.0)], lost_kernel=True)
+        made.op("aten::relu", kernels=[("elementwise_kernel", 50.0)])
+        made.event("cpu_op", "aten::mm", 5.0, -3.0, 1)
+
+    text = str(TraceExplanation(verdict_on(tmp_path, step)))
+    assert "50% of the time is in kernels of CUDA graphs" in text
+    assert "1 calls of matrix operations have no kernel" in text
+    assert "1 events with impossible times were left out" in text
+
+
+def test_another_query_gives_other_sizes(tmp_path: Path) -> None:
+    made = GpuTrace()
+    vocabulary(made)
+    path = made.write(tmp_path / "trace.json")
+    verdict = explain_traces([path], None, NOWHERE, question=Question("choose", 0.02))
+    assert verdict.findings[0].text.startswith("choose M 8192 → 8320, N 50257 → 50432 (tokens, ")
+
+
+def test_the_command_prints_and_writes_everything(tmp_path: Path) -> None:
+    made = GpuTrace()
+    vocabulary(made)
+    trace, table, page = tmp_path / "t.json.gz", tmp_path / "t.csv", tmp_path / "t.md"
+    made.write(trace)
+    told = analysis("explain", trace, "--json", "--csv", table, "--markdown", page)
+    assert (told.returncode, told.stderr) == (0, "")
+    document = json.loads(told.stdout)
+    assert document["machine"] == H100
+    assert document["gpu_time_us"] == pytest.approx(sum(
+        operation["total_us"] for operation in document["operations"]
+    ))  # fmt: skip
+    first = document["operations"][0]
+    assert first | {
+        "op": "mm", "problem": "8192,50257,1024,bf16,nt,1", "calls": 1, "kernel": ALIGN2,
+        "tensor_cores": "used", "change": "N 50257 → 50264", "tile": "32x32x128",
+    } == first  # fmt: skip
+    assert first["time_us"] == pytest.approx(4300.0)
+    assert first["lo_us"] < first["predicted_us"] < first["hi_us"]
+    assert document["findings"][0]["saves_us"] == pytest.approx(first["saves_us"])
+    assert document["amdahl"]["bound"] == pytest.approx(
+        1 / (1 - document["amdahl"]["matrix_share"])
+    )
+    with open(table, encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["op"] for row in rows] == [o["op"] for o in document["operations"]]
+    assert page.read_text(encoding="utf-8").startswith("## t.json.gz on nvidia-h100-sxm: ")
+    assert analysis("explain", trace).stdout.startswith("t.json.gz on nvidia-h100-sxm: ")
+
+
+def test_python_explains_traces_too(tmp_path: Path) -> None:
+    made = GpuTrace()
+    vocabulary(made)
+    path = made.write(tmp_path / "trace.json")
+    for given in (path, str(path), [path, path]):
+        explained = rooftile.explain(given, "h100 sxm", results=NOWHERE)
+        assert isinstance(explained, rooftile.TraceExplanation)
+    assert explained.operations.iloc[0]["calls"] == 2
+    choice = rooftile.explain(path, choose="2%", results=NOWHERE).operations.iloc[0]
+    assert "N 50257 → 50432" in choice["change"]
+
+
+def cpu_trace(tmp_path: Path, **header: Any) -> Path:
+    path = tmp_path / "cpu.json"
+    event = {
+        "ph": "X", "cat": "cpu_op", "name": "aten::mm", "ts": 1, "dur": 900_000.0, "pid": 1,
+        "tid": 1, "args": {"Input Dims": [[512, 512], [512, 512]], "Concrete Inputs": ["", ""],
+                           "Input Strides": [[512, 1], [1, 512]], "Input type": ["float"] * 2},
+    }  # fmt: skip
+    path.write_text(json.dumps({**header, "traceEvents": [event]}))
+    return path
+
+
+CPU = Path(__file__).parents[3] / "results" / "published" / "cpu-intel-xeon-avx512bf16-1t"
+
+
+def test_a_cpu_trace_is_compared_with_a_cpu_that_was_recorded(tmp_path: Path) -> None:
+    verdict = explain_traces([cpu_trace(tmp_path)], None, NOWHERE, against=CPU)
+    assert verdict.machine.slug == CPU.name
+    assert "measured" in verdict.source
+    assert "× the expected time" in verdict.findings[0].text
+    told = TraceExplanation(verdict)
+    assert told.to_json()["idle_us"] == 0
+    assert "GPU" not in str(told)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ((), "is not recorded. Run `make sweep` here first, or name the trace's machine"),
+        (("--machine", "h200"), "the trace is of a CPU, and nvidia-h200 is a GPU"),
+        (("--machine", "nothing"), "machine 'nothing' is not known"),
+        (("--against", "no-such-folder"), "no-such-folder is not a folder"),
+        (("--pad", "10%", "--choose", "10%"), "give either --pad or --choose"),
+        (("--csv", "no-such-folder/x.csv"), "no-such-folder is not a folder"),
+    ],
+)
+def test_a_machine_that_does_not_fit_gets_a_sentence(
+    tmp_path: Path, options: tuple[str, ...], says: str
+) -> None:
+    told = analysis("explain", cpu_trace(tmp_path), *options, "--results", tmp_path / "none")
+    assert told.returncode == 2
+    assert says in told.stderr
+    assert len(told.stderr.splitlines()) == 1
+
+
+def test_a_gpu_trace_without_kernels_gets_a_sentence(tmp_path: Path) -> None:
+    path = cpu_trace(tmp_path, deviceProperties=[{"name": "NVIDIA H100 80GB HBM3"}])
+    with pytest.raises(UserError, match="has no kernels. Record it with ProfilerActivity.CUDA"):
+        explain_traces([path], None, NOWHERE)
+    assert explain_traces([path], None, NOWHERE, against=CPU).account.kind == "cpu"
+
+
+def test_traces_of_unknown_or_different_gpus_get_a_sentence(tmp_path: Path) -> None:
+    paths: list[Path] = []
+    for name in ("NVIDIA H100 80GB HBM3", "NVIDIA H200", "Radeon 7", ""):
+        made = GpuTrace(name)
+        made.gemm(64, 64, 64, "bf16", [(NVJET, 5.0)])
+        paths.append(made.write(tmp_path / f"{len(paths)}.json"))
+    with pytest.raises(UserError, match="several kinds of GPUs"):
+        explain_traces(paths[:2], None, NOWHERE)
+    with pytest.raises(UserError, match="'Radeon 7', which is neither known nor recorded"):
+        explain_traces(paths[2:3], None, NOWHERE)
+    with pytest.raises(UserError, match="does not name its GPU; name the machine by --machine"):
+        explain_traces(paths[3:], None, NOWHERE)
+    assert explain_traces(paths, "h200", NOWHERE).account.operations[0].calls == 4
