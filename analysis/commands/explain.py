@@ -51,7 +51,7 @@ def explain_command(
     results: ResultsOption = RESULTS,
     json: JsonOption = False,
 ) -> None:
-    """Explain a profiler's trace: which shapes take longer than they should, and what to change.
+    """Say what is slow in a profiler's trace, and what to change.
 
     Compares the time of each GEMM, convolution and attention with what its shape takes on the
     machine, and names sizes that would take less.

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 from typing import NamedTuple
 
 from analysis.advice.answers import answers_to
@@ -55,6 +56,7 @@ _LEAST_IDLE = 0.1  # share of the span in which a GPU is idle for one reason, to
 _LEAST_PART = 0.1  # share of an operation's time in transposes, or in reductions, to be named
 _MOST_ASKED = 40  # shapes for which other sizes are tried, those that take longest first
 _ROUND = 8  # elements; sizes that are not a multiple of it are padded to one
+_LEAST_SHAPES = 5  # shapes by which a slow machine is told from slow shapes
 _MOST_PADDING = 0.5  # most extra FLOPs for which a padding to a multiple of 8 is considered
 
 _IDLE_WORDS = {
@@ -132,6 +134,18 @@ class TraceVerdict:
     operations: tuple[ExplainedOperation, ...]
     findings: tuple[TraceFinding, ...]
     source: str
+
+    @property
+    def slowdown(self) -> float | None:
+        """Median of traced over expected times, if the times of most shapes are too long.
+
+        None if most shapes take as long as expected, or there are too few of them to tell.
+        """
+        known = [(e.operation, e.expected) for e in self.operations if e.expected is not None]
+        slow = sum(operation.each_us > expected.hi_us for operation, expected in known)
+        if len(known) < _LEAST_SHAPES or slow <= len(known) / 2:
+            return None
+        return median(operation.each_us / expected.time_us for operation, expected in known)
 
     def gain(self, saves_us: float) -> float:
         """Return the gain of the traced time if some of it is saved, as a fraction."""
@@ -243,31 +257,51 @@ def judge_account(
     ]
     operations.sort(key=lambda entry: (-entry.saves_us, -entry.operation.time_us))
     # 3. List what could be saved, also of the time in which the GPU was idle.
-    findings = [
-        TraceFinding(subject_of(entry.operation), entry.finding, entry.saves_us)
-        for entry in operations
-        if entry.finding
-    ]
-    findings += _idle_findings(account)
+    findings = [*_operation_findings(operations), *_idle_findings(account)]
     findings.sort(key=lambda finding: -finding.saves_us)
     sources = {entry.expected.source for entry in operations if entry.expected is not None}
     source = basis.source if len(sources) != 1 else next(iter(sources))
     return TraceVerdict(files, machine, account, tuple(operations), tuple(findings), source)
 
 
+def _operation_findings(operations: Sequence[ExplainedOperation]) -> list[TraceFinding]:
+    """Return the findings about operations.
+
+    Operations of which the same size should change make one finding: a layer's size is in its
+    forward pass and in both gradients.
+    """
+    groups: dict[object, list[ExplainedOperation]] = {}
+    for entry in operations:
+        if entry.finding:
+            groups.setdefault(_changed_size(entry) or id(entry), []).append(entry)
+    findings = []
+    for key, (first, *others) in groups.items():
+        subject, text = subject_of(first.operation), first.finding
+        if others:
+            assert isinstance(key, tuple)
+            before, after, role_ = key
+            subject = f"{before} → {after} ({role_}) in {len(others) + 1} operations"
+            listed = "; ".join(subject_of(other.operation) for other in others)
+            text = f"{subject_of(first.operation)}: {text}. The same size is in: {listed}"
+        saves = sum(entry.saves_us for entry in (first, *others))
+        findings.append(TraceFinding(subject, text, saves))
+    return findings
+
+
+def _changed_size(entry: ExplainedOperation) -> tuple[int, int, str] | None:
+    """Return a size before and after a change, and its meaning; None unless one size changes."""
+    advice = entry.advice
+    if advice is None or len(advice.changed) != 1:
+        return None
+    (name,) = advice.changed
+    return getattr(advice.problem, name), getattr(advice.instead, name), advice.roles
+
+
 def subject_of(operation: ProfiledOperation) -> str:
     """Return the words that name an operation: its name, module and shape."""
-    shape = shape_of(operation) or operation.kernel
+    shape = operation.shape or operation.kernel
     place = f" of {operation.module}" if operation.module else ""
     return f"{operation.op}{place}, {shape}" if shape else f"{operation.op}{place}"
-
-
-def shape_of(operation: ProfiledOperation) -> str:
-    """Return the words for what an operation multiplies; empty if that is not known."""
-    *first, last = operation.works or ("",)
-    if len(first) == 1 and isinstance(last, Conv) and isinstance(first[0], Conv):
-        return f"{first[0].pass_} and {last}"  # both gradients of one convolution
-    return str(last)
 
 
 def _expected_times(account: ProfileAccount, basis: Basis) -> dict[Work, ExpectedTime]:

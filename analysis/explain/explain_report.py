@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from analysis.audit.audit_report import aligned_lines, duration
-from analysis.explain.explain import NOT_ELIGIBLE, ExplainedOperation, TraceVerdict, shape_of
+from analysis.explain.explain import NOT_ELIGIBLE, ExplainedOperation, TraceVerdict
 from analysis.markdown import plain, table_row
 from analysis.traces.trace_account import ProfileAccount
 
@@ -78,7 +78,7 @@ class TraceExplanation:
                 for finding in verdict.findings
             ],
             "amdahl": {"matrix_share": account.matrix_share, "bound": bound},
-            "notes": notes(account),
+            "notes": notes(verdict),
         }
 
     def markdown(self) -> str:
@@ -180,7 +180,7 @@ def _cells(account: ProfileAccount, entry: ExplainedOperation) -> list[str]:
     use = entry.tensor_cores or "unknown"
     return [
         operation.op,
-        shape_of(operation) or "–",
+        operation.shape or "–",
         str(operation.calls),
         duration(operation.each_us),
         f"{share:.1%}",
@@ -215,12 +215,18 @@ def _closing(verdict: TraceVerdict) -> list[str]:
             f"{account.matrix_share:.0%} of the time is in matrix operations. However fast they "
             f"became, the whole could be at most {account.bound:.3g}× as fast."
         )
-    return [*lines, *notes(account), f"Expected times: {verdict.source}."]
+    return [*lines, *notes(verdict), f"Expected times: {verdict.source}."]
 
 
-def notes(account: ProfileAccount) -> list[str]:
-    """Return sentences about what the account does not know."""
-    found = []
+def notes(verdict: TraceVerdict) -> list[str]:
+    """Return sentences about what limits the verdict."""
+    account, found = verdict.account, []
+    if (slowdown := verdict.slowdown) is not None:
+        found.append(
+            f"Most shapes take longer than expected, in the median {slowdown:.2g}× as long: the "
+            "machine was slowed down by other work, power or heat, or it is not a "
+            f"{verdict.machine.slug}. Compare the operations with one another."
+        )
     if not account.with_shapes and account.matrix_share:
         found.append(
             "The trace has no shapes, so no time can be compared. Record it with "

@@ -11,7 +11,7 @@ from analysis.rooftile import __version__
 from kernels.common.program import INSTALLED, verb
 
 GROUPS = {
-    "Ask": ("predict", "recommend", "audit", "machines"),
+    "Ask": ("predict", "recommend", "audit", "explain", "machines"),
     "Measure": ("doctor", "run", "record", "import"),
     "Read results": ("report", "compare", "rules"),
 }

@@ -90,6 +90,14 @@ class ProfiledOperation:
         return self.works[0].dtype if self.works else ""
 
     @property
+    def shape(self) -> str:
+        """Words for what a call multiplies; empty if that is not known."""
+        *first, last = self.works or ("",)
+        if len(first) == 1 and isinstance(last, Conv) and isinstance(first[0], Conv):
+            return f"{first[0].pass_} and {last}"  # both gradients of one convolution
+        return str(last)
+
+    @property
     def flops(self) -> int:
         """FLOPs of one call; 0 if the shapes are not known."""
         return sum(work.flops for work in self.works)

@@ -1,13 +1,15 @@
 """Traces of GPUs as PyTorch's profiler writes them, made up: the keys are real, the times are not.
 
 A step is written as operations that launch kernels. The host launches them one after another, and
-each stream of the GPU computes its kernels in order.
+each stream of the GPU computes its kernels in order. ``python -m tests.support.gpu_traces FILE``
+writes the step that a page explains.
 """
 
 from __future__ import annotations
 
 import gzip
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -142,6 +144,13 @@ class GpuTrace:
         self.op(name, [[m, k], [k, n]], [[k, 1], [1, k]], [kind, kind], ["", ""], kernels, around,
                 **more)  # fmt: skip
 
+    def gradients(self, m: int, n: int, k: int, dgrad: Kernels, wgrad: Kernels) -> None:
+        """The gradients of ``y = x Wᵀ`` in bf16, by the input and by the weight."""
+        kinds = [DTYPE_NAMES["bf16"]] * 2
+        node = "MmBackward0"
+        self.op("aten::mm", [[m, n], [n, k]], [[n, 1], [k, 1]], kinds, ["", ""], dgrad, node)
+        self.op("aten::mm", [[n, m], [m, k]], [[1, n], [k, 1]], kinds, ["", ""], wgrad, node)
+
     def conv(
         self, sizes: tuple[int, int, int, int], kout: int, taps: int, dtype: str, kernels: Kernels,
         nhwc: bool = True,
@@ -186,5 +195,44 @@ class GpuTrace:
     def write(self, path: Path) -> Path:
         """Write the trace, compressed if the name ends in .gz."""
         data = json.dumps(self.document()).encode()
-        path.write_bytes(gzip.compress(data, 1) if path.suffix == ".gz" else data)
+        path.write_bytes(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
         return path
+
+
+NVJET = "nvjet_hsh_256x128_64x4_1x2_h_bz_coopA_NNT"
+ALIGN2 = (
+    "void cutlass::Kernel2<cutlass_80_wmma_tensorop_bf16_s161616gemm_bf16_32x32_128x2_tn_align2>"
+    "(cutlass_80_wmma_tensorop_bf16_s161616gemm_bf16_32x32_128x2_tn_align2::Params)"
+)
+_LAYERS = {  # features out and in: µs of the forward pass and of both gradients
+    (2304, 768): (45.0, 41.0, 46.0),
+    (768, 768): (17.0, 17.0, 20.0),
+    (3072, 768): (60.0, 53.0, 54.0),
+    (768, 3072): (53.0, 60.0, 54.0),
+}
+
+
+def training_step(layers: int = 12, tokens: int = 8192, vocabulary: int = 50257) -> GpuTrace:
+    """A step of a GPT-2 that takes as long as an H100 is expected to, but for its vocabulary.
+
+    Its size is not a multiple of 8, so its GEMMs run on a kernel that loads two elements at a time.
+    """
+    made = GpuTrace()
+    for gradients in (False, True):
+        for _ in range(layers):
+            for (n, k), (forward, dgrad, wgrad) in _LAYERS.items():
+                if gradients:
+                    made.gradients(tokens, n, k, [(NVJET, dgrad)], [(NVJET, wgrad)])
+                else:
+                    made.gemm(tokens, n, k, "bf16", [(NVJET, forward)])
+            made.op("aten::native_layer_norm", kernels=[("vectorized_layer_norm_kernel", 25.0)])
+            made.op("aten::gelu", kernels=[("vectorized_elementwise_kernel", 60.0)])
+        if not gradients:
+            made.gemm(tokens, vocabulary, 768, "bf16", [(ALIGN2, 3400.0)])
+            made.op("aten::_log_softmax", kernels=[("cunn_SoftMaxForward", 900.0)])
+            made.gradients(tokens, vocabulary, 768, [(ALIGN2, 3300.0)], [(ALIGN2, 3500.0)])
+    return made
+
+
+if __name__ == "__main__":
+    training_step().write(Path(sys.argv[1]))

@@ -25,15 +25,10 @@ from analysis.model.basis import find_basis
 from kernels.common.errors import UserError
 from kernels.problem import Conv, Gemm, Problem
 from tests.support.command_line import analysis
-from tests.support.gpu_traces import DTYPE_NAMES, GpuTrace
+from tests.support.gpu_traces import ALIGN2, DTYPE_NAMES, NVJET, GpuTrace, training_step
 
 NOWHERE = Path("no-such-results")
 H100 = "nvidia-h100-sxm"
-NVJET = "nvjet_hsh_256x128_64x4_1x2_h_bz_coopA_NNT"
-ALIGN2 = (
-    "void cutlass::Kernel2<cutlass_80_wmma_tensorop_bf16_s161616gemm_bf16_32x32_128x2_tn_align2>"
-    "(cutlass_80_wmma_tensorop_bf16_s161616gemm_bf16_32x32_128x2_tn_align2::Params)"
-)
 ALIGN1 = "cutlass_tensorop_bf16_s16816fprop_optimized_bf16_64x64_16x10_nhwc_align1"
 XMMA = (
     "sm90_xmma_fprop_implicit_gemm_bf16bf16_bf16f32_f32_nhwckrsc_nhwc_tilesize256x128x64_"
@@ -127,6 +122,23 @@ def test_a_planted_problem_is_named_first(
     assert first.subject in str(TraceExplanation(verdict)).splitlines()[0]
 
 
+def test_a_size_of_several_operations_is_one_finding(tmp_path: Path) -> None:
+    verdict = explain_traces([training_step().write(tmp_path / "trace.json")], None, NOWHERE)
+    (finding,) = verdict.findings
+    assert finding.subject == "50257 → 50264 (vocabulary) in 3 operations"
+    saves = [entry.saves_us for entry in verdict.operations if entry.finding]
+    assert len(saves) == 3
+    assert finding.saves_us == pytest.approx(sum(saves))
+    for shape in ("8192×50257×768 bf16 nt", "8192×768×50257 bf16 nn", "50257×768×8192 bf16 tn"):
+        assert shape in finding.text
+    healthy_step = training_step(vocabulary=50304)
+    for event in healthy_step.events:  # on kernels as fast as expected
+        if event["cat"] == "kernel" and "align2" in event["name"]:
+            event.update(name=NVJET, dur=800.0)
+    path = healthy_step.write(tmp_path / "healthy.json")
+    assert explain_traces([path], None, NOWHERE).findings == ()
+
+
 def test_a_healthy_trace_has_no_finding(tmp_path: Path) -> None:
     verdict = verdict_on(tmp_path, healthy)
     assert verdict.findings == ()
@@ -216,6 +228,19 @@ def test_what_is_not_known_is_said(tmp_path: Path) -> None:
     assert "50% of the time is in kernels of CUDA graphs" in text
     assert "1 calls of matrix operations have no kernel" in text
     assert "1 events with impossible times were left out" in text
+
+
+def test_a_slow_machine_is_told_from_slow_shapes(tmp_path: Path) -> None:
+    def step(made: GpuTrace, slowdown: float) -> None:
+        for n in range(1024, 1024 * 7, 1024):
+            us = slowdown * expected_us(Gemm(8192, n, 1024, "bf16"))
+            made.gemm(8192, n, 1024, "bf16", [(NVJET, us)])
+
+    slow = verdict_on(tmp_path, lambda made: step(made, 1.5))
+    assert slow.slowdown == pytest.approx(1.5, rel=1e-3)
+    assert "in the median 1.5× as long" in str(TraceExplanation(slow))
+    assert verdict_on(tmp_path, lambda made: step(made, 1.0)).slowdown is None
+    assert verdict_on(tmp_path, vocabulary).slowdown is None
 
 
 def test_another_query_gives_other_sizes(tmp_path: Path) -> None:
