@@ -456,8 +456,8 @@ def profile_command(
         note(f"The models are already profiled in {folder}; use --fresh to profile them again.")
         return
     make_folder(folder)
-    path = write_models(folder, profile_models(selected, note))
-    note(f"The profiles are in {path}")
+    path = write_models(folder, profile_models(selected, folder, note))
+    note(f"The steps' seconds are in {path}, and their traces next to it.")
 
 
 def note_broken() -> None:

@@ -1,4 +1,4 @@
-"""``rules``: judge the field's rules, and report which operations use Tensor Cores."""
+"""``rules``: judge the field's rules by measurements."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from analysis.commands.app import MachineOption, ResultsOption, app
 from analysis.model.predict import Model
 from kernels.cli import JsonOption, note, print_json
 from kernels.common.errors import UserError
-from kernels.common.program import RESULTS, target
+from kernels.common.program import RESULTS
 from kernels.machine import known_machine
 
 if TYPE_CHECKING:
@@ -38,22 +38,6 @@ def rules_command(
     sweeps: Annotated[
         bool, typer.Option("--sweeps", help="Only list the sweeps that the rules need.")
     ] = False,
-    tensor_cores: Annotated[
-        bool,
-        typer.Option(
-            "--tensor-cores",
-            help=(
-                "Show only which operations could use Tensor Cores, which "
-                "do, and their shares of the time."
-            ),
-        ),
-    ] = False,
-    sweep: Annotated[
-        str | None,
-        typer.Option(
-            "--sweep", help="With --tensor-cores: a sweep [default: the profiled models]."
-        ),
-    ] = None,
     plots: Annotated[
         Path | None, typer.Option("--plots", help="Folder for the plot of --table or --imported.")
     ] = None,
@@ -67,15 +51,6 @@ def rules_command(
     if sweeps:
         print(" ".join(rule_sweeps()))
         return
-    if tensor_cores:
-        if imported or table is not None or plots is not None:
-            raise UserError(
-                "--tensor-cores is about one recording; leave --imported, --table and --plots out."
-            )
-        _show_steps(machine, sweep, results, json)
-        return
-    if sweep is not None:
-        raise UserError("--sweep needs --tensor-cores.")
     if imported:
         if machine is not None or table is not None:
             raise UserError(
@@ -152,25 +127,3 @@ def _judge_table(
     source = read_source(path, machine, dtype)
     rows = judge_all([Evidence.from_public(source, Model(machine))])
     return rows, [] if plots is None else write_table_sheet(rows, machine, source, plots)
-
-
-def _show_steps(machine: str | None, sweep: str | None, results: Path, json: bool) -> None:
-    """Print which operations could use Tensor Cores, which do, and what that could speed up."""
-    from analysis.rules.inputs import rule_inputs
-    from analysis.rules.tensor_cores import step_json, step_markdown, sweep_step
-
-    inputs = rule_inputs(machine, results)
-    steps = inputs.steps
-    if sweep is not None:
-        with_sweep = [r for r in inputs.recordings if (r.ok["sweep"] == sweep).any()]
-        recording = (with_sweep or list(inputs.recordings))[0]
-        steps = [sweep_step(recording.ok, sweep, recording.machine.kind)]
-    elif not steps:
-        raise UserError(
-            f"no model is profiled on this machine; run {target('rules', 'profile')}, or give "
-            "--sweep."
-        )
-    if json:
-        print_json([step_json(step) for step in steps])
-        return
-    print("\n".join(map(step_markdown, steps)))

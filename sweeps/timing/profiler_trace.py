@@ -103,14 +103,13 @@ def trace_gpu(launches: Iterable[LaunchOnce]) -> list[list[Kernel] | None]:
         torch.cuda.synchronize()
 
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
-    events = profile_events(work, activities)
-    return split_trace(events, count)
+    return split_trace(profile_document(work, activities)["traceEvents"], count)
 
 
-def profile_events(
+def profile_document(
     work: Callable[[], object], activities: Sequence[torch.profiler.ProfilerActivity]
-) -> list[dict[str, Any]]:
-    """Return the events of PyTorch's trace of some work, including the shapes of its operations."""
+) -> dict[str, Any]:
+    """Return PyTorch's trace of some work, including the shapes of its operations."""
     with torch.profiler.profile(activities=activities, record_shapes=True) as profiler:
         # The records at the start of a session may be lost, so other launches come first.
         if torch.profiler.ProfilerActivity.CUDA in activities:
@@ -121,8 +120,8 @@ def profile_events(
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         profiler.export_chrome_trace(str(path))
-        events: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
-        return events
+        document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return document
 
 
 def split_trace(events: Sequence[Mapping[str, Any]], count: int) -> list[list[Kernel] | None]:

@@ -74,10 +74,10 @@ class Device(FakeCuda):
             number = len(self.trace)
             moment = time.monotonic() * 1e6
             self.trace += [
-                {"cat": "cuda_runtime", "name": "cudaLaunchKernelExC", "ts": moment, "dur": 1.0,
-                 "tid": 1, "args": {"correlation": number}},
-                {"cat": "kernel", "name": name, "ts": moment + 10.0, "dur": seconds * 1e6,
-                 "args": {"correlation": number, "grid": [132, 1, 1]}},
+                {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernelExC", "ts": moment,
+                 "dur": 1.0, "tid": 1, "args": {"correlation": number}},
+                {"ph": "X", "cat": "kernel", "name": name, "ts": moment + 10.0,
+                 "dur": seconds * 1e6, "args": {"correlation": number, "grid": [132, 1, 1]}},
             ]  # fmt: skip
 
 
@@ -136,7 +136,7 @@ def record_function(name: str) -> Iterator[None]:
     yield
     if device.trace is not None:
         span = {"ts": begin, "dur": time.monotonic() * 1e6 - begin, "tid": 1, "args": {}}
-        device.trace.append({"cat": "user_annotation", "name": name, **span})
+        device.trace.append({"ph": "X", "cat": "user_annotation", "name": name, **span})
 
 
 def put(owner: Any, **replaced: Any) -> None:

@@ -1,17 +1,17 @@
-"""Profiled models: the models are what they claim to be, and a trace is read for what it says."""
+"""Profiled models: the models are what they claim to be, and one step of each is traced."""
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from kernels.device import this_cpu
 from sweeps.profiling.models import MODELS, training_step
-from sweeps.profiling.profile import is_profiled, operations, profile_models, write_models
+from sweeps.profiling.profile import _step_trace, is_profiled, profile_models, write_models
 
 
 @pytest.mark.parametrize(
@@ -26,52 +26,6 @@ def test_the_models_have_the_published_number_of_parameters(
         y = net(torch.empty(2, *MODELS[name].shape))
     assert sum(p.numel() for p in net.parameters()) == parameters
     assert tuple(y.shape) == out
-
-
-def op(name: str, ts: float, dur: float, ident: int, **args: Any) -> dict[str, Any]:
-    return {
-        "cat": "cpu_op", "name": f"aten::{name}", "ts": ts, "dur": dur, "tid": args.pop("tid", 1),
-        "args": {"External id": ident, "Input Dims": [[4, 8], [8, 2], []],
-                 "Input type": ["float", "float", "Scalar"], **args},
-    }  # fmt: skip
-
-
-def test_on_a_cpu_an_operations_time_is_its_own() -> None:
-    events = [
-        op("linear", 0, 100, 1),
-        op("addmm", 10, 60, 2),
-        op("copy_", 20, 10, 3),
-        op("relu", 100, 5, 4),
-        op("mm", 30, 40, 5, tid=2),  # of another thread: within nothing
-    ]
-    found = {row["operation"]: row["seconds"] * 1e6 for row in operations(events, "fp32", "cpu")}
-    assert found == pytest.approx({"linear": 40, "addmm": 50, "copy_": 10, "relu": 5, "mm": 40})
-
-
-def test_on_a_gpu_an_operations_time_is_its_kernels() -> None:
-    half = {"Input type": ["c10::BFloat16", "c10::BFloat16", ""]}
-    events = [
-        op("mm", 0, 50, 1, **half),
-        op("mm", 60, 50, 2, **half),
-        op("relu", 120, 50, 3),
-        {"cat": "kernel", "name": "nvjet", "ts": 5, "dur": 7, "args": {"External id": 1}},
-        {"cat": "kernel", "name": "nvjet", "ts": 70, "dur": 8, "args": {"External id": 2}},
-        {"cat": "kernel", "name": "splitKreduce", "ts": 80, "dur": 1, "args": {"External id": 2}},
-    ]
-    (row,) = operations(events, "tf32", "gpu")  # ReLU launched nothing that was seen
-    assert row["shapes"] == [[4, 8], [8, 2]]
-    assert (row["operation"], row["dtype"], row["calls"]) == ("mm", "bf16", 2)
-    assert row["seconds"] == pytest.approx(16e-6)
-    assert row["kernels"] == pytest.approx({"nvjet": 15e-6, "splitKreduce": 1e-6})
-
-
-def test_a_gpu_whose_kernels_nobody_saw_has_no_operations() -> None:
-    assert operations([op("mm", 0, 50, 1)], "tf32", "gpu") == []
-
-
-def test_fp32_is_what_it_was_multiplied_as() -> None:
-    (row,) = operations([op("mm", 0, 1, 1)], "tf32", "cpu")
-    assert row["dtype"] == "tf32"
 
 
 def test_a_step_computes_gradients() -> None:
@@ -89,14 +43,46 @@ def test_models_are_profiled_once_for_each_software(
     monkeypatch.setattr("sweeps.profiling.profile.STEPS", 2)
     device = this_cpu()
     assert not is_profiled(tmp_path, device)
-    document = profile_models(device, lambda text: None)
+    document = profile_models(device, tmp_path, lambda text: None)
     write_models(tmp_path, document)
     assert is_profiled(tmp_path, device)
     (model,) = document["models"]
     assert len(model["seconds"]) == 2
-    by_name = [row["operation"] for row in model["operations"]]
-    assert "addmm" in by_name
-    times = [row["seconds"] for row in model["operations"]]
-    assert times == sorted(times, reverse=True)
+    assert model["trace"] == "traces/gpt2-block-fp32.json.gz"
     (tmp_path / "models.json").write_text(json.dumps({**document, "software": {"torch": "1"}}))
     assert not is_profiled(tmp_path, device)
+    write_models(tmp_path, document)
+    (tmp_path / model["trace"]).unlink()
+    assert not is_profiled(tmp_path, device)
+
+
+def test_a_trace_has_one_step_with_shapes_and_nothing_of_the_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sweeps.profiling.profile.MODELS", {"gpt2-block": MODELS["gpt2-block"]})
+    monkeypatch.setattr("sweeps.profiling.profile.STEPS", 1)
+    (model,) = profile_models(this_cpu(), tmp_path, lambda text: None)["models"]
+    trace = json.loads(gzip.decompress((tmp_path / model["trace"]).read_bytes()))
+    assert set(trace) <= {
+        "schemaVersion", "deviceProperties", "record_shapes", "displayTimeUnit", "traceEvents",
+    }  # fmt: skip
+    names = [event["name"] for event in trace["traceEvents"] if event.get("cat") == "cpu_op"]
+    assert names.count("aten::addmm") == 4
+    assert names.count("aten::mm") == 8
+    assert not [event for event in trace["traceEvents"] if event["ph"] == "M"]
+
+
+def test_what_a_gpu_s_profiler_sacrificed_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = {"ph": "X", "cat": "user_annotation", "name": "rooftile step", "ts": 50.0, "dur": 9.0}
+    kernel = {"ph": "X", "cat": "kernel", "name": "gemm", "ts": 55.0, "dur": 1.0}
+    events = [
+        {"ph": "M", "name": "process_name"}, {**kernel, "name": "spin_kernel", "ts": 40.0}, begun,
+        kernel,
+    ]  # fmt: skip
+    monkeypatch.setattr(
+        "sweeps.profiling.profile.profile_document",
+        lambda work, activities: {"host_name": "here", "traceEvents": events},
+    )
+    assert _step_trace(lambda: None, "fp32", "cpu") == {"traceEvents": [begun, kernel]}
