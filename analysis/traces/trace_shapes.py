@@ -170,13 +170,15 @@ _OF_GRADIENTS = {name: place + 1 for name, place in _PLAIN.items()}
 _OF_CUDNN = {"padding": 2, "stride": 3, "dilation": 4, "groups": 5}
 _OF_MKLDNN = {"padding": 3, "stride": 4, "dilation": 5, "groups": 6}
 _OF_DEPTHWISE = {"stride": 4, "padding": 5, "dilation": 6}
+_OF_SLOW = {"stride": 4, "padding": 5}  # how PyTorch itself computes on one thread of a CPU
 
 
-def _gradients(inputs: OperationInputs) -> list[Work]:
-    mask = inputs.settings[10].strip("[]").split(", ")
+def _gradients(inputs: OperationInputs, settings: dict[str, int], mask_place: int) -> list[Work]:
+    """Return the gradients that a call computes, as its mask of outputs says."""
+    mask = inputs.settings[mask_place].strip("[]").split(", ")
     asked = zip(("dgrad", "wgrad"), mask, strict=False)
     passes = [name for name, wanted in asked if wanted == "True"]
-    return _convolution(inputs, _OF_GRADIENTS, first=1, passes=passes)
+    return _convolution(inputs, settings, first=1, passes=passes)
 
 
 _Reader = Callable[[OperationInputs], list[Work]]
@@ -203,7 +205,9 @@ _READERS: dict[str, _Reader] = {
     "cudnn_convolution": lambda inputs: _convolution(inputs, _OF_CUDNN),
     "mkldnn_convolution": lambda inputs: _convolution(inputs, _OF_MKLDNN),
     "_conv_depthwise2d": lambda inputs: _convolution(inputs, _OF_DEPTHWISE),
-    "convolution_backward": _gradients,
+    "_slow_conv2d_forward": lambda inputs: _convolution(inputs, _OF_SLOW),
+    "convolution_backward": lambda inputs: _gradients(inputs, _OF_GRADIENTS, 10),
+    "_slow_conv2d_backward": lambda inputs: _gradients(inputs, _OF_SLOW, 6),
     f"{_SDPA}flash_attention": lambda inputs: _attention(inputs, 0, 4, FORWARD),
     f"{_SDPA}flash_attention_for_cpu": lambda inputs: _attention(inputs, 0, 4, FORWARD),
     f"{_SDPA}efficient_attention": lambda inputs: _attention(inputs, 0, 6, FORWARD),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,17 @@ def profiled(started: StartedStep, path: Path) -> torch.profiler.profile:
     return profiler
 
 
+@pytest.fixture(params=[1, 2])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    """On one thread, PyTorch computes some convolutions by other operations."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
 @pytest.mark.parametrize("name", quick_and_slow(MODELS, 2))
+@pytest.mark.usefixtures("threads")
 def test_shapes_and_layouts_of_a_step_are_those_of_the_capture(name: str, tmp_path: Path) -> None:
     source = find_source(name, *MODELS[name])
     captured: Counter[Work] = Counter()
