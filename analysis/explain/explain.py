@@ -8,7 +8,9 @@ between the traced time and the expected time of the other size.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -21,9 +23,10 @@ from analysis.advice.sizes import dimensions
 from analysis.advice.times import times_of
 from analysis.advice.verdict import LEAVE_IT, verdict_text
 from analysis.audit.account import as_problem, attention_time
+from analysis.audit.audit_report import duration
 from analysis.model.attention_basis import find_attention
 from analysis.model.basis import Basis, find_basis
-from analysis.recordings.load import recorded_machines
+from analysis.recordings.load import recorded_machines, slug_at
 from analysis.traces.trace_account import (
     COPY_BOUND,
     HOST_BOUND,
@@ -58,6 +61,8 @@ _MOST_ASKED = 40  # shapes for which other sizes are tried, those that take long
 _ROUND = 8  # elements; sizes that are not a multiple of it are padded to one
 _LEAST_SHAPES = 5  # shapes by which a slow machine is told from slow shapes
 _MOST_PADDING = 0.5  # most extra FLOPs for which a padding to a multiple of 8 is considered
+
+_CONVERTS = re.compile("nchwToNhwc|nhwcToNchw|tensorTransform", re.IGNORECASE)
 
 _IDLE_WORDS = {
     LAUNCH_BOUND: "the host launches kernels more slowly than the GPU computes them; a CUDA graph, "
@@ -184,22 +189,27 @@ def _basis(
     """Return what is known about the machine of a trace."""
     if against is not None:
         if (against / "run.json").exists():  # the folder of one machine
+            if machine is not None:
+                raise UserError(
+                    f"{against} is the folder of one machine, so leave --machine out, or give "
+                    "--against the folder that it is in."
+                )
             folder = against.resolve()
             return find_basis(folder.name, folder.parent)
         if not against.is_dir():
             raise UserError(f"{against} is not a folder; give one with results to --against.")
-    slug = machine or _machine_of(account)
-    places = [against, results] if against is not None else [results]
-    for place in places:
-        if slug in recorded_machines(place):
-            return find_basis(slug, place)
-    if machine is None and account.kind == "cpu":
+    name = machine or _machine_of(account)
+    if against is not None:
+        with suppress(UserError):  # it may be one that only the other folder has
+            if slug_at(against, name) in recorded_machines(against):
+                return find_basis(name, against)
+    if machine is None and account.kind == "cpu" and name not in recorded_machines(results):
         raise UserError(
-            f"the trace is of a CPU, and {slug} is not recorded. Run {target('sweep', 'run')} "
+            f"the trace is of a CPU, and {name} is not recorded. Run {target('sweep', 'run')} "
             "here first, or name the trace's machine by --machine."
         )
     try:
-        return find_basis(slug, places[0])
+        return find_basis(name, results)
     except UserError:
         if machine is not None:
             raise
@@ -279,10 +289,12 @@ def _operation_findings(operations: Sequence[ExplainedOperation]) -> list[TraceF
         subject, text = subject_of(first.operation), first.finding
         if others:
             assert isinstance(key, tuple)
-            before, after, role_ = key
-            subject = f"{before} → {after} ({role_}) in {len(others) + 1} operations"
-            listed = "; ".join(subject_of(other.operation) for other in others)
-            text = f"{subject_of(first.operation)}: {text}. The same size is in: {listed}"
+            before, _, role_ = key
+            subject = f"the size {before} ({role_}) of {len(others) + 1} operations"
+            listed = " and ".join(subject_of(other.operation) for other in others)
+            text = (
+                f"{text}. This is for {subject_of(first.operation)}; the same size is in {listed}"
+            )
         saves = sum(entry.saves_us for entry in (first, *others))
         findings.append(TraceFinding(subject, text, saves))
     return findings
@@ -323,7 +335,8 @@ def _expected_times(account: ProfileAccount, basis: Basis) -> dict[Work, Expecte
     times: dict[Work, ExpectedTime] = {}
     rows = times_of(list(problems), basis) if problems else []
     for problem, row in zip(problems, rows, strict=True):
-        time = ExpectedTime(row["time_us"], row["lo_us"], row["hi_us"], row["source"])
+        ends = float(row["lo_us"]), float(row["hi_us"])
+        time = ExpectedTime(float(row["time_us"]), *ends, row["source"])
         times.update(dict.fromkeys(problems[problem], time))
     # 2. Attention, of which only GPUs' times in 16 bits are known.
     for work in works:
@@ -404,15 +417,17 @@ def _judged(
                 f"takes {operation.each_us / expected.time_us:.1f}× the expected time",
             )
         )
-    transposes = operation.share_of_kind("transform")
-    if transposes >= _LEAST_PART:
+    transposes = _transposed_share(operation)
+    if transposes >= _LEAST_PART and any(
+        getattr(w, "layout", "") == "nchw" for w in operation.works
+    ):
         savings.append((transposes * operation.time_us, "store images in channels_last"))
     faster = _sum_of(
         [times.get(tf32) if (tf32 := in_tf32(work, machine)) else None for work in operation.works]
     )
     if entry.tensor_cores == ELIGIBLE and faster and faster.time_us < operation.each_us:
         saves = operation.calls * (operation.each_us - faster.time_us)
-        savings.append((saves, f"TF32 is expected to take {1e-3 * faster.time_us:.3g} ms"))
+        savings.append((saves, f"TF32 is expected to take {duration(faster.time_us)}"))
     # 3. Add the change of size that saves most.
     best = _best_change(operation, times, advice)
     if best is not None:
@@ -475,7 +490,7 @@ def kernel_reasons(operation: ProfiledOperation, tensor_cores: str | None) -> li
     if facts.alignment is not None and facts.alignment * size < WIDE_BYTES:
         elements = "one element" if facts.alignment == 1 else f"{facts.alignment} elements"
         reasons.append(f"its kernel loads {elements} at a time (align{facts.alignment})")
-    if (share := operation.share_of_kind("transform")) >= _LEAST_PART:
+    if (share := _transposed_share(operation)) >= _LEAST_PART:
         reasons.append(f"{share:.0%} of its time converts layouts")
     split = any(
         name.kind in MULTIPLYING and name.split_k for name in map(read_name, operation.kernels)
@@ -484,6 +499,13 @@ def kernel_reasons(operation: ProfiledOperation, tensor_cores: str | None) -> li
         what = "adds up the parts of a split K" if split else "is in reductions"
         reasons.append(f"{share:.0%} of its time {what}")
     return reasons
+
+
+def _transposed_share(operation: ProfiledOperation) -> float:
+    """Return the share of an operation's time in kernels that convert the layout of images."""
+    total = sum(operation.kernels.values())
+    converting = [us for name, us in operation.kernels.items() if _CONVERTS.search(name)]
+    return sum(converting) / total if total else 0.0
 
 
 def _best_change(

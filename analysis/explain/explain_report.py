@@ -16,7 +16,7 @@ from analysis.traces.trace_account import ProfileAccount
 
 _MOST_ROWS = 10
 _MOST_FINDINGS = 5
-_LONGEST_NAME = 48  # characters of a kernel's name in a table; JSON and CSV have all
+_LONGEST_NAME = 41  # characters of a kernel's name in a table; JSON and CSV have all
 
 RECORDING_SHAPES = """\
 with torch.profiler.profile(record_shapes=True) as profiler:
@@ -175,8 +175,7 @@ def _cells(account: ProfileAccount, entry: ExplainedOperation) -> list[str]:
     share = operation.time_us / account.total_us if account.total_us else 0.0
     interval = "–"
     if expected is not None:
-        ends = f"{duration(expected.lo_us)} to {duration(expected.hi_us)}"
-        interval = f"{duration(expected.time_us)} ({ends})"
+        interval = f"{duration(expected.time_us)} ({_range(expected.lo_us, expected.hi_us)})"
     use = entry.tensor_cores or "unknown"
     return [
         operation.op,
@@ -190,6 +189,13 @@ def _cells(account: ProfileAccount, entry: ExplainedOperation) -> list[str]:
         "–" if use == NOT_ELIGIBLE else use,
         _shortened(operation.kernel) or "–",
     ]
+
+
+def _range(lo_us: float, hi_us: float) -> str:
+    """Format an interval as ``52.1–71.1 µs``, or with two units if they differ."""
+    low, high = duration(lo_us), duration(hi_us)
+    number, unit = low.split()
+    return f"{number}–{high}" if high.endswith(f" {unit}") else f"{low} – {high}"
 
 
 def _percent(share: float | None) -> str:

@@ -20,6 +20,7 @@ from analysis.traces.trace_events import (
     MATRIX,
     NOTHING,
     OPERATION,
+    HostEvents,
     TraceEvents,
     TraceJoin,
     join,
@@ -258,7 +259,7 @@ class _Sums:
         self._hosts: list[DeviceTime] = []
         self._names: dict[str, None] = {}
         self._without_kernel = 0
-        self._with_shapes = self._has_matrix = False
+        self._with_shapes = False
         self._left_out = 0
 
     def add(self, trace: TraceEvents) -> None:
@@ -311,7 +312,7 @@ class _Sums:
             within = inner[event]
             total.calls += len(within) != 1 or name[within[0]] != name[event]
             begins.append(trace.host.begin[event])
-            ends.append(trace.host.begin[event] + trace.host.duration[event])
+            ends.append(_end(trace.host, event))
         if begins:
             span = (max(ends) - min(begins)) / 1e3
             self._hosts.append(DeviceTime(trace.path.name, span, span, {}))
@@ -456,6 +457,10 @@ def _calls_before(trace: TraceEvents, joined: TraceJoin) -> dict[int, int]:
     return {call: before for before, call in pairs if thread[call] == thread[before]}
 
 
+def _end(host: HostEvents, event: int) -> int:
+    return host.begin[event] + host.duration[event]
+
+
 def _idle_reason(
     trace: TraceEvents,
     joined: TraceJoin,
@@ -474,10 +479,13 @@ def _idle_reason(
     call = joined.launch[around[1]]
     if call == NOTHING:
         return UNKNOWN_IDLE
-    if host.begin[call] + host.duration[call] <= ended:
+    if _end(host, call) <= ended:
         return BETWEEN_KERNELS
     previous = before.get(call, NOTHING)
+    # A call of the runtime that makes this call of the driver is not a call before it.
+    while previous != NOTHING and _end(host, previous) > host.begin[call]:
+        previous = before.get(previous, NOTHING)
     if previous == NOTHING or "Synchronize" in trace.names[host.name[previous]]:
         return HOST_BOUND
-    pause = host.begin[call] - host.begin[previous] - host.duration[previous]
+    pause = host.begin[call] - _end(host, previous)
     return LAUNCH_BOUND if pause <= _PAUSE_NS else HOST_BOUND

@@ -24,11 +24,13 @@ from analysis.explain.explain_report import TraceExplanation
 from analysis.model.basis import find_basis
 from kernels.common.errors import UserError
 from kernels.problem import Conv, Gemm, Problem
+from tests.studies.trace_speed import measured, write_trace
 from tests.support.command_line import analysis
 from tests.support.gpu_traces import ALIGN2, DTYPE_NAMES, NVJET, GpuTrace, training_step
 
 NOWHERE = Path("no-such-results")
 H100 = "nvidia-h100-sxm"
+CPU = Path(__file__).parents[3] / "results" / "published" / "cpu-intel-xeon-avx512bf16-1t"
 ALIGN1 = "cutlass_tensorop_bf16_s16816fprop_optimized_bf16_64x64_16x10_nhwc_align1"
 XMMA = (
     "sm90_xmma_fprop_implicit_gemm_bf16bf16_bf16f32_f32_nhwckrsc_nhwc_tilesize256x128x64_"
@@ -122,10 +124,18 @@ def test_a_planted_problem_is_named_first(
     assert first.subject in str(TraceExplanation(verdict)).splitlines()[0]
 
 
+def test_images_that_are_stored_channels_last_need_not_be(tmp_path: Path) -> None:
+    def step(made: GpuTrace) -> None:
+        kernels = [(TO_NHWC, 150.0), (XMMA, 450.0)]
+        made.conv((64, 256, 56, 56), 256, 3, "bf16", kernels, nhwc=True)
+
+    assert verdict_on(tmp_path, step).findings == ()
+
+
 def test_a_size_of_several_operations_is_one_finding(tmp_path: Path) -> None:
     verdict = explain_traces([training_step().write(tmp_path / "trace.json")], None, NOWHERE)
     (finding,) = verdict.findings
-    assert finding.subject == "50257 → 50264 (vocabulary) in 3 operations"
+    assert finding.subject == "the size 50257 (vocabulary) of 3 operations"
     saves = [entry.saves_us for entry in verdict.operations if entry.finding]
     assert len(saves) == 3
     assert finding.saves_us == pytest.approx(sum(saves))
@@ -281,6 +291,15 @@ def test_the_command_prints_and_writes_everything(tmp_path: Path) -> None:
     assert analysis("explain", trace).stdout.startswith("t.json.gz on nvidia-h100-sxm: ")
 
 
+@pytest.mark.slow
+def test_a_trace_of_50_mb_is_explained_in_little_memory(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    write_trace(path, 50_000_000)
+    told = measured("explain", path)
+    assert told["events"] > 10_000
+    assert told["peak_mb"] < 300
+
+
 def test_python_explains_traces_too(tmp_path: Path) -> None:
     made = GpuTrace()
     vocabulary(made)
@@ -304,9 +323,6 @@ def cpu_trace(tmp_path: Path, **header: Any) -> Path:
     return path
 
 
-CPU = Path(__file__).parents[3] / "results" / "published" / "cpu-intel-xeon-avx512bf16-1t"
-
-
 def test_a_cpu_trace_is_compared_with_a_cpu_that_was_recorded(tmp_path: Path) -> None:
     verdict = explain_traces([cpu_trace(tmp_path)], None, NOWHERE, against=CPU)
     assert verdict.machine.slug == CPU.name
@@ -317,6 +333,16 @@ def test_a_cpu_trace_is_compared_with_a_cpu_that_was_recorded(tmp_path: Path) ->
     assert "GPU" not in str(told)
 
 
+def test_a_machine_is_looked_for_in_both_folders(tmp_path: Path) -> None:
+    trace = cpu_trace(tmp_path)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    for first, second in ((CPU.parent, empty), (empty, CPU.parent)):
+        for name in (CPU.name, "avx512bf16-1t"):
+            verdict = explain_traces([trace], name, second, against=first)
+            assert verdict.source.startswith("measured ")
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
@@ -324,6 +350,7 @@ def test_a_cpu_trace_is_compared_with_a_cpu_that_was_recorded(tmp_path: Path) ->
         (("--machine", "h200"), "the trace is of a CPU, and nvidia-h200 is a GPU"),
         (("--machine", "nothing"), "machine 'nothing' is not known"),
         (("--against", "no-such-folder"), "no-such-folder is not a folder"),
+        (("--against", str(CPU), "--machine", "h200"), "so leave --machine out"),
         (("--pad", "10%", "--choose", "10%"), "give either --pad or --choose"),
         (("--csv", "no-such-folder/x.csv"), "no-such-folder is not a folder"),
     ],

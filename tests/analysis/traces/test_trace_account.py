@@ -196,6 +196,17 @@ def waiting(made: GpuTrace) -> None:
         made.host += 40.0
 
 
+def pausing_before_the_driver(made: GpuTrace) -> None:
+    """Calls of the runtime that make calls of the driver, which launch."""
+    for number in range(20):
+        made.host += 5000.0
+        made.event("cuda_runtime", "cudaLaunchKernelExC", made.host - 1, 9.0, 1147039)
+        made.op("aten::mul", kernels=[("elementwise_kernel", 1.0)])
+        if number:
+            launch = next(e for e in reversed(made.events) if e["name"] == "cudaLaunchKernel")
+            launch.update(cat="cuda_driver", name="cuLaunchKernelEx")
+
+
 def copying(made: GpuTrace) -> None:
     for _ in range(20):
         made.copy("HtoD", 5.0)
@@ -214,7 +225,8 @@ def unrecorded(made: GpuTrace) -> None:
 
 @pytest.mark.parametrize(
     ("step", "reason"),
-    [(launching, LAUNCH_BOUND), (pausing, HOST_BOUND), (waiting, HOST_BOUND),
+    [(launching, LAUNCH_BOUND), (pausing, HOST_BOUND),
+     (pausing_before_the_driver, HOST_BOUND), (waiting, HOST_BOUND),
      (copying, COPY_BOUND), (computing, BETWEEN_KERNELS), (unrecorded, UNKNOWN_IDLE)],
 )  # fmt: skip
 def test_idle_time_has_a_main_reason(tmp_path: Path, step: object, reason: str) -> None:

@@ -1,0 +1,94 @@
+"""Are the times that ``explain`` expects those of real steps? Traces of two models on this CPU.
+
+    python -m tests.studies.traced_steps [--budget 150s] [--results DIR] [--write FILE]
+
+1. The default sweeps are measured within the budget, unless ``--results`` has a recording of this
+   CPU, and the model is calibrated.
+2. A training step of ResNet-50 and of a GPT-2 block is traced, twice.
+3. Each trace is explained. Of the operations whose shape has an expected time, the line says how
+   many took a time within the 90% interval, how many took longer, and the median of traced over
+   expected times.
+
+Prints a line of JSON for each trace, and ``--write`` appends it. Shapes that the sweeps timed have
+the interval of a second run, which is narrow.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+from typing import Annotated, Any
+
+import torch
+import typer
+
+from analysis.explain.explain import explain_traces
+from kernels.device import this_cpu
+from kernels.machine import cpu_model
+from sweeps.folding.health import health_sentence
+from sweeps.profiling.profile import profile_models
+from sweeps.store import read_run
+
+ROOT = Path(__file__).resolve().parents[2]
+ROUNDS = 2
+
+
+def recorded(results: Path, budget: str) -> None:
+    """Measure the default sweeps on this CPU, and calibrate the model."""
+    for words in (["sweeps", "run", "--budget", budget, "--device", "cpu"],
+                  ["analysis", "report", "--machine", this_cpu().machine.slug]):  # fmt: skip
+        command = [sys.executable, "-m", *words, "--results", str(results)]
+        subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+
+
+def compared(trace: Path, results: Path) -> dict[str, Any]:
+    """Traced times next to expected ones."""
+    verdict = explain_traces([trace], None, results)
+    known = [(e.operation, e.expected) for e in verdict.operations if e.expected is not None]
+    ratios = [operation.each_us / expected.time_us for operation, expected in known]
+    longer = sum(operation.each_us > expected.hi_us for operation, expected in known)
+    shorter = sum(operation.each_us < expected.lo_us for operation, expected in known)
+    return {
+        "shapes": len(known), "within": len(known) - longer - shorter, "longer": longer,
+        "median_ratio": round(median(ratios), 3),
+        "share_of_time": round(
+            sum(operation.time_us for operation, _ in known) / verdict.account.total_us, 3
+        ),
+        "findings": len(verdict.findings),
+    }  # fmt: skip
+
+
+def main(
+    budget: Annotated[str, typer.Option(help="Measuring time of the sweeps.")] = "150s",
+    results: Annotated[Path | None, typer.Option(help="Folder with a recording to use.")] = None,
+    write: Annotated[Path | None, typer.Option(help="Append lines of JSON to it.")] = None,
+) -> None:
+    """Trace the models, and compare their operations with expected times."""
+    device = this_cpu()
+    torch.set_num_threads(device.machine.sms)
+    with tempfile.TemporaryDirectory() as folder:
+        place = results or Path(folder) / "results"
+        if results is None:
+            recorded(place, budget)
+        health = health_sentence(read_run(place / device.machine.slug))
+        for _ in range(ROUNDS):
+            models = profile_models(device, Path(folder), lambda text: None)["models"]
+            for model in models:
+                line = {
+                    "model": model["model"], "dtype": model["dtype"], "machine": cpu_model(),
+                    "torch": torch.__version__, "date": f"{datetime.now(UTC):%Y-%m-%d}",
+                    "run": health, **compared(Path(folder) / model["trace"], place),
+                }  # fmt: skip
+                print(json.dumps(line), flush=True)
+                if write is not None:
+                    with open(write, "a", encoding="utf-8") as file:
+                        file.write(json.dumps(line) + "\n")
+
+
+if __name__ == "__main__":
+    typer.run(main)
