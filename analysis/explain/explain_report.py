@@ -16,6 +16,7 @@ from analysis.traces.trace_account import ProfileAccount
 
 _MOST_ROWS = 10
 _MOST_FINDINGS = 5
+_SHOWN_MODULES = 2  # innermost modules of an operation that a table names
 _LONGEST_NAME = 41  # characters of a kernel's name in a table; JSON and CSV have all
 
 RECORDING_SHAPES = """\
@@ -24,9 +25,10 @@ with torch.profiler.profile(record_shapes=True) as profiler:
 profiler.export_chrome_trace("trace.json.gz")"""
 """Python that records a trace with the shapes of its operations."""
 
+_OF_KERNELS = ("Tensor Cores", "kernel")
 _HEAD = (
     "operation", "problem", "calls", "each", "share", "expected", "of peak", "of bandwidth",
-    "Tensor Cores", "kernel",
+    *_OF_KERNELS,
 )  # fmt: skip
 _TEMPLATE = re.compile(r"Kernel2?<(\w+)")  # name of a CUTLASS kernel within its template
 
@@ -86,8 +88,8 @@ class TraceExplanation:
         verdict, account = self.verdict, self.verdict.account
         lines = [f"## {plain(headline(verdict))}", ""]
         lines += [f"- {plain(line)}" for line in finding_lines(verdict)]
-        lines += ["", table_row(_HEAD), "|" + "---|" * len(_HEAD)]
-        lines += [table_row(_cells(account, entry)) for entry in verdict.operations[:_MOST_ROWS]]
+        head, *rows = _table(verdict)
+        lines += ["", table_row(head), "|" + "---|" * len(head), *map(table_row, rows)]
         lines += ["", *(plain(line) for line in _closing(verdict))]
         if not account.with_shapes:
             lines += ["", "```py", *RECORDING_SHAPES.splitlines(), "```"]
@@ -98,8 +100,7 @@ class TraceExplanation:
         lines = [headline(verdict)]
         if verdict.findings:
             lines += ["", *finding_lines(verdict)]
-        rows = [_cells(account, entry) for entry in verdict.operations[:_MOST_ROWS]]
-        lines += ["", *aligned_lines([list(_HEAD), *rows])]
+        lines += ["", *aligned_lines(_table(verdict))]
         if (left_out := len(verdict.operations) - _MOST_ROWS) > 0:
             lines.append(f"… and {left_out} more; --json and --csv list them all.")
         lines += ["", *_closing(verdict)]
@@ -170,6 +171,14 @@ def finding_lines(verdict: TraceVerdict) -> list[str]:
     return lines
 
 
+def _table(verdict: TraceVerdict) -> list[list[str]]:
+    """Return the head and the first rows of the table; a CPU has no kernels."""
+    first = verdict.operations[:_MOST_ROWS]
+    table = [list(_HEAD), *(_cells(verdict.account, entry) for entry in first)]
+    columns = len(_HEAD) if verdict.account.kind == "gpu" else len(_HEAD) - len(_OF_KERNELS)
+    return [row[:columns] for row in table]
+
+
 def _cells(account: ProfileAccount, entry: ExplainedOperation) -> list[str]:
     operation, expected = entry.operation, entry.expected
     share = operation.time_us / account.total_us if account.total_us else 0.0
@@ -177,8 +186,9 @@ def _cells(account: ProfileAccount, entry: ExplainedOperation) -> list[str]:
     if expected is not None:
         interval = f"{duration(expected.time_us)} ({_range(expected.lo_us, expected.hi_us)})"
     use = entry.tensor_cores or "unknown"
+    module = ".".join(operation.module.split(".")[-_SHOWN_MODULES:])
     return [
-        operation.op,
+        f"{operation.op} ({module})" if module else operation.op,
         operation.shape or "–",
         str(operation.calls),
         duration(operation.each_us),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -122,6 +123,13 @@ def test_a_planted_problem_is_named_first(
         assert words in first.text
     assert 0.05 < first.saves_us / verdict.account.span_us < 1
     assert first.subject in str(TraceExplanation(verdict)).splitlines()[0]
+
+
+def test_the_page_explains_the_trace_that_the_tests_do(tmp_path: Path) -> None:
+    tracked = Path(__file__).parents[2] / "support" / "traces" / "gpt2-simulated-h100.json.gz"
+    written = training_step().write(tmp_path / "trace.json.gz")
+    documents = [json.loads(gzip.decompress(path.read_bytes())) for path in (tracked, written)]
+    assert documents[0] == documents[1]
 
 
 def test_images_that_are_stored_channels_last_need_not_be(tmp_path: Path) -> None:

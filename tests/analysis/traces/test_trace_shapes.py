@@ -68,8 +68,9 @@ def test_shapes_and_layouts_of_a_step_are_those_of_the_capture(name: str, tmp_pa
 
 
 @pytest.mark.parametrize("name", quick_and_slow(MODELS, 2))
+@pytest.mark.usefixtures("threads")
 def test_times_by_name_are_those_of_key_averages(name: str, tmp_path: Path) -> None:
-    path = tmp_path / "trace.json"
+    path = tmp_path / "trace.json.gz"
     profiler = profiled(find_source(name, *MODELS[name]).start(STEP, {}), path)
     account = account_of([path])
     times: dict[str, float] = defaultdict(float)
@@ -88,6 +89,18 @@ def test_times_by_name_are_those_of_key_averages(name: str, tmp_path: Path) -> N
         # Both add up times that are rounded to a nanosecond.
         assert times[op] == pytest.approx(average, abs=2e-3 * counts[op]), op
     assert account.total_us == pytest.approx(sum(averages.values()), rel=1e-4)
+
+
+def test_stacks_name_the_modules_of_operations_and_of_their_gradients(tmp_path: Path) -> None:
+    net = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Linear(32, 8))
+    x = torch.randn(4, 16, requires_grad=True)
+    with torch.profiler.profile(record_shapes=True, with_stack=True) as profiler:
+        net(x).sum().backward()
+    profiler.export_chrome_trace(str(tmp_path / "trace.json"))
+    products = [o for o in account_of([tmp_path / "trace.json"]).operations if o.works]
+    assert {operation.op for operation in products} == {"addmm", "mm"}
+    assert {operation.module for operation in products} == {"Sequential.Linear"}
+    assert sum(operation.calls for operation in products) == 6
 
 
 def inputs(
