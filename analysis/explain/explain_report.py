@@ -248,6 +248,8 @@ def notes(verdict: TraceVerdict) -> list[str]:
             "The trace has no shapes, so no time can be compared. Record it with "
             "record_shapes=True."
         )
+    if not account.with_strides:
+        found.append("The trace has no strides, so the layouts nt and nchw are assumed.")
     if account.graph_us:
         found.append(
             f"{account.graph_us / account.total_us:.0%} of the time is in kernels of CUDA graphs, "

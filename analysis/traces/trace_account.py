@@ -168,6 +168,7 @@ class ProfileAccount:
         calls_without_kernel: calls of matrix operations whose kernels the trace does not have,
             because records were lost or a graph was captured.
         with_shapes: True if any matrix operation has the shapes of its inputs.
+        with_strides: True unless shapes lack their strides, so that layouts are assumed.
         left_out: events with impossible times.
     """
 
@@ -177,6 +178,7 @@ class ProfileAccount:
     devices: tuple[DeviceTime, ...]
     calls_without_kernel: int = 0
     with_shapes: bool = True
+    with_strides: bool = True
     left_out: int = 0
 
     @property
@@ -259,7 +261,7 @@ class _Sums:
         self._hosts: list[DeviceTime] = []
         self._names: dict[str, None] = {}
         self._without_kernel = 0
-        self._with_shapes = False
+        self._with_shapes, self._with_strides = False, True
         self._left_out = 0
 
     def add(self, trace: TraceEvents) -> None:
@@ -269,6 +271,7 @@ class _Sums:
         self._names.update(dict.fromkeys(trace.device_names))
         self._left_out += trace.left_out
         self._with_shapes |= bool(trace.inputs)
+        self._with_strides &= all(inputs.strides for inputs in trace.inputs)
         if len(trace.device.begin):
             self._add_kernels(trace, joined, products)
             self._devices += _device_times(trace, joined)
@@ -339,6 +342,7 @@ class _Sums:
             tuple(self._devices if on_gpu else self._hosts),
             self._without_kernel,
             self._with_shapes,
+            self._with_strides,
             self._left_out,
         )
 

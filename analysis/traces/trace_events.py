@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -51,7 +51,9 @@ MATRIX = re.compile(
 )
 """Pattern of the names, without ``aten::``, of operations that multiply matrices."""
 
-_INPUT_KEYS = ("Input Dims", "Input Strides", "Input type", "Concrete Inputs")
+_INPUT_KEYS = ("Input Dims", "Input type", "Input Strides", "Concrete Inputs")
+"""Arguments of an operation that describe its inputs. Only the first two are in every trace with
+shapes; earlier versions of PyTorch did not write the others."""
 
 _LATEST = 1e16  # µs; three centuries, so that every clock in use fits
 _LONGEST_NS = 100_000 * 10**9  # an event of more than a day is damaged
@@ -68,7 +70,7 @@ class OperationInputs:
 
     ``dims`` and ``strides`` have a list of numbers for each tensor, and an empty list for anything
     else. ``types`` are names such as ``c10::BFloat16``. ``settings`` are arguments that are not
-    tensors, as text.
+    tensors, as text. Without strides in the trace, ``strides`` is empty.
     """
 
     name: str
@@ -117,8 +119,8 @@ class DeviceEvents:
 class TraceEvents:
     """Events of one trace, as columns, with the texts that they share.
 
-    ``device_names`` are those of the GPUs that the trace describes. ``left_out`` counts events
-    whose times are impossible or that have no name.
+    ``device_names`` are those of the GPUs that computed something, or of all GPUs of the node if
+    none did. ``left_out`` counts events whose times are impossible or that have no name.
     """
 
     path: Path
@@ -141,10 +143,7 @@ def read_trace(path: Path) -> TraceEvents:
     columns = _Columns(trace)
     for event in read_events(path, header):
         columns.add(event)
-    properties = header.get("deviceProperties")
-    if isinstance(properties, list):
-        names = (entry.get("name") for entry in properties if isinstance(entry, dict))
-        trace.device_names = tuple(name for name in map(_short_text, names) if name)
+    trace.device_names = _device_names(header.get("deviceProperties"), set(trace.device.device))
     begins = np.concatenate([_numbers(trace.host.begin), _numbers(trace.device.begin)])
     if not len(begins):
         raise UserError(
@@ -156,6 +155,18 @@ def read_trace(path: Path) -> TraceEvents:
             f"{path} spans more than a day, so a time in it is damaged. Record the trace again."
         )
     return trace
+
+
+def _device_names(properties: Any, used: Collection[int]) -> tuple[str, ...]:
+    """Return the names of the used GPUs, from what a trace says about all GPUs of the node."""
+    entries = properties if isinstance(properties, list) else []
+    names = {
+        _id(entry.get("id")): name
+        for entry in entries
+        if isinstance(entry, dict) and (name := _short_text(entry.get("name")))
+    }
+    chosen = [name for number, name in names.items() if number in used]
+    return tuple(dict.fromkeys(chosen or names.values()))
 
 
 class _Columns:
@@ -261,22 +272,22 @@ class _Columns:
         """Return the number of an operation's inputs if it multiplies matrices, else NOTHING."""
         if not MATRIX.search(name.removeprefix("aten::")):
             return NOTHING
-        parts = [arguments.get(key) for key in _INPUT_KEYS]
-        if not all(isinstance(part, list) for part in parts):
+        parts = [arguments.get(key, []) for key in _INPUT_KEYS]
+        if not all(isinstance(part, list) for part in parts) or not all(parts[:2]):
             return NOTHING
         key = f"{name} {parts}"
         if len(key) > _LONGEST_ARGUMENTS:
             return NOTHING
         if key not in self._inputs:
             self._inputs[key] = len(self._trace.inputs)
-            dims, strides, types, settings = parts
+            dims, types, strides, settings = parts
             self._trace.inputs.append(
                 OperationInputs(
                     name,
-                    tuple(map(_sizes, dims or ())),
-                    tuple(map(_sizes, strides or ())),
-                    tuple(map(str, types or ())),
-                    tuple(map(str, settings or ())),
+                    tuple(map(_sizes, dims)),
+                    tuple(map(_sizes, strides)),
+                    tuple(map(str, types)),
+                    tuple(map(str, settings)),
                 )
             )
         return self._inputs[key]

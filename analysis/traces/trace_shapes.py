@@ -6,7 +6,9 @@ operations are read from fake tensors by :mod:`sweeps.capture.products`; tests c
 
 from __future__ import annotations
 
-import functools
+import itertools
+import math
+import operator
 import re
 from collections.abc import Callable, Sequence
 
@@ -45,11 +47,20 @@ def _dtype(inputs: OperationInputs, place: int) -> str:
 
 
 def _stored(inputs: OperationInputs, place: int) -> StoredTensor:
-    """Return the sizes and strides of an input that must be a tensor."""
-    sizes, strides = inputs.dims[place], inputs.strides[place]
+    """Return the sizes and strides of an input that must be a tensor.
+
+    Without strides in the trace, those of a tensor with contiguous rows are assumed.
+    """
+    sizes = inputs.dims[place]
+    strides = inputs.strides[place] if inputs.strides else _contiguous(sizes)
     if not sizes or len(sizes) != len(strides):
         raise ValueError("not a tensor")
     return StoredTensor(sizes, strides)
+
+
+def _contiguous(sizes: Sequence[int]) -> tuple[int, ...]:
+    inner = itertools.accumulate(reversed(sizes[1:]), operator.mul, initial=1)
+    return tuple(reversed(list(inner)))
 
 
 def _letter(tensor: StoredTensor) -> str:
@@ -64,14 +75,15 @@ def _gemm(inputs: OperationInputs, first: int) -> list[Work]:
     *batch, m, k = a.sizes
     if len(batch) > 1 or len(b.sizes) != len(a.sizes) or b.sizes[-2] != k:
         raise ValueError("not a GEMM")
-    layout = _letter(a) + _letter(b)
+    # Without strides, a linear layer's layout is assumed, as for a GEMM on the command line.
+    layout = _letter(a) + _letter(b) if inputs.strides else "nt"
     return [Gemm(m, b.sizes[-1], k, _dtype(inputs, first), layout, batch[0] if batch else 1)]
 
 
 def _linear(inputs: OperationInputs) -> list[Work]:
     """Return the GEMM of x (…, k) and the weight (n, k), for a call without an ``addmm`` in it."""
     x, weight = _stored(inputs, 0), _stored(inputs, 1)
-    rows = functools.reduce(lambda product, size: product * size, x.sizes[:-1], 1)
+    rows = math.prod(x.sizes[:-1])
     n, k = weight.sizes
     if x.sizes[-1] != k:
         raise ValueError("not a GEMM")

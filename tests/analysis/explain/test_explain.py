@@ -235,6 +235,16 @@ def test_without_shapes_the_report_says_how_to_record_them(tmp_path: Path) -> No
     assert "    with torch.profiler.profile(record_shapes=True) as profiler:" in text
 
 
+def test_a_trace_without_strides_is_compared_with_a_note(tmp_path: Path) -> None:
+    made = GpuTrace()
+    vocabulary(made)
+    for event in made.events:
+        event["args"].pop("Input Strides", None)
+    verdict = explain_traces([made.write(tmp_path / "trace.json")], None, NOWHERE)
+    assert "8192×50257×1024 bf16 nt" in verdict.findings[0].subject
+    assert "the layouts nt and nchw are assumed" in str(TraceExplanation(verdict))
+
+
 def test_what_is_not_known_is_said(tmp_path: Path) -> None:
     def step(made: GpuTrace) -> None:
         made.graph([(NVJET, 50.0)])

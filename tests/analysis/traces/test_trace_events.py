@@ -115,6 +115,26 @@ def test_without_the_record_of_its_launch_the_external_id_names_it(tmp_path: Pat
     assert launchers(trace) == ["aten::mm"]
 
 
+@pytest.mark.parametrize(
+    ("properties", "names"),
+    [
+        ([{"id": 0, "name": "A"}, {"id": 1, "name": "B"}], ("A",)),
+        ([{"id": 3, "name": "A"}, {"id": 4, "name": "A"}], ("A",)),
+        ([{"id": 0}, {"name": "B"}, 7, {"id": 0, "name": 8}], ("B",)),
+        ({"id": 0}, ()),
+        (None, ()),
+    ],
+)
+def test_the_devices_that_computed_are_named(
+    tmp_path: Path, properties: Any, names: tuple[str, ...]
+) -> None:
+    made = GpuTrace()
+    made.gemm(64, 64, 64, "bf16", [("gemm", 10.0)])
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps({**made.document(), "deviceProperties": properties}))
+    assert read_trace(path).device_names == names
+
+
 def test_kernels_of_a_graph_have_no_operation(tmp_path: Path) -> None:
     made = GpuTrace()
     made.graph([("gemm", 10.0), ("elementwise", 2.0)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -175,6 +176,19 @@ def attention(name: str, causal: int, first: int = 0) -> OperationInputs:
 )  # fmt: skip
 def test_operations_of_gpus_are_read_by_hand(read: OperationInputs, work: Work) -> None:
     assert works_of(read) == (work,)
+
+
+def test_without_strides_the_usual_layouts_are_assumed() -> None:
+    read = gemm("mm")
+    assert works_of(replace(read, strides=())) == (NT,)
+    conv = inputs(
+        "cudnn_convolution", [[2, 32, 9, 9], [64, 32, 3, 3]], [], ["c10::Half"] * 2,
+        ["", "", "[1, 1]", "[2, 2]", "[1, 1]", "1"],
+    )  # fmt: skip
+    (work,) = works_of(conv)
+    assert isinstance(work, Conv)
+    assert work.layout == "nchw"
+    assert works_of(replace(conv, settings=())) == ()
 
 
 @pytest.mark.parametrize(
