@@ -59,6 +59,7 @@ _LATEST = 1e16  # µs; three centuries, so that every clock in use fits
 _LONGEST_NS = 100_000 * 10**9  # an event of more than a day is damaged
 _LONGEST_SPAN_NS = _LONGEST_NS  # so is a trace of more than a day
 _LARGEST_ID = 2**62
+_SLACK_NS = 1000  # earlier versions of PyTorch round times down to µs
 _LONGEST_NAME = 1000  # characters of a name; kernels of templates have hundreds
 _LONGEST_ARGUMENTS = 10_000  # characters of an operation's sizes and settings
 _MOST_EVENTS = 50_000_000  # five gigabytes of columns
@@ -369,8 +370,12 @@ def join(trace: TraceEvents) -> TraceJoin:
         if host.thread[event] != thread:
             thread = host.thread[event]
             running.clear()
-        # A time of 13 digits in µs has an error of up to a nanosecond.
-        while running and running[-1][0] <= host.begin[event] + 1:
+        # What has ended is not around this event, nor is what ends before it. A time of 13 digits
+        # in µs has an error of up to a nanosecond. A launch is timed by CUDA's clock, so it may
+        # seem to end after its operation.
+        end = host.begin[event] + host.duration[event]
+        ends_within = end - _SLACK_NS if host.kind[event] != LAUNCH else 0
+        while running and running[-1][0] < max(host.begin[event] + 2, ends_within):
             running.pop()
         _, around, path = running[-1] if running else (0, NOTHING, NOTHING)
         kind = host.kind[event]
@@ -387,7 +392,7 @@ def join(trace: TraceEvents) -> TraceJoin:
                 own[around] -= host.duration[event]
             around = event
         if kind != LAUNCH:
-            running.append((host.begin[event] + host.duration[event], around, path))
+            running.append((end, around, path))
     # 2. Give gradients the modules of their forward operations.
     operations = [event for event in order if host.kind[event] in (OPERATION, ANNOTATION)]
     forward = {

@@ -47,6 +47,16 @@ def test_an_operations_own_time_is_without_those_within_it(tmp_path: Path) -> No
     assert own(trace) == {"linear": 40, "addmm": 50, "copy_": 10, "relu": 5, "mm": 40}
 
 
+def test_operations_that_cross_are_not_within_one_another(tmp_path: Path) -> None:
+    trace = trace_of(
+        tmp_path,
+        op("first", 0, 10), op("crosses", 8, 10), op("within", 12, 2), op("later", 30, 5),
+    )  # fmt: skip
+    assert own(trace) == {"first": 10, "crosses": 8, "within": 2, "later": 5}
+    rounded = trace_of(tmp_path, op("around", 100, 5), op("within", 101, 5))
+    assert own(rounded) == {"around": 0, "within": 5}
+
+
 @given(st.lists(st.tuples(st.integers(1, 9), st.booleans()), min_size=1, max_size=40))
 def test_own_times_add_up_to_what_the_outermost_operations_took(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[int, bool]]
