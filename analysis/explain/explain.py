@@ -131,6 +131,8 @@ class TraceVerdict:
             take longest.
         findings: what could be saved, the largest saving first.
         source: what the expected times rest on.
+        slowdown: factor by which most shapes took longer than expected, which is the machine's;
+            findings are beyond it. It is 1 if most shapes took as long as expected.
     """
 
     files: tuple[str, ...]
@@ -139,18 +141,7 @@ class TraceVerdict:
     operations: tuple[ExplainedOperation, ...]
     findings: tuple[TraceFinding, ...]
     source: str
-
-    @property
-    def slowdown(self) -> float | None:
-        """Median of traced over expected times, if the times of most shapes are too long.
-
-        None if most shapes take as long as expected, or there are too few of them to tell.
-        """
-        known = [(e.operation, e.expected) for e in self.operations if e.expected is not None]
-        slow = sum(operation.each_us > expected.hi_us for operation, expected in known)
-        if len(known) < _LEAST_SHAPES or slow <= len(known) / 2:
-            return None
-        return median(operation.each_us / expected.time_us for operation, expected in known)
+    slowdown: float = 1.0
 
     def gain(self, saves_us: float) -> float:
         """Return the gain of the traced time if some of it is saved, as a fraction."""
@@ -256,8 +247,9 @@ def judge_account(
     # 1. Find what each shape should take, and which other sizes take less.
     times = _expected_times(account, basis)
     advice = _advice(account, basis, question)
-    # 2. Judge each operation.
-    judged = [_judged(o, machine, times, advice) for o in account.operations]
+    # 2. Judge each operation, without what slowed down the whole machine.
+    slowdown = _slowdown(account, times)
+    judged = [_judged(o, machine, times, advice, slowdown) for o in account.operations]
     least = _LEAST_SAVING * account.span_us
     operations = [
         entry
@@ -271,7 +263,19 @@ def judge_account(
     findings.sort(key=lambda finding: -finding.saves_us)
     sources = {entry.expected.source for entry in operations if entry.expected is not None}
     source = basis.source if len(sources) != 1 else next(iter(sources))
-    return TraceVerdict(files, machine, account, tuple(operations), tuple(findings), source)
+    return TraceVerdict(
+        files, machine, account, tuple(operations), tuple(findings), source, slowdown
+    )
+
+
+def _slowdown(account: ProfileAccount, times: Mapping[Work, ExpectedTime]) -> float:
+    """Return the median of traced over expected times if most shapes take too long, else 1."""
+    pairs = [(o.each_us, _sum_of([times.get(w) for w in o.works])) for o in account.operations]
+    known = [(us, expected) for us, expected in pairs if expected is not None]
+    slow = sum(us > expected.hi_us for us, expected in known)
+    if len(known) < _LEAST_SHAPES or slow <= len(known) / 2:
+        return 1.0
+    return median(us / expected.time_us for us, expected in known)
 
 
 def _operation_findings(operations: Sequence[ExplainedOperation]) -> list[TraceFinding]:
@@ -391,8 +395,12 @@ def _judged(
     machine: Machine,
     times: Mapping[Work, ExpectedTime],
     advice: Mapping[Problem, Advice],
+    slowdown: float,
 ) -> ExplainedOperation:
-    """Judge one operation: by its expected time, its kernels and other sizes."""
+    """Judge one operation: by its expected time, its kernels and other sizes.
+
+    What is expected of it takes longer by the machine's ``slowdown``.
+    """
     # 1. Describe it.
     expected = _sum_of([times.get(work) for work in operation.works])
     entry = ExplainedOperation(
@@ -409,8 +417,8 @@ def _judged(
     # 2. Collect what could be saved, and why.
     reasons = kernel_reasons(operation, entry.tensor_cores)
     savings: list[tuple[float, str]] = []
-    excess = operation.each_us - expected.time_us
-    if operation.each_us > expected.hi_us:
+    excess = operation.each_us - slowdown * expected.time_us
+    if operation.each_us > slowdown * expected.hi_us:
         savings.append(
             (
                 operation.calls * excess,
@@ -425,11 +433,11 @@ def _judged(
     faster = _sum_of(
         [times.get(tf32) if (tf32 := in_tf32(work, machine)) else None for work in operation.works]
     )
-    if entry.tensor_cores == ELIGIBLE and faster and faster.time_us < operation.each_us:
-        saves = operation.calls * (operation.each_us - faster.time_us)
+    if entry.tensor_cores == ELIGIBLE and faster and slowdown * faster.time_us < operation.each_us:
+        saves = operation.calls * (operation.each_us - slowdown * faster.time_us)
         savings.append((saves, f"TF32 is expected to take {duration(faster.time_us)}"))
     # 3. Add the change of size that saves most.
-    best = _best_change(operation, times, advice)
+    best = _best_change(operation, times, advice, slowdown)
     if best is not None:
         change, saves = best
         words = verdict_text(change.verdict, change.probability)
@@ -512,6 +520,7 @@ def _best_change(
     operation: ProfiledOperation,
     times: Mapping[Work, ExpectedTime],
     advice: Mapping[Problem, Advice],
+    slowdown: float,
 ) -> tuple[Advice, float] | None:
     """Return the change of size that saves most of an operation's time, and how much in µs.
 
@@ -527,7 +536,7 @@ def _best_change(
         if change is None or change.verdict == LEAVE_IT or not change.changed:
             continue
         part = operation.each_us * times[work].time_us / expected.time_us
-        other_size = times[work].time_us / (1 + change.gain.value)
+        other_size = slowdown * times[work].time_us / (1 + change.gain.value)
         saves = min(part * (1 - 1 / (1 + change.gain.value)), part - other_size)
         if saves > 0:
             changes.append((change, operation.calls * saves))

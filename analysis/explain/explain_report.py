@@ -80,6 +80,7 @@ class TraceExplanation:
                 for finding in verdict.findings
             ],
             "amdahl": {"matrix_share": account.matrix_share, "bound": bound},
+            "slowdown": verdict.slowdown,
             "notes": notes(verdict),
         }
 
@@ -237,11 +238,11 @@ def _closing(verdict: TraceVerdict) -> list[str]:
 def notes(verdict: TraceVerdict) -> list[str]:
     """Return sentences about what limits the verdict."""
     account, found = verdict.account, []
-    if (slowdown := verdict.slowdown) is not None:
+    if verdict.slowdown > 1:
         found.append(
-            f"Most shapes take longer than expected, in the median {slowdown:.2g}× as long: the "
-            "machine was slowed down by other work, power or heat, or it is not a "
-            f"{verdict.machine.slug}. Compare the operations with one another."
+            f"Most shapes take longer than expected, in the median {verdict.slowdown:.2g}× as "
+            "long: the machine was slowed down by other work, power or heat, or it is not a "
+            f"{verdict.machine.slug}. Only operations that are slower than that are findings."
         )
     if not account.with_shapes and account.matrix_share:
         found.append(

@@ -1,24 +1,27 @@
 """Are the times that ``explain`` expects those of real steps? Traces of two models on this CPU.
 
-    python -m tests.studies.traced_steps [--budget 150s] [--results DIR] [--write FILE]
+    python -m tests.studies.traced_steps [TRACE …] [--budget 150s] [--results DIR] [--write FILE]
 
 1. The default sweeps are measured within the budget, unless ``--results`` has a recording of this
    CPU, and the model is calibrated.
-2. A training step of ResNet-50 and of a GPT-2 block is traced, twice.
+2. A training step of ResNet-50 and of a GPT-2 block is traced, twice, unless traces are given.
 3. Each trace is explained. Of the operations whose shape has an expected time, the line says how
    many took a time within the 90% interval, how many took longer, and the median of traced over
    expected times.
 
-Prints a line of JSON for each trace, and ``--write`` appends it. Shapes that the sweeps timed have
-the interval of a second run, which is narrow.
+Prints a line of JSON for each trace, and ``--write`` appends it. ``load`` is the load average when
+a new trace was recorded. Shapes that the sweeps timed have the interval of a second run, which is
+narrow.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
@@ -28,7 +31,7 @@ import torch
 import typer
 
 from analysis.explain.explain import explain_traces
-from kernels.device import this_cpu
+from kernels.device import Device, this_cpu
 from kernels.machine import cpu_model
 from sweeps.folding.health import health_sentence
 from sweeps.profiling.profile import profile_models
@@ -44,6 +47,13 @@ def recorded(results: Path, budget: str) -> None:
                   ["analysis", "report", "--machine", this_cpu().machine.slug]):  # fmt: skip
         command = [sys.executable, "-m", *words, "--results", str(results)]
         subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+
+
+def new_traces(device: Device, folder: Path) -> Iterator[Path]:
+    """Trace every model again and again; a later trace replaces an earlier one."""
+    for _ in range(ROUNDS):
+        for model in profile_models(device, folder, lambda text: None)["models"]:
+            yield folder / model["trace"]
 
 
 def compared(trace: Path, results: Path) -> dict[str, Any]:
@@ -64,6 +74,9 @@ def compared(trace: Path, results: Path) -> dict[str, Any]:
 
 
 def main(
+    traces: Annotated[
+        list[Path] | None, typer.Argument(help="Traces of this CPU [default: new ones].")
+    ] = None,
     budget: Annotated[str, typer.Option(help="Measuring time of the sweeps.")] = "150s",
     results: Annotated[Path | None, typer.Option(help="Folder with a recording to use.")] = None,
     write: Annotated[Path | None, typer.Option(help="Append lines of JSON to it.")] = None,
@@ -75,19 +88,18 @@ def main(
         place = results or Path(folder) / "results"
         if results is None:
             recorded(place, budget)
-        health = health_sentence(read_run(place / device.machine.slug))
-        for _ in range(ROUNDS):
-            models = profile_models(device, Path(folder), lambda text: None)["models"]
-            for model in models:
-                line = {
-                    "model": model["model"], "dtype": model["dtype"], "machine": cpu_model(),
-                    "torch": torch.__version__, "date": f"{datetime.now(UTC):%Y-%m-%d}",
-                    "run": health, **compared(Path(folder) / model["trace"], place),
-                }  # fmt: skip
-                print(json.dumps(line), flush=True)
-                if write is not None:
-                    with open(write, "a", encoding="utf-8") as file:
-                        file.write(json.dumps(line) + "\n")
+        common = {
+            "machine": cpu_model(), "torch": torch.__version__,
+            "date": f"{datetime.now(UTC):%Y-%m-%d}",
+            "run": health_sentence(read_run(place / device.machine.slug)),
+        }  # fmt: skip
+        for trace in traces or new_traces(device, Path(folder)):
+            load = None if traces else round(os.getloadavg()[0], 1)
+            line = {"trace": trace.name, "load": load, **common, **compared(trace, place)}
+            print(json.dumps(line), flush=True)
+            if write is not None:
+                with open(write, "a", encoding="utf-8") as file:
+                    file.write(json.dumps(line) + "\n")
 
 
 if __name__ == "__main__":

@@ -266,9 +266,19 @@ def test_a_slow_machine_is_told_from_slow_shapes(tmp_path: Path) -> None:
 
     slow = verdict_on(tmp_path, lambda made: step(made, 1.5))
     assert slow.slowdown == pytest.approx(1.5, rel=1e-3)
+    assert slow.findings == ()
     assert "in the median 1.5× as long" in str(TraceExplanation(slow))
-    assert verdict_on(tmp_path, lambda made: step(made, 1.0)).slowdown is None
-    assert verdict_on(tmp_path, vocabulary).slowdown is None
+    assert verdict_on(tmp_path, lambda made: step(made, 1.0)).slowdown == 1.0
+    assert verdict_on(tmp_path, vocabulary).slowdown == 1.0
+
+    def one_is_slower(made: GpuTrace) -> None:
+        step(made, 1.5)
+        us = 6 * expected_us(Gemm(4096, 4096, 1024, "bf16"))
+        made.gemm(4096, 4096, 1024, "bf16", [(NVJET, us)])
+
+    (finding,) = verdict_on(tmp_path, one_is_slower).findings
+    assert "4096×4096×1024" in finding.subject
+    assert "takes 6.0× the expected time" in finding.text
 
 
 def test_another_query_gives_other_sizes(tmp_path: Path) -> None:
