@@ -289,7 +289,7 @@ class _Sums:
                 of_call[operation if product == NOTHING else product].append(kernel)
                 continue
             multiplies = device.kind[place] == KERNEL and read_name(kernel[0]).kind in MULTIPLYING
-            op = GRAPH if device.graph[place] else NO_OPERATION
+            op = GRAPH if joined.in_graph[place] else NO_OPERATION
             # The kernel's name tells them apart in place of a module.
             self._operations[op, (), kernel[0], multiplies].add_kernels([kernel])
         # 2. Add up the calls by name, shape and module.

@@ -6,8 +6,8 @@ belongs to the innermost operation that was running on the call's thread when th
 record of the call is lost, the kernel's ``External id`` names the operation. The kernels of a CUDA
 graph were all launched by one call, so no operation is known for them.
 
-Events are kept as columns of numbers, about a hundred bytes each, so a trace of gigabytes fits in
-memory.
+Events are kept as columns of numbers, some two hundred bytes each with their links, so a trace of
+gigabytes fits in memory.
 """
 
 from __future__ import annotations
@@ -43,7 +43,6 @@ _HOST_KINDS = {
 _DEVICE_KINDS = {"kernel": KERNEL, "gpu_memcpy": COPY, "gpu_memset": MEMSET}
 _MODULE_NAME = "nn.Module: "
 _INSTANCE = re.compile(r"_\d+\b")  # number that tells modules of one class apart
-_GRAPH_LAUNCH = re.compile("GraphLaunch")
 
 MATRIX = re.compile(
     r"(^|_)(mm|addmm|bmm|baddbmm|linear|matmul|mv|addmv)_?(_v2)?$"
@@ -62,7 +61,7 @@ _LARGEST_ID = 2**62
 _SLACK_NS = 1000  # earlier versions of PyTorch round times down to µs
 _LONGEST_NAME = 1000  # characters of a name; kernels of templates have hundreds
 _LONGEST_ARGUMENTS = 10_000  # characters of an operation's sizes and settings
-_MOST_EVENTS = 50_000_000  # five gigabytes of columns
+_MOST_EVENTS = 20_000_000  # four gigabytes of columns
 
 
 @dataclass(frozen=True)
@@ -104,11 +103,14 @@ class HostEvents:
 
 @dataclass
 class DeviceEvents:
-    """Columns of the devices' events. Times are in ns; ``graph`` is 1 for a kernel of a graph."""
+    """Columns of the devices' events. Times are in ns.
+
+    ``graph`` is 1 for a kernel that the trace itself describes as part of a CUDA graph.
+    """
 
     kind: array[int] = field(default_factory=lambda: array("b"))
     name: array[int] = field(default_factory=lambda: array("i"))
-    device: array[int] = field(default_factory=lambda: array("i"))
+    device: array[int] = field(default_factory=lambda: array("q"))
     begin: array[int] = field(default_factory=lambda: array("q"))
     duration: array[int] = field(default_factory=lambda: array("q"))
     external: array[int] = field(default_factory=lambda: array("q"))
@@ -341,6 +343,7 @@ class TraceJoin:
         modules: paths of modules by class, such as ``GPT2Model.GPT2Block.Linear``.
         operation: the operation that launched each device event.
         launch: the call that launched each device event.
+        in_graph: for each device event, whether a CUDA graph launched it.
     """
 
     order: Sequence[int]
@@ -351,6 +354,7 @@ class TraceJoin:
     modules: Sequence[str]
     operation: Sequence[int]
     launch: Sequence[int]
+    in_graph: Sequence[bool]
 
 
 def join(trace: TraceEvents) -> TraceJoin:
@@ -417,13 +421,13 @@ def join(trace: TraceEvents) -> TraceJoin:
         launches.get(number, NOTHING) if number != NOTHING else NOTHING
         for number in trace.device.correlation
     ]
+    in_graph = [
+        bool(graph) or (call != NOTHING and "GraphLaunch" in trace.names[host.name[call]])
+        for graph, call in zip(trace.device.graph, launch, strict=True)
+    ]
     operation = []
     for place, call in enumerate(launch):
-        is_graph = trace.device.graph[place] or (
-            call != NOTHING and _GRAPH_LAUNCH.search(trace.names[host.name[call]]) is not None
-        )
-        if is_graph:
-            trace.device.graph[place] = 1
+        if in_graph[place]:
             operation.append(NOTHING)
             continue
         found = parent[call] if call != NOTHING else NOTHING
@@ -432,4 +436,4 @@ def join(trace: TraceEvents) -> TraceJoin:
         if found == NOTHING:
             found = by_id.get(trace.device.external[place], NOTHING)
         operation.append(found)
-    return TraceJoin(operations, calls, parent, own, module, modules, operation, launch)
+    return TraceJoin(operations, calls, parent, own, module, modules, operation, launch, in_graph)

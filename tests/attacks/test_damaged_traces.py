@@ -17,7 +17,20 @@ from tests.support.tiers import quick_and_slow
 
 SEEDS, QUICK = 500, 60
 
-_ODD = (*VALUES, 1e16, 4e12, -1e-9, 2**63, [[2**40] * 8], [[-1]], "[1, 1", "[" * 50, [[0, 4]])
+_ODD = (
+    *VALUES,
+    1e16,
+    4e12,
+    -1e-9,
+    2**63,
+    2**40,
+    2**31,
+    [[2**40] * 8],
+    [[-1]],
+    "[1, 1",
+    "[" * 50,
+    [[0, 4]],
+)
 
 
 def sound() -> GpuTrace:

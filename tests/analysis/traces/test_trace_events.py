@@ -150,7 +150,7 @@ def test_kernels_of_a_graph_have_no_operation(tmp_path: Path) -> None:
     made.graph([("gemm", 10.0), ("elementwise", 2.0)])
     trace = read_trace(made.write(tmp_path / "trace.json"))
     assert launchers(trace) == ["", ""]
-    assert list(trace.device.graph) == [1, 1]
+    assert join(trace).in_graph == [True, True]
 
 
 def test_an_annotation_is_not_an_operation(tmp_path: Path) -> None:
@@ -191,6 +191,15 @@ def test_arguments_of_any_kind_do_no_harm(tmp_path: Path, arguments: Any) -> Non
     trace = trace_of(tmp_path, {**op("aten::mm", 1, 2), "args": arguments})
     assert list(trace.host.kind) == [OPERATION]
     assert len(join(trace).order) == 1
+
+
+@pytest.mark.parametrize("changed", [{"device": 2**40}, {"device": "0"}, {"correlation": 2**70}])
+def test_arguments_of_a_kernel_may_be_anything(tmp_path: Path, changed: dict[str, Any]) -> None:
+    made = GpuTrace()
+    made.gemm(64, 64, 64, "bf16", [("gemm", 10.0)])
+    for event in made.events:
+        event["args"].update(changed)
+    assert launchers(read_trace(made.write(tmp_path / "trace.json"))) == ["aten::mm"]
 
 
 def test_a_name_cannot_move_the_cursor(tmp_path: Path) -> None:
