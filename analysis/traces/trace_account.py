@@ -27,6 +27,7 @@ from analysis.traces.trace_events import (
     read_trace,
 )
 from analysis.traces.trace_shapes import works_of
+from kernels.common.errors import UserError
 from kernels.names import KernelName, read_name
 from kernels.problem import Conv, Gemm
 from sweeps.capture.captured import Work
@@ -224,8 +225,10 @@ def account_of(paths: Sequence[Path]) -> ProfileAccount:
     Operations of one name, shape and module are added up.
 
     Raises:
-        UserError: if a trace cannot be read.
+        UserError: if there is no trace, or one cannot be read.
     """
+    if not paths:
+        raise UserError("give at least one trace.")
     sums = _Sums()
     for path in paths:
         sums.add(read_trace(path))

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from analysis.markdown import printable
-from analysis.traces.trace_reader import read_events
+from analysis.traces.trace_reader import DEVICES, read_events
 from kernels.common.errors import UserError
 
 OPERATION, ANNOTATION, MODULE, LAUNCH = range(4)
@@ -146,7 +146,7 @@ def read_trace(path: Path) -> TraceEvents:
     columns = _Columns(trace)
     for event in read_events(path, header):
         columns.add(event)
-    trace.device_names = _device_names(header.get("deviceProperties"), set(trace.device.device))
+    trace.device_names = _device_names(header.get(DEVICES), set(trace.device.device))
     begins = np.concatenate([_numbers(trace.host.begin), _numbers(trace.device.begin)])
     if not len(begins):
         raise UserError(

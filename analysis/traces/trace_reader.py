@@ -21,6 +21,9 @@ from kernels.common.errors import UserError
 EVENTS = "traceEvents"
 """Name of the list of events in a trace."""
 
+DEVICES = "deviceProperties"
+"""Name of the list of the node's GPUs. All other values of a trace are passed over."""
+
 _WINDOW = 1 << 20  # characters that are read at a time
 _LONGEST = 16 << 20
 """Most characters of one value. An event has some hundred, with a long stack some thousand."""
@@ -34,8 +37,7 @@ def read_events(path: Path, header: dict[str, Any]) -> Iterator[Any]:
 
     Args:
         path: the file.
-        header: receives the other values of the document, such as ``deviceProperties``. It is
-            complete when the last event was read.
+        header: receives the value of :data:`DEVICES`, which may come after the last event.
 
     Raises:
         UserError: if the file cannot be read, is damaged, or is not a trace.
@@ -81,7 +83,9 @@ def _document(window: _Window, header: dict[str, Any]) -> Iterator[Any]:
             found = True
             yield from window.items()
         else:
-            header[name] = window.value()
+            value = window.value()
+            if name == DEVICES:
+                header[name] = value
         if window.next_character() == ",":
             window.skip()
         elif window.next_character() != "}":

@@ -336,6 +336,8 @@ def test_python_explains_traces_too(tmp_path: Path) -> None:
         explained = rooftile.explain(given, "h100 sxm", results=NOWHERE)
         assert isinstance(explained, rooftile.TraceExplanation)
     assert explained.operations.iloc[0]["calls"] == 2
+    with pytest.raises(UserError, match="at least one trace"):
+        rooftile.explain([])
     choice = rooftile.explain(path, choose="2%", results=NOWHERE).operations.iloc[0]
     assert "N 50257 → 50432" in choice["change"]
 
