@@ -55,9 +55,10 @@ USED, ELIGIBLE, NOT_ELIGIBLE = "used", "eligible", "no"
 """Use of Tensor Cores by an operation that uses them, that could, and that could not."""
 
 _LEAST_SAVING = 0.005  # share of the traced time; a finding that would save less is left out
+_MOST_NAMED = 3  # operations that a finding names, besides the first
 _LEAST_IDLE = 0.1  # share of the span in which a GPU is idle for one reason, to be a finding
 _LEAST_PART = 0.1  # share of an operation's time in transposes, or in reductions, to be named
-_MOST_ASKED = 40  # shapes for which other sizes are tried, those that take longest first
+_MOST_ASKED = 400  # shapes for which other sizes are tried, those that take longest; one second
 _ROUND = 8  # elements; sizes that are not a multiple of it are padded to one
 _LEAST_SHAPES = 5  # shapes by which a slow machine is told from slow shapes
 _MOST_PADDING = 0.5  # most extra FLOPs for which a padding to a multiple of 8 is considered
@@ -250,16 +251,20 @@ def judge_account(
     # 2. Judge each operation, without what slowed down the whole machine.
     slowdown = _slowdown(account, times)
     judged = [_judged(o, machine, times, advice, slowdown) for o in account.operations]
-    least = _LEAST_SAVING * account.span_us
+    judged.sort(key=lambda entry: (-entry.saves_us, -entry.operation.time_us))
+    # 3. List what could be saved, also of the time in which the GPU was idle. Small savings are no
+    # findings, unless they are of one size and large together.
+    groups = _of_one_size(judged)
+    large = [group for group in groups if _saving_of(group) >= _LEAST_SAVING * account.span_us]
+    named = {id(entry) for group in large for entry in group}
     operations = [
         entry
-        if entry.saves_us >= least
+        if id(entry) in named
         else replace(entry, finding="", change="", advice=None, saves_us=0.0)
         for entry in judged
     ]
     operations.sort(key=lambda entry: (-entry.saves_us, -entry.operation.time_us))
-    # 3. List what could be saved, also of the time in which the GPU was idle.
-    findings = [*_operation_findings(operations), *_idle_findings(account)]
+    findings = [*map(_operation_finding, large), *_idle_findings(account)]
     findings.sort(key=lambda finding: -finding.saves_us)
     sources = {entry.expected.source for entry in operations if entry.expected is not None}
     source = basis.source if len(sources) != 1 else next(iter(sources))
@@ -278,30 +283,35 @@ def _slowdown(account: ProfileAccount, times: Mapping[Work, ExpectedTime]) -> fl
     return median(us / expected.time_us for us, expected in known)
 
 
-def _operation_findings(operations: Sequence[ExplainedOperation]) -> list[TraceFinding]:
-    """Return the findings about operations.
+def _of_one_size(judged: Sequence[ExplainedOperation]) -> list[list[ExplainedOperation]]:
+    """Return operations with a finding, in groups of which the same size should change.
 
-    Operations of which the same size should change make one finding: a layer's size is in its
-    forward pass and in both gradients.
+    A layer's size is in its forward pass and in both gradients, and in those of every batch.
     """
     groups: dict[object, list[ExplainedOperation]] = {}
-    for entry in operations:
+    for entry in judged:
         if entry.finding:
             groups.setdefault(_changed_size(entry) or id(entry), []).append(entry)
-    findings = []
-    for key, (first, *others) in groups.items():
-        subject, text = subject_of(first.operation), first.finding
-        if others:
-            assert isinstance(key, tuple)
-            before, _, role_ = key
-            subject = f"the size {before} ({role_}) of {len(others) + 1} operations"
-            listed = " and ".join(subject_of(other.operation) for other in others)
-            text = (
-                f"{text}. This is for {subject_of(first.operation)}; the same size is in {listed}"
-            )
-        saves = sum(entry.saves_us for entry in (first, *others))
-        findings.append(TraceFinding(subject, text, saves))
-    return findings
+    return list(groups.values())
+
+
+def _saving_of(group: Sequence[ExplainedOperation]) -> float:
+    return sum(entry.saves_us for entry in group)
+
+
+def _operation_finding(group: Sequence[ExplainedOperation]) -> TraceFinding:
+    """Return the finding about operations of which the same size should change, or about one."""
+    first, *others = group
+    subject, text = subject_of(first.operation), first.finding
+    changed = _changed_size(first)
+    if others and changed is not None:
+        before, _, meaning = changed
+        names = [subject_of(other.operation) for other in others[:_MOST_NAMED]]
+        if len(others) > _MOST_NAMED:
+            names.append(f"{len(others) - _MOST_NAMED} more")
+        text = f"{text}. This is for {subject}; the same size is in {' and '.join(names)}"
+        subject = f"the size {before} ({meaning}) of {len(group)} operations"
+    return TraceFinding(subject, text, _saving_of(group))
 
 
 def _changed_size(entry: ExplainedOperation) -> tuple[int, int, str] | None:

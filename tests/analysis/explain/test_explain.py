@@ -125,6 +125,23 @@ def test_a_planted_problem_is_named_first(
     assert first.subject in str(TraceExplanation(verdict)).splitlines()[0]
 
 
+def test_small_savings_of_one_size_are_a_finding_together(tmp_path: Path) -> None:
+    """As of a server, whose batches all differ."""
+
+    def step(made: GpuTrace) -> None:
+        for m in range(256, 8192, 64):
+            us = 2 * expected[m]
+            made.gemm(m, 50257, 1024, "bf16", [(ALIGN2, us)])
+            made.gemm(m, 4096, 4096, "bf16", [(NVJET, 5.0 + m / 20)])
+
+    problems = [Gemm(m, 50257, 1024, "bf16") for m in range(256, 8192, 64)]
+    rows = times_of(problems, find_basis(H100, NOWHERE))
+    expected = {p.m: row["time_us"] for p, row in zip(problems, rows, strict=True)}
+    first = verdict_on(tmp_path, step).findings[0]
+    assert first.subject == "the size 50257 (vocabulary) of 124 operations"
+    assert first.text.endswith(" and 120 more")
+
+
 def test_the_page_explains_the_trace_that_the_tests_do(tmp_path: Path) -> None:
     tracked = Path(__file__).parents[2] / "support" / "traces" / "gpt2-simulated-h100.json.gz"
     written = training_step().write(tmp_path / "trace.json.gz")
