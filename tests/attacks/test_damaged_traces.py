@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.command_line import ANALYSIS, said
 from tests.support.damage import VALUES, damaged
-from tests.support.gpu_traces import GpuTrace
+from tests.support.gpu_traces import PROCESS, GpuTrace
 from tests.support.tiers import quick_and_slow
 
 SEEDS, QUICK = 500, 60
@@ -42,8 +42,8 @@ def sound() -> GpuTrace:
     made.copy("HtoD", 5.0)
     made.graph([("elementwise_kernel", 5.0)])
     made.op("aten::relu", kernels=[("elementwise_kernel", 1.0)], stream=20)
-    made.event("user_annotation", "step", made.host - 50, 60.0, 1147039)
-    made.event("python_function", "nn.Module: Net_0", made.host - 900, 990.0, 1147039)
+    made.event("user_annotation", "step", made.host - 50, 60.0, PROCESS)
+    made.event("python_function", "nn.Module: Net_0", made.host - 900, 990.0, PROCESS)
     return made
 
 

@@ -23,6 +23,7 @@ DTYPE_NAMES = {
 _BASE = 4_772_211_041_271.7  # µs; profilers count from far away
 _CALL = 5.0  # µs of a call that launches a kernel
 _STREAM = 7
+PROCESS = 4242  # of the host, and its only thread
 
 Kernels = Sequence[tuple[str, float]]
 
@@ -44,7 +45,7 @@ class GpuTrace:
         return self._number
 
     def event(self, cat: str, name: str, ts: float, dur: float, tid: int, **args: Any) -> None:
-        pid = 0 if cat in ("kernel", "gpu_memcpy", "gpu_memset") else 1147039
+        pid = 0 if cat in ("kernel", "gpu_memcpy", "gpu_memset") else PROCESS
         self.events.append({
             "ph": "X", "cat": cat, "name": name, "pid": pid, "tid": tid, "ts": round(ts, 3),
             "dur": round(dur, 3), "args": args,
@@ -76,7 +77,7 @@ class GpuTrace:
             call = self._next()
             if not lost_call:
                 self.event(
-                    "cuda_runtime", "cudaLaunchKernel", self.host, _CALL, 1147039,
+                    "cuda_runtime", "cudaLaunchKernel", self.host, _CALL, PROCESS,
                     **{"External id": ident, "cbid": 211, "correlation": call},
                 )  # fmt: skip
             self.host += _CALL
@@ -85,8 +86,8 @@ class GpuTrace:
         self.host += self.overhead
         if around:
             outer = dict(args, **{"External id": self._next()})
-            self.event("cpu_op", around, begin - 1, self.host - begin + 2, 1147039, **outer)
-        self.event("cpu_op", name, begin, self.host - begin, 1147039, **args)
+            self.event("cpu_op", around, begin - 1, self.host - begin + 2, PROCESS, **outer)
+        self.event("cpu_op", name, begin, self.host - begin, PROCESS, **args)
         self.host += 2.0
 
     def kernel(
@@ -109,7 +110,7 @@ class GpuTrace:
         call = self._next()
         self.host += pause
         self.event(
-            "cuda_runtime", "cudaGraphLaunch", self.host, _CALL, 1147039,
+            "cuda_runtime", "cudaGraphLaunch", self.host, _CALL, PROCESS,
             **{"External id": 0, "cbid": 311, "correlation": call},
         )  # fmt: skip
         self.host += _CALL
@@ -121,7 +122,7 @@ class GpuTrace:
         call, ident = self._next(), self._next()
         begin = self.host
         self.event(
-            "cuda_runtime", "cudaMemcpyAsync", begin + 1, _CALL, 1147039,
+            "cuda_runtime", "cudaMemcpyAsync", begin + 1, _CALL, PROCESS,
             **{"External id": ident, "cbid": 41, "correlation": call},
         )  # fmt: skip
         start = max(begin + 8, self.streams.get(_STREAM, 0.0) + 1)
@@ -132,7 +133,7 @@ class GpuTrace:
         )  # fmt: skip
         self.streams[_STREAM] = start + dur
         self.host = start + dur + 5
-        self.event("cpu_op", "aten::copy_", begin, self.host - begin, 1147039,
+        self.event("cpu_op", "aten::copy_", begin, self.host - begin, PROCESS,
                    **{"External id": ident})  # fmt: skip
 
     def gemm(
@@ -180,13 +181,13 @@ class GpuTrace:
                 "computeMinor": 0, "warpSize": 32, "numSms": 132,
             }],
             "cupti_version": 24, "cuda_runtime_version": 12060, "record_shapes": 1,
-            "trace_id": "301995E163ED42048FBD783860E6E7DC", "displayTimeUnit": "ms",
-            "baseTimeNanoseconds": 1743521598000000000,
+            "trace_id": "0" * 32, "displayTimeUnit": "ms",
+            "baseTimeNanoseconds": 1_790_857_026_000_000_000,
             "traceEvents": [
                 {"ph": "M", "name": "process_name", "ts": _BASE, "pid": 0, "tid": 0,
                  "args": {"name": "python"}},
                 *sorted(self.events, key=lambda e: (str(e["pid"]), e["ts"], -e["dur"])),
-                {"ph": "s", "id": 3, "pid": 1147039, "tid": 1147039, "ts": _BASE, "cat": "ac2g",
+                {"ph": "s", "id": 3, "pid": PROCESS, "tid": PROCESS, "ts": _BASE, "cat": "ac2g",
                  "name": "ac2g"},
             ],
             "traceName": "trace.json",

@@ -20,7 +20,7 @@ from analysis.traces.trace_account import (
 )
 from kernels.problem import Conv, Gemm
 from sweeps.capture.captured import GroupedGemm
-from tests.support.gpu_traces import A100_NAME, DTYPE_NAMES, GpuTrace
+from tests.support.gpu_traces import A100_NAME, DTYPE_NAMES, PROCESS, GpuTrace
 
 NVJET = "nvjet_hsh_256x128_64x4_1x2_h_bz_coopA_NNT"
 AMPERE = "ampere_bf16_s16816gemm_bf16_128x256_ldg8_f2f_stages_64x3_nn"
@@ -192,7 +192,7 @@ def pausing(made: GpuTrace) -> None:
 def waiting(made: GpuTrace) -> None:
     for _ in range(20):
         made.op("aten::mul", kernels=[("elementwise_kernel", 30.0)])
-        made.event("cuda_runtime", "cudaDeviceSynchronize", made.host, 35.0, 1147039)
+        made.event("cuda_runtime", "cudaDeviceSynchronize", made.host, 35.0, PROCESS)
         made.host += 40.0
 
 
@@ -200,7 +200,7 @@ def pausing_before_the_driver(made: GpuTrace) -> None:
     """Calls of the runtime that make calls of the driver, which launch."""
     for number in range(20):
         made.host += 5000.0
-        made.event("cuda_runtime", "cudaLaunchKernelExC", made.host - 1, 9.0, 1147039)
+        made.event("cuda_runtime", "cudaLaunchKernelExC", made.host - 1, 9.0, PROCESS)
         made.op("aten::mul", kernels=[("elementwise_kernel", 1.0)])
         if number:
             launch = next(e for e in reversed(made.events) if e["name"] == "cudaLaunchKernel")
