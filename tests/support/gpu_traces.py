@@ -1,4 +1,4 @@
-"""Traces of GPUs as PyTorch's profiler writes them, made up: the keys are real, the times are not.
+"""Simulated traces of GPUs as PyTorch's profiler writes them: the keys are real, the times are not.
 
 A step is written as operations that launch kernels. The host launches them one after another, and
 each stream of the GPU computes its kernels in order. ``python -m tests.support.gpu_traces FILE``
