@@ -26,9 +26,9 @@ ROOMS = {  # within a floor: nothing imports from a room to its right; "." is th
         "doctor | profiling | sharing", "merging | submitting", "__main__",
     ),
     "analysis": (
-         ".", "recordings", "traces", "imports | comparing | exports", "fleet | model | slices",
-         "advice | rules", "audit", "explain", "validation", "plots", "page", "recorder", "commands",
-         "__main__", "rooftile",
+        ".", "recordings", "traces", "imports | comparing | exports", "fleet | model | slices",
+        "advice | rules", "audit", "explain", "validation", "plots", "page", "recorder",
+        "commands", "__main__", "rooftile",
     ),
 }  # fmt: skip
 ABOVE_GROUND = {  # modules on the ground that know some of the rooms above it
