@@ -19,7 +19,7 @@ from analysis.slices.series import accuracy_series
 def draw(analysis: Analysis) -> Figure | None:
     """Draw predicted over measured time, and the relative error over measured time.
 
-    The first panel is log-log, with bands of ±10% and ±25%.
+    The first panel is log-log. Both have bands of ±10% and ±25%.
     """
     rows = accuracy_series(analysis.table)
     error = rows["error"].abs()
@@ -34,21 +34,22 @@ def draw(analysis: Analysis) -> Figure | None:
     for band, shade in ERROR_BANDS:
         right.axhspan(-100 * band, 100 * band, color=NEUTRAL, alpha=shade, linewidth=0)
     for limit, (color, marker) in LIMIT_STYLE.items():
-        bound = rows[rows["limit"] == limit]
+        cases = rows[rows["limit"] == limit]
         right.plot(
-            bound["measured"],
-            100 * bound["error"],
+            cases["measured"],
+            100 * cases["error"],
             marker,
             color=color,
             markersize=size,
             alpha=0.7,
             rasterized=many,
         )
-    worst = float(max(30.0, 105 * error.quantile(0.99)))
+    # The axis shows 99% of the errors with a margin, and always both bands. None is below −100%.
+    top = float(max(30.0, 105 * error.quantile(0.99)))
     right.set(
         xscale="log",
         xlim=left.get_xlim(),
-        ylim=(-min(100.0, worst), worst),
+        ylim=(-min(100.0, top), top),
         xlabel="measured time, µs",
         ylabel="predicted / measured − 1, %",
     )

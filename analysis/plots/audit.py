@@ -27,28 +27,37 @@ _TOGETHER = ("q", "k", "v")
 
 
 def plot_step(accounts: Mapping[str, Account], title: str, folder: Path) -> Path:
-    """Draw where the time of a step goes, with one stacked bar per machine."""
+    """Draw where the time of a step goes, with one stacked bar per machine.
+
+    Args:
+        accounts: the step's account on each machine, by the label of its bar.
+        title: beginning of the plot's title.
+        folder: where the files go.
+
+    Returns:
+        The first file.
+    """
     size = (10.0, 2.2 + 0.9 * len(accounts))
     figure, (axes,) = panels(1, f"{title}: {step_finding(accounts)}", size)
-    shares = [drawn_roles(account) for account in accounts.values()]
-    roles = list(dict.fromkeys(role for each in shares for role in each))
-    colors = {
-        role: _COLORS[i % len(_COLORS)]
-        for i, role in enumerate(role for role in roles if role != OTHER_OPERATIONS)
-    }
+    # 1. Give each role one place in all bars, and one colour.
+    times_us = [drawn_roles(account) for account in accounts.values()]
+    roles = list(dict.fromkeys(role for by_role in times_us for role in by_role))
+    colored = [role for role in roles if role != OTHER_OPERATIONS]
+    colors = {role: _COLORS[i % len(_COLORS)] for i, role in enumerate(colored)}
+    # 2. Stack the roles of each machine. The legend has a role once, from its first bar.
     labelled: set[str] = set()
-    for row, (account, share) in enumerate(zip(accounts.values(), shares, strict=True)):
+    for row, (account, by_role) in enumerate(zip(accounts.values(), times_us, strict=True)):
         left = 0.0
-        for role, time in sorted(share.items(), key=lambda item: roles.index(item[0])):
-            plain = role != OTHER_OPERATIONS
+        for role, time in sorted(by_role.items(), key=lambda item: roles.index(item[0])):
+            is_colored = role in colors
             axes.barh(
                 row,
                 time / 1e3,
                 left=left,
                 height=0.6,
                 edgecolor="white",
-                color=colors[role] if plain else _HATCHED,
-                hatch="" if plain else "//",
+                color=colors[role] if is_colored else _HATCHED,
+                hatch="" if is_colored else "//",
                 label=None if role in labelled else role,
             )
             labelled.add(role)
@@ -72,41 +81,56 @@ def drawn_roles(account: Account) -> dict[str, float]:
 
 
 def step_finding(accounts: Mapping[str, Account]) -> str:
-    """Say which role takes most of the step on the first machine."""
+    """Say which role takes most of the step on the first machine, except for other operations."""
     account = next(iter(accounts.values()))
-    products = [item for item in drawn_roles(account).items() if item[0] != OTHER_OPERATIONS]
-    role, time = max(products, key=lambda item: item[1])
-    return f"{role} takes {time / account.step_us:.0%}"
+    times_us = drawn_roles(account)
+    times_us.pop(OTHER_OPERATIONS, None)
+    largest = max(times_us, key=lambda role: times_us[role])
+    return f"{largest} takes {times_us[largest] / account.step_us:.0%}"
 
 
 def levers_finding(levers: Mapping[str, Sequence[Lever]]) -> str:
     """Say which lever gains most of those that are worth it, over all machines."""
-    worth = [x for found in levers.values() for x in found if x.verdict != LEAVE_IT]
-    if not worth:
+    worthwhile = [
+        lever
+        for machine_levers in levers.values()
+        for lever in machine_levers
+        if lever.verdict != LEAVE_IT
+    ]
+    if not worthwhile:
         return "no other size is worth changing to"
-    best = max(worth, key=lambda lever: lever.gain.value)
+    best = max(worthwhile, key=lambda lever: lever.gain.value)
     return f"{best.words} gains {best.gain.value:.1%} of the step"
 
 
 def plot_levers(levers: Mapping[str, Sequence[Lever]], title: str, folder: Path) -> Path:
-    """Draw what each lever gains of the step, with its interval; one panel per machine."""
-    most = max((len(each) for each in levers.values()), default=1)
-    count = max(len(levers), 1)
-    size = (9.0 * count, 2.0 + 0.45 * max(most, 1))
-    figure, axes = panels(count, f"{title}: {levers_finding(levers)}", size)
-    for panel, (machine, found) in zip(axes, levers.items(), strict=False):
-        places = np.arange(len(found))
-        for place, lever in zip(places, found, strict=True):
-            worth = lever.verdict != LEAVE_IT
-            gain = [100 * part for part in lever.gain]
-            panel.plot(gain[1:], [place] * 2, color=_COLORS[0] if worth else _HATCHED, linewidth=3)
-            panel.plot(
-                gain[0], place, "o" if worth else "s", color=_COLORS[0] if worth else NEUTRAL
-            )
+    """Draw what each lever gains of the step, with its interval; one panel per machine.
+
+    Args:
+        levers: changes of the model's dimensions, by machine.
+        title: beginning of the plot's title.
+        folder: where the files go.
+
+    Returns:
+        The first file.
+    """
+    # Without any lever, an empty panel is drawn.
+    panel_count = max(len(levers), 1)
+    row_count = max([1, *map(len, levers.values())])
+    size = (9.0 * panel_count, 2.0 + 0.45 * row_count)
+    figure, axes = panels(panel_count, f"{title}: {levers_finding(levers)}", size)
+    for panel, (machine, machine_levers) in zip(axes, levers.items(), strict=False):
+        places = np.arange(len(machine_levers))
+        for place, lever in zip(places, machine_levers, strict=True):
+            is_worthwhile = lever.verdict != LEAVE_IT
+            value, low, high = (100 * fraction for fraction in lever.gain)
+            line_color, point_color = (_COLORS[0],) * 2 if is_worthwhile else (_HATCHED, NEUTRAL)
+            panel.plot([low, high], [place] * 2, color=line_color, linewidth=3)
+            panel.plot(value, place, "o" if is_worthwhile else "s", color=point_color)
         panel.axvline(0.0, color=NEUTRAL, linewidth=1)
         panel.set(
             yticks=places,
-            yticklabels=[lever.words for lever in found],
+            yticklabels=[lever.words for lever in machine_levers],
             title=machine,
             xlabel="gain of the whole step, %",
         )

@@ -18,24 +18,27 @@ from analysis.rules.judge import RuleResult
 from kernels.machine import Machine
 
 _MAX_RULES_SHOWN = 8
+_TICKS = (0.1, 0.2, 0.5, 0.8, 1, 1.25, 1.5, 2, 3, 5, 10, 20, 50)  # effects that may be labelled
 
 
 def sheet_data(rows: Sequence[RuleResult], facts: bool = False) -> pd.DataFrame:
     """Return the rules that are worth most: advice with a certain effect, the largest first.
 
-    With ``facts``, rules that describe the machine instead of saying what to do count, too.
+    With ``facts``, rules that describe the machine instead of saying what to do count, too. The
+    table has the fields of :class:`RuleResult` as columns; it is empty if no effect is certain.
     """
-    known = all_rules()
-    certain = [
-        row.to_json()
-        for row in rows
-        if (facts or known[row.id].worth)
-        and row.lo is not None
-        and (row.lo > 1 or (row.hi or 0) < 1)
-    ]
-    frame = pd.DataFrame(certain, columns=list(RuleResult.__dataclass_fields__))
-    order = np.argsort(-np.abs(np.log(frame["effect"].to_numpy(dtype=float))), kind="stable")
-    return frame.iloc[order].head(_MAX_RULES_SHOWN).reset_index(drop=True)
+    rules = all_rules()
+    shown = [row.to_json() for row in rows if _is_certain(row) and (facts or rules[row.id].worth)]
+    frame = pd.DataFrame(shown, columns=list(RuleResult.__dataclass_fields__))
+    # Half the speed is as large an effect as twice the speed.
+    sizes = np.abs(np.log(frame["effect"].to_numpy(dtype=float)))
+    largest_first = np.argsort(-sizes, kind="stable")
+    return frame.iloc[largest_first].head(_MAX_RULES_SHOWN).reset_index(drop=True)
+
+
+def _is_certain(row: RuleResult) -> bool:
+    """Return whether the interval of a rule's effect is on one side of 1."""
+    return row.lo is not None and row.hi is not None and (row.lo > 1 or row.hi < 1)
 
 
 def write_cheat_sheet(inputs: RuleInputs, rows: Sequence[RuleResult]) -> list[Path]:
@@ -54,7 +57,11 @@ def write_table_sheet(
 
 
 def what_to_do(row: Mapping[Hashable, Any]) -> str:
-    """Return the advice of a rule; if its effect is a loss, the advice not to follow it."""
+    """Return the advice of a rule; if its effect is a loss, the advice not to follow it.
+
+    Args:
+        row: a row of :func:`sheet_data`, of which ``id`` and ``effect`` are used.
+    """
     do = all_rules()[str(row["id"])].do
     return do if row["effect"] > 1 else f"Not here: {do[0].lower()}{do[1:]}"
 
@@ -68,29 +75,33 @@ def _title(data: pd.DataFrame, machine: Machine) -> str:
 def draw_sheet(rows: Sequence[RuleResult], machine: Machine, facts: bool = False) -> Figure | None:
     """Draw one page with the eight rules that are worth most on a machine.
 
-    None if no rule has a certain effect.
+    None if no rule has a certain effect. ``facts`` is as in :func:`sheet_data`.
     """
     data = sheet_data(rows, facts)
     if data.empty:
         return None
     size = (14.0, 2.0 + 0.8 * len(data))
     figure, (axes,) = panels(1, _title(data, machine), size)
+    # 1. Draw a bar from 1 to each effect, with its interval; the largest effect is at the top.
     places = np.arange(len(data))[::-1]
     effects = data["effect"].to_numpy(dtype=float)
-    ends = [np.abs(data[end].to_numpy(dtype=float) - effects) for end in ("lo", "hi")]
+    to_ends = [np.abs(data[end].to_numpy(dtype=float) - effects) for end in ("lo", "hi")]
     colors = ["#0072B2" if effect > 1 else "#D55E00" for effect in effects]
     axes.barh(places, effects - 1, left=1, height=0.32, color=colors)
-    axes.errorbar(effects, places, xerr=ends, fmt="none", ecolor="#000000", capsize=4)
+    axes.errorbar(effects, places, xerr=to_ends, fmt="none", ecolor="#000000", capsize=4)
+    # 2. Label the axis of effects, which shows at least 0.9 to 1.25.
     axes.set_xscale("log")
-    low, high = min(data["lo"].min(), 0.9), max(data["hi"].max(), 1.25)
+    low = min(data["lo"].min(), 0.9)
+    high = max(data["hi"].max(), 1.25)
     axes.set_xlim(low / 1.1, high * 1.3)
     axes.axvline(1, color=NEUTRAL, linewidth=1, zorder=0)
     axes.set_yticks([])
     axes.set_ylim(-0.6, len(data) - 0.3)
-    ticks = [t for t in (0.1, 0.2, 0.5, 0.8, 1, 1.25, 1.5, 2, 3, 5, 10, 20, 50) if low <= t <= high]
+    ticks = [tick for tick in _TICKS if low <= tick <= high]
     axes.set_xticks(ticks, [f"{tick:g}×" for tick in ticks])
     axes.minorticks_off()
     axes.set_xlabel("gain from following the rule; lines are 95% intervals")
+    # 3. Write the advice above each bar. A verdict may go on after a colon, which is left out.
     for place, row in zip(places, data.to_dict("records"), strict=True):
         note = f"{what_to_do(row)}  ({row['effect']:.2f}×, {row['verdict'].partition(':')[0]})"
         axes.text(

@@ -22,24 +22,29 @@ from kernels.problem import PASSES
 
 
 def draw_channels(analysis: Analysis) -> Figure | None:
-    """Draw speed over the number of channels; large points are multiples of 8."""
+    """Draw speed over the number of channels; large points are multiples of 8.
+
+    None if no dtype has enough points.
+    """
     rows = enough(channel_series(analysis.table), "dtype")
     if rows.empty:
         return None
-    first = rows.iloc[0]
+    first = rows.iloc[0]  # its filter, image size and batch are those of all rows
     figure, (axes,) = panels(1, channels_title(rows))
     factor, unit = rate_unit(float(rows["tflops"].max()))
     for dtype, group in rows.groupby("dtype", sort=False):
         color, marker = DTYPE_STYLE[str(dtype)]
-        measured, round_ = group["tflops"] * factor, group["c"] % 8 == 0
+        is_multiple = group["c"] % 8 == 0
+        measured = group["tflops"] * factor
         predicted = group["predicted_tflops"] * factor
         axes.plot(group["c"], predicted, **{**PREDICTION, "color": color})
         low, high = (group[end] * factor for end in ENDS)
         error_bars(axes, group["c"], low, high, color)
-        axes.plot(group["c"][~round_], measured[~round_], marker, color=color, markersize=4)
+        others = ~is_multiple
+        axes.plot(group["c"][others], measured[others], marker, color=color, markersize=4)
         axes.plot(
-            group["c"][round_],
-            measured[round_],
+            group["c"][is_multiple],
+            measured[is_multiple],
             marker,
             color=color,
             markersize=8,
@@ -57,7 +62,10 @@ def draw_channels(analysis: Analysis) -> Figure | None:
 
 
 def draw_layouts(analysis: Analysis) -> Figure | None:
-    """Draw the ratio and the interval of each pair; right of 1, NHWC is faster."""
+    """Draw the ratio and the interval of each pair; right of 1, NHWC is faster.
+
+    There is a panel for each pass, with one line per convolution. None if there are too few pairs.
+    """
     pairs = layout_series(analysis.table)
     if len(pairs) < LEAST_POINTS:
         return None
@@ -70,12 +78,13 @@ def draw_layouts(analysis: Analysis) -> Figure | None:
         for number, dtype in enumerate(dtypes):
             group = pairs[(pairs["pass"] == pass_) & (pairs["dtype"] == dtype)]
             color, marker = DTYPE_STYLE[dtype]
-            height = np.array([labels.index(label) for label in group["label"]])
-            height = height + 0.18 * (number - (len(dtypes) - 1) / 2)
+            # The dtypes of a convolution lie a little above one another, around its line.
+            shift = 0.18 * (number - (len(dtypes) - 1) / 2)
+            places = np.array([labels.index(label) for label in group["label"]]) + shift
             bars = np.abs(group[["ratio_lo", "ratio_hi"]].to_numpy().T - group["ratio"].to_numpy())
             axes.errorbar(
                 group["ratio"],
-                height,
+                places,
                 xerr=bars,
                 color=color,
                 marker=marker,

@@ -33,18 +33,20 @@ def fleet_title(report: FleetReport) -> str:
     """
     count = len(report.verdicts)
     slow = [verdict for verdict in report.verdicts if verdict.verdict == SLOW]
-    spread = (
-        "" if np.isnan(report.speeds.spread) else f": they differ by {report.speeds.spread:.1%}"
-    )
     if not slow:
-        return f"None of {count} GPUs is clearly slow{spread}"
+        spread = report.speeds.spread  # NaN in a small fleet
+        difference = "" if np.isnan(spread) else f": they differ by {spread:.1%}"
+        return f"None of {count} GPUs is clearly slow{difference}"
     unexplained = sum(not verdict.explained for verdict in slow)
     if len(slow) > 1:
         return f"{len(slow)} of {count} GPUs are slow, {unexplained} of them for an unknown reason"
-    of = report.speeds.kinds[slow[0].slow[0]]
-    lost = 1 - of.speed[report.verdicts.index(slow[0])]
-    why = "for an unknown reason" if unexplained else slow[0].explained.partition(": ")[2]
-    return f"{slow[0].name} is {lost:.0%} slow in {KIND_WORDS[slow[0].slow[0]]}: {why}"
+    (gpu,) = slow
+    kind = gpu.slow[0]
+    speeds = report.speeds.kinds[kind].speed
+    lost = 1 - speeds[report.verdicts.index(gpu)]
+    # An explanation is a code and words, separated by a colon.
+    reason = gpu.explained.partition(": ")[2] if gpu.explained else "for an unknown reason"
+    return f"{gpu.name} is {lost:.0%} slow in {KIND_WORDS[kind]}: {reason}"
 
 
 def draw_fleet(report: FleetReport) -> Figure | None:
@@ -56,16 +58,20 @@ def draw_fleet(report: FleetReport) -> Figure | None:
     speeds = report.speeds
     if not speeds.overall:
         return None
-    of = speeds.kinds[speeds.overall]
-    order = np.array([i for i in report.slowest_first if np.isfinite(of.log[i])])
+    overall = speeds.kinds[speeds.overall]
+    # Positions of the GPUs with a speed, in the order in which they are drawn.
+    order = np.array([i for i in report.slowest_first if np.isfinite(overall.log[i])])
     if len(order) < 2:
         return None
-    clocks = np.isfinite(of.clock[order])
-    size = (14.0, 6.0) if clocks.any() else (10.0, 6.0)
-    figure, all_axes = panels(1 + bool(clocks.any()), fleet_title(report), size, share_y=True)
+    has_clock = np.isfinite(overall.clock[order])
+    any_clock = bool(has_clock.any())
+    size = (14.0, 6.0) if any_clock else (10.0, 6.0)
+    figure, all_axes = panels(1 + any_clock, fleet_title(report), size, share_y=True)
+    # 1. The first panel shows all GPUs, and names the slowest of them that are slow.
     places = np.arange(1, len(order) + 1)
-    ends = of.lo[order], of.hi[order]
-    all_axes[0].vlines(places, *ends, color=NEUTRAL, linewidth=0.9, alpha=0.6)
+    low = overall.lo[order]
+    high = overall.hi[order]
+    all_axes[0].vlines(places, low, high, color=NEUTRAL, linewidth=0.9, alpha=0.6)
     _points(report, all_axes[0], order, places)
     all_axes[0].set(
         xlabel="GPUs, from the slowest",
@@ -76,24 +82,28 @@ def draw_fleet(report: FleetReport) -> Figure | None:
         if report.verdicts[i].verdict == SLOW:
             all_axes[0].annotate(
                 report.verdicts[i].name,
-                (place, of.speed[i]),
+                (place, overall.speed[i]),
                 fontsize=10,
                 xytext=(8, -4),
                 textcoords="offset points",
             )
-    if clocks.any():
-        seen = order[clocks]
-        _points(report, all_axes[1], seen, np.exp(of.clock[seen]))
-        both = np.concatenate([np.exp(of.clock[seen]), of.speed[seen]])
+    # 2. The second panel shows speed over clock. On the diagonal, the clock explains the speed.
+    if any_clock:
+        with_clock = order[has_clock]
+        clocks = np.exp(overall.clock[with_clock])
+        _points(report, all_axes[1], with_clock, clocks)
+        shown = np.concatenate([clocks, overall.speed[with_clock]])
+        ends = [shown.min(), shown.max()]
         all_axes[1].plot(
-            [both.min(), both.max()],
-            [both.min(), both.max()],
+            ends,
+            ends,
             color=NEUTRAL,
             linewidth=1,
             linestyle=":",
             label="explained by its clock",
         )
         all_axes[1].set(xlabel="SM clock, of the median")
+    # 3. Both panels show below which speed a GPU counts as slow.
     for axes in all_axes:
         axes.axhline(
             1 - report.margin,
@@ -107,17 +117,24 @@ def draw_fleet(report: FleetReport) -> Figure | None:
 
 
 def _points(report: FleetReport, axes: Axes, order: np.ndarray, places: np.ndarray) -> None:
-    """Draw a marker for each GPU, which shows its verdict."""
-    of = report.speeds.kinds[report.speeds.overall]
+    """Draw a marker for each GPU, which shows its verdict.
+
+    Args:
+        report: the report with speeds and verdicts.
+        axes: where to draw.
+        order: positions of the GPUs in the report.
+        places: where each of them lies on the x axis.
+    """
+    speeds = report.speeds.kinds[report.speeds.overall].speed[order]
     verdicts = np.array([report.verdicts[i].verdict for i in order])
     for verdict, (color, marker) in _STYLE.items():
-        this = verdicts == verdict
-        if this.any():
+        members = verdicts == verdict
+        if members.any():
             axes.plot(
-                places[this],
-                of.speed[order][this],
+                places[members],
+                speeds[members],
                 marker,
                 color=color,
                 markersize=5,
-                label=f"{verdict}, {this.sum()}",
+                label=f"{verdict}, {members.sum()}",
             )

@@ -17,6 +17,7 @@ from analysis.validation.error_summary import Errors
 from analysis.validation.holdout import Validation
 from analysis.validation.learning_curve import CurvePoint
 from analysis.validation.validation_report import held_back_table
+from kernels.config import ceil_div
 from kernels.problem import Gemm
 from kernels.timemodel.estimate import Array
 
@@ -30,12 +31,20 @@ def write_validation_plots(
     curve: Sequence[CurvePoint] = (),
     floor: Errors | None = None,
 ) -> list[Path]:
-    """Write every plot that there is data for, as PNG and SVG; return the PNGs."""
+    """Write every plot that there is data for, as PNG and SVG; return the PNGs.
+
+    Args:
+        validation: predictions of held-out rows.
+        folder: where the files go.
+        curve: points of the learning curve; without any, that plot is left out.
+        floor: errors of a perfect model, if they are known.
+    """
     rows = held_back_table(validation)
     figures = {
         "learning-curve": draw_curve(curve, floor) if curve else None,
         "predicted-measured": draw_scatter(rows),
         "error-by-shape": draw_shapes(rows),
+        # With folds, the model was fitted to all rows, so no point would be held out from it.
         "staircase": None if validation.holdout == "folds" else draw_staircase(validation, rows),
     }
     basis = f"calibrated on {len(validation.calibrated)} rows, tested on {len(rows)} others"
@@ -51,25 +60,26 @@ def write_validation_plots(
 def draw_curve(curve: Sequence[CurvePoint], floor: Errors | None) -> Figure:
     """Draw the median and the mean error over the number of calibration rows.
 
-    Dotted lines are the errors of a perfect model.
+    Dotted lines are the errors of a perfect model (``floor``), if they are known.
     """
+    labels = {"rows": "other rows", "levels": "M, N and K all unseen"}
     figure, axes = panels(2, curve_title(curve), (12.0, 5.5))
-    for panel, what in zip(axes, ("median", "mean"), strict=True):
+    for panel, average in zip(axes, ("median", "mean"), strict=True):
         for holdout, (color, marker) in _STYLES.items():
             points = [point for point in curve if point.holdout == holdout]
-            label = {"rows": "other rows", "levels": "M, N and K all unseen"}[holdout]
-            errors = [100 * getattr(point.errors, what) for point in points]
-            panel.plot(
-                [point.count for point in points], errors, color=color, marker=marker, label=label
-            )
+            counts = [point.count for point in points]
+            errors = [100 * getattr(point.errors, average) for point in points]
+            panel.plot(counts, errors, color=color, marker=marker, label=labels[holdout])
         if floor is not None:
             panel.axhline(
-                100 * getattr(floor, what),
+                100 * getattr(floor, average),
                 color=NEUTRAL,
                 linestyle=":",
                 label="noise of one collection",
             )
-        panel.set(xscale="log", xlabel="rows calibrated", ylabel=f"{what} error, %", ylim=(0, None))
+        panel.set(
+            xscale="log", xlabel="rows calibrated", ylabel=f"{average} error, %", ylim=(0, None)
+        )
         panel.set_xticks(sorted({point.count for point in curve}))
         panel.get_xaxis().set_major_formatter("{x:.0f}")
         panel.minorticks_off()
@@ -79,16 +89,18 @@ def draw_curve(curve: Sequence[CurvePoint], floor: Errors | None) -> Figure:
 
 def curve_title(curve: Sequence[CurvePoint]) -> str:
     """Say how far additional calibration rows improve predictions of other rows."""
-    points = sorted((p for p in curve if p.holdout == curve[0].holdout), key=lambda p: p.count)
-    first, last = points[0], points[-1]
+    # The curve begins with the hold-out "rows", which is what the sentence is about.
+    same_holdout = [point for point in curve if point.holdout == curve[0].holdout]
+    fewest = min(same_holdout, key=lambda point: point.count)
+    most = max(same_holdout, key=lambda point: point.count)
     return (
-        f"{first.count} rows predict others with a median error of {first.errors.median:.1%}, "
-        f"{last.count} rows with {last.errors.median:.1%}"
+        f"{fewest.count} rows predict others with a median error of {fewest.errors.median:.1%}, "
+        f"{most.count} rows with {most.errors.median:.1%}"
     )
 
 
 def draw_scatter(rows: pd.DataFrame) -> Figure:
-    """Draw predicted over measured time, log-log, by the limit that the model finds."""
+    """Draw predicted over measured time, log-log, by the predicted limit."""
     error = rows["error"].abs()
     title = f"Held-out rows: median error {error.median():.1%}, mean {error.mean():.1%}"
     figure, (axes,) = panels(1, title, (8.0, 7.0))
@@ -99,27 +111,29 @@ def draw_scatter(rows: pd.DataFrame) -> Figure:
 def shapes_data(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the mean absolute error by M (rows) and N·K (columns).
 
-    M is grouped by powers of two, N·K by powers of four.
+    M is rounded down to a power of two, N·K to a power of four. A cell without rows is NaN.
     """
     m = 2 ** np.floor(np.log2(rows["m"])).astype(int)
-    weights = 2 ** (2 * np.floor(np.log2(rows["n"].astype(float) * rows["k"]) / 2)).astype(int)
-    return rows["error"].abs().groupby([m.rename("m"), weights.rename("nk")]).mean().unstack()
+    weights = rows["n"].astype(float) * rows["k"]  # N·K is the number of weights
+    nk = 4 ** np.floor(np.log2(weights) / 2).astype(int)
+    return rows["error"].abs().groupby([m.rename("m"), nk.rename("nk")]).mean().unstack()
 
 
 def draw_shapes(rows: pd.DataFrame) -> Figure:
     """Draw a heat map of the error over M and the size of the weights."""
     data = shapes_data(rows)
-    worst = data.stack().idxmax()
+    cells = data.stack()
+    worst_m, worst_nk = cells.idxmax()
     title = (
-        f"The error is largest at M from {worst[0]}, N × K from 2^{int(np.log2(worst[1]))}: "
-        f"{data.stack().max():.1%}"
+        f"The error is largest at M from {worst_m}, N × K from 2^{int(np.log2(worst_nk))}: "
+        f"{cells.max():.1%}"
     )
     figure, (axes,) = panels(1, title, (10.0, 7.0))
     image = axes.imshow(
         100 * data.to_numpy(), origin="lower", aspect="auto", cmap="cividis", vmin=0
     )
-    axes.set_xticks(range(len(data.columns)), [f"2^{int(np.log2(v))}" for v in data.columns])
-    axes.set_yticks(range(len(data.index)), [str(v) for v in data.index])
+    axes.set_xticks(range(len(data.columns)), [f"2^{int(np.log2(nk))}" for nk in data.columns])
+    axes.set_yticks(range(len(data.index)), [str(m) for m in data.index])
     axes.set(xlabel="N × K", ylabel="M, rounded down to a power of two")
     axes.grid(visible=False)
     figure.colorbar(image, ax=axes, label="mean error, %")
@@ -132,25 +146,32 @@ def staircase_data(rows: pd.DataFrame) -> pd.DataFrame:
     The line is chosen only by the prediction, so that the measured points are a fair test of it.
     Only pairs whose limit is arithmetic count, because elsewhere one more wave costs little. The
     line reaches from its first such pair to its last. ``step`` and ``predicted_step`` are in the
-    row of each pair's M.
+    row of each pair's M, as fractions of its time. Without such a line, the table is empty.
     """
+    # 1. Find the pairs of M and M + 1.
     ordered = rows[rows["m"] >= _MIN_M].sort_values(["n", "k", "m"])
     after = ordered.groupby(["n", "k"])[["m", "measured", "predicted"]].shift(-1)
-    paired = (after["m"] == ordered["m"] + 1) & (ordered["limit"] == "compute")
-    ordered["step"] = (after["measured"] / ordered["measured"] - 1).where(paired)
-    ordered["predicted_step"] = (after["predicted"] / ordered["predicted"] - 1).where(paired)
-    steps = ordered.groupby(["n", "k"])["predicted_step"].agg(["mean", "count"])
-    steps = steps[steps["count"] >= _MIN_PAIRS]
-    if steps.empty:
+    is_pair = (after["m"] == ordered["m"] + 1) & (ordered["limit"] == "compute")
+    ordered["step"] = (after["measured"] / ordered["measured"] - 1).where(is_pair)
+    ordered["predicted_step"] = (after["predicted"] / ordered["predicted"] - 1).where(is_pair)
+    # 2. Choose among the lines with enough pairs.
+    lines = ordered.groupby(["n", "k"])["predicted_step"].agg(["mean", "count"])
+    lines = lines[lines["count"] >= _MIN_PAIRS]
+    if lines.empty:
         return ordered.head(0)
-    n, k = steps["mean"].idxmax()
+    n, k = lines["mean"].idxmax()
+    # 3. Cut the line behind both ends of its pairs.
     line = ordered[(ordered["n"] == n) & (ordered["k"] == k)]
-    pairs = line.loc[line["step"].notna(), "m"]
-    return line[line["m"].between(pairs.min(), pairs.max() + 1)]
+    pair_sizes = line.loc[line["step"].notna(), "m"]
+    return line[line["m"].between(pair_sizes.min(), pair_sizes.max() + 1)]
 
 
 def draw_staircase(validation: Validation, rows: pd.DataFrame) -> Figure | None:
-    """Draw measured time over M at constant N and K, and the prediction at sizes in between."""
+    """Draw measured time over M at constant N and K, and the prediction at sizes in between.
+
+    The arrow and the title are about the largest predicted step. None if there are too few pairs of
+    GEMMs whose M differs by 1.
+    """
     line = staircase_data(rows)
     if line.empty or not isinstance(validation.tested.problems[line.index[0]], Gemm):
         return None
@@ -201,9 +222,12 @@ def _predicted_between(
     the cliffs.
     """
     low, high = int(line["m"].min()), int(line["m"].max())
-    sizes = np.union1d(np.arange(-(-low // 16) * 16, high, 16), line["m"].to_numpy())
+    first_multiple = ceil_div(low, 16) * 16
+    sizes = np.union1d(np.arange(first_multiple, high, 16), line["m"].to_numpy())
+    # All rows of the line have the same class and implementation; the first one stands for them.
     first = int(line.index[0])
-    problem, name = validation.tested.problems[first], validation.tested.implementations[first]
+    problem = validation.tested.problems[first]
+    name = validation.tested.implementations[first]
     assert isinstance(problem, Gemm)
     gemms = [replace(problem, m=int(size)) for size in sizes]
     query = Query.plain(gemms, name, validation.source.warm)

@@ -24,13 +24,16 @@ from kernels.machine import Machine
 
 
 def ceilings(machine: Machine, dtypes: list[str]) -> pd.DataFrame:
-    """Return each roof: its TFLOP/s, and the ridge (FLOP/byte) where it meets memory's roof."""
-    known = [dtype for dtype in machine.peaks if dtype in dtypes]
+    """Return each roof: its TFLOP/s, and the ridge (FLOP/byte) where it meets memory's roof.
+
+    There is a row for each of the ``dtypes`` whose peak is known.
+    """
+    with_peak = [dtype for dtype in machine.peaks if dtype in dtypes]
     return pd.DataFrame(
         {
-            "dtype": known,
-            "tflops": [machine.peak(dtype) / 1e12 for dtype in known],
-            "ridge": [machine.ridge(dtype) for dtype in known],
+            "dtype": with_peak,
+            "tflops": [machine.peak(dtype) / 1e12 for dtype in with_peak],
+            "ridge": [machine.ridge(dtype) for dtype in with_peak],
         }
     )
 
@@ -46,10 +49,9 @@ def draw(analysis: Analysis) -> Figure | None:
         return None
     roofs = ceilings(machine, list(rows["dtype"].unique()))
     factor, unit = rate_unit(float(roofs["tflops"].max()))
-    x, measured, predicted = (
-        rows[name] * scale
-        for name, scale in (("intensity", 1.0), ("tflops", factor), ("predicted_tflops", factor))
-    )
+    intensity = rows["intensity"]
+    measured = rows["tflops"] * factor
+    predicted = rows["predicted_tflops"] * factor
     figure, (axes,) = panels(1, roofline_title(rows, machine), (11.0, 6.5))
     axes.set(
         xscale="log",
@@ -57,15 +59,15 @@ def draw(analysis: Analysis) -> Figure | None:
         ylabel=unit,
         xlabel="arithmetic intensity, FLOP per byte of minimum traffic",
     )
-    axes.vlines(x, measured, predicted, color="#BBBBBB", linewidth=0.6)
+    axes.vlines(intensity, measured, predicted, color="#BBBBBB", linewidth=0.6)
     for dtype, (_, marker) in DTYPE_STYLE.items():
         for limit, (color, _) in LIMIT_STYLE.items():
-            member = (rows["dtype"] == dtype) & (rows["limit"] == limit)
-            if not member.any():
+            drawn = (rows["dtype"] == dtype) & (rows["limit"] == limit)
+            if not drawn.any():
                 continue
             axes.plot(
-                x[member],
-                predicted[member],
+                intensity[drawn],
+                predicted[drawn],
                 marker,
                 color=color,
                 alpha=0.6,
@@ -73,18 +75,18 @@ def draw(analysis: Analysis) -> Figure | None:
                 fillstyle="none",
             )
             if len(rows) <= MAX_VECTORS:
-                low, high = (rows.loc[member, end] * factor for end in ENDS)
-                error_bars(axes, x[member], low, high, color)
+                low, high = (rows.loc[drawn, end] * factor for end in ENDS)
+                error_bars(axes, intensity[drawn], low, high, color)
             axes.plot(
-                x[member],
-                measured[member],
+                intensity[drawn],
+                measured[drawn],
                 marker,
                 color=color,
                 alpha=0.75,
                 markersize=5,
                 markeredgewidth=0,
             )
-    left, right = x.min() / 1.5, x.max() * 1.5
+    left, right = intensity.min() / 1.5, intensity.max() * 1.5
     _draw_roofs(axes, machine, roofs, (left, right), factor)
     axes.set_xlim(left, right)
     axes.set_ylim(bottom=0.5 * min(measured.min(), predicted.min()))
@@ -93,7 +95,7 @@ def draw(analysis: Analysis) -> Figure | None:
 
 
 def _draw_legend(axes: Axes, rows: pd.DataFrame) -> None:
-    """Explain colours and markers, each by the number of cases."""
+    """Explain colours and markers, each with its number of cases, by empty lines."""
     for limit, (color, _) in LIMIT_STYLE.items():
         count = int((rows["limit"] == limit).sum())
         if count:
@@ -109,17 +111,26 @@ def _draw_legend(axes: Axes, rows: pd.DataFrame) -> None:
 def _draw_roofs(
     axes: Axes, machine: Machine, roofs: pd.DataFrame, ends: tuple[float, float], factor: float
 ) -> None:
-    """Draw memory's slope and the level of each peak, labelled along the lines."""
+    """Draw memory's slope and the level of each peak, labelled along the lines.
+
+    Args:
+        axes: where to draw.
+        machine: the machine.
+        roofs: table from :func:`ceilings`.
+        ends: smallest and largest intensity that is shown, in FLOP/byte.
+        factor: unit of the plot's speeds per TFLOP/s.
+    """
     left, right = ends
-    how = ", measured" if machine.kind == "cpu" else ""
+    origin = ", measured" if machine.kind == "cpu" else ""
     slope = machine.bandwidth / 1e12 * factor
-    ridge = max(roofs["ridge"].max(), 2 * left)
-    xs = np.array([left, ridge])
-    axes.plot(xs, xs * slope, color=NEUTRAL, linewidth=2)
+    # The slope reaches to the last ridge, but it is visible even if that is left of the axes.
+    slope_end = max(roofs["ridge"].max(), 2 * left)
+    intensities = np.array([left, slope_end])
+    axes.plot(intensities, intensities * slope, color=NEUTRAL, linewidth=2)
     # The name is above the slope, where no point can be. Those of peaks are right of the axes.
-    middle = float(np.sqrt(left * ridge))
+    middle = float(np.sqrt(left * slope_end))
     axes.annotate(
-        f"memory{how}\n{machine.bandwidth / 1e9:,.0f} GB/s",
+        f"memory{origin}\n{machine.bandwidth / 1e9:,.0f} GB/s",
         (middle, middle * slope),
         xytext=(-10, 4),
         textcoords="offset points",
@@ -127,13 +138,13 @@ def _draw_roofs(
         color=NEUTRAL,
     )
     # Dtypes of the same rate share a roof and its label.
-    for _, same in roofs.groupby("tflops"):
-        level = float(same["tflops"].iloc[0]) * factor
-        corner = float(same["ridge"].iloc[0])
-        axes.plot([corner, right], [level, level], color=NEUTRAL, linewidth=2)
+    for _, same_roof in roofs.groupby("tflops"):
+        level = float(same_roof["tflops"].iloc[0]) * factor
+        ridge = float(same_roof["ridge"].iloc[0])
+        axes.plot([ridge, right], [level, level], color=NEUTRAL, linewidth=2)
         axes.annotate(
-            f"ridge {corner:.3g} FLOP/byte",
-            (corner, level),
+            f"ridge {ridge:.3g} FLOP/byte",
+            (ridge, level),
             xytext=(0, 5),
             textcoords="offset points",
             ha="center",
@@ -141,7 +152,7 @@ def _draw_roofs(
             fontsize=10,
         )
         axes.annotate(
-            f"{', '.join(same['dtype'])}\npeak{how}\n{rate(level / factor)}",
+            f"{', '.join(same_roof['dtype'])}\npeak{origin}\n{rate(level / factor)}",
             (right, level),
             xytext=(6, 0),
             textcoords="offset points",

@@ -24,7 +24,13 @@ _TITLE_WIDTH = 28  # characters of a panel's title
 
 
 def overview_data(documents: Sequence[dict[str, Any]]) -> pd.DataFrame:
-    """Return a row per rule and machine: ``statement, name, verdict, effect, lo, hi``."""
+    """Return a row per rule and machine: ``statement, name, verdict, effect, lo, hi``.
+
+    ``name`` is the machine's, and ``verdict`` is only the part before a colon.
+
+    Args:
+        documents: verdicts of :func:`analysis.rules.inputs.imported_rules`, one per machine.
+    """
     return pd.DataFrame(
         [
             {
@@ -47,33 +53,45 @@ def write_overview(documents: Sequence[dict[str, Any]], folder: Path) -> Path:
 
 
 def draw_overview(data: pd.DataFrame) -> Figure:
-    """Draw the effects on all machines, with one panel per rule."""
-    rules, names = data["statement"].unique(), data["name"].unique()
-    size = (4.0 + 3.2 * len(rules), 2.6 + 0.42 * len(names))
-    counts = data["verdict"].value_counts()
-    told = [f"{str(verdict).replace(',', '')} {count} times" for verdict, count in counts.items()]
-    title = f"{len(rules)} rules on {len(names)} GPUs: {', '.join(told)}"
-    figure, axes = panels(len(rules), title, size, share_y=True)
+    """Draw the effects on all machines, with one panel per rule.
+
+    Args:
+        data: table from :func:`overview_data`.
+    """
+    # 1. Count the verdicts for the title, in which commas separate them.
+    statements = data["statement"].unique()
+    names = data["name"].unique()
+    counts = [
+        f"{str(verdict).replace(',', '')} {count} times"
+        for verdict, count in data["verdict"].value_counts().items()
+    ]
+    title = f"{len(statements)} rules on {len(names)} GPUs: {', '.join(counts)}"
+    # 2. Draw each rule's panel, with the machines in the same order from top to bottom.
+    size = (4.0 + 3.2 * len(statements), 2.6 + 0.42 * len(names))
+    figure, axes = panels(len(statements), title, size, share_y=True)
     places = {name: -place for place, name in enumerate(names)}
-    for panel, rule in zip(axes, rules, strict=True):
-        rows = data[data["statement"] == rule]
+    for panel, statement in zip(axes, statements, strict=True):
+        rows = data[data["statement"] == statement]
         for verdict, (color, marker) in _VERDICT_STYLE.items():
-            some = rows[rows["verdict"] == verdict]
-            effect = some["effect"].to_numpy(dtype=float)
-            ends = [np.abs(some[end].to_numpy(dtype=float) - effect) for end in ("lo", "hi")]
+            judged = rows[rows["verdict"] == verdict]
+            effect = judged["effect"].to_numpy(dtype=float)
+            to_ends = [np.abs(judged[end].to_numpy(dtype=float) - effect) for end in ("lo", "hi")]
             panel.errorbar(
                 effect,
-                some["name"].map(places),
-                xerr=ends,
+                judged["name"].map(places),
+                xerr=to_ends,
                 fmt=marker,
                 color=color,
                 capsize=3,
                 label=verdict,
             )
         panel.axvline(1, color=NEUTRAL, linewidth=1, zorder=0)
-        panel.set_title(verbatim(textwrap.fill(rule, _TITLE_WIDTH)), loc="left", fontsize=12)
-        panel.set_xlim(min(0.98, rows["lo"].min()), 1 + 1.06 * (max(rows["hi"].max(), 1.1) - 1))
+        panel.set_title(verbatim(textwrap.fill(statement, _TITLE_WIDTH)), loc="left", fontsize=12)
+        # Every panel shows a range around 1, however small the effects are.
+        high = max(rows["hi"].max(), 1.1)
+        panel.set_xlim(min(0.98, rows["lo"].min()), 1 + 1.06 * (high - 1))
         panel.set_xlabel("effect, as a ratio")
+    # 3. The legend has only verdicts that a rule got on some machine.
     axes[0].set_yticks(list(places.values()), [verbatim(name) for name in places])
     handles, labels = axes[0].get_legend_handles_labels()
     shown = [i for i, label in enumerate(labels) if (data["verdict"] == label).any()]

@@ -11,12 +11,15 @@ from analysis.plots.style import DTYPE_STYLE, NEUTRAL, PREDICTION, enough, error
 from analysis.plots.titles import alignment_title, square_title, steps_title
 from analysis.slices.series import DIMENSIONS, ENDS, alignment_series, square_series, steps_series
 from analysis.units import rate_unit
-from kernels.config import large_tile, next_wave_edge
+from kernels.config import ceil_div, large_tile, next_wave_edge
 from kernels.machine import Machine
 
 
 def draw_square(analysis: Analysis) -> Figure | None:
-    """Draw speed over the side of a square GEMM, with the roof of each dtype."""
+    """Draw speed over the side of a square GEMM, with the peak of each dtype.
+
+    None if no dtype has enough points.
+    """
     rows = enough(square_series(analysis.table), "dtype")
     if rows.empty:
         return None
@@ -42,25 +45,38 @@ def draw_square(analysis: Analysis) -> Figure | None:
 def edges(
     machine: Machine, dtype: str, along: str, line: pd.DataFrame
 ) -> tuple[list[int], list[int]]:
-    """Return the tile edges and wave edges along a line, for the vendor library's large tile."""
-    low, high = int(line[along].min()), int(line[along].max())
-    rows, columns = large_tile(machine.generation, dtype)
+    """Return the tile edges and wave edges along a line, for the vendor library's large tile.
+
+    Both are sizes of the dimension ``along`` from which one more element needs another row (or
+    column) of tiles, or another wave. Both are empty along K, which tiles do not divide.
+    """
     if along == "k":
         return [], []
-    block, other_block = (rows, columns) if along == "m" else (columns, rows)
-    other = int(line["n" if along == "m" else "m"].iloc[0])
-    tiles = list(range(-(-low // block) * block, high + 1, block))
-    waves = {next_wave_edge(size, other, block, other_block, machine.sms) for size in tiles}
-    return tiles, sorted(edge for edge in waves if low <= edge <= high)
+    low, high = int(line[along].min()), int(line[along].max())
+    tile_rows, tile_columns = large_tile(machine.generation, dtype)
+    if along == "m":
+        block, other_block, other = tile_rows, tile_columns, int(line["n"].iloc[0])
+    else:
+        block, other_block, other = tile_columns, tile_rows, int(line["m"].iloc[0])
+    tile_edges = list(range(ceil_div(low, block) * block, high + 1, block))
+    # The next wave edge may lie beyond the line.
+    wave_edges = {
+        next_wave_edge(size, other, block, other_block, machine.sms) for size in tile_edges
+    }
+    return tile_edges, sorted(edge for edge in wave_edges if edge <= high)
 
 
 def draw_steps(analysis: Analysis) -> Figure | None:
     """Draw time over size, with a panel for each dimension.
 
-    Dotted lines are at tile edges, dashed ones at wave edges.
+    Dotted lines are at tile edges, dashed ones at wave edges. None if no dtype has enough points
+    along any dimension.
     """
-    series = {along: enough(line, "dtype") for along, line in steps_series(analysis.table).items()}
-    lines = {along: line for along, line in series.items() if not line.empty}
+    lines = {}
+    for along, line in steps_series(analysis.table).items():
+        dense = enough(line, "dtype")
+        if not dense.empty:
+            lines[along] = dense
     if not lines:
         return None
     figure, all_axes = panels(len(lines), steps_title(lines), (max(8.0, 5.0 * len(lines)), 5.5))
@@ -73,11 +89,13 @@ def draw_steps(analysis: Analysis) -> Figure | None:
                 group[along], group["time_us"], marker, color=color, markersize=4, label=str(dtype)
             )
             axes.plot(group[along], group["predicted_time_us"], **{**PREDICTION, "color": color})
-        tiles, waves = edges(machine, str(line["dtype"].iloc[0]), along, line)
-        for edge in tiles:
+        # The edges are those of the first dtype only.
+        tile_edges, wave_edges = edges(machine, str(line["dtype"].iloc[0]), along, line)
+        for edge in tile_edges:
             axes.axvline(edge, color=NEUTRAL, linewidth=0.6, linestyle=":")
-        if len(waves) < len(tiles):  # if every tile is a wave, the dotted lines show them already
-            for edge in waves:
+        # If every tile edge is a wave edge, the dotted lines already show them.
+        if len(wave_edges) < len(tile_edges):
+            for edge in wave_edges:
                 axes.axvline(edge, color=NEUTRAL, linewidth=1.2, linestyle="--")
         fixed = ", ".join(
             f"{name.upper()} = {int(line[name].iloc[0])}" for name in DIMENSIONS if name != along
@@ -89,18 +107,23 @@ def draw_steps(analysis: Analysis) -> Figure | None:
 
 
 def draw_alignment(analysis: Analysis) -> Figure | None:
-    """Draw speed over the offset from a round size, with panels for M, N and K."""
+    """Draw speed over the offset from a round size, with panels for M, N and K.
+
+    Only the largest round size is drawn. None if no dimension has enough points.
+    """
     rows = enough(alignment_series(analysis.table), "along")
     if rows.empty:
         return None
     base = int(rows["base"].max())
     rows = rows[rows["base"] == base]
-    lines = [along for along in DIMENSIONS if (rows["along"] == along).any()]
-    size = (2.0 + 4.0 * len(lines), 5.0)
-    figure, all_axes = panels(len(lines), alignment_title(rows), size, share_y=True)
-    low, high = float(rows["relative_lo"].min()), max(1.0, float(rows["relative_hi"].max()))
+    dimensions = [along for along in DIMENSIONS if (rows["along"] == along).any()]
+    size = (2.0 + 4.0 * len(dimensions), 5.0)
+    figure, all_axes = panels(len(dimensions), alignment_title(rows), size, share_y=True)
+    # The base itself, at 1, is always visible.
+    low = float(rows["relative_lo"].min())
+    high = max(1.0, float(rows["relative_hi"].max()))
     margin = 0.06 * (high - low)
-    for axes, along in zip(all_axes, lines, strict=True):
+    for axes, along in zip(all_axes, dimensions, strict=True):
         for dtype, group in rows[rows["along"] == along].groupby("dtype", sort=False):
             color, marker = DTYPE_STYLE[str(dtype)]
             bars = np.abs(

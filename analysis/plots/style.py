@@ -84,7 +84,7 @@ def enough(rows: pd.DataFrame, by: str) -> pd.DataFrame:
 
 
 def error_bars(axes: Axes, sizes: pd.Series, low: pd.Series, high: pd.Series, color: str) -> None:
-    """Draw the intervals of those points that have one."""
+    """Draw a vertical interval at each size; a point whose ends are NaN gets none."""
     axes.vlines(sizes, low, high, color=color, linewidth=0.9, alpha=0.6)
 
 
@@ -98,39 +98,45 @@ def scatter_predicted(axes: Axes, rows: pd.DataFrame, size: float, alpha: float)
         size: size of a marker, in points.
         alpha: opacity of a marker.
     """
+    # 1. Shade the bands around the diagonal, from end to end of both axes.
     ends = np.array([rows["measured"].min() / 1.5, rows["measured"].max() * 1.5])
-    for band, shade in ERROR_BANDS:
+    for band, opacity in ERROR_BANDS:
         axes.fill_between(
             ends,
             ends * (1 - band),
             ends * (1 + band),
             color=NEUTRAL,
-            alpha=shade,
+            alpha=opacity,
             linewidth=0,
             label=f"±{band:.0%}",
         )
+    # 2. Draw the cases of each limit. Many points become an image, and their intervals are left
+    # out.
+    many = len(rows) > MAX_VECTORS
     for limit, (color, marker) in LIMIT_STYLE.items():
-        bound = rows[rows["limit"] == limit]
-        if len(bound):
-            if "low" in bound and len(rows) <= MAX_VECTORS:
-                axes.hlines(
-                    bound["predicted"],
-                    bound["low"],
-                    bound["high"],
-                    color=color,
-                    linewidth=0.8,
-                    alpha=0.5,
-                )
-            axes.plot(
-                bound["measured"],
-                bound["predicted"],
-                marker,
+        cases = rows[rows["limit"] == limit]
+        if cases.empty:
+            continue
+        if "low" in cases and not many:
+            axes.hlines(
+                cases["predicted"],
+                cases["low"],
+                cases["high"],
                 color=color,
-                markersize=size,
-                alpha=alpha,
-                rasterized=len(rows) > MAX_VECTORS,
-                label=f"{limit}-bound, {len(bound):,}",
+                linewidth=0.8,
+                alpha=0.5,
             )
+        axes.plot(
+            cases["measured"],
+            cases["predicted"],
+            marker,
+            color=color,
+            markersize=size,
+            alpha=alpha,
+            rasterized=many,
+            label=f"{limit}-bound, {len(cases):,}",
+        )
+    # 3. Both axes have the same ends. Markers in the legend are drawn at least 6 points large.
     axes.set(
         xscale="log",
         yscale="log",
@@ -159,8 +165,8 @@ def save(
         figure.draw_without_rendering()
         figure.set_layout_engine("none")
         for path, kind in zip(files, kinds, strict=True):
-            drawn = io.BytesIO()
-            figure.savefig(drawn, format=kind, metadata={_MOMENT[kind]: None})
-            write_whole(path, drawn.getvalue())
+            image = io.BytesIO()
+            figure.savefig(image, format=kind, metadata={_MOMENT[kind]: None})
+            write_whole(path, image.getvalue())
     plt.close(figure)
     return files[0]

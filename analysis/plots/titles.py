@@ -17,14 +17,17 @@ def roofline_title(rows: pd.DataFrame, machine: Machine) -> str:
     Args:
         rows: table from :func:`analysis.slices.series.roofline_series`.
         machine: the machine with the ceilings.
+
+    Returns:
+        The title, which is empty if there is no GEMM.
     """
-    best = rows[rows["op"] == "gemm"].groupby("dtype", sort=False)["tflops"].max()
-    # A measured ceiling is itself uncertain, so no GEMM is reported to exceed it.
-    shares = {
-        str(dtype): min(1.0, top * 1e12 / machine.peak(str(dtype))) for dtype, top in best.items()
-    }
-    told = [f"{share:.0%} in {dtype}" for dtype, share in shares.items()]
-    return f"The fastest GEMMs reach {_listed(told)} of the peak" if told else ""
+    best_tflops = rows[rows["op"] == "gemm"].groupby("dtype", sort=False)["tflops"].max()
+    phrases = []
+    for dtype, tflops in best_tflops.items():
+        # A measured ceiling is itself uncertain, so no GEMM is reported to exceed it.
+        share = min(1.0, tflops * 1e12 / machine.peak(str(dtype)))
+        phrases.append(f"{share:.0%} in {dtype}")
+    return f"The fastest GEMMs reach {_listed(phrases)} of the peak" if phrases else ""
 
 
 def square_title(rows: pd.DataFrame) -> str:
@@ -33,11 +36,12 @@ def square_title(rows: pd.DataFrame) -> str:
     Args:
         rows: table from :func:`analysis.slices.series.square_series`.
     """
-    told = []
+    phrases = []
     for dtype, group in rows.groupby("dtype", sort=False):
         size = fast_from(group)
-        told.append(f"{dtype} from {size} on" if size else f"{dtype} above {group['m'].max()}")
-    return f"{NEARLY:.0%} of the best speed: {_listed(told)}"
+        # Without such a size, even the largest measured one is too small.
+        phrases.append(f"{dtype} from {size} on" if size else f"{dtype} above {group['m'].max()}")
+    return f"{NEARLY:.0%} of the best speed: {_listed(phrases)}"
 
 
 def steps_title(lines: Mapping[str, pd.DataFrame]) -> str:
@@ -46,12 +50,13 @@ def steps_title(lines: Mapping[str, pd.DataFrame]) -> str:
     Args:
         lines: tables from :func:`analysis.slices.series.steps_series`.
     """
-    found = steepest(lines)
-    if found is None:
+    largest_cliff = steepest(lines)
+    if largest_cliff is None:
         return "No cliff from one size to the next exceeds its interval"
-    along, row = found
-    where = f"{along.upper()} {row[along]} → {row['after']}"
-    return f"{where} takes {row['ratio'] - 1:.0%} more time in {row['dtype']}, the largest cliff"
+    along, cliff = largest_cliff
+    sizes = f"{along.upper()} {cliff[along]} → {cliff['after']}"
+    more_time = f"{cliff['ratio'] - 1:.0%} more time"
+    return f"{sizes} takes {more_time} in {cliff['dtype']}, the largest cliff"
 
 
 def alignment_title(rows: pd.DataFrame) -> str:
@@ -60,21 +65,24 @@ def alignment_title(rows: pd.DataFrame) -> str:
     Args:
         rows: table from :func:`analysis.slices.series.alignment_series`, with only one base.
     """
-    eighth = rows["offset"] % 8 == 0
-    odd, round_ = rows[~eighth], rows[eighth & (rows["offset"] > 0)]
-    slower = odd[odd["relative_hi"] < 1]
+    # 1. The worst of the other offsets, among those that are slower beyond doubt.
+    is_multiple = rows["offset"] % 8 == 0
+    is_slower = rows["relative_hi"] < 1
+    slower = rows[~is_multiple & is_slower]
     if slower.empty:
         return "No offset from a round size is slower beyond its interval"
     worst = slower.loc[slower["relative"].idxmin()]
     size = f"{worst['along'].upper()} = {int(worst['base'] + worst['offset'])}"
-    eights = round_[round_["relative_hi"] < 1]
-    if round_.empty:
-        rest = ""
-    elif eights.empty:
-        rest = "; multiples of 8 cost nothing beyond their intervals"
+    # 2. Multiples of 8, without the base itself, with which all are compared.
+    multiples = is_multiple & (rows["offset"] > 0)
+    slower_multiples = rows[multiples & is_slower]
+    if not multiples.any():
+        of_multiples = ""
+    elif slower_multiples.empty:
+        of_multiples = "; multiples of 8 cost nothing beyond their intervals"
     else:
-        rest = f"; multiples of 8 up to {1 - eights['relative'].min():.0%}"
-    return f"{size} costs {1 - worst['relative']:.0%} in {worst['dtype']}{rest}"
+        of_multiples = f"; multiples of 8 up to {1 - slower_multiples['relative'].min():.0%}"
+    return f"{size} costs {1 - worst['relative']:.0%} in {worst['dtype']}{of_multiples}"
 
 
 def channels_title(rows: pd.DataFrame) -> str:
@@ -83,16 +91,22 @@ def channels_title(rows: pd.DataFrame) -> str:
     Args:
         rows: table from :func:`analysis.slices.series.channel_series`.
     """
-    worst: tuple[float, str] = (1.0, "")
+    lowest_ratio = 1.0
+    title = "No number of channels is slower than the next multiple of 8"
     for dtype, group in rows.groupby("dtype", sort=False):
-        speed = group.groupby("c")["tflops"].max()
-        for channels in speed.index[speed.index % 8 != 0]:
-            larger = speed[(speed.index > channels) & (speed.index % 8 == 0)]
-            if len(larger):
-                ratio = float(speed[channels] / larger.iloc[0])
-                text = f"{channels} channels compute {1 - ratio:.0%} less per second than "
-                worst = min(worst, (ratio, f"{text}{larger.index[0]} in {dtype}"))
-    return worst[1] or "No number of channels is slower than the next multiple of 8"
+        speeds = group.groupby("c")["tflops"].max()  # in ascending order of channels
+        for channels in speeds.index[speeds.index % 8 != 0]:
+            larger_multiples = speeds[(speeds.index > channels) & (speeds.index % 8 == 0)]
+            if larger_multiples.empty:
+                continue
+            ratio = float(speeds[channels] / larger_multiples.iloc[0])
+            if ratio < lowest_ratio:
+                lowest_ratio = ratio
+                title = (
+                    f"{channels} channels compute {1 - ratio:.0%} less per second than "
+                    f"{larger_multiples.index[0]} in {dtype}"
+                )
+    return title
 
 
 def layouts_title(pairs: pd.DataFrame) -> str:
@@ -108,5 +122,8 @@ def layouts_title(pairs: pd.DataFrame) -> str:
     )
 
 
-def _listed(words: list[str]) -> str:
-    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+def _listed(phrases: list[str]) -> str:
+    """Join phrases as in a sentence: ``a, b and c``."""
+    if len(phrases) < 2:
+        return "".join(phrases)
+    return f"{', '.join(phrases[:-1])} and {phrases[-1]}"

@@ -27,11 +27,15 @@ def lesson(line: pd.DataFrame, size: int | None) -> pd.Series | None:
     Args:
         line: measured rows of one class.
         size: the smaller M of the cliff; None for the largest cliff, up or down.
+
+    Returns:
+        A row of :func:`analysis.slices.cliffs.steps_of`; None if there is no such cliff.
     """
     steps = steps_of(line)
     steps = steps[steps["certain"]] if size is None else steps[steps["m"] == size]
     if steps.empty:
         return None
+    # A drop to half the time is as large as a rise to twice the time.
     return steps.loc[np.abs(np.log(steps["ratio"])).idxmax()]
 
 
@@ -44,22 +48,29 @@ def draw_wave(basis: Basis, gemm: Gemm, line: pd.DataFrame, size: int | None = N
         line: measured rows of the class, with m, time_us and, if known, time_lo_us and time_hi_us.
         size: the M before the cliff in the title; the largest cliff if None.
     """
+    # 1. Choose the range of M, and predict over it.
     step = lesson(line, size)
-    end = int(_BEYOND * step["after"]) if step is not None else _DEFAULT_END
-    if step is None and len(line):
+    if step is not None:
+        end = int(_BEYOND * step["after"])
+    elif len(line):
         end = int(line["m"].max())
+    else:
+        end = _DEFAULT_END
     line = line[line["m"] <= end]
     # Odd sizes have a cost of their own, which would hide the cliffs.
     sizes = np.unique(np.r_[np.arange(_ROUND, end + 1, _ROUND), line["m"].to_numpy(dtype=int)])
     predicted = _predicted(basis, gemm, sizes)
     figure, (axes,) = panels(1, _title(step, predicted, len(line)), (11.0, 6.5))
+    # 2. Draw the predicted line, with the edges of the kernel at the cliff, else at the largest M.
     label = (
-        "predicted" if line.empty else ("predicted by a model that was also fitted to these cases")
+        "predicted" if line.empty else "predicted by a model that was also fitted to these cases"
     )
     axes.plot(predicted["m"], predicted["time_us"], **PREDICTION, label=label)
-    told = predicted if step is None else predicted[predicted["m"] == step["m"]]
-    _mark_edges(axes, told.iloc[-1], predicted, basis.model.machine.sms)
-    color = DTYPE_STYLE.get(gemm.dtype, (NEUTRAL, "o"))[0]
+    kernel_at = predicted["m"].iloc[-1] if step is None else step["m"]
+    kernel_row = predicted[predicted["m"] == kernel_at].iloc[-1]
+    _mark_edges(axes, kernel_row, predicted, basis.model.machine.sms)
+    # 3. Draw the measured points, with the intervals of those that have one, and explain the cliff.
+    color, _ = DTYPE_STYLE.get(gemm.dtype, (NEUTRAL, "o"))
     if len(line):
         axes.plot(
             line["m"],
@@ -70,25 +81,28 @@ def draw_wave(basis: Basis, gemm: Gemm, line: pd.DataFrame, size: int | None = N
             zorder=4,
             label=f"measured, {len(line)} sizes",
         )
-    bars = line[line["time_lo_us"].notna()] if "time_lo_us" in line else line.head(0)
-    if len(bars):
+    if "time_lo_us" in line and line["time_lo_us"].notna().any():
+        bars = line[line["time_lo_us"].notna()]
         axes.vlines(bars["m"], bars["time_lo_us"], bars["time_hi_us"], color=color)
     if step is not None:
         _explain(axes, step, predicted)
-    what = f"N = {gemm.n}, K = {gemm.k}, {gemm.dtype}, layout {gemm.layout}"
-    axes.set(xlabel=f"M, rows   ({what})", ylabel="time, µs", xlim=(0, end), ylim=(0, None))
+    gemm_class = f"N = {gemm.n}, K = {gemm.k}, {gemm.dtype}, layout {gemm.layout}"
+    axes.set(xlabel=f"M, rows   ({gemm_class})", ylabel="time, µs", xlim=(0, end), ylim=(0, None))
     axes.legend(loc="upper left", framealpha=1.0)
     return figure
 
 
 def _predicted(basis: Basis, gemm: Gemm, sizes: np.ndarray) -> pd.DataFrame:
-    """Return the prediction at each size."""
+    """Return the prediction at each M in ``sizes``, one row per size with the column m."""
     gemms = [replace(gemm, m=int(size)) for size in sizes]
     return basis.model.predict(basis.query(gemms)).frame().assign(m=sizes)
 
 
 def _title(step: pd.Series | None, predicted: pd.DataFrame, measured: int) -> str:
-    """Describe the cliff; without one, what is predicted of the class."""
+    """Describe the cliff; without one, say what is predicted at the largest M.
+
+    ``measured`` is the number of measured sizes.
+    """
     if step is None and measured:
         return f"No cliff exceeds its interval among {measured} measured sizes"
     if step is None:
@@ -113,19 +127,19 @@ def _explain(axes: Axes, step: pd.Series, predicted: pd.DataFrame) -> None:
         fontsize=13,
         arrowprops={"arrowstyle": "->"},
     )
-    lines, kernels, rounds = [], [], []
+    lines, kernels, wave_counts = [], [], []
     for size in (step["m"], step["after"]):
         row = predicted.loc[predicted["m"] == size].iloc[0]
         kernels.append((row["tile"], row["split"]))
         waves = int(np.ceil(row["waves"]))
-        rounds.append(waves)
+        wave_counts.append(waves)
         lines.append(
             f"M {int(size)}, predicted: {row['time_us']:.3g} µs, {int(row['tiles'])} tiles of "
             f"{row['tile']} in {waves} wave{'s' * (waves > 1)}"
         )
     if kernels[0] != kernels[1]:
         cause = "another kernel"
-        if rounds[0] != rounds[1]:
+        if wave_counts[0] != wave_counts[1]:
             cause += " and another number of waves"
         lines.append(f"the model attributes the cliff to {cause}")
     axes.text(
@@ -153,22 +167,26 @@ def _mark_edges(axes: Axes, row: pd.Series, predicted: pd.DataFrame, sms: int) -
     # 1. Edges lie at multiples of the tile's height; one row of tiles has ``across`` tiles.
     height = int(str(row["tile"]).partition("x")[0])
     across = round(row["tiles"] / ceil_div(int(row["m"]), height))
-    # 2. Keep those between two sizes at which the model expects this kernel.
     sizes = predicted["m"].to_numpy()
-    count = np.arange(1, int(sizes[-1]) // height + 1)
-    same = ((predicted["tile"] == row["tile"]) & (predicted["split"] == row["split"])).to_numpy()
-    at = np.searchsorted(sizes, count * height)
-    beyond = np.minimum(np.searchsorted(sizes, count * height, side="right"), len(sizes) - 1)
-    count = count[same[at] & same[beyond]]
+    edges = height * np.arange(1, int(sizes[-1]) // height + 1)
+    # 2. Keep those between two sizes at which the model expects this kernel. No size may lie beyond
+    # the last edge, and then only the size at the edge counts.
+    is_same = ((predicted["tile"] == row["tile"]) & (predicted["split"] == row["split"])).to_numpy()
+    at_edge = np.searchsorted(sizes, edges)
+    beyond_edge = np.minimum(np.searchsorted(sizes, edges, side="right"), len(sizes) - 1)
+    edges = edges[is_same[at_edge] & is_same[beyond_edge]]
     # 3. Distinguish edges that begin a wave from those that only begin a row of tiles.
-    new_wave = np.ceil((count + 1) * across / sms) > np.ceil(count * across / sms)
-    edges = (("tile", count[~new_wave], ":", 0.7), ("wave", count[new_wave], "--", 1.2))
-    for name, found, style, width in edges:
-        drawn = found * height if len(found) <= _MOST_MARKED else found[:0]
-        for edge in drawn:
+    tile_rows = edges // height
+    is_wave = np.ceil((tile_rows + 1) * across / sms) > np.ceil(tile_rows * across / sms)
+    styles = (("tile", edges[~is_wave], ":", 0.7), ("wave", edges[is_wave], "--", 1.2))
+    for name, marked, style, width in styles:
+        count = len(marked)
+        if not count:
+            continue
+        too_many = count > _MOST_MARKED
+        for edge in () if too_many else marked:
             axes.axvline(edge, color=NEUTRAL, linestyle=style, linewidth=width, alpha=0.7, zorder=0)
-        hidden = "" if len(drawn) == len(found) else ", too many to draw"
-        if len(found):
-            edges_ = f"{name} edge{'s' * (len(found) > 1)}"
-            label = f"{len(found)} {edges_} of {row['tile']} tiles{hidden}"
-            axes.plot([], [], color=NEUTRAL, linestyle=style, label=label)
+        # An empty line gives the legend its entry.
+        label = f"{count} {name} edge{'s' * (count > 1)} of {row['tile']} tiles"
+        label += ", too many to draw" if too_many else ""
+        axes.plot([], [], color=NEUTRAL, linestyle=style, label=label)
