@@ -49,13 +49,24 @@ def roofline(source: ColumnDataSource, machines: Sequence[Machine], points: pd.D
     """Draw speed over intensity, log-log: measured points filled, predicted ones hollow.
 
     A line joins both points of a case.
+
+    Args:
+        source: the points that are shown, from :func:`shown_points`.
+        machines: the machines whose roofs are drawn.
+        points: all points, which set the ranges of the axes.
     """
+    # 1. Both axes show all points and the roofs of all measured dtypes.
     scale = scale_of(machines)
-    speed = points["flops"] / points["time_us"] / 1e6 * scale
-    used = set(points["dtype"])
-    peaks = [m.peak(d) / 1e12 * scale for m in machines for d in m.peaks if d in used]
+    speeds = points["flops"] / points["time_us"] / 1e6 * scale
+    dtypes = set(points["dtype"])
+    peaks = [
+        machine.peak(dtype) / 1e12 * scale
+        for machine in machines
+        for dtype in machine.peaks
+        if dtype in dtypes
+    ]
     left, right = _log_range(points["intensity"])
-    low, high = _log_range(pd.concat([speed, pd.Series(peaks)]))
+    low, high = _log_range(pd.concat([speeds, pd.Series(peaks)]))
     chart = _figure(
         "roofline",
         "arithmetic intensity, FLOP per byte of minimum traffic",
@@ -66,9 +77,12 @@ def roofline(source: ColumnDataSource, machines: Sequence[Machine], points: pd.D
         x_range=(left, _FOR_NAMES * right),
         y_range=(low, _FOR_PEAKS * high),
     )
+    # 2. Roofs of several machines are told apart by a name.
     for machine in machines:
-        for dtype in used & machine.peaks.keys():
-            _roof(chart, machine, dtype, f"{machine.slug} " if len(machines) > 1 else "", scale)
+        prefix = f"{machine.slug} " if len(machines) > 1 else ""
+        for dtype in dtypes & machine.peaks.keys():
+            _roof(chart, machine, dtype, prefix, scale)
+    # 3. A case is a grey line between both its points, and an interval of the measured one.
     chart.segment("x", "y", "x", "expected", source=source, color=NEUTRAL, line_alpha=0.35)
     chart.segment("x", "lo", "x", "hi", source=source, color="color", line_alpha=0.6)
     chart.scatter(
@@ -93,11 +107,12 @@ def _roof(chart: figure, machine: Machine, dtype: str, prefix: str, scale: float
 
     The tags tell the page's script which colours the line and its label have in dark mode.
     """
-    peak, ridge = machine.peak(dtype) / 1e12 * scale, machine.ridge(dtype)
+    peak = machine.peak(dtype) / 1e12 * scale
     left, right = chart.x_range.start, chart.x_range.end
-    color = DTYPE_STYLE.get(dtype, (NEUTRAL, ""))[0]
+    color, _ = DTYPE_STYLE.get(dtype, (NEUTRAL, ""))
     slope = machine.bandwidth / 1e12 * scale
-    bend = max(left, ridge)
+    # A ridge left of the chart leaves only the peak to draw.
+    bend = max(left, machine.ridge(dtype))
     chart.line(
         [left, bend, max(right, bend)],
         [min(left * slope, peak), peak, peak],
@@ -122,9 +137,15 @@ def _roof(chart: figure, machine: Machine, dtype: str, prefix: str, scale: float
 
 
 def accuracy(source: ColumnDataSource, points: pd.DataFrame) -> figure:
-    """Draw the relative errors of predictions over the measured time."""
+    """Draw the relative errors of predictions over the measured time.
+
+    Args:
+        source: the points that are shown, from :func:`shown_points`.
+        points: all points, which set the ranges of the axes.
+    """
     errors = 100 * (points["predicted_us"] / points["time_us"] - 1)
-    most = max(30.0, 1.1 * float(errors.abs().quantile(0.99)))
+    # The axis shows 99% of the errors with a margin, and at least ±30%. None is below −100%.
+    top = max(30.0, 1.1 * float(errors.abs().quantile(0.99)))
     chart = _figure(
         "accuracy",
         "measured time, µs",
@@ -132,7 +153,7 @@ def accuracy(source: ColumnDataSource, points: pd.DataFrame) -> figure:
         height=340,
         log_x=True,
         x_range=_log_range(points["time_us"]),
-        y_range=(-min(100.0, most), most),
+        y_range=(-min(100.0, top), top),
     )
     for error in (-10, 10):
         chart.add_layout(
@@ -153,9 +174,12 @@ def accuracy(source: ColumnDataSource, points: pd.DataFrame) -> figure:
 
 
 def neighbours(place: int) -> figure:
-    """Draw times along one dimension.
+    """Draw times along one dimension: measured ones filled, predicted ones hollow.
 
     The page's script chooses the dimension, and marks the edges of tiles and waves.
+
+    Args:
+        place: number of the chart, by whose name the script finds its data.
     """
     name = f"line-{place}"
     points = ColumnDataSource(
@@ -194,12 +218,13 @@ def neighbours(place: int) -> figure:
         line_dash="dashed",
         line_alpha=0.7,
     )
-    predicted = [
-        chart.line("x", "expected", source=points, color=NEUTRAL, line_width=1.5),
-        chart.scatter("x", "expected", source=points, size=6, line_color=NEUTRAL, fill_color=None),
-    ]
-    for drawn in predicted:
-        drawn.tags = ["neutral"]
+    # The tag tells the script to draw them in the grey of the page, light or dark.
+    course = chart.line("x", "expected", source=points, color=NEUTRAL, line_width=1.5)
+    course.tags = ["neutral"]
+    predicted = chart.scatter(
+        "x", "expected", source=points, size=6, line_color=NEUTRAL, fill_color=None
+    )
+    predicted.tags = ["neutral"]
     chart.segment("x", "lo", "x", "hi", source=points, color=_GOOD)
     dots = chart.scatter("x", "time", source=points, size=7, color=_GOOD)
     chart.scatter(
@@ -210,16 +235,22 @@ def neighbours(place: int) -> figure:
 
 
 def rules(rows: Sequence[RuleResult], place: int) -> figure:
-    """Draw the effect of each judged rule with its interval; right of 1, following it pays."""
-    judged = [row for row in rows if row.effect is not None]
-    names = [row.id for row in reversed(judged)]
+    """Draw the effect of each judged rule with its interval; right of 1, following it pays.
+
+    Args:
+        rows: results of rules; those without an effect are left out.
+        place: number of the recording on the page, which is part of the chart's name.
+    """
+    # An axis of names begins at the bottom, and the first rule belongs at the top.
+    judged = [row for row in reversed(rows) if row.effect is not None]
+    names = [row.id for row in judged]
     data: Mapping[str, Sequence[object]] = {
         "rule": names,
-        "effect": [row.effect for row in reversed(judged)],
-        "lo": [row.lo for row in reversed(judged)],
-        "hi": [row.hi for row in reversed(judged)],
-        "verdict": [row.verdict for row in reversed(judged)],
-        "color": [_color(row) for row in reversed(judged)],
+        "effect": [row.effect for row in judged],
+        "lo": [row.lo for row in judged],
+        "hi": [row.hi for row in judged],
+        "verdict": [row.verdict for row in judged],
+        "color": [_color(row) for row in judged],
     }
     source = ColumnDataSource(dict(data))
     chart = _figure(
@@ -288,6 +319,7 @@ def pairs() -> figure:
 
 
 def _color(row: RuleResult) -> str:
+    """Return the colour of a rule: blue if it holds, red if it no longer does, else grey."""
     if row.verdict.startswith("holds"):
         return _GOOD
     return _BAD if row.verdict.startswith("no longer") else NEUTRAL
@@ -299,9 +331,14 @@ def _add_interaction(chart: figure, dots: object) -> None:
 
 
 def _log_range(values: pd.Series) -> tuple[float, float]:
-    """Return the ends of a logarithmic axis that shows all values."""
-    known = values[(values > 0) & np.isfinite(values)]
-    return (float(known.min()) / 1.5, float(known.max()) * 1.5) if len(known) else (0.1, 10.0)
+    """Return the ends of a logarithmic axis that shows all positive values.
+
+    If there are none, the ends are 0.1 and 10, so that the axis can be drawn.
+    """
+    positive = values[(values > 0) & np.isfinite(values)]
+    if positive.empty:
+        return 0.1, 10.0
+    return float(positive.min()) / 1.5, float(positive.max()) * 1.5
 
 
 def _figure(

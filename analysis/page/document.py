@@ -49,9 +49,10 @@ def page_html(reports: Sequence[PageReport]) -> str:
     Args:
         reports: one or more recordings; the points of all are on the same charts.
     """
+    # 1. Make the charts. The script fills them, so that they share one source of points.
     source = charts.shown_points()
-    frames = [points_of(report.analysis) for report in reports]
-    points = pd.concat(frames, ignore_index=True)
+    points_by_report = [points_of(report.analysis) for report in reports]
+    points = pd.concat(points_by_report, ignore_index=True)
     machines = [report.analysis.recording.machine for report in reports]
     figures: dict[str, Any] = {
         "roofline": charts.roofline(source, machines, points),
@@ -65,12 +66,17 @@ def page_html(reports: Sequence[PageReport]) -> str:
     }
     if len(reports) > 1:
         figures["pairs"] = charts.pairs()
-    script, divs = components(figures)
+    chart_script, divs = components(figures)
+    # 2. Pack the data. With a fixed time of compression, the same data give the same bytes.
     scale = charts.scale_of(machines)
-    documents = [_data(report, frame, scale) for report, frame in zip(reports, frames, strict=True)]
+    documents = [
+        _data(report, report_points, scale)
+        for report, report_points in zip(reports, points_by_report, strict=True)
+    ]
     data = json.dumps(documents, allow_nan=False).encode()
     packed = base64.b64encode(gzip.compress(data, mtime=0)).decode()
-    scripts = [*Resources(mode="inline", minified=True, components=["bokeh"]).js_raw, _code(script)]
+    # 3. Put all of it into the template, with Bokeh's code itself, so that nothing is fetched.
+    bokeh_code = Resources(mode="inline", minified=True, components=["bokeh"]).js_raw
     environment = Environment(
         loader=FileSystemLoader(_HERE), autoescape=select_autoescape(["html"])
     )
@@ -78,7 +84,7 @@ def page_html(reports: Sequence[PageReport]) -> str:
         reports=reports,
         charts=divs,
         packed=packed,
-        scripts=scripts,
+        scripts=[*bokeh_code, _code(chart_script)],
         style=(_HERE / "page.css").read_text(encoding="utf-8"),
         code="\n".join((_HERE / "script" / name).read_text(encoding="utf-8") for name in _SCRIPT),
         nonce=secrets.token_hex(16),
@@ -101,7 +107,13 @@ def _code(script: str) -> str:
 
 
 def _data(report: PageReport, points: pd.DataFrame, scale: float) -> dict[str, Any]:
-    """Return a recording's data for the script; ``scale`` comes from :func:`charts.scale_of`."""
+    """Return a recording's data for the script.
+
+    Args:
+        report: content of the page about the recording.
+        points: its points, from :func:`points_of`.
+        scale: factor from TFLOP/s to the roofline's unit, from :func:`charts.scale_of`.
+    """
     recording = report.analysis.recording
     machine = recording.machine
     return {
@@ -129,12 +141,13 @@ def _model(report: PageReport) -> dict[str, Any] | None:
 
 
 def _advice(answer: Advice) -> dict[str, Any]:
+    """Return an answer to a pad or choose query for the script; gains are fractions."""
     gain = answer.gain
     return {
         "spec": answer.problem.spec(),
         "shape": str(answer.problem),
         "verdict": answer.verdict,
-        "told": verdict_text(answer.verdict, answer.probability),
+        "verdict_text": verdict_text(answer.verdict, answer.probability),
         "question": answer.question,
         "change": answer.change or "unchanged size",
         "gain": gain.value,

@@ -60,19 +60,26 @@ def tiles(report: PageReport) -> list[Tile]:
         Tile(f"fastest {gemm.dtype} GEMM", rate(gemm.tflops), f"{gemm.share:.0%} of the peak")
         for gemm in fastest_gemms(analysis)[:2]
     ]
-    if (aligned := alignment(analysis.table)) is not None:
-        lost = max(1 - aligned.value, 0.0)
-        figures.append(Tile("misaligned sizes lose", f"{lost:.0%}", "of the speed, on average"))
-    if (stored := layout(analysis.table)) is not None:
-        interval = f"{stored.lo:.2f}–{stored.hi:.2f}"
-        figures.append(Tile("NHWC against NCHW", f"{stored.value:.2f}×", f"the speed ({interval})"))
-    if (errors := accuracy_headline(analysis)) is not None:
-        worst = analysis.errors.quantile(0.95)
+    # A headline is None if too few cases were measured for it.
+    misaligned_speed = alignment(analysis.table)
+    if misaligned_speed is not None:
+        # Misaligned sizes may seem faster by chance, which is no loss.
+        loss = max(1 - misaligned_speed.value, 0.0)
+        figures.append(Tile("misaligned sizes lose", f"{loss:.0%}", "of the speed, on average"))
+    nhwc_speed = layout(analysis.table)
+    if nhwc_speed is not None:
+        interval = f"{nhwc_speed.lo:.2f}–{nhwc_speed.hi:.2f}"
+        figures.append(
+            Tile("NHWC against NCHW", f"{nhwc_speed.value:.2f}×", f"the speed ({interval})")
+        )
+    median_error = accuracy_headline(analysis)
+    if median_error is not None:
+        percentile_95 = analysis.errors.quantile(0.95)
         figures.append(
             Tile(
                 "error of predictions",
-                f"{errors.value:.1%}",
-                f"median; 95% of cases below {worst:.0%}",
+                f"{median_error.value:.1%}",
+                f"median; 95% of cases below {percentile_95:.0%}",
             )
         )
     if report.advice:
@@ -106,16 +113,13 @@ def advice(report: PageReport) -> str:
 
 def accuracy(report: PageReport) -> str:
     """Say how good the predictions are, and under which limit they are worst."""
-    table = report.analysis.table
-    errors = report.analysis.errors
-    worst = errors.groupby(table["predicted_limit"]).median().sort_values()
-    weakness = (
-        f" Largest where {worst.index[-1]} is the limit: {worst.iloc[-1]:.1%}."
-        if len(worst) > 1
-        else ""
-    )
     headline = accuracy_headline(report.analysis)
-    return (headline.text if headline else "Too few cases to judge predictions.") + weakness
+    sentence = headline.text if headline else "Too few cases to judge predictions."
+    limits = report.analysis.table["predicted_limit"]
+    medians = report.analysis.errors.groupby(limits).median().sort_values()
+    if len(medians) > 1:  # a single limit cannot be worse than others
+        sentence += f" Largest where {medians.index[-1]} is the limit: {medians.iloc[-1]:.1%}."
+    return sentence
 
 
 def neighbourhood(report: PageReport) -> str:
@@ -123,15 +127,16 @@ def neighbourhood(report: PageReport) -> str:
     recording = report.analysis.recording
     if recording.unusable:
         return UNUSABLE_LINE
+    # A configuration, such as an offset of the operands, would make a difference of its own.
     rows = bursts(library_rows(report.analysis.table), recording.cache)
     rows = rows[(rows["op"] == "gemm") & (rows["config"].fillna("") == "")]
-    found = steepest(dict.fromkeys(DIMENSIONS, rows))
-    if found is None:
+    largest_cliff = steepest(dict.fromkeys(DIMENSIONS, rows))
+    if largest_cliff is None:
         return "No neighbouring sizes differ beyond their intervals."
-    along, row = found
+    along, cliff = largest_cliff
     return (
-        f"{along.upper()} {row[along]} → {row['after']} takes {row['ratio']:.2f}× the time of "
-        f"{row['m']}×{row['n']}×{row['k']} {row['dtype']}, the largest cliff between "
+        f"{along.upper()} {cliff[along]} → {cliff['after']} takes {cliff['ratio']:.2f}× the time "
+        f"of {cliff['m']}×{cliff['n']}×{cliff['k']} {cliff['dtype']}, the largest cliff between "
         "neighbouring sizes."
     )
 
@@ -146,39 +151,43 @@ def rules(report: PageReport) -> str:
     with_verdict = judged(report)
     if not with_verdict:
         return "No rule was judged here."
-    count = Counter(rule.verdict.partition(":")[0] for rule in with_verdict)
-    counts = [f"{verdict.replace(',', '')} {number}" for verdict, number in count.most_common()]
-    return f"Verdicts on {len(with_verdict)} rules: {', '.join(counts)}."
+    counts = Counter(rule.verdict.partition(":")[0] for rule in with_verdict)
+    # Commas separate the verdicts, so that "holds, weaker" loses its own.
+    phrases = [f"{verdict.replace(',', '')} {count}" for verdict, count in counts.most_common()]
+    return f"Verdicts on {len(with_verdict)} rules: {', '.join(phrases)}."
 
 
 def has_tensor_cores(report: PageReport) -> bool:
-    """Return True if profiled steps may say how Tensor Cores are used."""
+    """Return True if models were profiled on a machine that may have Tensor Cores."""
     return bool(report.steps) and report.analysis.recording.machine.kind != "cpu"
 
 
 def tensor_cores(report: PageReport) -> str:
     """Name the model step that uses Tensor Cores least."""
-    known = [(step.used_share, step) for step in report.steps if step.used_share is not None]
-    if not known:
+    shares = [(step.used_share, step) for step in report.steps if step.used_share is not None]
+    if not shares:
         return "No recorded kernel name shows Tensor Core use."
-    share, step = min(known, key=lambda pair: pair[0])
-    return f"{step.name} in {step.dtype} uses them in {share:.0%} of the time in which it could."
+    least, step = min(shares, key=lambda share_and_step: share_and_step[0])
+    return f"{step.name} in {step.dtype} uses them in {least:.0%} of the time in which it could."
 
 
 def beside(reports: list[PageReport]) -> str:
     """Say how many times as fast the second recording is, on the cases that both have."""
-    first, second = (_fastest(report) for report in reports[:2])
-    both = sorted(first.keys() & second.keys())
-    if not both:
+    first_times = _fastest(reports[0])
+    second_times = _fastest(reports[1])
+    common = sorted(first_times.keys() & second_times.keys())
+    if not common:
         return "The recordings have no shape in common."
-    ratio = geometric_mean(first[key] / second[key] for key in both)
+    ratio = geometric_mean(first_times[case] / second_times[case] for case in common)
     return (
         f"{reports[1].name} is {ratio:.2f}× as fast as {reports[0].name} (geometric mean over "
-        f"{len(both)} common cases)."
+        f"{len(common)} common cases)."
     )
 
 
 def _fastest(report: PageReport) -> dict[tuple[object, ...], float]:
+    """Return the shortest time of each problem, mode and cache, in µs, over implementations."""
     points = points_of(report.analysis)
+    # Only cases with a time and a prediction have an intensity.
     points = points[points["intensity"].notna()]
     return points.groupby(["spec", "mode", "cache"])["time_us"].min().to_dict()

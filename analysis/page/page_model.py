@@ -60,8 +60,11 @@ class PageGroup:
     @property
     def nodes(self) -> int:
         """Number of nodes of all trees."""
-        forests = [self.fit.residual.trees] if self.fit.residual else []
-        forests += [c.trees for c in self.fit.offsets.collections] if self.fit.offsets else []
+        forests = []
+        if self.fit.residual:
+            forests.append(self.fit.residual.trees)
+        if self.fit.offsets:
+            forests += [collection.trees for collection in self.fit.offsets.collections]
         return sum(len(forest.feature) for forest in forests)
 
 
@@ -74,22 +77,24 @@ def page_model(basis: Basis, measured: Iterable[Problem]) -> dict[str, Any]:
     """
     machine = basis.model.machine
     groups = list(page_groups(basis))
-    # The trees of one dtype may also answer for another one.
+    # 1. Find the groups that share trees: those of one dtype may also answer for another one.
     by_trees: dict[tuple[int, int], list[PageGroup]] = {}
     for group in groups:
         if group.has_trees:
             by_trees.setdefault((id(group.fit.residual), id(group.fit.offsets)), []).append(group)
-    too_large = sum(same[0].nodes for same in by_trees.values()) > MOST_NODES
+    # 2. Export the trees themselves, or smaller ones if they are too large or belong to offsets,
+    # which the script does not compute.
+    too_large = sum(sharing[0].nodes for sharing in by_trees.values()) > MOST_NODES
     problems = list(measured) if too_large else []
-    trees: dict[str, int] = {}
+    tree_numbers: dict[str, int] = {}
     documents = []
-    for number, same in enumerate(by_trees.values()):
-        trees |= {group.name: number for group in same}
-        documents.append(
-            _smaller_trees(basis, same, problems)
-            if too_large or same[0].fit.offsets
-            else _own_trees(same[0].fit)
-        )
+    for number, sharing in enumerate(by_trees.values()):
+        tree_numbers |= {group.name: number for group in sharing}
+        fit = sharing[0].fit
+        if too_large or fit.offsets:
+            documents.append(_smaller_trees(basis, sharing, problems))
+        else:
+            documents.append(_own_trees(fit))
     return {
         "machine": {
             name: getattr(machine, name)
@@ -100,20 +105,21 @@ def page_model(basis: Basis, measured: Iterable[Problem]) -> dict[str, Any]:
         "near": NEAR,
         "trees": documents,
         "groups": {
-            group.name: {**_group_document(basis, group), "trees": trees.get(group.name)}
+            group.name: {**_group_document(basis, group), "trees": tree_numbers.get(group.name)}
             for group in groups
         },
     }
 
 
 def page_groups(basis: Basis) -> Iterable[PageGroup]:
-    """Yield what the page predicts.
+    """Yield the operations and dtypes that the page predicts.
 
-    On a GPU it is everything that the machine computes. On a CPU it is what was measured, because
-    nothing is known about a CPU that was not.
+    On a GPU these are all that the machine computes. On a CPU they are those that were measured,
+    because nothing is known about a CPU that was not.
     """
-    machine, fits = basis.model.machine, basis.model.fits
-    fitted = {name.partition(" ")[2] for name in fits}
+    machine = basis.model.machine
+    # The name of a fit is the implementation, the operation and the dtype.
+    fitted = {name.partition(" ")[2] for name in basis.model.fits}
     for dtype in machine.peaks:
         for operation in ("gemm", *PASSES):
             if machine.kind == "cpu" and f"{operation} {dtype}" not in fitted:
@@ -127,12 +133,18 @@ def page_groups(basis: Basis) -> Iterable[PageGroup]:
 
 
 def _plain_problem(operation: str, dtype: str) -> Problem:
+    """Return an ordinary problem of an operation (``gemm`` or a pass) and a dtype.
+
+    Raises:
+        UserError: if the operation has no such dtype.
+    """
     if operation == "gemm":
         return Gemm(1024, 1024, 1024, dtype)
     return Conv.build((8, 64, 56, 56, 64, 3, 3), [(1, 1)] * 3, 1, dtype, pass_=operation)
 
 
 def _group_document(basis: Basis, group: PageGroup) -> dict[str, Any]:
+    """Return what the script needs to predict a group, except for its trees."""
     machine, problem, fit = basis.model.machine, group.problem, group.fit
     kind, source = basis.kind_and_source(problem)
     return {
@@ -157,31 +169,44 @@ def _own_trees(fit: Fit) -> dict[str, Any]:
 
 
 def _smaller_trees(
-    basis: Basis, same: Sequence[PageGroup], measured: Sequence[Problem]
+    basis: Basis, sharing: Sequence[PageGroup], measured: Sequence[Problem]
 ) -> dict[str, Any]:
     """Return small trees that repeat the corrections and spreads of large ones.
 
     ``differs`` is the relative difference that nine in ten times of other shapes stay below.
+
+    Args:
+        basis: the model as ``predict`` uses it.
+        sharing: the groups that share the large trees.
+        measured: problems that were measured, of any group.
     """
-    parts = [
-        _taught(basis, group, [p for p in measured if _is_like(p, group.problem)]) for group in same
-    ]
-    features, corrections, log_spreads = (np.concatenate(part) for part in zip(*parts, strict=True))
+    # 1. Let the large trees answer for measured and random shapes.
+    answers = []
+    for group in sharing:
+        like = [problem for problem in measured if _is_like(problem, group.problem)]
+        answers.append(_answers_of_trees(basis, group, like))
+    features, corrections, log_spreads = map(np.concatenate, zip(*answers, strict=True))
+    # 2. Grow small trees from most of the shapes, and compare both on the others.
     judged = min(_JUDGED, len(features) // 5)
     grown = np.random.default_rng(0).permutation(len(features)) >= judged
     time = Forest.grown(features[grown], corrections[grown], _TREES, _LEAF)
     spread = Forest.grown(features[grown], log_spreads[grown], _SPREAD_TREES, _SPREAD_LEAF)
-    errors = np.abs(time.predict(features[~grown])[0] - corrections[~grown])
+    repeated, _ = time.predict(features[~grown])
+    errors = np.abs(repeated - corrections[~grown])
     differs = float(np.expm1(np.quantile(errors, 0.9)))
     return {"time": time.to_json(), "spread": spread.to_json(), "differs": differs}
 
 
-def _taught(
+def _answers_of_trees(
     basis: Basis, group: PageGroup, measured: Sequence[Problem]
 ) -> tuple[Array, Array, Array]:
-    """Return features, log corrections and log spreads of measured shapes, then of random ones."""
-    like = group.problem
-    problems = [*measured, *(_random_gemms(like) if isinstance(like, Gemm) else ())]
+    """Return features, log corrections and log spreads of measured shapes, then of random ones.
+
+    There is one row of features per shape. Only GEMMs have random shapes.
+    """
+    problems = list(measured)
+    if isinstance(group.problem, Gemm):
+        problems += _random_gemms(group.problem)
     inputs = Inputs.from_query(basis.model.machine, basis.query(problems))
     fit = group.fit
     formula = inputs.estimate(fit.constants)
@@ -196,10 +221,13 @@ def _is_like(problem: Problem, other: Problem) -> bool:
 
 
 def _random_gemms(like: Gemm) -> list[Gemm]:
-    """Return GEMMs of a dtype whose sizes are spread evenly over the logarithms of their ranges."""
+    """Return GEMMs of a dtype whose sizes are spread evenly over the logarithms of their ranges.
+
+    Each size is rounded to a multiple of a random step, because alignment matters.
+    """
     rng = np.random.default_rng(0)
-    ends = np.log2([_M, _N, _K])
-    sizes = np.exp2(rng.uniform(ends[:, 0], ends[:, 1], (_RANDOM_SHAPES, 3)))
+    log_ends = np.log2([_M, _N, _K])
+    sizes = np.exp2(rng.uniform(log_ends[:, 0], log_ends[:, 1], (_RANDOM_SHAPES, 3)))
     steps = rng.choice(_STEPS, sizes.shape)
     rounded = np.maximum(np.round(sizes / steps), 1).astype(int) * steps
     return [replace(like, m=m, n=n, k=k) for m, n, k in rounded.tolist()]

@@ -78,10 +78,7 @@ _CONV = [
 def _specs(points: pd.DataFrame) -> pd.Series:
     """Return each problem in the form of ``--gemm`` or ``--conv``; empty for other operations."""
     gemm = _joined(points, ["m", "n", "k", "dtype", "layout", "batch"])
-    conv = _joined(
-        points,
-        _CONV,
-    )
+    conv = _joined(points, _CONV)
     return pd.Series(
         np.select([points["op"] == "gemm", points["op"] == "conv"], [gemm, conv], ""),
         index=points.index,
@@ -89,11 +86,13 @@ def _specs(points: pd.DataFrame) -> pd.Series:
 
 
 def _joined(points: pd.DataFrame, names: list[str]) -> pd.Series:
-    text = [
-        points[name].astype("Int64" if name in SIZES else "string").astype("string").fillna("")
-        for name in names
-    ]
-    return text[0].str.cat(text[1:], sep=",")
+    """Return the texts of some columns, joined by commas; a missing value is empty."""
+    texts = []
+    for name in names:
+        # Columns with missing sizes are floats, which would be written as 64.0.
+        values = points[name].astype("Int64") if name in SIZES else points[name]
+        texts.append(values.astype("string").fillna(""))
+    return texts[0].str.cat(texts[1:], sep=",")
 
 
 def columns_of(points: pd.DataFrame) -> dict[str, Any]:
@@ -113,10 +112,12 @@ def columns_of(points: pd.DataFrame) -> dict[str, Any]:
 
 
 def _rounded(values: np.ndarray[Any, Any], digits: int) -> np.ndarray[Any, Any]:
+    """Return values rounded to a number of significant digits."""
     return np.array([float(f"{value:.{digits}g}") for value in values])
 
 
 def _number(value: float) -> float | int | None:
+    """Return a number for JSON: None for NaN, and a whole number as an integer."""
     if not np.isfinite(value):
         return None
     return int(value) if value.is_integer() else float(value)

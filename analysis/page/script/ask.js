@@ -45,31 +45,23 @@ const WORD_FIELDS = {
   pass: ["fprop", "dgrad", "wgrad"],
 };
 
-// The problem of a text as --gemm or --conv takes it, or a sentence that says what is wrong with it.
+const FORM =
+  "Type M,N,K,dtype[,layout[,batch]], such as 4096,4104,4096,bf16, or a convolution as " +
+  "N,C,H,W,KOUT,R,S,stride,padding,dilation,groups,dtype[,layout[,pass]].";
+
+// The `problem` of a text as --gemm or --conv takes it, or a `fault`: a sentence that says what is
+// wrong with the text.
 function parseShape(text) {
-  const form =
-    "Type M,N,K,dtype[,layout[,batch]], such as 4096,4104,4096,bf16, or a convolution as " +
-    "N,C,H,W,KOUT,R,S,stride,padding,dilation,groups,dtype[,layout[,pass]].";
   const typed = text.trim().toLowerCase().replaceAll("×", ",").split(/\s*,\s*/);
   const op = typed.length > FIELDS.gemm.length ? "conv" : "gemm";
-  if (typed.length < NEEDED[op] || typed.length > FIELDS[op].length) return { fault: form };
+  if (typed.length < NEEDED[op] || typed.length > FIELDS[op].length) return { fault: FORM };
   const problem = { op };
   for (const [place, name] of FIELDS[op].entries()) {
-    const value = typed[place] || DEFAULTS[op][name] || "";
-    if (name in WORD_FIELDS) {
-      const words = WORD_FIELDS[name].filter((each) => name !== "layout" || (each.length === 2) === (op === "gemm"));
-      if (!words.includes(value)) return { fault: `${name} is one of ${words.join(", ")}, not '${value}'.` };
-      problem[name] = value;
-      continue;
-    }
-    const isPair = ["stride", "padding", "dilation"].includes(name);
-    const digits = name === "padding" ? /^\d{1,6}$/ : /^[1-9]\d{0,11}$/;
-    const numbers = isPair ? value.split("x") : [value];
-    if (numbers.length > 2 || !numbers.every((each) => digits.test(each))) {
-      const number = isPair ? "one number such as 2, or two such as 2x1" : "a whole number of at least 1";
-      return { fault: `${name} is ${number}, not '${value}'. ${form}` };
-    }
-    problem[name] = isPair ? [Number(numbers[0]), Number(numbers.at(-1))] : Number(value);
+    const typedValue = typed[place] || DEFAULTS[op][name] || "";
+    const { value, fault } =
+      name in WORD_FIELDS ? parseWord(name, typedValue, op) : parseNumbers(name, typedValue);
+    if (fault) return { fault };
+    problem[name] = value;
   }
   if (op === "conv") {
     if (problem.c % problem.groups || problem.kout % problem.groups) {
@@ -82,7 +74,31 @@ function parseShape(text) {
   return { problem };
 }
 
-const pairText = ([a, b]) => (a === b ? String(a) : `${a}x${b}`);
+// The value of a field of words, or what is wrong with it.
+function parseWord(name, typed, op) {
+  let words = WORD_FIELDS[name];
+  // Layouts of GEMMs have two letters, those of convolutions four.
+  if (name === "layout") words = words.filter((word) => (word.length === 2) === (op === "gemm"));
+  if (words.includes(typed)) return { value: typed };
+  return { fault: `${name} is one of ${words.join(", ")}, not '${typed}'.` };
+}
+
+// The value of a field of one number, or of a number for each of two directions, such as 2x1. One
+// number stands for both directions.
+function parseNumbers(name, typed) {
+  const isPair = ["stride", "padding", "dilation"].includes(name);
+  const digits = name === "padding" ? /^\d{1,6}$/ : /^[1-9]\d{0,11}$/; // only padding may be 0
+  const numbers = isPair ? typed.split("x") : [typed];
+  if (numbers.length > 2 || !numbers.every((number) => digits.test(number))) {
+    const form = isPair ? "one number such as 2, or two such as 2x1" : "a whole number of at least 1";
+    return { fault: `${name} is ${form}, not '${typed}'. ${FORM}` };
+  }
+  return { value: isPair ? [Number(numbers[0]), Number(numbers.at(-1))] : Number(typed) };
+}
+
+// A number for each of two directions as the command line takes it: 2x1, or 2 if both are equal.
+const pairText = ([height, width]) => (height === width ? String(height) : `${height}x${width}`);
+// A problem as --gemm or --conv takes it.
 const specOf = (problem) =>
   FIELDS[problem.op]
     .map((name) => (Array.isArray(problem[name]) ? pairText(problem[name]) : problem[name]))
@@ -92,11 +108,13 @@ const dimensions = (problem) => (problem.op === "gemm" ? ["m", "n", "k"] : ["c",
 const fits = (size) => size % (size < 2 * MULTIPLES[0] ? OF_SMALL : MULTIPLES[0]) === 0;
 const lastOfLayout = { nt: "n", tn: "m" }; // the dimension that counts output features
 
-function sizesNear(problem, name, { allowance, choose }, edges) {
+// The current value of a dimension and the sizes near it that may be named, in ascending order.
+// `tileSizes` are heights and widths of tiles, whose multiples are tried, too.
+function sizesNear(problem, name, { allowance, choose }, tileSizes) {
   const size = problem[name];
   const least = choose ? Math.ceil(size * (1 - allowance)) : size;
   const most = Math.floor(size * (1 + allowance));
-  const steps = new Set([...MULTIPLES, ...edges]);
+  const steps = new Set([...MULTIPLES, ...tileSizes]);
   if (size < 2 * MULTIPLES[0]) steps.add(OF_SMALL);
   const isVocabulary = problem.batch === 1 && lastOfLayout[problem.layout] === name && size >= MIN_VOCABULARY;
   if (isVocabulary) for (const step of OF_VOCABULARY) steps.add(step);
@@ -114,14 +132,15 @@ function sizesNear(problem, name, { allowance, choose }, edges) {
 
 // Sizes across a window: the multiples of the smallest step that leaves about six.
 function across(least, most) {
-  const last = MULTIPLES.at(-1);
-  const coarse = last * ceilDiv(most - least, WINDOW_SIZES * last);
-  const step = MULTIPLES.find((each) => most - least <= WINDOW_SIZES * each) ?? coarse;
+  const largest = MULTIPLES.at(-1);
+  const coarseStep = largest * ceilDiv(most - least, WINDOW_SIZES * largest);
+  const step = MULTIPLES.find((multiple) => most - least <= WINDOW_SIZES * multiple) ?? coarseStep;
   const sizes = [];
   for (let size = ceilDiv(least, step) * step; size <= most; size += step) sizes.push(size);
   return sizes;
 }
 
+// The problem with every combination of the sizes of its dimensions.
 function combined(problem, sizes) {
   let options = [problem];
   for (const [name, values] of Object.entries(sizes)) {
@@ -130,20 +149,25 @@ function combined(problem, sizes) {
   return options;
 }
 
+// The factor on a ratio of times: an option to choose is judged by what it computes per second.
 const workOf = (problem, option, { choose }) =>
   choose ? flopsOf(option) / flopsOf(problem) : 1;
 
 // The problem first, then the other sizes of it that a query allows.
 function optionsOf(problem, question, timeModel) {
+  // 1. Sizes of each dimension. Multiples of powers of two are tried in any case.
   const { allowance } = question;
-  const edges = timeModel.groups[groupName(problem)].tiles.flat().filter((edge) => edge & (edge - 1));
+  const isPowerOfTwo = (size) => (size & (size - 1)) === 0;
+  const tiles = timeModel.groups[groupName(problem)].tiles;
+  const tileSizes = tiles.flat().filter((size) => !isPowerOfTwo(size));
   const sizes = {};
-  for (const name of dimensions(problem)) sizes[name] = sizesNear(problem, name, question, edges);
+  for (const name of dimensions(problem)) sizes[name] = sizesNear(problem, name, question, tileSizes);
+  // 2. Their combinations, as far as they compute neither much more nor much less.
   const isPossible = (option) =>
     option.op === "gemm" || (option.c % option.groups === 0 && option.kout % option.groups === 0);
-  const more = (option) => flopsOf(option) / flopsOf(problem) - 1;
+  const extraFlops = (option) => flopsOf(option) / flopsOf(problem) - 1;
   const isAllowed = (option) =>
-    isPossible(option) && Math.abs(more(option)) <= allowance + ROUNDED;
+    isPossible(option) && Math.abs(extraFlops(option)) <= allowance + ROUNDED;
   const count = Object.values(sizes).reduce((product, values) => product * values.length, 1);
   let options = [];
   if (count <= MAX_COMBINATIONS) {
@@ -161,6 +185,7 @@ function optionsOf(problem, question, timeModel) {
     }
     options.push(...combined(problem, best).filter(isAllowed));
   }
+  // 3. Each option once, after the problem itself.
   const unique = new Map(options.map((option) => [specOf(option), option]));
   unique.delete(specOf(problem));
   return [problem, ...unique.values()];
@@ -170,7 +195,10 @@ function optionsOf(problem, question, timeModel) {
 function pairError(problem, option, spreads, group, timeModel) {
   const inPairs = (spread) => [group.pair_low * spread, group.pair_high * spread];
   const growth = dimensions(problem).map((name) => option[name] / problem[name]);
-  const [least, most] = [Math.min(...growth), Math.max(...growth)];
+  const least = Math.min(...growth);
+  const most = Math.max(...growth);
+  // The range of pairs was measured over shapes in which one pads the other slightly. An option that
+  // is further away gets the range of any two shapes.
   if (most > 1 + timeModel.near || least < 1 / (1 + timeModel.near)) {
     const half = ((group.high - group.low) * Math.hypot(...spreads)) / Math.SQRT2;
     return [-half, half];
@@ -181,6 +209,7 @@ function pairError(problem, option, spreads, group, timeModel) {
     low = Math.min(timeModel.uncalibrated_pair[0], fitted[0]);
     high = Math.max(timeModel.uncalibrated_pair[1], fitted[1]);
   }
+  // An option that is smaller in some size gets the wider side of the range on both sides.
   return least < 1 ? [Math.min(low, -high), Math.max(high, -low)] : [low, high];
 }
 
@@ -212,20 +241,24 @@ function measuredRatio(problem, option, seconds, timeModel) {
 // The gain of an option by the best evidence, its interval, probability and verdict.
 function weigh(problem, option, before, question, run) {
   const after = predict(option, run.model);
-  const seconds = [problem, option].map((each) => secondsInTable(each, run));
-  const evidence = seconds.every((each) => each !== null) ? "measured" : "predicted";
+  // 1. The ratio of times: of measured ones if the table has both.
+  const seconds = [secondsInTable(problem, run), secondsInTable(option, run)];
+  const evidence = seconds.includes(null) ? "predicted" : "measured";
   const [ratio, low, high] =
     evidence === "measured"
       ? measuredRatio(problem, option, seconds, run.model)
       : predictedRatio(problem, option, before, after, run.model);
   const work = workOf(problem, option, question);
   const [gain, lo, hi] = [0, low, high].map((error) => ratio * work * Math.exp(error) - 1);
-  const flops = flopsOf(option) / flopsOf(problem) - 1;
-  const scale =
-    Math.abs(Math.log1p(gain > 0 ? lo : hi) - Math.log1p(gain)) / -Math.log(OUTSIDE[evidence]);
+  // 2. The probability of a gain, if errors of its logarithm follow a Laplace distribution. The scale
+  // follows from the end of the interval on the side of zero gain.
+  const end = gain > 0 ? lo : hi;
+  const scale = Math.abs(Math.log1p(end) - Math.log1p(gain)) / -Math.log(OUTSIDE[evidence]);
   const tail = scale ? 0.5 * Math.exp(-Math.abs(Math.log1p(gain)) / scale) : 0;
   const opposite = Math.max(tail, 1 - SUREST);
   const probability = gain > 0 ? 1 - opposite : opposite;
+  // 3. The verdict and the rank, by the gain after the price of additional FLOPs.
+  const flops = flopsOf(option) / flopsOf(problem) - 1;
   const net = (value) => value - PRICE * Math.max(0, flops);
   const isLikely = net(gain) >= MIN_GAIN && probability >= LEAST_PROBABILITY;
   const rank = net((gain + lo) / 2);
@@ -233,6 +266,7 @@ function weigh(problem, option, before, question, run) {
   return { option, ...time, gain, gainLo: lo, gainHi: hi, flops, probability, isLikely, rank, evidence };
 }
 
+// Largest power of two, at most 16, that divides the bytes of every contiguous row.
 const alignmentIn = (problem) => {
   if (problem.op !== "gemm") return pricedAlignment(problem);
   const { m, n, k, layout, dtype } = problem;
@@ -255,7 +289,7 @@ function neighboursOf(problem, question, run) {
 
 // What the time rests on: its limit, tiles and waves.
 function explained(problem, answer, { machine }) {
-  const counted = (count, what) => (count === 1 ? `1 ${what}` : `${count.toLocaleString("en")} ${what}s`);
+  const counted = (count, noun) => (count === 1 ? `1 ${noun}` : `${count.toLocaleString("en")} ${noun}s`);
   const split = answer.split > 1 ? `, K split in ${answer.split}` : "";
   const waves = machine.kind === "gpu"
     ? ` in ${counted(answer.waves, "wave")}, ${percent(answer.tailEfficiency, 0)} of the waves' slots used`
@@ -268,6 +302,7 @@ function explained(problem, answer, { machine }) {
   );
 }
 
+// A problem for people; points have theirs from `shapeOf`.
 function shapeText(problem) {
   if (problem.op === "gemm") {
     const { m, n, k, dtype, layout, batch } = problem;
@@ -277,6 +312,7 @@ function shapeText(problem) {
   return `${n}×${c}×${h}×${w} → ${kout}, ${r}×${s} ${pass} ${dtype} ${layout}`;
 }
 
+// What an option changes, such as `N 50257 → 50264`.
 const changeText = (problem, option) =>
   dimensions(problem)
     .filter((name) => problem[name] !== option[name])
@@ -285,32 +321,37 @@ const changeText = (problem, option) =>
 
 // What the page answers about a problem on one machine: its time, then what would be better.
 function answerElements(problem, run) {
-  const where = runs.length > 1 ? `${run.name}: ` : "";
+  // 1. The time, measured if it was, else predicted. The model is null if the run is unusable.
+  const prefix = runs.length > 1 ? `${run.name}: ` : "";
   const row = exactRow(problem, run);
-  const answer = run.model && predict(problem, run.model);
-  if (row === undefined && !answer) {
+  const prediction = run.model && predict(problem, run.model);
+  if (row === undefined && !prediction) {
     const reason = run.model ? `no ${groupName(problem)} was measured on this machine` : "the run is unusable";
-    return [element("p", `${where}${shapeText(problem)} is not predicted, because ${reason}.`)];
+    return [element("p", `${prefix}${shapeText(problem)} is not predicted, because ${reason}.`)];
   }
-  const seconds = row === undefined ? answer.time : points.time_us[row] * 1e-6;
-  const time =
-    row === undefined
-      ? `predicted ${timeText(...[answer.time, answer.lo, answer.hi].map((each) => each * 1e6))}`
-      : `measured ${timeOf(row)}`;
+  const seconds = row === undefined ? prediction.time : points.time_us[row] * 1e-6;
+  const time = row === undefined ? `predicted ${secondsText(prediction)}` : `measured ${timeOf(row)}`;
   const tflops = flopsOf(problem) / seconds / 1e12;
   const speed = `${rate(tflops)}${shareOfPeak(tflops, run, problem.dtype)}`;
-  const parts = [element("p", `${where}${shapeText(problem)}: ${time}, ${speed}.`, { class: "finding" })];
-  if (answer) parts.push(element("p", explained(problem, answer, run.model)));
-  const recorded = run.advice.filter((each) => each.spec === specOf(problem));
-  for (const each of recorded) {
-    const change = each.verdict === "leave it" ? "" : `, ${each.change}, gains ${gain(each)}`;
-    parts.push(element("p", `${QUESTIONS[each.question].words}: ${each.told}${change} (${each.reason}).`));
+  const elements = [
+    element("p", `${prefix}${shapeText(problem)}: ${time}, ${speed}.`, { class: "finding" }),
+  ];
+  if (prediction) elements.push(element("p", explained(problem, prediction, run.model)));
+  // 2. Better sizes: as the recording has them, which knows more than the page, else by the model.
+  const recorded = run.advice.filter((advice) => advice.spec === specOf(problem));
+  for (const advice of recorded) {
+    const change = advice.verdict === "leave it" ? "" : `, ${advice.change}, gains ${gain(advice)}`;
+    const { words } = QUESTIONS[advice.question];
+    elements.push(element("p", `${words}: ${advice.verdict_text}${change} (${advice.reason}).`));
   }
-  if (answer && !recorded.length) {
-    for (const question of Object.values(QUESTIONS)) parts.push(...betterSizes(problem, question, run));
+  if (prediction && !recorded.length) {
+    for (const question of Object.values(QUESTIONS)) {
+      elements.push(...betterSizes(problem, question, run));
+    }
   }
-  if (answer) parts.push(element("p", sourceText(problem, run.model), { class: "faint" }));
-  return parts;
+  // 3. What the predictions rest on.
+  if (prediction) elements.push(element("p", sourceText(problem, run.model), { class: "faint" }));
+  return elements;
 }
 
 // The answer to a query, and its best three sizes as a table.
@@ -320,27 +361,30 @@ function betterSizes(problem, question, run) {
   const verdict = best?.isLikely
     ? `likely (${percent(best.probability, 0)}), ${changeText(problem, best.option)}.`
     : "leave it.";
-  const parts = [element("p", `${question.words}: ${verdict}`)];
-  const faster = neighbours.filter((each) => each.gain > 0).slice(0, 3);
-  if (!faster.length) return parts;
+  const sentence = element("p", `${question.words}: ${verdict}`);
+  const faster = neighbours.filter((size) => size.gain > 0).slice(0, 3);
+  if (!faster.length) return [sentence];
+  const gainText = ({ gain: value, gainLo, gainHi }) => gain({ gain: value, lo: gainLo, hi: gainHi });
   const columns = [
-    text("change", (each) => changeText(problem, each.option)),
-    text("verdict", (each) => (each.isLikely ? `likely (${percent(each.probability, 0)})` : "leave it")),
-    figure("time", (each) => optionTime(each), (each) => each.time),
-    figure("gain", (each) => gain({ gain: each.gain, lo: each.gainLo, hi: each.gainHi }), (each) => each.gain),
-    figure("more FLOPs", (each) => percent(each.flops), (each) => each.flops),
-    text("evidence", (each) => each.evidence),
+    text("change", (size) => changeText(problem, size.option)),
+    text("verdict", (size) => (size.isLikely ? `likely (${percent(size.probability, 0)})` : "leave it")),
+    figure("time", optionTime, (size) => size.time),
+    figure("gain", gainText, (size) => size.gain),
+    figure("more FLOPs", (size) => percent(size.flops), (size) => size.flops),
+    text("evidence", (size) => size.evidence),
   ];
   const place = element("div");
   const name = question.choose ? "sizes to choose" : "sizes to pad to";
   new Table(place, `${name} on ${run.name}`, columns, { tools: false }).set(faster);
-  return [...parts, place];
+  return [sentence, place];
 }
 
-const optionTime = ({ time, lo, hi, evidence }) =>
-  evidence === "measured"
-    ? timeText(time * 1e6, null, null)
-    : timeText(...[time, lo, hi].map((each) => each * 1e6));
+// A time in seconds with its interval.
+const secondsText = ({ time, lo, hi }) => timeText(time * 1e6, lo * 1e6, hi * 1e6);
+
+// The time of an option; a measured one comes from a public table, whose times have no interval.
+const optionTime = (option) =>
+  option.evidence === "measured" ? timeText(option.time * 1e6, null, null) : secondsText(option);
 
 // What predictions of a problem rest on, and how far they can be trusted.
 function sourceText(problem, timeModel) {

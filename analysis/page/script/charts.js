@@ -8,7 +8,7 @@ const dark = matchMedia("(prefers-color-scheme: dark)");
 
 const FACETS = ["run", "dtype", "op", "pass", "implementation", "sweep", "status"];
 const NAMES = { op: "operation", run: "recording" };
-const MANY = 8;
+const MANY = 8; // words of a facet: more are folded
 
 // For each facet: which of its words are wanted, by code.
 const filters = FACETS.filter((name) => points[name].words.length > 1).map((name) => ({
@@ -18,30 +18,33 @@ const filters = FACETS.filter((name) => points[name].words.length > 1).map((name
   counts: [],
 }));
 
-// The rows that all filters want, and of each word how many rows there are but for its own facet.
+// The rows that no filter hides and, for each word of each facet, how many rows would be left if its
+// own facet hid none.
 function filtered() {
   const rows = [];
-  const counts = filters.map((f) => new Uint32Array(f.wanted.length));
+  const counts = filters.map((filter) => new Uint32Array(filter.wanted.length));
   for (let i = 0; i < points.length; i++) {
-    let misses = 0;
-    let missed = -1;
-    for (let f = 0; f < filters.length && misses < 2; f++) {
+    // A row that two facets hide counts nowhere, so that no more than two are looked for.
+    let hiding = 0;
+    let hidingFacet = -1;
+    for (let f = 0; f < filters.length && hiding < 2; f++) {
       if (!filters[f].wanted[filters[f].codes[i]]) {
-        misses++;
-        missed = f;
+        hiding++;
+        hidingFacet = f;
       }
     }
-    if (misses === 0) {
+    if (hiding === 0) {
       rows.push(i);
       for (let f = 0; f < filters.length; f++) counts[f][filters[f].codes[i]]++;
-    } else if (misses === 1) {
-      counts[missed][filters[missed].codes[i]]++;
+    } else if (hiding === 1) {
+      counts[hidingFacet][filters[hidingFacet].codes[i]]++;
     }
   }
   return { rows, counts };
 }
 
-// One row of chips; a facet of many words opens on demand.
+// Makes one row of chips per facet: a box to tick for each word, with its number of rows, which
+// `refresh` writes. A facet of many words opens on demand.
 function makeFilters() {
   const form = byId("filters");
   for (const filter of filters) {
@@ -63,21 +66,23 @@ function makeFilters() {
       label.append(input, ` ${text || "none"} `, count);
       box.append(label);
     }
-    const others = element("button", "All or none", { type: "button" });
-    others.addEventListener("click", () => {
+    const allOrNone = element("button", "All or none", { type: "button" });
+    allOrNone.addEventListener("click", () => {
       const all = filter.wanted.every(Boolean);
       filter.wanted.fill(Number(!all));
       for (const input of box.querySelectorAll("input")) input.checked = !all;
       refresh();
     });
-    if (points[name].words.length > 2) box.append(others);
+    if (points[name].words.length > 2) box.append(allOrNone);
     set.append(box);
     form.append(set);
   }
   form.addEventListener("submit", (event) => event.preventDefault());
 }
 
-const model = (name) => Bokeh.documents.map((d) => d.get_model_by_name(name)).find(Boolean);
+// A part of a chart (a Bokeh model) by the name that charts.py gave it.
+const model = (name) =>
+  Bokeh.documents.map((document_) => document_.get_model_by_name(name)).find(Boolean);
 const color = (dtype) => (dark.matches ? DARK_COLORS : COLORS)[dtype] ?? "#888888";
 
 // Rows spread evenly over all of them, the same ones each time.
@@ -90,62 +95,68 @@ function spread(rows, most) {
 const inView = (value, range) => value >= range.start && value <= range.end;
 let shown = []; // rows that are drawn now
 
+// Draws those of some rows that have a time. If there are too many, only those in view count, and a
+// part of these is drawn. Returns how many could be drawn, and how many are.
 function drawPoints(rows) {
   const timed = rows.filter((i) => points.time_us[i] !== null && points.intensity[i] !== null);
-  const chart = model("roofline");
-  const { x_range: xs, y_range: ys } = chart;
-  const seen = (i) => inView(points.intensity[i], xs) && inView(drawnSpeed(i, points.time_us[i]), ys);
-  const visible = timed.length > MOST_DRAWN ? timed.filter(seen) : timed;
+  const { x_range: intensities, y_range: speeds } = model("roofline");
+  const isInView = (i) =>
+    inView(points.intensity[i], intensities) && inView(drawnSpeed(i, points.time_us[i]), speeds);
+  const visible = timed.length > MOST_DRAWN ? timed.filter(isInView) : timed;
   shown = spread(visible, MOST_DRAWN);
-  const each = (of) => shown.map(of);
+  const column = (valueOf) => shown.map(valueOf);
+  // The highest speed belongs to the shortest time. Bokeh draws nothing for NaN.
+  const speedOrNaN = (i, time) => (time === null ? NaN : drawnSpeed(i, time));
   model("shown").selected.indices = [];
   model("shown").data = {
     index: shown,
-    x: each((i) => points.intensity[i]),
-    y: each((i) => drawnSpeed(i, points.time_us[i])),
-    lo: each((i) => (points.time_hi_us[i] === null ? NaN : drawnSpeed(i, points.time_hi_us[i]))),
-    hi: each((i) => (points.time_lo_us[i] === null ? NaN : drawnSpeed(i, points.time_lo_us[i]))),
-    expected: each((i) => (points.predicted_us[i] ? drawnSpeed(i, points.predicted_us[i]) : NaN)),
-    measured: each((i) => points.time_us[i]),
-    error: each((i) => 100 * (errorOf(i) ?? NaN)),
-    color: each((i) => color(word("dtype", i))),
-    marker: each((i) => MARKERS[word("dtype", i)] ?? "cross"),
-    shape: each(shapeOf),
-    case: each(caseOf),
-    time: each(timeOf),
-    speed: each(speedText),
-    predicted: each(predictedText),
-    limit: each((i) => word("limit", i)),
-    tile: each((i) => word("tile", i)),
-    waves: each((i) => number(points.waves[i])),
-    kernel: each((i) => word("kernel", i)),
-    clock: each((i) => number(points.sm_mhz[i], " MHz")),
+    x: column((i) => points.intensity[i]),
+    y: column((i) => drawnSpeed(i, points.time_us[i])),
+    lo: column((i) => speedOrNaN(i, points.time_hi_us[i])),
+    hi: column((i) => speedOrNaN(i, points.time_lo_us[i])),
+    expected: column((i) => speedOrNaN(i, points.predicted_us[i])),
+    measured: column((i) => points.time_us[i]),
+    error: column((i) => 100 * (errorOf(i) ?? NaN)),
+    color: column((i) => color(word("dtype", i))),
+    marker: column((i) => MARKERS[word("dtype", i)] ?? "cross"),
+    shape: column(shapeOf),
+    case: column(caseOf),
+    time: column(timeOf),
+    speed: column(speedText),
+    predicted: column(predictedText),
+    limit: column((i) => word("limit", i)),
+    tile: column((i) => word("tile", i)),
+    waves: column((i) => number(points.waves[i])),
+    kernel: column((i) => word("kernel", i)),
+    clock: column((i) => number(points.sm_mhz[i], " MHz")),
   };
-  return { timed: visible.length, drawn: shown.length };
+  return { drawable: visible.length, drawn: shown.length };
 }
 
 const speed = (i) => speedOf(i, points.time_us[i]);
 // The roofline's axis has the unit that suits its machines.
 const drawnSpeed = (i, time) => speedOf(i, time) * runs[0].scale;
 
-// Charts are drawn on a canvas, where the page's colours do not reach.
+const INK = [
+  "axis_label_text_color", "major_label_text_color", "axis_line_color", "major_tick_line_color",
+];
+const LINES = ["minor_tick_line_color", "grid_line_color", "outline_line_color"];
+
+// Charts are drawn on a canvas, where the page's colours do not reach: gives them to each part.
 function colour() {
   const style = getComputedStyle(document.documentElement);
   const [ink, line, faint] = ["--ink", "--line", "--faint"].map((name) => style.getPropertyValue(name).trim());
   for (const document_ of Bokeh.documents) {
-    for (const each of document_.all_models ?? document_._all_models.values()) {
-      for (const name of ["axis_label_text_color", "major_label_text_color", "axis_line_color"]) {
-        if (name in each) each[name] = ink;
-      }
-      if ("major_tick_line_color" in each) each.major_tick_line_color = ink;
-      if ("minor_tick_line_color" in each) each.minor_tick_line_color = line;
-      if ("grid_line_color" in each) each.grid_line_color = line;
-      if ("outline_line_color" in each) each.outline_line_color = line;
-      const dtype = each.tags?.find((tag) => tag in COLORS);
-      if (dtype && "text_color" in each) each.text_color = color(dtype);
-      if (each.tags?.includes("neutral")) each.glyph.line_color = faint;
-      const roof = each.glyph ?? each;
-      if (dtype && "line_color" in roof && !("text_color" in each)) roof.line_color = color(dtype);
+    for (const part of document_.all_models ?? document_._all_models.values()) {
+      for (const name of INK) if (name in part) part[name] = ink;
+      for (const name of LINES) if (name in part) part[name] = line;
+      if (part.tags?.includes("neutral")) part.glyph.line_color = faint;
+      // A roof and its label have the colour of their dtype.
+      const dtype = part.tags?.find((tag) => tag in COLORS);
+      if (!dtype) continue;
+      const roof = part.glyph ?? part;
+      if ("text_color" in part) part.text_color = color(dtype);
+      else if ("line_color" in roof) roof.line_color = color(dtype);
     }
   }
 }

@@ -6,41 +6,48 @@
 
 const byId = (id) => document.getElementById(id);
 
+// The documents of all recordings, from the compressed JSON in the page.
 async function unpacked() {
   const bytes = Uint8Array.from(atob(byId("data").textContent), (c) => c.charCodeAt(0));
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
   return JSON.parse(await new Response(stream).text());
 }
 
-// The points of all recordings in one set of columns; a column of words is codes and words.
+// The points of all recordings in one set of columns. A column of numbers is an array. A column of
+// texts has its distinct words, and for each point the code (place) of its word.
 function joined(runs) {
   const points = { length: 0, run: { codes: [], words: runs.map((run) => run.name) } };
   for (const [place, run] of runs.entries()) {
-    const count = run.points.m.length;
     for (const [name, column] of Object.entries(run.points)) {
       if (Array.isArray(column)) {
         points[name] = (points[name] ?? []).concat(column);
-        continue;
+      } else {
+        points[name] ??= { codes: [], words: [] };
+        appendWords(points[name], column);
       }
-      points[name] ??= { codes: [], words: [] };
-      const { codes, words } = points[name];
-      const known = new Map(words.map((word, code) => [word, code]));
-      const now = column.words.map((word) => {
-        if (!known.has(word)) known.set(word, words.push(word) - 1);
-        return known.get(word);
-      });
-      for (const code of column.codes) codes.push(now[code]);
     }
+    const count = run.points.m.length;
     for (let i = 0; i < count; i++) points.run.codes.push(place);
     points.length += count;
   }
   return points;
 }
 
+// Appends a recording's column of texts; the same word may have another code in each recording.
+function appendWords({ codes, words }, column) {
+  const codeOf = new Map(words.map((word, code) => [word, code]));
+  const newCodes = column.words.map((word) => {
+    if (!codeOf.has(word)) codeOf.set(word, words.push(word) - 1);
+    return codeOf.get(word);
+  });
+  for (const code of column.codes) codes.push(newCodes[code]);
+}
+
 const runs = await unpacked();
 const points = joined(runs);
+// Everywhere, ``i`` is the row of a point in the columns.
 const word = (name, i) => points[name].words[points[name].codes[i]];
-const speedOf = (i, time) => points.flops[i] / time / 1e6;
+const speedOf = (i, time) => points.flops[i] / time / 1e6; // TFLOP/s of a time in microseconds
 const machineOf = (i) => runs[points.run.codes[i]];
 
 const round = (value, digits = 3) => String(Number(value.toPrecision(digits)));
@@ -49,26 +56,29 @@ const rate = (tflops) =>
 const percent = (share, digits = 1) => `${(100 * share).toFixed(digits)}%`;
 const gain = (row) => `${percent(row.gain)} (${percent(row.lo)} to ${percent(row.hi)})`;
 
+// A point's sizes for people; the name of an operation that is neither a GEMM nor a convolution.
 function shapeOf(i) {
   if (!word("spec", i)) return word("op", i);
+  const size = (name) => points[name][i];
   if (word("op", i) !== "conv") {
-    const batch = points.batch[i] > 1 ? `${points.batch[i]} × ` : "";
-    return `${batch}${points.m[i]}×${points.n[i]}×${points.k[i]}`;
+    const batch = size("batch") > 1 ? `${size("batch")} × ` : "";
+    return `${batch}${size("m")}×${size("n")}×${size("k")}`;
   }
-  const at = (name) => points[name][i];
   return (
-    `${at("batch")}×${at("c")}×${at("h")}×${at("w")} → ${at("kout")}, ` +
-    `${at("r")}×${at("s")} ${word("pass", i)}`
+    `${size("batch")}×${size("c")}×${size("h")}×${size("w")} → ${size("kout")}, ` +
+    `${size("r")}×${size("s")} ${word("pass", i)}`
   );
 }
 
+// Everything but sizes that tells a case from others. The status "ok" says nothing.
 const caseOf = (i) =>
   ["dtype", "layout", "implementation", "config", "cache", "mode", "sweep", "status"]
     .map((name) => word(name, i))
     .filter((text) => text && text !== "ok")
     .join(" ");
 
-// A time with its interval, from microseconds, in the unit that suits it.
+// A time with its interval, from microseconds, in the unit that suits it. A time without an interval
+// has null for both ends.
 function timeText(time, low, high) {
   const [unit, scale] = time < 1e4 ? ["µs", 1] : time < 1e7 ? ["ms", 1e-3] : ["s", 1e-6];
   const digits = { maximumSignificantDigits: 4 };
@@ -77,29 +87,34 @@ function timeText(time, low, high) {
   return `${scaled(time)} ${unit}${interval}`;
 }
 
+// A point's measured time; without one, why it has none.
 function timeOf(i) {
-  const [time, low, high] = [points.time_us[i], points.time_lo_us[i], points.time_hi_us[i]];
+  const time = points.time_us[i];
   if (time === null) return word("message", i) || word("status", i);
-  return timeText(time, low, high);
+  return timeText(time, points.time_lo_us[i], points.time_hi_us[i]);
 }
 
+// The end of a sentence about a speed; empty if the peak of the dtype is not known.
 function shareOfPeak(tflops, run, dtype) {
   const peak = run.peaks[dtype];
   return peak ? `, ${percent(tflops / peak, 0)} of the peak` : "";
 }
 
+// A point's measured speed, or a dash.
 function speedText(i) {
   if (points.time_us[i] === null || points.flops[i] === null) return "–";
   const speed = speedOf(i, points.time_us[i]);
   return rate(speed) + shareOfPeak(speed, machineOf(i), word("dtype", i));
 }
 
+// A point's predicted time with its 90% interval, or a dash.
 function predictedText(i) {
   const time = points.predicted_us[i];
   if (time === null) return "–";
   return timeText(time, points.predicted_lo_us[i], points.predicted_hi_us[i]);
 }
 
+// The relative error of a point's prediction; null without a measured or a predicted time.
 const errorOf = (i) =>
   points.predicted_us[i] === null || points.time_us[i] === null
     ? null

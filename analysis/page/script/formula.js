@@ -2,7 +2,8 @@
 //
 // It computes what analysis/model and kernels/timemodel compute for `predict`; a test compares the
 // two on random shapes. Names and steps are those of the Python code, which explains them. Sizes are
-// element counts, times are seconds.
+// element counts, times are seconds. As there, `s` is a row of sizes and traffic (`shapeRow`), and
+// `c` are the constants of its group.
 
 const ELEMENT_BYTES = { fp32: 4, tf32: 4, fp16: 2, bf16: 2, fp8: 1 };
 const WIDE_BYTES = 16;
@@ -16,24 +17,29 @@ const RESIDENT_SHARE = 0.8;
 const USUAL_TILES = [[64, 64], [128, 64], [64, 128], [128, 128], [256, 128], [128, 256]];
 
 const ceilDiv = (a, b) => Math.ceil(a / b);
+// (a⁴ + b⁴ + …)^¼, which is little more than the largest term.
 const norm4 = (...terms) => Math.sqrt(Math.sqrt(terms.reduce((sum, term) => sum + term ** 4, 0)));
-const powerOfTwoIn = (value) => {
+// The largest power of two, at most 16, that divides a number of bytes.
+const powerOfTwoIn = (bytes) => {
   let power = 1;
-  while (power < WIDE_BYTES && value % (2 * power) === 0) power *= 2;
+  while (power < WIDE_BYTES && bytes % (2 * power) === 0) power *= 2;
   return power;
 };
+// The largest power of two, at most 16, that divides the bytes of rows of each size.
 const alignmentOf = (sizes, dtype) =>
   Math.min(...sizes.map((size) => powerOfTwoIn(size * ELEMENT_BYTES[dtype])));
 
 // --- Arithmetic of a problem: as in kernels/problem.py.
 
-const outputSize = (size, taps, [stride, padding, dilation]) =>
+const outputSize = (size, taps, stride, padding, dilation) =>
   Math.floor((size + 2 * padding - (dilation * (taps - 1) + 1)) / stride) + 1;
-const axis = (conv, place) => [conv.stride[place], conv.padding[place], conv.dilation[place]];
-const outputOf = (conv) => [
-  outputSize(conv.h, conv.r, axis(conv, 0)),
-  outputSize(conv.w, conv.s, axis(conv, 1)),
-];
+// Height and width of a convolution's output. Strides and the like are pairs: down, across.
+function outputOf({ h, w, r, s, stride, padding, dilation }) {
+  return [
+    outputSize(h, r, stride[0], padding[0], dilation[0]),
+    outputSize(w, s, stride[1], padding[1], dilation[1]),
+  ];
+}
 
 function flopsOf(problem) {
   if (problem.op === "gemm") return 2 * problem.batch * problem.m * problem.n * problem.k;
@@ -42,6 +48,7 @@ function flopsOf(problem) {
   return 2 * n * p * q * kout * (c / groups) * r * s;
 }
 
+// Elements of both operands and the result; for a convolution: input, filters and output.
 function operandElements(problem) {
   if (problem.op === "gemm") {
     const { m, n, k } = problem;
@@ -52,9 +59,11 @@ function operandElements(problem) {
   return [n * c * h * w, kout * (c / groups) * r * s, n * kout * p * q];
 }
 
+// Rows (or columns) of an image that a filter reads: a stride beyond its size leaves some out.
 const rowsRead = (size, positions, taps, stride) =>
   stride > taps ? Math.min(size, positions * taps) : size;
 
+// The minimum traffic: every operand once.
 function bytesOf(problem) {
   let [a, b, result] = operandElements(problem);
   const element = ELEMENT_BYTES[problem.dtype];
@@ -70,20 +79,24 @@ function bytesOf(problem) {
   return (a + b + result) * element;
 }
 
+// The GEMM that a convolution is without an algorithm of its own, with one batch entry per group.
 function impliedGemm(problem) {
   if (problem.op === "gemm") return problem;
   const { n, h, w, r, s, groups, dtype } = problem;
-  const [c, kout] = [problem.c / groups, problem.kout / groups];
+  const c = problem.c / groups;
+  const kout = problem.kout / groups;
   const [p, q] = outputOf(problem);
-  const [pixels, taps] = [n * p * q, r * s];
+  const pixels = n * p * q;
+  const taps = r * s;
   const sizes = {
-    fprop: [pixels, kout, c * taps],
-    dgrad: [n * h * w, c, kout * taps],
-    wgrad: [kout, c * taps, pixels],
+    fprop: { m: pixels, n: kout, k: c * taps },
+    dgrad: { m: n * h * w, n: c, k: kout * taps },
+    wgrad: { m: kout, n: c * taps, k: pixels },
   }[problem.pass];
-  return { op: "gemm", m: sizes[0], n: sizes[1], k: sizes[2], dtype, layout: "nt", batch: groups };
+  return { op: "gemm", ...sizes, dtype, layout: "nt", batch: groups };
 }
 
+// The GEMMs of Winograd's algorithm with tiles of `tile` × `tile` outputs; null if it does not apply.
 function winogradGemm(conv, tile) {
   const plain = [...conv.stride, ...conv.dilation, conv.groups].every((value) => value === 1);
   if (conv.r !== 3 || conv.s !== 3 || !plain || conv.pass === "wgrad") return null;
@@ -107,6 +120,8 @@ function pricedAlignment(problem) {
 
 // --- The formula: as in kernels/timemodel/estimate.py.
 
+// Sizes, traffic and helper kernels of a problem, as a GEMM. With a tile, a convolution to which
+// Winograd's algorithm applies is computed by it; 0 stands for the implied GEMM.
 function shapeRow(problem, winogradTile) {
   const element = ELEMENT_BYTES[problem.dtype];
   const row = {
@@ -145,6 +160,7 @@ const tileCount = (s, bm, bn, split = 1) => s.batch * ceilDiv(s.m, bm) * ceilDiv
 const tailEfficiency = (tiles, slots) => tiles / (ceilDiv(tiles, slots) * slots);
 const partialBytes = (s, split) => (split > 1 ? s.batch * s.m * s.n * 8 * split : 0);
 
+// What the SMs compute and load with one tile: the terms of a step along K, and the total seconds.
 function work(s, [bm, bn], split, machine, group) {
   const c = group.constants;
   const count = tileCount(s, bm, bn, split);
@@ -164,6 +180,7 @@ function work(s, [bm, bn], split, machine, group) {
   return { count, waves, steps, compute, feed, latency, epilogue, total, intake };
 }
 
+// The seconds for which the memory is busy, with `count` tiles.
 function memorySeconds(s, split, count, machine, c) {
   const ratio = (s.first / Math.max(RESIDENT_SHARE * machine.l2_bytes, 1)) ** 4;
   const hits = (s.first * c.resident) / (1 + ratio);
@@ -173,6 +190,7 @@ function memorySeconds(s, split, count, machine, c) {
   return (traffic / bandwidth) * (1 + c.ramp / Math.min(count, machine.sms));
 }
 
+// The time with one tile and split of K, the seconds of each limit, and what else is shown of it.
 function estimate(s, tile, split, machine, group) {
   const c = group.constants;
   const done = work(s, tile, split, machine, group);
@@ -206,13 +224,16 @@ function fastest(s, machine, group) {
     const done = work(s, tile, split, machine, group);
     return norm4(done.total, done.intake, memorySeconds(s, split, done.count, machine, c));
   };
-  const largest = group.tiles.reduce((a, b) => (b[0] * b[1] > a[0] * a[1] ? b : a));
-  const splits = machine.kind === "gpu" && tileCount(s, ...largest) <= machine.sms;
+  // Splitting K pays only for shapes with few tiles. Kernels for misaligned rows may not do it.
+  const area = ([bm, bn]) => bm * bn;
+  const largest = group.tiles.reduce((a, b) => (area(b) > area(a) ? b : a));
+  const hasFewTiles = machine.kind === "gpu" && tileCount(s, ...largest) <= machine.sms;
   const maySplit = s.alignment >= WIDE_BYTES || c.fallback_split >= 0.5;
+  const splits = hasFewTiles && maySplit ? SPLITS.slice(1) : [];
   let best = { time: Infinity };
   for (const tile of group.tiles) {
     const candidate = { tile, split: 1, time: seconds(tile, 1) };
-    for (const split of splits && maySplit ? SPLITS.slice(1) : []) {
+    for (const split of splits) {
       if (s.k * s.element < STEP_BYTES * MIN_STEPS * split) continue;
       const time = c.split + seconds(tile, split);
       if (time < candidate.time) Object.assign(candidate, { split, time });
@@ -224,13 +245,18 @@ function fastest(s, machine, group) {
 
 // --- The trees' correction: as in analysis/model/features.py and forest.py.
 
+// How often a size can be halved, at most 8 times.
 const factorsOfTwo = (size) => {
   let factors = 0;
   while (factors < 8 && size % 2 ** (factors + 1) === 0) factors++;
   return factors;
 };
 
+// The features of a problem, in the order in which the trees number them. `shapes` are its rows: of
+// the implied GEMM and, if it may use Winograd's algorithm, of its tiles. `guess` is the formula's
+// estimate.
 function featuresOf(problem, shapes, guess, machine, group) {
+  // 1. Sizes and the formula's estimate, for every problem.
   const [s] = shapes;
   const flops = 2 * s.batch * s.m * s.n * s.k * s.density;
   const sizes = [s.m, s.n, s.k].map(Math.log2);
@@ -247,6 +273,7 @@ function featuresOf(problem, shapes, guess, machine, group) {
   }
   features.push(...[s.m, s.n, s.k].map(factorsOfTwo));
   if (problem.op === "gemm") return features;
+  // 2. Properties of a convolution, and how the algorithms that it may use compare.
   const [p, q] = outputOf(problem);
   const { n, r, s: width, stride } = problem;
   const alignment = alignmentOf([problem.c / problem.groups, problem.kout / problem.groups], problem.dtype);
@@ -261,16 +288,19 @@ function featuresOf(problem, shapes, guess, machine, group) {
   return features;
 }
 
-// Trees in preorder; the left child of a node is the next node.
+// Trees in preorder; the left child of a node is the next node. `feature` is the number of the
+// feature that a node tests, negative in a leaf. `number` is the cut above which a row goes right or,
+// in a leaf, the value. Both are arrays of bytes, as base64.
 class Forest {
   constructor({ feature, number }) {
-    const bytes = (text) => Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
+    const bytes = (text) => Uint8Array.from(atob(text), (char) => char.charCodeAt(0));
     this.feature = new Int8Array(bytes(feature).buffer);
     this.number = new Float32Array(bytes(number).buffer);
     this.right = new Int32Array(this.feature.length);
     this.roots = [0];
     const open = []; // inner nodes whose right subtree has not begun
     for (let node = 0; node < this.feature.length; node++) {
+      // After a leaf, the right subtree of the last open node begins, or else the next tree.
       if (this.feature[node] >= 0) {
         open.push(node);
       } else if (open.length) {
@@ -299,6 +329,7 @@ class Forest {
 
 // --- The interval: as in analysis/model/predict.py, fit.py and groups.py.
 
+// The group of shapes whose errors are alike, by alignment, N and M.
 function shapeGroup(problem) {
   const { m, n } = impliedGemm(problem);
   const aligned = pricedAlignment(problem) >= WIDE_BYTES;
@@ -306,21 +337,24 @@ function shapeGroup(problem) {
   return m < 16 ? `${kind}, few M` : kind;
 }
 
+// Whether the model was calibrated on problems of this alignment, layout and batch.
 function hasLike(problem, group) {
   if (group.aligned_only && pricedAlignment(problem) < WIDE_BYTES) return false;
   const single = problem.op === "gemm" && problem.batch === 1;
   return !group.layout || (single && problem.layout === group.layout);
 }
 
-// Linear in the log of the seconds between knots, constant beyond them.
-function shifted(seconds, { log_seconds: xs, log_ratios: ys }) {
-  if (!xs.length) return seconds;
+// Seconds corrected by a log ratio, which is linear in the log of the seconds between knots and
+// constant beyond them.
+function shifted(seconds, { log_seconds: knots, log_ratios: ratios }) {
+  if (!knots.length) return seconds;
   const x = Math.log(seconds);
-  if (x <= xs[0]) return seconds * Math.exp(ys[0]);
-  const after = xs.findIndex((knot) => knot > x);
-  if (after < 0) return seconds * Math.exp(ys.at(-1));
-  const share = (x - xs[after - 1]) / (xs[after] - xs[after - 1]);
-  return seconds * Math.exp(ys[after - 1] + share * (ys[after] - ys[after - 1]));
+  if (x <= knots[0]) return seconds * Math.exp(ratios[0]);
+  const after = knots.findIndex((knot) => knot > x);
+  if (after < 0) return seconds * Math.exp(ratios.at(-1));
+  const before = after - 1;
+  const share = (x - knots[before]) / (knots[after] - knots[before]);
+  return seconds * Math.exp(ratios[before] + share * (ratios[after] - ratios[before]));
 }
 
 const groupName = (problem) => `${problem.pass ?? problem.op} ${problem.dtype}`;
@@ -329,6 +363,7 @@ const groupName = (problem) => `${problem.pass ?? problem.op} ${problem.dtype}`;
 function predict(problem, timeModel) {
   const group = timeModel.groups[groupName(problem)];
   if (!group) return null;
+  // 1. The formula: the implied GEMM, or Winograd's algorithm where it is faster.
   const { machine } = timeModel;
   const winograd = group.winograd ? WINOGRAD_TILES : [];
   const cached = group.warm && bytesOf(problem) <= machine.l2_bytes;
@@ -338,20 +373,24 @@ function predict(problem, timeModel) {
     const other = fastest(shapes[place + 1], machine, group);
     if (other.time < guess.time) guess = { ...other, winograd: tile };
   }
+  // 2. The correction by the trees, if the group has any. They are unpacked once.
   let spread = 1;
   let time = guess.time;
   if (group.trees !== null) {
     const trees = timeModel.trees[group.trees];
-    trees.forests ??= [trees.time, trees.spread].map((part) => part && new Forest(part));
-    const [forest, spreads] = trees.forests;
+    trees.timeForest ??= new Forest(trees.time);
     const features = featuresOf(problem, shapes, guess, machine, group);
-    const { mean, deviation } = forest.predict(features);
+    const { mean, deviation } = trees.timeForest.predict(features);
     time *= Math.exp(mean);
     // Small trees have a second forest for the spread; own trees show it by their disagreement.
-    spread = spreads
-      ? Math.exp(spreads.predict(features).mean)
-      : Math.hypot(deviation, trees.seen) / trees.unseen;
+    if (trees.spread) {
+      trees.spreadForest ??= new Forest(trees.spread);
+      spread = Math.exp(trees.spreadForest.predict(features).mean);
+    } else {
+      spread = Math.hypot(deviation, trees.seen) / trees.unseen;
+    }
   }
+  // 3. The interval, which is wide for problems unlike those that were measured.
   time = shifted(time, group.shift);
   spread = Math.hypot(spread * group.scale, group.beside);
   const [below, above] = group.groups[shapeGroup(problem)] ?? [1, 1];

@@ -10,85 +10,95 @@ const WORDS = [...SAME, "stride", "padding", "dilation"];
 const sizesOf = (i) => (word("op", i) === "conv" ? CONV_SIZES : GEMM_SIZES);
 const FIXED = { conv: ["batch", "c", "h", "w", "kout", "r", "s", "groups"], gemm: ["m", "n", "k", "batch"] };
 
-// Rows that differ from one in a single size, and the row itself, by that size.
+// The row `i` and the timed rows that differ from it only in the size `along`, sorted by that size.
 function lineThrough(i, along) {
   const fixed = (FIXED[word("op", i)] ?? []).filter((name) => name !== along);
-  const found = [];
-  for (let j = 0; j < points.length; j++) {
-    if (points.time_us[j] === null) continue;
-    if (!fixed.every((name) => points[name][j] === points[name][i])) continue;
-    if (WORDS.every((name) => points[name].codes[j] === points[name].codes[i])) found.push(j);
+  const rows = [];
+  for (let other = 0; other < points.length; other++) {
+    if (points.time_us[other] === null) continue;
+    if (!fixed.every((name) => points[name][other] === points[name][i])) continue;
+    if (WORDS.every((name) => points[name].codes[other] === points[name].codes[i])) rows.push(other);
   }
-  found.sort((a, b) => points[along][a] - points[along][b]);
-  // The same case of several sweeps is one point of the line, where it is asked for that one.
+  rows.sort((a, b) => points[along][a] - points[along][b]);
+  // A case of several sweeps is one point of the line. For the case of row `i`, that is row `i`.
   const bySize = new Map();
-  for (const j of found) {
-    if (j === i || !bySize.has(points[along][j])) bySize.set(points[along][j], j);
+  for (const row of rows) {
+    const size = points[along][row];
+    if (row === i || !bySize.has(size)) bySize.set(size, row);
   }
   return [...bySize.values()];
 }
 
 const ceil = (a, b) => Math.ceil(a / b);
 
-// Where one more of M or N begins another tile, and where another wave, between a line's ends: of the
-// tile that is predicted for a row, with its parts of K.
+// The sizes from `low` to `high` at which one more of M or N begins another tile (`tiles`) or even
+// another wave (`waves`). The tile is the one that is predicted for row `i`, with its split of K.
 function edgesOf(i, along, low, high) {
-  const none = { tiles: [], waves: [] };
+  const edges = { tiles: [], waves: [] };
   const tile = word("predicted_tile", i).match(/^(\d+)x(\d+)/);
-  if (!tile || along === "k" || word("op", i) !== "gemm") return none;
-  const block = Number(tile[along === "m" ? 1 : 2]);
-  const across = points.tiles[i] / ceil(points[along][i], block);
+  if (!tile || along === "k" || word("op", i) !== "gemm") return edges;
+  const [, tileRows, tileColumns] = tile.map(Number);
+  const block = along === "m" ? tileRows : tileColumns;
+  const across = points.tiles[i] / ceil(points[along][i], block); // tiles at each place along it
   const slots = machineOf(i).kind === "gpu" ? machineOf(i).sms : 0; // a CPU computes no waves
-  const [first, last] = [Math.max(1, ceil(low, block)), Math.floor((high - 1) / block)];
-  if (!block || last - first > MOST_COUNTED) return none;
+  const first = Math.max(1, ceil(low, block));
+  const last = Math.floor((high - 1) / block);
+  if (!block || last - first > MOST_COUNTED) return edges;
   const waves = (count) => ceil(count * across, slots);
-  const found = { tiles: [], waves: [] };
   for (let count = first; count <= last; count++) {
     const kind = slots && waves(count + 1) > waves(count) ? "waves" : "tiles";
-    found[kind].push(count * block);
+    edges[kind].push(count * block);
   }
-  return found;
+  return edges;
 }
 
-// The ends of what is shown of a line: twice and half the size, and at least some points; the other
-// points are there for whoever moves the chart.
+// The ends of what is shown of a line: half and twice the size, and at least the six nearest sizes to
+// each side. The other points are there for whoever moves the chart.
 function endsAround(sizes, size) {
-  const at = sizes.indexOf(size);
-  const near = sizes.slice(Math.max(0, at - NEAR), at + NEAR + 1);
-  const wide = sizes.filter((other) => other >= size / 2 && other <= 2 * size);
-  const both = [...near, ...wide];
-  return [Math.min(...both), Math.max(...both)];
+  const place = sizes.indexOf(size);
+  const nearest = sizes.slice(Math.max(0, place - NEAR), place + NEAR + 1);
+  const withinTwice = sizes.filter((other) => other >= size / 2 && other <= 2 * size);
+  const shownSizes = [...nearest, ...withinTwice];
+  return [Math.min(...shownSizes), Math.max(...shownSizes)];
 }
 
+// Draws the chart at a place: the times along one size of row `i`, the edges of its tiles and waves,
+// and the same as a table.
 function drawLine(place, i, along) {
-  const line = i === null ? [] : lineThrough(i, along);
-  const box = byId(`line-${place}`);
   const name = `line-${place}`;
-  const columns = (of) => line.map(of);
-  const said = (j) => `${along.toUpperCase()} ${points[along][j]}: ${timeOf(j)}; predicted ${predictedText(j)}`;
+  const line = lineThrough(i, along);
+  const sizeOf = (row) => points[along][row];
+  const size = along.toUpperCase();
+  // 1. The times, and a ring around the chosen one.
+  const column = (valueOf) => line.map(valueOf);
   model(name).data = {
-    x: columns((j) => points[along][j]),
-    time: columns((j) => points.time_us[j]),
-    lo: columns((j) => points.time_lo_us[j] ?? NaN),
-    hi: columns((j) => points.time_hi_us[j] ?? NaN),
-    expected: columns((j) => points.predicted_us[j] ?? NaN),
-    said: columns(said),
+    x: column(sizeOf),
+    time: column((row) => points.time_us[row]),
+    lo: column((row) => points.time_lo_us[row] ?? NaN),
+    hi: column((row) => points.time_hi_us[row] ?? NaN),
+    expected: column((row) => points.predicted_us[row] ?? NaN),
+    said: column((row) => `${size} ${sizeOf(row)}: ${timeOf(row)}; predicted ${predictedText(row)}`),
   };
-  const single = !line.some((j) => j !== i);
-  for (const part of box.querySelectorAll(".chart, details")) part.hidden = single;
-  const title = i === null ? "" : `Along ${along.toUpperCase()}`;
-  const heading = box.querySelector("h3");
-  const [low, high] = endsAround(line.map((j) => points[along][j]), i === null ? 0 : points[along][i]);
-  const inside = line.filter((j) => points[along][j] >= low && points[along][j] <= high);
-  const tallest = (j) => Math.max(points.time_us[j], points.predicted_us[j] ?? 0);
-  const top = Math.max(...inside.map(tallest));
-  const edges = single ? { tiles: [], waves: [] } : edgesOf(i, along, low, high);
-  const ofWaves = machineOf(i ?? 0).kind === "gpu" ? `, ${edges.waves.length} of waves` : "";
-  const marks = `; ${edges.tiles.length} edges of tiles${ofWaves}`;
-  const few = edges.tiles.length + edges.waves.length <= MOST_EDGES;
-  heading.textContent = single
-    ? `${title}: no other size was measured`
-    : `${title}: ${line.length} sizes${few && edges.tiles.length + edges.waves.length ? marks : ""}`;
+  model(`${name}-here`).data =
+    points.time_us[i] === null
+      ? { x: [], time: [] }
+      : { x: [sizeOf(i)], time: [points.time_us[i]] };
+  // 2. The range that is shown. A line without another size has only its heading.
+  const isSingle = line.every((row) => row === i);
+  const [low, high] = endsAround(line.map(sizeOf), sizeOf(i));
+  const inside = line.filter((row) => sizeOf(row) >= low && sizeOf(row) <= high);
+  const top = Math.max(
+    ...inside.map((row) => Math.max(points.time_us[row], points.predicted_us[row] ?? 0)),
+  );
+  const chart = model(`chart-${name}`);
+  chart.below[0].axis_label = size;
+  if (line.length) {
+    const margin = isSingle ? 1 : 0.05 * (high - low);
+    Object.assign(chart.x_range, { start: low - margin, end: high + margin });
+    Object.assign(chart.y_range, { start: 0, end: 1.1 * top });
+  }
+  // 3. The edges, from the bottom to the top.
+  const edges = isSingle ? { tiles: [], waves: [] } : edgesOf(i, along, low, high);
   for (const kind of ["tiles", "waves"]) {
     const drawn = edges[kind].length > MOST_EDGES ? [] : edges[kind];
     model(`${name}-${kind}`).data = {
@@ -97,52 +107,62 @@ function drawLine(place, i, along) {
       high: drawn.map(() => 1.1 * top),
     };
   }
-  model(`${name}-here`).data =
-    i === null || points.time_us[i] === null
-      ? { x: [], time: [] }
-      : { x: [points[along][i]], time: [points.time_us[i]] };
-  const chart = model(`chart-${name}`);
-  chart.below[0].axis_label = along.toUpperCase();
-  if (line.length) {
-    const margin = single ? 1 : 0.05 * (high - low);
-    Object.assign(chart.x_range, { start: low - margin, end: high + margin });
-    Object.assign(chart.y_range, { start: 0, end: 1.1 * top });
-  }
-  lineTables[place].set(line.map((j) => ({ row: j, along })));
+  // 4. The heading and the table.
+  const box = byId(`line-${place}`);
+  for (const part of box.querySelectorAll(".chart, details")) part.hidden = isSingle;
+  box.querySelector("h3").textContent = isSingle
+    ? `Along ${size}: no other size was measured`
+    : `Along ${size}: ${line.length} sizes${edgesText(edges, machineOf(i))}`;
+  lineTables[place].set(line.map((row) => ({ row, along })));
 }
 
-// The row that most other rows differ from in one size: its neighbourhood shows most.
+// The end of a heading that counts the edges; empty if there are none, or too many to be of use.
+function edgesText({ tiles, waves }, machine) {
+  const count = tiles.length + waves.length;
+  if (count === 0 || count > MOST_EDGES) return "";
+  const ofWaves = machine.kind === "gpu" ? `, ${waves.length} of waves` : "";
+  return `; ${tiles.length} edges of tiles${ofWaves}`;
+}
+
+// A row of the longest line of GEMMs, whose neighbourhood shows most; null if no GEMM has a time.
 function firstToShow() {
-  let best = { count: 0, i: null };
-  const counts = new Map();
+  let longest = { count: 0, row: null };
+  const counts = new Map(); // number of rows of each line
   for (let i = 0; i < points.length; i++) {
     if (points.time_us[i] === null || word("op", i) !== "gemm") continue;
     for (const along of GEMM_SIZES) {
       const fixed = GEMM_SIZES.filter((name) => name !== along).map((name) => points[name][i]);
-      const key = [along, ...fixed, ...SAME.map((name) => points[name].codes[i])].join(" ");
-      const count = (counts.get(key)?.count ?? 0) + 1;
-      counts.set(key, { count });
-      if (count > best.count) best = { count, i };
+      const line = [along, ...fixed, ...SAME.map((name) => points[name].codes[i])].join(" ");
+      const count = (counts.get(line) ?? 0) + 1;
+      counts.set(line, count);
+      if (count > longest.count) longest = { count, row: i };
     }
   }
-  return best.i;
+  return longest.row;
 }
 
-// The rows that a shape's time is taken from, by recording and shape: plainly timed, with operands
-// from where most of the recording's came from, the narrowest interval first.
-const plainRows = new Map();
+// Whether a point was timed plainly: in bursts, with no configuration, and with operands from where
+// most of the recording's came from.
 function isPlain(i) {
   const { cache } = machineOf(i);
   return !word("config", i) && word("mode", i) === "burst" && word("cache", i) === cache;
 }
+
+// How wide a point's interval is, as a ratio of its ends.
 const width = (i) =>
   points.time_lo_us[i] === null ? Infinity : points.time_hi_us[i] / points.time_lo_us[i];
+
+// The rows that a shape's time is taken from, by recording and shape: of those that were timed
+// plainly, the one with the narrowest interval.
+const plainRows = new Map();
 for (let i = 0; i < points.length; i++) {
   if (points.time_us[i] === null || !word("spec", i) || !isPlain(i)) continue;
   const key = `${points.run.codes[i]} ${word("spec", i)}`;
-  const known = plainRows.get(key);
-  if (known === undefined || width(i) < width(known)) plainRows.set(key, i);
+  const narrowest = plainRows.get(key);
+  if (narrowest === undefined || width(i) < width(narrowest)) plainRows.set(key, i);
 }
+
+// The row with a problem's time in a recording; undefined if it was not measured.
 const exactRow = (problem, run) => plainRows.get(`${runs.indexOf(run)} ${specOf(problem)}`);
 
 // The seconds of a problem in a public table, whose times have no interval; null if it has none.
@@ -151,24 +171,26 @@ function secondsInTable(problem, run) {
   return row === undefined || points.time_lo_us[row] !== null ? null : points.time_us[row] * 1e-6;
 }
 
-// The row that is nearest to a problem, among those that were timed with its dtype. A size is as far
-// as its ratio says, another word as far as twice a size.
+// The row that is nearest to a problem, among those that were timed with its dtype; undefined if
+// there is none. A size is as far as its ratio says, another word as far as twice a size.
 function nearestRow(problem) {
-  const asked = FIELDS[problem.op].map((name) => [
+  // Points name a convolution's images ``batch``, and have pairs such as strides as text.
+  const wanted = FIELDS[problem.op].map((name) => [
     problem.op === "conv" && name === "n" ? "batch" : name,
     Array.isArray(problem[name]) ? pairText(problem[name]) : problem[name],
   ]);
-  let best = { far: Infinity };
+  let nearest = { distance: Infinity };
   for (let i = 0; i < points.length; i++) {
     if (points.time_us[i] === null || word("op", i) !== problem.op) continue;
-    let far = isPlain(i) ? 0 : 0.02;
-    for (const [name, value] of asked) {
-      if (Array.isArray(points[name])) far += Math.abs(Math.log2(points[name][i] / value));
-      else if (word(name, i) !== value) far += name === "dtype" ? Infinity : 1;
+    // Of rows that are equally near, one that was timed plainly is preferred.
+    let distance = isPlain(i) ? 0 : 0.02;
+    for (const [name, value] of wanted) {
+      if (Array.isArray(points[name])) distance += Math.abs(Math.log2(points[name][i] / value));
+      else if (word(name, i) !== value) distance += name === "dtype" ? Infinity : 1;
     }
-    if (far < best.far) best = { i, far };
+    if (distance < nearest.distance) nearest = { row: i, distance };
   }
-  return best.i;
+  return nearest.row;
 }
 
 // Shows the measured times next to a row, along each size.
@@ -181,12 +203,13 @@ function choose(i) {
 // Answers about a problem on every machine, and shows what was measured next to it.
 function ask(problem) {
   byId("answer").replaceChildren(...runs.flatMap((run) => answerElements(problem, run)));
-  const row = runs.map((run) => exactRow(problem, run)).find((each) => each !== undefined);
-  const shown = row ?? nearestRow(problem);
-  if (shown === undefined) byId("measured").hidden = true;
-  else choose(shown);
+  const measuredRow = runs.map((run) => exactRow(problem, run)).find((row) => row !== undefined);
+  const chosen = measuredRow ?? nearestRow(problem);
+  if (chosen === undefined) byId("measured").hidden = true;
+  else choose(chosen);
 }
 
+// Answers a typed text, or says what is wrong with it and hides what an earlier text was answered.
 function askTyped(text) {
   const { problem, fault } = parseShape(text);
   byId("fault").textContent = fault ?? "";

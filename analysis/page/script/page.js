@@ -1,7 +1,8 @@
 // The page's tables, what answers to a click, and the order in which all of it begins.
 
-const text = (title, of) => ({ title, text: of });
-const figure = (title, of, value) => ({ title, text: of, value });
+// A column of a table: `textOf` a row is shown. A column of figures is sorted by `valueOf` a row.
+const text = (title, textOf) => ({ title, text: textOf });
+const figure = (title, textOf, valueOf) => ({ title, text: textOf, value: valueOf });
 const lineTables = [0, 1, 2].map(
   (place) =>
     new Table(byId(`line-${place}`).querySelector(".line-table"), `line ${place + 1}`, [
@@ -23,6 +24,7 @@ const pointTable = new Table(byId("points-table"), "the points", [
   text("kernel", (i) => word("kernel", i)),
 ]);
 
+// Answers about a point that was clicked, and scrolls there.
 function show(i) {
   if (!word("spec", i)) return; // neither a GEMM nor a convolution
   byId("shape").value = word("spec", i);
@@ -32,6 +34,7 @@ function show(i) {
   byId("shape").focus({ preventScroll: true });
 }
 
+// Draws what the filters leave: the counts of their words, the points and the table of points.
 function refresh() {
   const { rows, counts } = filtered();
   for (const [f, filter] of filters.entries()) {
@@ -39,26 +42,31 @@ function refresh() {
       span.textContent = counts[f][code].toLocaleString("en");
     });
   }
-  const { timed, drawn } = drawPoints(rows);
-  const some = drawn < timed ? `; ${drawn.toLocaleString("en")} of ${timed.toLocaleString("en")} are drawn; zoom in to see all` : "";
+  const { drawable, drawn } = drawPoints(rows);
+  const counted = (count) => count.toLocaleString("en");
+  const leftOut =
+    drawn < drawable
+      ? `; ${counted(drawn)} of ${counted(drawable)} are drawn; zoom in to see all`
+      : "";
   byId("count").textContent =
-    `${rows.length.toLocaleString("en")} of ${points.length.toLocaleString("en")} cases${some}`;
+    `${counted(rows.length)} of ${counted(points.length)} cases${leftOut}`;
   pointTable.set(rows);
 }
 
+// Fills the table of changes that are worth making.
 function adviceTable() {
   const rows = runs.flatMap((run) =>
     run.advice.filter((row) => row.verdict !== "leave it").map((row) => ({ ...row, run: run.name })),
   );
   // The surest come first, and of equally sure ones those that gain at least so much.
   rows.sort((a, b) => (b.verdict === "do it") - (a.verdict === "do it") || b.lo - a.lo);
-  const several = runs.length > 1 ? [text("recording", (row) => row.run)] : [];
+  const recordingColumn = runs.length > 1 ? [text("recording", (row) => row.run)] : [];
   const table = new Table(
     byId("advice-table"), "the recommendations",
     [
-      ...several,
+      ...recordingColumn,
       text("shape", (row) => row.shape),
-      text("verdict", (row) => row.told),
+      text("verdict", (row) => row.verdict_text),
       text("query", (row) => row.question),
       text("change", (row) => row.change),
       figure("gain", gain, (row) => row.gain),
@@ -71,11 +79,13 @@ function adviceTable() {
   table.set(rows);
 }
 
+// Fills the table of rules, if the page has one. Rules that were not measured come last.
 function rulesTable() {
+  if (!byId("rules-table")) return;
   const rows = runs.flatMap((run) => run.rules.map((rule) => ({ ...rule, run: run.name })));
   rows.sort((a, b) => (a.effect === null) - (b.effect === null));
-  if (!byId("rules-table")) return;
-  const ratio = (row) => (row.effect === null ? "–" : `${row.effect.toFixed(2)}× (${row.lo.toFixed(2)} to ${row.hi.toFixed(2)})`);
+  const ratio = ({ effect, lo, hi }) =>
+    effect === null ? "–" : `${effect.toFixed(2)}× (${lo.toFixed(2)} to ${hi.toFixed(2)})`;
   const table = new Table(
     byId("rules-table"), "the rules",
     [
@@ -92,86 +102,104 @@ function rulesTable() {
   table.set(rows);
 }
 
-// Mean error by powers of two of M (down) and of N·K (across).
+// Draws the mean error by powers of two of M (lines) and powers of four of N·K (columns).
 function errorsByShape() {
+  // 1. Sum the errors by both exponents of two.
   const sums = new Map();
-  const power = (value) => Math.floor(Math.log2(value));
+  const lines = new Set();
+  const columns = new Set();
+  const exponent = (value) => Math.floor(Math.log2(value));
   for (let i = 0; i < points.length; i++) {
     if (errorOf(i) === null) continue;
-    const key = `${power(points.m[i])} ${2 * Math.floor(power(points.n[i] * points.k[i]) / 2)}`;
+    const ofM = exponent(points.m[i]);
+    const ofNK = 2 * Math.floor(exponent(points.n[i] * points.k[i]) / 2);
+    lines.add(ofM);
+    columns.add(ofNK);
+    const key = `${ofM} ${ofNK}`;
     const sum = sums.get(key) ?? { error: 0, count: 0 };
     sum.error += Math.abs(errorOf(i));
     sum.count++;
     sums.set(key, sum);
   }
-  const keys = [...sums.keys()].map((key) => key.split(" ").map(Number));
-  const sorted = (at) => [...new Set(keys.map((key) => key[at]))].sort((a, b) => a - b);
-  const [downs, acrosses] = [sorted(0), sorted(1)];
+  // 2. Make a table of them, with a cell for each pair of exponents.
+  const sorted = (exponents) => [...exponents].sort((a, b) => a - b);
   const table = element("table");
   const head = element("tr");
   head.append(element("th", "M \\ N × K", { scope: "col" }));
-  for (const across of acrosses) head.append(element("th", `2^${across}`, { scope: "col" }));
+  for (const ofNK of sorted(columns)) head.append(element("th", `2^${ofNK}`, { scope: "col" }));
   table.append(head);
-  for (const down of downs) {
+  for (const ofM of sorted(lines)) {
     const line = element("tr");
-    line.append(element("th", `${2 ** down}`, { scope: "row" }));
-    for (const across of acrosses) {
-      const sum = sums.get(`${down} ${across}`);
-      const mean = sum ? sum.error / sum.count : 0;
-      const cell = element("td", sum ? percent(mean) : "", { class: "heat" });
-      if (sum) {
-        cell.title = `${sum.count} cases`;
-        cell.style.backgroundColor = `rgba(213, 94, 0, ${Math.min(0.7, 2 * mean)})`;
-      }
-      line.append(cell);
-    }
+    line.append(element("th", `${2 ** ofM}`, { scope: "row" }));
+    for (const ofNK of sorted(columns)) line.append(errorCell(sums.get(`${ofM} ${ofNK}`)));
     table.append(line);
   }
   byId("errors-by-shape").replaceChildren(table);
 }
 
-// The same shapes in the first two recordings, each by its fastest implementation.
-function sideBySide() {
-  if (runs.length < 2) return;
-  const best = [new Map(), new Map()];
+// A cell with a mean error, the redder the larger it is; empty if there is no case.
+function errorCell(sum) {
+  if (!sum) return element("td", "", { class: "heat" });
+  const mean = sum.error / sum.count;
+  const cell = element("td", percent(mean), { class: "heat" });
+  cell.title = `${sum.count} cases`;
+  cell.style.backgroundColor = `rgba(213, 94, 0, ${Math.min(0.7, 2 * mean)})`;
+  return cell;
+}
+
+// The points of the same case in the first two recordings, each by its fastest implementation.
+function commonPairs() {
+  const fastestRows = [new Map(), new Map()];
   for (let i = 0; i < points.length; i++) {
     const run = points.run.codes[i];
     if (run > 1 || points.intensity[i] === null || !word("spec", i)) continue;
     const key = [word("spec", i), word("mode", i), word("cache", i)].join(" ");
-    const before = best[run].get(key);
-    if (before === undefined || points.time_us[i] < points.time_us[before]) best[run].set(key, i);
+    const fastestRow = fastestRows[run].get(key);
+    if (fastestRow === undefined || points.time_us[i] < points.time_us[fastestRow]) {
+      fastestRows[run].set(key, i);
+    }
   }
-  const rows = [...best[0]].filter(([key]) => best[1].has(key)).map(([key, i]) => [i, best[1].get(key)]);
-  const ratio = ([a, b]) => points.time_us[a] / points.time_us[b];
-  const times = ([a, b]) => `${timeOf(a)}; ${timeOf(b)}`;
+  const [firstRows, secondRows] = fastestRows;
+  return [...firstRows]
+    .filter(([key]) => secondRows.has(key))
+    .map(([key, first]) => ({ first, second: secondRows.get(key) }));
+}
+
+// Draws the speeds of the second recording over those of the first, and the same as a table.
+function sideBySide() {
+  if (runs.length < 2) return;
+  const pairs = commonPairs();
+  const ratio = ({ first, second }) => points.time_us[first] / points.time_us[second];
   model("pairs").data = {
-    x: rows.map(([a]) => points.intensity[a]),
-    ratio: rows.map(ratio),
-    shape: rows.map(([a]) => `${shapeOf(a)} ${caseOf(a)}`),
-    times: rows.map(times),
-    color: rows.map(([a]) => color(word("dtype", a))),
-    marker: rows.map(([a]) => MARKERS[word("dtype", a)] ?? "cross"),
+    x: pairs.map(({ first }) => points.intensity[first]),
+    ratio: pairs.map(ratio),
+    shape: pairs.map(({ first }) => `${shapeOf(first)} ${caseOf(first)}`),
+    times: pairs.map(({ first, second }) => `${timeOf(first)}; ${timeOf(second)}`),
+    color: pairs.map(({ first }) => color(word("dtype", first))),
+    marker: pairs.map(({ first }) => MARKERS[word("dtype", first)] ?? "cross"),
   };
   const chart = model("pairs-chart");
   const around = (values) => ({ start: Math.min(...values) / 1.5, end: Math.max(...values) * 1.5 });
-  if (rows.length) {
-    Object.assign(chart.x_range, around(rows.map(([a]) => points.intensity[a])));
-    Object.assign(chart.y_range, around([1, ...rows.map(ratio)]));
+  if (pairs.length) {
+    Object.assign(chart.x_range, around(pairs.map(({ first }) => points.intensity[first])));
+    // The ratio 1, at which both are equally fast, is always in view.
+    Object.assign(chart.y_range, around([1, ...pairs.map(ratio)]));
   }
   const table = new Table(
     byId("pairs-table"), "the pairs",
     [
-      text("shape", ([a]) => shapeOf(a)),
-      text("case", ([a]) => caseOf(a)),
-      figure(runs[0].name, ([a]) => timeOf(a), ([a]) => points.time_us[a]),
-      figure(runs[1].name, ([, b]) => timeOf(b), ([, b]) => points.time_us[b]),
+      text("shape", ({ first }) => shapeOf(first)),
+      text("case", ({ first }) => caseOf(first)),
+      figure(runs[0].name, ({ first }) => timeOf(first), ({ first }) => points.time_us[first]),
+      figure(runs[1].name, ({ second }) => timeOf(second), ({ second }) => points.time_us[second]),
       figure("speed", (pair) => `${ratio(pair).toFixed(2)}×`, ratio),
     ],
     { copies: true, first: PAGE },
   );
-  table.set(rows);
+  table.set(pairs);
 }
 
+// Connects clicks, the form, zooming, printing and the change to dark mode with what they do.
 function listen() {
   const source = model("shown");
   source.selected.properties.indices.change.connect(() => {
@@ -182,7 +210,8 @@ function listen() {
     event.preventDefault();
     askTyped(byId("shape").value);
   });
-  // While it is zoomed, points that were left out are drawn where there is room for them.
+  // Once it is zoomed, points that were left out are drawn where there is room for them. Zooming
+  // moves the ranges many times; the last move is waited for.
   let waiting = 0;
   const chart = model("roofline");
   for (const range of [chart.x_range, chart.y_range]) {
@@ -193,6 +222,7 @@ function listen() {
       }, 250);
     });
   }
+  // Paper shows no buttons.
   for (const [event, visible] of [["beforeprint", false], ["afterprint", true]]) {
     addEventListener(event, () => {
       for (const root of Bokeh.index.roots) root.model.toolbar.visible = visible;
@@ -205,6 +235,7 @@ function listen() {
   });
 }
 
+// Waits until Bokeh has made the charts, which it does later than this script begins.
 function bokehIsReady() {
   return new Promise((resolve) => {
     const look = () => (model("shown") ? resolve() : setTimeout(look, 10));

@@ -6,6 +6,7 @@ const PAGE = 100; // rows that each press of its button adds
 // A text that Markdown shows as it is: no cell ends early, no picture is fetched where it is pasted.
 const plain = (text) => text.replaceAll(/[\\`*<\]|&]/g, "\\$&").replaceAll(/\s+/g, " ");
 
+// A new element of the page. Its text is never read as markup.
 function element(tag, text = "", attributes = {}) {
   const made = document.createElement(tag);
   made.textContent = text;
@@ -13,15 +14,19 @@ function element(tag, text = "", attributes = {}) {
   return made;
 }
 
-// A table of rows that is sorted by its heads and searched by a word. A column has a title, a text
-// of a row, and, where it is sorted as a number, its value.
+// A table of rows that is sorted by its heads and searched by a word. A column has a title, a
+// function `text` of a row and, if it is sorted as a number, a function `value` of a row. If it has
+// `choose`, its cells are buttons that call it.
 class Table {
+  // The table fills the element `place`. With `copies`, each row has a button that copies it;
+  // without `tools`, there is no search; `first` rows are shown at first. `sorted` is the number of
+  // the column that sorts the rows, null for their own order; `down` puts large values first.
   constructor(place, name, columns, { copies = false, tools = true, first = FIRST } = {}) {
     Object.assign(this, { place, name, columns, copies, first, rows: [], sorted: null, down: true });
     this.search = element("input", "", { type: "search", "aria-label": `Search ${name}` });
     this.search.placeholder = "Search";
     this.search.addEventListener("input", () => this.draw());
-    this.told = element("output", "", { "aria-live": "polite" });
+    this.counts = element("output", "", { "aria-live": "polite" });
     this.more = element("button", "More rows", { type: "button" });
     this.more.addEventListener("click", () => this.draw(this.shown + PAGE));
     const scroll = element("div", "", { class: "scroll", tabindex: "0", "aria-label": name });
@@ -29,7 +34,7 @@ class Table {
     this.table = element("table");
     scroll.append(this.table);
     const line = element("p");
-    line.append(this.search, " ", this.told);
+    line.append(this.search, " ", this.counts);
     line.hidden = !tools;
     place.replaceChildren(line, scroll, this.more);
   }
@@ -39,28 +44,32 @@ class Table {
     this.draw();
   }
 
-  wanted() {
-    const needle = this.search.value.trim().toLowerCase();
-    const has = (row) => this.columns.some((c) => c.text(row).toLowerCase().includes(needle));
-    const rows = needle ? this.rows.filter(has) : [...this.rows];
+  // The rows that contain the searched text, in the chosen order.
+  matchingRows() {
+    const searched = this.search.value.trim().toLowerCase();
+    const matches = (row) =>
+      this.columns.some((column) => column.text(row).toLowerCase().includes(searched));
+    const rows = searched ? this.rows.filter(matches) : [...this.rows];
     const column = this.columns[this.sorted];
     if (column) {
-      const of = column.value ?? column.text;
-      const keys = new Map(rows.map((row) => [row, of(row)]));
+      const keyOf = column.value ?? column.text;
+      const keys = new Map(rows.map((row) => [row, keyOf(row)]));
       const sign = this.down ? -1 : 1;
       rows.sort((a, b) => {
-        const [x, y] = [keys.get(a), keys.get(b)];
-        if (x === null || y === null) return (x === null) - (y === null);
-        return sign * (typeof x === "string" ? x.localeCompare(y) : x - y);
+        const [first, second] = [keys.get(a), keys.get(b)];
+        // Rows without a value come last in either direction.
+        if (first === null || second === null) return (first === null) - (second === null);
+        return sign * (typeof first === "string" ? first.localeCompare(second) : first - second);
       });
     }
     return rows;
   }
 
+  // Draws the head and the first `count` matching rows.
   draw(count = this.first) {
-    const rows = this.wanted();
+    const rows = this.matchingRows();
     this.shown = Math.min(count, rows.length);
-    this.told.textContent = `${this.shown} of ${rows.length.toLocaleString("en")} rows`;
+    this.counts.textContent = `${this.shown} of ${rows.length.toLocaleString("en")} rows`;
     this.more.hidden = this.shown === rows.length;
     const head = element("tr");
     for (const [place, column] of this.columns.entries()) {
@@ -80,6 +89,7 @@ class Table {
     this.table.replaceChildren(top, body);
   }
 
+  // A row of the table as an element.
   line(row) {
     const line = element("tr");
     for (const column of this.columns) {
@@ -103,17 +113,20 @@ class Table {
     return line;
   }
 
+  // Sorts by the column at a place: first numbers from the largest, texts from A, then reversed.
   sort(place) {
     this.down = place === this.sorted ? !this.down : Boolean(this.columns[place].value);
     this.sorted = place;
     this.draw();
+    // The head was drawn again, so that the pressed button is another element.
     this.table.querySelectorAll("th button")[place].focus();
   }
 
+  // Copies a row with the heads, as a Markdown table.
   async copy(row, button) {
-    const cells = this.columns.map((c) => plain(c.text(row)));
     const line = (texts) => `| ${texts.join(" | ")} |`;
-    const titles = this.columns.map((c) => plain(c.title));
+    const titles = this.columns.map((column) => plain(column.title));
+    const cells = this.columns.map((column) => plain(column.text(row)));
     const text = [line(titles), line(titles.map(() => "---")), line(cells)].join("\n");
     try {
       await navigator.clipboard.writeText(text);
