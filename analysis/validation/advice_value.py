@@ -16,7 +16,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -83,6 +83,13 @@ class AdviceValue:
         return asdict(self)
 
 
+class _Claim(NamedTuple):
+    """Lower end of the gain that advice claims for a change, and the gain in the table."""
+
+    low: float
+    gain: float
+
+
 def judge_advice(validation: Validation, draws: int = DRAWS) -> AdviceValue:
     """Judge the advice on a validation's held-out rows above 1e9 FLOP.
 
@@ -93,75 +100,107 @@ def judge_advice(validation: Validation, draws: int = DRAWS) -> AdviceValue:
     Raises:
         UserError: if no row has enough neighbours.
     """
-    # 1. Draw shapes with enough neighbours to choose from, and shapes with a padding.
+    # Draw shapes with enough neighbours to choose from, and shapes with a padding.
     rows = _HeldOutRows(validation)
     rng = np.random.default_rng(validation.seed)
     shuffled = [int(i) for i in rng.permutation(len(rows.flops))]
-    crowded = (i for i in shuffled if len(rows.near(i, -_REACH)) >= _MIN_MEMBERS)
-    padded = (i for i in shuffled if len(rows.near(i, 0.0)) > 1)
-    centres = list(itertools.islice(crowded, draws))
-    small_shapes = list(itertools.islice(padded, draws))
+    with_neighbours = (i for i in shuffled if len(rows.near(i, -_REACH)) >= _MIN_MEMBERS)
+    with_padding = (i for i in shuffled if len(rows.near(i, 0.0)) > 1)
+    centres = list(itertools.islice(with_neighbours, draws))
+    small_shapes = list(itertools.islice(with_padding, draws))
     if not centres or not small_shapes:
         raise UserError(
             f"{validation.source.name} has too few neighbouring shapes to judge advice."
         )
-    # 2. Choose: compare the speed of each pick with the best speed in its neighbourhood.
+    regret, choose_claims = _judge_choosing(rows, centres)
+    padding, hindsight, pad_claims = _judge_padding(rows, small_shapes)
+    overclaimed = [claim.gain < claim.low for claim in (*choose_claims, *pad_claims)]
+    return AdviceValue(
+        neighbourhoods=len(centres),
+        regret=regret,
+        pads=len(small_shapes),
+        padding=padding,
+        hindsight=hindsight,
+        overclaimed=float(np.mean(overclaimed)) if overclaimed else None,
+    )
+
+
+def _judge_choosing(
+    rows: _HeldOutRows, centres: Sequence[int]
+) -> tuple[dict[str, float], list[_Claim]]:
+    """Compare the speed of each pick with the best speed in its neighbourhood.
+
+    Returns:
+        The mean regret of each way to choose, and the claims for the advised changes.
+    """
+    speeds = rows.flops / rows.seconds
+    predicted_speeds = rows.flops / rows.predicted
     regrets: dict[str, list[float]] = {}
-    claims: list[tuple[float, float]] = []
+    claims = []
     for i in centres:
         members = rows.near(i, -_REACH)
-        speed = rows.flops[members] / rows.seconds[members]
-        advised, claimed = rows.decide(i, members, "choose")
+        advised, low = rows.decide(i, members, "choose")
         picks = {
             "advice": advised,
-            "best_guess": max(members, key=lambda j: rows.flops[j] / rows.predicted[j]),
+            "best_guess": max(members, key=lambda j: predicted_speeds[j]),
             "biggest": max(members, key=lambda j: rows.flops[j]),
             "as_asked": i,
         }
         for name, pick in picks.items():
-            picked = rows.flops[pick] / rows.seconds[pick]
-            regrets.setdefault(name, []).append(1 - picked / speed.max())
+            regrets.setdefault(name, []).append(1 - speeds[pick] / speeds[members].max())
         if advised != i:
-            before = rows.flops[i] / rows.seconds[i]
-            after = rows.flops[advised] / rows.seconds[advised]
-            claims.append((claimed, after / before - 1))
-    # 3. Pad: compare the time of each padding with that of the original shape.
-    possible: list[float] = []  # the gain of the best padding in hindsight
-    moves: dict[str, list[int]] = {"advice": [], "best_guess": []}
+            claims.append(_Claim(low, speeds[advised] / speeds[i] - 1))
+    return {name: float(np.mean(values)) for name, values in regrets.items()}, claims
+
+
+def _judge_padding(
+    rows: _HeldOutRows, small_shapes: Sequence[int]
+) -> tuple[dict[str, Padding], float, list[_Claim]]:
+    """Compare the time of each padding with that of the original shape.
+
+    Returns:
+        The worth of each way to pad, the mean gain of the best padding in hindsight, and the claims
+        for the advised changes.
+    """
+    best_gains = []
+    picks: dict[str, list[int]] = {"advice": [], "best_guess": []}
+    claims = []
     for i in small_shapes:
         members = rows.near(i, 0.0)
-        advised, claimed = rows.decide(i, members, "pad")
-        guess = min(members, key=rows.predicted.__getitem__)
-        worthwhile = rows.predicted[i] / rows.predicted[guess] - 1 >= MIN_GAIN
-        moves["advice"].append(advised)
-        moves["best_guess"].append(guess if worthwhile else i)
-        possible.append(rows.seconds[i] / rows.seconds[members].min() - 1)
+        advised, low = rows.decide(i, members, "pad")
+        guess = min(members, key=lambda j: rows.predicted[j])
+        is_worthwhile = rows.predicted[i] / rows.predicted[guess] - 1 >= MIN_GAIN
+        picks["advice"].append(advised)
+        picks["best_guess"].append(guess if is_worthwhile else i)
+        best_gains.append(rows.seconds[i] / rows.seconds[members].min() - 1)
         if advised != i:
-            claims.append((claimed, rows.seconds[i] / rows.seconds[advised] - 1))
-    return AdviceValue(
-        neighbourhoods=len(centres),
-        regret={name: float(np.mean(values)) for name, values in regrets.items()},
-        pads=len(small_shapes),
-        padding={
-            way: _padding_value(rows.seconds, small_shapes, to, possible)
-            for way, to in moves.items()
-        },
-        hindsight=float(np.mean(possible)),
-        overclaimed=float(np.mean([real < low for low, real in claims])) if claims else None,
-    )
+            claims.append(_Claim(low, rows.seconds[i] / rows.seconds[advised] - 1))
+    padding = {
+        name: _padding_value(rows.seconds, small_shapes, picked, best_gains)
+        for name, picked in picks.items()
+    }
+    return padding, float(np.mean(best_gains)), claims
 
 
 def _padding_value(
-    seconds: Array, below: Sequence[int], to: Sequence[int], possible: Sequence[float]
+    seconds: Array, originals: Sequence[int], picked: Sequence[int], best_gains: Sequence[float]
 ) -> Padding:
-    """Summarise one way to pad: the rows ``below``, each replaced by the row in ``to``."""
-    moved, gain = np.not_equal(below, to), seconds[below] / seconds[to] - 1
-    gainful = np.array(possible) >= _OPPORTUNITY
+    """Summarise one way to pad.
+
+    Args:
+        seconds: seconds of every row.
+        originals: rows of the original shapes.
+        picked: the row that replaces each of them, which may be itself.
+        best_gains: gain of the best padding of each of them, in hindsight.
+    """
+    is_moved = np.not_equal(originals, picked)
+    gain = seconds[originals] / seconds[picked] - 1
+    could_gain = np.array(best_gains) >= _OPPORTUNITY
     return Padding(
-        moved=int(moved.sum()),
+        moved=int(is_moved.sum()),
         gain=float(gain.mean()),
         loss_p95=float(np.quantile(-gain, 0.95)),
-        found=float(moved[gainful].mean()) if gainful.any() else 0.0,
+        found=float(is_moved[could_gain].mean()) if could_gain.any() else 0.0,
     )
 
 
@@ -206,35 +245,35 @@ def judge_measured(
     measured = rows.times_in(again)
     shuffled = np.random.default_rng(validation.seed).permutation(len(rows.flops))
     measured_twice = [int(i) for i in shuffled if np.isfinite(measured[i])]
-    values: dict[str, dict[int, list[float]]] = {}
+    regrets: dict[int, list[float]] = {count: [] for count in counts}
+    gains: dict[int, list[float]] = {count: [] for count in counts}
     # 2. For each kind of query, draw shapes with enough neighbours that were measured twice.
-    for question, lower, fewest in (("choose", -_REACH, _MIN_MEMBERS), ("pad", 0.0, 2)):
+    for question, less, fewest in (("choose", -_REACH, _MIN_MEMBERS), ("pad", 0.0, 2)):
         neighbourhoods = (
-            (i, [j for j in rows.near(i, lower) if np.isfinite(measured[j])])
-            for i in measured_twice
+            (i, [j for j in rows.near(i, less) if np.isfinite(measured[j])]) for i in measured_twice
         )
         large_enough = ((i, members) for i, members in neighbourhoods if len(members) >= fewest)
         drawn = list(itertools.islice(large_enough, draws))
         if not drawn:
             raise UserError(f"{again.name} has too few of the same shapes to judge advice.")
-        results = values.setdefault(question, {count: [] for count in counts})
-        # 3. Measure the best guesses, and compare the fastest one with the truth.
+        # 3. Measure the best guesses, and compare the fastest one with the truth. To choose, shapes
+        # are compared by FLOPs per second; to pad, only by their times.
+        work = rows.flops if question == "choose" else np.ones(len(rows.flops))
+        speeds = work / rows.seconds
         for i, members in drawn:
-            work = rows.flops if question == "choose" else np.ones(len(rows.flops))
-            guesses = sorted(
-                (j for j in members if j != i), key=lambda j: rows.predicted[j] / work[j]
-            )
-            best = max(work[j] / rows.seconds[j] for j in members)
+            others = [j for j in members if j != i]
+            guesses = sorted(others, key=lambda j: rows.predicted[j] / work[j])
             for count in counts:
                 pick = _best_measured(i, guesses[:count], work / measured)
-                speed = work[pick] / rows.seconds[pick]
-                gain = speed / (work[i] / rows.seconds[i]) - 1
-                results[count].append(1 - speed / best if question == "choose" else gain)
+                if question == "choose":
+                    regrets[count].append(1 - speeds[pick] / speeds[members].max())
+                else:
+                    gains[count].append(speeds[pick] / speeds[i] - 1)
     return {
         count: MeasuredValue(
-            float(np.mean(values["choose"][count])),
-            float(np.mean(values["pad"][count])),
-            float(np.quantile(-np.array(values["pad"][count]), 0.95)),
+            choose_regret=float(np.mean(regrets[count])),
+            pad_gain=float(np.mean(gains[count])),
+            pad_loss_p95=float(np.quantile(-np.array(gains[count]), 0.95)),
         )
         for count in counts
     }
@@ -247,9 +286,14 @@ def _best_measured(original: int, candidates: Sequence[int], speed: Array) -> in
 
 
 class _HeldOutRows:
-    """Held-out rows that are large enough, as arrays, and their neighbourhoods."""
+    """Held-out rows of more than 1e9 FLOP, as arrays with one element per row.
+
+    ``flops`` are those of the rows' problems, ``seconds`` their measured and ``predicted`` their
+    predicted seconds.
+    """
 
     def __init__(self, validation: Validation) -> None:
+        """Keep the large rows of a validation."""
         flops = np.array([float(problem.flops) for problem in validation.tested.problems])
         keep = [int(i) for i in np.flatnonzero(flops > _MIN_FLOPS)]
         self._problems = [validation.tested.problems[i] for i in keep]
@@ -274,7 +318,13 @@ class _HeldOutRows:
         return [int(j) for j in self._index.near(self._problems[i], less, _REACH)]
 
     def decide(self, i: int, members: Sequence[int], question: str) -> tuple[int, float]:
-        """Return the row that the advice takes instead of row i, and the lower end of its gain."""
+        """Return the row that the advice takes instead of row i, and the lower end of its gain.
+
+        Args:
+            i: the row to advise about; the advice may be to keep it.
+            members: the rows to choose from, which may include row i.
+            question: ``pad`` or ``choose``.
+        """
         order = [i, *(j for j in members if j != i)]  # the original shape is the first option
         problem = self._problems[i]
         choices = weigh(

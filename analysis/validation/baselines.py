@@ -31,24 +31,27 @@ def baseline_errors(
         query: the tested rows as a query.
     """
     machine = model.machine
-    physics = Model(machine, {g: replace(f, residual=None) for g, f in model.fits.items()})
+    without_trees = {group: replace(fit, residual=None) for group, fit in model.fits.items()}
     floors = _floors(tested, machine)
+    arithmetic, memory = floors
     baselines: dict[str, Array | None] = {
-        "datasheet": np.maximum(*floors),
-        "three_constants": np.maximum(floors[0] / 0.75, floors[1] / 0.8) + 3e-6,
+        "datasheet": np.maximum(arithmetic, memory),
+        # Set by hand: shares of peak and bandwidth, and the seconds of a launch.
+        "three_constants": np.maximum(arithmetic / 0.75, memory / 0.8) + 3e-6,
         "four_fitted": None,
-        "physics": physics.predict(query).estimate.time,
+        "physics": Model(machine, without_trees).predict(query).estimate.time,
     }
     if len(calibrated):
         law = _four_constants(_floors(calibrated, machine), calibrated.seconds)
         baselines["four_fitted"] = law(floors)
     return {
-        name: None if seconds is None else _where_finite(seconds, tested.seconds)
+        name: None if seconds is None else _finite_errors(seconds, tested.seconds)
         for name, seconds in baselines.items()
     }
 
 
-def _where_finite(seconds: Array, measured: Array) -> Errors:
+def _finite_errors(seconds: Array, measured: Array) -> Errors:
+    """Return the errors of those predicted seconds that are finite."""
     finite = np.isfinite(seconds)
     return Errors.from_times(seconds[finite], measured[finite])
 
@@ -67,15 +70,24 @@ def _four_constants(
 
     The constants are the shares of peak and bandwidth, the time of a launch, and the exponent that
     combines the times of arithmetic and memory.
+
+    Args:
+        floors: seconds of each row at the datasheet's peak, and at its bandwidth.
+        seconds: measured seconds of each row.
+
+    Returns:
+        Function from the floors of any rows to their predicted seconds.
     """
 
-    def law(x: Array, floors: tuple[Array, Array]) -> Array:
-        peak, bandwidth, launch, power = np.exp(x)
-        combined = (floors[0] / peak) ** power + (floors[1] / bandwidth) ** power
+    # The logarithms of the constants are fitted, so that the constants stay positive.
+    def law(log_constants: Array, floors: tuple[Array, Array]) -> Array:
+        arithmetic, memory = floors
+        peak, bandwidth, launch, power = np.exp(log_constants)
+        combined = (arithmetic / peak) ** power + (memory / bandwidth) ** power
         return launch + combined ** (1 / power)
 
-    def residuals(x: Array) -> Array:
-        return np.log(law(x, floors) / seconds)
+    def residuals(log_constants: Array) -> Array:
+        return np.log(law(log_constants, floors) / seconds)
 
     fitted = least_squares(
         residuals,

@@ -19,22 +19,30 @@ def choose_rows(features: Array, count: int, seed: int = 0) -> NDArray[np.intp]:
         features: one row per candidate; each column is divided by its standard deviation.
         count: number of rows to choose; all of them if there are fewer.
         seed: seed that breaks ties and picks the row of a box.
+
+    Returns:
+        Positions of the chosen rows, in ascending order.
     """
     rng = np.random.default_rng(seed)
-    standard = (features - features.mean(axis=0)) / (features.std(axis=0) + 1e-12)
-    boxes = [(np.arange(len(standard)), min(count, len(standard)))]  # rows, how many to choose
+    # The tiny constant keeps a column of equal values from being divided by zero.
+    standardised = (features - features.mean(axis=0)) / (features.std(axis=0) + 1e-12)
+    all_rows = np.arange(len(standardised))
+    boxes = [(all_rows, min(count, len(all_rows)))]  # rows, and how many of them to choose
     chosen = []
     while boxes:
-        rows, number = boxes.pop()
-        if number == 1:
+        rows, to_choose = boxes.pop()
+        if to_choose == 1:
             chosen.append(rng.choice(rows))
             continue
-        widest = int(np.argmax(standard[rows].std(axis=0)))
+        widest = int(np.argmax(standardised[rows].std(axis=0)))
         # Grids have many equal values. Noise that is too small to reorder different values makes
         # the cut between equal ones random.
-        column = standard[rows, widest] + 1e-9 * rng.random(len(rows))
-        ordered, half = rows[np.argsort(column)], number // 2
+        column = standardised[rows, widest] + 1e-9 * rng.random(len(rows))
+        ordered = rows[np.argsort(column)]
         # Each side gets rows in proportion to the number to choose from it, and at least as many.
-        cut = min(max(round(len(rows) * half / number), half), len(rows) - (number - half))
-        boxes += [(ordered[:cut], half), (ordered[cut:], number - half)]
+        left_share = to_choose // 2
+        right_share = to_choose - left_share
+        cut = round(len(rows) * left_share / to_choose)
+        cut = min(max(cut, left_share), len(rows) - right_share)
+        boxes += [(ordered[:cut], left_share), (ordered[cut:], right_share)]
     return np.sort(np.array(chosen, dtype=np.intp))

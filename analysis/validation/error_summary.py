@@ -11,7 +11,10 @@ from kernels.timemodel.estimate import Array
 
 @dataclass(frozen=True)
 class Errors:
-    """Summary of |predicted / measured − 1|, as fractions; None if there is no row."""
+    """Summary of |predicted / measured − 1|, as fractions; None if there is no row.
+
+    ``rows`` is the number of rows, and ``p95`` the 95th percentile.
+    """
 
     rows: int
     median: float | None

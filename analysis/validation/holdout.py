@@ -73,27 +73,35 @@ class Validation:
 
     @property
     def tile_agreement(self) -> float | None:
-        """Share of the rows with a tile in a kernel's name for which that tile was predicted."""
+        """Share of the rows with a tile in a kernel's name for which that tile was predicted.
+
+        None if there is no such row.
+        """
         estimate = self.prediction.estimate
         predicted = [f"{bm:.0f}x{bn:.0f}" for bm, bn in zip(estimate.bm, estimate.bn, strict=True)]
-        equal = [a == b for a, b in zip(predicted, self.tested.tiles, strict=True) if b]
-        return float(np.mean(equal)) if equal else None
+        agrees = [
+            predicted_tile == tile
+            for predicted_tile, tile in zip(predicted, self.tested.tiles, strict=True)
+            if tile  # empty if the kernel's name contains none
+        ]
+        return float(np.mean(agrees)) if agrees else None
 
     @property
     def coverage(self) -> float:
         """Share of held-out rows inside their 90% interval."""
-        inside = (self.prediction.lo <= self.tested.seconds) & (
-            self.tested.seconds <= self.prediction.hi
-        )
-        return float(inside.mean())
+        above_low = self.prediction.lo <= self.tested.seconds
+        below_high = self.tested.seconds <= self.prediction.hi
+        return float((above_low & below_high).mean())
 
     @property
     def neighbours(self) -> dict[str, Any]:
         """Errors of predicted time ratios over pairs in which one shape pads its neighbour.
 
-        The keys are the number of pairs, and the ends of the 90% range of the errors of log ratios.
+        The keys are ``pairs`` (their number), and ``low`` and ``high``: the ends of the 90% range
+        of the errors of log ratios, None without any pair.
         """
-        predicted, tested = self.prediction.estimate.time, self.tested
+        predicted = self.prediction.estimate.time
+        tested = self.tested
         log_ratio = np.log(tested.seconds / predicted)
         # With these spreads, each pair's error is divided by 1.
         equal_spreads = np.full(len(tested), math.sqrt(0.5))
@@ -107,7 +115,10 @@ class Validation:
         flops = np.array([float(problem.flops) for problem in self.tested.problems])
         large = flops > _LARGE_FLOPS
         predicted = self.prediction.estimate.time
-        baselines = {name: None if e is None else _figures(e) for name, e in self.baselines.items()}
+        baselines = {
+            name: None if errors is None else _figures(errors)
+            for name, errors in self.baselines.items()
+        }
         return {
             "machine": self.machine.slug,
             "source": self.source.name,
@@ -123,7 +134,7 @@ class Validation:
             "above_1e11": asdict(Errors.from_times(predicted[large], self.tested.seconds[large])),
             "holdout": self.holdout,
             "baselines": baselines,
-            "by_algorithm": {name: asdict(e) for name, e in self.by_algorithm.items()},
+            "by_algorithm": {name: asdict(errors) for name, errors in self.by_algorithm.items()},
             "tile_agreement": self.tile_agreement,
             "constants": {name: fit.constants.to_json() for name, fit in self.model.fits.items()},
             "prior": list(self.prior),
@@ -136,6 +147,7 @@ class Validation:
 
 
 def _figures(errors: Errors) -> dict[str, float | None]:
+    """Return the median, mean and 95th percentile, without the number of rows."""
     return {name: value for name, value in asdict(errors).items() if name != "rows"}
 
 
@@ -176,14 +188,15 @@ def validate(
             f"--calibrate is {calibrate}, but {source.name} has only {len(pool)} rows to calibrate "
             "on; give that number or less."
         )
-    # 2. Calibrate on rows that are chosen by their features only.
+    # 2. Calibrate on rows that are chosen by their features only. Without calibration, the model is
+    # the formula with constants of another machine.
     chosen = np.empty(0, dtype=np.intp)
     model = Model(machine, {group: Fit(start) for group in dict.fromkeys(query.groups())})
     if calibrate:
         features = Inputs.from_query(machine, query.take(pool)).design(start)
         chosen = pool[choose_rows(features, calibrate, seed)]
         prior = Prior.bare(start, _spread(machine, source.dtype))
-        learned = calibrate_query(
+        calibration = calibrate_query(
             machine,
             query.take(chosen),
             source.seconds[chosen],
@@ -191,7 +204,8 @@ def validate(
             source.take(chosen).algorithms,
             dict.fromkeys(model.fits, prior),
         )
-        model = replace(model, fits={**model.fits, **learned.model.fits})
+        # A group without calibrated rows keeps the constants of the other machine.
+        model = replace(model, fits={**model.fits, **calibration.model.fits})
     # 3. Predict the held-out rows, by the model and by simpler predictors.
     if holdout != "folds":
         tested = np.setdiff1d(tested, chosen)
@@ -199,7 +213,7 @@ def validate(
         raise UserError(f"{source.name} has no row left to test; give a smaller --calibrate.")
     held_back = source.take(tested)
     # With folds, the calibration itself predicted each row by a fit to the other folds.
-    prediction = learned.held_back if holdout == "folds" else model.predict(query.take(tested))
+    prediction = calibration.held_back if holdout == "folds" else model.predict(query.take(tested))
     baselines = baseline_errors(model, source.take(chosen), held_back, query.take(tested))
     if holdout == "folds":  # the fitted baselines have seen the tested rows
         baselines |= {"physics": None, "four_fitted": None}
@@ -226,18 +240,22 @@ def _spread(machine: Machine, dtype: str) -> Spread:
 def split_rows(
     source: PublicRows, holdout: str, seed: int
 ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Return the rows that may be calibrated on, and the rows that may be tested."""
+    """Return the rows that may be calibrated on, and the rows that may be tested.
+
+    With the hold-outs ``rows`` and ``folds``, both are all rows, because what is tested depends on
+    what is calibrated on. :func:`validate` explains the hold-outs.
+    """
     rows = np.arange(len(source), dtype=np.intp)
     if holdout in ("rows", "folds"):
         return rows, rows
-    sizes = sizes_of(source.problems)
+    sizes = sizes_of(source.problems)  # columns: M, N and K
     if holdout == "beyond":
-        large = sizes[:, 0] > _MAX_CALIBRATED_M
-        return rows[~large], rows[large]
+        is_large = sizes[:, 0] > _MAX_CALIBRATED_M
+        return rows[~is_large], rows[is_large]
     rng = np.random.default_rng(seed)
-    withheld = np.zeros(sizes.shape, dtype=bool)
+    is_withheld = np.zeros(sizes.shape, dtype=bool)
     for column in range(sizes.shape[1]):
         levels = np.unique(sizes[:, column])
-        chosen = rng.choice(levels, round(_WITHHELD_SHARE * len(levels)), replace=False)
-        withheld[:, column] = np.isin(sizes[:, column], chosen)
-    return rows[~withheld.any(axis=1)], rows[withheld.all(axis=1)]
+        withheld = rng.choice(levels, round(_WITHHELD_SHARE * len(levels)), replace=False)
+        is_withheld[:, column] = np.isin(sizes[:, column], withheld)
+    return rows[~is_withheld.any(axis=1)], rows[is_withheld.all(axis=1)]

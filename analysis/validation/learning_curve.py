@@ -56,14 +56,15 @@ def noise_floor(first: PublicRows, second: PublicRows) -> Errors:
         UserError: if the two have no problem in common.
     """
     second_times = dict(zip(second.problems, second.seconds, strict=True))
-    pairs = [
+    times_of_both = [
         (seconds, second_times[problem])
         for problem, seconds in zip(first.problems, first.seconds, strict=True)
         if problem in second_times
     ]
-    if not pairs:
+    if not times_of_both:
         raise UserError(f"{first.name} and {second.name} have no shape in common.")
-    first_seconds, second_seconds = np.array(pairs).T
-    return Errors.from_times(
-        1 + (second_seconds / first_seconds - 1) / math.sqrt(2), np.ones(len(first_seconds))
-    )
+    first_seconds, second_seconds = np.array(times_of_both).T
+    # The noise of both collections is in the difference, so that each has 1/√2 of it. It is passed
+    # on as predictions of times of 1.
+    noise = (second_seconds / first_seconds - 1) / math.sqrt(2)
+    return Errors.from_times(1 + noise, np.ones(len(noise)))

@@ -59,30 +59,26 @@ def named_collections(names: str, judged: Path, machine: Machine, dtype: str) ->
 
 
 def _find_collections(name: str, judged: Path, machine: Machine, dtype: str) -> list[Collection]:
+    """Return the collections of one name, as :func:`named_collections` does."""
     if not name:
         raise UserError("--prior has an empty name; give slugs or files separated by commas.")
     path = Path(name)
     if path.exists():
         if path.resolve() == judged.resolve():
             raise UserError(f"{name} is the collection under test; give another one to --prior.")
-        if path.suffix == ".parquet":
-            return [_collection_from_table(read_table(path), dtype)]
-        source = read_source(path, machine, dtype)
-        gemms = [p for p in source.problems if isinstance(p, Gemm)]
-        if len(gemms) < len(source):
-            raise UserError(
-                f"{name} has rows that are not GEMMs; remove them, as --prior takes none."
-            )
-        return [Collection(machine, source.name, gemms, source.seconds)]
-    tables = [t for t in find_tables() if t.rows and t.slug in known_machines()]
+        return [_collection_from_file(name, machine, dtype)]
+    tables = [table for table in find_tables() if table.rows and table.slug in known_machines()]
     chosen = choose_tables(tables)
     slug = slug_meant(name, chosen)
+    # The table that a recording would be made from comes first.
     tables_of_slug = [chosen[slug]]
-    tables_of_slug += [t for t in tables if t.slug == slug and t.path != chosen[slug].path]
+    tables_of_slug += [
+        table for table in tables if table.slug == slug and table.path != chosen[slug].path
+    ]
     collections = [
-        _collection_from_table(t, dtype)
-        for t in tables_of_slug
-        if t.path.resolve() != judged.resolve()
+        _collection_from_table(table, dtype)
+        for table in tables_of_slug
+        if table.path.resolve() != judged.resolve()
     ]
     collections = [collection for collection in collections if len(collection.gemms)]
     if not collections:
@@ -90,7 +86,24 @@ def _find_collections(name: str, judged: Path, machine: Machine, dtype: str) -> 
     return collections
 
 
+def _collection_from_file(name: str, machine: Machine, dtype: str) -> Collection:
+    """Read a table of the package, which names its machine, or a CSV file of the given machine.
+
+    Raises:
+        UserError: if the file has rows that are not GEMMs.
+    """
+    path = Path(name)
+    if path.suffix == ".parquet":
+        return _collection_from_table(read_table(path), dtype)
+    source = read_source(path, machine, dtype)
+    gemms = [problem for problem in source.problems if isinstance(problem, Gemm)]
+    if len(gemms) < len(source):
+        raise UserError(f"{name} has rows that are not GEMMs; remove them, as --prior takes none.")
+    return Collection(machine, source.name, gemms, source.seconds)
+
+
 def _collection_from_table(table: PublicTable, dtype: str) -> Collection:
+    """Read a public table's rows of one dtype."""
     return Collection.from_rows(known_machine(table.slug), table.source, read_rows(table, dtype))
 
 
@@ -126,9 +139,12 @@ def validate_with_prior(
     if not all(isinstance(problem, Gemm) for problem in source.problems):
         raise UserError("public tables have only GEMMs: --prior cannot judge convolutions.")
     source = replace(source, warm=True)
-    turns = range(FOLDS) if holdout == "folds" else [seed]
-    judged = [_validate_once(source, machine, named, calibrate, turn, holdout) for turn in turns]
-    return judged[0] if len(judged) == 1 else _combine_folds(judged, seed)
+    if holdout != "folds":
+        return _validate_once(source, machine, named, calibrate, seed, holdout)
+    folds = [
+        _validate_once(source, machine, named, calibrate, fold, holdout) for fold in range(FOLDS)
+    ]
+    return _combine_folds(folds, seed)
 
 
 def _validate_once(
@@ -157,13 +173,16 @@ def _validate_once(
     if count:
         features = Inputs.from_query(machine, query.take(pool)).design(start)
         chosen = pool[choose_rows(features, count, seed)]
-    # 2. Fit the public collections to shapes that are neither tested nor calibrated on.
+    # 2. Fit the public collections to shapes that are neither tested nor calibrated on. The levels
+    # that are withheld are those that no row of the pool has.
     sizes = sizes_of(source.problems)
     excluded = sizes[np.concatenate([tested, chosen])]
     levels = []
     if holdout == "levels":
-        levels = [np.setdiff1d(sizes[:, i], sizes[pool, i]) for i in range(sizes.shape[1])]
-    if not count:
+        levels = [
+            np.setdiff1d(sizes[:, column], sizes[pool, column]) for column in range(sizes.shape[1])
+        ]
+    if not count:  # without calibration, only the leading collections answer
         named = [named[i] for i in leaders(machine, [collection.machine for collection in named])]
     trees = fitted_all(machine, [collection.without(excluded, levels) for collection in named])
     if named and not trees:
@@ -184,9 +203,9 @@ def _validate_once(
     else:
         raise UserError("there is nothing to judge: give --prior, or --calibrate above 0.")
     # 4. Predict the held-out rows.
-    held_back, held_query = source.take(tested), query.take(tested)
+    held_back = source.take(tested)
+    held_query = query.take(tested)
     baselines = dict(baseline_errors(model, source.take(chosen), held_back, held_query))
-    names = [collection_trees.name for collection_trees in trees]
     return Validation(
         machine=machine,
         source=source,
@@ -197,38 +216,45 @@ def _validate_once(
         prediction=model.predict(held_query),
         model=model,
         constants_from="",
+        # This baseline only leaves out the residual: the collections' trees would still correct it.
         baselines=baselines | {"physics": None},
-        prior=names,
+        prior=[collection_trees.name for collection_trees in trees],
     )
 
 
 def _split(
     source: PublicRows, holdout: str, seed: int
 ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Return the rows that may be calibrated on, and the rows that are tested."""
+    """Return the rows that may be calibrated on, and the rows that are tested.
+
+    With ``rows`` and ``folds``, a fifth of the shapes is tested; ``seed`` says which one.
+    """
     if holdout == "levels":
         return split_rows(source, holdout, seed)
     # Only the shape decides, so the same shapes are withheld in every table.
     shapes = (f"{m},{n},{k}".encode() for m, n, k in sizes_of(source.problems))
-    withheld = np.array([zlib.crc32(shape) % FOLDS == seed % FOLDS for shape in shapes])
-    return np.flatnonzero(~withheld), np.flatnonzero(withheld)
+    is_withheld = np.array([zlib.crc32(shape) % FOLDS == seed % FOLDS for shape in shapes])
+    return np.flatnonzero(~is_withheld), np.flatnonzero(is_withheld)
 
 
-def _combine_folds(judged: Sequence[Validation], seed: int) -> Validation:
-    """Combine the validations of all fifths of a source; the model is from the first of them."""
-    counts = np.cumsum([0, *(len(fold.tested) for fold in judged)])
+def _combine_folds(folds: Sequence[Validation], seed: int) -> Validation:
+    """Combine the validations of all fifths of a source.
+
+    The rows come fold by fold. The model is that of the first fold, and there are no baselines.
+    """
     parts = []
-    for fold, begin in zip(judged, counts, strict=False):
+    begin = 0
+    for fold in folds:
         prediction = fold.prediction
-        ends = (np.log(end / prediction.estimate.time) for end in (prediction.lo, prediction.hi))
-        parts.append(
-            PartialPrediction(begin + np.arange(len(fold.tested)), prediction.estimate, *ends)
-        )
-    tested = PublicRows.joined([fold.tested for fold in judged])
+        rows = begin + np.arange(len(fold.tested))
+        log_low = np.log(prediction.lo / prediction.estimate.time)
+        log_high = np.log(prediction.hi / prediction.estimate.time)
+        parts.append(PartialPrediction(rows, prediction.estimate, log_low, log_high))
+        begin += len(fold.tested)
     return replace(
-        judged[0],
+        folds[0],
         seed=seed,
-        tested=tested,
-        prediction=Prediction.from_parts(int(counts[-1]), parts),
-        baselines=dict.fromkeys(judged[0].baselines),
+        tested=PublicRows.joined([fold.tested for fold in folds]),
+        prediction=Prediction.from_parts(begin, parts),
+        baselines=dict.fromkeys(folds[0].baselines),
     )

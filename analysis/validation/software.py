@@ -80,7 +80,16 @@ class CollectionErrors:
     def from_times(
         cls, slug: str, source: str, query: Query, predicted: Array, seconds: Array, spreads: Array
     ) -> CollectionErrors:
-        """Compare measured with predicted seconds."""
+        """Compare measured with predicted seconds.
+
+        Args:
+            slug: the machine of the collection.
+            source: framework and version of the collection.
+            query: the measured shapes.
+            predicted: predicted seconds of each shape.
+            seconds: measured seconds of each shape.
+            spreads: spread of each prediction.
+        """
         log_ratios = np.log(seconds / predicted)
         pairs = pair_errors(query, predicted, log_ratios, spreads, _PROMISED)
         groups = np.array([shape_group(problem) for problem in query.problems], dtype=object)
@@ -94,6 +103,7 @@ class CollectionErrors:
 
     def ends(self, interval: ErrorRange) -> tuple[Array, Array]:
         """Return the lower and the upper end of each row's interval, as log ratios."""
+        # A kind of shape without factors of its own has the range of all shapes.
         factors = np.array([interval.factors.get(name, (1.0, 1.0)) for name in self.groups])
         below, above = factors.reshape(-1, 2).T
         software = interval.software
@@ -111,7 +121,8 @@ class CollectionErrors:
         """
         if self.seen is None:
             return None
-        relative = self.seen[0] / self.seen[1]
+        log_ratios, spreads = self.seen
+        relative = log_ratios / spreads
         return float(((software.low <= relative) & (relative <= software.high)).mean())
 
     def relative_to(self, software: SoftwareRange) -> GroupErrors:
@@ -130,10 +141,11 @@ class ErrorRange(NamedTuple):
 
 def differing(table: PublicTable, other: PublicTable) -> CollectionPair:
     """Compare the times of two tables at the shapes that both have."""
-    other_times = median_times(other).rename("there_us")
+    other_times = median_times(other).rename("other_us")
     rows = pd.concat([median_times(table), other_times], axis=1, join="inner")
     seconds = rows["measured_us"].to_numpy() * 1e-6
-    return CollectionPair(seconds, np.log(rows["there_us"] / rows["measured_us"]).to_numpy())
+    log_ratios = np.log(rows["other_us"] / rows["measured_us"]).to_numpy()
+    return CollectionPair(seconds, log_ratios)
 
 
 def other_collections(
@@ -160,12 +172,20 @@ def other_collections(
 
 
 def other_tables(table: PublicTable, tables: Iterable[PublicTable]) -> list[PublicTable]:
-    """Return the other tables of a table's machine."""
-    return [t for t in tables if t.slug == table.slug and t.path != table.path and t.rows]
+    """Return the other tables of a table's machine that have rows."""
+    return [
+        other
+        for other in tables
+        if other.slug == table.slug and other.path != table.path and other.rows
+    ]
 
 
 def _held_back(folder: Path) -> pd.DataFrame:
-    """Read each shape's prediction by a fit that had not seen it, with the prediction's spread."""
+    """Read each shape's prediction by a fit that had not seen it, with the prediction's spread.
+
+    Returns:
+        The columns m, n, k, dtype, time_us, lo_us, hi_us and spread, with each shape once.
+    """
     calibration = json.loads((folder / "calibration.json").read_bytes())
     fit = calibration["groups"][GROUP]
     columns = [*_SIZES, "dtype", "time_us", "lo_us", "hi_us"]
@@ -184,20 +204,31 @@ def median_times(table: PublicTable) -> pd.Series:
 def _compare_collection(
     model: Model, predictions: pd.DataFrame, table: PublicTable, shift: Shift
 ) -> CollectionErrors:
-    """Compare a collection with predictions at the shapes that both have."""
-    other_times = median_times(table).rename("there_us")
+    """Compare a collection with predictions at the shapes that both have.
+
+    Args:
+        model: the model of the imported table, which was fitted to all of its shapes.
+        predictions: table of :func:`_held_back` with the imported table's times as measured_us.
+        table: the collection.
+        shift: expected difference of other frameworks.
+    """
+    # 1. Compare it with predictions by fits that had not seen the shape.
+    other_times = median_times(table).rename("other_us")
     rows = predictions.join(other_times, on=_SIZES, how="inner")
-    names = ("there_us", "measured_us", "time_us")
-    seconds, repeated, predicted = (rows[name].to_numpy() * 1e-6 for name in names)
-    query, fit = warm_query(rows), model.fits[GROUP].for_software(_NO_RANGE, shift)
-    expected, spreads = shift.applied(predicted), fit.spreads(rows["spread"].to_numpy())
+    seconds = rows["other_us"].to_numpy() * 1e-6
+    expected = shift.applied(rows["time_us"].to_numpy() * 1e-6)
+    query = warm_query(rows)
+    fit = model.fits[GROUP].for_software(_NO_RANGE, shift)
+    spreads = fit.spreads(rows["spread"].to_numpy())
     errors = CollectionErrors.from_times(
         table.slug, table.source, query, expected, seconds, spreads
     )
+    # 2. Compare it with the imported table's times, and with the model that has seen the shape.
+    imported_seconds = rows["measured_us"].to_numpy() * 1e-6
     inputs = Inputs.from_query(model.machine, query)
-    guess, spread = corrected_estimate(inputs, fit.constants, fit.residual)
-    seen = np.log(seconds / shift.applied(guess.time)), fit.spreads(spread)
-    return replace(errors, repeated=Errors.from_times(repeated, seconds), seen=seen)
+    estimate, spread = corrected_estimate(inputs, fit.constants, fit.residual)
+    seen = np.log(seconds / shift.applied(estimate.time)), fit.spreads(spread)
+    return replace(errors, repeated=Errors.from_times(imported_seconds, seconds), seen=seen)
 
 
 def warm_query(rows: pd.DataFrame) -> Query:
@@ -240,9 +271,10 @@ def write_own_validation(folder: Path) -> None:
 
 
 def judged_row(one: CollectionErrors, interval: ErrorRange) -> dict[str, Any]:
-    """Return one collection's errors and its coverage by an interval.
+    """Return one collection's errors and its coverage by an interval, as a document for JSON.
 
-    The coverage is that of all rows, and of each kind of shape.
+    The coverage is the share of rows inside the interval. ``coverage_by_group`` has that of each
+    kind of shape, with the number of its rows.
     """
     inside = one.inside(interval)
     low, high = one.ends(interval)

@@ -20,7 +20,9 @@ _M_EDGES = (0, 16, 64, 256, 1024, 4096, np.inf)
 def held_back_table(validation: Validation) -> pd.DataFrame:
     """Return one row per held-out problem.
 
-    The columns are sizes, class, measured and predicted time in µs, limit and error.
+    The columns are the sizes ``m``, ``n`` and ``k`` (of the implied GEMM of a convolution),
+    ``class``, ``measured`` and ``predicted`` time in µs, ``limit``, and ``error``: the relative
+    error of the prediction, as a fraction.
     """
     gemms = [problem.implied_gemm for problem in validation.tested.problems]
     predicted = validation.prediction.estimate.time
@@ -42,7 +44,7 @@ def validation_text(validation: Validation) -> str:
     """Return plain text: the task, errors and baselines, and errors by limit, M and class."""
     document = validation.to_json()
     skipped = ", ".join(
-        f"{n} {why.replace('_', ' ')}" for why, n in validation.source.skipped.items()
+        f"{count} {reason.replace('_', ' ')}" for reason, count in validation.source.skipped.items()
     )
     basis = (
         f"calibrated on {len(validation.calibrated)} rows"
@@ -76,8 +78,13 @@ def validation_text(validation: Validation) -> str:
 
 
 def _breakdowns(rows: pd.DataFrame) -> list[str]:
-    """Return lines with the errors by limit, by M and by class."""
+    """Return lines with the errors by limit, by M and by class.
+
+    Args:
+        rows: table from :func:`held_back_table`.
+    """
     lines = []
+    # Infinity among the edges makes all of them floats; their names are those of whole numbers.
     by_m = pd.cut(rows["m"], list(_M_EDGES)).astype(str).str.replace(".0", "", regex=False)
     for title, key in (("by limit", rows["limit"]), ("by M", by_m), ("by class", rows["class"])):
         lines += ["", title]
@@ -99,9 +106,16 @@ def curve_text(curve: Sequence[CurvePoint], floor: Errors | None) -> str:
 
 
 def advice_text(worth: AdviceValue, measured: Mapping[int, MeasuredValue] | None = None) -> str:
-    """Describe the value of following the advice, and of measuring the best guesses first."""
-    ways = ", ".join(f"{name.replace('_', ' ')} {r:.2%}" for name, r in worth.regret.items())
-    lines = [f"choose, {worth.neighbourhoods} neighbourhoods, mean regret: {ways}"]
+    """Describe the value of following the advice, and of measuring the best guesses first.
+
+    Args:
+        worth: value of the advice.
+        measured: value of measuring, by the number of best guesses that are measured.
+    """
+    regrets = ", ".join(
+        f"{name.replace('_', ' ')} {regret:.2%}" for name, regret in worth.regret.items()
+    )
+    lines = [f"choose, {worth.neighbourhoods} neighbourhoods, mean regret: {regrets}"]
     lines += [
         (
             f"pad by {name.replace('_', ' ')}, {worth.pads} shapes: {pad.moved} moved, mean gain "
@@ -125,9 +139,12 @@ def advice_text(worth: AdviceValue, measured: Mapping[int, MeasuredValue] | None
 
 
 def _error_line(name: str, errors: Errors) -> str:
-    shown = ("–" if e is None else f"{e:.1%}" for e in (errors.median, errors.mean, errors.p95))
-    return _line(name, str(errors.rows), *shown)
+    """Return a line with the number of rows and their errors, or dashes without any row."""
+    figures = (errors.median, errors.mean, errors.p95)
+    cells = ["–" if figure is None else f"{figure:.1%}" for figure in figures]
+    return _line(name, str(errors.rows), *cells)
 
 
 def _line(name: str, *cells: str) -> str:
+    """Return a line of a table with aligned columns."""
     return f"{name:22}" + "".join(f"{cell:>10}" for cell in cells)
