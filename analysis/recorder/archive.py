@@ -31,7 +31,8 @@ def write_archive(results: Path, folders: Sequence[Path], limit: int = ARCHIVE_B
     with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
         for file in _files(results, folders):
             name = str(file.relative_to(results))
-            size = len(gzip.compress(file.read_bytes()))  # an upper bound of what it adds
+            # Compressed by itself, a file takes at least as much as it adds to the archive.
+            size = len(gzip.compress(file.read_bytes()))
             if total + size > limit:
                 left_out.append(name)
                 continue
@@ -48,20 +49,20 @@ def write_archive(results: Path, folders: Sequence[Path], limit: int = ARCHIVE_B
 
 def _files(results: Path, folders: Sequence[Path]) -> Iterator[Path]:
     """Yield the files to pack, the most valuable first."""
-    files = [
-        file
-        for folder in folders
-        for file in folder.rglob("*")
-        if file.is_file()
-        and not _LEFT_OUT & set(file.relative_to(results).parts)
-        and not file.name.startswith(".")
-    ]
+    files = []
+    for folder in folders:
+        for file in folder.rglob("*"):
+            folder_names = set(file.relative_to(results).parts)
+            is_hidden = file.name.startswith(".")
+            if file.is_file() and not is_hidden and not _LEFT_OUT & folder_names:
+                files.append(file)
     rank = {suffix: number for number, suffix in enumerate(_ORDER)}
-    yield from sorted(files, key=lambda file: (rank.get(file.suffix, len(_ORDER)), str(file)))
+    last = len(_ORDER)  # files of any other kind
+    yield from sorted(files, key=lambda file: (rank.get(file.suffix, last), str(file)))
 
 
 def _anonymous(member: tarfile.TarInfo) -> tarfile.TarInfo:
-    """Remove the owner's name and ids."""
+    """Remove the owner's name and ids from a file of the archive."""
     member.uid = member.gid = 0
     member.uname = member.gname = ""
     return member

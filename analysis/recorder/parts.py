@@ -50,7 +50,8 @@ class RecorderStep:
 
     def expected(self, kind: str) -> float | None:
         """Return the expected seconds on a kind of machine; None if the step is not run there."""
-        return self.seconds[0 if kind == "gpu" else 1]
+        on_gpu, on_cpu = self.seconds
+        return on_gpu if kind == "gpu" else on_cpu
 
 
 @dataclass(frozen=True)
@@ -151,12 +152,14 @@ def all_parts() -> tuple[RecorderPart, ...]:
 def _command(
     name: str, command: str, seconds: tuple[float | None, float | None], output: str = ""
 ) -> RecorderStep:
+    """Return a step that runs a command; ``seconds`` are expected on a GPU and on a CPU."""
     return RecorderStep(name, tuple(command.split()), seconds, output=output)
 
 
 def _analysis(
     name: str, seconds: tuple[float | None, float | None], place: str = ""
 ) -> RecorderStep:
+    """Return a step that runs a verb of ``analysis`` on the machine's results, on no device."""
     return RecorderStep(
         f"analysis-{name}",
         ("analysis", name, "--machine", "{slug}"),
@@ -173,8 +176,12 @@ def _sweeps(
     place: str = "",
     options: str = "",
 ) -> RecorderStep:
+    """Return a step that measures sweeps into one folder, next to what is already there.
+
+    A name in ``sweeps`` may be several sweeps that are planned together, separated by commas.
+    """
     command = ("sweeps", "run", *sweeps, "--add", *options.split())
-    measured = tuple(word for group in sweeps for word in group.split(","))
+    measured = tuple(sweep for group in sweeps for sweep in group.split(","))
     return RecorderStep(f"sweep-{name}", command, seconds, measured, place=place)
 
 
@@ -189,6 +196,7 @@ def _gpu_tests() -> tuple[RecorderStep, ...]:
 
 
 def _tests(name: str, options: str, seconds: float) -> RecorderStep:
+    """Return a step that runs tests on a GPU, and saves what pytest prints."""
     command = ("pytest", "-q", "--tb=line", *options.split())
     return RecorderStep(name, command, (seconds, None), output=f"{name}.txt", on_device=False)
 
@@ -201,4 +209,5 @@ def _checks() -> str:
 
 
 def _defaults() -> tuple[str, ...]:
+    """Return the names of the sweeps that a run measures without being told which."""
     return tuple(name for name, sweep in all_sweeps().items() if sweep.default)

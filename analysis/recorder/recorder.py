@@ -174,9 +174,9 @@ class Recorder:
         folder = self._place.folder
         if not (folder / "run.json").exists():
             return
-        why = other_software(read_run(folder)["software"], self._place.software)
-        if why:
-            self._note(f"{why}. The old recording is kept in {set_aside(folder)}.")
+        difference = other_software(read_run(folder)["software"], self._place.software)
+        if difference:
+            self._note(f"{difference}. The old recording is kept in {set_aside(folder)}.")
 
     def record(self) -> Path:
         """Carry out unfinished steps until the time is over. Return the path of the archive.
@@ -184,22 +184,24 @@ class Recorder:
         However this ends, even by an interrupt, the archive contains what was recorded.
         """
         began = self._now()
-        place, state = self._place, self._state
+        place = self._place
+        slices = self._state.slices
         place.folder.mkdir(parents=True, exist_ok=True)
-        current: dict[str, Any] = {"began": _utc(), "steps": []}
-        anchored = bool(state.slices) and (place.folder / "measurements.csv").exists()
-        state.slices.append(current)
+        # Only an earlier slice with times has anchors to compare this slice with.
+        has_anchors = bool(slices) and (place.folder / "measurements.csv").exists()
+        this_slice: dict[str, Any] = {"began": _utc(), "steps": []}
+        slices.append(this_slice)
         try:
-            if anchored:
-                current["anchors"] = self._anchors()
+            if has_anchors:
+                this_slice["anchors"] = self._anchors()
             for step in self._open_steps():
-                if self._fits(step, first=not current["steps"]):
-                    current["steps"].append(step.name)
+                if self._fits(step, first=not this_slice["steps"]):
+                    this_slice["steps"].append(step.name)
                     self._carry_out(step)
         finally:
-            with undisturbed():
-                current["seconds"] = round(self._now() - began, 1)
-                state.write(place)
+            with undisturbed():  # another interrupt must not cut off the archive
+                this_slice["seconds"] = round(self._now() - began, 1)
+                self._state.write(place)
                 archive = write_archive(place.results, place.folders)
         return archive
 
@@ -207,11 +209,9 @@ class Recorder:
         """Return a sentence for each part that is not complete."""
         sentences = []
         for part in self._parts:
-            missing = [
-                text for step in self._steps(part) if (text := self._unfinished_reason(step))
-            ]
-            if missing:
-                sentences.append(f"{part.name}: {'; '.join(missing)}")
+            reasons = [self._unfinished_reason(step) for step in self._steps(part)]
+            if any(reasons):
+                sentences.append(f"{part.name}: {'; '.join(filter(None, reasons))}")
         return sentences
 
     def can_resume(self) -> bool:
@@ -221,16 +221,20 @@ class Recorder:
     def plan(self) -> list[str]:
         """Return a line for each part: its purpose, its expected time, and whether it is done."""
         kind = self._place.kind
-        return [
-            f"{part.name:14} {part_seconds(part, kind):5.0f} s  {part.purpose}"
-            + (" (done)" if not any(map(self._unfinished_reason, self._steps(part))) else "")
-            for part in self._parts
-            if self._steps(part)
-        ] + [total_line(self._parts, kind)]
+        lines = []
+        for part in self._parts:
+            steps = self._steps(part)
+            if not steps:
+                continue
+            done = "" if any(map(self._unfinished_reason, steps)) else " (done)"
+            seconds = part_seconds(part, kind)
+            lines.append(f"{part.name:14} {seconds:5.0f} s  {part.purpose}{done}")
+        return [*lines, total_line(self._parts, kind)]
 
     # --- State of the steps ---------------------------------------------------------------------
 
     def _steps(self, part: RecorderPart) -> list[RecorderStep]:
+        """Return the steps of a part that are run on this kind of machine."""
         return [step for step in part.steps if step.expected(self._place.kind) is not None]
 
     def _open_steps(self) -> Iterator[RecorderStep]:
@@ -245,8 +249,10 @@ class Recorder:
         for step in steps:
             if self._unfinished_reason(step) and not self._used_up(step):
                 yield step
+        # A step may have failed since the loop above yielded it.
         for step in steps:
-            if self._open_cases(step)[0] and not self._failed(step):
+            planned, _ = self._open_cases(step)
+            if planned and not self._failed(step):
                 yield step
         yield from failed
 
@@ -280,12 +286,14 @@ class Recorder:
             return f"{step.name} did not finish in time"
         if ended["exit"]:
             return f"{step.name} failed with exit code {ended['exit']}"
-        remaining, left_out = self._open_cases(step)
-        if remaining:
-            return f"{step.name} has {remaining} unmeasured case{'s' * (remaining > 1)}"
+        planned, left_out = self._open_cases(step)
+        if planned:
+            return f"{step.name} has {planned} unmeasured case{'s' * (planned > 1)}"
         if left_out == 1:
             return f"{step.name} left out 1 case that does not fit its time"
-        return f"{step.name} left out {left_out} cases that do not fit its time" if left_out else ""
+        if left_out:
+            return f"{step.name} left out {left_out} cases that do not fit its time"
+        return ""
 
     def _open_cases(self, step: RecorderStep) -> tuple[int, int]:
         """Count the unmeasured cases of a step's sweeps: those planned, and those left out."""
@@ -293,10 +301,11 @@ class Recorder:
         if not step.sweeps or not (folder / "run.json").exists():
             return 0, 0
         run = read_run(folder)
-        counts, left_out = run.get("sweeps", {}), run["plan"].get("left_out", {})
-        names = dict.fromkeys(step.sweeps)
-        remaining = sum(counts[name]["open"] for name in names if name in counts)
-        return remaining, sum(left_out.get(name, 0) for name in names)
+        counts = run.get("sweeps", {})
+        left_out = run["plan"].get("left_out", {})
+        names = set(step.sweeps)  # a step may name a sweep twice
+        planned = sum(counts[name]["open"] for name in names if name in counts)
+        return planned, sum(left_out.get(name, 0) for name in names)
 
     # --- Carrying out steps ---------------------------------------------------------------------
 
@@ -318,17 +327,23 @@ class Recorder:
 
     def _carry_out(self, step: RecorderStep) -> None:
         """Run the command of a step within its time limit, and store how it ended."""
-        place, left = self._place, self._left
+        # 1. Choose the time limit.
+        place = self._place
+        left = self._left
         expected = step.expected(place.kind) or 0.0
         self._note(f"{step.name}: about {expected:.0f} s, {left:.0f} s are left …")
         command = self._command(step)
-        # A command that hangs must not use up the time of the steps after it.
-        limit = min(left, max(_PATIENCE * expected, _MIN_PATIENCE))
         if step.sweeps:
+            # A sweep stops by itself. Its budget is its own time, and once that is used up, as much
+            # again, because time is left.
             limit = left
-            seconds = expected if self._used_up(step) else self._seconds_left(step)
+            budget = expected if self._used_up(step) else self._seconds_left(step)
             stop_after = max(left - _IMPORT_SECONDS, 1.0)
-            command += ["--budget", f"{seconds:.0f}s", "--stop-after", f"{stop_after:.0f}s"]
+            command += ["--budget", f"{budget:.0f}s", "--stop-after", f"{stop_after:.0f}s"]
+        else:
+            # A command that hangs must not use up the time of the steps after it.
+            limit = min(left, max(_PATIENCE * expected, _MIN_PATIENCE))
+        # 2. Run it, and store how it ended.
         began = self._now()
         code, output = self._run(command, limit)
         took = self._now() - began
@@ -339,6 +354,7 @@ class Recorder:
             "at": _utc(),
             "seconds": round(earlier.get("seconds", 0.0) + took, 1),
         }
+        # 3. Save what it printed.
         if step.output and output.strip():
             # Tracebacks contain paths, and a path may contain a user's name.
             anonymous = output.replace(str(ROOT), ".").replace(str(Path.home()), "~")
@@ -348,9 +364,10 @@ class Recorder:
             self._note(f"{step.name} ended with exit code {code}.")
 
     def _command(self, step: RecorderStep) -> list[str]:
+        """Return a step's command with the machine, the results folder and the device filled in."""
         place = self._place
-        words = {"slug": place.folder_of(step).name, "results": str(place.results)}
-        command = [word.format(**words) for word in step.command]
+        values = {"slug": place.folder_of(step).name, "results": str(place.results)}
+        command = [word.format(**values) for word in step.command]
         if step.command[0] in ("sweeps", "analysis") and "--results" not in command:
             command += ["--results", str(place.results / step.place)]
         return command + (self._device if step.on_device else [])
@@ -401,4 +418,5 @@ def select_parts(parts: Sequence[RecorderPart], names: Sequence[str]) -> list[Re
 
 
 def _utc() -> str:
+    """Return the present time as text, such as ``2025-01-31T09:05:00Z``."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
