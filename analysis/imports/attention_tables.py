@@ -57,32 +57,47 @@ def find_attention_tables(machine: str | None = None) -> list[AttentionTable]:
     latest: dict[tuple[str, str, str], AttentionTable] = {}
     for kind, name in _FILES.items():
         for path in sorted(path for root in folders for path in root.rglob(name)):
-            first = parquet.read_table(path, columns=["framework", "version", "device"]).slice(0, 1)
-            for row in first.to_pylist():
-                framework, version = row["framework"].lower(), row["version"]
-                table = AttentionTable(
-                    path, slug_of_device(row["device"]), framework, version, kind
-                )
-                key = table.slug, table.framework, kind
-                previous = latest.get(key)
-                if previous is None or version_numbers(previous.version) < version_numbers(version):
-                    latest[key] = table
+            table = _read_table(path, kind)
+            if table is None:
+                continue
+            key = table.slug, table.framework, kind
+            previous = latest.get(key)
+            if previous is None or (
+                version_numbers(previous.version) < version_numbers(table.version)
+            ):
+                latest[key] = table
     return [table for table in latest.values() if machine in (None, table.slug)]
+
+
+def _read_table(path: Path, kind: str) -> AttentionTable | None:
+    """Read from its first row what a file is a collection of; None if it has no rows."""
+    columns = parquet.read_table(path, columns=["framework", "version", "device"])
+    first_rows = columns.slice(0, 1).to_pylist()
+    if not first_rows:
+        return None
+    row = first_rows[0]
+    slug = slug_of_device(row["device"])
+    return AttentionTable(path, slug, row["framework"].lower(), row["version"], kind)
 
 
 def read_calls(table: AttentionTable) -> tuple[AttentionShapes, Array]:
     """Read the shapes of a collection's calls, and their times in seconds."""
+    # 1. Keep calls in bf16 by the kernel that is used most.
     frame = pd.read_parquet(table.path)
     kept = (frame["attn_dtype"] == BF16) & (frame["latency"] > 0)
     if "kv_cache_dtype" in frame:
         kept &= frame["kv_cache_dtype"] == BF16
     frame = frame[kept]
-    frame = frame[frame["kernel_source"] == frame["kernel_source"].mode().iloc[0]]
+    usual_kernel = frame["kernel_source"].mode().iloc[0]
+    frame = frame[frame["kernel_source"] == usual_kernel]
 
     def column(name: str) -> Array:
         return frame[name].to_numpy(float)
 
-    heads, tokens = column("num_heads"), column("isl")
+    # 2. Translate the columns. In decoding, a call has one query, whose keys are the prompt and the
+    # tokens after it. A window of 0 means that every key is seen.
+    heads = column("num_heads")
+    tokens = column("isl")
     keys = tokens + column("step") if table.kind == DECODE else tokens
     windows = column("window_size") if "window_size" in frame else np.zeros(len(frame))
     windows = np.nan_to_num(windows)
@@ -95,4 +110,5 @@ def read_calls(table: AttentionTable) -> tuple[AttentionShapes, Array]:
         width=column("head_dim"),
         seen=np.where(windows > 0, np.minimum(keys, windows), keys),
     )
-    return shapes, column("latency") * 1e-3
+    seconds = column("latency") * 1e-3  # latencies are in milliseconds
+    return shapes, seconds

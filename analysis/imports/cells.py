@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -43,31 +43,39 @@ def checked(path: Path, cells: pd.DataFrame, library: str) -> pd.DataFrame:
     Raises:
         UserError: if there are no rows, or too many of them are damaged.
     """
+    # 1. Leave out the rows that are not a case with a time, and report them.
     if not len(cells):
         raise UserError(f"{path} has no row with a time.")
     cells = cells.reset_index(drop=True)
-    are_gemms = cells["op"] == "gemm"
+    is_gemm = cells["op"] == "gemm"
     faults = Faults(path, cells["line"], _REMEDY)
-    _tell_faults(cells, are_gemms, faults, _gemm_faults)
-    _tell_faults(cells, ~are_gemms, faults, _conv_faults)
+    _record_faults(cells, is_gemm, faults, _gemm_faults)
+    _record_faults(cells, ~is_gemm, faults, _conv_faults)
     faults.leave_out()
     rows = cells[faults.sound].drop(columns="line")
+    is_gemm = rows["op"] == "gemm"
+    # 2. Convert what all operations have.
     rows["time_us"] = pd.to_numeric(rows["time_us"])
     rows["dtype"] = our_dtypes(rows["dtype"])
-    named = rows["implementation"] != ""
-    usual = pd.Series(np.where(rows["op"] == "gemm", "cublas", "cudnn"), index=rows.index)
-    rows["implementation"] = rows["implementation"].where(named, library or usual)
-    are_gemms = rows["op"] == "gemm"
-    converted = [_convert_gemms(rows[are_gemms])] if are_gemms.any() else []
-    converted += [_convert_convolutions(rows[~are_gemms])] if not are_gemms.all() else []
+    is_named = rows["implementation"] != ""
+    usual = pd.Series(np.where(is_gemm, "cublas", "cudnn"), index=rows.index)
+    rows["implementation"] = rows["implementation"].where(is_named, library or usual)
+    # 3. Convert sizes and layouts, and put the rows back into their order.
+    converted = []
+    if is_gemm.any():
+        converted.append(_convert_gemms(rows[is_gemm]))
+    if not is_gemm.all():
+        converted.append(_convert_convolutions(rows[~is_gemm]))
     combined = pd.concat(converted).sort_index().reset_index(drop=True)
     for name in combined:
-        if COLUMNS.get(name, ("",))[0] == "whole":  # a value that does not apply is missing
+        kind, *_ = COLUMNS.get(name, ("",))
+        if kind == "whole":  # a value that does not apply is missing
             combined[name] = pd.to_numeric(combined[name], errors="coerce").astype("Int64")
     return combined
 
 
 def _convert_gemms(rows: pd.DataFrame) -> pd.DataFrame:
+    """Convert sizes to numbers, and fill in the layout nt where none is given."""
     layout = rows["layout"] if "layout" in rows else pd.Series("", index=rows.index)
     sizes = {name: pd.to_numeric(rows[name]).astype("int64") for name in ("m", "n", "k", "batch")}
     return rows.assign(layout=layout.mask(layout == "", "nt").str.lower(), **sizes)
@@ -82,8 +90,8 @@ def _convert_convolutions(rows: pd.DataFrame) -> pd.DataFrame:
 def _conv_record(row: Mapping[Any, Any]) -> dict[str, Any]:
     """Return the columns of a convolution, with defaults in place of empty cells."""
     given = {str(name): cell for name, cell in row.items() if cell not in ("", None)}
-    defaults = {"layout": "nhwc", **_CONV_DEFAULTS}
-    return {**defaults, **given, "dtype": our_dtypes(pd.Series([given.get("dtype", "")])).iloc[0]}
+    (dtype,) = our_dtypes(pd.Series([given.get("dtype", "")]))
+    return {"layout": "nhwc", **_CONV_DEFAULTS, **given, "dtype": dtype}
 
 
 def our_dtypes(names: pd.Series) -> pd.Series:
@@ -92,80 +100,86 @@ def our_dtypes(names: pd.Series) -> pd.Series:
     return names.map(_DTYPES).fillna(names)
 
 
-def _tell_faults(
+class _CellCheck(NamedTuple):
+    """Check of one column: which rows are sound, and what is wrong with the other cells."""
+
+    is_sound: pd.Series
+    column: str
+    fault: str
+
+
+def _record_faults(
     cells: pd.DataFrame,
-    kind_rows: pd.Series,
+    of_kind: pd.Series,
     faults: Faults,
-    check: Callable[[pd.DataFrame], list[tuple[pd.Series, str, str]]],
+    checks_of_kind: Callable[[pd.DataFrame], list[_CellCheck]],
 ) -> None:
-    """Record what is wrong with the rows of one kind of operation."""
-    if not kind_rows.any():
+    """Record what is wrong with the rows of one kind of operation.
+
+    Args:
+        cells: all rows.
+        of_kind: mask of the rows of that kind.
+        faults: where faults are recorded.
+        checks_of_kind: returns the checks that only rows of that kind need.
+    """
+    if not of_kind.any():
         return
     time = pd.to_numeric(cells["time_us"], errors="coerce")
+    dtype = our_dtypes(cells["dtype"])
     checks = [
-        ((time > 0) & (time < _SLOWEST_US), "time_us", "not a time in microseconds"),
-        (
-            our_dtypes(cells["dtype"]).isin(DTYPE_BYTES),
-            "dtype",
-            f"not one of {', '.join(DTYPE_BYTES)}",
-        ),
-        (cells["cache"].isin(_CACHES), "cache", f"not one of {', '.join(_CACHES)}"),
-        (cells["mode"].isin(_MODES), "mode", f"not one of {', '.join(_MODES)}"),
-        *check(cells[kind_rows]),
+        _CellCheck((time > 0) & (time < _SLOWEST_US), "time_us", "not a time in microseconds"),
+        _CellCheck(dtype.isin(DTYPE_BYTES), "dtype", f"not one of {', '.join(DTYPE_BYTES)}"),
+        _CellCheck(cells["cache"].isin(_CACHES), "cache", f"not one of {', '.join(_CACHES)}"),
+        _CellCheck(cells["mode"].isin(_MODES), "mode", f"not one of {', '.join(_MODES)}"),
+        *checks_of_kind(cells[of_kind]),
     ]
-    for sound, name, why in checks:
-        wrong = kind_rows & ~sound.reindex(cells.index, fill_value=True).astype(bool)
-        texts = cells[name] if name in cells else pd.Series("", index=cells.index)
-        faults.tell(wrong, [f"{name} is {cell!r}, {why}" for cell in texts])
+    for is_sound, column, fault in checks:
+        # The checks of a kind have no result for rows of the other kind.
+        wrong = of_kind & ~is_sound.reindex(cells.index, fill_value=True).astype(bool)
+        texts = cells[column] if column in cells else pd.Series("", index=cells.index)
+        faults.tell(wrong, [f"{column} is {cell!r}, {fault}" for cell in texts])
 
 
-def _gemm_faults(cells: pd.DataFrame) -> list[tuple[pd.Series, str, str]]:
+def _gemm_faults(cells: pd.DataFrame) -> list[_CellCheck]:
+    """Return the checks that only GEMMs need."""
     names = ("m", "n", "k", "batch")
-    sizes = [(_is_size(cells[name]), name, "not a size") for name in names]
-    layout = pd.Series("", index=cells.index)
-    if "layout" in cells:
-        layout = cells["layout"].str.lower()
+    sizes = [_CellCheck(_is_size(cells[name]), name, "not a size") for name in names]
+    layout = cells["layout"] if "layout" in cells else pd.Series("", index=cells.index)
+    is_layout = layout.str.lower().isin(("", *GEMM_LAYOUTS))  # an empty one means the default
+    # As floats, sizes that are too large do not overflow.
     m, n, k, batch = (pd.to_numeric(cells[name], errors="coerce") * 1.0 for name in names)
     fits = _WIDEST * batch * (m * k + k * n + m * n) <= LARGEST_BYTES
     return [
         *sizes,
-        (fits, "m", "too large together with n, k and batch for any machine"),
-        (
-            layout.str.lower().isin(("", *GEMM_LAYOUTS)),
-            "layout",
-            f"not one of {', '.join(GEMM_LAYOUTS)}",
-        ),
+        _CellCheck(fits, "m", "too large together with n, k and batch for any machine"),
+        _CellCheck(is_layout, "layout", f"not one of {', '.join(GEMM_LAYOUTS)}"),
     ]
 
 
-def _conv_faults(cells: pd.DataFrame) -> list[tuple[pd.Series, str, str]]:
-    sizes = [(_is_size(cells[name]), name, "not a size") for name in CONV_SIZES]
-    valid = []
+def _conv_faults(cells: pd.DataFrame) -> list[_CellCheck]:
+    """Return the checks that only convolutions need."""
+    sizes = [_CellCheck(_is_size(cells[name]), name, "not a size") for name in CONV_SIZES]
+    is_conv = []
     for row in cells.to_dict("records"):
         try:
             problem_of(_conv_record(row))
-            valid.append(True)
+            is_conv.append(True)
         except (ValueError, KeyError):
-            valid.append(False)
+            is_conv.append(False)
     words = f"layout must be {' or '.join(CONV_LAYOUTS)}, and pass {' or '.join(PASSES)}"
-    return [
-        *sizes,
-        (
-            pd.Series(valid, index=cells.index),
-            "op",
-            f"but the row is not a convolution: {words}",
-        ),
-    ]
+    fault = f"but the row is not a convolution: {words}"
+    return [*sizes, _CellCheck(pd.Series(is_conv, index=cells.index), "op", fault)]
 
 
 def _is_size(cells: pd.Series) -> pd.Series:
-    digits = cells.astype(str).str.fullmatch(r"[0-9]{1,13}")
-    sizes = pd.to_numeric(cells.where(digits, "0"))
+    """Return which cells are a whole number from 1 to the largest size."""
+    has_digits_only = cells.astype(str).str.fullmatch(r"[0-9]{1,13}")
+    sizes = pd.to_numeric(cells.where(has_digits_only, "0"))
     return (sizes >= 1) & (sizes <= LARGEST_SIZE)
 
 
 def identity(rows: pd.DataFrame) -> list[str]:
-    """Return the columns that identify the case of a row."""
+    """Return the columns that identify the case of a row: all but the time and its kernels."""
     return [name for name in rows if name not in ("time_us", "kernel", "kernels")]
 
 

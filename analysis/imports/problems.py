@@ -62,11 +62,20 @@ Gemm(m=64, n=64, k=64, dtype='fp32', layout='nn', batch=1)]
 
 
 def _is_single_shape(shapes: object) -> bool:
-    """Return True for a single shape; a tuple of several begins with a shape, not with a size."""
-    return isinstance(shapes[0] if isinstance(shapes, tuple) and shapes else shapes, Real)
+    """Return True for a tuple that is one shape, and for a bare number, which is none.
+
+    A tuple of several shapes begins with a shape, not with a size.
+    """
+    first = shapes[0] if isinstance(shapes, tuple) and shapes else shapes
+    return isinstance(first, Real)
 
 
 def _as_problem(shape: object) -> Problem:
+    """Return the problem of one shape.
+
+    Raises:
+        UserError: if it is not a problem.
+    """
     if isinstance(shape, (Gemm, Conv)):
         return shape
     if isinstance(shape, (tuple, list)):
@@ -93,9 +102,7 @@ def read_problems(path: Path) -> list[Problem]:
         with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file, skipinitialspace=True)
             _check_header(str(path), reader.fieldnames or [])
-            problems = [
-                problem_from_cells(f"line {reader.line_num} of {path}", row) for row in reader
-            ]
+            problems = [problem_from_cells(f"line {reader.line_num} of {path}", row) for row in reader]
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}).") from None
     except (UnicodeDecodeError, csv.Error) as error:
@@ -116,10 +123,10 @@ def _problems_of_frame(frame: pd.DataFrame) -> list[Problem]:
     described = frame[[name for name in frame.columns if name in {*_GEMM, *_CONV, *_SIZES}]]
     _check_header("the DataFrame", list(described.columns))
     rows: Sequence[Mapping[str, Any]] = described.to_dict("records")
-    problems = [
-        problem_from_cells(f"row {index} of the DataFrame", {k: _cell(v) for k, v in row.items()})
-        for index, row in zip(frame.index, rows, strict=True)
-    ]
+    problems = []
+    for index, row in zip(frame.index, rows, strict=True):
+        cells = {name: _cell(value) for name, value in row.items()}
+        problems.append(problem_from_cells(f"row {index} of the DataFrame", cells))
     if not problems:
         raise UserError("the DataFrame has no row.")
     return problems
@@ -137,6 +144,11 @@ def _cell(value: object) -> str:
 
 
 def _check_header(name: str, header: Sequence[str]) -> None:
+    """Check that columns can describe problems; ``name`` says whose they are.
+
+    Raises:
+        UserError: if a column is missing, repeated or unknown.
+    """
     if not {"m", "n", "k", "dtype"} <= set(header) and "op" not in header:
         raise UserError(f"{name} does not have the columns {_HEADER}.")
     if repeated := [column for column in header if header.count(column) > 1]:
@@ -146,14 +158,14 @@ def _check_header(name: str, header: Sequence[str]) -> None:
 
 
 def problem_from_cells(where: str, cells: Mapping[Any, Any]) -> Problem:
-    """Return the problem of a line of cells, by column.
+    """Return the problem of a row.
 
     Args:
-        where: the line, for messages.
-        cells: text of each cell; those that are empty or missing have their default.
+        where: the row, for messages.
+        cells: texts by column; an empty one has its default.
 
     Raises:
-        UserError: if the cells are not a problem.
+        UserError: if the row is not a problem.
     """
     if None in cells:  # the key under which the reader puts excess cells
         raise UserError(f"{where} has more cells than the header has columns.")
@@ -163,8 +175,9 @@ def problem_from_cells(where: str, cells: Mapping[Any, Any]) -> Problem:
         raise UserError(f"{where}: op is {op!r}; {nearest(op, _NEEDED)}")
     if missing := [name for name in _NEEDED[op] if name not in given]:
         raise UserError(f"{where} has no {missing[0]}.")
+    defaults = _GEMM if op == "gemm" else _CONV
     try:
-        return operation.as_problem(problem_of({**(_GEMM if op == "gemm" else _CONV), **given}))
+        return operation.as_problem(problem_of({**defaults, **given}))
     except UserError as error:
         raise UserError(f"{where}: {error}") from None
     except ValueError:

@@ -65,8 +65,11 @@ class PublicRows:
     @property
     def tiles(self) -> list[str]:
         """``rows x columns`` from the first kernel whose name has a tile; empty where none does."""
-        tiles = ([read_name(name).tile_text() for name in names] for names in self.kernels)
-        first_tiles = (next((tile for tile in row if tile), "") for row in tiles)
+        first_tiles = []
+        for names in self.kernels:
+            tiles = (read_name(name).tile_text() for name in names)
+            first_tiles.append(next((tile for tile in tiles if tile), ""))
+        # A third number would be the tile's depth along K.
         return ["x".join(tile.split("x")[:2]) for tile in first_tiles]
 
     def by_algorithm(self, algorithm: str) -> PublicRows:
@@ -95,16 +98,13 @@ class PublicRows:
 
     def take(self, where: Any) -> PublicRows:
         """Return the rows at an index array or a mask."""
-        index = [int(i) for i in np.arange(len(self))[where]]
-        return PublicRows(
-            self.name,
-            self.dtype,
-            [self.problems[i] for i in index],
-            [self.implementations[i] for i in index],
-            self.seconds[index],
-            [self.kernels[i] for i in index],
-            self.skipped,
-            self.warm,
+        positions = [int(i) for i in np.arange(len(self))[where]]
+        return replace(
+            self,
+            problems=[self.problems[i] for i in positions],
+            implementations=[self.implementations[i] for i in positions],
+            seconds=self.seconds[positions],
+            kernels=[self.kernels[i] for i in positions],
         )
 
 
@@ -134,35 +134,27 @@ def read_source(path: Path, machine: Machine, dtype: str | None = None) -> Publi
     Raises:
         UserError: if the file is unreadable, is of no known format, or has no such row.
     """
-    # 1. Find the rows of the machine that can be read.
+    # 1. Find the rows of the machine that can be read. A file without devices is of this machine.
     rows = _read(path, FileDefaults(dtype or ""))
     slugs = [machine.slug if device is None else slug_of_device(device) for device in rows.devices]
     on_machine = np.array([slug == machine.slug for slug in slugs], dtype=bool)
     seconds = np.asarray(rows.seconds, dtype=float)
     dtypes = np.array(rows.dtypes, dtype=object)
-    readable = np.array([problem is not None for problem in rows.problems]) & (
-        np.nan_to_num(seconds) > 0
-    )
+    has_problem = np.array([problem is not None for problem in rows.problems])
+    readable = has_problem & (np.nan_to_num(seconds) > 0)
     present = sorted(set(dtypes[on_machine & readable]))
     if not present:
         raise UserError(
             f"{path} has no readable row of {machine.slug}; its rows are of "
             f"{', '.join(sorted(set(slugs)))}."
         )
-    # 2. Choose the dtype: the given one, bf16, or the only one.
-    chosen = dtype or ("bf16" if "bf16" in present else present[0] if len(present) == 1 else "")
-    if chosen not in present:
-        if not chosen:
-            raise UserError(
-                f"{path} has rows of several dtypes; give --dtype: {', '.join(present)}."
-            )
-        raise UserError(f"{path} has no row in {chosen}; {nearest(chosen, present)}")
-    # 3. Keep the rows in that dtype, and count those that are left out.
-    of_dtype = dtypes == chosen
+    # 2. Keep the rows in the dtype, and count those that are left out.
+    dtype = _choose_dtype(path, dtype, present)
+    of_dtype = dtypes == dtype
     kept = [int(i) for i in np.flatnonzero(on_machine & readable & of_dtype)]
     return PublicRows(
         name=rows.name or path.name,
-        dtype=chosen,
+        dtype=dtype,
         problems=[rows.problems[i] for i in kept],  # type: ignore[misc]
         implementations=[rows.implementations[i] for i in kept],
         seconds=seconds[kept],
@@ -176,6 +168,23 @@ def read_source(path: Path, machine: Machine, dtype: str | None = None) -> Publi
     )
 
 
+def _choose_dtype(path: Path, dtype: str | None, present: Sequence[str]) -> str:
+    """Return the given dtype, else bf16 if it is present, else the only dtype that is.
+
+    Raises:
+        UserError: if the given dtype is not present, or if none is given and several are.
+    """
+    if dtype:
+        if dtype not in present:
+            raise UserError(f"{path} has no row in {dtype}; {nearest(dtype, present)}")
+        return dtype
+    if "bf16" in present:
+        return "bf16"
+    if len(present) > 1:
+        raise UserError(f"{path} has rows of several dtypes; give --dtype: {', '.join(present)}.")
+    return present[0]
+
+
 def read_public(path: Path, machine: Machine) -> FileTimings:
     """Read a machine's rows in all dtypes from our results or one of the public formats.
 
@@ -183,29 +192,32 @@ def read_public(path: Path, machine: Machine) -> FileTimings:
         UserError: if the file is unreadable, is of no known format, or has no such row.
     """
     rows = _read(path)
-    rows_and_seconds = [
-        (problem_columns(problem) | {"implementation": name}, seconds)
-        for device, problem, name, seconds in zip(
-            rows.devices, rows.problems, rows.implementations, rows.seconds, strict=True
-        )
-        if problem is not None
-        and seconds > 0  # also leaves out NaN
-        and (device is None or slug_of_device(device) == machine.slug)
-    ]
-    if not rows_and_seconds:
-        raise UserError(f"{path} has no readable row of {machine.slug}.")
-    cells = pd.DataFrame([columns for columns, _ in rows_and_seconds])
     cache = "warm" if rows.warm else "cold"
-    cells = cells.assign(
-        time_us=[seconds * 1e6 for _, seconds in rows_and_seconds],
-        cache=cache,
-        mode="burst",
-        config="",
-    )
+    cases = []
+    times_us = []
+    columns = zip(rows.devices, rows.problems, rows.implementations, rows.seconds, strict=True)
+    for device, problem, implementation, seconds in columns:
+        on_machine = device is None or slug_of_device(device) == machine.slug
+        if problem is None or not on_machine or not seconds > 0:  # NaN is not above 0, either
+            continue
+        cases.append(problem_columns(problem) | {"implementation": implementation})
+        times_us.append(seconds * 1e6)
+    if not cases:
+        raise UserError(f"{path} has no readable row of {machine.slug}.")
+    cells = pd.DataFrame(cases).assign(time_us=times_us, cache=cache, mode="burst", config="")
     return FileTimings(cells, "as its publishers measured it", cache)
 
 
 def _read(path: Path, defaults: FileDefaults = _NOTHING) -> _FileRows:
+    """Read all rows of a table or of a folder of our results.
+
+    Args:
+        path: a folder, or a file in one of the formats.
+        defaults: what a CSV of people's own does not say.
+
+    Raises:
+        UserError: if the file is unreadable, or is of no known format.
+    """
     if path.is_dir() or path.name == "measurements.csv":
         return _from_recording(path if path.is_dir() else path.parent)
     if path.suffix != ".parquet" and (timings := read_timings(path, defaults)):
@@ -316,6 +328,7 @@ def _neusight_conv(frame: pd.DataFrame, path: Path) -> _FileRows:
         "Padding",
     ]
     problems: list[Problem | None] = []
+    # Images and filters are square.
     for n, c, size, kout, r, stride, padding in frame[names].astype(int).itertuples(index=False):
         pairs = [(stride, stride), (padding, padding), (1, 1)]
         problems.append(_conv((n, c, size, size, kout, r, r), pairs, "fp32", "fprop"))
@@ -387,12 +400,13 @@ def _deepbench_conv(frame: pd.DataFrame, path: Path) -> _FileRows:
         "pad_w",
     ]
     shapes = frame[names].astype(int).itertuples(index=False, name=None)
-    for shape, (_, times) in zip(shapes, frame.iterrows(), strict=True):
-        pairs = [(shape[7], shape[8]), (shape[9], shape[10]), (1, 1)]
+    for shape, (_, row) in zip(shapes, frame.iterrows(), strict=True):
+        *sizes, stride_h, stride_w, pad_h, pad_w = shape
+        pairs = [(stride_h, stride_w), (pad_h, pad_w), (1, 1)]
         for column, pass_ in _DEEPBENCH_PASSES.items():
-            problems.append(_conv(shape[:7], pairs, dtype, pass_))
-            time = pd.to_numeric(times[column], errors="coerce")
-            seconds.append(float(time) * 1e-3)
+            problems.append(_conv(sizes, pairs, dtype, pass_))
+            milliseconds = pd.to_numeric(row[column], errors="coerce")
+            seconds.append(float(milliseconds) * 1e-3)
     return _FileRows(
         devices=[None] * len(problems),
         dtypes=[dtype] * len(problems),
@@ -417,6 +431,14 @@ def _deepbench_dtype(path: Path) -> str:
 def _conv(
     sizes: Sequence[int], pairs: Sequence[tuple[int, int]], dtype: str, pass_: str
 ) -> Conv | None:
+    """Return a convolution in NCHW with one group; None if its sizes do not fit together.
+
+    Args:
+        sizes: images, channels, height, width, filters, and the filter's height and width.
+        pairs: stride, padding and dilation, each along the height and the width.
+        dtype: the dtype.
+        pass_: the pass.
+    """
     try:
         return Conv.build(sizes, pairs, 1, dtype, "nchw", pass_)
     except ValueError:

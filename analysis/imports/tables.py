@@ -132,12 +132,12 @@ def read_table(path: Path, package: str = "", licence: str = "") -> PublicTable:
     except (OSError, pa.ArrowException) as error:
         reason = (str(error).splitlines() or ["empty"])[0]
         raise UserError(f"{path} is not a table that can be read ({reason}).") from None
-    first = table.slice(0, 1).to_pylist()[0]
+    (first_row,) = table.slice(0, 1).to_pylist()  # all rows have its GPU, framework and version
     return PublicTable(
         path=path,
-        device=first["device"],
-        framework=first["framework"],
-        version=first["version"],
+        device=first_row["device"],
+        framework=first_row["framework"],
+        version=first_row["version"],
         rows=sum(value == BF16 for value in table.column("gemm_dtype").to_pylist()),
         package=package,
         licence=licence,
@@ -147,25 +147,31 @@ def read_table(path: Path, package: str = "", licence: str = "") -> PublicTable:
 
 
 def _is_complete(folder: Path) -> bool:
-    """Return True if the file next to a table calls it complete, or if there is no such file."""
+    """Return True if the file next to a table calls it complete, or does not mention it."""
     tables = _read_yaml(folder / "collection_meta.yaml").get("tables")
     entry = tables.get(_TABLE) if isinstance(tables, dict) else None
-    return not isinstance(entry, dict) or entry.get("status", "complete") == "complete"
+    if not isinstance(entry, dict):
+        return True
+    return entry.get("status", "complete") == "complete"
 
 
 def _later_versions(folder: Path) -> tuple[str, ...]:
-    """Return the versions that reuse a table: their folders, next to it, have a pointer to it."""
-    pointers = {path.parent.name: _read_yaml(path) for path in folder.parent.glob("*/reuse.yaml")}
-    wanted_pointer = {"table": _TABLE, "from_version": folder.name}
-    reused = {version: document.get("reuse") for version, document in pointers.items()}
-    return tuple(
-        version
-        for version, entries in sorted(reused.items(), key=lambda item: version_numbers(item[0]))
-        if isinstance(entries, list)
-        and any(
-            isinstance(entry, dict) and wanted_pointer.items() <= entry.items() for entry in entries
-        )
-    )
+    """Return the versions that reuse a table, in ascending order.
+
+    The folder of such a version, next to the table's, has a file ``reuse.yaml`` whose list
+    ``reuse`` names the table and its version.
+    """
+    reused_table = {"table": _TABLE, "from_version": folder.name}
+    versions = []
+    for path in folder.parent.glob("*/reuse.yaml"):
+        entries = _read_yaml(path).get("reuse")
+        # The file comes from others, so it may have any form.
+        entries = entries if isinstance(entries, list) else []
+        if any(
+            isinstance(entry, dict) and reused_table.items() <= entry.items() for entry in entries
+        ):
+            versions.append(path.parent.name)
+    return tuple(sorted(versions, key=version_numbers))
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
@@ -195,12 +201,16 @@ def choose_tables(tables: Sequence[PublicTable]) -> dict[str, PublicTable]:
     for table in tables:
         if table.rows:
             by_slug.setdefault(table.slug, []).append(table)
-    return {slug: max(group, key=lambda t: _rank(t, group)) for slug, group in by_slug.items()}
+    return {
+        slug: max(tables_of_slug, key=lambda table: _rank(table, tables_of_slug))
+        for slug, tables_of_slug in by_slug.items()
+    }
 
 
-def _rank(table: PublicTable, group: Sequence[PublicTable]) -> tuple[Any, ...]:
+def _rank(table: PublicTable, tables_of_slug: Sequence[PublicTable]) -> tuple[Any, ...]:
     """Return the key by which the best table of a machine is the largest."""
-    has_enough = table.rows >= _ENOUGH * max(candidate.rows for candidate in group)
+    most_rows = max(candidate.rows for candidate in tables_of_slug)
+    has_enough = table.rows >= _ENOUGH * most_rows
     name = table.framework.lower()
     preference = -_PREFERRED.index(name) if name in _PREFERRED else -len(_PREFERRED)
     return has_enough, table.complete, preference, version_numbers(table.version)
@@ -213,6 +223,8 @@ def version_numbers(text: str) -> tuple[int, ...]:
 
 def read_rows(table: PublicTable, *dtypes: str) -> pd.DataFrame:
     """Read rows of a table: m, n, k, dtype and time_us, without those that have no time.
+
+    Latencies in the table are in milliseconds.
 
     Args:
         table: the table.

@@ -55,9 +55,16 @@ def write_imported(table: PublicTable, machine: Machine, results: Path) -> Path:
 
 
 def write_timings(
-    timings: FileTimings, path: Path, told: FileDefaults, machine: Machine, results: Path
+    timings: FileTimings, path: Path, defaults: FileDefaults, machine: Machine, results: Path
 ) -> Path:
     """Write the times of a user's file, and a digest of file and defaults; return the folder.
+
+    Args:
+        timings: the times.
+        path: the file that they come from, or the folder of results.
+        defaults: what the user said about the file. The digest tells whether it changed.
+        machine: the machine of the times.
+        results: the results folder.
 
     Raises:
         UserError: if the machine does not compute a dtype, the folder cannot be made, or the disk
@@ -67,7 +74,7 @@ def write_timings(
         "source": path.name,
         "package": "",
         "framework": FILE,
-        "version": _digest(path, told),
+        "version": _digest(path, defaults),
         "file": path.name,
         "licence": "",
         "how": timings.how,
@@ -76,15 +83,17 @@ def write_timings(
     return _write(timings.rows, public, machine, results)
 
 
-def is_same_file(folder: Path, path: Path, told: FileDefaults) -> bool:
+def is_same_file(folder: Path, path: Path, defaults: FileDefaults) -> bool:
     """Return True if an imported recording was made from this very file and the same defaults."""
     public = read_run(folder).get("public") or {}
-    return (public.get("framework"), public.get("version")) == (FILE, _digest(path, told))
+    return public.get("framework") == FILE and public.get("version") == _digest(path, defaults)
 
 
 def _digest(path: Path, defaults: FileDefaults) -> str:
-    data = (path if path.is_file() else path / "measurements.csv").read_bytes()
-    return hashlib.sha256(data + repr(defaults).encode()).hexdigest()[:16]
+    """Return 16 hexadecimal digits that change if the file's content or the defaults change."""
+    file = path if path.is_file() else path / "measurements.csv"
+    content = file.read_bytes() + repr(defaults).encode()
+    return hashlib.sha256(content).hexdigest()[:16]
 
 
 def write_collections(tables: Sequence[PublicTable], machine: Machine, results: Path) -> None:
@@ -93,21 +102,23 @@ def write_collections(tables: Sequence[PublicTable], machine: Machine, results: 
     Raises:
         UserError: if the folder cannot be made, or the disk is full.
     """
-    parts = [read_rows(t, *DTYPES.values()).assign(source=t.source) for t in tables]
+    collections = [
+        read_rows(table, *DTYPES.values()).assign(source=table.source) for table in tables
+    ]
     folder = folder_of(results, machine.slug)
     make_folder(folder)
     (folder / VALIDATION).unlink(missing_ok=True)  # it is out of date now
-    write_whole(folder / COLLECTIONS, _as_parquet(pd.concat(parts, ignore_index=True)))
+    write_whole(folder / COLLECTIONS, _as_parquet(pd.concat(collections, ignore_index=True)))
 
 
 def _write(rows: pd.DataFrame, public: dict[str, Any], machine: Machine, results: Path) -> Path:
     """Write the rows and run.json, and remove the validation of an earlier import."""
     for dtype in rows["dtype"].unique():
         machine.peak(dtype)  # raises an error for a dtype that the machine does not compute
-    folder, data = folder_of(results, machine.slug), _as_parquet(rows)
+    folder = folder_of(results, machine.slug)
     make_folder(folder)
     (folder / VALIDATION).unlink(missing_ok=True)  # missing until everything is written again
-    write_whole(folder / MEASUREMENTS, data)
+    write_whole(folder / MEASUREMENTS, _as_parquet(rows))
     run = {
         "schema": SCHEMA,
         "protocol": OTHERS_PROTOCOL,
@@ -123,6 +134,7 @@ def _write(rows: pd.DataFrame, public: dict[str, Any], machine: Machine, results
 
 
 def _as_parquet(rows: pd.DataFrame) -> bytes:
+    """Return the content of a Parquet file with these rows."""
     buffer = io.BytesIO()
     parquet.write_table(pa.Table.from_pandas(rows, preserve_index=False), buffer)
     return buffer.getvalue()
