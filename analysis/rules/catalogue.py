@@ -39,16 +39,19 @@ class Rule:
 @functools.cache
 def all_rules() -> dict[str, Rule]:
     """Return every rule of ``rules.toml`` by id, in its order."""
-    entries = tomllib.loads(_FILE.read_text(encoding="utf-8"))["rule"]
-    lists = {"sweeps", "also", "by"}
+    entries: list[dict[str, Any]] = tomllib.loads(_FILE.read_text(encoding="utf-8"))["rule"]
     rules: dict[str, Rule] = {}
     for entry in entries:
-        values: dict[str, Any] = {k: tuple(v) if k in lists else v for k, v in entry.items()}
-        rules[entry["id"]] = Rule(**values)
+        for name in entry.keys() & {"sweeps", "also", "by"}:
+            entry[name] = tuple(entry[name])
+        rules[entry["id"]] = Rule(**entry)
     return rules
 
 
 def rule_sweeps() -> list[str]:
-    """Return the sweeps that rules need; sweeps that one rule needs are joined by commas."""
+    """Return the sweeps that rules need, each once.
+
+    Sweeps that one rule needs together are joined by commas, as the command line takes them.
+    """
     groups = (",".join(rule.sweeps) for rule in all_rules().values())
     return list(dict.fromkeys(group for group in groups if group))

@@ -63,42 +63,55 @@ def rule_inputs(machine: str | None, results: Path = RESULTS) -> RuleInputs:
     Raises:
         UserError: if the machine has no results to judge rules by.
     """
-    places = (results / "rules", results)
+    # 1. Find the folders of the sweeps and of the measurements for rules.
     if machine is not None:
-        recorded = set[str]().union(*map(recorded_machines, places))
+        recorded = recorded_machines(results / "rules") | recorded_machines(results)
         machine = slug_meant(machine, [*known_machines(), *sorted(recorded)])
-    folders = [f for f in (_find(machine, place) for place in places) if f]
+    for_rules = _find(machine, results / "rules")
+    sweeps = _find(machine, results)
     # A published recording has its measurements for rules next to it, and is never mixed with a
     # user's own measurements.
-    if folders and folders[-1].parent == results / PUBLISHED:
-        measured_for_rules = _find(machine, results / PUBLISHED / "rules")
-        folders = folders[:-1] or [f for f in (measured_for_rules, folders[-1]) if f]
+    if sweeps is not None and sweeps.parent == results / PUBLISHED:
+        if for_rules is None:
+            for_rules = _find(machine, results / PUBLISHED / "rules")
+        else:
+            sweeps = None
+    folders = [folder for folder in (for_rules, sweeps) if folder is not None]
     if not folders:
         scope = f" of machine {machine!r}" if machine else ""
         raise UserError(
             f"there are no results{scope} to judge rules by; run {target('rules', 'record')} first."
         )
-    # 1. Read all usable runs of both folders; if there are none, an unusable one.
-    recordings = []
+    # 2. Read all usable runs of both folders; if a folder has none, its unusable run.
+    recordings: list[Recording] = []
     for folder in folders:
         recording = load(folder)
-        recordings += [recording] if recording.public else usable_runs(recording) or [recording]
-    # 2. Keep those of the machine, PyTorch and driver of the newest one.
-    newest = max(recordings, key=lambda r: (r.folder / "run.json").stat().st_mtime)
-    same = [
-        r
-        for r in recordings
-        if r.machine.slug == newest.machine.slug and _versions(r) == _versions(newest)
-    ]
-    steps = [step for r in same for step in read_profiled_steps(r.folder)]
-    # 3. Write next to the main recording.
+        if recording.public:
+            recordings.append(recording)
+        else:
+            recordings += usable_runs(recording) or [recording]
+    # 3. Keep those of the machine, PyTorch and driver of the newest one.
+    newest = max(recordings, key=lambda recording: _time_of_change(recording.folder))
     slug = newest.machine.slug
-    main = (results, results / PUBLISHED, folder_of(results, slug).parent)
-    folder = next((r.folder for r in same if r.folder.parent in main), results / slug)
-    return RuleInputs(same, steps, folder)
+    kept = [
+        recording
+        for recording in recordings
+        if recording.machine.slug == slug and _versions(recording) == _versions(newest)
+    ]
+    steps = [step for recording in kept for step in read_profiled_steps(recording.folder)]
+    # 4. Verdicts are written next to the sweeps, even if only measurements for rules are kept.
+    places = (results, results / PUBLISHED, folder_of(results, slug).parent)
+    of_sweeps = (recording.folder for recording in kept if recording.folder.parent in places)
+    return RuleInputs(kept, steps, folder=next(of_sweeps, results / slug))
+
+
+def _time_of_change(folder: Path) -> float:
+    """Return when a recording was written last, in seconds."""
+    return (folder / "run.json").stat().st_mtime
 
 
 def _find(machine: str | None, place: Path) -> Path | None:
+    """Return the folder of a machine's recording below a place; None if there is none."""
     try:
         return find_recording(machine, place)
     except UserError:
@@ -116,8 +129,10 @@ def judge_inputs(inputs: RuleInputs) -> list[RuleResult]:
     Cases of two recordings are never paired, and an unusable recording has no pairs.
     """
     evidence = [
-        Evidence.from_unusable(r) if r.unusable else Evidence.from_recording(r)
-        for r in inputs.recordings
+        Evidence.from_unusable(recording)
+        if recording.unusable
+        else Evidence.from_recording(recording)
+        for recording in inputs.recordings
     ]
     return judge_all(evidence, model_rules(inputs.steps))
 

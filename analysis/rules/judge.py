@@ -106,9 +106,10 @@ class Evidence:
         # very many GEMMs, only a sample of them is fitted.
         products = recording.products
         products = products.iloc[drawn(products)]
-        fitted = recording.ok.index.isin(products.index)
+        is_fitted = recording.ok.index.isin(products.index)
         rows = recording.ok.reset_index(drop=True)
         log_time, error = steady_times(rows, recording)
+        gpus, _ = pd.factorize(places_of(rows[["worker", "gpu"]]))
         columns = (
             workloads_of(rows),
             rows["implementation"],
@@ -117,23 +118,26 @@ class Evidence:
             rows["sweep"],
             np.exp(log_time),
             error,
-            pd.factorize(places_of(rows[["worker", "gpu"]]))[0],
+            gpus,
         )
         cases = [TimedCase(*row) for row in zip(*columns, strict=True)]
-        # 2. Predictions: held-out ones of GEMMs and convolutions, and plain ones of the rest.
-        model, predicted = Model(recording.machine), np.full(len(cases), np.nan)
+        # 2. Predictions: held-out ones of fitted cases, and plain ones of all others.
+        model = Model(recording.machine)
+        predicted = np.full(len(cases), np.nan)
         if len(products):
             calibration = calibrate(recording.machine, products.reset_index(drop=True))
             model = calibration.model
-            predicted[fitted] = calibration.held_back.estimate.time
-        rest = np.flatnonzero(~fitted)
-        predicted[rest] = predicted_seconds([cases[i] for i in rest], model)
-        # 3. Rules are only about bursts of the vendor libraries, with an interval.
-        library = ~rows["implementation"].isin(list(HAND_WRITTEN)) & (rows["mode"] == "burst")
-        keep = np.flatnonzero(library & np.isfinite(error))  # at least six samples
+            predicted[is_fitted] = calibration.held_back.estimate.time
+        others = np.flatnonzero(~is_fitted)
+        predicted[others] = predicted_seconds([cases[i] for i in others], model)
+        # 3. Rules are only about bursts of the vendor libraries. A case has an error, and with it
+        # an interval, from six samples on.
+        is_library = ~rows["implementation"].isin(list(HAND_WRITTEN))
+        is_burst = rows["mode"] == "burst"
+        kept = np.flatnonzero(is_library & is_burst & np.isfinite(error))
         planned = frozenset(recording.run["plan"]["sweeps"])
-        kept = [cases[i] for i in keep]
-        return cls(recording.machine, kept, predicted[keep], planned=planned)
+        kept_cases = [cases[i] for i in kept]
+        return cls(recording.machine, kept_cases, predicted[kept], planned=planned)
 
     @classmethod
     def _from_imported(cls, recording: Recording) -> Evidence:
@@ -145,6 +149,7 @@ class Evidence:
         Raises:
             UserError: if the import is incomplete.
         """
+        # The rows of predicted.csv are those that were drawn here, in their order.
         products = recording.products
         products = products.iloc[drawn(products)]
         path = recording.folder / "predicted.csv"
@@ -154,12 +159,12 @@ class Evidence:
                 f"The import in {recording.folder} is incomplete; {command('analysis import')} "
                 "completes it."
             )
-        kept = products["dtype"].isin(TIMED_DTYPES).to_numpy()
-        products = products[kept]
+        is_kept = products["dtype"].isin(TIMED_DTYPES).to_numpy()
+        products = products[is_kept]
         seconds = products["time_us"].to_numpy(dtype=float) * 1e-6
         cases = _cases_with_times(workloads_of(products), products["implementation"], seconds)
-        times = predicted["time_us"].to_numpy(dtype=float)[kept] * 1e-6
-        return cls(recording.machine, cases, times, public=True)
+        predicted_times = predicted["time_us"].to_numpy(dtype=float)[is_kept] * 1e-6
+        return cls(recording.machine, cases, predicted_times, public=True)
 
     @classmethod
     def from_public(cls, source: PublicRows, model: Model) -> Evidence:
@@ -168,11 +173,15 @@ class Evidence:
         return cls(model.machine, cases, predicted_seconds(cases, model), public=True)
 
     def matches(self, rule: Rule) -> tuple[list[TimedCase], list[Match], Array]:
-        """Return the cases that a rule may use, the matches among them, and predicted seconds."""
+        """Return the cases that a rule may use, the matches among them, and predicted seconds.
+
+        There are none if the rule is about whole models, or about another kind of machine.
+        """
         if rule.models or (rule.on and rule.on != self.machine.kind):
             return [], [], np.empty(0)
+        # A public table has no sweeps, so a rule may use all of its cases.
         sweeps = {*rule.sweeps, *rule.also}
-        positions = [i for i, c in enumerate(self.cases) if self.public or c.sweep in sweeps]
+        positions = [i for i, case in enumerate(self.cases) if self.public or case.sweep in sweeps]
         cases = [self.cases[i] for i in positions]
         matches = list(PAIRINGS[rule.pairing](cases, self.machine, **rule.options))
         return cases, matches, self.predicted[positions]
@@ -195,14 +204,15 @@ def predicted_seconds(cases: Sequence[TimedCase], model: Model) -> Array:
     bandwidth. The result is NaN for an unknown dtype.
     """
     machine = model.machine
-    known = [case.workload.dtype in machine.peaks for case in cases]
-    products = [_products(case) if k else () for case, k in zip(cases, known, strict=True)]
-    moving = [
-        moving_seconds(case.workload, machine) if k else np.nan
-        for case, k in zip(cases, known, strict=True)
-    ]
+    products: list[Sequence[tuple[int, Any]]] = []
+    moving = []
+    for case in cases:
+        is_known = case.workload.dtype in machine.peaks
+        products.append(_products(case) if is_known else ())
+        moving.append(moving_seconds(case.workload, machine) if is_known else np.nan)
 
     def seconds_of(owners: Sequence[int], problems: Sequence[Problem]) -> Array:
+        """Predict problems; ``owners`` has the position of the case that each belongs to."""
         names = [cases[i].implementation for i in owners]
         return model.predict(Query.with_implementations(problems, names)).estimate.time
 
@@ -210,6 +220,10 @@ def predicted_seconds(cases: Sequence[TimedCase], model: Model) -> Array:
 
 
 def _products(case: TimedCase) -> Sequence[tuple[int, Any]]:
+    """Return the GEMMs and convolutions of a case, each with how often it is computed.
+
+    A series that the library fuses is computed as one operation.
+    """
     workload: Workload = case.workload
     if isinstance(workload, Series) and "fused=on" in case.config:
         return ((1, workload.fused),)
@@ -242,17 +256,21 @@ def judge_all(
             rows.append(model_rows[rule.id])
             continue
         candidates = [
-            _Candidate(e, *e.matches(rule)) for e in evidence if rule.public or not e.public
+            _Candidate(run, *run.matches(rule)) for run in evidence if rule.public or not run.public
         ]
         best = max(candidates, key=lambda candidate: _strength(candidate.matches), default=None)
-        if best is None or not best.matches:
-            on_gpu = any(e.machine.kind == "gpu" for e in evidence)
-            sweeps = set(rule.sweeps)
-            planned = any(e.planned & sweeps for e in evidence)
-            unusable = any(e.unusable & sweeps for e in evidence)
-            rows.append(not_measured(rule, on_gpu, planned, unusable))
-        else:
+        if best is not None and best.matches:
             rows.append(_judge_rule(rule, *best))
+            continue
+        sweeps = set(rule.sweeps)
+        rows.append(
+            not_measured(
+                rule,
+                on_gpu=any(run.machine.kind == "gpu" for run in evidence),
+                planned=any(run.planned & sweeps for run in evidence),
+                unusable=any(run.unusable & sweeps for run in evidence),
+            )
+        )
     return rows
 
 
@@ -272,21 +290,40 @@ def not_measured(
     If a run had ``planned`` its sweeps, the rule needs more time. If only ``unusable`` runs have
     measured them, the rule needs a quieter machine.
     """
-    remedy = f"run {target('rules', 'record')}" + (" with a larger budget" if planned else "")
-    of_sweeps = f"pairs of the sweeps {', '.join(rule.sweeps)}: {remedy}"
-    needs = of_sweeps if rule.sweeps and (on_gpu or not rule.needs) else rule.needs
-    reason = f"needs {needs}"
+    run = f"run {target('rules', 'record')}"
     if unusable:
-        reason = f"{_UNUSABLE}: run {target('rules', 'record')} again on a quieter machine"
+        reason = f"{_UNUSABLE}: {run} again on a quieter machine"
+    elif rule.sweeps and (on_gpu or not rule.needs):  # a GPU has everything that ``needs`` names
+        budget = " with a larger budget" if planned else ""
+        reason = f"needs pairs of the sweeps {', '.join(rule.sweeps)}: {run}{budget}"
+    else:
+        reason = f"needs {rule.needs}"
     return RuleResult(
-        rule.id, rule.statement, rule.source, NOT_MEASURED, None, None, None, None, 0, reason
+        id=rule.id,
+        statement=rule.statement,
+        source=rule.source,
+        verdict=NOT_MEASURED,
+        effect=None,
+        lo=None,
+        hi=None,
+        predicted=None,
+        cases=0,
+        reason=reason,
     )
 
 
 def _judge_rule(
     rule: Rule, evidence: Evidence, cases: list[TimedCase], matches: list[Match], predicted: Array
 ) -> RuleResult:
-    """Judge a rule by its matches among the cases of one run."""
+    """Judge a rule by its matches among the cases of one run.
+
+    Args:
+        rule: the rule.
+        evidence: the run.
+        cases: cases that the rule may use.
+        matches: pairs of them, by their positions in ``cases``.
+        predicted: predicted seconds of each case.
+    """
     if rule.claim is not None:
         matches = [replace(match, claim=rule.claim) for match in matches]
     pairs = pairs_of(cases, matches, rule.by, predicted)
@@ -295,7 +332,7 @@ def _judge_rule(
         return not_measured(rule, on_gpu=True)  # a single pair without an interval
     log_predicted = pairs.log_predicted
     if rule.largest:  # the effect is that of one group, so the prediction has to be, too
-        best = next(name for name, e in finding.groups.items() if e is finding.effect)
+        best = next(name for name, effect in finding.groups.items() if effect is finding.effect)
         log_predicted = pairs.by_group()[best].log_predicted
     log_predicted = log_predicted[np.isfinite(log_predicted)]
     return RuleResult(
@@ -323,6 +360,7 @@ def _reason(rule: Rule, evidence: Evidence, finding: RuleFinding, pairs: int) ->
 
 
 def _group_effects(groups: Mapping[str, Effect]) -> str:
+    """List the groups with their effects, the largest first; an ellipsis stands for the others."""
     order = sorted(groups, key=lambda name: -abs(np.log(groups[name].value)))
     shown = [f"{name} {groups[name]}" for name in order[:_MAX_GROUPS]]
     return "; ".join(shown) + ("; …" if len(order) > _MAX_GROUPS else "")

@@ -67,15 +67,18 @@ Pairing = Callable[..., Iterator[Match]]
 def switch(
     cases: Sequence[TimedCase], machine: Machine, axis: str, against: str, following: Sequence[str]
 ) -> Iterator[Match]:
-    """Pair cases that differ only in ``axis``: config, dtype or layout."""
-    by_key: dict[Any, dict[str, int]] = defaultdict(dict)
+    """Pair cases that differ only in ``axis``: config, dtype or layout.
+
+    ``against`` and ``following`` are values on that axis, of which each of the latter makes a pair.
+    """
+    by_key: dict[Any, dict[str, int]] = defaultdict(dict)  # cases by their values on the axis
     for i, case in enumerate(cases):
         value, key = _split_axis(case, axis)
         by_key[key][value] = i
-    for options in by_key.values():
+    for by_value in by_key.values():
         for value in following:
-            if against in options and value in options:
-                yield Match(options[against], options[value], words={"value": value})
+            if against in by_value and value in by_value:
+                yield Match(by_value[against], by_value[value], words={"value": value})
 
 
 def separable(cases: Sequence[TimedCase], machine: Machine) -> Iterator[Match]:
@@ -86,20 +89,22 @@ def separable(cases: Sequence[TimedCase], machine: Machine) -> Iterator[Match]:
     by_shape: dict[Any, dict[str, int]] = defaultdict(dict)
     for i, case in enumerate(cases):
         conv = case.workload
-        if isinstance(conv, Conv):
-            shape = conv.n, conv.c, conv.h, conv.w, conv.kout, conv.dtype, conv.layout, conv.pass_
-            if conv.groups == 1:
-                kind = "pointwise" if conv.r == conv.s == 1 else "dense"
-            else:
-                kind = "depthwise" if conv.groups == conv.c else "grouped"
-            by_shape[(*shape, case.config, case.gpu)][kind] = i
-    for kinds in by_shape.values():
-        if {"depthwise", "pointwise", "dense"} <= kinds.keys():
-            depth = kinds["depthwise"]
-            point = kinds["pointwise"]
-            dense = kinds["dense"]
-            flops = cases[depth].workload.flops + cases[point].workload.flops
-            yield Match(depth, dense, cases[dense].workload.flops / flops, beside=point)
+        if not isinstance(conv, Conv):
+            continue
+        shape = conv.n, conv.c, conv.h, conv.w, conv.kout, conv.dtype, conv.layout, conv.pass_
+        if conv.groups == 1:
+            kind = "pointwise" if conv.r == conv.s == 1 else "dense"
+        else:
+            kind = "depthwise" if conv.groups == conv.c else "grouped"
+        by_shape[(*shape, case.config, case.gpu)][kind] = i
+    for by_kind in by_shape.values():
+        if {"depthwise", "pointwise", "dense"} <= by_kind.keys():
+            depthwise = by_kind["depthwise"]
+            pointwise = by_kind["pointwise"]
+            dense = by_kind["dense"]
+            flops = cases[depthwise].workload.flops + cases[pointwise].workload.flops
+            work = cases[dense].workload.flops / flops
+            yield Match(depthwise, dense, work, beside=pointwise)
 
 
 def rounded(
@@ -125,32 +130,33 @@ def rounded(
         whole: if True, times are compared with the next larger multiple only, which does all of the
             work; otherwise, speeds are compared with the nearest multiple on either side.
     """
-    for dim, members in _along(cases, dims):
-        for values in members.values():
-            dtype = cases[next(iter(values.values()))].workload.dtype
-            step = (units or {}).get(dtype, unit)
-            round_sizes = sorted(v for v in values if v % step == 0)
-            for v, i in values.items():
-                if v % step == 0 or v % among:
-                    continue
-                above = [r for r in round_sizes if v < r <= v * (1 + _REACH)]
-                below = [r for r in round_sizes if v * (1 - _REACH) <= r < v]
-                nearest = [*above[:1], *([] if whole else below[-1:])]
-                for size in nearest:
-                    b = values[size]
-                    work = 1.0 if whole else _work_ratio(cases[i], cases[b], "flops")
-                    yield Match(i, b, work, words={"dim": dim})
+    for dim, by_size in _lines(cases, dims):
+        first_case = cases[next(iter(by_size.values()))]  # all of a line have its dtype
+        step = (units or {}).get(first_case.workload.dtype, unit)
+        round_sizes = sorted(size for size in by_size if size % step == 0)
+        for size, i in by_size.items():
+            if size % step == 0 or size % among:
+                continue
+            above = [larger for larger in round_sizes if size < larger <= size * (1 + _REACH)]
+            below = [smaller for smaller in round_sizes if size * (1 - _REACH) <= smaller < size]
+            nearest = above[:1] if whole else [*above[:1], *below[-1:]]
+            for round_size in nearest:
+                j = by_size[round_size]
+                work = 1.0 if whole else _work_ratio(cases[i], cases[j], "flops")
+                yield Match(i, j, work, words={"dim": dim})
 
 
 def padded(
     cases: Sequence[TimedCase], machine: Machine, dims: Sequence[str], to: Mapping[str, int]
 ) -> Iterator[Match]:
-    """Pair each size that ``to`` names with its padded size in ``to``, all else being equal."""
-    for dim, members in _along(cases, dims):
-        for values in members.values():
-            for small, large in to.items():
-                if int(small) in values and large in values:
-                    yield Match(values[int(small)], values[large], words={"dim": dim})
+    """Pair each size that ``to`` names with its padded size in ``to``, all else being equal.
+
+    The keys of ``to`` are text, because they come from TOML.
+    """
+    for dim, by_size in _lines(cases, dims):
+        for small, large in to.items():
+            if int(small) in by_size and large in by_size:
+                yield Match(by_size[int(small)], by_size[large], words={"dim": dim})
 
 
 def doubled(
@@ -161,13 +167,12 @@ def doubled(
     claim: float = math.nan,
 ) -> Iterator[Match]:
     """Pair each size with twice that size; compare times per unit of ``per`` (flops, bytes)."""
-    for dim, members in _along(cases, dims):
-        for values in members.values():
-            for v, i in values.items():
-                if 2 * v in values:
-                    b = values[2 * v]
-                    work = _work_ratio(cases[i], cases[b], per)
-                    yield Match(i, b, work, claim, {"dim": dim})
+    for dim, by_size in _lines(cases, dims):
+        for size, i in by_size.items():
+            if 2 * size in by_size:
+                j = by_size[2 * size]
+                work = _work_ratio(cases[i], cases[j], per)
+                yield Match(i, j, work, claim, {"dim": dim})
 
 
 def threshold(
@@ -183,45 +188,48 @@ def threshold(
 ) -> Iterator[Match]:
     """Pair sizes of ``least`` to ``small`` with the first size of at least ``large``, by speed.
 
-    If ``over`` names a dtype, the pairs that were also measured in that dtype are compared by their
-    speed-ups over it, and the claim is about these. If there are no such pairs, speeds are compared
-    without a claim.
+    If ``dtypes`` are named, only cases in these are paired. If ``over`` names a dtype, the pairs
+    that were also measured in that dtype are compared by their speed-ups over it, and the claim is
+    about these. If there are no such pairs, speeds are compared without a claim.
     """
     matches = []
-    for dim, members in _along(cases, dims):
-        for values in members.values():
-            enough = min((v for v in values if v >= large), default=None)
-            for v, i in values.items():
-                if dtypes and cases[i].workload.dtype not in dtypes:
-                    continue
-                if enough is not None and least <= v <= small:
-                    b = values[enough]
-                    work = _work_ratio(cases[i], cases[b], "flops")
-                    words = {"dim": dim, "of": "speed"}
-                    matches.append(Match(i, b, work, math.nan if over else claim, words))
+    for dim, by_size in _lines(cases, dims):
+        large_size = min((size for size in by_size if size >= large), default=None)
+        if large_size is None:
+            continue
+        j = by_size[large_size]
+        for size, i in by_size.items():
+            is_wanted = not dtypes or cases[i].workload.dtype in dtypes
+            if is_wanted and least <= size <= small:
+                work = _work_ratio(cases[i], cases[j], "flops")
+                words = {"dim": dim, "of": "speed"}
+                matches.append(Match(i, j, work, math.nan if over else claim, words))
     yield from _speed_ups(cases, matches, over, claim) or matches
 
 
 def _speed_ups(
     cases: Sequence[TimedCase], matches: Sequence[Match], over: str, claim: float
 ) -> list[Match]:
-    """Return the matches with both cases measured in ``over``, too, and use those as controls."""
+    """Return the matches with both cases measured in ``over``, too, and use those as controls.
+
+    ``claim`` is the ratio that a source claims for their speed-ups.
+    """
     # The key is equal for cases that differ only in dtype.
-    key = [_split_axis(case, "dtype")[1] for case in cases]
-    baseline = {key[i]: i for i, case in enumerate(cases) if case.workload.dtype == over}
-    return [
-        Match(
-            match.against,
-            match.following,
-            1.0,
-            claim,
-            {**match.words, "of": "speed-up"},
-            control=(baseline[key[match.against]], baseline[key[match.following]]),
-        )
-        for match in matches
-        if cases[match.against].workload.dtype != over
-        and {key[match.against], key[match.following]} <= baseline.keys()
-    ]
+    keys = [_split_axis(case, "dtype")[1] for case in cases]
+    baselines = {keys[i]: i for i, case in enumerate(cases) if case.workload.dtype == over}
+    speed_ups = []
+    for match in matches:
+        if cases[match.against].workload.dtype == over:
+            continue
+        against = baselines.get(keys[match.against])
+        following = baselines.get(keys[match.following])
+        if against is None or following is None:
+            continue
+        words = {**match.words, "of": "speed-up"}
+        control = (against, following)
+        # The work of a case and of its control is the same, so it cancels.
+        speed_ups.append(Match(match.against, match.following, 1.0, claim, words, control=control))
+    return speed_ups
 
 
 def edge(cases: Sequence[TimedCase], machine: Machine, kind: str) -> Iterator[Match]:
@@ -232,22 +240,22 @@ def edge(cases: Sequence[TimedCase], machine: Machine, kind: str) -> Iterator[Ma
     """
     if machine.kind == "cpu" and kind == "wave":
         return
-    for dim, members in _along(cases, ("m", "n")):
-        for values in members.values():
-            sizes = sorted(values)
-            for small, big in itertools.pairwise(sizes):
-                first, second = cases[values[small]].workload, cases[values[big]].workload
-                if big - small > _JUST_PAST or not isinstance(first, Gemm):
-                    continue
-                assert isinstance(second, Gemm)
-                (tiles, waves), (more_tiles, more_waves) = (
-                    _tiles_and_waves(gemm, machine) for gemm in (first, second)
-                )
-                before, after = {"wave": (waves, more_waves), "tile": (tiles, more_tiles)}[kind]
-                same_wave = waves == more_waves or machine.kind == "cpu"
-                if after > before and (kind == "wave" or same_wave):
-                    claim = after / before if kind == "wave" else math.nan
-                    yield Match(values[big], values[small], 1.0, claim, {"dim": dim})
+    for dim, by_size in _lines(cases, ("m", "n")):
+        for small, large in itertools.pairwise(sorted(by_size)):
+            i, j = by_size[small], by_size[large]
+            before, after = cases[i].workload, cases[j].workload
+            if large - small > _JUST_PAST or not isinstance(before, Gemm):
+                continue
+            assert isinstance(after, Gemm)
+            tiles_before, waves_before = _tiles_and_waves(before, machine)
+            tiles_after, waves_after = _tiles_and_waves(after, machine)
+            more_waves = waves_after > waves_before
+            if kind == "wave" and more_waves:
+                yield Match(j, i, 1.0, waves_after / waves_before, {"dim": dim})
+            # A CPU computes no waves, so any of its tile edges counts.
+            within_wave = machine.kind == "cpu" or not more_waves
+            if kind == "tile" and tiles_after > tiles_before and within_wave:
+                yield Match(j, i, 1.0, math.nan, {"dim": dim})
 
 
 def intensity(cases: Sequence[TimedCase], machine: Machine) -> Iterator[Match]:
@@ -257,25 +265,28 @@ def intensity(cases: Sequence[TimedCase], machine: Machine) -> Iterator[Match]:
     """
 
     def roof(workload: Workload) -> float:
+        """Return the FLOP/s that arithmetic and memory allow."""
         return min(machine.peak(workload.dtype), workload.intensity * machine.bandwidth)
 
     # Take the largest case of each layer, in which the launch counts least.
     largest: dict[tuple[str, str], int] = {}
     for i, case in enumerate(cases):
         name = _intensity_name(case.workload)
+        if not name:
+            continue
         key = name, case.workload.dtype
-        if name and (
-            key not in largest or case.workload.bytes > cases[largest[key]].workload.bytes
-        ):
+        if key not in largest or case.workload.bytes > cases[largest[key]].workload.bytes:
             largest[key] = i
     for (name, dtype), i in largest.items():
-        high = largest.get(("linear, batch 512", dtype))
-        if high is not None and high != i:
-            a, b = cases[i].workload, cases[high].workload
-            yield Match(i, high, b.flops / a.flops, roof(b) / roof(a), {"op": name})
+        j = largest.get(("linear, batch 512", dtype))
+        if j is not None and j != i:
+            low, high = cases[i].workload, cases[j].workload
+            work = high.flops / low.flops
+            yield Match(i, j, work, roof(high) / roof(low), {"op": name})
 
 
 def _intensity_name(workload: Workload) -> str:
+    """Return the name of a layer whose intensity is compared; empty for any other operation."""
     if isinstance(workload, Layer):
         return workload.op
     if isinstance(workload, Gemm) and (workload.n, workload.k) == (4096, 1024):
@@ -296,17 +307,18 @@ def ridge(cases: Sequence[TimedCase], machine: Machine) -> Iterator[Match]:
     for i, case in enumerate(cases):
         if isinstance(case.workload, Gemm):
             by_dtype[case.workload.dtype].append(i)
-    for dtype, products in by_dtype.items():
-        best = max(products, key=lambda i: cases[i].workload.flops / cases[i].seconds)
-        if layers:
-            widest = max(layers, key=lambda i: cases[i].workload.bytes / cases[i].seconds)
-            work = cases[best].workload.flops / cases[widest].workload.bytes
-            yield Match(widest, best, work / machine.ridge(dtype), words={"dtype": dtype})
+    if not layers:
+        return
+    layer = max(layers, key=lambda i: cases[i].workload.bytes / cases[i].seconds)
+    for dtype, gemms in by_dtype.items():
+        gemm = max(gemms, key=lambda i: cases[i].workload.flops / cases[i].seconds)
+        work = cases[gemm].workload.flops / cases[layer].workload.bytes
+        yield Match(layer, gemm, work / machine.ridge(dtype), words={"dtype": dtype})
 
 
 PAIRINGS: dict[str, Pairing] = {
-    f.__name__: f
-    for f in (switch, separable, rounded, padded, doubled, threshold, edge, intensity, ridge)
+    pairing.__name__: pairing
+    for pairing in (switch, separable, rounded, padded, doubled, threshold, edge, intensity, ridge)
 }
 """Pairings by the names that ``rules.toml`` uses."""
 
@@ -316,7 +328,11 @@ def pairs_of(
 ) -> Pairs:
     """Return matches as arrays.
 
-    ``by`` has the words that name a group, and ``predicted`` the predicted seconds of each case.
+    Args:
+        cases: the cases.
+        matches: pairs of them. Either all or none have a control.
+        by: words that together name the group of a pair, such as ``dtype`` or ``dim``.
+        predicted: predicted seconds of each case.
     """
     cases, matches = list(cases), list(matches)
     # 1. Two cases with times to add become one additional case.
@@ -330,18 +346,20 @@ def pairs_of(
             cases.append(replace(parts[0], seconds=seconds, error=error))
             predicted = np.append(predicted, predicted[match.against] + predicted[match.beside])
     # 2. One element per pair. The predicted ratios are not known yet.
-    a, b = (np.array([getattr(m, n) for m in matches], dtype=np.intp) for n in _SIDES)
-    work = np.log([match.work for match in matches])
     controls = [match.control for match in matches if match.control is not None]
+    groups = []
+    for match in matches:
+        words = [_group_word(name, cases[match.against], match.words) for name in by]
+        groups.append(" ".join(words))
     pairs = Pairs(
         log_time=np.log([case.seconds for case in cases]),
         error=np.array([case.error for case in cases]),
-        against=a,
-        following=b,
-        log_work=work,
+        against=np.array([match.against for match in matches], dtype=np.intp),
+        following=np.array([match.following for match in matches], dtype=np.intp),
+        log_work=np.log([match.work for match in matches]),
         log_claim=np.log([match.claim for match in matches]),
         log_predicted=np.full(len(matches), np.nan),
-        group=[" ".join(_group_word(w, cases[m.against], m.words) for w in by) for m in matches],
+        group=groups,
         control=np.array(controls, dtype=np.intp) if controls else None,
     )
     # 3. Predicted ratios are the same contrasts, of predicted instead of measured times.
@@ -349,26 +367,29 @@ def pairs_of(
     return replace(pairs, log_predicted=log_predicted)
 
 
-_SIDES = ("against", "following")
-
-
 def _group_word(name: str, case: TimedCase, words: Mapping[str, str]) -> str:
     """Return one word of a group's name: from the pairing, or a property of the first case."""
     if name in words:
         return words[name]
     workload = case.workload
-    if name == "pass":  # the layout of a linear layer's operands tells its pass
-        linear = {"nt": "forward", "nn": "dgrad", "tn": "wgrad"}
-        return workload.pass_ if isinstance(workload, Conv) else linear[workload.layout]  # type: ignore[union-attr]
+    if name == "pass":
+        if isinstance(workload, Conv):
+            return workload.pass_
+        # The layout of a linear layer's operands tells its pass.
+        passes = {"nt": "forward", "nn": "dgrad", "tn": "wgrad"}
+        return passes[workload.layout]  # type: ignore[union-attr]
     if name == "size":
         return f"{workload.flops:.0e} FLOP"
     return str(getattr(workload, name))
 
 
 def _split_axis(case: TimedCase, axis: str) -> tuple[str, Any]:
-    """Return a case's value on an axis, and everything else that identifies the case."""
+    """Return a case's value on an axis, and a key of everything else that identifies the case.
+
+    The value is empty if the workload has no such field.
+    """
     workload = case.workload
-    values = {f.name: getattr(workload, f.name) for f in fields(workload)}
+    values = _fields_of(workload)
     config = case.config
     if axis == "config":
         value, config = config, ""
@@ -378,35 +399,39 @@ def _split_axis(case: TimedCase, axis: str) -> tuple[str, Any]:
     return value, (workload.op, tuple(values.items()), config, case.cache, case.gpu)
 
 
-def _along(
-    cases: Sequence[TimedCase], dims: Sequence[str]
-) -> Iterator[tuple[str, dict[Any, dict[int, int]]]]:
-    """Yield, for each dimension, the groups of cases that differ only in it.
+def _fields_of(workload: Workload) -> dict[str, Any]:
+    """Return the fields of a workload by their names."""
+    return {member.name: getattr(workload, member.name) for member in fields(workload)}
 
-    A group maps each size to the position of its case.
+
+def _lines(cases: Sequence[TimedCase], dims: Sequence[str]) -> Iterator[tuple[str, dict[int, int]]]:
+    """Yield each line of cases that differ only in one of the dimensions, with that dimension.
+
+    A line maps each size to the position of its case.
     """
     for dim in dims:
         tied = dim.split("+")  # fields that change together, such as m+n
-        members: dict[Any, dict[int, int]] = defaultdict(dict)
+        lines: dict[Any, dict[int, int]] = defaultdict(dict)
         for i, case in enumerate(cases):
             workload = case.workload
             if not all(hasattr(workload, name) for name in tied):
                 continue
-            values = {f.name: getattr(workload, f.name) for f in fields(workload)}
-            size = {values.pop(name) for name in tied}
-            if len(size) == 1:
+            values = _fields_of(workload)
+            sizes = {values.pop(name) for name in tied}
+            if len(sizes) == 1:  # fields that change together are equal
                 key = workload.op, tuple(values.items()), case.config, case.cache
-                members[(*key, case.implementation, case.gpu)][size.pop()] = i
-        yield dim, members
+                lines[(*key, case.implementation, case.gpu)][sizes.pop()] = i
+        for by_size in lines.values():
+            yield dim, by_size
 
 
-def _work_ratio(a: TimedCase, b: TimedCase, per: str) -> float:
-    """Ratio of the second case's ``per`` (such as ``flops``) to the first case's."""
-    return float(getattr(b.workload, per) / getattr(a.workload, per))
+def _work_ratio(first: TimedCase, second: TimedCase, per: str) -> float:
+    """Return the second case's ``per`` (such as ``flops``) over the first case's."""
+    return float(getattr(second.workload, per) / getattr(first.workload, per))
 
 
 def _tiles_and_waves(gemm: Gemm, machine: Machine) -> tuple[int, int]:
     """Return the numbers of tiles and of waves, with the tile that large GEMMs get."""
-    bm, bn = large_tile(machine.generation, gemm.dtype)
-    tiles = gemm.batch * ceil_div(gemm.m, bm) * ceil_div(gemm.n, bn)
+    tile_rows, tile_columns = large_tile(machine.generation, gemm.dtype)
+    tiles = gemm.batch * ceil_div(gemm.m, tile_rows) * ceil_div(gemm.n, tile_columns)
     return int(tiles), int(ceil_div(tiles, machine.sms))

@@ -66,12 +66,12 @@ class Pairs:
     @property
     def contrast(self) -> csr_array:
         """Sign with which each case (columns) counts in each pair (rows)."""
-        signed = [(1.0, self.against), (-1.0, self.following)]
-        if self.control is not None:
-            signed += [(-1.0, self.control[:, 0]), (1.0, self.control[:, 1])]
-        signs = np.repeat([sign for sign, _ in signed], len(self))
-        rows = np.tile(np.arange(len(self)), len(signed))
-        columns = np.concatenate([cases for _, cases in signed])
+        signed_cases = [(1.0, self.against), (-1.0, self.following)]
+        if self.control is not None:  # the pair's ratio is divided by the control's
+            signed_cases += [(-1.0, self.control[:, 0]), (1.0, self.control[:, 1])]
+        signs = np.repeat([sign for sign, _ in signed_cases], len(self))
+        rows = np.tile(np.arange(len(self)), len(signed_cases))
+        columns = np.concatenate([cases for _, cases in signed_cases])
         return csr_array((signs, (rows, columns)), shape=(len(self), len(self.log_time)))
 
     @property
@@ -113,7 +113,9 @@ class Effect:
         """1 if following the advice is faster beyond doubt, -1 if it is slower, 0 if neither."""
         if self.lo > 1 and self.value >= MIN_EFFECT:
             return 1
-        return -1 if self.hi < 1 and self.value <= 1 / MIN_EFFECT else 0
+        if self.hi < 1 and self.value <= 1 / MIN_EFFECT:
+            return -1
+        return 0
 
     def __str__(self) -> str:
         return f"{self.value:.2f}× [{self.lo:.2f}, {self.hi:.2f}]"
@@ -238,8 +240,8 @@ def find_verdict(
     effect = mean_effect(pairs)
     claims = pairs.log_claim
     if largest:  # the best group whose gain is beyond doubt; if none is, the best of all
-        certain = [name for name, e in groups.items() if e.sign > 0] or list(groups)
-        best = max(certain, key=lambda name: groups[name].value)
+        certain = [name for name, group in groups.items() if group.sign > 0]
+        best = max(certain or groups, key=lambda name: groups[name].value)
         claims = by_group[best].log_claim
         effect = groups[best]
     claim = None if np.isnan(claims).all() else float(np.exp(np.nanmean(claims)))
@@ -248,28 +250,45 @@ def find_verdict(
     elif largest:
         verdict = _judge_claim(effect, claim)
         # Another group than the best may still reach the claim, if its interval is wide.
-        possible = [n for n, e in groups.items() if claim and e.hi >= _CLAIM_REACHED * claim]
-        if verdict == "holds, weaker" and possible:
-            verdict = f"depends: {_listed(possible, groups)} too uncertain to tell"
+        if verdict == "holds, weaker" and claim is not None:
+            reach = _CLAIM_REACHED * claim
+            possible = [name for name, group in groups.items() if group.hi >= reach]
+            if possible:
+                verdict = f"depends: {_listed(possible, groups)} too uncertain to tell"
     else:
         verdict = _contradiction(groups) or _judge_claim(effect, claim)
     return RuleFinding(verdict, effect, claim, groups)
 
 
 def _judge_claim(effect: Effect, claim: float | None) -> str:
+    """Return the verdict on the claim that following the advice is faster, by ``claim`` if given.
+
+    A claim is kept as long as the interval of the effect reaches it.
+    """
     if effect.sign < 0:
         return "no longer"
     if effect.sign == 0:
-        narrow = effect.hi <= _MAX_NO_EFFECT and effect.lo >= 1 / _MAX_NO_EFFECT
-        return "no effect" if narrow else f"depends: {UNCERTAIN}"
-    return "holds" if claim is None or effect.hi >= _CLAIM_REACHED * claim else "holds, weaker"
+        is_narrow = effect.hi <= _MAX_NO_EFFECT and effect.lo >= 1 / _MAX_NO_EFFECT
+        return "no effect" if is_narrow else f"depends: {UNCERTAIN}"
+    if claim is None or effect.hi >= _CLAIM_REACHED * claim:
+        return "holds"
+    return "holds, weaker"
 
 
 def _judge_equality(
     effect: Effect, groups: Mapping[str, Effect], claim: float, within: float
 ) -> str:
-    low, high = claim / within, claim * within
-    outside = [name for name, e in groups.items() if e.hi < low or e.lo > high]
+    """Return the verdict on the claim that ratios are ``claim``, up to the factor ``within``.
+
+    Args:
+        effect: the effect of all pairs.
+        groups: the effect of each group. If some of them refute the claim, the verdict depends.
+        claim: the ratio.
+        within: factor above 1 by which a ratio may be larger or smaller.
+    """
+    low = claim / within
+    high = claim * within
+    outside = [name for name, group in groups.items() if group.hi < low or group.lo > high]
     if outside and len(outside) < len(groups):
         return f"depends: not {_listed(outside, groups)}"
     if effect.hi < low or effect.lo > high:
@@ -286,24 +305,24 @@ def _contradiction(groups: Mapping[str, Effect]) -> str:
     smallest gain among them (both as logarithms). A group of few pairs has a wide interval and does
     neither.
     """
-    gaining = [name for name, e in groups.items() if e.sign > 0]
-    losing = [name for name, e in groups.items() if e.sign < 0]
+    gaining = [name for name, group in groups.items() if group.sign > 0]
+    losing = [name for name, group in groups.items() if group.sign < 0]
     if not gaining:
         return ""
-    smallest = min(groups[name].value for name in gaining)
+    half_of_smallest = 0.5 * np.log(min(groups[name].value for name in gaining))
     not_gaining = [
         name
-        for name, e in groups.items()
-        if e.sign == 0 and np.log(max(e.hi, 1.0)) < 0.5 * np.log(smallest)
+        for name, group in groups.items()
+        if group.sign == 0 and np.log(max(group.hi, 1.0)) < half_of_smallest
     ]
     if not losing and not not_gaining:
         return ""
-    parts = [f"faster in {_listed(gaining, groups)}"]
+    phrases = [f"faster in {_listed(gaining, groups)}"]
     if not_gaining:
-        parts.append(f"nothing sure in {_listed(not_gaining, groups)}")
+        phrases.append(f"nothing sure in {_listed(not_gaining, groups)}")
     if losing:
-        parts.append(f"slower in {_listed(losing, groups)}")
-    return f"depends: {', '.join(parts)}"
+        phrases.append(f"slower in {_listed(losing, groups)}")
+    return f"depends: {', '.join(phrases)}"
 
 
 _MAX_LISTED = 4

@@ -21,14 +21,16 @@ def write_rules(inputs: RuleInputs, rows: Sequence[RuleResult]) -> list[Path]:
     Returns:
         The Markdown files.
     """
-    steps, folder, machine = inputs.steps, inputs.folder, inputs.machine
+    folder = inputs.folder
+    machine = inputs.machine
     make_folder(folder)
     write_records(folder, "rules", [row.to_json() for row in rows])
     write_whole(folder / "rules.md", rules_markdown(rows, machine, inputs.caption))
     written = [folder / "rules.md"]
-    if steps:
+    if inputs.steps:
         title = f"# Who uses Tensor Cores on {plain(machine.name)}\n\n"
-        write_whole(folder / "tensor-cores.md", title + "\n".join(map(step_markdown, steps)))
+        sections = "\n".join(map(step_markdown, inputs.steps))
+        write_whole(folder / "tensor-cores.md", title + sections)
         written.append(folder / "tensor-cores.md")
     return written
 
@@ -36,6 +38,7 @@ def write_rules(inputs: RuleInputs, rows: Sequence[RuleResult]) -> list[Path]:
 def rules_markdown(rows: Sequence[RuleResult], machine: Machine, caption: str) -> str:
     """Return the table of rules in Markdown; rules with a verdict come first."""
     measured = [row for row in rows if row.verdict != NOT_MEASURED]
+    not_measured = [row for row in rows if row.verdict == NOT_MEASURED]
     lines = [
         f"# The field's rules on {plain(machine.name)}",
         "",
@@ -57,9 +60,8 @@ def rules_markdown(rows: Sequence[RuleResult], machine: Machine, caption: str) -
         "| rule | statement | |",
         "|---|---|---|",
         *(
-            table_row([r.id, f"{r.statement} ({r.source})", r.reason])
-            for r in rows
-            if r.verdict == NOT_MEASURED
+            table_row([row.id, f"{row.statement} ({row.source})", row.reason])
+            for row in not_measured
         ),
         "",
     ]
@@ -85,6 +87,7 @@ def terminal_table(rows: Sequence[RuleResult]) -> str:
 
 
 def _table_line(row: RuleResult) -> str:
+    """Return the line of a rule with a verdict in the table of rules."""
     predicted = "–" if row.predicted is None else f"{row.predicted:.2f}×"
     cells = [
         row.id,
