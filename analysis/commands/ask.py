@@ -75,14 +75,18 @@ def predict_command(
     from analysis.advice.attention import attention_row, parse_attention
     from analysis.advice.times import times_of
 
+    # 1. Read the shapes. Without any, `problems` says that there is none.
     calls = [parse_attention(text) for text in attention or ()]
     asked = problems(gemm, conv, file) if gemm or conv or file or not calls else []
-    names: Sequence[str | None] = machines or [None]
+    # 2. Predict all shapes on each machine. A shape's rows on all machines follow one another.
+    chosen: Sequence[str | None] = machines or [None]  # None is the machine measured last
     columns = []
-    for basis in [basis_of(machine, results) for machine in names]:
+    for basis in [basis_of(machine, results) for machine in chosen]:
         times = times_of(asked, basis) if asked else []
-        columns.append([*times, *(attention_row(call, basis, attention_kernel) for call in calls)])
-    rows = [row for shape_rows in zip(*columns, strict=True) for row in shape_rows]
+        attention_rows = [attention_row(call, basis, attention_kernel) for call in calls]
+        columns.append([*times, *attention_rows])
+    rows = [row for rows_of_shape in zip(*columns, strict=True) for row in rows_of_shape]
+    # 3. Print the rows, as JSON or as text.
     if json:
         print_json(rows if len(rows) > 1 or file else rows[0])
         return
@@ -156,6 +160,7 @@ def recommend_command(
     from analysis.advice.options import question_of
     from analysis.advice.sizes import SizeConstraints
 
+    # 1. Without a shape, --measure times the best guesses for everything that was measured.
     if measure and not (gemm or conv or file):
         if machine is not None or json or pad or choose or change or fix:
             raise UserError(
@@ -168,8 +173,11 @@ def recommend_command(
         return
     if budget or gpus:
         raise UserError("--budget and --gpus need --measure without a shape.")
-    wishes = SizeConstraints(names_in(change, "change"), names_in(fix, "fix"), multiple, any_size)
-    question = question_of(pad, choose, wishes)
+    # 2. Read the shapes, and what may change of them.
+    constraints = SizeConstraints(
+        names_in(change, "change"), names_in(fix, "fix"), multiple, any_size
+    )
+    question = question_of(pad, choose, constraints)
     asked = problems(gemm, conv, file)
     if measure:
         if any(problem.dtype not in TIMED_DTYPES for problem in asked):
@@ -181,6 +189,7 @@ def recommend_command(
         basis = measure_questions(asked, question, machine, request)
     else:
         basis = basis_of(machine, results)
+    # 3. Answer, as JSON or as text.
     answers = answers_to(asked, basis, question)
     if json:
         documents = [answer.to_json() for answer in answers]
@@ -197,16 +206,17 @@ def _note_sources(answers: Sequence[tuple[str, str, str]]) -> None:
     Args:
         answers: machine, problem and source of each answer.
     """
-    by_machine: dict[str, dict[str, list[str]]] = {}
+    problems_by_source: dict[str, dict[str, list[str]]] = {}  # by machine, then by source
     for machine, problem, source in answers:
-        by_machine.setdefault(machine, {}).setdefault(source, []).append(problem)
-    for machine, sources in by_machine.items():
-        for source, problems_ in sources.items():
-            which = f", {' and '.join(dict.fromkeys(problems_))}" if len(sources) > 1 else ""
+        problems_by_source.setdefault(machine, {}).setdefault(source, []).append(problem)
+    for machine, by_source in problems_by_source.items():
+        for source, names in by_source.items():
+            which = f", {' and '.join(dict.fromkeys(names))}" if len(by_source) > 1 else ""
             note(f"{machine}{which}: {source}.")
 
 
 def _print_answers(answers: Sequence[Advice]) -> None:
+    """Print a line for each answer: the problem, the verdict and, for a change, its gain."""
     from analysis.advice.verdict import LEAVE_IT, verdict_text
 
     for answer in answers:
@@ -214,7 +224,8 @@ def _print_answers(answers: Sequence[Advice]) -> None:
             print(f"{answer.problem}: leave it ({answer.reason}).")
             continue
         per_flop = " per FLOP" if answer.question == "choose" else ""
-        action = f"{answer.question} {answer.change}" if answer.changed else ("unchanged size, but")
+        # Another implementation may be faster at the same size.
+        action = f"{answer.question} {answer.change}" if answer.changed else "unchanged size, but"
         print(
             f"{answer.problem}: {verdict_text(answer.verdict, answer.probability)}: {action} "
             f"with {answer.implementation}, expected {answer.gain.value:+.1%}{per_flop} "

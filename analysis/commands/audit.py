@@ -184,18 +184,26 @@ def audit_command(
         from analysis.plots.audit import plot_levers, plot_step
 
         make_folder(plots)
-        plot_step({e.account.machine: e.account for e in audits}, f"{model}, {mode}", plots)
-        plot_levers({e.account.machine: e.levers for e in audits}, f"{model}, {mode}", plots)
+        title = f"{model}, {mode}"
+        accounts = {result.account.machine: result.account for result in audits}
+        levers = {result.account.machine: result.levers for result in audits}
+        plot_step(accounts, title, plots)
+        plot_levers(levers, title, plots)
 
 
 def measured_audit(
-    on: Callable[[Basis], list[Audit]], machine: str | None, request: Request
+    audit_on: Callable[[Basis], list[Audit]], machine: str | None, request: Request
 ) -> list[Audit]:
     """Audit on this machine, after timing the GEMMs of the model and of its best levers.
 
     Everything is timed once, in shuffled rounds. The shapes that the best lever changes are then
     re-timed together with the original ones, in other processes. All measurements are added to the
     machine's recording.
+
+    Args:
+        audit_on: audits the model by a basis; the result is a list of one audit.
+        machine: the machine that the user named, if any.
+        request: where to measure, and for how long.
 
     Raises:
         UserError: if ``machine`` is not this machine, or it is too disturbed to measure on.
@@ -206,31 +214,37 @@ def measured_audit(
 
     # 1. Time the matrix operations of the model and those of the levers that look best.
     basis = basis_here(machine, request)
-    (first,) = on(basis)
-    problems = [p for row in first.account.rows if (p := as_problem(row.product.work)) is not None]
-    problems += [changed for lever in first.levers[:_MEASURED_LEVERS] for _, changed in lever.pairs]
-    ways = [(p, basis.library(p)) for p in dict.fromkeys(problems)]
-    note(f"Measuring {len(ways)} GEMMs and convolutions …")
-    run = explore(request, ways, note, quickly=True)
+    (predicted,) = audit_on(basis)
+    works = [as_problem(row.product.work) for row in predicted.account.rows]
+    problems = [problem for problem in works if problem is not None]
+    for lever in predicted.levers[:_MEASURED_LEVERS]:
+        problems += [after for _, after in lever.pairs]
+    cases = [(problem, basis.library(problem)) for problem in dict.fromkeys(problems)]
+    note(f"Measuring {len(cases)} GEMMs and convolutions …")
+    run = explore(request, cases, note, quickly=True)
     # 2. Audit again with these times, and re-time what the best lever changes.
-    (second,) = on(usable(run.folder, request))
-    pairs = [
-        ((before, basis.library(before)), (after, basis.library(after)))
-        for lever in second.levers[:1]
-        if lever.gain.value > 0
-        for before, after in lever.pairs[:_CONFIRMED_PAIRS]
-    ]
-    known = {(entry.case.problem, entry.case.implementation) for entry in run.planned}
-    pairs = [pair for pair in pairs if known >= set(pair)]
+    (measured,) = audit_on(usable(run.folder, request))
+    planned = {(entry.case.problem, entry.case.implementation) for entry in run.planned}
+    pairs = []
+    for lever in measured.levers[:1]:
+        for before, after in lever.pairs[:_CONFIRMED_PAIRS]:
+            pair = (before, basis.library(before)), (after, basis.library(after))
+            # By measured times, another lever may be the best, whose problems were not planned.
+            if lever.gain.value > 0 and planned.issuperset(pair):
+                pairs.append(pair)
     if not pairs:
         note("No lever is clearly better, so none was re-timed.")
-        return [second]
+        return [measured]
     confirm_choices(run, pairs, note)
-    return on(usable(run.folder, request))
+    return audit_on(usable(run.folder, request))
 
 
 def _tries(arguments: list[str]) -> dict[str, list[int]]:
-    """Return the sizes of each dimension from arguments such as ``hidden=4096,4224``."""
+    """Return the sizes of each dimension from arguments such as ``hidden=4096,4224``.
+
+    Raises:
+        UserError: if an argument has another form, or there are too many combinations.
+    """
     tries: dict[str, list[int]] = {}
     for text in arguments:
         name, _, values = text.partition("=")
@@ -244,7 +258,11 @@ def _tries(arguments: list[str]) -> dict[str, list[int]]:
 
 
 def _sizes(arguments: list[str]) -> dict[str, int]:
-    """Return the size of each dimension from arguments such as ``hidden=4096``."""
+    """Return the size of each dimension from arguments such as ``hidden=4096``.
+
+    Raises:
+        UserError: if an argument has another form.
+    """
     sizes = {}
     for text in arguments:
         name, _, value = text.partition("=")

@@ -59,7 +59,7 @@ def measure_best_guesses(
     from sweeps.sharing.gpus import choose_gpus
 
     # 1. Load this machine's recording; only a usable one shows which changes are promising.
-    begin = time.monotonic()
+    began = time.monotonic()
     if gpus:
         gpu = next(iter(choose_gpus(gpus, device)))
     request = Request(results=results, device=device, gpu=gpu)
@@ -77,15 +77,14 @@ def measure_best_guesses(
     note("Looking for the most promising changes …")
     trials = open_trials(analyse_machine(slug, results), GUESSES)
     # Subtract the time of the search, which on a CPU is a large part of the small budget.
-    seconds = max(seconds / 2, seconds - (time.monotonic() - begin))
+    seconds = max(seconds / 2, seconds - (time.monotonic() - began))
     rows = recording.products
     explored = read_measurements(rows[rows["sweep"] == CONFIRM], recording)
-    cost = {
-        way: (0.0 if way[1] in explored.times_of(way[0]) else exploring, confirming)
-        for way, (exploring, confirming) in seconds_of(
-            [way for trial in trials for way in trial.ways], machine_here(request)
-        ).items()
-    }
+    ways = [way for trial in trials for way in trial.ways]
+    cost = seconds_of(ways, machine_here(request))
+    for (problem, implementation), (_, confirming) in cost.items():
+        if implementation in explored.times_of(problem):
+            cost[problem, implementation] = (0.0, confirming)
     # 3. Measure the most promising trials that fit the budget, and keep time to re-time the best.
     chosen = affordable(trials, cost, seconds)
     if not chosen:
@@ -95,8 +94,8 @@ def measure_best_guesses(
         note(f"Nothing is confirmed: {reason}.")
         return
     note(f"Measuring the best candidates of {len(chosen)} of {len(trials)} queries …")
-    left = seconds - sum(pair_seconds(trial, cost) for trial in chosen)
-    measure(chosen, replace(request, budget=max(left, 1.0)))
+    exploring_seconds = seconds - sum(pair_seconds(trial, cost) for trial in chosen)
+    measure(chosen, replace(request, budget=max(exploring_seconds, 1.0)))
 
 
 def measure_questions(
@@ -105,6 +104,12 @@ def measure_questions(
     """Measure the best guesses for problems on this machine; return what answers then rest on.
 
     Earlier measurements are not repeated.
+
+    Args:
+        asked: the problems.
+        question: what may change of them.
+        machine: the machine that the user named, if any.
+        request: where to measure; its budget is not used.
 
     Raises:
         UserError: if ``machine`` is not this machine, or it is too disturbed to measure on.
@@ -115,6 +120,7 @@ def measure_questions(
 
     basis = basis_here(machine, request)
     this_machine = basis.model.machine
+    # A size may shrink by the allowance, which is a larger share of the smaller size.
     near = measurements_near(basis, asked, 1 / max(1 - question.allowance, 1e-9))
     trials = [
         trial_of(
@@ -133,8 +139,9 @@ def measure_questions(
         note("There is nothing left to measure.")
         return basis
     cost = seconds_of([way for trial in open_trials for way in trial.ways], this_machine)
-    exploring = max(_LEAST_SECONDS, 2 * sum(seconds for seconds, _ in cost.values()))
-    folder = measure(open_trials, replace(request, budget=exploring), quickly=True)
+    # Estimates may be too low, so the time limit is twice their sum.
+    limit = max(_LEAST_SECONDS, 2 * sum(exploring for exploring, _ in cost.values()))
+    folder = measure(open_trials, replace(request, budget=limit), quickly=True)
     return usable(folder, request)
 
 
@@ -198,18 +205,21 @@ def measure(trials: Sequence[Trial], request: Request, quickly: bool = False) ->
     from sweeps.running.confirming import confirm_choices, explore
 
     try:
+        # 1. Time the candidates.
         ways = [way for trial in trials for way in trial.ways]
         run = explore(request, ways, note, quickly)
         recording = load(run.folder)
         rows = recording.products
-        tried = rows[rows["sweep"] == CONFIRM]
-        if quickly and not {problem for problem, _ in ways}.intersection(problems_of(tried)):
+        timed = rows[rows["sweep"] == CONFIRM]
+        candidates = {problem for problem, _ in ways}
+        if quickly and candidates.isdisjoint(problems_of(timed)):
             raise UserError(
                 f"No case was timed within {request.budget:.0f} s. Try again when the machine is "
                 "idle.",
                 exit_code=1,
             )
-        explored = read_measurements(tried, recording)
+        # 2. Re-time the best of them together with the original shapes.
+        explored = read_measurements(timed, recording)
         pairs = list(pairs_to_confirm(trials, explored))
         if pairs:
             confirm_choices(run, pairs, note)

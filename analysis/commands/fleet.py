@@ -45,12 +45,13 @@ def fleet_command(
         report, plot = report_on(recording, share)
         documents.append(report_json(report))
         if not json:
-            print(("\n" if number else "") + report_text(report))
+            separator = "\n" if number else ""  # an empty line between two reports
+            print(f"{separator}{report_text(report)}")
         if plot is not None:
             note(f"The plot is in {plot}")
     if json:
-        single = (place / "run.json").exists()
-        print_json(documents[0] if single else documents)
+        is_recording = (place / "run.json").exists()
+        print_json(documents[0] if is_recording else documents)
 
 
 def report_on(folder: Path, margin: float) -> tuple[FleetReport, Path | None]:

@@ -75,16 +75,19 @@ def import_command(
 
     They are written under public/. Run it again to resume.
     """
-    tabular = [path for path in files or () if path.suffix != ".parquet"]
-    if tabular:
-        if len(files or ()) > 1:
+    # 1. A file of times, which is every file but a Parquet file, is imported by itself.
+    files = files or []
+    timings = [path for path in files if path.suffix != ".parquet"]
+    if timings:
+        if len(files) > 1:
             raise UserError(
                 "give one file of times at a time: each becomes the recording of its machine."
             )
-        _import_file(tabular[0], machine, FileDefaults(dtype, layout), results)
+        _import_file(timings[0], machine, FileDefaults(dtype, layout), results)
         return
     if dtype or layout:
         raise UserError("--dtype and --layout are only for CSV files without such columns.")
+    # 2. Choose the table of each machine, or of the named one.
     tables = [read_table(path) for path in files] if files else find_tables()
     by_slug = choose_tables([table for table in tables if table.slug in known_machines()])
     if not by_slug:
@@ -97,8 +100,11 @@ def import_command(
                 f"there is no table for {slug}; there are tables for {', '.join(by_slug)}."
             )
         chosen = {slug: by_slug[slug]}
+    # 3. Import those that are not imported yet.
     missing = {
-        slug: t for slug, t in chosen.items() if not _is_imported(t, folder_of(results, slug))
+        slug: table
+        for slug, table in chosen.items()
+        if not _is_imported(table, folder_of(results, slug))
     }
     for slug in sorted(chosen.keys() - missing.keys()):
         kept = ", as a prior for your file" if is_of_file(folder_of(results, slug)) else ""
@@ -108,7 +114,13 @@ def import_command(
 
 
 def _import_file(path: Path, machine: str, defaults: FileDefaults, results: Path) -> None:
-    """Import a user's file as a recording."""
+    """Import a user's file as a recording.
+
+    Raises:
+        UserError: if an option is missing or wrong, the file cannot be read, or the machine already
+            has a recording of its own.
+    """
+    # 1. Check the options.
     if machine == _ALL:
         raise UserError(f"name the machine that {path} was measured on: --machine SLUG.")
     if defaults.dtype and defaults.dtype not in DTYPE_BYTES:
@@ -123,6 +135,7 @@ def _import_file(path: Path, machine: str, defaults: FileDefaults, results: Path
             f"{target.slug} already has its own recording in {results}, which answers use first; "
             "choose another folder with --results."
         )
+    # 2. Read the file, unless it is already imported. Our own results are read like public formats.
     is_recording = path.is_dir() or path.name == "measurements.csv"
     if is_recording and not (path if path.is_file() else path / "measurements.csv").exists():
         raise UserError(f"{path} has no measurements.csv; give a file of times.")
@@ -132,6 +145,7 @@ def _import_file(path: Path, machine: str, defaults: FileDefaults, results: Path
         return
     timings = None if is_recording else read_timings(path, defaults)
     timings = timings or read_public(path, target)
+    # 3. Write the recording, and all results that follow.
     folder = write_timings(timings, path, defaults, target, results)
     print(f"{target.slug}: {_finish(folder, None, ())}")
     note(f"{target.slug}: {timings.how}, {timings.cache}; {folder}.")
@@ -152,10 +166,13 @@ def _is_imported(table: PublicTable, folder: Path) -> bool:
         except UserError:  # a damaged file is written again
             return False
     public: dict[str, Any] = load_run(folder).get("public", {})
-    of_table = (table.package, table.framework, table.version)
-    judged = json.loads((folder / VALIDATION).read_bytes())
-    same = tuple(public.get(name) for name in ("package", "framework", "version")) == of_table
-    return same and judged["software"] == software_of(table.slug).to_json()
+    is_same_table = (
+        public.get("package") == table.package
+        and public.get("framework") == table.framework
+        and public.get("version") == table.version
+    )
+    validation = json.loads((folder / VALIDATION).read_bytes())
+    return is_same_table and validation["software"] == software_of(table.slug).to_json()
 
 
 def _import_all(
@@ -179,8 +196,9 @@ def _import_one(table: PublicTable, tables: Sequence[PublicTable], results: Path
     If a user's file was imported for the machine, the file remains the recording, and the table
     becomes its prior.
     """
-    machine, folder = known_machine(table.slug), folder_of(results, table.slug)
-    others = [t for t in tables if t.slug == table.slug and t.path != table.path]
+    machine = known_machine(table.slug)
+    folder = folder_of(results, table.slug)
+    others = [other for other in tables if other.slug == table.slug and other.path != table.path]
     write_collections([table, *others], machine, results)
     fits = attention_basis.fit_tables(find_attention_tables(table.slug), machine)
     write_json(folder / attention_basis.FILE, attention_basis.fits_to_json(fits))
@@ -207,6 +225,7 @@ def _finish(folder: Path, table: PublicTable | None, tables: Sequence[PublicTabl
     from analysis.rules.rules_report import write_rules
     from analysis.validation.software import write_own_validation, write_validation
 
+    # 1. Write what a report writes, and the verdicts on rules.
     analysis = analyse(load(folder))
     write_predictions(analysis)
     write_plots(analysis)
@@ -217,20 +236,20 @@ def _finish(folder: Path, table: PublicTable | None, tables: Sequence[PublicTabl
     write_rules(rules, judged)
     write_cheat_sheet(rules, judged)
     add_page(analysis, advice)
-    if table is None:  # validation.json comes last, because it marks the import as complete
+    # 2. Write validation.json last, because it marks the import as complete.
+    if table is None:
         write_own_validation(folder)
     else:
         write_validation(folder, table, tables)
+    # 3. Summarise the import, with the errors of the operation and dtype that has most rows.
+    summary = f"{analysis.measured:,} rows, {analysis.recording.run['public']['source']}"
     fit = max(analysis.model.fits.values(), key=lambda fit: fit.rows)
-    errors = (
-        ""
-        if fit.median is None or fit.mean is None or fit.p95 is None
-        else (
-            f"; held-out error {fit.median:.1%} median, {fit.mean:.1%} mean, {fit.p95:.0%} 95th "
-            "percentile"
-        )
+    if fit.median is None or fit.mean is None or fit.p95 is None:
+        return summary
+    return (
+        f"{summary}; held-out error {fit.median:.1%} median, {fit.mean:.1%} mean, "
+        f"{fit.p95:.0%} 95th percentile"
     )
-    return f"{analysis.measured:,} rows, {analysis.recording.run['public']['source']}{errors}"
 
 
 @app.command("machines")
@@ -240,11 +259,12 @@ def machines_command(results: ResultsOption = RESULTS, json: JsonOption = False)
     if json:
         print_json(rows)
         return
-    head = "".join(f"{name:>8}" for name in ("median", "mean", "p95"))
+    names = ("median", "mean", "p95")
+    head = "".join(f"{name:>8}" for name in names)
     print(f"{'machine':32} {'basis':10} {'rows':>7}{head}  source of its answers")
     for row in rows:
-        errors = (f"{row[name]:.1%}" if row[name] else "–" for name in ("median", "mean", "p95"))
-        cells = "".join(f"{cell:>8}" for cell in errors)
+        errors = (f"{row[name]:.1%}" if row[name] else "–" for name in names)
+        cells = "".join(f"{error:>8}" for error in errors)
         print(f"{row['slug']:32} {row['basis']:10} {row['rows'] or '–':>7}{cells}  {row['source']}")
     for sentence in floor_sentences():
         note(sentence)

@@ -51,8 +51,8 @@ def page_command(
     from analysis.recordings.load import recording_folder
     from analysis.recordings.runs import load_runs
 
-    named: Sequence[str | None] = places or [None]
-    folders = [recording_folder(place, results) for place in named]
+    chosen: Sequence[str | None] = places or [None]  # None is the machine measured last
+    folders = [recording_folder(place, results) for place in chosen]
     analyses = [analyse(load_runs(folder)) for folder in folders]
     print(write_page(analyses, [None] * len(analyses), output))
 
@@ -80,10 +80,10 @@ def write_page(
     from analysis.page.document import page_html
     from sweeps.store import make_folder, write_whole
 
-    reports = [
-        _page_report(analysis, build_table(analysis) if known is None else known)
-        for analysis, known in zip(analyses, advice, strict=True)
-    ]
+    reports = []
+    for analysis, given_advice in zip(analyses, advice, strict=True):
+        table = build_table(analysis) if given_advice is None else given_advice
+        reports.append(_page_report(analysis, table))
     path = output or analyses[0].recording.folder / PAGE
     make_folder(path.parent)
     write_whole(path, page_html(reports))
@@ -118,13 +118,17 @@ def renewed_page(folder: Path) -> Path | None:
 
 
 def _page_report(analysis: Analysis, advice: list[Advice]) -> PageReport:
+    """Collect the content of a page: also the profiled steps and the verdicts on rules.
+
+    These lie in the recording's folder, or in the folder of its measurements for rules.
+    """
     from analysis.page.page_report import PageReport
     from analysis.rules.tensor_cores import read_profiled_steps
 
     folder = analysis.recording.folder
     folders = (folder, folder.parent / "rules" / folder.name)
     steps = [step for folder in folders for step in read_profiled_steps(folder)]
-    rules = next((rows for folder in folders if (rows := _read_rules(folder))), [])
+    rules = next(filter(None, map(_read_rules, folders)), [])  # of the first folder that has any
     return PageReport(analysis, advice, rules, steps)
 
 
@@ -141,16 +145,28 @@ def _read_rules(folder: Path) -> list[RuleResult]:
         return []
     try:
         rows = [RuleResult(**row) for row in json.loads(path.read_bytes())]
-        for row in rows:
-            ends = [value for value in (row.effect, row.lo, row.hi) if value is not None]
-            known = [*ends, *([] if row.predicted is None else [row.predicted])]
-            texts = (row.id, row.statement, row.source, row.verdict, row.reason)
-            if not all(0 < float(value) < math.inf for value in known) or len(ends) in (1, 2):
-                raise ValueError
-            if not all(isinstance(text, str) for text in texts) or not isinstance(row.cases, int):
-                raise ValueError
-        if len({row.id for row in rows}) < len(rows):
+        if not all(map(_is_sound, rows)) or len({row.id for row in rows}) < len(rows):
             raise ValueError
     except (OSError, ValueError, TypeError, OverflowError, RecursionError):
         raise UserError(f"{path} cannot be read; judge the rules again to rewrite it.") from None
     return rows
+
+
+def _is_sound(row: RuleResult) -> bool:
+    """Return True if the fields of a rule's result are what they can be.
+
+    An effect has both ends of its interval, or there is none of the three.
+
+    Raises:
+        TypeError: if a ratio is not a number.
+        ValueError: if a ratio is a text that is not a number.
+    """
+    effect = [ratio for ratio in (row.effect, row.lo, row.hi) if ratio is not None]
+    ratios = effect if row.predicted is None else [*effect, row.predicted]
+    texts = (row.id, row.statement, row.source, row.verdict, row.reason)
+    return (
+        all(0 < float(ratio) < math.inf for ratio in ratios)
+        and len(effect) in (0, 3)
+        and all(isinstance(text, str) for text in texts)
+        and isinstance(row.cases, int)
+    )

@@ -66,8 +66,10 @@ def plot_command(
         check_option("--format", kind, _FORMATS)
     if _WAVE in (names or []) and names != [_WAVE]:
         raise UserError("wave is drawn by itself; leave the other names out.")
+    has_size = bool(n or k or m)
     if names == [_WAVE]:
-        if sweep is not None or (find and (n or k or m)) or (json and not find):
+        is_contradictory = (find and has_size) or (json and not find)
+        if sweep is not None or is_contradictory:
             raise UserError("`plot wave` takes --n and --k, or --find; --json goes with --find.")
         basis = basis_of(machine, results)
         if find:
@@ -80,7 +82,7 @@ def plot_command(
             )
         print(_draw_lesson(basis, Gemm(1, n, k, dtype or "bf16"), m, kinds, output, results))
         return
-    if find or n or k or m or output or json:
+    if find or has_size or output or json:
         raise UserError("--n, --k, --m, --find, --output and --json are for `plot wave`.")
     _draw_recording(names or [], machine, dtype, sweep, kinds, results)
 
@@ -93,6 +95,11 @@ def _draw_recording(
     kinds: tuple[str, ...],
     results: Path,
 ) -> None:
+    """Draw the named plots of a recording, or all, and print their files.
+
+    Raises:
+        UserError: if a name, dtype or sweep is not known, or nothing can be drawn.
+    """
     from analysis.plots import PLOTS, write_plots
 
     for name in names:
@@ -100,12 +107,11 @@ def _draw_recording(
             raise UserError(f"plot {name!r} is not known; {nearest(name, [*PLOTS, _WAVE])}")
     analysis = analyse_machine(machine, results)
     table = analysis.table
-    for column, wanted in (("dtype", dtype), ("sweep", sweep)):
-        if wanted is not None:
-            known = sorted(set(analysis.table[column]))
-            check_option(f"--{column}", wanted, known)
-            table = table[table[column] == wanted]
-    if table.empty:
+    for column, value in (("dtype", dtype), ("sweep", sweep)):
+        if value is not None:
+            check_option(f"--{column}", value, sorted(set(analysis.table[column])))
+            table = table[table[column] == value]
+    if table.empty:  # the table has both values, but no case has both
         raise UserError(f"{sweep} has no case in {dtype}.")
     written = write_plots(replace(analysis, table=table), names, kinds)
     if not written:
@@ -122,6 +128,19 @@ def _draw_lesson(
     output: Path | None,
     results: Path,
 ) -> Path:
+    """Draw the lesson about waves for a class of GEMMs; return the first file.
+
+    Args:
+        basis: basis of the predictions.
+        gemm: the class; its M is not used.
+        size: the M before the cliff; the largest cliff if None.
+        kinds: file formats.
+        output: folder for the files; None for the folder of the recording's plots.
+        results: folder of all machines' results.
+
+    Raises:
+        UserError: if the size, or the size next to it, was not measured.
+    """
     from analysis.plots.style import save
     from analysis.plots.wave import draw_wave, lesson
 
@@ -149,6 +168,7 @@ def _print_steps(basis: Basis, dtype: str, results: Path, json: bool) -> None:
     from analysis.recordings.imported import folder_of, read_collections
     from analysis.slices.cliffs import largest, repeated_steps, steps_of
 
+    # 1. Find the cliffs, and those that other collections repeat.
     rows = _rows(basis, dtype)
     if rows.empty:
         raise UserError(
@@ -156,21 +176,22 @@ def _print_steps(basis: Basis, dtype: str, results: Path, json: bool) -> None:
             "--dtype, or measure some first."
         )
     steps = steps_of(rows)
-    collections = read_collections(folder_of(results, basis.model.machine.slug))
-    public = basis.kind == "public"
-    others = dict(list(collections.items())[1:]) if public else collections
+    others = read_collections(folder_of(results, basis.model.machine.slug))
+    if basis.kind == "public":  # the first collection is the one that the rows come from
+        others = dict(list(others.items())[1:])
     count = len(steps)
     if others:
         steps = repeated_steps(steps, others)
     ups, downs = largest(steps, _LISTED)
+    # 2. Print them, as JSON or as text.
     if json:
         columns = ["m", "after", "n", "k", "dtype", "time_us", "after_us", "ratio"]
         columns += ["again", "by"] if others else []
         print_json({"up": _records(ups[columns]), "down": _records(downs[columns])})
         return
-    for title, found in (("slower", ups), ("faster", downs)):
+    for title, cliffs in (("slower", ups), ("faster", downs)):
         print(f"One more row, {title}:")
-        for row in found.to_dict("records"):
+        for row in cliffs.to_dict("records"):
             again = f"; {row['again']:.2f}× according to {row['by']}" if others else ""
             print(
                 f"  M {row['m']} → {row['after']}, N {row['n']}, K {row['k']}: "
@@ -181,6 +202,7 @@ def _print_steps(basis: Basis, dtype: str, results: Path, json: bool) -> None:
 
 
 def _records(frame: pd.DataFrame) -> Any:
+    """Return the rows for JSON, with Python's numbers instead of NumPy's."""
     return frame.astype(object).to_dict("records")
 
 
@@ -196,6 +218,7 @@ def _rows(basis: Basis, dtype: str) -> pd.DataFrame:
         return pd.DataFrame(columns=["m", "n", "k", "time_us"])
     recording = load_runs(basis.folder)
     rows = bursts(library_rows(recording.products), recording.cache)
-    plain = (rows["op"] == "gemm") & (rows["layout"] == "nt") & (rows["batch"] == 1)
-    rows = rows[plain & (rows["dtype"] == dtype)]
+    is_plain = (rows["op"] == "gemm") & (rows["layout"] == "nt") & (rows["batch"] == 1)
+    rows = rows[is_plain & (rows["dtype"] == dtype)]
+    # A public table has one time per case, without rounds to correct for.
     return rows if recording.public else with_steady_times(rows, recording)

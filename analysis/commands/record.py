@@ -63,6 +63,7 @@ def record_command(
 
     Run it again at any time: it continues from what is already recorded.
     """
+    # 1. Check the options. A plan for another machine needs nothing of this one.
     began = time.monotonic()
     results = results.resolve()  # the commands run in another folder, the checkout
     parts = select_parts(all_parts(), part or [])
@@ -73,9 +74,10 @@ def record_command(
         note("Counting cases and seconds …")
         print("\n".join(plan_lines(parts, machine, cores)))
         return
-    seconds = parse_seconds(budget)
+    given_seconds = parse_seconds(budget)  # a bad budget is reported at once
+    # 2. Find the machine, and what is already recorded of it.
     place = find_place(results, device_options)
-    seconds = seconds or _BUDGET[place.kind]
+    seconds = given_seconds or _BUDGET[place.kind]
     if seconds < _MIN_BUDGET:
         raise UserError(f"--budget is {seconds:g} s, but starting takes {_MIN_BUDGET:g} s.")
     run = partial(run_command, INTERPRETER)
@@ -83,51 +85,54 @@ def record_command(
     if plan:
         print("\n".join(recorder.plan()))
         return
+    # 3. Record, and say what is missing.
     note(f"Recording {place.name} into {place.folder}, for {seconds:.0f} s:")
     for line in recorder.plan():
         note(f"  {line}")
     with terminated_as_interrupt():
         archive = recorder.record()
-    missing = recorder.missing()
-    for sentence in missing:
+    for sentence in recorder.missing():
         note(f"  missing: {sentence}")
     if recorder.can_resume():
         note("Run the same command to resume.")
     print(archive)
 
 
-def find_place(results: Path, where: Sequence[str]) -> RecorderPlace:
+def find_place(results: Path, device_options: Sequence[str]) -> RecorderPlace:
     """Return the machine and its folders, as a process that may import PyTorch reports them.
+
+    Args:
+        results: folder of all machines' results.
+        device_options: the options that select the device.
 
     Raises:
         UserError: if that process reports a problem with the device, with its error message.
     """
-    facts = _ask_json(["sweeps", "doctor", "--name", "--json", "--results", str(results), *where])
+    command = ["sweeps", "doctor", "--name", "--json", "--results", str(results)]
+    facts = _ask_json([*command, *device_options])
     return RecorderPlace(
-        facts["slug"],
-        facts["name"],
-        facts["kind"],
-        Path(facts["folder"]),
-        results,
-        facts["software"],
+        slug=facts["slug"],
+        name=facts["name"],
+        kind=facts["kind"],
+        folder=Path(facts["folder"]),
+        results=results,
+        software=facts["software"],
     )
 
 
 def plan_lines(parts: Sequence[RecorderPart], machine: str, cores: int | None) -> list[str]:
-    """Return the plan of a GPU's recording: the time of each step, and what sweeps need."""
+    """Return the plan of a GPU's recording: the time of each step, and what sweeps need.
+
+    Args:
+        parts: the parts to record.
+        machine: slug of the GPU.
+        cores: CPU cores of its host; None if they are not known.
+    """
     names = [name for part in parts for step in part.steps for name in step.sweeps]
-    command = [
-        "sweeps",
-        "show",
-        "--plan",
-        *dict.fromkeys(names),
-        "--json",
-        "--machine",
-        machine,
-        "--budget",
-        "24h",
-        *(["--cores", str(cores)] if cores else []),
-    ]
+    # With a budget of a day, no sweep has to leave out cases.
+    command = ["sweeps", "show", "--plan", *dict.fromkeys(names), "--json"]
+    command += ["--machine", machine, "--budget", "24h"]
+    command += ["--cores", str(cores)] if cores else []
     planned = {row["name"]: row for row in _ask_json(command)} if names else {}
     lines = []
     for part in parts:
@@ -149,14 +154,14 @@ def _ask_json(command: Sequence[str]) -> Any:
     Raises:
         UserError: if the command fails, with its error message and exit code.
     """
-    answer = subprocess.run(
+    finished = subprocess.run(
         [*INTERPRETER, *command_words(command)],
         cwd=FOLDER,
         capture_output=True,
         text=True,
         check=False,
     )
-    if answer.returncode:
-        sentence = (answer.stderr.strip().splitlines() or ["the command printed nothing"])[-1]
-        raise UserError(sentence, answer.returncode)
-    return json_module.loads(answer.stdout)
+    if finished.returncode:
+        lines = finished.stderr.strip().splitlines() or ["the command printed nothing"]
+        raise UserError(lines[-1], finished.returncode)  # notes may come before the error
+    return json_module.loads(finished.stdout)

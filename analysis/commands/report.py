@@ -49,6 +49,7 @@ def report_command(machine: MachineOption = None, results: ResultsOption = RESUL
     from analysis.recordings.write import write_records
     from sweeps.progress import LiveReporter
 
+    # 1. Write everything, and show how far it is.
     note("Calibrating the model, drawing plots and searching for better shapes …")
     with LiveReporter("steps") as live:
         live.begin("Reporting", None)
@@ -59,17 +60,20 @@ def report_command(machine: MachineOption = None, results: ResultsOption = RESUL
         live.update(2, _STEPS)
         advice = build_table(analysis)
         write_table(analysis, advice)
-        found = headlines(analysis, advice)
-        write_records(analysis.recording.folder, "findings", [f.to_json() for f in found])
+        findings = headlines(analysis, advice)
+        records = [finding.to_json() for finding in findings]
+        write_records(analysis.recording.folder, "findings", records)
         live.update(3, _STEPS)
         page = add_page(analysis, advice)
         live.update(4, _STEPS)
+    # 2. Print how far the times can be trusted, what was found, and where the files are.
     folder = analysis.recording.folder
     print()
     for line in health_of(analysis):
         print(f"{line}\n")
-    for line in [f.text for f in found] if not analysis.recording.unusable else [UNUSABLE_LINE]:
-        print(f"  • {line}")
+    sentences = [finding.text for finding in findings]
+    for sentence in [UNUSABLE_LINE] if analysis.recording.unusable else sentences:
+        print(f"  • {sentence}")
     print(f"\n{len(plots)} plots: {folder / 'plots'}")
     print(f"What to change: {folder / 'recommendations.md'}")
     if page is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import typer
@@ -124,8 +124,8 @@ def validate_command(
     else:
         if constants is not None:
             raise UserError("give either --prior or --constants: a prior includes constants.")
-        named = named_collections(prior, file, judged_machine, source.dtype)
-        validation = validate_with_prior(source, judged_machine, named, rows, seed, holdout)
+        collections = named_collections(prior, file, judged_machine, source.dtype)
+        validation = validate_with_prior(source, judged_machine, collections, rows, seed, holdout)
     # 2. Add what the options ask for: learning curve, noise floor, plots and the value of advice.
     points = learning_curve(source, judged_machine, seed) if curve else []
     repeated = read_source(again, judged_machine, dtype) if again else None
@@ -135,23 +135,27 @@ def validate_command(
 
         for path in write_validation_plots(validation, plots, points, floor):
             note(str(path))
-    worth = judge_advice(validation) if advice else None
-    by_measuring = judge_measured(validation, repeated, counts) if repeated and counts else {}
-    judged = validation.tested
-    tested = Query.with_implementations(judged.problems, judged.implementations, judged.warm)
-    speed = _shapes_per_second(validation.model, tested)
+    advice_value = judge_advice(validation) if advice else None
+    measured_values = judge_measured(validation, repeated, counts) if repeated and counts else {}
+    tested = validation.tested
+    query = Query.with_implementations(tested.problems, tested.implementations, tested.warm)
+    speed = _shapes_per_second(validation.model, query)
     # 3. Print everything, as JSON or as text.
     if json:
-        extra: dict[str, Any] = {}
-        if worth is not None:
-            values = {str(count): asdict(value) for count, value in by_measuring.items()}
-            extra = {"advice": {**worth.to_json(), **({"measured": values} if values else {})}}
-        print_json({**validation.to_json(), "shapes_per_second": speed, **extra})
+        document = {**validation.to_json(), "shapes_per_second": speed}
+        if advice_value is not None:
+            document["advice"] = advice_value.to_json()
+        if advice_value is not None and measured_values:
+            document["advice"]["measured"] = {
+                str(count): asdict(value) for count, value in measured_values.items()
+            }
+        print_json(document)
         return
-    physics, full = speed["physics"], speed["full"]
     print(validation_text(validation))
-    print(f"shapes per second on one core: {physics:,.0f} physics, {full:,.0f} full")
-    advice_lines = advice_text(worth, by_measuring) if worth else ""
+    print(
+        f"shapes per second on one core: {speed['physics']:,.0f} physics, {speed['full']:,.0f} full"
+    )
+    advice_lines = advice_text(advice_value, measured_values) if advice_value else ""
     for text in (curve_text(points, floor), advice_lines):
         if text:
             print(f"\n{text}")
@@ -167,7 +171,7 @@ def _parse_count(text: str) -> int | None:
 
 
 def _parse_counts(text: str | None) -> list[int]:
-    """Return counts such as ``1,2,4``; empty for None."""
+    """Return the numbers of a text such as ``1,2,4``; an empty list for None."""
     words = text.split(",") if text is not None else []
     if not all(word.strip().isdecimal() and int(word) > 0 for word in words):
         raise UserError(f"--measured must be counts such as 1,2,4, not {text!r}.")
@@ -181,15 +185,14 @@ def _machine_of(file: Path, slug: str) -> Machine:
     in machines.toml.
     """
     folder = file if file.is_dir() else file.parent
+    if not (folder / "run.json").exists():
+        return known_machine(slug)
+    recorded = Machine.from_json(load_run(folder)["machine"])
     known = known_machines()
-    if (folder / "run.json").exists():
-        recorded = Machine.from_json(load_run(folder)["machine"])
-        if (
-            recorded.slug not in known
-            and slug_meant(slug, [*known, recorded.slug]) == recorded.slug
-        ):
-            return recorded
-    return known_machine(slug)
+    if recorded.slug in known:
+        return known_machine(slug)
+    is_meant = slug_meant(slug, [*known, recorded.slug]) == recorded.slug
+    return recorded if is_meant else known_machine(slug)
 
 
 def _shapes_per_second(model: Model, query: Query) -> dict[str, float]:
@@ -198,14 +201,17 @@ def _shapes_per_second(model: Model, query: Query) -> dict[str, float]:
     The shapes are given as arrays. ``physics`` is the rate of the formula without the residual,
     ``full`` that of the whole model.
     """
+    # All shapes belong to one group, so that they are predicted by one fit.
     group = str(query.groups()[0])
     cases = query.take(np.flatnonzero(query.groups() == group)[:_TIMED_SHAPES])
-    inputs, fit = Inputs.from_query(model.machine, cases), model.fits[group]
-    seconds = {}
-    ways = ("physics", None, None), ("full", fit.residual, fit.offsets)
-    for name, residual, offsets in ways:
-        begin = time.perf_counter()
-        guess, spread = corrected_estimate(inputs, fit.constants, residual, offsets)
-        _ = guess.time * np.exp(fit.low * spread), guess.time * np.exp(fit.high * spread)
-        seconds[name] = time.perf_counter() - begin
-    return {name: len(cases.problems) / taken for name, taken in seconds.items()}
+    inputs = Inputs.from_query(model.machine, cases)
+    fit = model.fits[group]
+    rates = {}
+    corrections = ("physics", None, None), ("full", fit.residual, fit.offsets)
+    for name, residual, offsets in corrections:
+        began = time.perf_counter()
+        estimate, spread = corrected_estimate(inputs, fit.constants, residual, offsets)
+        # The ends of the interval belong to a prediction, so they are computed and timed, too.
+        _ = estimate.time * np.exp(fit.low * spread), estimate.time * np.exp(fit.high * spread)
+        rates[name] = len(cases.problems) / (time.perf_counter() - began)
+    return rates

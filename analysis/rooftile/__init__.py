@@ -84,8 +84,10 @@ def predict(
     names = [machine] if machine is None or isinstance(machine, str) else list(machine)
     if not names:
         raise UserError("give at least one machine, or None for the one measured last.")
-    columns = [times_of(problems, find_basis(name, Path(results))) for name in names]
-    return pd.DataFrame([row for shape_rows in zip(*columns, strict=True) for row in shape_rows])
+    # Each machine has one row per shape. The rows of a shape are then put together.
+    by_machine = [times_of(problems, find_basis(name, Path(results))) for name in names]
+    by_shape = zip(*by_machine, strict=True)
+    return pd.DataFrame([row for rows_of_shape in by_shape for row in rows_of_shape])
 
 
 def recommend(
@@ -139,8 +141,10 @@ def recommend(
     from analysis.model.basis import find_basis
     from analysis.words import names_in
 
-    wishes = SizeConstraints(names_in(change, "change"), names_in(fix, "fix"), multiple, any_size)
-    question = question_of(pad, choose, wishes)
+    constraints = SizeConstraints(
+        names_in(change, "change"), names_in(fix, "fix"), multiple, any_size
+    )
+    question = question_of(pad, choose, constraints)
     answers = answers_to(as_problems(shapes), find_basis(machine, Path(results)), question)
     return pd.DataFrame([answer.to_json() for answer in answers])
 
@@ -241,8 +245,8 @@ def audit(
         causal_half,
         skew,
     )
-    more = share_of(parameters, "parameters")
-    search = LeverSearch(names_in(vary, "vary"), more, multiple, tries or {})
+    more_parameters = share_of(parameters, "parameters")
+    search = LeverSearch(names_in(vary, "vary"), more_parameters, multiple, tries or {})
     source = find_source(str(model), sizes, [inputs] if isinstance(inputs, str) else inputs)
     basis = find_basis(machine, Path(results))
     (result,) = audit_on(source, step, run_options, [basis], search)

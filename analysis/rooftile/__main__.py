@@ -29,6 +29,7 @@ class Verbs(TyperGroup):
         for title, names in GROUPS.items():
             formatter.write(f"{title}:\n")
             for name in names:
+                # A line has four spaces, the name and the text; two columns of 80 stay empty.
                 text = self.commands[name].get_short_help_str(limit=74 - width)
                 formatter.write(f"  {name:{width}}  {text}\n")
         formatter.write("Also:\n")
@@ -62,6 +63,7 @@ def one_command() -> typer.Typer:
 
 
 def _print_version(requested: bool) -> None:
+    """Print the version and exit, if ``--version`` was given."""
     if requested:
         print(__version__)
         raise typer.Exit
