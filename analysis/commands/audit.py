@@ -229,7 +229,7 @@ def measured_audit(
     for lever in measured.levers[:1]:
         for before, after in lever.pairs[:_CONFIRMED_PAIRS]:
             pair = (before, basis.library(before)), (after, basis.library(after))
-            # By measured times, another lever may be the best, whose problems were not planned.
+            # Measured times may favour another lever, whose problems were not planned.
             if lever.gain.value > 0 and planned.issuperset(pair):
                 pairs.append(pair)
     if not pairs:

@@ -139,7 +139,7 @@ def measure_questions(
         note("There is nothing left to measure.")
         return basis
     cost = seconds_of([way for trial in open_trials for way in trial.ways], this_machine)
-    # Estimates may be too low, so the time limit is twice their sum.
+    # This is only a time limit, which a quiet machine does not need.
     limit = max(_LEAST_SECONDS, 2 * sum(exploring for exploring, _ in cost.values()))
     folder = measure(open_trials, replace(request, budget=limit), quickly=True)
     return usable(folder, request)

@@ -188,10 +188,10 @@ def _machine_of(file: Path, slug: str) -> Machine:
     if not (folder / "run.json").exists():
         return known_machine(slug)
     recorded = Machine.from_json(load_run(folder)["machine"])
-    known = known_machines()
-    if recorded.slug in known:
+    listed = known_machines()
+    if recorded.slug in listed:
         return known_machine(slug)
-    is_meant = slug_meant(slug, [*known, recorded.slug]) == recorded.slug
+    is_meant = slug_meant(slug, [*listed, recorded.slug]) == recorded.slug
     return recorded if is_meant else known_machine(slug)
 
 
@@ -201,7 +201,7 @@ def _shapes_per_second(model: Model, query: Query) -> dict[str, float]:
     The shapes are given as arrays. ``physics`` is the rate of the formula without the residual,
     ``full`` that of the whole model.
     """
-    # All shapes belong to one group, so that they are predicted by one fit.
+    # Only the shapes of one group are timed, because one fit predicts them.
     group = str(query.groups()[0])
     cases = query.take(np.flatnonzero(query.groups() == group)[:_TIMED_SHAPES])
     inputs = Inputs.from_query(model.machine, cases)

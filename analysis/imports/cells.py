@@ -146,7 +146,7 @@ def _gemm_faults(cells: pd.DataFrame) -> list[_CellCheck]:
     sizes = [_CellCheck(_is_size(cells[name]), name, "not a size") for name in names]
     layout = cells["layout"] if "layout" in cells else pd.Series("", index=cells.index)
     is_layout = layout.str.lower().isin(("", *GEMM_LAYOUTS))  # an empty one means the default
-    # As floats, sizes that are too large do not overflow.
+    # Floats do not overflow, however large the sizes are.
     m, n, k, batch = (pd.to_numeric(cells[name], errors="coerce") * 1.0 for name in names)
     fits = _WIDEST * batch * (m * k + k * n + m * n) <= LARGEST_BYTES
     return [

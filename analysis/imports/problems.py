@@ -102,7 +102,9 @@ def read_problems(path: Path) -> list[Problem]:
         with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file, skipinitialspace=True)
             _check_header(str(path), reader.fieldnames or [])
-            problems = [problem_from_cells(f"line {reader.line_num} of {path}", row) for row in reader]
+            problems = [
+                problem_from_cells(f"line {reader.line_num} of {path}", row) for row in reader
+            ]
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}).") from None
     except (UnicodeDecodeError, csv.Error) as error:

@@ -181,6 +181,7 @@ def neighbours(place: int) -> figure:
     Args:
         place: number of the chart, by whose name the script finds its data.
     """
+    # 1. The data that the script fills in: points, edges, and the chosen size.
     name = f"line-{place}"
     points = ColumnDataSource(
         {key: [] for key in ("x", "time", "lo", "hi", "expected", "said")}, name=name
@@ -198,6 +199,7 @@ def neighbours(place: int) -> figure:
         x_range=Range1d(0, 1),
         y_range=Range1d(0, 1),
     )
+    # 2. Edges lie below everything else.
     chart.segment(
         "x",
         "low",
@@ -218,13 +220,15 @@ def neighbours(place: int) -> figure:
         line_dash="dashed",
         line_alpha=0.7,
     )
-    # The tag tells the script to draw them in the grey of the page, light or dark.
+    # 3. Predicted times. The tag tells the script to draw them in the grey of the page, which
+    # depends on dark mode.
     course = chart.line("x", "expected", source=points, color=NEUTRAL, line_width=1.5)
     course.tags = ["neutral"]
     predicted = chart.scatter(
         "x", "expected", source=points, size=6, line_color=NEUTRAL, fill_color=None
     )
     predicted.tags = ["neutral"]
+    # 4. Measured times with their intervals, and a ring around the chosen one.
     chart.segment("x", "lo", "x", "hi", source=points, color=_GOOD)
     dots = chart.scatter("x", "time", source=points, size=7, color=_GOOD)
     chart.scatter(

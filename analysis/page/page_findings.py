@@ -63,7 +63,7 @@ def tiles(report: PageReport) -> list[Tile]:
     # A headline is None if too few cases were measured for it.
     misaligned_speed = alignment(analysis.table)
     if misaligned_speed is not None:
-        # Misaligned sizes may seem faster by chance, which is no loss.
+        # Misaligned sizes may seem faster by chance, which is not a loss.
         loss = max(1 - misaligned_speed.value, 0.0)
         figures.append(Tile("misaligned sizes lose", f"{loss:.0%}", "of the speed, on average"))
     nhwc_speed = layout(analysis.table)

@@ -30,7 +30,9 @@ class PageReport:
     def left_out(self) -> str:
         """Sentence about cases without a point; empty if every case has one."""
         cases = len(self.analysis.recording.rows)
-        shown = cases - self.analysis.measured + len(self.analysis.table)
-        if min(shown, MOST) == cases:
+        # The table may have only a sample of the measured cases, and a page at most so many points.
+        in_table = cases - self.analysis.measured + len(self.analysis.table)
+        shown = min(in_table, MOST)
+        if shown == cases:
             return ""
-        return f"The charts show {min(shown, MOST):,} of {cases:,} cases, drawn at random."
+        return f"The charts show {shown:,} of {cases:,} cases, drawn at random."

@@ -160,7 +160,7 @@ def staircase_data(rows: pd.DataFrame) -> pd.DataFrame:
     if lines.empty:
         return ordered.head(0)
     n, k = lines["mean"].idxmax()
-    # 3. Cut the line behind both ends of its pairs.
+    # 3. Keep the line from its first pair to its last.
     line = ordered[(ordered["n"] == n) & (ordered["k"] == k)]
     pair_sizes = line.loc[line["step"].notna(), "m"]
     return line[line["m"].between(pair_sizes.min(), pair_sizes.max() + 1)]
@@ -175,6 +175,7 @@ def draw_staircase(validation: Validation, rows: pd.DataFrame) -> Figure | None:
     line = staircase_data(rows)
     if line.empty or not isinstance(validation.tested.problems[line.index[0]], Gemm):
         return None
+    # 1. Describe the largest predicted step.
     sizes, predicted = _predicted_between(validation, line)
     steepest = line.loc[line["predicted_step"].idxmax()]
     n = int(steepest["n"])
@@ -182,6 +183,7 @@ def draw_staircase(validation: Validation, rows: pd.DataFrame) -> Figure | None:
     m = int(steepest["m"])
     step, expected = steepest["step"], steepest["predicted_step"]
     title = f"One more row, M {m} → {m + 1}: measured {step:+.0%} time, predicted {expected:+.0%}"
+    # 2. Draw the line and the points, and point at that step.
     figure, (axes,) = panels(1, title, (11.0, 6.0))
     axes.plot(sizes, predicted * 1e6, **PREDICTION, label="predicted")
     axes.plot(

@@ -41,7 +41,8 @@ def ceilings(machine: Machine, dtypes: list[str]) -> pd.DataFrame:
 def draw(analysis: Analysis) -> Figure | None:
     """Draw the roofline, log-log; a grey line joins each measured case to its prediction.
 
-    The colour of a point is what limits it, and its marker is its dtype.
+    The colour of a point is what limits it, and its marker is its dtype. None if there are too few
+    points.
     """
     rows = roofline_series(analysis.table, analysis.recording.cache)
     machine = analysis.recording.machine
@@ -52,6 +53,7 @@ def draw(analysis: Analysis) -> Figure | None:
     intensity = rows["intensity"]
     measured = rows["tflops"] * factor
     predicted = rows["predicted_tflops"] * factor
+    # 1. Draw each case as a hollow and a filled point, joined by a line.
     figure, (axes,) = panels(1, roofline_title(rows, machine), (11.0, 6.5))
     axes.set(
         xscale="log",
@@ -86,7 +88,9 @@ def draw(analysis: Analysis) -> Figure | None:
                 markersize=5,
                 markeredgewidth=0,
             )
-    left, right = intensity.min() / 1.5, intensity.max() * 1.5
+    # 2. Draw the roofs, from end to end of the axis.
+    left = intensity.min() / 1.5
+    right = intensity.max() * 1.5
     _draw_roofs(axes, machine, roofs, (left, right), factor)
     axes.set_xlim(left, right)
     axes.set_ylim(bottom=0.5 * min(measured.min(), predicted.min()))

@@ -49,9 +49,9 @@ def draw_wave(basis: Basis, gemm: Gemm, line: pd.DataFrame, size: int | None = N
         size: the M before the cliff in the title; the largest cliff if None.
     """
     # 1. Choose the range of M, and predict over it.
-    step = lesson(line, size)
-    if step is not None:
-        end = int(_BEYOND * step["after"])
+    cliff = lesson(line, size)
+    if cliff is not None:
+        end = int(_BEYOND * cliff["after"])
     elif len(line):
         end = int(line["m"].max())
     else:
@@ -60,13 +60,13 @@ def draw_wave(basis: Basis, gemm: Gemm, line: pd.DataFrame, size: int | None = N
     # Odd sizes have a cost of their own, which would hide the cliffs.
     sizes = np.unique(np.r_[np.arange(_ROUND, end + 1, _ROUND), line["m"].to_numpy(dtype=int)])
     predicted = _predicted(basis, gemm, sizes)
-    figure, (axes,) = panels(1, _title(step, predicted, len(line)), (11.0, 6.5))
+    figure, (axes,) = panels(1, _title(cliff, predicted, len(line)), (11.0, 6.5))
     # 2. Draw the predicted line, with the edges of the kernel at the cliff, else at the largest M.
     label = (
         "predicted" if line.empty else "predicted by a model that was also fitted to these cases"
     )
     axes.plot(predicted["m"], predicted["time_us"], **PREDICTION, label=label)
-    kernel_at = predicted["m"].iloc[-1] if step is None else step["m"]
+    kernel_at = predicted["m"].iloc[-1] if cliff is None else cliff["m"]
     kernel_row = predicted[predicted["m"] == kernel_at].iloc[-1]
     _mark_edges(axes, kernel_row, predicted, basis.model.machine.sms)
     # 3. Draw the measured points, with the intervals of those that have one, and explain the cliff.
@@ -84,8 +84,8 @@ def draw_wave(basis: Basis, gemm: Gemm, line: pd.DataFrame, size: int | None = N
     if "time_lo_us" in line and line["time_lo_us"].notna().any():
         bars = line[line["time_lo_us"].notna()]
         axes.vlines(bars["m"], bars["time_lo_us"], bars["time_hi_us"], color=color)
-    if step is not None:
-        _explain(axes, step, predicted)
+    if cliff is not None:
+        _explain(axes, cliff, predicted)
     gemm_class = f"N = {gemm.n}, K = {gemm.k}, {gemm.dtype}, layout {gemm.layout}"
     axes.set(xlabel=f"M, rows   ({gemm_class})", ylabel="time, µs", xlim=(0, end), ylim=(0, None))
     axes.legend(loc="upper left", framealpha=1.0)
@@ -98,37 +98,37 @@ def _predicted(basis: Basis, gemm: Gemm, sizes: np.ndarray) -> pd.DataFrame:
     return basis.model.predict(basis.query(gemms)).frame().assign(m=sizes)
 
 
-def _title(step: pd.Series | None, predicted: pd.DataFrame, measured: int) -> str:
+def _title(cliff: pd.Series | None, predicted: pd.DataFrame, measured: int) -> str:
     """Describe the cliff; without one, say what is predicted at the largest M.
 
     ``measured`` is the number of measured sizes.
     """
-    if step is None and measured:
+    if cliff is None and measured:
         return f"No cliff exceeds its interval among {measured} measured sizes"
-    if step is None:
+    if cliff is None:
         last = predicted.iloc[-1]
         return f"Predicted, not measured: {last['time_us']:.3g} µs at M = {int(last['m'])}"
-    more = int(step["after"] - step["m"])
-    rows = "One more row" if more == 1 else f"{more} more rows"
+    count = int(cliff["after"] - cliff["m"])
+    rows = "One more row" if count == 1 else f"{count} more rows"
     return (
-        f"{rows}, M {int(step['m'])} → {int(step['after'])}: {step['time_us']:.3g} µs become "
-        f"{step['after_us']:.3g} µs, {step['ratio'] - 1:+.0%}"
+        f"{rows}, M {int(cliff['m'])} → {int(cliff['after'])}: {cliff['time_us']:.3g} µs become "
+        f"{cliff['after_us']:.3g} µs, {cliff['ratio'] - 1:+.0%}"
     )
 
 
-def _explain(axes: Axes, step: pd.Series, predicted: pd.DataFrame) -> None:
+def _explain(axes: Axes, cliff: pd.Series, predicted: pd.DataFrame) -> None:
     """Draw an arrow at the cliff, and what the model says about both of its sizes."""
-    middle = (step["time_us"] + step["after_us"]) / 2
+    middle = (cliff["time_us"] + cliff["after_us"]) / 2
     axes.annotate(
-        f"{int(step['m'])} → {int(step['after'])}",
-        (step["m"], middle),
+        f"{int(cliff['m'])} → {int(cliff['after'])}",
+        (cliff["m"], middle),
         xytext=(-80, 24),
         textcoords="offset points",
         fontsize=13,
         arrowprops={"arrowstyle": "->"},
     )
     lines, kernels, wave_counts = [], [], []
-    for size in (step["m"], step["after"]):
+    for size in (cliff["m"], cliff["after"]):
         row = predicted.loc[predicted["m"] == size].iloc[0]
         kernels.append((row["tile"], row["split"]))
         waves = int(np.ceil(row["waves"]))

@@ -410,10 +410,10 @@ def select_parts(parts: Sequence[RecorderPart], names: Sequence[str]) -> list[Re
     Raises:
         UserError: if a part is not known.
     """
-    known = [part.name for part in parts]
+    all_names = [part.name for part in parts]
     for name in names:
-        if name not in known:
-            raise UserError(f"part {name!r} is not known; use one of {', '.join(known)}.")
+        if name not in all_names:
+            raise UserError(f"part {name!r} is not known; use one of {', '.join(all_names)}.")
     return [part for part in parts if not names or part.name in names]
 
 

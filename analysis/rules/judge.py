@@ -351,9 +351,9 @@ def _judge_rule(
 
 def _reason(rule: Rule, evidence: Evidence, finding: RuleFinding, pairs: int) -> str:
     """Say what was compared, what the source promised, and which groups have large effects."""
-    where = "on a CPU, " if evidence.machine.kind == "cpu" else ""
-    promised = f", advertised {finding.claim:.2g}×" if finding.claim is not None else ""
-    text = f"{where}{rule.effect}{promised}; {pairs} pairs"
+    prefix = "on a CPU, " if evidence.machine.kind == "cpu" else ""
+    claim = "" if finding.claim is None else f", advertised {finding.claim:.2g}×"
+    text = f"{prefix}{rule.effect}{claim}; {pairs} pairs"
     if len(finding.groups) > 1:
         text += f": {_group_effects(finding.groups)}"
     return text

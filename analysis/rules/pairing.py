@@ -338,12 +338,13 @@ def pairs_of(
     # 1. Two cases with times to add become one additional case.
     for number, match in enumerate(matches):
         if match.beside is not None:
-            parts = [cases[match.against], cases[match.beside]]
-            seconds = sum(part.seconds for part in parts)
+            first = cases[match.against]
+            second = cases[match.beside]
+            seconds = first.seconds + second.seconds
             # Errors of logs are relative; it is the absolute ones that add in quadrature.
-            error = math.hypot(*(part.seconds * part.error for part in parts)) / seconds
+            error = math.hypot(first.seconds * first.error, second.seconds * second.error) / seconds
             matches[number] = replace(match, against=len(cases))
-            cases.append(replace(parts[0], seconds=seconds, error=error))
+            cases.append(replace(first, seconds=seconds, error=error))
             predicted = np.append(predicted, predicted[match.against] + predicted[match.beside])
     # 2. One element per pair. The predicted ratios are not known yet.
     controls = [match.control for match in matches if match.control is not None]

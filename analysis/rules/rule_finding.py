@@ -199,7 +199,10 @@ def _independent_half_width(ratios: Array, level: float) -> float:
 
 
 def _group_means(ratios: Array, keys: NDArray[np.intp]) -> Array:
-    """Return the mean ratio of each distinct key; for a single key, the ratios themselves."""
+    """Return the mean ratio of each distinct key.
+
+    For a single key, these are the ratios themselves, because one mean does not show any scatter.
+    """
     _, group = np.unique(keys, return_inverse=True)
     means = np.bincount(group, ratios) / np.bincount(group)
     return means if len(means) > 1 else ratios

@@ -242,19 +242,19 @@ def _combine_folds(folds: Sequence[Validation], seed: int) -> Validation:
 
     The rows come fold by fold. The model is that of the first fold, and there are no baselines.
     """
-    parts = []
+    predictions = []
     begin = 0
     for fold in folds:
         prediction = fold.prediction
         rows = begin + np.arange(len(fold.tested))
         log_low = np.log(prediction.lo / prediction.estimate.time)
         log_high = np.log(prediction.hi / prediction.estimate.time)
-        parts.append(PartialPrediction(rows, prediction.estimate, log_low, log_high))
+        predictions.append(PartialPrediction(rows, prediction.estimate, log_low, log_high))
         begin += len(fold.tested)
     return replace(
         folds[0],
         seed=seed,
         tested=PublicRows.joined([fold.tested for fold in folds]),
-        prediction=Prediction.from_parts(begin, parts),
+        prediction=Prediction.from_parts(begin, predictions),
         baselines=dict.fromkeys(folds[0].baselines),
     )

@@ -99,7 +99,11 @@ def curve_text(curve: Sequence[CurvePoint], floor: Errors | None) -> str:
     lines = []
     for holdout in dict.fromkeys(point.holdout for point in curve):
         lines.append(f"rows calibrated ({holdout} held out)")
-        lines += [_error_line(f"  {p.count}", p.errors) for p in curve if p.holdout == holdout]
+        lines += [
+            _error_line(f"  {point.count}", point.errors)
+            for point in curve
+            if point.holdout == holdout
+        ]
     if floor is not None:
         lines.append(_error_line("noise floor", floor))
     return "\n".join(lines)

@@ -211,7 +211,7 @@ class _Submission:
         return {node for node, job in self._ids.items() if job in jobs}
 
     def _note_once(self, text: str) -> None:
-        """Tell the user something that is found again and again."""
+        """Tell the user a sentence, unless an earlier look has told it."""
         if text not in self._noted:
             self._noted.add(text)
             self._note(text)

@@ -114,10 +114,14 @@ function sizesNear(problem, name, { allowance, choose }, tileSizes) {
   const size = problem[name];
   const least = choose ? Math.ceil(size * (1 - allowance)) : size;
   const most = Math.floor(size * (1 + allowance));
+  // 1. The numbers that the sizes may be multiples of.
   const steps = new Set([...MULTIPLES, ...tileSizes]);
   if (size < 2 * MULTIPLES[0]) steps.add(OF_SMALL);
-  const isVocabulary = problem.batch === 1 && lastOfLayout[problem.layout] === name && size >= MIN_VOCABULARY;
+  const countsOutputs = problem.batch === 1 && lastOfLayout[problem.layout] === name;
+  const isVocabulary = countsOutputs && size >= MIN_VOCABULARY;
   if (isVocabulary) for (const step of OF_VOCABULARY) steps.add(step);
+  // 2. The multiples next to the size. The next multiple of a large step counts even if the size is
+  // a multiple itself.
   const sizes = new Set();
   for (const step of steps) {
     sizes.add(ceilDiv(size, step) * step);
@@ -220,11 +224,12 @@ function predictedRatio(problem, option, before, after, timeModel) {
   const ratio = before.time / after.time;
   let [low, high] = pairError(problem, option, spreads, group, timeModel);
   if (group.aligned_only && alignmentIn(option) > alignmentIn(problem)) {
-    // The true price of misalignment may be zero or twice the assumed one.
-    const both = Math.SQRT2 * spreads[1];
+    // The true price of misalignment may be zero or twice the assumed one. All other errors are as
+    // large as if both shapes were as well known as the option.
+    const spread = Math.SQRT2 * spreads[1];
     const price = Math.max(Math.log(ratio), 0);
-    low = -Math.hypot(group.pair_low * both, price);
-    high = Math.hypot(group.pair_high * both, price);
+    low = -Math.hypot(group.pair_low * spread, price);
+    high = Math.hypot(group.pair_high * spread, price);
   }
   return [ratio, low, high];
 }

@@ -2,8 +2,8 @@
 //
 // It computes what analysis/model and kernels/timemodel compute for `predict`; a test compares the
 // two on random shapes. Names and steps are those of the Python code, which explains them. Sizes are
-// element counts, times are seconds. As there, `s` is a row of sizes and traffic (`shapeRow`), and
-// `c` are the constants of its group.
+// element counts, times are seconds. `s` is a row of sizes and traffic (`shapeRow`), and `c` are the
+// constants of its group.
 
 const ELEMENT_BYTES = { fp32: 4, tf32: 4, fp16: 2, bf16: 2, fp8: 1 };
 const WIDE_BYTES = 16;
@@ -107,7 +107,8 @@ function winogradGemm(conv, tile) {
   return { m, n: out, k: into, batch: (tile + 2) ** 2 };
 }
 
-// Bytes, at most 16, that divide the rows whose misalignment costs time.
+// Bytes, at most 16, that divide the rows whose misalignment costs time. A matrix-vector
+// multiplication costs the same whether the rows of its output are aligned or not.
 function pricedAlignment(problem) {
   if (problem.op !== "gemm") {
     return alignmentOf([problem.c / problem.groups, problem.kout / problem.groups], problem.dtype);
@@ -136,24 +137,34 @@ function shapeRow(problem, winogradTile) {
     }
     return { ...problem, ...row };
   }
-  const [x, filters, y] = operandElements(problem);
   const transformed = winogradTile ? winogradGemm(problem, winogradTile) : null;
   if (transformed) {
-    const weights = transformed.batch * transformed.k * transformed.n;
-    let traffic = x + weights + y;
-    let [helperKernels, helperElements] = [1, filters + weights];
-    if (winogradTile === 4) {
-      traffic = transformed.batch * transformed.m * (transformed.k + transformed.n) + weights;
-      [helperKernels, helperElements] = [3, traffic + x + filters + y];
-    }
-    const bytes = traffic * element;
-    return { ...row, ...transformed, bytes, helperKernels, helperBytes: helperElements * element };
+    return { ...row, ...transformed, ...winogradTraffic(problem, transformed, winogradTile) };
   }
+  // Tensor Core kernels compute channels last. Activations in another layout are transposed before
+  // and after, by one kernel each that reads and writes them once.
   const gemm = impliedGemm(problem);
   if (problem.layout === "nchw" && problem.dtype !== "fp32") {
+    const [x, , y] = operandElements(problem);
     Object.assign(row, { helperKernels: 2, helperBytes: 2 * (x + y) * element });
   }
   return { ...row, ...gemm, density: flopsOf(problem) / flopsOf(gemm) };
+}
+
+// What Winograd's algorithm moves. F(2 × 2) is one kernel, which transforms input and result inside,
+// after a kernel that transforms the filters. F(4 × 4) is four kernels, and the transformed tensors
+// go through memory.
+function winogradTraffic(conv, gemm, tile) {
+  const [x, filters, y] = operandElements(conv);
+  const element = ELEMENT_BYTES[conv.dtype];
+  const weights = gemm.batch * gemm.k * gemm.n;
+  if (tile === 2) {
+    const bytes = (x + weights + y) * element;
+    return { bytes, helperKernels: 1, helperBytes: (filters + weights) * element };
+  }
+  const traffic = gemm.batch * gemm.m * (gemm.k + gemm.n) + weights;
+  const helperBytes = (traffic + x + filters + y) * element;
+  return { bytes: traffic * element, helperKernels: 3, helperBytes };
 }
 
 const tileCount = (s, bm, bn, split = 1) => s.batch * ceilDiv(s.m, bm) * ceilDiv(s.n, bn) * split;

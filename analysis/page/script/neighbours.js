@@ -182,7 +182,7 @@ function nearestRow(problem) {
   let nearest = { distance: Infinity };
   for (let i = 0; i < points.length; i++) {
     if (points.time_us[i] === null || word("op", i) !== problem.op) continue;
-    // Of rows that are equally near, one that was timed plainly is preferred.
+    // If rows are equally near, one that was timed plainly is preferred.
     let distance = isPlain(i) ? 0 : 0.02;
     for (const [name, value] of wanted) {
       if (Array.isArray(points[name])) distance += Math.abs(Math.log2(points[name][i] / value));

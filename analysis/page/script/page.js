@@ -211,7 +211,7 @@ function listen() {
     askTyped(byId("shape").value);
   });
   // Once it is zoomed, points that were left out are drawn where there is room for them. Zooming
-  // moves the ranges many times; the last move is waited for.
+  // changes the ranges many times, and only the last change draws.
   let waiting = 0;
   const chart = model("roofline");
   for (const range of [chart.x_range, chart.y_range]) {
