@@ -38,6 +38,14 @@ _CUT = 1.5  # standard deviations at which a case's weight in the robust estimat
 _CUT_SQUARE = 0.7785  # mean of min(z², 1.5²) for normal z
 _EFFICIENCY = 0.725  # of the robust scale, compared with the standard deviation of normal values
 _EVENNESS = np.array([1e3, 60.0, 20.0, 10.0, 6.0, 4.0, 3.0, 2.0, 1.5, 1.0])
+_LIKELY = 0.2
+"""Difference of log likelihoods up to which a value counts as about as likely.
+
+In 300 simulated pairs of 100 unchanged cases, whose scatter between processes differed by e^±0.5,
+the gate failed 8% with 0, 3% with 0.15 and 2% with 0.3. Where all cases scattered alike, it could
+find changes of 9%, 10% and 12%."""
+_MANY = 1e6  # degrees of freedom of what is as good as normal
+_LEAST = 1e-18  # variance of a log time: no clock tells a time to more than nine digits
 _TINY = 1e-300  # a variance that is not 0
 _STEPS = 30  # of the alternating estimates of location and scale, which settle in about ten
 
@@ -191,7 +199,7 @@ def _from_pair(
         # Cases with little scatter of their own tell most about the variance between processes. It
         # is known as well as a variance as large as the harmonic mean of the cases' variances, so
         # no case is taken to scatter less than that.
-        usual = stats.hmean(np.maximum(within + extra[:, None], _TINY), axis=1)
+        usual = stats.hmean(np.maximum(within + extra[:, None], _LEAST), axis=1)
         total = np.maximum(within + extra, usual)
         deviation, common = _from_others(ratios, weights, total)
         total = total + common
@@ -249,8 +257,10 @@ def robust_centre(values: Reals, variances: Reals, freedom: Reals) -> tuple[floa
         # A value whose variance is from few samples has the tails of a t distribution. It counts
         # as the normal value of the same probability.
         with np.errstate(divide="ignore"):
-            tails = np.where(variances > 0, freedom * (total / variances) ** 2, np.inf)
-        probabilities = special.stdtr(np.minimum(tails, 1e6), (values - centre) / np.sqrt(total))
+            shares = np.minimum(total / variances, _MANY)
+        probabilities = special.stdtr(
+            np.minimum(freedom * shares**2, _MANY), (values - centre) / np.sqrt(total)
+        )
         return np.asarray(special.ndtri(probabilities))
 
     def surplus(extra: float, centre: float) -> float:
@@ -315,8 +325,8 @@ def lower_tail(
 
     Processes affect some cases far more than others. How unevenly is seen from the faster side of
     the deviations: of a case further than one standard deviation on the slower side, only that
-    counts, because it may have changed. The evenness is the degrees of freedom of the most likely t
-    distribution.
+    counts, because it may have changed. The evenness is the degrees of freedom of a t distribution.
+    Of those that are about as likely as the most likely one, the smallest is returned.
 
     Args:
         deviations: log ratio of each case without the common shift.
@@ -330,14 +340,17 @@ def lower_tail(
     total = np.maximum(variances + grid[:, None], _TINY)
     deviation = np.sqrt(total)
     likelihood = np.empty((len(_EVENNESS), len(grid)))
-    for row, evenness in enumerate(_EVENNESS):
+    for i, evenness in enumerate(_EVENNESS):
         parts = variances**2 / freedom + grid[:, None] ** 2 / evenness
-        tails = np.minimum(total**2 / np.maximum(parts, _TINY), 1e6)
+        tails = np.clip(total**2 / np.maximum(parts, _TINY), 1.0, _MANY)
         inside = _log_density(deviations / deviation, tails) - np.log(deviation)
         beyond = np.log(np.maximum(special.stdtr(tails, -cut / deviation), _TINY))
-        likelihood[row] = np.where(deviations <= cut, inside, beyond).sum(axis=1)
-    best_row, best_column = np.unravel_index(int(np.argmax(likelihood)), likelihood.shape)
-    return float(grid[best_column]), float(_EVENNESS[best_row])
+        likelihood[i] = np.where(deviations <= cut, inside, beyond).sum(axis=1)
+    best = likelihood.max(axis=1)
+    row = int(np.flatnonzero(best >= best.max() - _LIKELY)[-1])
+    column = int(np.argmax(likelihood[row]))
+    # Where processes add nothing, nothing can be uneven.
+    return float(grid[column]), float(_EVENNESS[row if column else 0])
 
 
 def _log_density(values: Reals, freedom: Reals) -> Reals:
@@ -380,6 +393,7 @@ def _from_replicates(names: tuple[str, ...], sides: Sequence[_Side]) -> CaseChan
         shift = CommonShift(middle, math.sqrt(weight * squares / freedom), freedom)
     else:
         variances = np.maximum((apart**2).sum(axis=1) / freedom, within)
+    variances = np.maximum(variances, _LEAST)
     between = np.maximum(variances - within, 0.0)
     return CaseChanges(
         names=names,

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy import stats
 
 from analysis.comparing.changes import (
@@ -212,3 +214,24 @@ def test_the_command_answers_with_its_exit_code(tmp_path: Path) -> None:
     for gate, words in (("0%", "a slow-down above 0"), ("much", "takes a share")):
         wrong = analysis("compare", folders["old"], folders["same"], "--gate", gate)
         assert (wrong.returncode, words in wrong.stderr) == (2, True)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 12), st.integers(1, 3), st.integers(1, 3))
+def test_any_times_get_an_answer(seed: int, cases: int, old: int, new: int) -> None:
+    rng = np.random.default_rng(seed)
+
+    def times() -> CaseTimes:
+        """Far apart or equal, exact or with a scatter, of few samples or many."""
+        log, error = rng.uniform(-25, 5), 10 ** rng.uniform(-9, 0)
+        freedom, count = float(rng.choice([math.inf, 1.0, 20.0])), int(rng.integers(1, 1000))
+        return CaseTimes(rng.choice([0.0, log]), rng.choice([0.0, error]), freedom, count)
+
+    sides = [
+        [TimedProcess("", {f"{i}": times() for i in range(cases)}) for _ in range(count)]
+        for count in (old, new)
+    ]
+    result = judge_changes(estimate_changes(sides[0], sides[1]), 0.05)
+    assert result.verdict in (PASS, FAIL, CANNOT_TELL)
+    json.dumps(gate_json(result), allow_nan=False)
+    assert gate_text(result).startswith(result.verdict)
