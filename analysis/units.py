@@ -1,4 +1,4 @@
-"""Format rates in the unit that reads best: GFLOP/s for a CPU, TFLOP/s for a GPU."""
+"""Format rates and times for people: in the unit and with the digits that read best."""
 
 from __future__ import annotations
 
@@ -14,3 +14,13 @@ def rate(tflops: float) -> str:
     value = tflops * factor
     # Three significant digits would print 1,510 as 1.51e+03.
     return f"{value:,.0f} {unit}" if value >= 1000 else f"{value:.3g} {unit}"
+
+
+def microseconds(value: float) -> str:
+    """Format a time in microseconds, without its unit: 12.35, 1,244."""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
+
+
+def signed_percent(share: float) -> str:
+    """Format a change given as a fraction: +3.9%, -0.4%; never -0.0%."""
+    return f"{round(share, 3) + 0.0:+.1%}"

@@ -170,7 +170,10 @@ def _estimated(
     left_out = len((before | after) - set(shared) - set(lost))
     if left_out:
         note(f"Left out: {left_out} cases that not all results have.")
-    return estimate_changes(sides[0], sides[1], measured_repeats(recordings)), lost
+    changes = estimate_changes(sides[0], sides[1], measured_repeats(recordings))
+    if (changes.old == changes.new).all():
+        note("All times are the same on both sides, as in copies of one result.")
+    return changes, lost
 
 
 def _processes(

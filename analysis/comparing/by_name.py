@@ -14,6 +14,7 @@ from scipy import stats
 from analysis.comparing.changes import CaseChanges
 from analysis.comparing.compare import VERDICTS, ratio_verdicts
 from analysis.comparing.gate import judge_shift
+from analysis.units import microseconds, signed_percent
 
 _OUTSIDE = 0.005  # on each side of the 99% interval, which `compare` uses for our recordings
 _MAX_LISTED = 20
@@ -77,23 +78,20 @@ def named_text(comparison: NamedComparison) -> str:
     counts = ", ".join(f"{count} {verdict}" for verdict, count in comparison.counts().items())
     lines = [f"{len(table)} cases in both: {counts}"]
     if shift is not None:
-        lines.append(f"common shift of all cases: {math.expm1(shift.log):+.1%}")
+        lines.append(f"common shift of all cases: {signed_percent(math.expm1(shift.log))}")
     for verdict, ascending in (("slower", False), ("faster", True), ("ambiguous", False)):
         rows = table[table["verdict"] == verdict].sort_values("ratio", ascending=ascending)
         lines += ["", f"{verdict}: {len(rows)}"] if len(rows) else []
-        lines += [
-            f"  {row['ratio']:.3f}{_ends(row)}  {row['old_us']:,.4g} → {row['new_us']:,.4g} µs  "
-            f"{row['name']}"
-            for row in rows.head(_MAX_LISTED).to_dict("records")
-        ]
+        lines += [_case(row) for row in rows.head(_MAX_LISTED).to_dict("records")]
     if comparison.lost:
         lines += ["", f"without a time now: {len(comparison.lost)}"]
         lines += [f"  {n} ({why})" for n, why in list(comparison.lost.items())[:_MAX_LISTED]]
     return "\n".join(lines)
 
 
-def _ends(row: Mapping[Any, Any]) -> str:
-    """Return the interval of a ratio as text; nothing if it is unknown."""
-    if math.isnan(row["ratio_lo"]):
-        return ""
-    return f" [{row['ratio_lo']:.3f}, {row['ratio_hi']:.3f}]"
+def _case(row: Mapping[Any, Any]) -> str:
+    ends = ""
+    if not math.isnan(row["ratio_lo"]):
+        ends = f" [{row['ratio_lo']:.3f}, {row['ratio_hi']:.3f}]"
+    old, new = microseconds(row["old_us"]), microseconds(row["new_us"])
+    return f"  {row['ratio']:.3f}{ends}  {old} → {new} µs  {row['name']}"

@@ -31,6 +31,7 @@ import numpy as np
 from scipy import stats
 
 from analysis.comparing.changes import CaseChanges, CommonShift, Reals
+from analysis.units import microseconds, signed_percent
 
 PASS, FAIL, CANNOT_TELL = "pass", "fail", "cannot tell"
 EXIT_CODES = {PASS: 0, FAIL: 1, CANNOT_TELL: 3}
@@ -286,7 +287,7 @@ def _detectable_sentence(result: GateResult, old: int, new: int) -> str:
 
 
 def _shift_sentence(result: GateResult, shift: CommonShift) -> str:
-    text = f"common shift of all cases: {math.expm1(shift.log):+.1%}"
+    text = f"common shift of all cases: {signed_percent(math.expm1(shift.log))}"
     if result.counted:
         return f"{text}, more than runs differ by; it counts in each case"
     if math.isnan(shift.error):
@@ -309,7 +310,10 @@ def _listed(result: GateResult, verdict: str, title: str, order: Reals) -> list[
     lines = ["", f"{title}: {len(chosen)}"]
     for i in chosen[:_MAX_LISTED]:
         ends = "" if math.isnan(lo[i]) else f" [{lo[i]:.3f}, {hi[i]:.3f}]"
-        old, new = (_microseconds(log) for log in (result.changes.old[i], result.changes.new[i]))
+        old, new = (
+            microseconds(math.exp(log) * 1e6)
+            for log in (result.changes.old[i], result.changes.new[i])
+        )
         detectable = result.detectable[i]
         seen = "" if math.isnan(detectable) else f", detectable {_percent(detectable)}"
         lines.append(
@@ -368,10 +372,6 @@ def _middle(values: Reals) -> float:
 
 def _percent(log: float) -> str:
     return "over 1,000%" if log > _LARGEST else f"{100 * math.expm1(log):.3g}%"
-
-
-def _microseconds(log_seconds: float) -> str:
-    return f"{math.exp(log_seconds) * 1e6:,.4g}"
 
 
 def _number(value: float) -> float | None:
