@@ -13,7 +13,7 @@ from scipy import stats
 
 from analysis.comparing.changes import CaseChanges
 from analysis.comparing.compare import VERDICTS, ratio_verdicts
-from analysis.comparing.gate import judge_shift
+from analysis.comparing.gate import LARGEST_LOG, judge_shift
 from analysis.units import microseconds, signed_percent
 
 _OUTSIDE = 0.005  # on each side of the 99% interval, which `compare` uses for our recordings
@@ -52,7 +52,7 @@ def compare_by_name(changes: CaseChanges, lost: dict[str, str]) -> NamedComparis
             "new_us": np.exp(changes.new) * 1e6,
             "ratio": np.exp(log),
             "ratio_lo": np.exp(log - half),
-            "ratio_hi": np.exp(np.minimum(log + half, 700.0)),
+            "ratio_hi": np.exp(np.minimum(log + half, LARGEST_LOG)),
         }
     )
     verdicts = ratio_verdicts(table["ratio"], table["ratio_lo"], table["ratio_hi"])

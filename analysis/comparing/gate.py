@@ -39,6 +39,9 @@ EXIT_CODES = {PASS: 0, FAIL: 1, CANNOT_TELL: 3}
 SLOWER, BELOW, UNCLEAR = "slower", "below", "unclear"
 """Verdicts on a case: slower by the threshold or more, below the threshold, or neither is shown."""
 
+LARGEST_LOG = 700.0
+"""Largest logarithm of which a double holds the exponential."""
+
 POWER = 0.8
 _FALSE_CASES = 0.04
 """False-discovery rate of the cases."""
@@ -102,7 +105,7 @@ class GateResult:
     def interval(self) -> tuple[Reals, Reals]:
         """Ends of the 95% interval of each ratio, new over old; NaN if unknown."""
         half = stats.t.isf(0.025, self.changes.freedom) * self.changes.error
-        return np.exp(self.log_ratio - half), np.exp(self.log_ratio + half)
+        return np.exp(self.log_ratio - half), np.exp(np.minimum(self.log_ratio + half, LARGEST_LOG))
 
     def count(self, verdict: str) -> int:
         """Return the number of cases with a verdict."""

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from analysis.imports.benchmarks import read_benchmarks
-from analysis.rooftile.pytest_plugin import KernelReplay
+from analysis.rooftile.benchmark_plugin import KernelReplay
 from sweeps.wheel import in_namespace
 from tests.conftest import ROOT
 
@@ -37,7 +37,7 @@ def test_plain(benchmark):
 
 def run(folder: Path, *options: str) -> str:
     (folder / "test_mine.py").write_text(TESTS)
-    arguments = ("-q", "-p", "analysis.rooftile.pytest_plugin", "-p", "no:cacheprovider")
+    arguments = ("-q", "-p", "analysis.rooftile.benchmark_plugin", "-p", "no:cacheprovider")
     return subprocess.run(
         [sys.executable, "-m", "pytest", *arguments, *options], cwd=folder, check=False,
         env={**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_ADDOPTS": ""},
@@ -83,7 +83,7 @@ def test_the_timer_reads_each_sample_once() -> None:
 def test_an_installation_registers_the_plugin_and_imports_nothing_heavy() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     name = project["entry-points"]["pytest11"]["rooftile"]
-    module = "analysis.rooftile.pytest_plugin"
+    module = "analysis.rooftile.benchmark_plugin"
     assert in_namespace(module) == name
     assert hasattr(import_module(module), "kernel_benchmark")
     code = (
