@@ -50,7 +50,7 @@ def export_command(
         sys.stdout.buffer.write(data)
         return
     path = output or Path(f"{recording.machine.slug}.{ending}")
-    if path.is_dir() or not path.parent.is_dir():
+    if (path.exists() and not path.is_file()) or not path.parent.is_dir():
         raise UserError(f"{path} cannot be written; name a file in an existing folder with -o.")
     write_whole(path, data)
     note(f"{len(recording.ok):,} cases written to {path}.")

@@ -156,6 +156,7 @@ def test_bad_arguments_are_sentences(tmp_path: Path) -> None:
         ((PUBLISHED, "--to", "parket"), "did you mean 'parquet'?"),
         ((PUBLISHED, "--to", "csv", "-o", tmp_path), "name a file in an existing folder"),
         ((PUBLISHED, "--to", "csv", "-o", tmp_path / "a" / "b"), "in an existing folder"),
+        ((PUBLISHED, "--to", "csv", "-o", "/dev/null"), "name a file in an existing folder"),
         ((tmp_path, "--to", "csv"), "has no run.json"),
         ((PUBLISHED, "--to", "xla-perf-table"), "has no GEMM of a GPU's library"),
     ):
