@@ -13,7 +13,7 @@ With several processes on a side, the second part is measured for each case. A f
 it badly, so each case's variance is drawn towards what is usual for all cases, as far as the cases
 agree (the moderated t test of Smyth, 2004). With a single process on each side, it is what the
 ratios scatter by beyond their errors. That scatter is estimated robustly, because a few cases may
-have changed. It assumes that processes affect all cases alike.
+have changed. How unevenly processes affect the cases is seen from those that became faster.
 """
 
 from __future__ import annotations
@@ -203,6 +203,9 @@ def _from_pair(
         total = np.maximum(within + extra, usual)
         deviation, common = _from_others(ratios, weights, total)
         total = total + common
+        # Counting the unevenness of the whole variance, not only of what processes add, costs power
+        # where they add little. But if they affect cases very unevenly (e^±1), an unchanged program
+        # then fails in 6% instead of 17% of 400 simulated pairs.
         prior_freedom = 1 / (1 / evenness + 1 / (_EFFICIENCY * (len(names) - 1)))
     elif repeats is not None:
         # So few cases cannot tell a common shift from changes of their own.
