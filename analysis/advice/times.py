@@ -94,7 +94,10 @@ def _predicted_time(row: Mapping[str, Any]) -> MeasuredTime:
 
 
 def _measured(known: MeasuredTime, row: Mapping[str, Any], fit: Fit) -> MeasuredTime:
-    """Return a measured time with the interval of a repetition or, without one, a prediction's.
+    """Return a measured time with an interval.
+
+    If the measurement has an interval of its own, the result's interval is where a second run would
+    lie. A single time, as from a public table, gets the width of a prediction's interval.
 
     Args:
         known: the measured time.
@@ -103,6 +106,8 @@ def _measured(known: MeasuredTime, row: Mapping[str, Any], fit: Fit) -> Measured
     """
     if not math.isnan(known.lo):
         return MeasuredTime(known.time, *known.repetition)
+    # The user's framework differs from the table's, so the interval lies around the time that is
+    # expected there. Its ends are multiples of the prediction's spread.
     spread = fit.spread(row["lo_us"], row["hi_us"])
     expected = float(fit.shift.applied(np.array(known.time)))
     lo = expected * math.exp(fit.low * spread)

@@ -480,7 +480,10 @@ def _joint(best: Sequence[Lever], question: _Question, more_parameters: float) -
 def _changed_problems(
     pairs: Sequence[tuple[AccountLine, AccountLine]],
 ) -> tuple[tuple[Problem, Problem], ...]:
-    """Return the pairs of problems to measure for a change, each once, the longest first."""
+    """Return the problems that a change affects, as (before, after), without duplicates.
+
+    Those that take most time before the change come first.
+    """
     longest_first = sorted(pairs, key=lambda pair: pair[0].total_us, reverse=True)
     problems = dict.fromkeys(
         (as_problem(old.product.work), as_problem(new.product.work)) for old, new in longest_first

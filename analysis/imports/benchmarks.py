@@ -77,7 +77,7 @@ class NamePattern:
         """Return the problem in a name; None if the pattern does not occur in it.
 
         Raises:
-            UserError: if the fields are not a problem.
+            UserError: if the fields do not describe a GEMM or a convolution.
         """
         match = self.expression.search(name)
         if match is None:

@@ -167,7 +167,7 @@ def problem_from_cells(where: str, cells: Mapping[Any, Any]) -> Problem:
         cells: texts by column; an empty one has its default.
 
     Raises:
-        UserError: if the row is not a problem.
+        UserError: if the row does not describe a GEMM or a convolution.
     """
     if None in cells:  # the key under which the reader puts excess cells
         raise UserError(f"{where} has more cells than the header has columns.")

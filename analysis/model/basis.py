@@ -149,11 +149,11 @@ def find_basis(machine: str | None, results: Path) -> Basis:
     Raises:
         UserError: if nobody knows the machine, or its calibration cannot be read.
     """
-    return _complete(_measured_basis(machine, results))
+    return _with_missing_dtypes(_measured_basis(machine, results))
 
 
 def _measured_basis(machine: str | None, results: Path) -> Basis:
-    """Find the best basis as :func:`find_basis` does, without the priors of :func:`_complete`."""
+    """Find the best basis as :func:`find_basis` does, without dtypes that were not measured."""
     if machine is not None:
         if not isinstance(machine, str):
             raise UserError(f"give one machine, such as nvidia-h200, not {machine!r}.")
@@ -176,34 +176,34 @@ def _measured_basis(machine: str | None, results: Path) -> Basis:
     return _basis_from_constants(known_machine(machine))
 
 
-def _complete(basis: Basis) -> Basis:
-    """Add priors for GEMMs of the vendor library in dtypes that were not measured.
+def _with_missing_dtypes(basis: Basis) -> Basis:
+    """Add fits for dtypes that were not measured.
 
-    Measurements in one 16-bit dtype answer for the other one if both have the same peak, and those
-    in bf16 answer for tf32, because no public table has fp16 or tf32.
+    Measured dtypes answer for others: each 16-bit dtype for the other one if both have the same
+    peak, and bf16 for tf32, because no public table has fp16 or tf32. GEMMs of the vendor library
+    in the remaining dtypes get the machine's prior if it was learned from warm operands.
     """
     machine = basis.model.machine
-    if machine.kind == "cpu":
+    if machine.kind == "cpu":  # each of its dtypes has its own units, and no public table has any
         return basis
     fits = dict(basis.model.fits)
     origins: dict[str, Origin] = {}
     # 1. Let measured dtypes answer for others.
     for group, fit in basis.model.fits.items():
-        operation, _, dtype = group.rpartition(" ")
-        implementation = operation.split()[0]
+        implementation, operation, dtype = group.split()
         if dtype not in TWINS or implementation in HAND_WRITTEN:
             continue
         measured_prior = Prior(fit, basis.kind, basis.source, UNKNOWN, basis.warm)
         targets = [TWINS[dtype], "tf32"] if dtype == DTYPE else [TWINS[dtype]]
         for target in targets:
-            name = f"{operation} {target}"
+            name = f"{implementation} {operation} {target}"
             if name not in fits and target in machine.peaks:
                 shared = shared_prior(measured_prior, machine, dtype, target)
                 if shared is not None:
                     fits[name] = shared.fit
                     origins[name] = Origin(shared.kind, shared.source, shared.warm)
-    # 2. Add the priors of the dtypes that are still missing. Priors for operands from memory need
-    #    no fit, because Model.fit finds them.
+    # 2. Add the priors of the dtypes that are still missing. Model.fit would find the same fits,
+    #    but only an origin says that their operands come from the cache.
     for group in (f"{LIBRARY} gemm {dtype}" for dtype in machine.peaks):
         prior = prior_without_tables(machine, group)
         if group not in fits and prior.warm:
@@ -270,7 +270,7 @@ def basis_at(folder: Path, fitted: Model) -> Basis:
     basis = _basis_from_recording(folder)
     if not basis.calibrated:
         basis = _recorded_basis(folder, load_run(folder), fitted)
-    return _complete(basis)
+    return _with_missing_dtypes(basis)
 
 
 def _basis_from_recording(folder: Path) -> Basis:
@@ -335,6 +335,6 @@ def for_any_framework(model: Model) -> Model:
 
 
 def _basis_from_constants(machine: Machine) -> Basis:
-    """Return the best prior that needs no imported table; :func:`_complete` adds its fits."""
+    """Return the best prior that needs no imported table, still without the fits of its dtypes."""
     prior = prior_without_tables(machine, GROUP)
     return Basis(Model(machine), prior.kind, prior.source, warm=prior.warm)

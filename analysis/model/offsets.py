@@ -53,7 +53,8 @@ class TreeSettings:
 
 WHOLE = TreeSettings(64, 2)
 COARSE = TreeSettings(16, 4)
-"""Settings for siblings' tables next to the machine's own; they are many and have small weights."""
+"""Settings for collections of sibling machines that are not among the leading ones. There are many
+of them and each has a small weight, so fewer and coarser trees are enough."""
 
 _FIGURES = {
     "source": str, "dtype": str, "rows": COUNT, "machine": dict, "constants": Each(Number()),

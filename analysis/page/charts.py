@@ -105,7 +105,7 @@ def roofline(source: ColumnDataSource, machines: Sequence[Machine], points: pd.D
 def _roof(chart: figure, machine: Machine, dtype: str, prefix: str, scale: float) -> None:
     """Draw the slope of memory up to the ridge, then the peak, labelled where the chart ends.
 
-    The tags tell the page's script which colours the line and its label have in dark mode.
+    The tag tells the page's script which colour the line has in each colour scheme.
     """
     peak = machine.peak(dtype) / 1e12 * scale
     left, right = chart.x_range.start, chart.x_range.end
@@ -127,11 +127,9 @@ def _roof(chart: figure, machine: Machine, dtype: str, prefix: str, scale: float
             x=right,
             y=peak,
             text=name,
-            text_color=color,
             text_align="right",
             text_font_size="12px",
             y_offset=2,
-            tags=[dtype],
         )
     )
 

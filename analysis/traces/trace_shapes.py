@@ -150,8 +150,8 @@ def _convolution(
 ) -> list[Work]:
     """Return the passes of the convolution of the input at ``first`` by the filters after it.
 
-    ``settings`` has the positions of ``stride``, ``padding``, ``dilation``, ``groups`` and, of
-    functions that take them, ``transposed`` and ``output_padding``.
+    ``settings`` has the position of each setting that the function takes. ``stride`` and
+    ``padding`` are always there; the others have PyTorch's defaults.
     """
 
     def setting(name: str) -> tuple[int, ...]:
@@ -161,16 +161,20 @@ def _convolution(
     dimensions = len(x.sizes) - 2
     ones, zeros = (1,) * dimensions, (0,) * dimensions
 
-    def each(numbers: tuple[int, ...]) -> tuple[int, ...]:
+    def per_dimension(name: str) -> tuple[int, ...]:
+        """Return a setting with one number per dimension; a single number is for all of them."""
+        numbers = setting(name)
         return numbers * dimensions if len(numbers) == 1 else numbers
 
+    # Filters are (kout, c / groups, r, s), so the sizes give the number of groups.
+    groups = setting("groups")[0] if "groups" in settings else x.sizes[1] // weight.sizes[1]
     known = ConvolutionSettings(
-        each(setting("stride")),
-        each(setting("padding")),
-        each(setting("dilation")) if "dilation" in settings else ones,
-        "transposed" in settings and inputs.settings[settings["transposed"]] == "True",
-        each(setting("output_padding")) if "output_padding" in settings else zeros,
-        setting("groups")[0] if "groups" in settings else x.sizes[1] // weight.sizes[1],
+        stride=per_dimension("stride"),
+        padding=per_dimension("padding"),
+        dilation=per_dimension("dilation") if "dilation" in settings else ones,
+        transposed="transposed" in settings and inputs.settings[settings["transposed"]] == "True",
+        output_padding=per_dimension("output_padding") if "output_padding" in settings else zeros,
+        groups=groups,
     )
     return list(convolutions_of(x, weight, known, _dtype(inputs, first), passes))
 

@@ -260,8 +260,9 @@ def conv_filter(
     """Sum the filter's gradient, out (part; groups · width, depth, r, s), over the pixels of grad.
 
     The rows of the GEMM are channels of grad. Its columns are the taps and, in each tap, the
-    channels of the source. Sizes, strides and units are as in :func:`conv_data`, except that out is
-    (part, channel of grad, channel of the source, r, s). The grid is (tiles × groups, parts).
+    channels of the source. Sizes and units are as in :func:`conv_data`. The strides of the source
+    and of grad are (group, image, row, column, channel); those of out are (part, channel of grad,
+    channel of the source, r, s). The grid is (tiles × groups, parts).
 
     - WHOLE: all columns of a tile have one tap.
     - DENSE: the pixels of grad lie one after the other, over all images.

@@ -99,8 +99,8 @@ class GemmFamily(TritonFamily):
         of 256 bytes have fewer steps and keep more bytes in flight.
 
         If the operands of the Tensor Cores pass through registers, masks leave no room for the
-        largest tiles. A loop over tiles (``looped``) holds more values, so it has room for them
-        only where Hopper reads both operands from shared memory.
+        largest tiles. A loop over tiles (``looped``) keeps more values in registers, so the largest
+        tiles fit only where Hopper reads both operands from shared memory.
         """
         assert isinstance(problem, Gemm)
         # 1. List the tiles, as (bm, bn, warps, stages).

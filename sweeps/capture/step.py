@@ -107,7 +107,7 @@ def mean_of(result: Any) -> Tensor:
     """Return the mean of the first floating-point tensor in a module's result, to serve as a loss.
 
     Raises:
-        UserError: if the module returns none.
+        UserError: if the result has no floating-point tensor.
     """
     if isinstance(result, Mapping):
         values = list(result.values())

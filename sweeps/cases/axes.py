@@ -182,7 +182,7 @@ def _spread(table: Mapping[str, Any], where: str) -> Iterable[int]:
     if "around" in table:
         centre, distance = table["around"], table["by"]
         neighbourhood = range(centre - distance, centre + distance + 1, table.get("step", 1))
-        # A distance larger than the centre reaches below 1, where there are no sizes.
+        # A distance as large as the centre would give values below 1, which are not sizes.
         return [value for value in _few(neighbourhood, where) if value > 0]
     low, high = table["from"], table["to"]
     if high < low:

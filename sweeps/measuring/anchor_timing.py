@@ -69,7 +69,9 @@ def time_anchors(
         on_start([], subject.cost)
         try:
             taken = sampler.sample(subject)
-        except Exception as error:  # the other anchors are still timed
+        except Exception as error:
+            # The failed sample is dropped, and the other anchors are still timed. This call only
+            # makes sure that the device has recovered; it raises if it has not.
             bench.failure(error)
             return
         if taken.hidden:
@@ -80,7 +82,9 @@ def time_anchors(
         on_start([], seconds + 2 * subject.cost)
         try:
             windows = sampler.hold(subject, seconds)
-        except Exception as error:  # the other anchors are still timed
+        except Exception as error:
+            # The failed sample is dropped, and the other anchors are still timed. This call only
+            # makes sure that the device has recovered; it raises if it has not.
             bench.failure(error)
             return
         for window in windows:

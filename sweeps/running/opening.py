@@ -549,6 +549,6 @@ def _recorded_sweeps(
     }
     # A group is compared within one recording, so it is measured here if it lacks anything there.
     groups = [{*map(sweep_name, group)} for group in request.groups]
-    needed = {sweep for group in groups if incomplete & group for sweep in group}
+    needed = incomplete.union(*(group for group in groups if incomplete & group))
     # A sweep without cases on this machine is recorded nowhere.
     return [sweep for sweep in cases if cases[sweep] and sweep not in needed]

@@ -36,7 +36,8 @@ class MachineSpeed:
 
     ``until`` is the last moment of each stretch and ``log_time`` its log time. Both are empty for a
     machine whose speed did not change measurably. ``lo`` and ``hi`` are the 95% interval of the log
-    time's median over the run. ``spread`` is the difference of its 95th and 5th percentile.
+    time's median over the run. ``spread`` is the difference between the 95th and 5th percentiles of
+    ``log_time``.
     """
 
     until: Array
@@ -170,7 +171,7 @@ def _series_median_interval(series: Array) -> tuple[float, float]:
     """Return the 95% interval of the median of a series of correlated values.
 
     Its ends are quantiles, chosen for the number of independent values that the series is worth.
-    Where that number is under six, the interval is the whole range, as for six samples.
+    If that number is under six, the interval is the whole range of the series.
     """
     # 1. Sum the autocorrelations while they matter. ``length`` values are worth one independent
     # value.

@@ -139,6 +139,7 @@ const drawnSpeed = (i, time) => speedOf(i, time) * runs[0].scale;
 
 const INK = [
   "axis_label_text_color", "major_label_text_color", "axis_line_color", "major_tick_line_color",
+  "text_color",
 ];
 const LINES = ["minor_tick_line_color", "grid_line_color", "outline_line_color"];
 
@@ -151,12 +152,10 @@ function colour() {
       for (const name of INK) if (name in part) part[name] = ink;
       for (const name of LINES) if (name in part) part[name] = line;
       if (part.tags?.includes("neutral")) part.glyph.line_color = faint;
-      // A roof and its label have the colour of their dtype.
+      // A roof has the colour of its dtype. Its label has the ink's, which is dark enough for text.
       const dtype = part.tags?.find((tag) => tag in COLORS);
-      if (!dtype) continue;
       const roof = part.glyph ?? part;
-      if ("text_color" in part) part.text_color = color(dtype);
-      else if ("line_color" in roof) roof.line_color = color(dtype);
+      if (dtype && "line_color" in roof) roof.line_color = color(dtype);
     }
   }
 }

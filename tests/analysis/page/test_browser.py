@@ -69,6 +69,62 @@ def test_it_opens_without_a_network_or_a_complaint(
             part.screenshot(path=tmp_path / f"{section}-{scheme}.png")  # looked at by people
 
 
+CONTRASTS = """() => {
+  const channels = (color) => color.match(/[\\d.]+/g).map(Number);
+  const over = ([r, g, b, a = 1], under) => [r, g, b].map((c, i) => a * c + (1 - a) * under[i]);
+  const paper = channels(getComputedStyle(document.body).backgroundColor);
+  const behind = (node) => {
+    const parents = [];
+    for (let each = node; each; each = each.parentElement) parents.unshift(each);
+    return parents.reduce(
+      (color, each) => over(channels(getComputedStyle(each).backgroundColor), color), paper);
+  };
+  const light = (color) => color
+    .map((c) => c / 255)
+    .map((c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4))
+    .reduce((sum, c, i) => sum + c * [0.2126, 0.7152, 0.0722][i], 0);
+  const ratio = (one, other) => {
+    const [dark, bright] = [light(one), light(other)].sort((a, b) => a - b);
+    return (bright + 0.05) / (dark + 0.05);
+  };
+  const isText = (child) => child.nodeType === 3 && child.data.trim();
+  const texts = [...document.body.querySelectorAll("*")].filter(
+    (node) => node.checkVisibility() && [...node.childNodes].some(isText));
+  const seen = texts.map((node) => {
+    const ground = behind(node);
+    const ink = over(channels(getComputedStyle(node).color), ground);
+    const name = `${node.tagName} ${node.className} ${node.textContent.slice(0, 30)}`;
+    return [ratio(ink, ground), name];
+  });
+  const probe = document.body.appendChild(document.createElement("i"));
+  for (const document_ of Bokeh.documents) {
+    for (const part of document_.all_models ?? document_._all_models.values()) {
+      for (const name of ["text_color", "axis_label_text_color", "major_label_text_color"]) {
+        if (typeof part[name] !== "string") continue;
+        probe.style.color = part[name];
+        seen.push([ratio(channels(getComputedStyle(probe).color), paper), `${part.type} ${name}`]);
+      }
+    }
+  }
+  return seen;
+}"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_all_text_stands_out_from_what_is_behind_it(page: Path, scheme: str) -> None:
+    with opened(page, scheme) as here:
+        here.page.locator("#shape").fill("1000,1030,999,fp32")
+        here.page.locator("#shape").press("Enter")
+        seen = here.page.evaluate(CONTRASTS)
+        here.page.locator("#shape").fill("nonsense")
+        here.page.locator("#shape").press("Enter")
+        seen += here.page.evaluate(CONTRASTS)
+    assert len(seen) > 500
+    assert {name.partition(" ")[0] for _, name in seen} >= {"TD", "BUTTON", "LABEL", "Label", "P"}
+    weak = sorted((round(ratio, 2), text) for ratio, text in seen if ratio < 4.5)
+    assert not weak, weak[:10]
+
+
 def test_filters_change_the_counts_that_they_say(here: Opened, measured: pd.DataFrame) -> None:
     box = here.page.locator("#filters")
     box.locator("details.facet summary").click()  # the sweeps, of which there are many
