@@ -53,4 +53,5 @@ def export_command(
     if (path.exists() and not path.is_file()) or not path.parent.is_dir():
         raise UserError(f"{path} cannot be written; name a file in an existing folder with -o.")
     write_whole(path, data)
-    note(f"{len(recording.ok):,} cases written to {path}.")
+    note(f"{len(recording.ok):,} cases written.")
+    print(path)

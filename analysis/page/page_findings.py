@@ -85,9 +85,10 @@ def tiles(report: PageReport) -> list[Tile]:
     if report.advice:
         confirmed = sum(answer.verdict == DO_IT for answer in report.advice)
         likely = sum(answer.verdict == LIKELY for answer in report.advice)
-        figures.append(
-            Tile("changes worth making", f"{confirmed:,} confirmed", f"and {likely:,} likely ones")
-        )
+        value, note = f"{confirmed:,} confirmed", f"and {likely:,} likely"
+        if not confirmed:
+            value, note = f"{likely:,} likely", "none was timed again yet"
+        figures.append(Tile("changes that gain", value, note))
     return figures
 
 
@@ -132,12 +133,12 @@ def neighbourhood(report: PageReport) -> str:
     rows = rows[(rows["op"] == "gemm") & (rows["config"].fillna("") == "")]
     largest_cliff = steepest(dict.fromkeys(DIMENSIONS, rows))
     if largest_cliff is None:
-        return "No neighbouring sizes differ beyond their intervals."
+        return "No two neighbouring sizes that were measured differ by more than their intervals."
     along, cliff = largest_cliff
     return (
-        f"{along.upper()} {cliff[along]} → {cliff['after']} takes {cliff['ratio']:.2f}× the time "
-        f"of {cliff['m']}×{cliff['n']}×{cliff['k']} {cliff['dtype']}, the largest cliff between "
-        "neighbouring sizes."
+        f"The largest cliff that was measured: {along.upper()} {cliff[along]} → {cliff['after']} "
+        f"takes {cliff['ratio']:.2f}× the time of {cliff['m']}×{cliff['n']}×{cliff['k']} "
+        f"{cliff['dtype']}."
     )
 
 

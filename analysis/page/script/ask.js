@@ -365,7 +365,7 @@ function betterSizes(problem, question, run) {
   const [best] = neighbours;
   const verdict = best?.isLikely
     ? `likely (${percent(best.probability, 0)}), ${changeText(problem, best.option)}.`
-    : "leave it.";
+    : "leave it, because no gain is clear.";
   const sentence = element("p", `${question.words}: ${verdict}`);
   const faster = neighbours.filter((size) => size.gain > 0).slice(0, 3);
   if (!faster.length) return [sentence];

@@ -193,9 +193,15 @@ function nearestRow(problem) {
   return nearest.row;
 }
 
-// Shows the measured times next to a row, along each size.
-function choose(i) {
-  byId("chosen").textContent = `Measured times next to ${shapeOf(i)} ${caseOf(i)}: ${timeOf(i)}, ${speedText(i)}; predicted ${predictedText(i)}.`;
+// Shows the measured times next to a row, along each size. `asked` is the problem that somebody
+// asked about, if the row is only the nearest one to it.
+function choose(i, asked = null) {
+  const share = asked === null ? 1 : points.flops[i] / flopsOf(asked);
+  const isFar = share < 0.5 || share > 2;
+  const distance = isFar ? ` has ${round(share, 2)}× the FLOPs. It is` : " is";
+  const title = asked === null ? "Measured times next to" : `The nearest measured shape${distance}`;
+  byId("chosen").textContent =
+    `${title} ${shapeOf(i)} ${caseOf(i)}: ${timeOf(i)}, ${speedText(i)}; predicted ${predictedText(i)}.`;
   byId("measured").hidden = false;
   for (const [place, along] of sizesOf(i).entries()) drawLine(place, i, along);
 }
@@ -206,7 +212,7 @@ function ask(problem) {
   const measuredRow = runs.map((run) => exactRow(problem, run)).find((row) => row !== undefined);
   const chosen = measuredRow ?? nearestRow(problem);
   if (chosen === undefined) byId("measured").hidden = true;
-  else choose(chosen);
+  else choose(chosen, measuredRow === undefined ? problem : null);
 }
 
 // Answers a typed text, or says what is wrong with it and hides what an earlier text was answered.

@@ -257,7 +257,7 @@ def test_typing_a_shape_finds_its_neighbours(
 def test_a_shape_that_was_not_measured_has_a_nearest_one(here: Opened) -> None:
     here.page.locator("#shape").fill("1000,1024,1024,fp32")
     here.page.get_by_role("button", name="Answer").click()
-    assert here.text("#chosen").startswith("Measured times next to 1024×1024×1024 fp32")
+    assert here.text("#chosen").startswith("The nearest measured shape is 1024×1024×1024 fp32")
     assert here.text("#answer").startswith("1000×1024×1024 fp32 nt: predicted ")
     for nonsense in (
         "hello",

@@ -293,5 +293,5 @@ def test_convolutions_have_neighbours_along_their_channels(tmp_path: Path) -> No
         assert f"Along C: {len(sizes)} sizes" in here.text("#line-1 h3")
         here.page.locator("#shape").fill("8,64,28,28,64,1,1,1,0,1,1,bf16,nhwc,fprop")
         here.page.locator("#shape").press("Enter")
-        assert here.text("#chosen").startswith("Measured times next to 8×64")
+        assert here.text("#chosen").startswith("The nearest measured shape has ")
         assert "→ 64, 1×1 fprop bf16 nhwc: predicted" in here.text("#answer")
