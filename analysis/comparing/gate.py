@@ -282,10 +282,11 @@ def _detectable_sentence(result: GateResult, old: int, new: int) -> str:
     runs = f"{old} old and {new} new process{'es' if new > 1 else ''}"
     largest = _largest(result.detectable)
     if math.isnan(largest):
-        return f"detectable with 80% probability, {runs}: unknown"
+        return f"smallest slow-down that is found with 80% probability ({runs}): unknown"
     return (
-        f"detectable with 80% probability, {runs}: {_percent(_middle(result.detectable))} in the "
-        f"median case, {_percent(largest)} in every case"
+        f"smallest slow-down that is found with 80% probability ({runs}): "
+        f"{_percent(_middle(result.detectable))} in the median case, {_percent(largest)} in the "
+        "worst case"
     )
 
 

@@ -240,9 +240,9 @@ def notes(verdict: TraceVerdict) -> list[str]:
     account, found = verdict.account, []
     if verdict.slowdown > 1:
         found.append(
-            f"Most shapes take longer than expected, in the median {verdict.slowdown:.2g}× as "
-            "long: the machine was slowed down by other work, power or heat, or it is not a "
-            f"{verdict.machine.slug}. Only operations that are slower than that are findings."
+            f"Most shapes take longer than expected (median {verdict.slowdown:.2g}×). Other work, "
+            "power or heat slowed the machine down, or it is not a "
+            f"{verdict.machine.slug}. Findings are only operations that are slower still."
         )
     if not account.with_shapes and account.matrix_share:
         found.append(

@@ -108,7 +108,7 @@ def fit_group(
     # 2. Fit the constants to the sample, together with the weights of public tables.
     if len(sample):
         inputs = Inputs.from_query(machine, query.take(sample), known[sample])
-        # Without public tables, there are no weights to fit, and all rows count the same.
+        # If there are no public tables, no weights are fitted and all rows have the same weight.
         regressors = np.empty((len(sample), 0))
         sureness = np.ones(len(sample))
         prior_weights: list[float] = []

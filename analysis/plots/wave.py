@@ -29,7 +29,7 @@ def lesson(line: pd.DataFrame, size: int | None) -> pd.Series | None:
         size: the smaller M of the cliff; None for the largest cliff, up or down.
 
     Returns:
-        A row of :func:`analysis.slices.cliffs.steps_of`; None if there is no such cliff.
+        A row of :func:`analysis.slices.cliffs.steps_of`, or None if no cliff was found.
     """
     steps = steps_of(line)
     steps = steps[steps["certain"]] if size is None else steps[steps["m"] == size]

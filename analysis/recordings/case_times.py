@@ -1,9 +1,10 @@
 """Times of named cases in one process, from our recordings or from other programs' results.
 
-A comparison needs a central time of each case and how far it may be off. Where single samples are
-known, the centre is a 20% trimmed mean of their logarithms: it ignores a few disturbed samples, and
-needs a third fewer samples than the median for the same error. Its standard error follows from the
-winsorised variance (Tukey and McLaughlin), with two thirds of the samples as degrees of freedom.
+A comparison needs the typical time of each case and its standard error. If single samples are
+known, the typical time is the 20% trimmed mean of their logarithms. It ignores a few disturbed
+samples, and for normal noise its error is smaller than the median's. Its standard error follows
+from the winsorised variance (Tukey and McLaughlin); its degrees of freedom are the samples that are
+not trimmed, less one.
 """
 
 from __future__ import annotations

@@ -52,8 +52,8 @@ MULTIPLYING = ("gemm", "conv", "winograd", "fft", "attention", "gemv")
 _PAUSE_NS = 100_000
 """Longest pause between two calls of a host that launches kernels one after another, in ns.
 
-A GPT-2 block of 64 features, run for one token on an AMD EPYC, paused for 1.4 µs in the median and
-for 43 µs at most between two of 300 operations. This is twice the longest of these pauses.
+PyTorch needs microseconds from one operation to the next. A host that loads data or computes
+something else needs milliseconds. The value lies between the two.
 """
 
 

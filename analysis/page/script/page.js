@@ -137,7 +137,7 @@ function errorsByShape() {
   byId("errors-by-shape").replaceChildren(table);
 }
 
-// A cell with a mean error, the redder the larger it is; empty if there is no case.
+// Returns a cell with a mean error. Larger errors are redder; without a case, the cell is empty.
 function errorCell(sum) {
   if (!sum) return element("td", "", { class: "heat" });
   const mean = sum.error / sum.count;

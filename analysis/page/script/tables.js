@@ -18,9 +18,10 @@ function element(tag, text = "", attributes = {}) {
 // function `text` of a row and, if it is sorted as a number, a function `value` of a row. If it has
 // `choose`, its cells are buttons that call it.
 class Table {
-  // The table fills the element `place`. With `copies`, each row has a button that copies it;
-  // without `tools`, there is no search; `first` rows are shown at first. `sorted` is the number of
-  // the column that sorts the rows, null for their own order; `down` puts large values first.
+  // The table fills the element `place`. `copies` gives each row a button that copies it, `tools`
+  // adds a search field, and `first` is the number of rows that are shown before "More rows" is
+  // pressed. `sorted` is the column that sorts the rows, null for their original order; `down` puts
+  // large values first.
   constructor(place, name, columns, { copies = false, tools = true, first = FIRST } = {}) {
     Object.assign(this, { place, name, columns, copies, first, rows: [], sorted: null, down: true });
     this.search = element("input", "", { type: "search", "aria-label": `Search ${name}` });

@@ -74,19 +74,18 @@ def test_a_question_is_measured_once_and_then_known(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_sweep_leaves_time_for_its_best_guesses(tmp_path: Path) -> None:
     sweep = [sys.executable, "-m", "sweeps", "run", "alignment", "--device", "cpu", "--budget",
-             "10s", "--leave", "0.4", "--results", str(tmp_path)]  # fmt: skip
+             "20s", "--leave", "0.4", "--results", str(tmp_path)]  # fmt: skip
     subprocess.run(sweep, cwd=ROOT, check=True, capture_output=True)
     folder = tmp_path / HERE
     plan = read_run(folder)["plan"]
-    assert (plan["budget_s"], plan["left_s"]) == pytest.approx((6.0, 4.0))
+    assert (plan["budget_s"], plan["left_s"]) == pytest.approx((12.0, 8.0))
     told = measured_or_unusable("recommend", "--measure", "--device", "cpu", "--results", tmp_path)
     asked = load_runs(folder).rows
     if "Nothing is confirmed" in told.stderr:
         assert CONFIRM not in set(asked["sweep"])
         return
-    # On a busy machine, these few seconds may end before any candidate is timed.
-    assert CONFIRM in set(asked["sweep"]) or "none was re-timed" in told.stderr
-    assert read_run(folder)["plan"]["budget_s"] == 6.0  # its own budget is what it was
+    assert CONFIRM in set(asked["sweep"])
+    assert read_run(folder)["plan"]["budget_s"] == 12.0  # its own budget is what it was
     # The same sweep goes on with its plan, whatever was measured in between.
     before = [row["id"] for row in read_run(folder)["plan"]["cases"]]
     subprocess.run(sweep, cwd=ROOT, check=True, capture_output=True)

@@ -284,7 +284,7 @@ def test_a_slow_machine_is_told_from_slow_shapes(tmp_path: Path) -> None:
     slow = verdict_on(tmp_path, lambda made: step(made, 1.5))
     assert slow.slowdown == pytest.approx(1.5, rel=1e-3)
     assert slow.findings == ()
-    assert "in the median 1.5× as long" in str(TraceExplanation(slow))
+    assert "longer than expected (median 1.5×)" in str(TraceExplanation(slow))
     assert verdict_on(tmp_path, lambda made: step(made, 1.0)).slowdown == 1.0
     assert verdict_on(tmp_path, vocabulary).slowdown == 1.0
 
