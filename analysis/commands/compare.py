@@ -140,7 +140,6 @@ def _estimated(
         UserError: if a result cannot be read, or the sides have no case in common.
     """
     from analysis.comparing.changes import common_names, estimate_changes
-    from analysis.comparing.compare import measured_repeats
     from analysis.imports.benchmarks import NamePattern
 
     names = None if pattern is None else NamePattern.parse(pattern)
@@ -170,7 +169,7 @@ def _estimated(
     left_out = len((before | after) - set(shared) - set(lost))
     if left_out:
         note(f"Left out: {left_out} cases that not all results have.")
-    changes = estimate_changes(sides[0], sides[1], measured_repeats(recordings))
+    changes = estimate_changes(sides[0], sides[1])
     if (changes.old == changes.new).all():
         note("All times are the same on both sides, as in copies of one result.")
     return changes, lost

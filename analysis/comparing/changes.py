@@ -13,7 +13,8 @@ With several processes on a side, the second part is measured for each case. A f
 it badly, so each case's variance is drawn towards what is usual for all cases, as far as the cases
 agree (the moderated t test of Smyth, 2004). With a single process on each side, it is what the
 ratios scatter by beyond their errors. That scatter is estimated robustly, because a few cases may
-have changed. How unevenly processes affect the cases is seen from those that became faster.
+have changed. It is that of a typical case, and no statistics of a single pair can tell a case that
+processes affect far more from one that has changed.
 """
 
 from __future__ import annotations
@@ -37,34 +38,10 @@ from the cases themselves. With fewer, a single changed case would be a large pa
 _CUT = 1.5  # standard deviations at which a case's weight in the robust estimates ends
 _CUT_SQUARE = 0.7785  # mean of min(z², 1.5²) for normal z
 _EFFICIENCY = 0.725  # of the robust scale, compared with the standard deviation of normal values
-_EVENNESS = np.array([1e3, 60.0, 20.0, 10.0, 6.0, 4.0, 3.0, 2.0, 1.5, 1.0])
-_LIKELY = 0.2
-"""Difference of log likelihoods up to which a value counts as about as likely.
-
-With 0, the gate fails too many unchanged programs whose cases scatter unevenly. The larger the
-value, the larger a change must be to be found where all cases scatter alike. With this value,
-results/accuracy/gate.jsonl was recorded."""
 _MANY = 1e6  # degrees of freedom of what is as good as normal
 _LEAST = 1e-18  # variance of a log time: no clock tells a time to more than nine digits
 _TINY = 1e-300  # a variance that is not 0
 _STEPS = 30  # of the alternating estimates of location and scale, which settle in about ten
-
-
-@dataclass(frozen=True)
-class RepeatsBetween:
-    """Differences between two processes, as the runs themselves measured them.
-
-    Attributes:
-        cases: standard deviation of a case's log ratio, without the common shift.
-        shift: root mean square of the common shift's logarithm.
-        runs: number of runs that measured it.
-        freedom: degrees of freedom of ``cases``.
-    """
-
-    cases: float
-    shift: float
-    runs: int
-    freedom: float
 
 
 @dataclass(frozen=True)
@@ -116,23 +93,18 @@ class CaseChanges:
         return np.sqrt(self.within + self.between)
 
 
-def estimate_changes(
-    old: Sequence[TimedProcess],
-    new: Sequence[TimedProcess],
-    repeats: RepeatsBetween | None = None,
-) -> CaseChanges:
+def estimate_changes(old: Sequence[TimedProcess], new: Sequence[TimedProcess]) -> CaseChanges:
     """Estimate the change of every case that was timed in all processes of both sides.
 
     Args:
         old: processes of the earlier version, at least one.
         new: processes of the later version, at least one.
-        repeats: what the runs measured about differences between processes, if they did.
     """
     names = common_names([*old, *new])
     sides = [_Side.from_processes(side, names) for side in (old, new)]
     if len(old) + len(new) > 2:
         return _from_replicates(names, sides)
-    return _from_pair(names, sides, repeats)
+    return _from_pair(names, sides)
 
 
 def common_names(processes: Sequence[TimedProcess]) -> tuple[str, ...]:
@@ -182,42 +154,27 @@ def _rounds(sides: Sequence[_Side]) -> Reals:
 # --- One process on each side ---------------------------------------------------------------------
 
 
-def _from_pair(
-    names: tuple[str, ...], sides: Sequence[_Side], repeats: RepeatsBetween | None
-) -> CaseChanges:
+def _from_pair(names: tuple[str, ...], sides: Sequence[_Side]) -> CaseChanges:
     old, new = (side.mean for side in sides)
     within = sides[0].within + sides[1].within
     freedom = _pooled_freedom(sides)
-    ratios = new - old
+    deviation = ratios = new - old
     shift: CommonShift | None = None
     if len(names) >= MIN_CASES:
-        middle, _, weights = robust_centre(ratios, within, freedom)
+        middle, _, _ = robust_centre(ratios, within, freedom)
         shift = CommonShift(middle, math.nan, math.nan)
-        if repeats is not None:
-            shift = CommonShift(middle, repeats.shift, repeats.runs)
-        extra, evenness = _spread_of_processes(ratios, within, freedom)
+        deviation, common, extra = _pair_against_others(ratios, within, freedom)
         # Cases with little scatter of their own tell most about the variance between processes. It
         # is known as well as a variance as large as the harmonic mean of the cases' variances, so
         # no case is taken to scatter less than that.
         usual = stats.hmean(np.maximum(within + extra[:, None], _LEAST), axis=1)
-        total = np.maximum(within + extra, usual)
-        deviation, common = _from_others(ratios, weights, total)
-        total = total + common
-        # Counting the unevenness of the whole variance, not only of what processes add, costs power
-        # where they add little. But if they affect cases very unevenly (e^±1), an unchanged program
-        # then fails in 6% instead of 17% of 400 simulated pairs.
-        prior_freedom = 1 / (1 / evenness + 1 / (_EFFICIENCY * (len(names) - 1)))
-    elif repeats is not None:
-        # So few cases cannot tell a common shift from changes of their own.
-        deviation = ratios
-        usual = np.full(len(names), repeats.cases**2 + repeats.shift**2)
-        total = within + usual
-        prior_freedom = np.full(len(names), min(repeats.freedom, repeats.runs))
+        total = np.maximum(within + extra, usual) + common
+        usual_freedom = _EFFICIENCY * (len(names) - 2)  # a centre is estimated, a case is left out
     else:
-        deviation = ratios
-        usual = total = prior_freedom = np.full(len(names), np.nan)
+        usual = total = np.full(len(names), np.nan)
+        usual_freedom = math.nan
     with np.errstate(divide="ignore", invalid="ignore"):
-        total_freedom = total**2 / (within**2 / freedom + usual**2 / prior_freedom)
+        total_freedom = total**2 / (within**2 / freedom + usual**2 / usual_freedom)
     return CaseChanges(
         names=names,
         old=old,
@@ -239,6 +196,33 @@ def _pooled_freedom(sides: Sequence[_Side]) -> Reals:
     with np.errstate(divide="ignore", invalid="ignore"):
         pooled = variances.sum(axis=1) ** 2 / (variances**2 / freedom).sum(axis=1)
     return np.where(np.isfinite(pooled), pooled, np.inf)
+
+
+_LEFT_OUT = 40
+"""Number of cases up to which each is compared with a robust centre of the others. Of more cases, a
+single changed one hardly matters."""
+
+
+def _pair_against_others(
+    ratios: Reals, within: Reals, freedom: Reals
+) -> tuple[Reals, Reals, Reals]:
+    """Return each case's deviation from the others, and two variances for each case.
+
+    The first is the variance of the others' centre, the second that which processes add to a
+    typical other case.
+    """
+    count = len(ratios)
+    if count > _LEFT_OUT:
+        _, extra, weights = robust_centre(ratios, within, freedom)
+        deviation, common = _from_others(ratios, weights, within + extra)
+        return deviation, common, np.full(count, extra)
+    deviation, common, extras = np.empty((3, count))
+    for i in range(count):
+        others = np.arange(count) != i
+        centre, extras[i], _ = robust_centre(ratios[others], within[others], freedom[others])
+        deviation[i] = ratios[i] - centre
+        common[i] = 1 / np.sum(1 / np.maximum(within[others] + extras[i], _LEAST))
+    return deviation, common, extras
 
 
 def robust_centre(values: Reals, variances: Reals, freedom: Reals) -> tuple[float, float, Reals]:
@@ -300,72 +284,6 @@ def _from_others(values: Reals, weights: Reals, variances: Reals) -> tuple[Reals
     )
 
 
-_LEFT_OUT = 40
-"""Number of cases up to which the spread that others show is estimated for each case without it. Of
-more cases, a single one hardly matters."""
-
-
-def _spread_of_processes(ratios: Reals, within: Reals, freedom: Reals) -> tuple[Reals, Reals]:
-    """Return, for each case, the variance that processes add to others, and how even that is."""
-
-    def spread_of(chosen: NDArray[np.bool_]) -> tuple[float, float]:
-        values, variances, degrees = ratios[chosen], within[chosen], freedom[chosen]
-        centre, extra, _ = robust_centre(values, variances, degrees)
-        return lower_tail(values - centre, variances, degrees, extra)
-
-    count = len(ratios)
-    if count > _LEFT_OUT:
-        extra, evenness = spread_of(np.ones(count, dtype=bool))
-        return np.full(count, extra), np.full(count, evenness)
-    each = np.array([spread_of(np.arange(count) != i) for i in range(count)])
-    return each[:, 0], each[:, 1]
-
-
-def lower_tail(
-    deviations: Reals, variances: Reals, freedom: Reals, extra: float
-) -> tuple[float, float]:
-    """Return the variance that processes add to a typical case, and how even it is over the cases.
-
-    Processes affect some cases far more than others. How unevenly is seen from the faster side of
-    the deviations: of a case further than one standard deviation on the slower side, only that
-    counts, because it may have changed. The evenness is the degrees of freedom of a t distribution.
-    Of those that are about as likely as the most likely one, the smallest is returned.
-
-    Args:
-        deviations: log ratio of each case without the common shift.
-        variances: the known part of each deviation's variance.
-        freedom: degrees of freedom of that part.
-        extra: first estimate of the variance that processes add.
-    """
-    cut = np.sqrt(variances + extra)
-    scale = max(extra, float(stats.hmean(np.maximum(variances, _TINY))), 1e-12)
-    grid = scale * np.concatenate([[0.0], np.geomspace(0.02, 20, 40)])
-    total = np.maximum(variances + grid[:, None], _TINY)
-    deviation = np.sqrt(total)
-    likelihood = np.empty((len(_EVENNESS), len(grid)))
-    for i, evenness in enumerate(_EVENNESS):
-        parts = variances**2 / freedom + grid[:, None] ** 2 / evenness
-        tails = np.clip(total**2 / np.maximum(parts, _TINY), 1.0, _MANY)
-        inside = _log_density(deviations / deviation, tails) - np.log(deviation)
-        beyond = np.log(np.maximum(special.stdtr(tails, -cut / deviation), _TINY))
-        likelihood[i] = np.where(deviations <= cut, inside, beyond).sum(axis=1)
-    best = likelihood.max(axis=1)
-    row = int(np.flatnonzero(best >= best.max() - _LIKELY)[-1])
-    column = int(np.argmax(likelihood[row]))
-    # Where processes add nothing, nothing can be uneven.
-    return float(grid[column]), float(_EVENNESS[row if column else 0])
-
-
-def _log_density(values: Reals, freedom: Reals) -> Reals:
-    """Return the logarithm of the density of t distributions."""
-    constant = special.gammaln((freedom + 1) / 2) - special.gammaln(freedom / 2)
-    return np.asarray(
-        constant
-        - 0.5 * np.log(freedom * math.pi)
-        - (freedom + 1) / 2 * np.log1p(values**2 / freedom)
-    )
-
-
 # --- Several processes on a side ------------------------------------------------------------------
 
 
@@ -393,7 +311,9 @@ def _from_replicates(names: tuple[str, ...], sides: Sequence[_Side]) -> CaseChan
         )
         middle, _, weights = robust_centre(ratios, weight * variances, np.full(len(names), np.inf))
         deviation, common = _from_others(ratios, weights, weight * variances)
-        shift = CommonShift(middle, math.sqrt(weight * squares / freedom), freedom)
+        shift = CommonShift(middle, math.nan, math.nan)
+        if min(side.size for side in sides) > 1:
+            shift = CommonShift(middle, math.sqrt(weight * squares / freedom), freedom)
     else:
         variances = np.maximum((apart**2).sum(axis=1) / freedom, within)
     variances = np.maximum(variances, _LEAST)

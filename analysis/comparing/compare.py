@@ -17,7 +17,6 @@ A test plants changes in simulated samples: at most 1% of the unchanged cases ra
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import geometric_mean
@@ -26,7 +25,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.comparing.changes import RepeatsBetween
 from analysis.recordings.load import Recording, workloads_of
 from analysis.recordings.named_cases import keyed
 from analysis.recordings.repetition import between_processes
@@ -107,24 +105,6 @@ def compare(old: Recording, new: Recording) -> Comparison:
     lost = before[keys].merge(failed, on=keys).drop(columns="choice")
     return Comparison(
         old, new, table, lost, len(before) - len(pairs) - len(lost), len(after) - len(pairs)
-    )
-
-
-def measured_repeats(recordings: Sequence[Recording]) -> RepeatsBetween | None:
-    """Return what runs measured about differences between processes; None if none of them did."""
-    known = [run["repeats"] for run in (r.run for r in recordings) if run.get("repeats")]
-    if not known:
-        return None
-    cases = [float(repeats.get("between_cases", repeats["between"])) for repeats in known]
-    shifts = [
-        max(0.0, float(repeats["between"]) ** 2 - between**2)
-        for repeats, between in zip(known, cases, strict=True)
-    ]
-    return RepeatsBetween(
-        cases=max(cases),
-        shift=math.sqrt(sum(shifts) / len(shifts)),
-        runs=len(known),
-        freedom=max(1, sum(int(repeats["cases"]) for repeats in known) - len(known)),
     )
 
 

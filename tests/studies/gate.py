@@ -13,6 +13,8 @@ each case is faster or slower by a little in each process. A run of the study is
 3. The new version is run again with the five slower cases. ``named_again`` is the share in these
    new samples.
 
+With one process of each version the gate names slower cases, but does not fail.
+
 ``named_others`` is the mean number of unchanged cases that are called slower in step 2. Settings
 with fewer than 40 cases have one slower case instead of five.
 """

@@ -8,12 +8,14 @@ take turns, with three processes each: the old one, the unchanged one, the one s
 one slower by 10%. Three rules then judge the same files:
 
 - ``gate, 3 processes``: ``compare --gate 3%`` on all three processes of two versions;
-- ``gate, 1 process``: the same on the first process of each;
+- ``gate, 2 processes`` and ``gate, 1 process``: the same on the first processes of each;
 - ``mean:5%``: pytest-benchmark's ``--benchmark-compare-fail=mean:5%``, by its own class, on the
   first process of each.
 
-``alarms`` is the share of unchanged versions that fail. ``found`` is the share of planted
-slow-downs that are named, and ``wrongly`` the share of the other cases in the same versions.
+``alarms`` is the share of unchanged versions that fail, and ``suspects`` the share of them in which
+a case is named. The gate names slower cases of one process, too, but does not fail them. ``found``
+is the share of planted slow-downs that are named, and ``wrongly`` the share of the other cases in
+the same versions.
 ``planted`` is the slow-down as three processes of both versions measured it: the median over the
 repetitions and cases. ``--busy N`` lets N processes compute next to all of it. ``--write`` appends
 a line of JSON.
@@ -47,7 +49,7 @@ from tests.studies.repeatability import ROOT, busy
 THRESHOLD = 0.03
 PROCESSES = 3
 SLOWDOWNS = {"5%": 0.05, "10%": 0.10}
-RULES = ("gate, 3 processes", "gate, 1 process", "mean:5%")
+RULES = ("gate, 3 processes", "gate, 2 processes", "gate, 1 process", "mean:5%")
 _TURNS = 100  # alternating launches by which a copy's size is found
 _LEAST = 256  # bytes
 
@@ -118,7 +120,8 @@ def short(name: str) -> str:
 
 def judged(old: Sequence[Path], new: Sequence[Path]) -> dict[str, tuple[str, set[str]]]:
     """What each rule says about two versions."""
-    answers = by_gate(old, new), by_gate(old[:1], new[:1]), by_mean(old[0], new[0])
+    gates = [by_gate(old[:processes], new[:processes]) for processes in (3, 2, 1)]
+    answers = *gates, by_mean(old[0], new[0])
     return dict(zip(RULES, answers, strict=True))
 
 
@@ -129,7 +132,7 @@ def study(repeats: int, folder: Path) -> dict[str, Any]:
     sizes = {label: {name: size_for(name, slowdown) for name in names}
              for label, slowdown in SLOWDOWNS.items()}  # fmt: skip
     kinds = [f"{kind} {label}" for label in SLOWDOWNS for kind in ("found", "wrongly", "failed")]
-    keys = ("alarms", PASS, FAIL, CANNOT_TELL, *kinds)
+    keys = ("alarms", "suspects", PASS, FAIL, CANNOT_TELL, *kinds)
     counts = {rule: dict.fromkeys(keys, 0) for rule in RULES}
     planted: dict[str, list[float]] = {label: [] for label in SLOWDOWNS}
     for repeat in range(repeats):
@@ -143,8 +146,9 @@ def study(repeats: int, folder: Path) -> dict[str, Any]:
             for version, copies in versions.items():
                 path = folder / f"{repeat}-{process}-{version.rstrip('%')}.json"
                 paths[version].append(benchmark(path, copies))
-        for rule, (verdict, _) in judged(paths["old"], paths["unchanged"]).items():
+        for rule, (verdict, named) in judged(paths["old"], paths["unchanged"]).items():
             counts[rule]["alarms"] += verdict == FAIL
+            counts[rule]["suspects"] += bool(named)
             counts[rule][verdict] += 1
         for label in SLOWDOWNS:
             for rule, (verdict, named) in judged(paths["old"], paths[label]).items():
