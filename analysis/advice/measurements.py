@@ -23,7 +23,7 @@ from analysis.recordings.repetition import (
     rounds_of,
 )
 from kernels.problem import Problem
-from sweeps.cases.case import Way
+from sweeps.cases.case import Contender
 
 _MANY = 64  # shapes; for more, one pass over the table per shape takes too long
 
@@ -43,30 +43,32 @@ class Measurements:
         times: Mapping[Problem, Mapping[str, MeasuredTime]],
         warm: bool = False,
         pairs: Sequence[Pair] = (),
-        again: Mapping[Way, Sequence[MeasuredTime]] | None = None,
+        again: Mapping[Contender, Sequence[MeasuredTime]] | None = None,
     ) -> None:
         """Store the measured times, and evaluate the confirmed pairs.
 
         Args:
             times: for each problem, the time of every implementation that computed it.
             warm: True if operands came from the cache where they fit it.
-            pairs: pairs of ways that were re-timed together.
-            again: all times of each way that was measured in several places (run, worker and
+            pairs: pairs of contenders that were re-timed together.
+            again: all times of each contender that was measured in several places (run, worker and
                 GPU); ``times`` has only one of them. Only times from the same place are compared.
         """
         self._again = again or {}
         self.warm = warm
         self._confirmed: dict[tuple[str, Problem, Problem], Ratio] = {}
-        self._other_ways: dict[Way, list[tuple[str, Ratio]]] = {}
+        self._other_implementations: dict[Contender, list[tuple[str, Ratio]]] = {}
         for kind in KINDS:
             for (before, after), ratio in _expected_ratios(pairs, kind).items():
                 problem, implementation = before
                 option, other_implementation = after
                 if implementation == other_implementation:
                     self._confirmed[kind, problem, option] = ratio
-                # Both ways compute the same sizes, so they are compared as for a pad query.
+                # Both contenders compute the same sizes, so they are compared as for a pad query.
                 elif kind == "pad":
-                    self._other_ways.setdefault(before, []).append((other_implementation, ratio))
+                    self._other_implementations.setdefault(before, []).append(
+                        (other_implementation, ratio)
+                    )
         self._times = times
         self._problems = list(times)
         self._index = SizeIndex(self._problems)
@@ -77,10 +79,10 @@ class Measurements:
         return self._times
 
     @property
-    def timed_anew(self) -> set[Problem]:
+    def retimed(self) -> set[Problem]:
         """Problems that were re-timed together with another size or implementation."""
         sizes = {before for _, before, _ in self._confirmed}
-        return sizes | {problem for problem, _ in self._other_ways}
+        return sizes | {problem for problem, _ in self._other_implementations}
 
     def times_of(self, problem: Problem) -> Mapping[str, MeasuredTime]:
         """Return the time of each implementation; empty if the problem was not measured."""
@@ -102,12 +104,12 @@ class Measurements:
         """
         return self._confirmed.get((kind, problem, option))
 
-    def other_ways(self, problem: Problem, library: str) -> list[tuple[str, Ratio]]:
+    def other_implementations(self, problem: Problem, library: str) -> list[tuple[str, Ratio]]:
         """Return the implementations that were re-timed together with a vendor library.
 
         Each comes with the ratio of the vendor library's time to its own time.
         """
-        return self._other_ways.get((problem, library), [])
+        return self._other_implementations.get((problem, library), [])
 
     def ratio(self, problem: Problem, option: Problem) -> Ratio | None:
         """Return the measured time of ``problem`` over that of ``option``, with its interval.
@@ -140,8 +142,8 @@ class Measurements:
             return None
         return before.time / after.time
 
-    def _compared(self, before: Way, after: Way) -> Ratio | None:
-        """Return the ratio of two ways from the place with the narrowest intervals.
+    def _compared(self, before: Contender, after: Contender) -> Ratio | None:
+        """Return the ratio of two contenders from the place with the narrowest intervals.
 
         None if no place measured both.
         """
@@ -156,15 +158,15 @@ class Measurements:
         best_before, best_after = min(pairs, key=lambda pair: sum(time.width for time in pair))
         return repeated_ratio(best_before, best_after)
 
-    def _all_times(self, way: Way) -> Sequence[MeasuredTime]:
-        """Return the time of a measured way in each place that measured it."""
-        problem, implementation = way
-        return self._again.get(way) or [self.times_of(problem)[implementation]]
+    def _all_times(self, contender: Contender) -> Sequence[MeasuredTime]:
+        """Return the time of a measured contender in each place that measured it."""
+        problem, implementation = contender
+        return self._again.get(contender) or [self.times_of(problem)[implementation]]
 
-    def ratio_of(self, before: Way, after: Way) -> Ratio | None:
-        """Return the time of one way over that of another, with the interval of a repetition.
+    def ratio_of(self, before: Contender, after: Contender) -> Ratio | None:
+        """Return the time of one contender over that of another, with the interval of a repetition.
 
-        None if one of the ways was not measured or has no interval.
+        None if one of the contenders was not measured or has no interval.
         """
         if any(name not in self.times_of(problem) for problem, name in (before, after)):
             return None
@@ -188,7 +190,7 @@ def _seconds(time: MeasuredTime) -> float:
     return time.time
 
 
-def _expected_ratios(pairs: Sequence[Pair], kind: str) -> dict[tuple[Way, Way], Ratio]:
+def _expected_ratios(pairs: Sequence[Pair], kind: str) -> dict[tuple[Contender, Contender], Ratio]:
     """Return the expected time ratio of each pair that answers one kind of query.
 
     For ``choose``, gains are in work per second and every pair counts. For ``pad``, the second
@@ -285,7 +287,7 @@ def read_measurements(rows: pd.DataFrame, recording: Recording) -> Measurements:
     run_case_deviations = between_cases(recording)
     # 2. Make a time of each row.
     times: dict[Problem, dict[str, MeasuredTime]] = {}
-    again: dict[Way, list[MeasuredTime]] = {}
+    again: dict[Contender, list[MeasuredTime]] = {}
     for problem, name, run, place, samples, seconds, lo, hi in zip(*columns, strict=True):
         if math.isnan(lo) and recording.public and not recording.is_public_table:
             time = MeasuredTime.single(seconds, place)
@@ -304,5 +306,9 @@ def read_measurements(rows: pd.DataFrame, recording: Recording) -> Measurements:
         # If two sweeps measured the same problem, the time with the narrower interval counts.
         if name not in problem_times or time.width < problem_times[name].width:
             problem_times[name] = time
-    several = {way: way_times for way, way_times in again.items() if len(way_times) > 1}
+    several = {
+        contender: contender_times
+        for contender, contender_times in again.items()
+        if len(contender_times) > 1
+    }
     return Measurements(times, recording.cache == "warm", confirmed_pairs(recording), several)

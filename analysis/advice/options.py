@@ -38,12 +38,12 @@ class Question:
         kind: ``pad`` or ``choose``.
         allowance: how much larger a dimension and the FLOPs may become, as a fraction; for
             ``choose``, also how much smaller.
-        wishes: constraints on the sizes that may be named.
+        constraints: constraints on the sizes that may be named.
     """
 
     kind: str = "pad"
     allowance: float = 0.125
-    wishes: SizeConstraints = ANY_DIMENSION
+    constraints: SizeConstraints = ANY_DIMENSION
 
     @property
     def choose(self) -> bool:
@@ -68,7 +68,7 @@ class Question:
 
 
 def question_of(
-    pad: str | float | None, choose: str | float | None, wishes: SizeConstraints
+    pad: str | float | None, choose: str | float | None, constraints: SizeConstraints
 ) -> Question:
     """Return the query for at most one of two allowances; by default, pad by up to an eighth.
 
@@ -79,7 +79,7 @@ def question_of(
         raise UserError("give either --pad or --choose, not both.")
     kind, given = ("pad", pad) if choose is None else ("choose", choose)
     allowance = Question.allowance if given is None else share_of(given, kind, MOST)
-    return Question(kind, allowance, wishes)
+    return Question(kind, allowance, constraints)
 
 
 MOST = 10.0
@@ -160,14 +160,14 @@ def _first_options(
     near = [
         option
         for option in measured.near(problem, less, question.allowance)
-        if question.wishes.allow(problem, option) and question.holds(problem, option)
+        if question.constraints.allow(problem, option) and question.holds(problem, option)
     ]
     sizes = sizes_near(
         problem,
         question.allowance,
         question.choose,
         _tile_edges(model, problem.dtype),
-        question.wishes,
+        question.constraints,
     )
     if math.prod(map(len, sizes.values())) <= _MAX_COMBINATIONS:
         combined = [

@@ -147,7 +147,7 @@ def advise(
         UserError: if the size constraints of the query do not fit the problem.
     """
     question = question or Question()
-    question.wishes.check(problem)
+    question.constraints.check(problem)
     options = options_of(problem, model, measured, library, question)
     return _advise_among(options, model, measured, library, question)
 
@@ -241,7 +241,10 @@ def _other_implementation(
 
     Its gains were re-timed, and the model does not predict them.
     """
-    gains = {name: gain_of(ratio, 1.0) for name, ratio in measured.other_ways(problem, library)}
+    gains = {
+        name: gain_of(ratio, 1.0)
+        for name, ratio in measured.other_implementations(problem, library)
+    }
     if not gains:
         return None
     fastest = max(gains, key=lambda name: gains[name].value)

@@ -146,7 +146,7 @@ def sizes_near(
     allowance: float,
     choose: bool,
     tiles: Sequence[int] = (),
-    wishes: SizeConstraints = ANY_DIMENSION,
+    constraints: SizeConstraints = ANY_DIMENSION,
 ) -> dict[str, list[int]]:
     """Return, for each dimension, its current size and the sizes near it that may be named.
 
@@ -159,41 +159,46 @@ def sizes_near(
             smaller.
         choose: True if smaller sizes may be named, too.
         tiles: edges of the vendor library's tiles; multiples of them may be named, too.
-        wishes: constraints on the sizes.
+        constraints: constraints on the sizes.
     """
     sizes = {}
-    free = wishes.free(problem)
+    free = constraints.free(problem)
     for name in dimensions(problem):
         size = getattr(problem, name)
         low = math.ceil(size * (1 - allowance)) if choose else size
         high = math.floor(size * (1 + allowance))
         # 1. Collect the multiples of each step that are nearest to the size, and further sizes.
-        steps = {math.lcm(step, wishes.multiple) for step in _steps(problem, name, tiles, wishes)}
+        steps = {
+            math.lcm(step, constraints.multiple)
+            for step in _steps(problem, name, tiles, constraints)
+        }
         candidates = {int(ceil_div(size, step)) * step for step in steps}
         candidates |= {int(size // step + 1) * step for step in steps & _LARGE_STEPS}
-        if wishes.any_size and high - low <= _EVERY:
+        if constraints.any_size and high - low <= _EVERY:
             candidates |= set(range(low, high + 1))
         if choose:
             candidates |= {size // step * step for step in steps}
-            candidates |= _across(low, high, wishes.multiple)
+            candidates |= _across(low, high, constraints.multiple)
         # 2. Keep those inside the window that the constraints allow, and the current size.
         allowed = {
             candidate
             for candidate in candidates
-            if low <= candidate <= high and candidate > 0 and wishes.fits(candidate)
+            if low <= candidate <= high and candidate > 0 and constraints.fits(candidate)
         }
         sizes[name] = sorted({size, *allowed}) if name in free else [size]
     return sizes
 
 
-def _steps(problem: Problem, name: str, tiles: Sequence[int], wishes: SizeConstraints) -> set[int]:
+def _steps(
+    problem: Problem, name: str, tiles: Sequence[int], constraints: SizeConstraints
+) -> set[int]:
     """Return the numbers that the sizes of a dimension may be multiples of."""
     steps = {*_MULTIPLES, *tiles}
     if getattr(problem, name) < 2 * _MULTIPLES[0]:
         steps.add(_OF_SMALL)
     if role(problem, name) == "vocabulary":
         steps |= {*_OF_VOCABULARY}
-    return steps | {1, 2, 4} if wishes.any_size else steps
+    return steps | {1, 2, 4} if constraints.any_size else steps
 
 
 def _across(low: int, high: int, multiple: int) -> set[int]:

@@ -142,7 +142,7 @@ def _problems_to_answer(recording: Recording, measured: Measurements) -> dict[Pr
     if len(recording.products) > MOST_ROWS:
         rows = _sample_rows(recording)
         sampled = dict(zip(problems_of(rows), rows["implementation"], strict=True))
-        retimed = {problem: _first_library(measured, problem) for problem in measured.timed_anew}
+        retimed = {problem: _first_library(measured, problem) for problem in measured.retimed}
         return sampled | retimed
     problems = _library_problems(recording)
     if len(problems) <= _MOST:
@@ -152,7 +152,7 @@ def _problems_to_answer(recording: Recording, measured: Measurements) -> dict[Pr
     return {
         problem: library
         for position, (problem, library) in enumerate(problems.items())
-        if position in drawn_positions or problem in measured.timed_anew
+        if position in drawn_positions or problem in measured.retimed
     }
 
 

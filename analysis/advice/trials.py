@@ -14,7 +14,7 @@ from analysis.advice.verdict import CONFIRMED, MEASURED, MIN_GAIN, gain_of, net
 from analysis.model.predict import Model
 from analysis.model.query import group_of
 from kernels.problem import Problem
-from sweeps.cases.case import Way
+from sweeps.cases.case import Contender
 
 _MEASURED_NEIGHBOURS = 2  # the best ones are candidates, whatever the model predicts
 
@@ -36,7 +36,7 @@ class Trial:
     promise: float = 0.0
 
     @property
-    def ways(self) -> list[Way]:
+    def contenders(self) -> list[Contender]:
         """Everything to be timed, beginning with the original problem."""
         sizes = [(size, self.library) for size in (self.problem, *self.candidates)]
         return [*sizes, *((self.problem, name) for name in self.others)]
@@ -67,7 +67,7 @@ def trial_of(
     Raises:
         UserError: if the size constraints of the query do not fit the problem.
     """
-    question.wishes.check(problem)
+    question.constraints.check(problem)
     options, frame = options_of(problem, model, measured, library, question)
     return trial_among(options, frame, model, measured, library, question, count, others)
 
@@ -106,7 +106,9 @@ def trial_among(
     measured_best = [i for i in best_first if choices[i].evidence == MEASURED]
     chosen = list(dict.fromkeys([*best_first[:count], *measured_best[:_MEASURED_NEIGHBOURS]]))
     # 3. Add the implementations that were not yet re-timed together with the library.
-    retimed = {implementation for implementation, _ in measured.other_ways(problem, library)}
+    retimed = {
+        implementation for implementation, _ in measured.other_implementations(problem, library)
+    }
     untried = tuple(name for name in others if name not in retimed)
     if not chosen and not untried:
         return None
@@ -120,37 +122,39 @@ def _net_gain(choice: Choice) -> float:
     return net(choice.gain, choice.extra_flops)
 
 
-def pairs_to_confirm(trials: Sequence[Trial], explored: Measurements) -> Iterator[tuple[Way, Way]]:
+def pairs_to_confirm(
+    trials: Sequence[Trial], explored: Measurements
+) -> Iterator[tuple[Contender, Contender]]:
     """Yield pairs to re-time together: a trial's original problem, and its best alternative.
 
     Each trial has up to two alternatives, the size and the other implementation that were best in
     its samples. They are left out if their gains are not worth a change.
     """
-    yielded: set[tuple[Way, Way]] = set()
+    yielded: set[tuple[Contender, Contender]] = set()
     for trial in trials:
         original = (trial.problem, trial.library)
         # 1. Separate the gains of other sizes from those of other implementations.
-        size_gains: dict[Way, float] = {}
-        implementation_gains: dict[Way, float] = {}
-        for way in trial.ways[1:]:
-            gain = _explored_gain(trial, way, explored)
+        size_gains: dict[Contender, float] = {}
+        implementation_gains: dict[Contender, float] = {}
+        for contender in trial.contenders[1:]:
+            gain = _explored_gain(trial, contender, explored)
             if gain is not None:
-                problem, _ = way
+                problem, _ = contender
                 gains = implementation_gains if problem == trial.problem else size_gains
-                gains[way] = gain
+                gains[contender] = gain
         # 2. Yield the best of each. Trials of two queries may share a pair.
         for gains in (size_gains, implementation_gains):
             if not gains:
                 continue
-            best = max(gains, key=lambda way: gains[way])
+            best = max(gains, key=lambda contender: gains[contender])
             if gains[best] >= MIN_GAIN and (original, best) not in yielded:
                 yielded.add((original, best))
                 yield original, best
 
 
-def _explored_gain(trial: Trial, way: Way, explored: Measurements) -> float | None:
-    """Return the gain of a way after costs, by the trial's samples; None if there are none."""
-    problem, name = way
+def _explored_gain(trial: Trial, contender: Contender, explored: Measurements) -> float | None:
+    """Return a contender's gain after costs, by the trial's samples; None if there are none."""
+    problem, name = contender
     ratio = explored.ratio_of((trial.problem, trial.library), (problem, name))
     if ratio is None:
         return None
@@ -158,35 +162,39 @@ def _explored_gain(trial: Trial, way: Way, explored: Measurements) -> float | No
     return net(gain, problem.flops / trial.problem.flops - 1)
 
 
-def pair_seconds(trial: Trial, seconds: Mapping[Way, tuple[float, float]]) -> float:
+def pair_seconds(trial: Trial, seconds: Mapping[Contender, tuple[float, float]]) -> float:
     """Return the longest time in seconds that re-timing one pair of the trial may take.
 
     ``seconds`` has the same form as in :func:`affordable`.
     """
-    longest_half = max(half_of_pair for _, half_of_pair in (seconds[way] for way in trial.ways))
+    longest_half = max(
+        half_of_pair for _, half_of_pair in (seconds[contender] for contender in trial.contenders)
+    )
     return 2 * longest_half
 
 
 def affordable(
-    trials: Sequence[Trial], seconds: Mapping[Way, tuple[float, float]], budget: float
+    trials: Sequence[Trial], seconds: Mapping[Contender, tuple[float, float]], budget: float
 ) -> list[Trial]:
     """Return the trials that fit a budget; the most promising ones are considered first.
 
     Args:
         trials: what might be measured.
-        seconds: for each way, the seconds to explore it and the seconds of its half of a pair.
-        budget: seconds for all ways of the trials, and for re-timing the most expensive pair of
+        seconds: for each contender, the seconds to explore it and those of its half of a pair.
+        budget: seconds for all contenders of the trials, and for re-timing the costliest pair of
             each.
     """
     chosen: list[Trial] = []
-    counted: set[Way] = set()
+    counted: set[Contender] = set()
     for trial in sorted(trials, key=lambda trial: -trial.promise):
-        # Trials may share ways, which are explored once.
-        new_ways = [way for way in trial.ways if way not in counted]
-        exploring = sum(to_explore for to_explore, _ in (seconds[way] for way in new_ways))
+        # Trials may share contenders, which are explored once.
+        new_contenders = [contender for contender in trial.contenders if contender not in counted]
+        exploring = sum(
+            to_explore for to_explore, _ in (seconds[contender] for contender in new_contenders)
+        )
         cost = exploring + pair_seconds(trial, seconds)
         if cost <= budget:
             budget -= cost
-            counted.update(new_ways)
+            counted.update(new_contenders)
             chosen.append(trial)
     return chosen

@@ -80,7 +80,7 @@ def measure_best_guesses(
     seconds = max(seconds / 2, seconds - (time.monotonic() - began))
     rows = recording.products
     explored = read_measurements(rows[rows["sweep"] == CONFIRM], recording)
-    ways = [way for trial in trials for way in trial.ways]
+    ways = [way for trial in trials for way in trial.contenders]
     cost = seconds_of(ways, machine_here(request))
     for (problem, implementation), (_, confirming) in cost.items():
         if implementation in explored.times_of(problem):
@@ -138,7 +138,7 @@ def measure_questions(
     if not open_trials:
         note("There is nothing left to measure.")
         return basis
-    cost = seconds_of([way for trial in open_trials for way in trial.ways], this_machine)
+    cost = seconds_of([way for trial in open_trials for way in trial.contenders], this_machine)
     # This is only a time limit, which a quiet machine does not need.
     limit = max(_LEAST_SECONDS, 2 * sum(exploring for exploring, _ in cost.values()))
     folder = measure(open_trials, replace(request, budget=limit), quickly=True)
@@ -206,7 +206,7 @@ def measure(trials: Sequence[Trial], request: Request, quickly: bool = False) ->
 
     try:
         # 1. Time the candidates.
-        ways = [way for trial in trials for way in trial.ways]
+        ways = [way for trial in trials for way in trial.contenders]
         run = explore(request, ways, note, quickly)
         recording = load(run.folder)
         rows = recording.products

@@ -172,7 +172,7 @@ def tensor_cores(report: PageReport) -> str:
     return f"{step.name} in {step.dtype} uses them in {least:.0%} of the time in which it could."
 
 
-def beside(reports: list[PageReport]) -> str:
+def side_by_side(reports: list[PageReport]) -> str:
     """Say how many times as fast the second recording is, on the cases that both have."""
     first_times = _fastest(reports[0])
     second_times = _fastest(reports[1])

@@ -13,7 +13,7 @@ from kernels.common.errors import UserError
 from kernels.common.program import target
 from kernels.config import HAND_WRITTEN
 from kernels.operation import as_problem
-from sweeps.cases.case import Case, Way
+from sweeps.cases.case import Case, Contender
 from sweeps.store import CONFIRMED_COLUMNS
 
 _ASSUMED = 0.01  # the standard deviation of a log time between processes if none was measured
@@ -24,22 +24,22 @@ _AS_CASES = 2  # the number of re-timed cases that the assumption counts as
 
 @dataclass(frozen=True)
 class Pair:
-    """Two ways, each a problem and its implementation, that were timed in alternation (A B B A).
+    """Two contenders, each a problem and its implementation, timed in alternation (A B B A).
 
     The processes that timed them had timed neither of them before.
 
     Attributes:
-        before: the first way.
-        after: the second way.
-        log_ratios: logarithms of the first way's time over the second's, one tuple for each
+        before: the first contender.
+        after: the second contender.
+        log_ratios: logarithms of the first contender's time over the second's, one tuple for each
             process, with one value for each of its blocks.
         between: standard deviation by which a log time differs between processes, as the run found
             by timing other cases again.
         cases: number of those cases.
     """
 
-    before: Way
-    after: Way
+    before: Contender
+    after: Contender
     log_ratios: tuple[tuple[float, ...], ...]
     between: float
     cases: int = _AS_CASES
@@ -51,7 +51,7 @@ def confirmed_pairs(recording: Recording) -> list[Pair]:
     Raises:
         UserError: if a file is not what a run writes.
     """
-    pairs: dict[tuple[Way, Way], Pair] = {}
+    pairs: dict[tuple[Contender, Contender], Pair] = {}
     for part in recording.parts:
         is_own = part.folder == recording.folder
         try:
@@ -85,7 +85,7 @@ def _between(repeats: Mapping[str, Any] | None) -> tuple[float, int]:
     return math.sqrt(squares / cases), cases
 
 
-def _read_ratios(part: SourceRun) -> dict[tuple[Way, Way], list[tuple[float, ...]]]:
+def _read_ratios(part: SourceRun) -> dict[tuple[Contender, Contender], list[tuple[float, ...]]]:
     """Read a run's confirmed.csv, which has one line for each pair and process.
 
     Returns:
@@ -108,28 +108,28 @@ def _read_ratios(part: SourceRun) -> dict[tuple[Way, Way], list[tuple[float, ...
     )
     table.faults.leave_out()
     # 3. Collect the processes of each pair. A claim must rest on more than one process.
-    pairs: dict[tuple[Way, Way], list[tuple[float, ...]]] = {}
+    pairs: dict[tuple[Contender, Contender], list[tuple[float, ...]]] = {}
     for line, is_sound in zip(parsed, table.faults.sound, strict=True):
         if line is not None and is_sound:
-            ways, log_ratios = line
-            pairs.setdefault(ways, []).append(log_ratios)
-    return {ways: processes for ways, processes in pairs.items() if len(processes) > 1}
+            contenders, log_ratios = line
+            pairs.setdefault(contenders, []).append(log_ratios)
+    return {contenders: processes for contenders, processes in pairs.items() if len(processes) > 1}
 
 
 def _pair(
     row: Mapping[Any, Any], planned: Mapping[str, Mapping[str, object]]
-) -> tuple[tuple[Way, Way], tuple[float, ...]] | None:
-    """Parse the ways of a line, and the log ratio of each block of its process; None if damaged."""
+) -> tuple[tuple[Contender, Contender], tuple[float, ...]] | None:
+    """Parse a line: its contenders, and the log ratio of each block; None if it is damaged."""
     try:
-        ways = _way(planned[row["case"]]), _way(planned[row["against"]])
+        contenders = _contender(planned[row["case"]]), _contender(planned[row["against"]])
         ratios = tuple(float(text) for text in row["log_ratios"].split())
     except (ValueError, TypeError, KeyError, AttributeError):
         return None
     are_usable = len(ratios) >= _LEAST_BLOCKS and all(map(math.isfinite, ratios))
-    return (ways, ratios) if are_usable else None
+    return (contenders, ratios) if are_usable else None
 
 
-def _way(row: Mapping[str, object]) -> Way:
+def _contender(row: Mapping[str, object]) -> Contender:
     """Return the problem and the implementation of a case, given its columns."""
     case = Case.from_columns(row)
     return as_problem(case.problem), case.implementation

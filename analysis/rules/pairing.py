@@ -48,7 +48,7 @@ class TimedCase:
 class Match:
     """One pair, given by the positions of its cases.
 
-    The time of ``beside`` is added to the time of ``against``. ``control`` has two more cases, one
+    The time of ``plus`` is added to the time of ``against``. ``control`` has two more cases, one
     against and one following the advice; the ratio of the pair is divided by theirs.
     """
 
@@ -57,7 +57,7 @@ class Match:
     work: float = 1.0
     claim: float = math.nan
     words: Mapping[str, str] = field(default_factory=dict)
-    beside: int | None = None
+    plus: int | None = None
     control: tuple[int, int] | None = None
 
 
@@ -104,7 +104,7 @@ def separable(cases: Sequence[TimedCase], machine: Machine) -> Iterator[Match]:
             dense = by_kind["dense"]
             flops = cases[depthwise].workload.flops + cases[pointwise].workload.flops
             work = cases[dense].workload.flops / flops
-            yield Match(depthwise, dense, work, beside=pointwise)
+            yield Match(depthwise, dense, work, plus=pointwise)
 
 
 def rounded(
@@ -337,15 +337,15 @@ def pairs_of(
     cases, matches = list(cases), list(matches)
     # 1. Two cases with times to add become one additional case.
     for number, match in enumerate(matches):
-        if match.beside is not None:
+        if match.plus is not None:
             first = cases[match.against]
-            second = cases[match.beside]
+            second = cases[match.plus]
             seconds = first.seconds + second.seconds
             # Errors of logs are relative; it is the absolute ones that add in quadrature.
             error = math.hypot(first.seconds * first.error, second.seconds * second.error) / seconds
             matches[number] = replace(match, against=len(cases))
             cases.append(replace(first, seconds=seconds, error=error))
-            predicted = np.append(predicted, predicted[match.against] + predicted[match.beside])
+            predicted = np.append(predicted, predicted[match.against] + predicted[match.plus])
     # 2. One element per pair. The predicted ratios are not known yet.
     controls = [match.control for match in matches if match.control is not None]
     groups = []

@@ -155,7 +155,7 @@ def _call(problem: Workload, sets: Sequence[Operands], library_config: LibraryCo
 
 
 @contextmanager
-def library_settings(dtype: str, how: LibraryConfig) -> Iterator[None]:
+def library_settings(dtype: str, library_config: LibraryConfig) -> Iterator[None]:
     """Set PyTorch's process-wide switches for a launch, and restore them afterwards.
 
     The precision of fp32 is set everywhere that a GEMM or a convolution may read it. PyTorch caches
@@ -166,15 +166,15 @@ def library_settings(dtype: str, how: LibraryConfig) -> Iterator[None]:
     """
     cuda, cudnn, onednn = torch.backends.cuda.matmul, torch.backends.cudnn, torch.backends.mkldnn
     backends = (cuda, cudnn.conv, cudnn.rnn, onednn.matmul, onednn.conv, onednn.rnn)
-    separate_plans = how.autotune and DTYPE_BYTES[dtype] == 2
+    separate_plans = library_config.autotune and DTYPE_BYTES[dtype] == 2
     precision = "tf32" if dtype == "tf32" or separate_plans else "ieee"
     switches = [
         *((owner, "fp32_precision", precision) for owner in backends),
-        (cuda, "allow_fp16_reduced_precision_reduction", how.reduced),
-        (cuda, "allow_bf16_reduced_precision_reduction", how.reduced),
+        (cuda, "allow_fp16_reduced_precision_reduction", library_config.reduced),
+        (cuda, "allow_bf16_reduced_precision_reduction", library_config.reduced),
         # The switch is set as an attribute: the context manager cudnn.flags() would also switch
         # cuDNN off.
-        (cudnn, "benchmark", how.autotune),
+        (cudnn, "benchmark", library_config.autotune),
     ]
     saved = [getattr(owner, name) for owner, name, _ in switches]
     try:

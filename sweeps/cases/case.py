@@ -27,8 +27,8 @@ FILLS = ("normal",)
 CONFIRM = "confirm"
 """Name of the sweep that holds the cases requested by the advice; no file declares it."""
 
-Way = tuple[Problem, str]
-"""A problem and the implementation that computes it."""
+Contender = tuple[Problem, str]
+"""A problem and the implementation that computes it, to be compared with another one."""
 
 
 @dataclass(frozen=True)

@@ -40,15 +40,15 @@ class Assignment:
     until: float = math.inf
     careful: frozenset[str] = frozenset()
     work: str = "measure"
-    """Kind of work: ``measure``, or one of :data:`BESIDE`."""
+    """Kind of work: ``measure``, or one of :data:`EXTRA_WORK`."""
     longest: float | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Further arguments of the function in :data:`BESIDE`."""
+    """Further arguments of the function in :data:`EXTRA_WORK`."""
     waits: bool = False
     """True if the work waits for the node's other workers."""
 
 
-BESIDE: dict[str, Callable[..., None]] = {
+EXTRA_WORK: dict[str, Callable[..., None]] = {
     "anchor": time_anchors, "repeat": repeat_cases, "confirm": confirm_pairs, "name": name_kernels,
 }  # fmt: skip
 """Kinds of work other than measuring, and the functions that do them."""
@@ -94,8 +94,8 @@ def work(connection: Connection) -> None:
     # 2. Do the work.
     try:
         bench = _make_bench(assignment)
-        if assignment.work in BESIDE:
-            side_work = BESIDE[assignment.work]
+        if assignment.work in EXTRA_WORK:
+            side_work = EXTRA_WORK[assignment.work]
             cases = [entry.case for entry in assignment.planned]
             options = dict(assignment.options)
             if assignment.waits:

@@ -14,7 +14,7 @@ from kernels.config import HAND_WRITTEN
 from kernels.device import select_device
 from kernels.machine import Machine
 from kernels.problem import Problem
-from sweeps.cases.case import CONFIRM, Case, Way
+from sweeps.cases.case import CONFIRM, Case, Contender
 from sweeps.folding.history import BLOCKS, PROCESSES
 from sweeps.planning.ceilings import measured_device
 from sweeps.planning.plan import PlanEntry, make_plan
@@ -58,29 +58,34 @@ def other_implementations(problem: Problem, machine: Machine) -> list[str]:
     ]
 
 
-def seconds_of(ways: Sequence[Way], machine: Machine) -> dict[Way, tuple[float, float]]:
+def seconds_of(
+    contenders: Sequence[Contender], machine: Machine
+) -> dict[Contender, tuple[float, float]]:
     """Return the seconds that measuring each problem and implementation takes.
 
     The first number is for a candidate, the second for half of a re-timed pair.
     """
-    cases = {way: _case(way, machine) for way in ways}
+    cases = {contender: _case(contender, machine) for contender in contenders}
     # The plan is made for its expected times, so its budget of 1e9 seconds admits every case.
     plan = make_plan({CONFIRM: list(cases.values())}, machine, 1e9, in_order=True)
     expected = {entry.case.id: entry.expected for entry in plan.planned}
     return {
-        way: (CANDIDATE_COST * expected[case.id], PAIR_COST / 2 * expected[case.id])
-        for way, case in cases.items()
+        contender: (CANDIDATE_COST * expected[case.id], PAIR_COST / 2 * expected[case.id])
+        for contender, case in cases.items()
     }
 
 
 def explore(
-    request: Request, ways: Sequence[Way], note: Callable[[str], None], quickly: bool = False
+    request: Request,
+    contenders: Sequence[Contender],
+    note: Callable[[str], None],
+    quickly: bool = False,
 ) -> Run:
     """Time candidates in shuffled rounds and fold them into the machine's recording.
 
     Args:
         request: the device, the folder of results, and the budget.
-        ways: the problems to time, each with its implementation.
+        contenders: the problems to time, each with its implementation.
         note: called with a sentence about what happens.
         quickly: True if somebody is waiting; kernels are then named by a later call.
 
@@ -94,7 +99,11 @@ def explore(
     run = begin(
         replace(request, names=(), add=True),
         note,
-        {CONFIRM: lambda machine: [_case(way, machine) for way in dict.fromkeys(ways)]},
+        {
+            CONFIRM: lambda machine: [
+                _case(contender, machine) for contender in dict.fromkeys(contenders)
+            ]
+        },
     )
     # How well medians repeat describes the machine, so one measurement of it is enough.
     repeats_known = read_run(run.folder).get("repeats") is not None
@@ -110,7 +119,7 @@ def explore(
 
 
 def confirm_choices(
-    run: Run, chosen: Sequence[tuple[Way, Way]], note: Callable[[str], None]
+    run: Run, chosen: Sequence[tuple[Contender, Contender]], note: Callable[[str], None]
 ) -> None:
     """Re-time pairs of the original shape and its best candidate, and fold them into the recording.
 
@@ -125,18 +134,18 @@ def confirm_choices(
     """
     entries = {entry.case.id: entry for entry in run.planned}
 
-    def entry_of(way: Way) -> PlanEntry:
+    def entry_of(contender: Contender) -> PlanEntry:
         """Return the run's entry of a problem and its implementation."""
-        return entries[_case(way, run.arguments["machine"]).id]
+        return entries[_case(contender, run.arguments["machine"]).id]
 
     pairs = [(entry_of(original), entry_of(candidate)) for original, candidate in chosen]
     with LiveReporter() as live:
         confirm(run, pairs, live, note)
 
 
-def _case(way: Way, machine: Machine) -> Case:
+def _case(contender: Contender, machine: Machine) -> Case:
     """Return the case that times a problem with the implementation's own choice of config."""
-    problem, name = way
+    problem, name = contender
     preferred_config = implementations()[name].configs(problem, machine)[0]
     config_text = "" if preferred_config is None else str(preferred_config)
     return Case(CONFIRM, problem, name, config_text)

@@ -208,7 +208,7 @@ def _run(
         shard=shard,
         place=place,
         anchor_options={"seconds": steady_seconds(plan["budget_s"])},
-        compile_beside=device.gpu is not None and is_shared(device.gpu),
+        compile_in_parallel=device.gpu is not None and is_shared(device.gpu),
         names=device.gpu is not None,
         stop_at=opening.request.stop_at,
     )

@@ -48,7 +48,7 @@ class Run:
     peers: NodePeers | None = None
     min_patience: float = 30.0
     """Shortest silence, in seconds, after which a child that handles cases counts as hung."""
-    compile_beside: bool = True
+    compile_in_parallel: bool = True
     """True if other processes may use the GPU to compile for it."""
     repeats: bool = True
     """True if some cases are re-timed at the end, in another process."""

@@ -137,7 +137,7 @@ class _Supervisor:
         # 2. Measure, while other processes compile. Strangers on the GPU are counted before and
         # after that, when no process of ours uses it.
         self._refuse_crashed_features()
-        compiled_meanwhile = self._waiting() if self._run.compile_beside else []
+        compiled_meanwhile = self._waiting() if self._run.compile_in_parallel else []
         self._watch.look_at_gpu()
         with compiling(self._run.arguments, compiled_meanwhile, self._run.workers):
             end = self._measure()

@@ -32,7 +32,7 @@ from analysis.recordings.load import load
 from analysis.recordings.runs import load_runs
 from kernels.machine import Machine
 from kernels.operation import as_problem
-from sweeps.cases.case import Way
+from sweeps.cases.case import Contender
 from sweeps.running.confirming import confirm_choices, explore, seconds_of
 from sweeps.running.request import Request
 
@@ -51,13 +51,13 @@ def work_of(claim: Advice) -> float:
 
 def gains_again(claims: list[Advice], machine: Machine, results: Path) -> list[float]:
     """By how much each claim gains when its pair is timed anew; NaN if it could not be timed."""
-    pairs: list[tuple[Way, Way]] = [
+    pairs: list[tuple[Contender, Contender]] = [
         ((a.problem, a.implementation), (a.instead, a.implementation)) for a in claims
     ]
-    ways = list(dict.fromkeys(way for pair in pairs for way in pair))
-    cost = sum(seconds for seconds, _ in seconds_of(ways, machine).values())
+    contenders = list(dict.fromkeys(contender for pair in pairs for contender in pair))
+    cost = sum(seconds for seconds, _ in seconds_of(contenders, machine).values())
     # The plan keeps a part of the budget in reserve, and a case that does not fit is left out.
-    run = explore(Request(results=results, device="cpu", budget=3 * cost), ways, print)
+    run = explore(Request(results=results, device="cpu", budget=3 * cost), contenders, print)
     planned = {(as_problem(e.case.problem), e.case.implementation) for e in run.planned}
     there = [pair for pair in dict.fromkeys(pairs) if planned.issuperset(pair)]
     confirm_choices(run, there, print)

@@ -60,7 +60,7 @@ from analysis.validation.holdout import validate
 from kernels.machine import Machine, known_machine
 from kernels.problem import Problem
 from kernels.timemodel.estimate import Array
-from sweeps.cases.case import Way
+from sweeps.cases.case import Contender
 from sweeps.folding.history import BLOCKS, PROCESSES
 from sweeps.running.confirming import CANDIDATE_COST, PAIR_COST
 
@@ -165,13 +165,13 @@ class Collections:
             times[source.problems[i]] = {source.implementations[i]: time}
         return Measurements(times, pairs=pairs)
 
-    def timed_anew(self, ways: tuple[Way, Way], draw: np.random.Generator) -> Pair:
+    def retimed(self, contenders: tuple[Contender, Contender], draw: np.random.Generator) -> Pair:
         """A pair, as two processes would find it that agree with the times in the mean."""
-        before, after = (self.measured.seconds[self.row[problem]] for problem, _ in ways)
+        before, after = (self.measured.seconds[self.row[problem]] for problem, _ in contenders)
         middle, off = float(np.log(before / after)), self.apart * draw.standard_normal()
         processes = middle + off * np.resize([1, -1], PROCESSES)
         blocks = tuple((float(ratio),) * BLOCKS for ratio in processes)
-        return Pair(*ways, blocks, self.apart, _REPEATED)
+        return Pair(*contenders, blocks, self.apart, _REPEATED)
 
     @cached_property
     def row(self) -> dict[Problem, int]:
@@ -274,11 +274,15 @@ def confirm(
     of: Collections, trials: Sequence[Trial], units: float, draw: np.random.Generator
 ) -> tuple[int, list[int], list[Pair]]:
     """How many trials so many units pay for, the rows that are explored, and the pairs."""
-    cost = {way: (CANDIDATE_COST, PAIR_COST / 2) for trial in trials for way in trial.ways}
+    cost = {
+        contender: (CANDIDATE_COST, PAIR_COST / 2)
+        for trial in trials
+        for contender in trial.contenders
+    }
     tried = affordable(trials, cost, units)
-    explored = [of.row[problem] for trial in tried for problem, _ in trial.ways]
+    explored = [of.row[problem] for trial in tried for problem, _ in trial.contenders]
     chosen = pairs_to_confirm(tried, of.times(explored))
-    return len(tried), explored, [of.timed_anew(ways, draw) for ways in chosen]
+    return len(tried), explored, [of.retimed(contenders, draw) for contenders in chosen]
 
 
 def judged(of: Collections, asked: Sequence[Asked], taken: NDArray[np.intp]) -> tuple[Array, Array]:

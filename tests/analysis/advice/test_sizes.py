@@ -51,8 +51,8 @@ def test_never_an_odd_number_of_channels_unless_any_will_do() -> None:
 
 
 def test_only_the_sizes_that_may_change_do() -> None:
-    for wishes in (SizeConstraints(change=("n",)), SizeConstraints(fix=("m", "k"))):
-        named = names(GEMM, Question("pad", 0.125, wishes))
+    for constraints in (SizeConstraints(change=("n",)), SizeConstraints(fix=("m", "k"))):
+        named = names(GEMM, Question("pad", 0.125, constraints))
         assert named["m"] == named["k"] == set()
         assert 50_304 in named["n"]
 
@@ -69,7 +69,7 @@ def test_a_vocabulary_can_be_shared_by_eight() -> None:
 
 
 @pytest.mark.parametrize(
-    ("problem", "wishes", "words"),
+    ("problem", "constraints", "words"),
     [
         (GEMM, SizeConstraints(change=("kout",)), "has no size KOUT to change; it has M, N, K"),
         (GEMM, SizeConstraints(fix=("x",)), "has no size X"),
@@ -78,7 +78,7 @@ def test_a_vocabulary_can_be_shared_by_eight() -> None:
     ],
 )
 def test_a_wish_that_does_not_fit_gets_a_sentence(
-    problem: Problem, wishes: SizeConstraints, words: str
+    problem: Problem, constraints: SizeConstraints, words: str
 ) -> None:
     with pytest.raises(UserError, match=words):
-        wishes.check(problem)
+        constraints.check(problem)

@@ -26,7 +26,7 @@ from analysis.recordings.load import load
 from analysis.recordings.repetition import MeasuredTime
 from kernels.common.errors import UserError
 from kernels.problem import Gemm, Problem
-from sweeps.cases.case import CONFIRM, Case, Way
+from sweeps.cases.case import CONFIRM, Case, Contender
 from sweeps.folding.history import BLOCKS, PROCESSES
 from sweeps.store import write_confirmed
 from tests.support.synthetic import H100, problems, record
@@ -37,18 +37,20 @@ LARGER = replace(ODD, n=1088)
 MODEL = Model(H100)
 
 
-def pair(before: Way, after: Way, ratio: float, noise: float = 0.005, seed: int = 0) -> Pair:
+def pair(
+    before: Contender, after: Contender, ratio: float, noise: float = 0.005, seed: int = 0
+) -> Pair:
     """A pair whose ratio of times is known, with noise on every block."""
     rng = np.random.default_rng(seed)
     blocks = math.log(ratio) + noise * rng.standard_normal((PROCESSES, BLOCKS))
     return Pair(before, after, tuple(map(tuple, blocks.tolist())), 0.001)
 
 
-def cublas(problem: Problem) -> Way:
+def cublas(problem: Problem) -> Contender:
     return problem, "cublas"
 
 
-def known(times: dict[Way, float], *pairs: Pair) -> Measurements:
+def known(times: dict[Contender, float], *pairs: Pair) -> Measurements:
     by_problem: dict[Problem, dict[str, MeasuredTime]] = {}
     for (problem, name), seconds in times.items():
         time = MeasuredTime(seconds, 0.98 * seconds, 1.02 * seconds)
@@ -59,10 +61,10 @@ def known(times: dict[Way, float], *pairs: Pair) -> Measurements:
 def test_the_best_guesses_are_tried_and_what_is_known_is_not() -> None:
     trial = trial_of(ODD, MODEL, Measurements({}), "cublas", Question(), 2, ["triton-tiled"])
     assert trial is not None
-    assert trial.ways[0] == cublas(ODD)
+    assert trial.contenders[0] == cublas(ODD)
     assert len(trial.candidates) == 2
     assert ROUND in trial.candidates
-    assert trial.ways[-1] == (ODD, "triton-tiled")
+    assert trial.contenders[-1] == (ODD, "triton-tiled")
     assert trial.promise > 0
     confirmed = known({}, pair(cublas(ODD), cublas(ROUND), 1.2))
     near = known({cublas(ROUND): 1e-5}, pair(cublas(ODD), cublas(ROUND), 1.2))
@@ -95,7 +97,7 @@ def test_a_budget_is_spent_on_what_promises_most() -> None:
         Trial(replace(ODD, m=m), "cublas", Question(), (replace(ROUND, m=m),), promise=m / 1e4)
         for m in (100, 300, 200)
     ]
-    seconds = {way: (1.0, 2.0) for trial in trials for way in trial.ways}
+    seconds = {contender: (1.0, 2.0) for trial in trials for contender in trial.contenders}
     assert [t.problem.m for t in affordable(trials, seconds, 12.0)] == [300, 200]  # type: ignore[union-attr]
     assert affordable(trials, seconds, 5.9) == []
 

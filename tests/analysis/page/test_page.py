@@ -91,8 +91,10 @@ def test_two_recordings_stand_side_by_side(tmp_path: Path) -> None:
     first = record(tmp_path / "nvidia-h100-sxm", cases, seconds)
     second = record(tmp_path / "nvidia-h200", cases, seconds / 2, machine=known_machine("h200"))
     with opened(write(first, second)) as here:
-        assert "nvidia-h200 is 2.00× as fast as nvidia-h100-sxm" in here.text("#beside .finding")
-        here.page.locator("#beside summary").click()
+        assert "nvidia-h200 is 2.00× as fast as nvidia-h100-sxm" in here.text(
+            "#side-by-side .finding"
+        )
+        here.page.locator("#side-by-side summary").click()
         rows = here.cells("#pairs-table")
         assert len(rows) == len(cases)
         assert {row[-2] for row in rows} == {"2.00×"}

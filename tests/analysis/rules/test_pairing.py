@@ -65,7 +65,7 @@ def test_a_depthwise_and_a_pointwise_convolution_stand_together_against_the_dens
         for shape, seconds in zip(shapes, (2e-5, 4e-5, 1e-5, 9e-5), strict=True)
     ]
     (match,) = separable(cases, H100)
-    assert (match.against, match.beside, match.following) == (0, 2, 1)
+    assert (match.against, match.plus, match.following) == (0, 2, 1)
     pairs = pairs_of(cases, [match], ["dtype"], np.array([1.0, 2.0, 3.0, 4.0]))
     flops = [c.workload.flops for c in cases]
     speeds = (flops[0] + flops[2]) / 3e-5, flops[1] / 4e-5

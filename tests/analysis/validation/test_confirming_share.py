@@ -89,8 +89,8 @@ def flops(of: Sequence[Problem]) -> np.ndarray:
 
 def test_a_pair_agrees_with_its_times_in_the_mean(tmp_path: Path) -> None:
     of = collections(tmp_path, jumps=0.0, noise=0.01)
-    ways = ((of.measured.problems[0], "cublas"), (of.measured.problems[5], "cublas"))
-    pair = of.timed_anew(ways, np.random.default_rng(0))
+    contenders = ((of.measured.problems[0], "cublas"), (of.measured.problems[5], "cublas"))
+    pair = of.retimed(contenders, np.random.default_rng(0))
     assert np.ptp(pair.log_ratios) > 0
     assert np.mean(pair.log_ratios) == pytest.approx(
         np.log(of.measured.seconds[0] / of.measured.seconds[5])
