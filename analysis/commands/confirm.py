@@ -80,8 +80,8 @@ def measure_best_guesses(
     seconds = max(seconds / 2, seconds - (time.monotonic() - began))
     rows = recording.products
     explored = read_measurements(rows[rows["sweep"] == CONFIRM], recording)
-    ways = [way for trial in trials for way in trial.contenders]
-    cost = seconds_of(ways, machine_here(request))
+    contenders = [contender for trial in trials for contender in trial.contenders]
+    cost = seconds_of(contenders, machine_here(request))
     for (problem, implementation), (_, confirming) in cost.items():
         if implementation in explored.times_of(problem):
             cost[problem, implementation] = (0.0, confirming)
@@ -138,7 +138,8 @@ def measure_questions(
     if not open_trials:
         note("There is nothing left to measure.")
         return basis
-    cost = seconds_of([way for trial in open_trials for way in trial.contenders], this_machine)
+    contenders = [contender for trial in open_trials for contender in trial.contenders]
+    cost = seconds_of(contenders, this_machine)
     # This is only a time limit, which a quiet machine does not need.
     limit = max(_LEAST_SECONDS, 2 * sum(exploring for exploring, _ in cost.values()))
     folder = measure(open_trials, replace(request, budget=limit), quickly=True)
@@ -206,12 +207,12 @@ def measure(trials: Sequence[Trial], request: Request, quickly: bool = False) ->
 
     try:
         # 1. Time the candidates.
-        ways = [way for trial in trials for way in trial.contenders]
-        run = explore(request, ways, note, quickly)
+        contenders = [contender for trial in trials for contender in trial.contenders]
+        run = explore(request, contenders, note, quickly)
         recording = load(run.folder)
         rows = recording.products
         timed = rows[rows["sweep"] == CONFIRM]
-        candidates = {problem for problem, _ in ways}
+        candidates = {problem for problem, _ in contenders}
         if quickly and candidates.isdisjoint(problems_of(timed)):
             raise UserError(
                 f"No case was timed within {request.budget:.0f} s. Try again when the machine is "
