@@ -13,9 +13,9 @@ one slower by 10%. Three rules then judge the same files:
   first process of each.
 
 ``alarms`` is the share of unchanged versions that fail, and ``suspects`` the share of them in which
-a case is named. The gate names slower cases of one process, too, but does not fail them. ``found``
-is the share of planted slow-downs that are named, and ``wrongly`` the share of the other cases in
-the same versions.
+a case is named. The gate names slower cases of fewer than three processes, too, but does not fail
+them. ``found`` is the share of planted slow-downs that are named, and ``wrongly`` the share of the
+other cases in the same versions.
 ``planted`` is the slow-down as three processes of both versions measured it: the median over the
 repetitions and cases. ``--busy N`` lets N processes compute next to all of it. ``--write`` appends
 a line of JSON.
