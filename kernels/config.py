@@ -1,8 +1,8 @@
 """Configs that tune the implementations, and the arithmetic of tiles and waves.
 
-A tile is the block of the result that one CTA computes. A wave is as many tiles as the machine
-holds at once. The arithmetic works on numbers and on NumPy arrays. This module does not need
-PyTorch.
+A tile is the block of the result that one CTA computes. A wave is the set of tiles that a machine
+computes at the same time. The arithmetic works on numbers and on NumPy arrays. This module does not
+need PyTorch.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from kernels.problem import DTYPE_BYTES, Gemm
 class Storage:
     """Placement of a problem's operands in memory; by default they are aligned and dense.
 
-    ``offset`` is the number of elements by which each operand misses an aligned address.
-    ``ld_multiple`` makes the leading dimension of each matrix of a GEMM a multiple of this many
-    elements, by a gap after every stored row. With 64, rows of 50,257 elements lie 50,304 apart.
+    ``offset`` is the distance, in elements, from an aligned address to an operand's first element.
+    The leading dimension of each matrix of a GEMM is rounded up to a multiple of ``ld_multiple``
+    elements, which leaves a gap after every stored row. With ``ld_multiple=64``, rows of 50,257
+    elements start 50,304 elements apart.
     """
 
     offset: int = 0
@@ -71,7 +72,7 @@ class Config:
 
     @property
     def experimental(self) -> str | None:
-        """Feature of this config that made compilers crash or hang; None if it has none."""
+        """Feature of this config that has made compilers crash or hang, or None."""
         return None
 
 
@@ -84,9 +85,13 @@ def _word(value: int | bool) -> str:
 
 @dataclass(frozen=True)
 class TileConfig(Config):
-    """Config of a tiled GEMM: a CTA's tile is ``bm`` × ``bn``, its K step ``bk`` elements.
+    """Config of a tiled GEMM.
 
-    ``group`` rows of tiles are visited together, so that concurrent CTAs share operands in L2.
+    - ``bm`` and ``bn`` are the rows and columns of the tile that a CTA computes.
+    - ``bk`` is the number of elements along K in one step of the loop over K.
+    - ``stages`` is the number of steps whose blocks of A and B the pipeline holds.
+    - ``warps`` is the number of warps in a CTA.
+    - ``group`` rows of tiles are visited together, so that concurrent CTAs share operands in L2.
     """
 
     bm: int = 128
@@ -100,8 +105,8 @@ class TileConfig(Config):
         """Return the bytes of shared memory that the compiler allocates for blocks of A and B.
 
         Instructions that read their operands from shared memory (wgmma, tcgen05) need the blocks of
-        all stages there. Other instructions read registers: the blocks of the step that is being
-        multiplied have left shared memory, so one stage fewer remains there.
+        all stages there. Other instructions read their operands from registers. The blocks of the
+        current step have then left shared memory, which holds one stage fewer.
         """
         stages_held = self.stages if self._reads_shared(dtype, machine) else self.stages - 1
         return stages_held * (self.bm + self.bn) * self.bk * DTYPE_BYTES[dtype]
@@ -157,7 +162,7 @@ class TileConfig(Config):
 
 @dataclass(frozen=True)
 class SplitConfig(TileConfig):
-    """Config of a sum over K that is cut into ``split`` parts, which a second kernel adds."""
+    """Config of a split-K GEMM: a sum over K in ``split`` parts, which a second kernel adds."""
 
     split: int = 1
 
@@ -195,7 +200,10 @@ class PersistentConfig(TileConfig):
 
     @property
     def experimental(self) -> str | None:
-        """Warp specialisation, if it is on; the compiler crashed on Hopper (tritonbench#1094)."""
+        """``warp specialisation`` if it is on, otherwise None.
+
+        Triton's compiler has crashed on it for Hopper (tritonbench#1094).
+        """
         return "warp specialisation" if self.specialize else None
 
     @property
@@ -234,9 +242,11 @@ class PersistentConfig(TileConfig):
 class ConvConfig(SplitConfig):
     """Config of a convolution's implicit GEMM.
 
-    With ``gemm``, a kernel for plain GEMMs computes the convolution instead. If ``ctas`` is set,
-    that is the persistent kernel with TMA, to which ``halves`` applies. If ``split`` is above 1, it
-    is the kernel that splits the sum, and otherwise the tiled kernel.
+    With ``gemm``, a kernel for plain GEMMs computes the convolution instead:
+
+    - if ``ctas`` is set, the persistent kernel with TMA, to which ``halves`` also applies;
+    - otherwise, if ``split`` is above 1, the split-K kernel;
+    - otherwise, the tiled kernel.
     """
 
     gemm: bool = False
@@ -245,7 +255,7 @@ class ConvConfig(SplitConfig):
 
     @classmethod
     def from_gemm(cls, config: TileConfig) -> ConvConfig:
-        """Convert the config of a GEMM kernel into the config of a convolution that it computes."""
+        """Return the config of a convolution that a GEMM kernel computes with the given config."""
         # A convolution's config does not have every field of a persistent GEMM's, such as ``tma``.
         names = {f.name for f in fields(cls)}
         shared = {name: value for name, value in vars(config).items() if name in names}
@@ -253,14 +263,16 @@ class ConvConfig(SplitConfig):
 
     @property
     def gemm_config(self) -> TileConfig:
-        """Config of the GEMM kernel that this config names."""
+        """Config of the GEMM kernel that computes the convolution if ``gemm`` is set."""
         tile = {f.name: getattr(self, f.name) for f in fields(TileConfig)}
         if self.ctas:
             return PersistentConfig(**tile, ctas=self.ctas, halves=self.halves)
-        return SplitConfig(**tile, split=self.split) if self.split > 1 else TileConfig(**tile)
+        if self.split > 1:
+            return SplitConfig(**tile, split=self.split)
+        return TileConfig(**tile)
 
     def shared_bytes(self, dtype: str, machine: Machine) -> int:
-        """Return the bytes of shared memory that the kernel in use allocates."""
+        """Return the bytes of shared memory that the convolution's kernel allocates."""
         if self.ctas:
             return self.gemm_config.shared_bytes(dtype, machine)
         return super().shared_bytes(dtype, machine)
@@ -277,7 +289,7 @@ HAND_WRITTEN: dict[str, type[TileConfig]] = {
 
 
 def experimental_feature(implementation: str, config: str) -> str | None:
-    """Return the experimental feature of an implementation's config text; None without one."""
+    """Return the experimental feature that the text of a config turns on; None without one."""
     config_type = HAND_WRITTEN.get(implementation)
     if config_type is None or not config:
         return None
@@ -305,18 +317,26 @@ def tile_efficiency(m: Any, n: Any, bm: Any, bn: Any) -> Any:
 
 
 def tail_efficiency(tiles: Any, slots: Any) -> Any:
-    """Return the share of all waves' slots that hold a tile, at most 1.
+    """Return the share of the slots in all waves that hold a tile, at most 1.
 
-    It is below 1 if the last wave leaves slots idle.
+    ``slots`` is the number of tiles in a full wave. The share is below 1 if the last wave leaves
+    slots idle.
     """
     return tiles / (ceil_div(tiles, slots) * slots)
 
 
 def next_wave_edge(size: int, other: int, block: int, other_block: int, slots: int) -> int:
-    """Return the largest ``size'`` ≥ ``size`` that needs no more waves than ``size``.
+    """Return how far a dimension of the result can grow without needing another wave.
 
-    ``size`` runs along the blocks of ``block`` elements; ``other`` is the result's other dimension.
-    One element beyond the returned size starts another wave.
+    Args:
+        size: the dimension, in elements.
+        other: the result's other dimension, in elements.
+        block: size of a tile along ``size``, in elements.
+        other_block: size of a tile along ``other``, in elements.
+        slots: number of tiles in a full wave.
+
+    Returns:
+        The largest dimension that needs no more waves than ``size``, in elements.
     """
     tiles_across = ceil_div(other, other_block)
     waves = ceil_div(ceil_div(size, block) * tiles_across, slots)
@@ -326,16 +346,17 @@ def next_wave_edge(size: int, other: int, block: int, other_block: int, slots: i
 
 
 # Tiles that appear in the names of vendor kernels (cuBLAS and cuDNN under PyTorch 2.1 to 2.13). The
-# time model takes the fastest of them where a kernel's own tile is not known.
+# time model takes the fastest of them if it does not know which tile a kernel has.
 _SIMT = [(32, 32), (32, 64), (64, 32), (64, 64), (128, 32), (32, 128), (128, 64), (64, 128),
          (128, 128)]  # fmt: skip
 _AMPERE = [(16, 64), (32, 32), (32, 64), (64, 32), (64, 64), (64, 128), (128, 64), (128, 128),
            (256, 64), (64, 256), (256, 128), (128, 256)]  # fmt: skip
-# nvjet has far more tiles than a table needs: 64·a columns by 8·b rows, none seen above 40,960
-# elements, among them 256x152, 192x208 and 64x104 (its first number is our columns). These 25
-# follow that pattern; not all of them were seen. A GEMM often just fills its waves, and one more
-# row starts another wave. Whole waves over these 25 tiles predict the cliffs of an H100 better than
-# partial waves over 14 tiles.
+# nvjet, cuBLAS's kernels for Hopper and Blackwell, has far more tiles than this table needs. Their
+# columns are multiples of 64 and their rows multiples of 8, such as 256x152, 192x208 and 64x104
+# (the first number in a name counts columns). No tile that was seen has more than 40,960 elements.
+# The 25 tiles below follow that pattern; not all of them were seen. Counting whole waves of these
+# tiles predicts the cliffs of an H100 better than counting partial waves of 14 tiles, because a
+# GEMM often just fills its waves, and one more row then starts another wave.
 _NVJET = {64: (8, 16, 32, 64, 96, 128, 160), 128: (64, 96, 128, 160, 192, 256),
           192: (64, 96, 128, 160, 192), 256: (8, 16, 64, 96, 128, 160), 320: (128,)}  # fmt: skip
 _HOPPER = [(rows, columns) for columns, sizes in _NVJET.items() for rows in sizes]

@@ -77,7 +77,7 @@ def make_current(gpu: int | None) -> None:
 
 
 def this_cpu() -> Device:
-    """Return the CPU, and let this process use :func:`kernels.machine.cpu_threads` threads.
+    """Return the CPU, and set this process's threads to :func:`kernels.machine.cpu_threads`.
 
     The CPU's ceilings are 0, because they are not measured yet.
     """
@@ -96,30 +96,34 @@ def _this_gpu(gpu: int) -> Device:
     count = torch.cuda.device_count()
     if not 0 <= gpu < count:
         raise UserError(f"GPU {gpu} does not exist; PyTorch sees {count}, counted from 0.")
-    p = torch.cuda.get_device_properties(gpu)
-    if not _is_built_for((p.major, p.minor), torch.cuda.get_arch_list()):
+    # 1. Refuse a GPU that this build of PyTorch cannot use.
+    properties = torch.cuda.get_device_properties(gpu)
+    capability = properties.major, properties.minor
+    if not _is_built_for(capability, torch.cuda.get_arch_list()):
+        arch = f"sm_{properties.major}{properties.minor}"
         built = " ".join(torch.cuda.get_arch_list())
         raise UserError(
-            f"{p.name} is sm_{p.major}{p.minor}, but PyTorch {torch.__version__} is built for "
+            f"{properties.name} is {arch}, but PyTorch {torch.__version__} is built for "
             f"{built}: {OTHER_TORCH} built for it, or use {USE_CPU}.",
             exit_code=1,
         )
+    # 2. Collect the facts of the GPU.
     machine = from_properties(
         DeviceProperties(
-            name=p.name,
-            capability=(p.major, p.minor),
-            sms=p.multi_processor_count,
-            memory_bytes=p.total_memory,
-            l2_bytes=p.L2_cache_size,
-            shared_sm_bytes=p.shared_memory_per_multiprocessor,
-            shared_cta_bytes=p.shared_memory_per_block_optin,
-            boost_mhz=clock_khz(p, "clock_rate") / 1e3,
-            memory_mhz=clock_khz(p, "memory_clock_rate") / 1e3,
-            bus_bits=p.memory_bus_width,
+            name=properties.name,
+            capability=capability,
+            sms=properties.multi_processor_count,
+            memory_bytes=properties.total_memory,
+            l2_bytes=properties.L2_cache_size,
+            shared_sm_bytes=properties.shared_memory_per_multiprocessor,
+            shared_cta_bytes=properties.shared_memory_per_block_optin,
+            boost_mhz=clock_khz(properties, "clock_rate") / 1e3,
+            memory_mhz=clock_khz(properties, "memory_clock_rate") / 1e3,
+            bus_bits=properties.memory_bus_width,
         )
     )
-    # Prefer the device's own report: an H200's L2 is 50 or 60 MB, whatever the datasheet says.
-    machine = replace(machine, l2_bytes=p.L2_cache_size or machine.l2_bytes)
+    # The L2 size that the device reports is preferred, because an H200 reports 50 or 60 MB.
+    machine = replace(machine, l2_bytes=properties.L2_cache_size or machine.l2_bytes)
     return Device(machine, f"cuda:{gpu}", gpu)
 
 
@@ -131,10 +135,10 @@ def clock_khz(properties: Any, name: str) -> float:
 def _is_built_for(capability: tuple[int, int], arches: list[str]) -> bool:
     """Return True if a PyTorch that is built for ``arches`` runs on a GPU of this capability.
 
-    Binaries (``sm_80``) run on the same major version, from their minor version on. PTX
-    (``compute_90``) runs on its capability and everything later.
+    A binary (``sm_80``) runs on GPUs of the same major version and of the same or a later minor
+    version. PTX (``compute_90``) runs on GPUs of the same or any later capability.
     """
-    if not arches:  # not known: assume that it runs
+    if not arches:  # the architectures are not known, so assume that it runs
         return True
     for arch in arches:
         kind, _, number = arch.partition("_")
@@ -172,7 +176,7 @@ def _why_unusable(driver: str) -> str:
     if torch.version.cuda is None:
         return problem + f"is a CPU build: install a CUDA build, or use {USE_CPU}."
     major = int(torch.version.cuda.split(".")[0])
-    # A CUDA newer than the table needs at least its newest driver.
+    # A CUDA version newer than the table needs at least the newest driver in the table.
     oldest = _MIN_DRIVER.get(major, max(_MIN_DRIVER.values()))
     return problem + (
         f"cannot use it: a build for CUDA {torch.version.cuda} needs driver {oldest} or later. "
@@ -181,9 +185,9 @@ def _why_unusable(driver: str) -> str:
 
 
 def software(device: Device) -> dict[str, str]:
-    """Return the versions of everything that a time depends on.
+    """Return the versions of the software on which measured times depend.
 
-    They contain no host name, user or path.
+    The texts contain no host name, user or path.
     """
     versions = {
         "python": platform.python_version(),

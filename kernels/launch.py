@@ -19,11 +19,15 @@ if TYPE_CHECKING:
 class Launch:
     """Callable that computes a problem: ``launch(i)`` launches once on operand set i.
 
-    It does not synchronise, and it returns the output. Vendor libraries read process-wide settings,
-    such as the precision of fp32 GEMMs and cuDNN's autotuner. Calling a launch sets and restores
-    them around that one call. A timed batch enters ``settings()`` once and calls ``bare(i)``, so
-    that setting and restoring is not measured. ``paced`` is True if the gaps between launches are
-    part of the measured time. ``sets`` are the operand sets that the launch reads and writes.
+    It returns the output without waiting for it. Vendor libraries read process-wide settings, such
+    as the precision of fp32 GEMMs and cuDNN's autotuner. Calling a launch sets and restores them
+    around that one call. A timed batch enters ``settings()`` once and calls ``bare(i)``, so that
+    setting and restoring is not measured.
+
+    - ``bare(i)`` launches once on operand set i, without the settings.
+    - ``sets`` are the operand sets that the launch reads and writes.
+    - ``settings()`` is a context manager that sets and restores the settings.
+    - ``paced`` is True if the gaps between launches are part of the measured time.
     """
 
     def __init__(
@@ -45,7 +49,7 @@ class Launch:
 
 
 class Implementation(Protocol):
-    """Way to compute problems, such as a vendor library or a Triton family.
+    """Implementation of some operations, such as a vendor library or a Triton family.
 
     :func:`kernels.implementations` returns all of them by name.
     """
@@ -54,17 +58,20 @@ class Implementation(Protocol):
 
     @property
     def ops(self) -> tuple[str, ...]:
-        """Operations that are computed on at least one machine: ``gemm``, ``conv``, …"""
+        """Operations that the implementation computes on some machine: ``gemm``, ``conv``, …"""
         ...
 
     def supports(self, problem: Workload, machine: Machine) -> str | None:
-        """Return None if the machine can compute the problem this way; otherwise the reason."""
+        """Return None if the implementation computes the problem on the machine.
+
+        Otherwise return the reason why it does not, as a sentence.
+        """
         ...
 
     def configs(
         self, problem: Workload, machine: Machine, experimental: bool = False
     ) -> list[Config | None]:
-        """Return candidate configs, the implementation's own choice first.
+        """Return candidate configs, with the config that the implementation would choose first.
 
         None stands for a vendor library's default. Experimental configs are included only if
         ``experimental`` is set.
@@ -78,7 +85,10 @@ class Implementation(Protocol):
     def prepare(
         self, problem: Workload, operand_sets: Sequence[Operands], config: Config | None = None
     ) -> Launch:
-        """Bind operand sets; slow work that is needed once happens here or in the first launch."""
+        """Return a launch for operand sets.
+
+        Slow work that is needed only once happens here or at the first launch.
+        """
         ...
 
     def compile_ahead(self, cases: Sequence[tuple[Workload, Config | None]]) -> None:

@@ -34,6 +34,7 @@ from kernels.common.errors import UserError, nearest
 
 _TABLE = Path(__file__).with_name("machines.toml")
 _SLUG = re.compile(r"[a-z0-9-]+")
+# Values that the JSON of a machine must have, as `kernels.common.documents` describes them.
 _FACTS = {
     "slug": str, "name": str, "kind": str, "generation": str,
     "capability": Maybe([Number(0, 99, whole=True)]), "sms": SIZE, "tensor_mhz": NOT_NEGATIVE,
@@ -47,9 +48,9 @@ _FACTS = {
 class Machine:
     """Facts about one device: rates in FLOP/s, bandwidth in bytes/s, sizes in bytes, clocks in MHz.
 
-    A CPU is a machine too: its threads are its ``sms``, and its last-level cache is its
-    ``l2_bytes``. ``sources`` names the source of each fact. ``emulated`` dtypes are computed
-    without instructions for them, at a fraction of the speed of the others.
+    A CPU is a machine, too: ``sms`` is then the number of its threads, and ``l2_bytes`` the size of
+    its last-level cache. ``sources`` names the source of each fact. ``emulated`` lists the dtypes
+    for which the machine has no instructions. They run at a fraction of the other dtypes' speed.
     """
 
     slug: str
@@ -99,8 +100,8 @@ class Machine:
         """Create a machine from the facts that :meth:`to_json` returned.
 
         Raises:
-            UserError: if a fact is missing or absurd, or the slug cannot be a folder's name. The
-                facts are checked because recordings come from strangers.
+            UserError: if a fact is missing or impossible, or the slug cannot be a folder's name.
+                The facts are checked because users import recordings that others made.
         """
         if fault := misfit(data, _FACTS, "machine"):
             raise UserError(f"invalid machine description: {fault}.")
@@ -137,7 +138,7 @@ def known_machines() -> dict[str, Machine]:
 def _whole_table() -> Iterator[dict[str, Any]]:
     """Yield the content of machines.toml, and report any fault in it as one sentence.
 
-    Most faults, such as a missing key, show only in the block that reads the content.
+    Most faults, such as a missing key, appear only when the ``with`` block reads the content.
     """
     try:
         yield tomllib.loads(_TABLE.read_text(encoding="utf-8"))
@@ -167,7 +168,7 @@ def machine_of_arch(arch: str) -> Machine:
     """Return the first machine of ``machines.toml`` with an architecture such as ``sm_90``.
 
     Raises:
-        UserError: if there is none.
+        UserError: if no machine in the file has this architecture.
     """
     by_arch: dict[str, Machine] = {}
     for machine in known_machines().values():
@@ -190,9 +191,9 @@ def _slug_of_device_name() -> dict[str, str]:
 
 
 def slug_of_device(name: str) -> str:
-    """Return the slug of a GPU by its name in the driver.
+    """Return the slug of the GPU that the driver reports under a name.
 
-    If no table knows the name, the slug is made from it.
+    If ``machines.toml`` does not list the name, the slug is made from the name.
     """
     return _slug_of_device_name().get(name) or _dashes(name) or "unnamed-gpu"
 
@@ -214,7 +215,7 @@ def _from_entry(slug: str, entry: Mapping[str, Any], sources: Mapping[str, str])
     values: dict[str, Any] = {}
     citations: dict[str, str] = {}
     for key, fact in entry.items():
-        if key in ("device_names", "tflops"):  # read below
+        if key in ("device_names", "tflops"):  # these two are read below
             continue
         if isinstance(fact, list):
             values[key], source = fact
@@ -245,7 +246,7 @@ def _from_entry(slug: str, entry: Mapping[str, Any], sources: Mapping[str, str])
     )
 
 
-# --- A GPU that no table knows -------------------------------------------------------------------
+# --- A GPU that machines.toml does not list ------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -296,58 +297,72 @@ _GENERATIONS = {
 
 
 def from_properties(properties: DeviceProperties) -> Machine:
-    """Return the facts of the GPU at hand, from ``machines.toml`` if it lists the card.
+    """Return the facts of a GPU, from ``machines.toml`` if the file lists the card.
 
-    Any other card's facts come from the device's own properties. A MIG slice does not count as a
-    listed card: its SMs, L2 and memory are its own, and its bandwidth is the whole card's in
-    proportion to its share of the card's memory.
+    The facts of any other card come from the properties that the driver reports. A MIG slice does
+    not count as a listed card. Its SMs, L2 and memory are those that the driver reports, and its
+    share of the whole card's bandwidth is its share of the card's memory.
     """
-    p = properties
-    # 1. Take the facts of a listed card from the table.
-    slug = slug_of_device(p.name)
+    # 1. Take the facts of a listed card from the file.
+    slug = slug_of_device(properties.name)
     if slug in known_machines():
-        return replace(known_machines()[slug], name=p.name, memory_bytes=p.memory_bytes)
+        return replace(
+            known_machines()[slug], name=properties.name, memory_bytes=properties.memory_bytes
+        )
 
-    # 2. Derive the peaks from the compute capability, the SMs and the clock. A capability newer
-    # than the table takes the newest older row, which ``sources`` names.
-    row = max((known for known in _FLOPS_PER_CLOCK if known <= p.capability), default=(7, 0))
-    halved = "GeForce" in p.name
-    peaks = {
-        dtype: rate * p.sms * p.boost_mhz * 1e6 * (0.5 if halved and dtype != "fp32" else 1.0)
-        for dtype, rate in _FLOPS_PER_CLOCK[row].items()
-    }
-    rates = f"SMs × clock × FLOPs per clock and SM of compute capability {row[0]}.{row[1]}"
-    if halved:
-        rates += "; half on Tensor Cores, as GeForce cards do with fp32 accumulation"
+    # 2. Derive the peaks from the compute capability, the SMs and the clock. A capability that the
+    # table of rates lacks uses the rates of the next older one, which ``sources`` names.
+    known_capability = max(
+        (known for known in _FLOPS_PER_CLOCK if known <= properties.capability), default=(7, 0)
+    )
+    # The Tensor Cores of GeForce cards accumulate in fp32 at half of their rate.
+    is_geforce = "GeForce" in properties.name
+    peaks: dict[str, float] = {}
+    for dtype, flops_per_clock in _FLOPS_PER_CLOCK[known_capability].items():
+        peak = flops_per_clock * properties.sms * properties.boost_mhz * 1e6
+        peaks[dtype] = peak * (0.5 if is_geforce and dtype != "fp32" else 1.0)
+    major, minor = known_capability
+    peaks_source = f"SMs × clock × FLOPs per clock and SM of compute capability {major}.{minor}"
+    if is_geforce:
+        peaks_source += "; half on Tensor Cores, as GeForce cards do with fp32 accumulation"
     # 3. Derive the bandwidth, and take all other facts as the driver reports them.
-    bandwidth, bandwidth_source = _derived_bandwidth(p, _GENERATIONS[row])
+    generation = _GENERATIONS[known_capability]
+    bandwidth, bandwidth_source = _derived_bandwidth(properties, generation)
     return Machine(
         slug=slug,
-        name=p.name,
+        name=properties.name,
         kind="gpu",
-        generation=_GENERATIONS[row],
-        capability=p.capability,
-        sms=p.sms,
-        tensor_mhz=p.boost_mhz,
-        boost_mhz=p.boost_mhz,
+        generation=generation,
+        capability=properties.capability,
+        sms=properties.sms,
+        tensor_mhz=properties.boost_mhz,
+        boost_mhz=properties.boost_mhz,
         bandwidth=bandwidth,
-        l2_bytes=p.l2_bytes,
-        shared_sm_bytes=p.shared_sm_bytes,
-        shared_cta_bytes=p.shared_cta_bytes,
-        memory_bytes=p.memory_bytes,
+        l2_bytes=properties.l2_bytes,
+        shared_sm_bytes=properties.shared_sm_bytes,
+        shared_cta_bytes=properties.shared_cta_bytes,
+        memory_bytes=properties.memory_bytes,
         peaks=peaks,
-        sources={"peaks": rates, "bandwidth": bandwidth_source, "everything else": _OWN_PROPERTIES},
+        sources={
+            "peaks": peaks_source,
+            "bandwidth": bandwidth_source,
+            "everything else": _DEVICE_REPORT,
+        },
     )
 
 
-_OWN_PROPERTIES = "the device's own properties"
+_DEVICE_REPORT = "the device's own properties"
 
 
 def _derived_bandwidth(properties: DeviceProperties, generation: str) -> tuple[float, str]:
     """Return the bandwidth in bytes/s of a card that is not listed, and the source of the figure.
 
-    It comes from the card that a MIG slice is a part of, from the memory clock or, if the driver
-    does not report that, from the listed card of the generation with the most similar SM count.
+    The first of these sources that is available is used:
+
+    1. for a MIG slice, the bandwidth of the listed card that it is part of, in proportion to the
+       slice's memory;
+    2. the memory clock and the bus width that the driver reports;
+    3. the bandwidth of the listed card of the generation with the most similar SM count.
     """
     whole_card_name = properties.name.partition(" MIG ")[0]
     listed_slug = _slug_of_device_name().get(whole_card_name)
@@ -357,7 +372,7 @@ def _derived_bandwidth(properties: DeviceProperties, generation: str) -> tuple[f
         source = f"{listed_slug}'s, in proportion to the slice's memory"
         return listed_card.bandwidth * share, source
     if properties.bandwidth:
-        return properties.bandwidth, f"{_OWN_PROPERTIES}: 2 × memory clock × bus width"
+        return properties.bandwidth, f"{_DEVICE_REPORT}: 2 × memory clock × bus width"
     relatives = [m for m in known_machines().values() if m.generation == generation]
     similar = min(relatives, key=lambda m: abs(m.sms - properties.sms))
     return similar.bandwidth, f"assumed equal to {similar.slug}: the device does not report it"
@@ -367,7 +382,7 @@ def _derived_bandwidth(properties: DeviceProperties, generation: str) -> tuple[f
 
 
 def cpu_model() -> str:
-    """Return the CPU's model as the system names it; empty if it does not."""
+    """Return the name of the CPU's model as the system reports it, or an empty text."""
     text = _cpuinfo()
     if not text:
         return platform.processor()
@@ -397,23 +412,24 @@ def instruction_set(cpuinfo: str | None = None) -> str:
     match = re.search(r"^(?:flags|Features)\s*:(.*)$", text, re.MULTILINE)
     flags = set(match.group(1).split()) if match else set()
     if not flags and platform.machine() == "arm64":
-        return "neon"  # macOS, which has no /proc
+        return "neon"  # macOS has no /proc, and all its ARM CPUs have NEON
     return next((name for flag, name in _INSTRUCTION_SETS.items() if flag in flags), "base")
 
 
-_INSTRUCTION_SETS = {  # names in /proc/cpuinfo, the widest first
+# Short names of instruction sets by their flag in /proc/cpuinfo, the widest set first.
+_INSTRUCTION_SETS = {
     "amx_bf16": "amx", "avx512_bf16": "avx512bf16", "avx512f": "avx512", "avx2": "avx2",
     "bf16": "neonbf16", "asimd": "neon",
 }  # fmt: skip
-_WITH_BF16 = ("amx", "avx512bf16", "neonbf16")
+_WITH_BF16 = ("amx", "avx512bf16", "neonbf16")  # instruction sets that multiply bf16
 
 
 def cpu_threads() -> int:
     """Return the number of threads with which a CPU is measured.
 
-    It is the number of cores minus one, or 1 if there are fewer than four cores. The idle core is
-    left for everything else that runs, which would otherwise delay one of the threads and with it
-    all of them. The environment variable ``THREADS`` overrides this number.
+    It is the number of cores minus one, or 1 if there are fewer than four cores. One core stays
+    idle for other processes. They would otherwise delay one of the threads, and all other threads
+    would wait for it. The environment variable ``THREADS`` overrides this number.
 
     Raises:
         UserError: if ``THREADS`` is not a positive whole number.
@@ -431,13 +447,14 @@ def usable_cores(cpuinfo: str | None = None) -> int:
     """Count the physical cores that this process may use, within its container's CPU quota."""
     usable = _usable_processors()
     text = _cpuinfo() if cpuinfo is None else cpuinfo
-    # Each logical processor has a block of lines. Those of one core have the same ids.
+    # The text has a block of lines for each logical processor. Processors of the same core have the
+    # same physical id and core id.
     cores = set()
     for block in text.split("\n\n"):
         numbers = dict(re.findall(r"^([\w ]+?)\s*:\s*(\d+)$", block, re.MULTILINE))
         if int(numbers.get("processor", -1)) in usable and "core id" in numbers:
             cores.add((numbers.get("physical id"), numbers["core id"]))
-    # Where the system does not describe cores, each processor counts as one.
+    # If the system does not describe cores, each logical processor counts as one.
     count = len(cores) or len(usable)
     return max(1, math.ceil(min(count, _quota_cores())))
 
@@ -455,7 +472,7 @@ def _usable_processors() -> set[int]:
 
 
 def _quota_cores() -> float:
-    """Return the number of cores whose time the container may use; infinite without a limit."""
+    """Return the number of cores that the container's CPU quota allows; infinite without one."""
     with suppress(OSError, ValueError):
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
         return int(quota) / int(period)
@@ -463,15 +480,15 @@ def _quota_cores() -> float:
 
 
 def cpu_slug(model: str, instructions: str, threads: int) -> str:
-    """Return ``cpu-<model>-<instructions>-<threads>t``.
+    """Return the slug of a CPU: ``cpu-<model>-<instructions>-<threads>t``.
 
-    "(R)", "CPU" and the clock are left out of the model.
+    "(R)", "(TM)", "CPU", "Processor" and the clock are left out of the model's name.
 
     >>> cpu_slug("Intel(R) Xeon(R) Platinum 8480C CPU @ 2.10GHz", "amx", 8)
     'cpu-intel-xeon-platinum-8480c-amx-8t'
     """
     short = re.sub(r"\((R|TM)\)|@.*|\b(CPU|Processor)\b", " ", model, flags=re.IGNORECASE)
-    name = _dashes(short) or _dashes(platform.machine())  # the system may not name the model
+    name = _dashes(short) or _dashes(platform.machine())  # the model's name may be empty
     return f"cpu-{name}-{instructions}-{threads}t"
 
 
@@ -479,8 +496,8 @@ def cpu_machine(peaks: Mapping[str, float], bandwidth: float, threads: int) -> M
     """Return this CPU as a machine with the given ceilings.
 
     Args:
-        peaks: measured FLOP/s by dtype; 0 if not measured yet.
-        bandwidth: measured bytes/s; 0 if not measured yet.
+        peaks: measured peak in FLOP/s by dtype; 0 if not measured yet.
+        bandwidth: measured bandwidth in bytes/s; 0 if not measured yet.
         threads: number of threads with which the CPU is measured.
     """
     model, instructions = cpu_model(), instruction_set()
@@ -506,7 +523,7 @@ def cpu_machine(peaks: Mapping[str, float], bandwidth: float, threads: int) -> M
 
 
 def _last_level_cache() -> int:
-    """Return the bytes of the largest cache that the system describes; 32 MiB without any."""
+    """Return the bytes of the largest cache that the system describes, or 32 MiB if it has none."""
     units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
     sizes = []
     for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
@@ -517,7 +534,7 @@ def _last_level_cache() -> int:
 
 
 def _total_memory() -> int:
-    """Return the bytes of the host's memory; 0 if the system does not tell."""
+    """Return the bytes of the host's memory; 0 if the system does not report them."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):

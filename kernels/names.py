@@ -1,7 +1,7 @@
 """Facts in a kernel's name: its kind, tile, stages, cluster, split and use of Tensor Cores.
 
-A vendor library's kernels cannot be asked, but their names say a great deal. A fact that a name
-does not carry is None here, never a guess. This module does not need PyTorch.
+A vendor library does not report how its kernels are tuned, but their names show much of it. A fact
+that a name does not show is None, never a guess. This module does not need PyTorch.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ KINDS = (
 class KernelName:
     """Facts read from one kernel's name.
 
-    ``tile`` has the order of the name: in cuBLAS's names, matrices are column-major.
+    ``tile`` has the order of the name. In cuBLAS's names, that is the order for a column-major
+    result.
     """
 
     kind: str
     library: str | None = None  # cublas, cudnn, cutlass, onednn, mkl, triton
     tile: tuple[int, int] | None = None
-    depth: int | None = None  # K elements of one step
+    depth: int | None = None  # elements along K in one step of the loop over K
     stages: int | None = None
     cluster: tuple[int, int] | None = None
     split_k: bool | None = None
@@ -105,7 +106,7 @@ def read_name(name: str) -> KernelName:
     low = name.lower()
     kind = next((kind for kind, pattern in _KIND_PATTERNS if re.search(pattern, low)), "other")
     library = next((lib for lib, pattern in _LIBRARY_PATTERNS if re.search(pattern, low)), None)
-    # 2. Read everything else, each fact only from the kinds of kernels that can have it.
+    # 2. Read the other facts, each only from the kinds of kernels that can have it.
     multiplies = kind in ("gemm", "conv", "winograd", "fft", "attention", "gemv")
     tile, depth = _tile(low) if kind in ("gemm", "conv", "winograd", "fft") else (None, None)
     stage_matches = (pattern.search(low) for pattern in _STAGES)
@@ -128,10 +129,17 @@ def read_name(name: str) -> KernelName:
 def conv_algorithm(kernels: Sequence[str]) -> str:
     """Return the algorithm of a convolution, according to the names of all its kernels.
 
-    It is ``implicit-gemm`` (also for an explicit GEMM), ``winograd-2x2`` in one kernel,
-    ``winograd-4x4`` in four kernels, or ``fft``; it is empty if no name shows it. The digits of a
-    fused kernel's ``tile148`` or ``tile442`` multiply to 32 in every name. They say how the kernel
-    arranges its output tiles, not how large one is.
+    The result is one of these:
+
+    - ``implicit-gemm``, which also stands for an explicit GEMM,
+    - ``winograd-2x2``, which is one fused kernel,
+    - ``winograd-4x4``, which is four kernels,
+    - ``fft``,
+    - an empty text if no name shows the algorithm.
+
+    A fused Winograd kernel has digits in its name, such as ``tile148`` or ``tile442``. They do not
+    give the size of an output tile, because their product is 32 in every name. They say how the
+    kernel arranges its output tiles.
     """
     kinds = {read_name(name).kind for name in kernels}
     if "winograd" in kinds:
@@ -152,8 +160,8 @@ def _tile(low: str) -> tuple[tuple[int, int] | None, int | None]:
         if match is None:
             continue
         numbers = [int(number) for number in match.groups()]
-        # A pattern finds only the depth, only the tile, or both. The first one that finds a fact
-        # decides it.
+        # A pattern gives only the depth, only the tile, or both. The first pattern that gives a
+        # fact decides it.
         if "depth" in pattern.groupindex:
             depth = depth or numbers[0]
         elif tile is None:
@@ -173,8 +181,8 @@ def _split_k(low: str) -> bool | None:
 
 def _tensor_cores(low: str) -> bool | None:
     """Return whether a kernel uses Tensor Cores; None if its name does not show it."""
-    # An xmma name lists its types. Kernels of plain FMAs have ffma in theirs; all others use Tensor
-    # Cores.
+    # The name of an xmma kernel lists its types. Only kernels that multiply by plain FMAs have ffma
+    # in their names. All other xmma kernels use Tensor Cores.
     if "xmma" in low:
         return "ffma" not in low
     if _TENSOR_CORES.search(low):

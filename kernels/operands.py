@@ -70,8 +70,8 @@ def view_operands(
         return Operands(*views)
     if isinstance(problem, Operation):
         return _view_operation(problem, a, b, out)
-    # Which tensor of the convolution is the first operand, the second one and the result.
     shapes = conv_shapes(problem)
+    # The letters name the convolution's tensors that are the two operands and the result.
     names = {"fprop": "xwy", "dgrad": "ywx", "wgrad": "xyw"}[problem.pass_]
     views = (
         _image(flat, shapes[name], problem.layout)
@@ -104,7 +104,7 @@ def _view_operation(operation: Operation, a: Tensor, b: Tensor, out: Tensor) -> 
 def conv_shapes(conv: Conv) -> dict[str, tuple[int, int, int, int]]:
     """Return the logical shapes of the input ``x``, the filter ``w`` and the output ``y``.
 
-    They are in PyTorch's order (N, C, H, W).
+    They are in PyTorch's order: (N, C, H, W), and (KOUT, C / groups, R, S) for the filter.
     """
     return {
         "x": (conv.n, conv.c, conv.h, conv.w),
@@ -116,9 +116,9 @@ def conv_shapes(conv: Conv) -> dict[str, tuple[int, int, int, int]]:
 def random_operands(
     problem: Workload, device: torch.device | str, seed: int = 0, storage: Storage = DENSE
 ) -> Operands:
-    """Return a new set of normally distributed values for checks and tests.
+    """Return a new set of operands with normally distributed values, for checks and tests.
 
-    The result is filled with NaN, so that a missing element fails the check.
+    The memory for the result is filled with NaN, so that a missing element fails the check.
     """
     dtype = TORCH_DTYPES[problem.dtype]
     generator = torch.Generator(device=device).manual_seed(seed)
@@ -130,13 +130,13 @@ def random_operands(
 
 
 def _matrices(gemm: Gemm) -> tuple[tuple[int, int, str], ...]:
-    """Return the rows, the columns and the layout's letter of A, B and the result."""
+    """Return (rows, columns, letter of the layout) of A, of B and of the result."""
     m, n, k = gemm.m, gemm.n, gemm.k
     return (m, k, gemm.layout[0]), (k, n, gemm.layout[1]), (m, n, "n")
 
 
 def _stored(rows: int, columns: int, letter: str) -> tuple[int, int]:
-    """Return the number of rows that a matrix has in memory, and the elements of one row."""
+    """Return the number of rows of a matrix as it is stored, and the number of elements per row."""
     return (rows, columns) if letter == "n" else (columns, rows)
 
 

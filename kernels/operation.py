@@ -1,8 +1,8 @@
-"""Operations other than GEMM and convolution that the field's rules are about.
+"""Operations other than GEMMs and convolutions, for which performance guides give rules.
 
-They are layers that only move memory, several GEMMs that share an operand, and an LSTM, each with
-only what a rule needs. Like a GEMM, each has two inputs and a result, FLOPs and minimum bytes. This
-module does not need PyTorch.
+They are memory-bound layers, series of GEMMs that share an operand, and LSTM layers. Each has only
+the parameters that the rules need. Like a GEMM, each has two inputs and a result, FLOPs and minimum
+bytes. This module does not need PyTorch.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from kernels.problem import CONV_LAYOUTS, DTYPE_BYTES, TIMED_DTYPES, Gemm, Probl
 LAYERS = {"relu": 1, "gelu": 5, "softmax": 5, "layernorm": 7, "batchnorm": 7, "maxpool": 9}
 """Memory-bound layers, and the operations per element that their textbook formula counts.
 
-A comparison, an exp and an erf count as one each. Max-pool is 3×3 with stride 1, as in the source
-of the rule that gives it 2.25 FLOP per byte; PyTorch's max-pool also writes a 64-bit index for each
-element.
+A comparison, an exp and an erf count as one each. Max-pool is 3×3 with stride 1, as in the guide
+whose rule gives it 2.25 FLOP per byte. PyTorch's max-pool also writes a 64-bit index for each
+element, which the minimum bytes do not include.
 """
 
 _PARAMETERS = ("layernorm", "batchnorm")  # layers with a scale and a shift for each channel
@@ -94,7 +94,7 @@ class Layer(_OperationBase):
 
     @property
     def flops(self) -> int:
-        """Operations in the textbook formula; see :data:`LAYERS`."""
+        """Number of operations in the layer's textbook formula; see :data:`LAYERS`."""
         return LAYERS[self.op] * self.elements
 
     @property
@@ -145,10 +145,12 @@ SERIES = ("projections", "timesteps")
 class Series(_OperationBase):
     """``count`` GEMMs (m, k) @ (k, n) that share an operand, and could be fused into one.
 
-    ``projections`` have one input and a weight each, like Q, K and V or the gates of an LSTM.
-    Fused, they are one GEMM with ``count`` times the columns. ``timesteps`` have one weight and an
-    input each, like the steps of a sequence. Fused, they are one GEMM with ``count`` times the
-    rows. Weights are stored (n, k), as in a linear layer.
+    - ``projections`` share the input, and each has a weight, like Q, K and V or the gates of an
+      LSTM. Fused, they are one GEMM with ``count`` times the columns.
+    - ``timesteps`` share the weight, and each has an input, like the steps of a sequence. Fused,
+      they are one GEMM with ``count`` times the rows.
+
+    A weight is stored as (n, k), as in a linear layer.
     """
 
     op: str
@@ -171,8 +173,9 @@ class Series(_OperationBase):
     @property
     def fused(self) -> Gemm:
         """The whole series as one GEMM."""
-        rows, columns = (1, self.count) if self.op == "projections" else (self.count, 1)
-        return Gemm(self.m * rows, self.n * columns, self.k, self.dtype, "nt")
+        if self.op == "projections":
+            return Gemm(self.m, self.n * self.count, self.k, self.dtype, "nt")
+        return Gemm(self.m * self.count, self.n, self.k, self.dtype, "nt")
 
     @property
     def flops(self) -> int:
@@ -219,10 +222,10 @@ class Series(_OperationBase):
 
 @dataclass(frozen=True, slots=True)
 class Lstm(_OperationBase):
-    """One LSTM layer, forward, without biases, on ``steps`` inputs (minibatch, features).
+    """Forward pass of one LSTM layer without biases, on ``steps`` inputs (minibatch, features).
 
-    Its four gates are one GEMM with the input over all steps, and one GEMM with the hidden state in
-    each step.
+    Its four gates take one GEMM with the inputs of all steps together, and one GEMM with the hidden
+    state in each step.
     """
 
     steps: int
@@ -235,7 +238,7 @@ class Lstm(_OperationBase):
 
     @property
     def weight_scale(self) -> float:
-        """Factor that turns normally distributed values into weights.
+        """Factor that scales normally distributed values to weights.
 
         It is about 1/√(features + hidden), so that no gate saturates, and a power of two, so that
         no value is rounded.
@@ -279,7 +282,8 @@ class Lstm(_OperationBase):
     def columns(self) -> dict[str, Any]:
         """Return the columns in measurements.csv.
 
-        The columns describe the gates' GEMM in one step, with the number of steps as ``batch``.
+        The columns describe the GEMM of the gates with the input of one step. ``batch`` is the
+        number of steps.
         """
         return {
             "op": self.op,
@@ -308,7 +312,7 @@ class Lstm(_OperationBase):
 
 Operation = Layer | Series | Lstm
 Workload = Problem | Operation
-"""Everything that can be timed; the time model and the Triton families only know problems."""
+"""Everything that can be timed. The time model and the Triton families take only problems."""
 
 _KINDS: dict[str, type[Layer] | type[Series] | type[Lstm]] = {
     **dict.fromkeys(LAYERS, Layer), **dict.fromkeys(SERIES, Series), Lstm.op: Lstm,
@@ -330,10 +334,10 @@ def as_problem(workload: Workload) -> Problem:
 
 
 def products_of(workload: Workload) -> tuple[tuple[int, Problem], ...]:
-    """Return the GEMMs or the convolution in a workload, each with how often it occurs."""
+    """Return the GEMMs or the convolution in a workload, as (number of occurrences, problem)."""
     return workload.products if isinstance(workload, Operation) else ((1, workload),)
 
 
 def operation_of(row: Mapping[str, Any]) -> Operation:
-    """Create the operation that a row's columns describe."""
+    """Create the operation that a row of measurements.csv describes."""
     return _KINDS[row["op"]].from_columns(row)

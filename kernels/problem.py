@@ -1,8 +1,8 @@
-"""Problems to compute, GEMMs and convolutions, and their arithmetic.
+"""GEMMs and convolutions as problems to compute, with their FLOPs and bytes.
 
-Nothing here depends on how a problem is computed. Sizes are element counts. FLOPs count a
-multiply-add as two. Bytes are the least that any implementation must move through memory: every
-operand is read once and every result written once. This module does not need PyTorch.
+Nothing here depends on how a problem is computed. Sizes are element counts. A multiply-add counts
+as two FLOPs. Bytes are the least that any implementation must move through memory: every operand is
+read once and every result written once. This module does not need PyTorch.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ DTYPE_BYTES = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
 """Storage bytes of an operand's element, by dtype.
 
 ``tf32`` is stored as fp32 and multiplied with 10 mantissa bits. An ``fp8`` GEMM has 8-bit operands
-and a 16-bit result. Its time includes quantising A from 16 bits, as in a model, which quantises its
-activations as it computes them.
+and a 16-bit result. Its time includes quantising A from 16 bits, because A holds the activations,
+which a model must quantise whenever it runs.
 """
 
 TIMED_DTYPES = tuple(dtype for dtype in DTYPE_BYTES if dtype != "fp8")
@@ -28,23 +28,24 @@ TIMED_DTYPES = tuple(dtype for dtype in DTYPE_BYTES if dtype != "fp8")
 FP8_INCLUDES = "including the quantisation of the activations"
 """Phrase for messages that says what the time of an fp8 GEMM includes."""
 
-_HALF_BYTES = 2  # bytes of a 16-bit element: fp8's A before it is quantised, and fp8's result
+# Bytes of a 16-bit element: in an fp8 GEMM, of A before it is quantised, and of the result.
+_HALF_BYTES = 2
 
 GEMM_LAYOUTS = ("nn", "nt", "tn", "tt")
 CONV_LAYOUTS = ("nhwc", "nchw")
 PASSES = ("fprop", "dgrad", "wgrad")
 
 WIDE_BYTES = 16
-"""Bytes of a thread's widest copy, and the unit of TMA.
+"""Bytes of a thread's widest copy, and the alignment in bytes that TMA requires.
 
-Rows are called aligned if their length is a multiple of this.
+Rows are called aligned if their length is a multiple of this number.
 """
 
 # Thresholds of the shape classes, which only group shapes in reports.
-_SMALL_FLOPS = 2.0 * 512**3  # below it, a GPU's time is mostly the launch
-_SKINNY = 128  # an output dimension up to one large tile: "small-dim" in the field's guides
-_LONG_K = 4  # K this many times the larger of M and N
-_NARROW_CHANNELS = 64  # the field's advice: channels divisible by at least 64
+_SMALL_FLOPS = 2.0 * 512**3  # FLOPs below which a GPU's time is mostly the launch
+_SKINNY = 128  # largest M or N of a skinny GEMM, as large as one large tile
+_LONG_K = 4  # smallest ratio of K to the larger of M and N in a long-k GEMM
+_NARROW_CHANNELS = 64  # fewer channels are narrow; tuning guides advise multiples of at least 64
 
 
 def _alignment(sizes: list[int], dtype: str) -> int:
@@ -56,8 +57,8 @@ def _alignment(sizes: list[int], dtype: str) -> int:
 class Gemm:
     """GEMM ``C = A B`` with logical shapes (m, k) @ (k, n) -> (m, n), ``batch`` times.
 
-    ``layout`` has one letter for A and one for B: ``n`` is row-major as named, and ``t`` is the
-    row-major storage of the transpose. ``nt`` is therefore ``y = x Wᵀ`` of a linear layer. C is
+    ``layout`` has one letter for A and one for B: ``n`` if the matrix is stored row-major, and
+    ``t`` if its transpose is. ``nt`` is therefore ``y = x Wᵀ`` of a linear layer. C is stored
     row-major.
     """
 
@@ -83,7 +84,7 @@ class Gemm:
 
     @property
     def bytes(self) -> int:
-        """Minimum traffic of the GEMM itself, in bytes: A, B and C once each."""
+        """Minimum traffic of the GEMM in bytes, without quantising: A, B and C once each."""
         a, b, c = self.operand_elements
         return self.batch * ((a + b) * DTYPE_BYTES[self.dtype] + c * self.result_bytes)
 
@@ -126,7 +127,7 @@ class Gemm:
 
     @property
     def shape_class(self) -> str:
-        """First class that applies: misaligned, batched, small, skinny, long-k or large."""
+        """Class in reports: the first of misaligned, batched, small, skinny, long-k and large."""
         if self.alignment < WIDE_BYTES:
             return "misaligned"
         if self.batch > 1:
@@ -153,7 +154,7 @@ class Gemm:
         """Parse ``M,N,K,dtype[,layout[,batch]]``.
 
         Raises:
-            UserError: if the text has another form, or the sizes cannot be computed.
+            UserError: if the text has another form, or a size, the dtype or the layout is invalid.
         """
         form = "M,N,K,dtype[,layout[,batch]]"
         parts = [part.strip() for part in text.split(",")]
@@ -203,7 +204,7 @@ class Conv:
         check_word("pass", self.pass_, PASSES)
         for name, minimum in (("stride", 1), ("padding", 0), ("dilation", 1)):
             pair = getattr(self, name)
-            if isinstance(pair, int):  # the same in both directions
+            if isinstance(pair, int):  # one number stands for both directions
                 pair = (pair, pair)
                 object.__setattr__(self, name, pair)
             if min(pair) < minimum:
@@ -222,13 +223,13 @@ class Conv:
 
     @property
     def p(self) -> int:
-        """Output height."""
+        """Height of the output in pixels."""
         reach = self.dilation[0] * (self.r - 1) + 1
         return (self.h + 2 * self.padding[0] - reach) // self.stride[0] + 1
 
     @property
     def q(self) -> int:
-        """Output width."""
+        """Width of the output in pixels."""
         reach = self.dilation[1] * (self.s - 1) + 1
         return (self.w + 2 * self.padding[1] - reach) // self.stride[1] + 1
 
@@ -252,10 +253,11 @@ class Conv:
 
     @property
     def bytes(self) -> int:
-        """Minimum traffic in bytes: input, filter and output once each, whichever is written.
+        """Minimum traffic in bytes: the input, filter and output, each read or written once.
 
-        If the input is read, only the pixels under some filter position count: a stride larger than
-        the filter skips the rest. A gradient of the input is written whole.
+        If the input is read, only the pixels that the filter covers at some position count, because
+        a stride larger than the filter skips the other pixels. A gradient of the input is written
+        whole.
         """
         x, filters, y = self.operand_elements
         if self.pass_ != "dgrad":
@@ -280,7 +282,7 @@ class Conv:
         - (kout, c·r·s, n·p·q) for wgrad.
 
         A strided dgrad has more multiplications in this GEMM than :attr:`flops` counts, because
-        most of its operand is zero.
+        most elements of the GEMM's left operand are zero.
         """
         c, kout = self.c // self.groups, self.kout // self.groups
         pixels = self.n * self.p * self.q
@@ -293,16 +295,18 @@ class Conv:
         return Gemm(m, n, k, self.dtype, "nt", self.groups)
 
     def winograd_gemm(self, tile: int) -> Gemm | None:
-        """Return the batched GEMM of Winograd's F(tile × tile, 3 × 3): one per transformed point.
+        """Return the batched GEMM of Winograd's F(tile × tile, 3 × 3).
 
-        ``tile``² outputs take (``tile`` + 2)² multiplications per channel instead of 9 · ``tile``²
-        (Lavin and Gray, arXiv 1509.09308). None is returned where the algorithm cannot be used: for
-        filters other than 3 × 3, strides, dilation, groups, and the weight gradient.
+        The batch is the number of transformed points, (``tile`` + 2)². Each stands for one
+        multiplication per channel, so that ``tile``² outputs take (``tile`` + 2)² multiplications
+        instead of 9 · ``tile``² (Lavin and Gray, arXiv 1509.09308). None is returned if the
+        algorithm cannot be used: for filters other than 3 × 3, strides, dilation, groups, and the
+        weight gradient.
         """
         is_plain = (self.stride, self.dilation, self.groups) == ((1, 1), (1, 1), 1)
         if (self.r, self.s) != (3, 3) or not is_plain or self.pass_ == "wgrad":
             return None
-        # The gradient of the input is a convolution of the output's gradient.
+        # The input's gradient is a convolution too, which reads the output's gradient.
         if self.pass_ == "fprop":
             height, width, channels_in, channels_out = self.p, self.q, self.c, self.kout
         else:
@@ -313,9 +317,9 @@ class Conv:
 
     @property
     def alignment(self) -> int:
-        """Largest power of two, at most 16, that divides the bytes of a group's channels.
+        """Largest power of two, at most 16, that divides the bytes of one group's channels.
 
-        It divides the bytes of the input's channels and those of the output's channels.
+        It must divide those of the input and those of the output.
         """
         return _alignment([self.c // self.groups, self.kout // self.groups], self.dtype)
 
@@ -360,7 +364,7 @@ class Conv:
         ``layout`` and ``pass`` may be left out; the defaults are nhwc and fprop.
 
         Raises:
-            UserError: if the text has another form, or the convolution cannot be computed.
+            UserError: if the text has another form, or one of its values is invalid.
         """
         form = "N,C,H,W,KOUT,R,S,stride,padding,dilation,groups,dtype[,layout[,pass]]"
         parts = [part.strip() for part in text.split(",")]
@@ -377,7 +381,7 @@ class Conv:
             for part, name in zip(parts[7:10], ("stride", "padding", "dilation"), strict=True)
         ]
         groups = _parse_whole(parts[10], "groups", form)
-        words = [part.lower() for part in parts[11:]]  # the dtype, and maybe layout and pass
+        words = [part.lower() for part in parts[11:]]  # dtype, then optionally layout and pass
         return cls.build(sizes, pairs, groups, *words)
 
     @classmethod
@@ -412,7 +416,7 @@ def linear(tokens: int, features_in: int, features_out: int, dtype: str) -> dict
     - ``dgrad`` is dx (tokens, in) = dy W.
     - ``wgrad`` is dW (out, in) = dyᵀ x.
 
-    The layouts are those that autograd really multiplies.
+    The layouts are those of the GEMMs that PyTorch's autograd runs.
     """
     return {
         "forward": Gemm(tokens, features_out, features_in, dtype, "nt"),
@@ -436,11 +440,17 @@ def parse_pair(text: str, name: str) -> tuple[int, int]:
     if len(parts) > 2 or not all(map(is_whole, parts)):
         raise UserError(f"{name} must be one number such as 2, or two such as 2x1, not {text!r}.")
     values = [int(part) for part in parts]
-    return values[0], values[-1]  # the same one if there is only one
+    return values[0], values[-1]  # a single number stands for both directions
 
 
 def _parse_whole(text: str, name: str, form: str) -> int:
-    """Parse a number of at least 1; ``name`` and ``form`` say in the message which one it is."""
+    """Parse a whole number of at least 1.
+
+    Args:
+        text: the number.
+        name: its name in the form, for the error message.
+        form: form of the whole option, for the error message.
+    """
     if not is_whole(text) or int(text) < 1:
         raise UserError(f"{name} in {form} must be a whole number of at least 1, not {text!r}.")
     return int(text)

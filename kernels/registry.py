@@ -1,7 +1,7 @@
 """All implementations by name, and the vendor library that PyTorch calls for a problem.
 
 Importing this module is cheap, because only the first call imports PyTorch and Triton. A worker
-process that carries out a plan imports it before it knows whether it needs either.
+process imports the module before it knows whether its plan needs either of them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def all_implementations() -> dict[str, Implementation]:
 def _triton_families() -> list[Implementation]:
     """Return the Triton families; none if Triton is not installed."""
     try:
-        import triton  # noqa: F401  only on Linux; without it only the vendor libraries are listed
+        import triton  # noqa: F401  imported only to see whether it is installed
     except ImportError:
         return []
     from kernels.triton.conv import TritonConv
@@ -43,7 +43,8 @@ def _triton_families() -> list[Implementation]:
 def library_for(problem: Workload, machine: Machine) -> str:
     """Return the name of the library that PyTorch itself would call for a problem.
 
-    If none supports it, the first library that computes the operation is returned.
+    If no library supports the problem on this machine, the first one that computes the operation is
+    returned.
     """
     from kernels.library.vendor import libraries
 

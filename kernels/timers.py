@@ -1,4 +1,4 @@
-"""Timers that people use today, with their defaults, for comparison with this project's timer."""
+"""Widely used timers with their defaults, for comparison with this project's timer."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ def graph_replays(launches: Callable[[], object], count: int, replays: int = 6) 
     """Return the seconds per launch in a CUDA graph, as AIConfigurator measures its tables.
 
     Args:
-        launches: callable that makes ``count`` launches. The tables rotate the weights in it, so
-            that they do not stay in the L2. Nothing is flushed between replays.
+        launches: callable that makes ``count`` launches. As for AIConfigurator's tables, it should
+            rotate the weights, so that they do not stay in the L2. Nothing is flushed between
+            replays.
         count: number of launches that ``launches`` makes.
         replays: number of timed replays, after three that are not timed.
 
