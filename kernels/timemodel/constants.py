@@ -18,28 +18,28 @@ from kernels.machine import Machine, known_machine
 
 @dataclass(frozen=True)
 class Constants:
-    """Physical properties that the datasheet does not state, each with its :data:`BOUNDS`."""
+    """Properties of a machine that its datasheet does not state, each within its :data:`BOUNDS`."""
 
     compute: float  # share of the peak that a tile's main loop reaches
-    dram: float  # share of the datasheet's bandwidth that is reached
+    dram: float  # share of the datasheet's memory bandwidth that a kernel reaches
     feed: float  # bytes/s that one SM reads
     l2: float  # bytes/s that all SMs together read from the L2
     store: float  # bytes/s at which one SM's epilogue writes its tile
-    epilogue: float  # seconds per tile in addition to that
+    epilogue: float  # seconds of an epilogue in addition to writing the tile
     step: float  # shortest time of a K step, in seconds
     launch: float  # seconds that every launch takes, however small its problem
-    tail: float  # 1: a partial wave costs as much as a whole one; 0: its share of one
-    ramp: float  # CTAs in flight at which half of the bandwidth is reached
-    split: float  # seconds of a helper kernel, which reduces a split K or transforms
+    tail: float  # 1: a partial wave takes as long as a full one; 0: in proportion to its tiles
+    ramp: float  # number of CTAs in flight that reach half of the bandwidth
+    split: float  # seconds of a helper kernel, such as one that reduces a split K
     partials: float  # share of a split K's partial sums that goes through memory
-    slow: float  # how much longer a kernel takes per e-fold over 2 ms, as the clocks drop
-    misalignment: float  # work slows by (alignment / 16 bytes)^-misalignment
-    fallback: float  # how much longer misaligned rows take to load, without bulk copies
+    slow: float  # relative slowing of a kernel per e-fold over 2 ms, because the clocks drop
+    misalignment: float  # misaligned rows slow the work by (16 bytes / alignment)^misalignment
+    fallback: float  # relative extra time to load misaligned rows, which have no bulk copies
     fallback_split: float  # 1: kernels for misaligned rows split K; 0: they do not
-    repack: float  # times that B is moved again, to repack it before the GEMM (CPUs)
+    repack: float  # bytes moved to repack B before the GEMM, per byte of B (CPUs)
     resident: float  # share of A that hits the last-level cache, if A fits it
-    cached: float  # bandwidth relative to memory, with all operands in the last-level cache
-    sustained: float  # share of the rate in bursts that is reached without pauses
+    cached: float  # bandwidth with all operands in the last-level cache, relative to memory
+    sustained: float  # FLOP/s of launches without pauses, relative to bursts
 
     def to_json(self) -> dict[str, float]:
         """Return the constants by name, for calibration.json."""
@@ -47,7 +47,7 @@ class Constants:
 
     @classmethod
     def from_json(cls, data: Mapping[str, float]) -> Constants:
-        """Read what :meth:`to_json` returned, also in earlier versions.
+        """Read the constants that :meth:`to_json` returned, also in earlier versions.
 
         A constant that was renamed is read by its old name. A constant that an earlier version did
         not have gets its default.
@@ -85,7 +85,7 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "cached": (1.0, 20.0),
     "sustained": (0.3, 1.1),
 }
-"""Range of what is physically possible for each constant."""
+"""Physically possible (lowest, highest) value of each constant."""
 
 
 LINEAR = frozenset(
@@ -94,7 +94,7 @@ LINEAR = frozenset(
         "resident",
     }
 )  # fmt: skip
-"""Dimensionless constants that are often 0; all others are fitted and averaged as logarithms."""
+"""Dimensionless constants that may be 0; all others are fitted and averaged as logarithms."""
 
 RATES = frozenset({"compute", "dram", "feed", "l2", "store"})
 """Constants that are smaller on a machine that is slower throughout."""
@@ -102,7 +102,7 @@ RATES = frozenset({"compute", "dram", "feed", "l2", "store"})
 DURATIONS = frozenset({"epilogue", "step", "launch", "split"})
 """Constants that are larger on a machine that is slower throughout."""
 
-_LEAST = 1e-10  # smallest value of which a logarithm is taken
+_SMALLEST = 1e-10  # smaller constants are raised to this value before their logarithm is taken
 
 
 def to_fit_scale(name: str, value: float) -> float:
@@ -110,25 +110,28 @@ def to_fit_scale(name: str, value: float) -> float:
 
     This is its logarithm, or the constant itself if it is one of :data:`LINEAR`.
     """
-    return value if name in LINEAR else float(np.log(max(value, _LEAST)))
+    return value if name in LINEAR else float(np.log(max(value, _SMALLEST)))
 
 
 def from_fit_scale(name: str, value: Any) -> Any:
-    """Convert a number or an array back; inverse of :func:`to_fit_scale`."""
+    """Convert fitted values of a constant back; the inverse of :func:`to_fit_scale`."""
     return value if name in LINEAR else np.exp(value)
 
 
-def mean_constants(several: Sequence[Constants]) -> Constants:
+def mean_constants(sets: Sequence[Constants]) -> Constants:
     """Average several sets of constants, each constant on the scale on which it is fitted."""
-    means = {
-        name: np.mean([to_fit_scale(name, getattr(one, name)) for one in several])
-        for name in BOUNDS
-    }
-    return Constants(**{name: float(from_fit_scale(name, mean)) for name, mean in means.items()})
+    means: dict[str, float] = {}
+    for name in BOUNDS:
+        fitted = [to_fit_scale(name, getattr(constants, name)) for constants in sets]
+        means[name] = float(from_fit_scale(name, np.mean(fitted)))
+    return Constants(**means)
 
 
 def physical_bounds(machine: Machine) -> dict[str, tuple[float, float]]:
-    """Return :data:`BOUNDS` for one machine, whose clocks cap the share of the peak."""
+    """Return :data:`BOUNDS` for one machine, whose clocks limit the share of the peak.
+
+    The peak holds at the Tensor Core clock, and the boost clock may be higher.
+    """
     if not machine.tensor_mhz:  # a CPU: its peak was measured, and a case may exceed it a little
         return BOUNDS
     low, _ = BOUNDS["compute"]
@@ -143,7 +146,7 @@ def default_constants(generation: str, dtype: str) -> Constants:
 
 @functools.cache
 def shipped_fits() -> dict[str, Any]:
-    """Return the document that the command ``ship`` wrote; do not change it.
+    """Return the document that the command ``ship`` wrote. Callers must not change it.
 
     Its keys are:
 
@@ -154,10 +157,10 @@ def shipped_fits() -> dict[str, Any]:
     - ``generations``: range of errors of the mean of other generations' constants.
     - ``spreads``: spread of each kind of prior (:class:`analysis.model.prior.Spread`).
     - ``groups``: factors of intervals for kinds of shapes (:mod:`analysis.model.groups`).
-    - ``floor``: errors of a framework's earlier version as a prediction of its later one.
-    - ``machines``: for each slug, the range of frameworks there, what the constants were fitted to,
-      and the fits by group, as in calibration.json. Their ``shift`` also applies to answers from
-      the machine's imported table.
+    - ``floor``: errors if a framework's earlier version is used to predict its later one.
+    - ``machines``: for each slug, the range of errors between frameworks on this machine, the
+      measurements that the constants were fitted to, and the fits by group, as in calibration.json.
+      The ``shift`` of a fit also applies to answers from the machine's imported table.
     """
     fits: dict[str, Any] = json.loads(_SHIPPED.read_bytes())
     return fits
@@ -168,14 +171,14 @@ def foreign_constants(
 ) -> tuple[Constants, str]:
     """Return constants for a machine from the measurements of another one.
 
-    They are scaled by the two datasheets (:func:`scaled_constants`). The launch time is the one
-    recorded for the machine's generation, if there is one.
+    The constants are scaled by the two datasheets (:func:`scaled_constants`). The launch time is
+    that of the machine's generation in constants.toml, if the file has one.
 
     Args:
         machine: machine that the constants are for.
         dtype: dtype of the constants.
-        slug: machine to take them from. If None: another machine of the same generation, or of the
-            latest generation before it, or of the first one after it.
+        slug: slug of the machine that was measured. None selects a machine of the same generation,
+            otherwise of the latest earlier generation, otherwise of the first later one.
 
     Returns:
         The constants, and the slug of the machine on which they were measured.
@@ -186,16 +189,17 @@ def foreign_constants(
     if machine.kind == "cpu":
         return default_constants("cpu", dtype), "cpu"
     table = _constants_table()
+    # 1. List the machines with constants: those of the machine's generation first, then earlier
+    # generations from new to old, then later ones.
     generations = table["order"]["generations"]
     position = generations.index(machine.generation)
-    # The machine's own generation and those before it come first, the latest of them in front.
-    up_to_own = generations[: position + 1]
-    nearest_first = [*reversed(up_to_own), *generations[position + 1 :]]
-    entries = [_entry(name, dtype) for name in nearest_first if name in table]
+    not_later, later = generations[: position + 1], generations[position + 1 :]
+    entries = [_entry(name, dtype) for name in (*reversed(not_later), *later) if name in table]
     by_slug = {entry["machine"]: entry for entry in entries if entry["machine"] != machine.slug}
     if slug is not None and slug not in by_slug:
         suggestion = nearest(slug, by_slug)
         raise UserError(f"no constants are shipped for {slug!r} in {dtype}; {suggestion}")
+    # 2. Scale the constants of the selected machine, or of the first one.
     origin = slug or next(iter(by_slug))
     origin_machine = known_machine(origin)
     origin_constants = _constants(by_slug[origin])
@@ -215,24 +219,24 @@ def scaled_constants(
     and SMs. The share of the peak that is reached scales with the generation's share on real data.
 
     Args:
-        c: the constants.
-        there: machine on which they were measured.
-        here: machine that they are scaled to.
+        c: constants to scale.
+        there: machine on which the constants were measured.
+        here: machine that the constants are scaled to.
         dtype: dtype whose peaks are compared.
         growth: exponent applied to the ratio of the two machines' arithmetic per SM.
     """
     facts = _constants_table()["facts"]
     clock = here.boost_mhz / there.boost_mhz
     # A card without this dtype (bf16 on Volta) is compared by the other 16-bit dtype, fp16.
-    their_peak = there.peaks.get(dtype) or there.peak("fp16")
-    arithmetic = (here.peak(dtype) / here.sms / (their_peak / there.sms)) ** growth
+    peak_there = there.peaks.get(dtype) or there.peak("fp16")
+    arithmetic = (here.peak(dtype) / here.sms / (peak_there / there.sms)) ** growth
     facts_here = facts.get(here.generation, {})
     facts_there = facts.get(there.generation, {})
     sharing = facts_here.get("share", 1.0) / facts_there.get("share", 1.0)
-    reached = facts_here.get("achievable", 1.0) / facts_there.get("achievable", 1.0)
+    achievable = facts_here.get("achievable", 1.0) / facts_there.get("achievable", 1.0)
     return replace(
         c,
-        compute=min(c.compute * reached, BOUNDS["compute"][1]),
+        compute=min(c.compute * achievable, BOUNDS["compute"][1]),
         feed=c.feed * arithmetic,
         store=c.store * arithmetic,
         l2=c.l2 * clock * here.sms / there.sms * sharing,
@@ -244,7 +248,7 @@ def scaled_constants(
 def _misaligned_constants(generation: str, dtype: str) -> dict[str, float]:
     """Return the two constants of a generation's kernels for misaligned rows.
 
-    Plain fp32 needs no bulk copies, so these kernels cost it nothing.
+    Plain FMAs in fp32 need no bulk copies, so misaligned rows cost them nothing.
     """
     facts = _constants_table()["facts"].get(generation, {})
     if dtype == "fp32":
@@ -258,8 +262,8 @@ def _misaligned_constants(generation: str, dtype: str) -> dict[str, float]:
 def measured_on(generation: str, dtype: str) -> str | None:
     """Return the slug of the machine on which a generation's constants were measured, if any.
 
-    A generation without constants of its own uses those of another generation. The machine is then
-    the other generation's.
+    A generation without measured constants uses those of another generation. The slug is then that
+    of the other generation's machine.
     """
     table = _constants_table()
     origin = _entry(table["like"].get(generation, generation), dtype).get("machine")
@@ -267,7 +271,7 @@ def measured_on(generation: str, dtype: str) -> str | None:
 
 
 def _entry(generation: str, dtype: str) -> dict[str, Any]:
-    """Return a generation's entry in constants.toml: the dtype's own, or the one for all dtypes."""
+    """Return a generation's entry in constants.toml: that of the dtype, or that of all dtypes."""
     table = _constants_table()
     entry: dict[str, Any] = table.get(f"{generation}-{dtype}") or table[generation]
     return entry
@@ -280,5 +284,5 @@ def _constants(entry: dict[str, Any]) -> Constants:
 
 @functools.cache
 def _constants_table() -> dict[str, Any]:
-    """Return the content of constants.toml; do not change it."""
+    """Return the content of constants.toml. Callers must not change it."""
     return tomllib.loads(Path(__file__).with_name("constants.toml").read_text(encoding="utf-8"))

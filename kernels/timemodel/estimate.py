@@ -3,16 +3,18 @@
     time = launch + helpers + slowed((work⁴ + intake⁴ + memory⁴)^¼)
     work = waves × (K steps × (compute⁴ + feed⁴ + latency⁴)^¼ + epilogue)
 
-In a K step, ``compute`` is the time of the tile's arithmetic on its SM, ``feed`` the time to read
-its blocks, and ``latency`` the minimum of a step however small the tile. ``intake`` is the time in
-which all tiles together read from the L2. ``memory`` is the traffic of the device's memory over the
-bandwidth that the active CTAs can draw. ``helpers`` are kernels before and after: changes of
-layout, the transforms of Winograd, the quantising of fp8's A. ``slowed`` lengthens long kernels,
-which run into the power limit.
+- ``compute`` is the time of a K step's arithmetic on the tile's SM, ``feed`` the time to read its
+  blocks of A and B, and ``latency`` the minimum time of a step, however small the tile is.
+- ``intake`` is the time that all tiles together take to read from the L2.
+- ``memory`` is the traffic of the device's memory, divided by the bandwidth that the active CTAs
+  reach.
+- ``helpers`` is the time of kernels before and after the main one: changes of layout, Winograd's
+  transforms, and the quantisation of an fp8 GEMM's A.
+- ``slowed`` lengthens long kernels, which run into the power limit.
 
-The fourth power lets the largest term win and rounds the corner where two terms are equal. A plain
-maximum, a sum and other powers were worse on public H100 and A100 tables. The choice of a Triton
-config and the calibrated model of ``analysis`` both call this formula.
+The fourth powers let the largest term dominate, with a smooth transition where two terms are equal.
+A plain maximum, a sum and other powers were worse on public H100 and A100 tables. The choice of a
+Triton config and the calibrated model of ``analysis`` both use this formula.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from kernels.timemodel.constants import Constants
 Array = NDArray[np.float64]
 
 LIMITS = ("launch", "compute", "feed", "latency", "memory")
-"""Names of what can limit a time.
+"""Names of the parts of a time, of which the largest limits it.
 
 - ``launch``: the launch.
 - ``compute``: the arithmetic.
@@ -42,22 +44,28 @@ LIMITS = ("launch", "compute", "feed", "latency", "memory")
 """
 
 SPLITS = (1, 2, 4, 8, 16)
-"""Parts into which a library may split K. Powers of two up to 16 reduced the error most."""
+"""Numbers of parts into which the estimate may split K for a library's kernel.
+
+Powers of two up to 16 gave the smallest error.
+"""
 
 ALGORITHMS = {"implicit-gemm": 0, "winograd-2x2": 2, "winograd-4x4": 4}
-"""Algorithms of a convolution, with the outputs along a side of Winograd's tile."""
+"""Algorithms of a convolution, each with the outputs along a side of Winograd's tile, or 0."""
 
-_STEP_BYTES = 128  # bytes of K in a step of a tile: 64 elements of 16 bits, as in vendor kernels
+_STEP_BYTES = 128  # bytes along K in a K step: 64 elements of 16 bits, as in vendor kernels
 _MIN_STEPS = 2  # a split that leaves fewer K steps to a CTA is never chosen
-_SPLIT_WAVES = 1  # no split where the largest tiles already fill more waves than this
-_SLOW_SECONDS = 2e-3  # a kernel this long begins to feel the power limit
+_SPLIT_WAVES = 1  # K is not split if the largest tile gives more waves than this
+_SLOW_SECONDS = 2e-3  # time from which the power limit slows a kernel
 _RESIDENT_SHARE = 0.8  # share of the last-level cache that an operand may fill and stay resident
-_CHUNK = 2048  # shapes at a time, so that shapes × candidates stay in the L2 cache of a core
+_CHUNK = 2048  # shapes per pass, so that shapes × candidates fit the L2 cache of a CPU core
 
 
 @dataclass(frozen=True)
 class Shapes:
-    """Problems as arrays, one element per problem; as columns, they broadcast against tiles."""
+    """Problems as arrays, one element per problem.
+
+    As columns, the arrays broadcast against the row of candidate tiles.
+    """
 
     m: Array
     n: Array
@@ -65,11 +73,11 @@ class Shapes:
     batch: Array
     element: Array  # bytes of an element
     bytes: Array  # minimum traffic of the GEMM itself
-    first: Array  # bytes of A in one GEMM of the batch; 0 for a convolution
+    a_bytes: Array  # bytes of A in one GEMM of the batch; 0 for a convolution
     density: Array  # useful share of the m·n·k multiply-adds
     alignment: Array  # bytes that divide every row, at most 16
-    helper_kernels: Array  # kernels before and after the GEMM
-    helper_bytes: Array  # bytes that they move
+    helper_kernels: Array  # number of kernels before and after the GEMM
+    helper_bytes: Array  # bytes that these kernels move
     cached: Array  # 1 where the operands are in the last-level cache, 0 where in memory
     sustained: Array  # 1 where the machine never pauses, 0 for bursts
 
@@ -84,12 +92,19 @@ class Shapes:
         sustained: Sequence[bool] | None = None,
         algorithm: str = "implicit-gemm",
     ) -> Shapes:
-        """Read the arrays from problems; a convolution is the GEMM of an algorithm.
+        """Create the arrays from problems.
 
-        If Winograd's algorithm cannot be used, the convolution is its implied GEMM instead.
+        Args:
+            problems: the problems.
+            cached: for each problem, whether its operands are in the last-level cache; None if no
+                problem's are.
+            sustained: for each problem, whether it is launched without pauses; None if none is.
+            algorithm: algorithm of :data:`ALGORITHMS` that computes the convolutions. A
+                convolution for which Winograd's algorithm cannot be used is its implied GEMM.
         """
-        read = [_shape_row(problem, ALGORITHMS[algorithm]) for problem in problems]
-        rows = np.array(read, dtype=np.float64).reshape(-1, 11)  # also without any problem
+        values = [_shape_row(problem, ALGORITHMS[algorithm]) for problem in problems]
+        # The shape is given, so that there are eleven columns even if there are no problems.
+        rows = np.array(values, dtype=np.float64).reshape(-1, 11)
         flags = (
             np.zeros(len(problems)) if flag is None else np.asarray(flag, dtype=np.float64)
             for flag in (cached, sustained)
@@ -106,16 +121,19 @@ class Shapes:
 
 
 def _shape_row(problem: Problem, tile: int) -> tuple[float, ...]:
-    """Return a problem's row of :class:`Shapes`; ``tile`` is Winograd's, or 0 without Winograd."""
+    """Return a problem's row of :class:`Shapes`.
+
+    ``tile`` is the number of outputs along a side of Winograd's tile, or 0 for an implicit GEMM.
+    """
     element = DTYPE_BYTES[problem.dtype]
     if isinstance(problem, Gemm):
-        first = problem.operand_elements[0] * element
+        a_bytes = problem.operand_elements[0] * element
         quantised = problem.quantising_bytes
         return _row(
             problem,
             problem,
             problem.bytes,
-            first=first,
+            a_bytes=a_bytes,
             helper_kernels=int(quantised > 0),
             helper_bytes=quantised,
         )
@@ -142,8 +160,9 @@ def _shape_row(problem: Problem, tile: int) -> tuple[float, ...]:
 def _winograd_row(conv: Conv, gemm: Gemm, tile: int) -> tuple[float, ...]:
     """Return the row of a convolution by Winograd's algorithm.
 
-    F(2 × 2) is one kernel, which transforms input and result inside, after a kernel that transforms
-    the filters. F(4 × 4) is four kernels, and the transformed tensors go through memory.
+    F(2 × 2) is one kernel, which also transforms its input and its result. A helper kernel
+    transforms the filters before it. F(4 × 4) is four kernels, and the transformed tensors go
+    through memory.
     """
     x, filters, y = conv.operand_elements
     points = gemm.batch
@@ -166,11 +185,12 @@ def _winograd_row(conv: Conv, gemm: Gemm, tile: int) -> tuple[float, ...]:
 def priced_alignment(problem: Problem) -> int:
     """Return the bytes, at most 16, that divide the rows whose misalignment costs time.
 
-    A matrix-vector multiplication costs the same whether the rows of its output are aligned or not
-    (results/accuracy/misalignment.json), so only the rows of its operands count.
+    A matrix-vector multiplication whose B is stored transposed takes the same time whether the rows
+    of its output are aligned or not (results/accuracy/misalignment.json). Only the rows of its
+    operands count.
     """
     if isinstance(problem, Gemm) and min(problem.m, problem.n) == 1 and problem.layout[1] == "t":
-        problem = replace(problem, n=WIDE_BYTES)  # whose rows are aligned in every dtype
+        problem = replace(problem, n=WIDE_BYTES)  # rows of this length are aligned in every dtype
     return problem.alignment
 
 
@@ -179,20 +199,20 @@ def _row(
     gemm: Gemm,
     traffic: int,
     density: float = 1.0,
-    first: int = 0,
+    a_bytes: int = 0,
     helper_kernels: int = 0,
     helper_bytes: int = 0,
 ) -> tuple[float, ...]:
     """Return the first eleven fields of :class:`Shapes` for a problem, in their order.
 
     Args:
-        problem: the problem.
-        gemm: the GEMM that computes it.
-        traffic: minimum traffic of that GEMM, in bytes.
-        density: useful share of its multiply-adds.
-        first: bytes of A in one GEMM of the batch; 0 for a convolution.
+        problem: problem that is computed.
+        gemm: GEMM that computes the problem.
+        traffic: minimum traffic of the GEMM, in bytes.
+        density: useful share of the GEMM's multiply-adds.
+        a_bytes: bytes of A in one GEMM of the batch; 0 for a convolution.
         helper_kernels: number of kernels before and after the GEMM.
-        helper_bytes: bytes that they move.
+        helper_bytes: bytes that the helper kernels move.
     """
     return (
         gemm.m,
@@ -201,7 +221,7 @@ def _row(
         gemm.batch,
         DTYPE_BYTES[problem.dtype],
         traffic,
-        first,
+        a_bytes,
         density,
         priced_alignment(problem),
         helper_kernels,
@@ -219,14 +239,14 @@ class Tiles:
 
     @classmethod
     def library(cls, machine: Machine, dtype: str) -> Tiles:
-        """Return every tile that the vendor library has for a machine and a dtype, with K whole."""
+        """Return the vendor library's tiles for a machine and a dtype, without splitting K."""
         pairs = np.array(library_tiles(machine.generation, dtype), dtype=np.float64)
         return cls(pairs[:, 0], pairs[:, 1], np.ones(len(pairs)))
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Times in seconds and their parts, one element per problem."""
+    """Estimated times and their parts in seconds, and the tiles; one element per problem."""
 
     time: Array
     launch: Array
@@ -241,7 +261,7 @@ class Estimate:
     waves: Array
     tile_efficiency: Array
     tail_efficiency: Array
-    bytes: Array  # predicted device traffic
+    bytes: Array  # predicted traffic of the device's memory
     algorithm: Array  # index into ALGORITHMS; 0 for a GEMM
 
     @property
@@ -269,7 +289,7 @@ def estimate(shapes: Shapes, tiles: Tiles, machine: Machine, peak: float, c: Con
         tiles: tiles, one per problem.
         machine: machine whose SM count, bandwidth and cache are used.
         peak: FLOP/s of the dtype on the whole machine.
-        c: the constants.
+        c: constants of the machine.
     """
     work = _work(shapes, tiles, machine, peak, c)
     memory = _memory_seconds(shapes, tiles, work.count, machine, c)
@@ -277,7 +297,7 @@ def estimate(shapes: Shapes, tiles: Tiles, machine: Machine, peak: float, c: Con
     helpers = shapes.helper_bytes / (machine.bandwidth * c.dram)
     busy = _norm4(work.total, work.intake, memory)
     slowed = _slow_long_kernels(busy, c)
-    slowdown = np.divide(slowed, busy)  # the parts are reported as they are in the slowed kernel
+    slowdown = np.divide(slowed, busy)  # the reported parts are lengthened like the whole kernel
     return Estimate(
         time=launch + helpers + slowed,
         launch=launch + np.zeros_like(busy),
@@ -320,19 +340,20 @@ def candidate_times(
     Each tile has the split that is best for the shape. The slowing of long kernels is left out: it
     is monotonic, so it changes no ranking.
     """
-    # 1. Time every candidate with K whole.
+    # 1. Estimate the time of every candidate without splitting K.
     columns = shapes.take((slice(None), np.newaxis))
     times = _busy_seconds(columns, tiles, machine, peak, c)
     split = np.ones_like(times)
     if machine.kind == "cpu":
         return times, split
-    # 2. Select the shapes with few tiles: splitting K pays only for those.
+    # 2. Select the shapes with few tiles, because splitting K pays only for those.
     largest = int(np.argmax(tiles.bm * tiles.bn))
     tile_counts = tile_count(shapes.m, shapes.n, tiles.bm[largest], tiles.bn[largest], shapes.batch)
     rows = np.flatnonzero(tile_counts <= _SPLIT_WAVES * machine.sms)
     if not len(rows):
         return times, split
-    # 3. Time every split of these shapes, and keep it where it is possible and faster.
+    # 3. Estimate the time of every split of these shapes, and keep a split that is possible and
+    # faster.
     few_tiles = columns.take((rows, slice(None)))
     best_seconds, best_parts = times[rows], split[rows]
     for parts in SPLITS[1:]:
@@ -351,65 +372,65 @@ def candidate_times(
 def _busy_seconds(
     shapes: Shapes, tiles: Tiles, machine: Machine, peak: float, c: Constants
 ) -> Array:
-    """Return the seconds that the machine works on each shape, without launch and slowing."""
+    """Return the seconds of each shape without the launch, the helpers and the slowing."""
     work = _work(shapes, tiles, machine, peak, c)
     return _norm4(work.total, work.intake, _memory_seconds(shapes, tiles, work.count, machine, c))
 
 
 @dataclass(frozen=True)
 class _Work:
-    """Work of the SMs; ``compute``, ``feed`` and ``latency`` are seconds of one K step."""
+    """Work of the SMs on each shape."""
 
-    count: Array
+    count: Array  # number of tiles
     waves: Array
-    steps: Array
-    compute: Array
-    feed: Array
-    latency: Array
-    epilogue: Array
-    total: Array
-    intake: Array
+    steps: Array  # K steps of one tile
+    compute: Array  # seconds of the arithmetic of one K step
+    feed: Array  # seconds of the loads of one K step
+    latency: Array  # shortest time of one K step, in seconds
+    epilogue: Array  # seconds per tile
+    total: Array  # seconds of all waves
+    intake: Array  # seconds in which all tiles together read from the L2
 
 
 def _work(shapes: Shapes, tiles: Tiles, machine: Machine, peak: float, c: Constants) -> _Work:
     """Return the work of the SMs: waves of tiles, each with K steps and an epilogue.
 
-    ``shapes`` and ``tiles`` broadcast, so that a column of shapes meets a row of candidates.
+    A column of shapes and a row of tiles broadcast to all pairs of both.
     """
     # 1. Count the tiles, their waves and the K steps of a tile.
     count = tile_count(shapes.m, shapes.n, tiles.bm, tiles.bn, shapes.batch, tiles.split)
     waves = _wave_count(count / machine.sms, c)
     depth = _STEP_BYTES / shapes.element
     steps = ceil_div(shapes.k, depth * tiles.split)
-    # 2. Time the arithmetic of a K step. Most batches of shapes share dtype and alignment: then
-    # these factors are one number per tile and the shapes × tiles array is not built for them.
+    # 2. Estimate the time of the arithmetic in a K step. The factors that depend on the shape are
+    # usually the same for all shapes. They are then one number, which is cheaper to multiply.
     misaligned = (WIDE_BYTES / shapes.alignment) ** c.misalignment
     rate = peak / machine.sms * c.compute * np.where(shapes.sustained > 0, c.sustained, 1.0)
     compute = (
         tiles.bm * tiles.bn * _scalar_if_uniform(2 * depth * shapes.density * misaligned / rate)
     )
-    # 3. Time the loads of a K step and its latency, which are longer without bulk copies.
+    # 3. Estimate the loads of a K step and its latency, which take longer without bulk copies.
     fallback = np.where(shapes.alignment < WIDE_BYTES, 1 + c.fallback, 1.0)
     loading = np.maximum(misaligned, fallback)
     feed = (tiles.bm + tiles.bn) * _scalar_if_uniform(_STEP_BYTES * loading / c.feed)
     latency = _scalar_if_uniform(c.step * fallback)
     step = _norm4(compute, feed, latency)
-    # 4. Add the K steps, the epilogue and the waves.
+    # 4. Add up the K steps, the epilogue and the waves.
     epilogue = c.epilogue + tiles.bm * tiles.bn * _scalar_if_uniform(shapes.element / c.store)
     total = waves * (steps * step + epilogue)
-    # 5. Time the reads from the L2: every tile reads bm rows of A and bn columns of B through it.
-    row = shapes.k * shapes.element / (c.l2 * tiles.split)
-    intake = count * (tiles.bm + tiles.bn) * row
+    # 5. Estimate the reads from the L2: every tile reads bm rows of A and bn columns of B from it.
+    row_seconds = shapes.k * shapes.element / (c.l2 * tiles.split)
+    intake = count * (tiles.bm + tiles.bn) * row_seconds
     return _Work(count, waves, steps, compute, feed, latency, epilogue, total, intake)
 
 
-def _wave_count(rounds: Array, c: Constants) -> Array:
-    """Count waves by their cost.
+def _wave_count(tiles_per_sm: Array, c: Constants) -> Array:
+    """Return the time of all waves, in units of a full wave's time.
 
-    With ``tail`` = 1 the result is the number of whole waves. With 0 it is the tiles per SM, or 1
-    if there are fewer tiles than SMs.
+    With ``tail`` = 1, a partial wave counts as a full one. With ``tail`` = 0, the result is the
+    number of tiles per SM, or 1 if there are fewer tiles than SMs.
     """
-    return c.tail * np.ceil(rounds) + (1 - c.tail) * np.maximum(rounds, 1.0)
+    return c.tail * np.ceil(tiles_per_sm) + (1 - c.tail) * np.maximum(tiles_per_sm, 1.0)
 
 
 def _memory_seconds(
@@ -417,11 +438,11 @@ def _memory_seconds(
 ) -> Array:
     """Return the seconds of the device memory's traffic at the bandwidth that active CTAs reach."""
     resident_bytes = _RESIDENT_SHARE * machine.l2_bytes
-    ratio = (shapes.first / max(resident_bytes, 1.0)) ** 4
-    # The transition is smooth: nearly all of a small A hits the cache, and nearly none of one
-    # beyond it.
-    hits = shapes.first * (c.resident / (1 + ratio))
-    # One row is a matrix-vector multiplication, which reads B in place instead of repacking it.
+    ratio = (shapes.a_bytes / max(resident_bytes, 1.0)) ** 4
+    # The share of A that hits the cache falls smoothly, from ``resident`` for a small A to 0 for
+    # one that is much larger than the cache.
+    hits = shapes.a_bytes * (c.resident / (1 + ratio))
+    # A GEMM with one row is a matrix-vector multiplication, which does not repack B.
     repacked = c.repack * shapes.batch * shapes.k * shapes.n * shapes.element * (shapes.m > 1)
     traffic = shapes.bytes - hits + repacked + c.partials * _partial_bytes(shapes, tiles)
     bandwidth = machine.bandwidth * c.dram * np.where(shapes.cached > 0, c.cached, 1.0)
@@ -436,7 +457,7 @@ def _partial_bytes(shapes: Shapes, tiles: Tiles) -> Array:
 
 
 def _slow_long_kernels(busy: Array, c: Constants) -> Array:
-    """Lengthen long kernels, which run into the power limit, by ``slow`` per e-fold over 2 ms."""
+    """Lengthen long kernels, which the power limit slows, by ``slow`` per e-fold over 2 ms."""
     return busy * (1 + c.slow * np.log1p(busy / _SLOW_SECONDS))
 
 

@@ -22,9 +22,9 @@ def workload_seconds(
 
     Args:
         products: GEMMs and convolutions of each workload, each with how often it occurs.
-        moving: seconds of each workload that has no products and only moves memory.
-        seconds_of: function that takes the positions of workloads and a problem of each, and
-            returns the seconds of these problems.
+        moving: for each workload, its seconds if it has no GEMMs and only moves memory.
+        seconds_of: function that takes a list of problems and the position of each problem's
+            workload, in the order (positions, problems), and returns the problems' seconds.
     """
     # 1. List all GEMMs, each with the position of its workload and how often it occurs there.
     listed = [
@@ -32,7 +32,7 @@ def workload_seconds(
         for position, gemms in enumerate(products)
         for count, problem in gemms
     ]
-    # 2. Add up their times. A workload without GEMMs only moves memory.
+    # 2. Add up the times of the GEMMs. A workload without GEMMs only moves memory.
     seconds = np.where([bool(gemms) for gemms in products], 0.0, moving)
     if listed:
         # np.add.at sums repeated positions, because one workload may have several GEMMs.
@@ -42,6 +42,6 @@ def workload_seconds(
 
 
 def moving_seconds(workload: Workload, machine: Machine) -> float:
-    """Return the time of a launch and of the minimum traffic at the datasheet's bandwidth."""
+    """Return the seconds of a launch and of the minimum traffic at the datasheet's bandwidth."""
     launch = default_constants(machine.generation, workload.dtype).launch
     return launch + workload.bytes / machine.bandwidth
