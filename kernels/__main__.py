@@ -49,7 +49,8 @@ def list_command(
                 for dtype in TIMED_DTYPES
             }
             supported = [dtype for dtype, reason in reasons.items() if reason is None]
-            # The reason for fp32 is about the implementation, because every machine computes fp32.
+            # Every machine computes fp32, so the reason for fp32 holds for the implementation as a
+            # whole.
             reason = None if supported else reasons["fp32"]
             rows.append({"implementation": name, "op": op, "supports": supported, "reason": reason})
     if json:
@@ -75,7 +76,7 @@ def check_command(
     gpu: GpuOption = 0,
     json: JsonOption = False,
 ) -> None:
-    """Compare results with a float64 reference.
+    """Check the results of implementations against a float64 reference.
 
     Without a GPU, the Triton kernels run in Triton's interpreter. If no problem is named, small
     problems with awkward sizes are checked. The exit code is 1 if a result is wrong, a check
@@ -85,7 +86,8 @@ def check_command(
 
     selected = select_device(device, gpu)
     if selected.gpu is None:
-        os.environ["TRITON_INTERPRET"] = "1"  # Triton reads this when it is first imported, below
+        # Triton reads this variable when it is first imported, which happens below.
+        os.environ["TRITON_INTERPRET"] = "1"
     from kernels.correctness.check import SUITE, check_all
 
     names = implementation or list(implementations())
@@ -96,14 +98,15 @@ def check_command(
     ]
     is_selected = bool(implementation or gemm or conv)
     rows = check_all(names, problems, selected)
-    if not is_selected:  # the whole built-in set: leave out what cannot run here
+    if not is_selected:
+        # No implementation supports all built-in problems, so unsupported ones are not listed.
         rows = [row for row in rows if row.status != "unsupported"]
     if json:
         print_json([asdict(row) for row in rows])
     else:
         for row in rows:
-            has_error = row.rel_error is not None
-            error_text = f"{row.rel_error:.1e} ≤ {row.tolerance:.1e}" if has_error else ""
+            is_compared = row.rel_error is not None
+            error_text = f"{row.rel_error:.1e} ≤ {row.tolerance:.1e}" if is_compared else ""
             print(
                 f"{row.status:12}{row.implementation:18}{row.problem:56} {error_text} {row.message}"
             )
@@ -119,22 +122,32 @@ def compile_command(
     arch: Annotated[
         list[str] | None,
         typer.Option(
-            "--arch", help="GPU architecture, such as sm_90; repeatable [default: all five]."
+            "--arch",
+            help=(
+                "GPU architecture to compile for; repeatable "
+                "[default: sm_80, sm_89, sm_90, sm_100 and sm_120]."
+            ),
         ),
     ] = None,
     implementation: Annotated[
         list[str] | None,
         typer.Option(
-            "--implementation", help="Kernel family to compile; repeatable [default: all]."
+            "--implementation", help="Triton family to compile; repeatable [default: all]."
         ),
     ] = None,
-    every: Annotated[bool, typer.Option("--all", help="Compile every candidate config.")] = False,
+    every: Annotated[
+        bool,
+        typer.Option("--all", help="Compile every candidate config, not only the preferred one."),
+    ] = False,
     write: Annotated[
         Path | None, typer.Option("--write", help="Markdown file to write the table to.")
     ] = None,
     compare: Annotated[
         Path | None,
-        typer.Option("--compare", help="Recorded table to compare with; exit 1 where they differ."),
+        typer.Option(
+            "--compare",
+            help="Markdown file with a recorded table; the exit code is 1 if the new one differs.",
+        ),
     ] = None,
     json: JsonOption = False,
 ) -> None:
@@ -192,7 +205,7 @@ def _check_names(names: list[str]) -> None:
 
 
 def _plain_problem(op: str, dtype: str) -> Problem:
-    """Return an ordinary problem, to ask whether an implementation supports a dtype at all."""
+    """Return an ordinary problem, with which to test whether an implementation supports a dtype."""
     if op == "gemm":
         return Gemm(1024, 1024, 1024, dtype)
     return Conv(8, 64, 28, 28, 64, 3, 3, (1, 1), (1, 1), (1, 1), 1, dtype)

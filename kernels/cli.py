@@ -17,7 +17,7 @@ from kernels.common.errors import UserError
 from kernels.common.program import needs_extra
 from kernels.problem import Conv, Gemm, Problem
 
-_LONGEST = 365 * 24 * 3600.0  # the longest time that an option accepts, in seconds: a year
+_MAX_SECONDS = 365 * 24 * 3600.0  # longest time that an option accepts: one year
 
 GemmOption = Annotated[
     list[str] | None,
@@ -50,17 +50,18 @@ def parse_seconds(text: str | None, option: str = "budget") -> float | None:
     """Parse ``90s``, ``10m``, ``1.5h`` or plain seconds; return None for None or an empty text.
 
     Raises:
-        UserError: if the text is not a positive time, or is longer than a year.
+        UserError: if the text is not a positive time of at most a year.
     """
     if not text:
         return None
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([smh]?)", text)
-    # A long text is refused here, because the message below would repeat all of it.
+    # A text of more than 40 characters is refused here, because the message about times above a
+    # year repeats the whole text.
     if match is None or len(text) > 40 or not float(match.group(1)):
         raise UserError(f"--{option} is {text[:40]!r}; give a time such as 90s, 10m or 2h.")
     number, unit = match.groups()
     seconds = float(number) * {"": 1, "s": 1, "m": 60, "h": 3600}[unit]
-    if seconds > _LONGEST:
+    if seconds > _MAX_SECONDS:
         raise UserError(f"--{option} {text} is more than a year; give a shorter time.")
     return seconds
 
@@ -91,8 +92,9 @@ def run(app: typer.Typer, program: str) -> None:
     try:
         exit_code = get_command(app).main(args=arguments, prog_name=program, standalone_mode=False)
         sys.stdout.flush()
-    except BrokenPipeError:  # the reader of the pipe has gone, as after `| head`
-        # Python flushes stdout once more when it exits, which must not fail again.
+    except BrokenPipeError:
+        # The reader of the pipe has exited, as `| head` does. Python flushes stdout once more when
+        # it exits, which must not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         exit_code = 0
     except (Exception, KeyboardInterrupt) as error:
@@ -111,7 +113,9 @@ def _make_printable() -> None:
     """
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  to the end
+            # The null device stays open until the process exits.
+            null_device = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+            setattr(sys, name, null_device)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
@@ -127,8 +131,8 @@ def _explain(error: BaseException, program: str) -> tuple[str, int]:
         return needs_extra(error.name), 2
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror}: {error.filename or 'unnamed file'}.", 1
-    # These are Click's usage errors. They are recognised by their method, because Typer may bring
-    # its own copy of Click. If no command was given, the message is the help.
+    # Click's usage errors are recognised by this method instead of their class, because Typer may
+    # bring its own copy of Click. If no command was given, the message is the help text.
     if hasattr(error, "format_message"):
         message = error.format_message()
         if not message or message.startswith("Usage:"):

@@ -1,7 +1,7 @@
 """Lookup of a machine by its slug or by any unambiguous part of it.
 
-People write ``h200`` or ``rtx 4090``. Model numbers are never guessed: an L20 is not an L40, so
-only a machine with the same numbers is suggested.
+Users write ``h200`` or ``rtx 4090``. Model numbers are never guessed: an L20 is not an L40, so only
+a machine with the same numbers is suggested.
 """
 
 from __future__ import annotations

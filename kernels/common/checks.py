@@ -12,12 +12,12 @@ from typing import Any
 from kernels.common.errors import UserError, nearest
 
 LARGEST_SIZE = 2**40
-"""Largest size of any dimension, including those of the GEMM that a convolution is computed as."""
+"""Largest size of any dimension, in elements."""
 
 LARGEST_BYTES = 2**60
 """Largest size of a problem in bytes; products of its sizes then stay within 64 bits."""
 
-_MOST_DIGITS = 20
+_MAX_DIGITS = 20  # digits of the longest number that is parsed
 
 
 def check_word(what: str, word: str, known: Collection[str]) -> None:
@@ -59,7 +59,7 @@ def check_positive(problem: object, names: tuple[str, ...]) -> None:
         value = getattr(problem, name)
         if isinstance(value, Integral) and not isinstance(value, int):
             value = int(value)
-            object.__setattr__(problem, name, value)  # the problem is frozen
+            object.__setattr__(problem, name, value)  # the problem is a frozen dataclass
         # Python's True is an int, but not a size.
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise UserError(f"{name} must be a whole number of at least 1, not {value!r}.")
@@ -75,5 +75,5 @@ def check_bytes(problem: Any) -> None:
 
 
 def is_whole(text: str) -> bool:
-    """Return True if the text is a whole number: only the digits 0 to 9, and at most 20."""
-    return text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS
+    """Return True if the text is a whole number: at most 20 digits, and nothing else."""
+    return text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS

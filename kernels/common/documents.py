@@ -1,4 +1,4 @@
-"""Checks of JSON documents, because files get damaged and come from strangers.
+"""Checks of JSON documents, which may be damaged or come from other users.
 
 A shape describes the values that are accepted. It is one of these:
 
@@ -58,7 +58,7 @@ class Each:
 
 
 def misfit(value: Any, shape: Any, where: str = "it") -> str:
-    """Describe the first part of a value that does not fit a shape; empty if every part fits.
+    """Describe the first part of a value that does not fit a shape; return "" if all parts fit.
 
     ``where`` is the path to the value, such as ``machine.peaks``, with which the text begins.
     """
@@ -84,13 +84,13 @@ def misfit(value: Any, shape: Any, where: str = "it") -> str:
 
 
 def _misfit_of_keys(value: Mapping[str, Any], shape: Mapping[str, Any], where: str) -> str:
-    """Describe the first key that is missing or whose value does not fit; empty if all fit."""
+    """Describe the first key that is missing or whose value does not fit; "" if all fit."""
     for key, inner in shape.items():
         name = key.removesuffix("?")
         if name in value:
             if fault := misfit(value[name], inner, f"{where}.{name}"):
                 return fault
-        elif name == key:  # without ``?``, the key must not be missing
+        elif name == key:  # a key without ``?`` must not be missing
             return f"{where} has no {name!r}"
     return ""
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 NAMESPACE = __name__.removesuffix("kernels.common.program")
-"""Prefix of the packages' names: nothing in the checkout, ``rooftile.`` when installed."""
+"""Prefix of the packages' names: empty in a checkout, ``rooftile.`` when installed."""
 
 INSTALLED = bool(NAMESPACE)
 
@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 """The checkout, or the folder of the installed namespace."""
 
 FOLDER = None if INSTALLED else ROOT
-"""Working directory of processes that run the program's commands; None is the current one."""
+"""Working directory of processes that run the program's commands; None keeps the current one."""
 
 RESULTS = Path("results") if INSTALLED else ROOT / "results"
 """Folder of all machines' results, unless ``--results`` names another one."""
@@ -26,10 +26,10 @@ RESULTS = Path("results") if INSTALLED else ROOT / "results"
 USE_CPU = "--device cpu" if INSTALLED else "DEVICE=cpu"
 USE_FRESH = "--fresh" if INSTALLED else "--fresh (FRESH=1 with make)"
 OTHER_TORCH = "install a PyTorch" if INSTALLED else "point PYTHON at a PyTorch"
-"""Phrases that tell a user what to do about an unusable GPU, or about an old run in the way."""
+"""Phrases that tell a user what to do if PyTorch cannot use the GPU, or if a run already exists."""
 
 _VERBS = {"kernels list": "implementations"}
-"""Names of commands that say too little in one list of all packages' commands."""
+"""Clearer names of commands whose name says too little in the list of all packages' commands."""
 
 
 def extra(name: str) -> str:
@@ -43,9 +43,9 @@ def needs_extra(module: str, name: str = "measure", subject: str = "This command
     """Return the sentence for a package that is missing and that an extra installs.
 
     Args:
-        module: the missing package.
-        name: the extra that installs it.
-        subject: what needs the package, as the subject of the sentence.
+        module: name of the missing package.
+        name: name of the extra that installs the package.
+        subject: subject of the sentence, which says what needs the package.
     """
     title = {"torch": "PyTorch", "triton": "Triton"}.get(module, module)
     return f"{subject} needs {title}, which is not installed; {extra(name)}."
@@ -79,7 +79,7 @@ def _shown(words: Sequence[str]) -> Sequence[str]:
 
 
 def command(text: str) -> str:
-    """Return the command line of a package's command, to show to the user.
+    """Return the text that shows the user how to run a package's command.
 
     ``sweeps doctor`` becomes `python -m sweeps doctor`, or `rooftile doctor` when installed.
     """
@@ -87,7 +87,7 @@ def command(text: str) -> str:
 
 
 def target(make: str, installed: str) -> str:
-    """Return the command line of a job, to show to the user.
+    """Return the text that shows the user how to run a make target or its ``rooftile`` command.
 
     ``sweep`` becomes `make sweep` in a checkout, and the ``rooftile`` command for it when
     installed.
