@@ -1,12 +1,13 @@
 """Building blocks of the GEMM kernels: choosing a tile, summing over K, and storing the result.
 
 A matrix is a pointer and its strides (row, column) in elements. Tiles are BM × BN, and a K step is
-BK deep. The start of a tile is 64-bit, because an operand may have more than 2³¹ elements. Inside a
-tile, 32 bits are enough unless WIDE is set.
+BK deep. The offset of a tile has 64 bits, because an operand may have more than 2³¹ elements.
+Inside a tile, offsets of 32 bits are enough unless WIDE is set.
 
-Kernels are given sizes and strides in units of a known number of elements. Triton finds out by
-itself only which arguments are multiples of 16. Rows of 16 bytes are multiples of 8 elements at 16
-bits and of 4 at 32 bits; without the units, Triton would copy them one element at a time.
+Kernels take sizes and strides in units of a known number of elements. Triton finds out by itself
+only which arguments are multiples of 16. A row whose length is a multiple of 16 bytes is a multiple
+of 8 elements in 16-bit dtypes and of 4 in 32-bit dtypes. Without the units, Triton would copy such
+a row one element at a time.
 """
 
 from __future__ import annotations
@@ -41,9 +42,10 @@ def tensor_stride(stride, UNIT: tl.constexpr):
 
 @triton.jit
 def grouped(tile, rows, columns, GROUP: tl.constexpr):
-    """Return the (row, column) of a tile in an order of GROUP rows of tiles, column by column.
+    """Return the (row, column) of a tile by its number.
 
-    Concurrent CTAs then read few blocks of A and of B, which they find in L2.
+    Tiles are numbered column by column inside groups of GROUP rows of tiles. Concurrent CTAs then
+    read few blocks of A and of B, which they find in L2.
     """
     per_group = GROUP * columns
     first_row = tile // per_group * GROUP
@@ -61,9 +63,13 @@ def product(
 ):  # fmt: skip
     """Multiply rows m0… of A (M, K) by columns n0… of B (K, N) into an fp32 block (BM, BN).
 
-    The K steps are first … last − 1, of which there is at least one. EVEN: M and N are multiples of
-    the tile. EVEN_K: K is a multiple of BK. UPCAST: widen the operands, because Triton's
-    interpreter multiplies bf16 as raw integers.
+    The K steps are first … last − 1, of which there is at least one.
+
+    - EVEN: M and N are multiples of BM and BN.
+    - EVEN_K: K is a multiple of BK.
+    - WIDE: offsets inside a tile may need 64 bits.
+    - UPCAST: widen the operands to fp32, because Triton's interpreter multiplies bf16 as raw
+      integers.
     """
     m, n, k = tl.arange(0, BM), tl.arange(0, BN), tl.arange(0, BK)
     m_in, n_in = m0 + m < M, n0 + n < N
@@ -125,7 +131,7 @@ def add_parts(
     """Sum ``parts`` dense fp32 arrays (D0, D1, D2, D3) into out, which may have any strides.
 
     The parts are added in order, so that the result has the same bits in every run. The first three
-    axes are treated as one, whose elements are the rows of the blocks that programs add.
+    axes are flattened into rows. Each program adds one block of ROWS × COLUMNS elements.
     """
     across = tl.cdiv(D3, COLUMNS)
     block = tl.program_id(0).to(tl.int64)

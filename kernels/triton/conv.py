@@ -6,10 +6,11 @@ gathered from the image: each row computes which pixel its tap meets, and reads 
 padding. In NHWC the channels of a pixel are contiguous, so the gather copies as widely as a plain
 GEMM kernel.
 
-The forward pass and the gradient of the data are one kernel. A gradient with stride s is s × s
-plain convolutions: destination pixels of one phase (their row and column modulo s) all meet the
-same taps, so the zeros between strided pixels are never multiplied. The gradient of the filter sums
-over pixels, which are far more than the entries of its result. Its sum is therefore split.
+One kernel computes the forward pass and the gradient of the data. A gradient with stride s is s × s
+plain convolutions, one for each phase of the destination pixels (their row and column modulo s).
+All pixels of a phase meet the same taps, so the zeros between strided pixels are never multiplied.
+The gradient of the filter sums over pixels, which are far more than the entries of its result. Its
+sum is therefore split.
 
 A dense 1×1 convolution is already a GEMM in memory, and the GEMM kernels compute it.
 """
@@ -58,12 +59,12 @@ def axis(phase, taps, stride, padding, dilation, tap_step, BACKWARD: tl.constexp
     first tap, its step per destination and its step per tap.
 
     In the backward pass, destination ``phase + stride · i`` meets the taps t for which ``phase +
-    padding − t · dilation`` is a multiple of the stride: every ``tap_step``-th.
+    padding − t · dilation`` is a multiple of the stride. They are ``tap_step`` taps apart.
     """
     if BACKWARD:
-        # This is a loop over numbers instead of a reduction of a block. The compiler would assume
-        # that a reduction's result differs between threads, and with it every address of the loop
-        # over K.
+        # A loop over scalars finds the first tap, not a reduction of a block. The compiler would
+        # assume that the result of a reduction differs between threads. It would then compute every
+        # address in the loop over K per thread.
         first = taps
         for before in range(tap_step):
             tap = tap_step - 1 - before  # downwards, so that the first tap that meets is kept
@@ -80,7 +81,8 @@ def axis(phase, taps, stride, padding, dilation, tap_step, BACKWARD: tl.constexp
 def within(place, size):
     """Return True for positions along an axis that are pixels, and False for padding.
 
-    Read as unsigned, a negative position is beyond every size: one comparison instead of two.
+    A negative position that is read as an unsigned number is beyond every size. One comparison is
+    therefore enough instead of two.
     """
     if place.dtype == tl.int64:
         return place.to(tl.uint64, bitcast=True) < tl.cast(size, tl.uint64)
@@ -120,7 +122,7 @@ def conv_data(
     phases, parts).
 
     - BACKWARD: compute the gradient of the data.
-    - WHOLE: a K step never leaves its tap, and there are at most 32 taps along an axis.
+    - WHOLE: every K step lies in one tap, and there are at most 32 taps along an axis.
     - TAPS: a power of two, at least the number of taps along each axis.
     - EVEN_N: ``width`` is a multiple of BN.
     - WIDE: offsets inside a tensor may need 64 bits.
@@ -149,7 +151,7 @@ def conv_data(
         horizontal, taps[1], stride[1], padding[1], dilation[1], tap_step[1], BACKWARD
     )
     rows, columns = out_size[0], out_size[1]
-    if BACKWARD:  # only the pixels of this phase
+    if BACKWARD:  # count only the pixels of this phase
         rows = tl.cdiv(rows - vertical, stride[0])
         columns = tl.cdiv(columns - horizontal, stride[1])
     pixels = images * rows * columns
@@ -170,11 +172,11 @@ def conv_data(
     # 5. Find the K steps of this part.
     K = r_taps * s_taps * depth
     steps = tl.where(row * BM < pixels, tl.cdiv(K, BK), 0)
-    # The bounds are 32-bit like the loop's counter: the compiler does not carry an assumption
-    # through a cast.
+    # The bounds have 32 bits like the loop's counter, because the compiler does not carry the
+    # assumption below through a cast.
     first = (part * steps // tl.num_programs(1)).to(tl.int32)
     last = ((part + 1) * steps // tl.num_programs(1)).to(tl.int32)
-    if not BACKWARD:  # backward, a phase may have no taps, and a tile of it no pixels
+    if not BACKWARD:  # in the backward pass, a phase may have no taps, and a tile no pixels
         tl.assume(last > first)  # see `product` in blocks.py
     # 6. Sum over the K steps.
     total = tl.zeros((BM, BN), dtype=tl.float32)
@@ -192,7 +194,8 @@ def conv_data(
         # The tap of a step, and its block of channels in the tap, are counted up from step to step.
         # Dividing by the channels in each turn takes longer than multiplying a small tile.
         tap, block = first // per_tap, first % per_tap
-        r, s = tap // tl.maximum(s_taps, 1), tap % tl.maximum(s_taps, 1)  # 0 taps: no turn
+        # A phase may have no taps. The loop then has no turns, but the division must be valid.
+        r, s = tap // tl.maximum(s_taps, 1), tap % tl.maximum(s_taps, 1)
         for _ in range(first, last):
             down_by, across_by, channels = r * h_tap, s * w_tap, block * BK
             tap_row, tap_column = r0 + r * tap_step[0], s0 + s * tap_step[1]
@@ -264,8 +267,8 @@ def conv_filter(
     and of grad are (group, image, row, column, channel); those of out are (part, channel of grad,
     channel of the source, r, s). The grid is (tiles × groups, parts).
 
-    - WHOLE: all columns of a tile have one tap.
-    - DENSE: the pixels of grad lie one after the other, over all images.
+    - WHOLE: all columns of a tile lie in one tap.
+    - DENSE: the pixels of grad lie at equal distances in memory, also from one image to the next.
     """
     # 1. Convert sizes and strides from units to elements.
     depth, width = depth * UNITS[0], width * UNITS[1]
@@ -314,7 +317,7 @@ def conv_filter(
     for step in range(first, last):
         h, w = p * stride[0] + h_tap, q * stride[1] + w_tap
         inside = within(h, source_size[0]) & within(w, source_size[1]) & (image < images)
-        source_image = image  # a copy, because the loop must count the image itself up in 32 bits
+        source_image = image  # a copy that may be widened, because the loop counts in 32 bits
         if WIDE:
             source_image, h, w = image.to(tl.int64), h.to(tl.int64), w.to(tl.int64)
         b_at = source_image * source_stride[1] + h * source_stride[2] + w * source_stride[3]
@@ -357,7 +360,7 @@ class TritonConv(TritonFamily):
     def supports(self, problem: Workload, machine: Machine) -> str | None:
         """Return None if the family computes the problem on the machine; otherwise the reason.
 
-        Only channels last are computed: in NCHW the gather would read one element at a time.
+        Only NHWC is supported, because in NCHW the gather would read one element at a time.
         """
         if isinstance(problem, Conv):
             if problem.layout != "nhwc":
@@ -373,9 +376,10 @@ class TritonConv(TritonFamily):
         """Return tiles up to 128×256, also with the sum split.
 
         A split gives at most two waves of CTAs, with at least two K steps each. The largest tiles
-        need Hopper or datacentre Blackwell, which multiply from shared memory. They also need a K
-        step (for a filter's gradient, a tile) that never leaves its tap, because divisions take too
-        many registers. A convolution that is a GEMM also has the candidates of GEMMs.
+        need Hopper or datacentre Blackwell, which multiply from shared memory. They also need K
+        steps (for a filter's gradient, tiles) that each lie in one tap, because the divisions that
+        are otherwise needed take too many registers. A convolution that is a GEMM also has the
+        candidates of GEMMs.
         """
         assert isinstance(problem, Conv)
         # 1. List the tiles, as (bm, bn, warps, stages).
@@ -414,7 +418,7 @@ class TritonConv(TritonFamily):
         return super().seconds(_computed_problem(problem), configs, machine, c)
 
     def scratch(self, problem: Problem, config: TileConfig) -> tuple[int, ...]:
-        """Return the shape of the result's parts, channels last, if there is more than one."""
+        """Return the shape of the memory for partial results; () if the result has one part."""
         assert isinstance(problem, Conv)
         assert isinstance(config, ConvConfig)
         gemm = as_gemm(problem)
@@ -423,7 +427,11 @@ class TritonConv(TritonFamily):
         return self._parts_shape(problem, config)
 
     def _parts_shape(self, problem: Conv, config: ConvConfig) -> tuple[int, ...]:
-        """Return the shape of this family's parts: (parts, …), channels last; () for one part."""
+        """Return the shape of the parts of this family's kernels; () for a single part.
+
+        It is (parts, images, rows, columns, channels), or (parts, filters, r, s, channels) for a
+        filter's gradient.
+        """
         parts = _parts(problem, config)
         if parts == 1:
             return ()
@@ -460,7 +468,7 @@ class TritonConv(TritonFamily):
 
 
 def as_gemm(conv: Conv) -> Gemm | None:
-    """Return the GEMM, pixels by channels, that a dense 1×1 convolution is; None for any other."""
+    """Return the GEMM that a dense 1×1 convolution is equal to; None for any other convolution."""
     has_one_tap = (conv.r, conv.s) == (1, 1)
     keeps_pixels = (*conv.stride, *conv.padding) == (1, 1, 0, 0)
     if not (has_one_tap and keeps_pixels and conv.groups == 1):
@@ -476,7 +484,7 @@ def as_gemm(conv: Conv) -> Gemm | None:
 
 def _matrices(conv: Conv, operands: Operands) -> Operands | None:
     """Return the operands of :func:`as_gemm`'s GEMM as views; None if they have gaps."""
-    try:  # each tensor as a matrix of pixels by channels
+    try:  # view each tensor as a matrix of pixels by channels
         a, b, out = (tensor.permute(0, 2, 3, 1).view(-1, tensor.shape[1]) for tensor in operands)
     except RuntimeError:  # raised by PyTorch if no view has this shape
         return None
@@ -491,7 +499,7 @@ _TILED, _SPLITK, _PERSISTENT = TritonTiled(), TritonSplitK(), TritonPersistent()
 
 
 def _gemm_family(config: ConvConfig) -> GemmFamily:
-    """Return the family whose kernel a config names."""
+    """Return the GEMM family that computes a convolution whose config has ``gemm`` set."""
     if config.ctas:
         return _PERSISTENT
     return _SPLITK if config.split > 1 else _TILED
@@ -511,14 +519,13 @@ def _gemm_candidates(conv: Conv, machine: Machine) -> Iterable[ConvConfig]:
 
 
 def _stays_in_tap(conv: Conv, bn: int, bk: int) -> bool:
-    """Return True if a K step (for a filter's gradient, a tile) has channels of only one tap.
+    """Return True if every K step (for a filter's gradient, every tile) lies in one tap.
 
-    An axis must not have more taps than the kernel has bits for.
+    It is also False if an axis has more taps than the kernel has bits for.
     """
-    channels, step = {"fprop": (conv.c, bk), "dgrad": (conv.kout, bk), "wgrad": (conv.c, bn)}[
-        conv.pass_
-    ]
-    return channels // conv.groups % step == 0 and max(conv.r, conv.s) <= _TAP_BITS
+    channels = conv.kout if conv.pass_ == "dgrad" else conv.c
+    block = bn if conv.pass_ == "wgrad" else bk
+    return channels // conv.groups % block == 0 and max(conv.r, conv.s) <= _TAP_BITS
 
 
 def _computed_problem(conv: Conv) -> Problem:
@@ -550,27 +557,33 @@ def _data_call(
 
     ``strides`` are (part, image, channel, row, column).
     """
-    # 1. Name the channels of a group and the strides as the kernel does.
+    # 1. Find the kernel's arguments for the pass: the channels of a group, the strides, the size of
+    # the result and the spacing of the pixels of a phase.
     backward = problem.pass_ == "dgrad"
     source, filters, _ = operands
-    depth, width = problem.c // problem.groups, problem.kout // problem.groups
-    k, c, r, s = filters.stride()
-    filter_stride = (k * width, k, c, r, s)
-    out_size, apart = (problem.p, problem.q), (1, 1)
-    if backward:  # channels swap their roles, and pixels of a phase lie a stride apart
-        depth, width, filter_stride = width, depth, (k * width, c, k, r, s)
-        out_size, apart = (problem.h, problem.w), problem.stride
+    c_per_group, kout_per_group = problem.c // problem.groups, problem.kout // problem.groups
+    kout_stride, c_stride, r_stride, s_stride = filters.stride()
+    group_stride = kout_stride * kout_per_group
+    if backward:  # the two kinds of channels swap their roles
+        depth, width = kout_per_group, c_per_group
+        filter_stride = (group_stride, c_stride, kout_stride, r_stride, s_stride)
+        out_size, spacing = (problem.h, problem.w), problem.stride
+    else:
+        depth, width = c_per_group, kout_per_group
+        filter_stride = (group_stride, kout_stride, c_stride, r_stride, s_stride)
+        out_size, spacing = (problem.p, problem.q), (1, 1)
     part, image, channel, row, column = strides
     out_stride = (part, image, row, column, channel)
-    # 2. Taps that meet a pixel have equal t · dilation mod stride: every (stride / gcd of the
-    #    two)-th.
-    pairs = zip(apart, problem.dilation, strict=True)
+    # 2. Find how far apart the taps are that meet one pixel. For all of them, t · dilation is equal
+    # modulo the stride.
+    pairs = zip(spacing, problem.dilation, strict=True)
     tap_step = tuple(stride // math.gcd(stride, dilation) for stride, dilation in pairs)
     # 3. Make the grid for the first phase, which is the largest.
-    phase_rows, phase_columns = ceil_div(out_size[0], apart[0]), ceil_div(out_size[1], apart[1])
+    phase_rows = ceil_div(out_size[0], spacing[0])
+    phase_columns = ceil_div(out_size[1], spacing[1])
     tiles = ceil_div(problem.n * phase_rows * phase_columns, config.bm)
     tiles *= ceil_div(width, config.bn)
-    grid = (tiles * problem.groups * math.prod(apart), _parts(problem, config))
+    grid = (tiles * problem.groups * math.prod(spacing), _parts(problem, config))
     # 4. Convert sizes and strides to units.
     all_strides = (_group_strides(source, depth), filter_stride, out_stride)
     units = _stride_units(depth, width, all_strides, problem.dtype)
@@ -624,7 +637,7 @@ def _options(
 
     ``whole`` is what :func:`_stays_in_tap` returned.
     """
-    # The offset of the last element from the first, in the tensor where it is largest.
+    # The reach is the offset of a tensor's last element from its first, in the largest tensor.
     reach = max(
         sum((size - 1) * abs(stride) for size, stride in zip(t.shape, t.stride(), strict=True))
         for t in operands
@@ -643,7 +656,7 @@ def _options(
         "UNITS": units,
         "num_warps": config.warps,
         "num_stages": config.stages,
-        "maxnreg": 255,
+        "maxnreg": 255,  # see gemm_options
     }
 
 
@@ -659,6 +672,6 @@ def _group_strides(tensor: Tensor, channels: int) -> tuple[int, ...]:
 def _stride_units(
     depth: int, width: int, strides: Iterable[tuple[int, ...]], dtype: str
 ) -> tuple[int, int, int]:
-    """Return the units of the channels in, the channels out, and all strides except those of 1."""
+    """Return the units of ``depth``, of ``width``, and of all strides other than 1, in elements."""
     all_strides = [stride for tensor_strides in strides for stride in tensor_strides if stride != 1]
     return wide_unit(dtype, depth), wide_unit(dtype, width), wide_unit(dtype, *all_strides)

@@ -42,7 +42,7 @@ INTERPRETED = triton.knobs.runtime.interpret
 
 @dataclass(frozen=True)
 class LaunchSpec:
-    """One launch, spelled out: ``kernel[grid](*arguments, **options)``."""
+    """One launch of a kernel: ``kernel[grid](*arguments, **options)``."""
 
     kernel: Any
     grid: tuple[int, ...]
@@ -66,7 +66,7 @@ class TritonFamily(ABC):
     """Base of the hand-written kernels; a family defines its calls and its candidate tiles."""
 
     name: str
-    shares_tail = False  # whether all SMs share what plain tiles leave to a partial last wave
+    shares_tail = False  # whether all SMs share the work of a partial last wave
 
     @property
     def config_type(self) -> type[TileConfig]:
@@ -84,7 +84,7 @@ class TritonFamily(ABC):
     ) -> list[LaunchSpec]:
         """Return the launches that compute ``operands.out``, in order.
 
-        ``scratch`` is memory that the launches work in, of the shape that :meth:`scratch` returns.
+        ``scratch`` is working memory of the shape that :meth:`scratch` returns.
         """
 
     def scratch(self, problem: Problem, config: TileConfig) -> tuple[int, ...]:
@@ -93,9 +93,9 @@ class TritonFamily(ABC):
 
     @abstractmethod
     def candidates(self, problem: Problem, machine: Machine) -> list[TileConfig]:
-        """Return configs worth trying.
+        """Return candidate configs.
 
-        Those that :meth:`TileConfig.invalid` refuses are left out later.
+        Configs that :meth:`TileConfig.invalid` refuses are left out later.
         """
 
     def supports(self, problem: Workload, machine: Machine) -> str | None:
@@ -106,21 +106,21 @@ class TritonFamily(ABC):
             return f"{self.name} does not compute {problem.dtype}."
         if machine.kind == "cpu":
             if INTERPRETED:
-                return _interpreter_lack()
+                return _missing_for_interpreter()
             remedy = f"{command('kernels check')} runs it in Triton's interpreter"
             return f"{self.name} needs a GPU; {remedy}."
         if machine.capability is not None and machine.capability < MIN_CAPABILITY:
             return f"{self.name} needs sm_80 or later, and {machine.name} is {machine.arch}."
         if problem.dtype not in machine.peaks:
             return f"{machine.name} has no {problem.dtype} arithmetic."
-        return _toolchain_lack()
+        return _missing_for_launcher()
 
     def configs(
         self, problem: Workload, machine: Machine, experimental: bool = False
     ) -> list[Config | None]:
         """Return the valid candidates, the one with the smallest estimated time first.
 
-        Experimental ones are left out by default: they have not been shown to work on a GPU.
+        Experimental configs are left out by default, because none has been shown to work on a GPU.
         """
         problem = as_problem(problem)
         if machine.kind == "cpu":  # the interpreter: any tile works
@@ -133,7 +133,7 @@ class TritonFamily(ABC):
         ]
         constants = default_constants(machine.generation, problem.dtype)
         seconds = self.seconds(problem, valid, machine, constants)
-        # The sort is stable, so that of configs with equal times the first candidate is preferred.
+        # The sort is stable, so that the first candidate of those with equal times is preferred.
         return [valid[i] for i in np.argsort(seconds, kind="stable")]
 
     def seconds(
@@ -164,9 +164,9 @@ class TritonFamily(ABC):
         shape, device = self.scratch(problem, config), operand_sets[0].out.device
 
         def bare(index: int) -> Tensor:
-            # The scratch memory comes from PyTorch's caching allocator and is given back at once.
-            # That is safe because launches on a stream run in order, and needed because a sweep
-            # prepares more cases than memory could hold scratch for.
+            # Each call gets its scratch memory from PyTorch's caching allocator and gives it back
+            # at once, because memory could not hold the scratch arrays of all cases of a sweep.
+            # Reusing the memory is safe, because launches on a stream run in order.
             scratch = torch.empty(shape, dtype=torch.float32, device=device) if shape else None
             for call in calls[index]:
                 call.launch(scratch)
@@ -199,18 +199,18 @@ class TritonFamily(ABC):
 def _build_launcher(kernel: Any) -> None:
     """Build the launcher of a compiled kernel, which Triton would otherwise do at the first launch.
 
-    Triton 3.6 has the host's C compiler make a module for every signature, while the GPU waits.
+    Triton 3.6 runs the host's C compiler for every signature, and the GPU would wait for it.
     """
     with suppress(Exception):  # the launch repeats a failure, and reports it
-        if hasattr(kernel, "result"):  # it is compiled in the background
+        if hasattr(kernel, "result"):  # a kernel that is compiled in the background
             kernel = kernel.result()
         triton.runtime.driver.active.launcher_cls(kernel.src, kernel.metadata)
 
 
 def meta_operands(problem: Problem, offset: int = 0) -> Operands:
-    """Return operands without memory, enough to compile for: dtypes, strides and addresses.
+    """Return operands without memory, whose dtypes, strides and addresses a compiler can use.
 
-    Every address starts ``offset`` elements after one that is divisible by 16 bytes.
+    Every operand starts ``offset`` elements after an address that is divisible by 16.
     """
     dtype = TORCH_DTYPES[problem.dtype]
     flats = (
@@ -236,7 +236,7 @@ _ADD_ROWS, _ADD_COLUMNS = 8, 128  # 8 elements per thread: two loads of four fp3
 
 
 def wide_unit(dtype: str, *values: int) -> int:
-    """Return the largest power of two that divides all values, at most 16 bytes of elements.
+    """Return the largest power of two that divides all values, at most as many as fit 16 bytes.
 
     It is 1 if a value reaches 2³¹, so that the value stays a 64-bit argument.
     """
@@ -256,15 +256,15 @@ def in_units(strides: Iterable[tuple[int, ...]], unit: int) -> list[tuple[int | 
 def input_precision(dtype: str) -> str:
     """Return ``input_precision`` for ``tl.dot``.
 
-    Only fp32 has a choice, and IEEE is not Triton's default.
+    It matters only for operands that are stored as fp32, for which Triton's default is tf32.
     """
     return "tf32" if dtype == "tf32" else "ieee"
 
 
-def _interpreter_lack() -> str | None:
+def _missing_for_interpreter() -> str | None:
     """Return why Triton's interpreter cannot run, or None if it can.
 
-    In Triton 3.6, it turns one-element arrays into integers, which NumPy 2.4 refuses.
+    In Triton 3.6, the interpreter converts one-element arrays to integers, which NumPy 2.4 refuses.
     """
     triton_version = tuple(map(int, triton.__version__.split(".")[:2]))
     numpy_version = tuple(map(int, np.__version__.split(".")[:2]))
@@ -274,8 +274,8 @@ def _interpreter_lack() -> str | None:
 
 
 @functools.cache
-def _toolchain_lack() -> str | None:
-    """Return what the host lacks to build Triton's launcher with its C compiler, or None."""
+def _missing_for_launcher() -> str | None:
+    """Return what the host lacks for building Triton's launcher, as a sentence, or None."""
     if INTERPRETED:
         return None
     if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):

@@ -1,4 +1,4 @@
-"""Host side of all GEMM families: the arguments of their kernels, and the tiles they begin from."""
+"""Host side of all GEMM families: the arguments of their kernels, and the tiles that they try."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kernels.triton.family import INTERPRETED, TritonFamily, in_units, input_pre
 
 Stride = tuple[int, ...]
 
-_FEW_ROWS = 64
+_FEW_ROWS = 64  # largest M for which wide tiles of 16 rows are candidates
 
 
 class Matrices(NamedTuple):
@@ -43,28 +43,25 @@ class Matrices(NamedTuple):
 
 
 class AlignmentUnits(NamedTuple):
-    """Units, in elements and at most 16 bytes, that divide sizes and strides.
-
-    They are the units of m, n, k, the strides of A and B, and the strides of C.
-    """
+    """Units, in elements and at most 16 bytes, that divide sizes and strides."""
 
     m: int
     n: int
     k: int
-    read: int
-    written: int
+    read: int  # unit of the strides of A and B
+    written: int  # unit of the strides of C
 
     @classmethod
     def from_matrices(cls, matrices: Matrices, dtype: str) -> AlignmentUnits:
         """Return the largest units that divide the matrices' sizes and strides other than 1."""
         _, m, n, k = matrices.sizes
-        a, b, c = ([s for s in strides if s != 1] for strides in matrices.strides)
+        a, b, c = matrices.strides
         return cls(
             m=wide_unit(dtype, m),
             n=wide_unit(dtype, n),
             k=wide_unit(dtype, k),
-            read=wide_unit(dtype, *a, *b),
-            written=wide_unit(dtype, *c),
+            read=wide_unit(dtype, *(stride for stride in (*a, *b) if stride != 1)),
+            written=wide_unit(dtype, *(stride for stride in c if stride != 1)),
         )
 
     def arguments(self, matrices: Matrices) -> tuple[Any, ...]:
@@ -86,27 +83,27 @@ class GemmFamily(TritonFamily):
     def base_tiles(
         self, problem: Problem, machine: Machine, looped: bool = False
     ) -> list[TileConfig]:
-        """Return Tensor Core tiles from 128×256 down; smaller ones for fp32's plain FMAs.
+        """Return tiles from 128×256 down for Tensor Cores, and smaller ones for fp32's plain FMAs.
 
-        Each has as many stages as the CTA's shared memory holds, up to a number given for the tile.
+        Each has as many stages as the CTA's shared memory holds, up to the number in its row below.
 
-        Rows whose length is not a multiple of 16 bytes are copied one or two elements at a time.
-        Each copy passes through registers and needs its own address. A shallow K step and eight
-        warps keep them from spilling (128×128 with 64 elements of K and four warps spills
-        kilobytes).
+        Misaligned rows (not a multiple of 16 bytes) are copied one or two elements at a time. Each
+        copy passes through registers and needs its own address. A shallow K step and eight warps
+        keep these registers from spilling. (128×128 with 64 elements of K and four warps spills
+        kilobytes.)
 
-        A GEMM of few rows (a decode step) reads weights and little else. Wide tiles with a K step
-        of 256 bytes have fewer steps and keep more bytes in flight.
+        A GEMM with few rows, such as a decode step, mostly reads weights. Wide tiles with a K step
+        of 256 bytes take fewer steps and keep more bytes in flight.
 
         If the operands of the Tensor Cores pass through registers, masks leave no room for the
         largest tiles. A loop over tiles (``looped``) keeps more values in registers, so the largest
-        tiles fit only where Hopper reads both operands from shared memory.
+        tiles fit only on Hopper, which reads both operands from shared memory.
         """
         assert isinstance(problem, Gemm)
         # 1. List the tiles, as (bm, bn, warps, stages).
         fma = problem.dtype == "fp32"
-        odd = read_alignment(problem) < WIDE_BYTES
-        if odd:
+        misaligned = read_alignment(problem) < WIDE_BYTES
+        if misaligned:
             rows = [(64, 64, 8, 2), (64, 32, 8, 2), (32, 64, 8, 2), (32, 32, 4, 2), (16, 64, 4, 2)]
             if not fma:
                 rows = [(128, 128, 8, 2), (128, 64, 8, 2), (64, 128, 8, 2), *rows]
@@ -117,26 +114,27 @@ class GemmFamily(TritonFamily):
             rows = [(128, 256, 8, 4), (256, 128, 8, 4), (128, 128, 8, 4), (128, 64, 4, 4),
                     (64, 128, 4, 4), (64, 64, 4, 5), (64, 32, 4, 5), (32, 64, 4, 5),
                     (32, 32, 4, 5), (16, 64, 4, 5)]  # fmt: skip
-        k_bytes = 64 if odd or fma else 128
+        k_bytes = 64 if misaligned or fma else 128
         bk = k_bytes // DTYPE_BYTES[problem.dtype]
         tiles = [TileConfig(bm, bn, bk, stages, warps) for bm, bn, warps, stages in rows]
-        if problem.m <= _FEW_ROWS and not (odd or fma):
+        if problem.m <= _FEW_ROWS and not (misaligned or fma):
             tiles += [TileConfig(16, bn, 2 * bk, 4, warps) for bn, warps in ((128, 4), (256, 8))]
-        # 2. Leave out those that would spill.
-        if looped and odd:
-            tiles = [tile for tile in tiles if tile.bm * tile.bn <= (64 * 32 if fma else 64 * 64)]
+        # 2. Leave out the tiles that would spill.
+        if looped and misaligned:
+            max_area = 64 * 32 if fma else 64 * 64
+            tiles = [tile for tile in tiles if tile.bm * tile.bn <= max_area]
         tiles = [tile for tile in tiles if _has_room(tile, problem, machine, looped)]
         return [tile.fitted(problem.dtype, machine) for tile in tiles]
 
 
 def _has_room(tile: TileConfig, problem: Gemm, machine: Machine, looped: bool) -> bool:
-    """Return True if a tile can be held without spilling; see :meth:`GemmFamily.base_tiles`."""
+    """Return True if a tile's sums fit in registers; see :meth:`GemmFamily.base_tiles`."""
     if tile.bm * tile.bn <= 128 * 128:
         return True
     major = machine.capability[0] if machine.capability else 0
     if looped:
         return major == 9 and problem.n * DTYPE_BYTES[problem.dtype] % WIDE_BYTES == 0
-    # Without masks, every GPU has room. With masks, only those that multiply from shared memory.
+    # Without masks, all GPUs have room. With masks, only GPUs that multiply from shared memory do.
     needs_no_masks = problem.m % tile.bm == problem.n % tile.bn == problem.k % tile.bk == 0
     return needs_no_masks or major in (9, 10)
 
@@ -144,7 +142,7 @@ def _has_room(tile: TileConfig, problem: Gemm, machine: Machine, looped: bool) -
 def read_alignment(problem: Gemm) -> int:
     """Return the bytes, at most 16, that divide every row of A and of B.
 
-    The rows of C may be odd, because C is not read.
+    The rows of C do not count, because C is not read.
     """
     size = DTYPE_BYTES[problem.dtype]
     a_row = problem.k if problem.layout[0] == "n" else problem.m
@@ -157,7 +155,7 @@ def gemm_options(problem: Gemm, matrices: Matrices, config: TileConfig) -> dict[
 
     They suit kernels that sum over K with :func:`kernels.triton.blocks.product`.
     """
-    # The largest offset of an element from the beginning of its block, over A, B and C.
+    # The reach is the largest offset, in elements, inside a block of A, B or C.
     blocks = ((config.bm, config.bk), (config.bk, config.bn), (config.bm, config.bn))
     reach = max(
         rows * row_stride + columns * column_stride
@@ -179,6 +177,6 @@ def gemm_options(problem: Gemm, matrices: Matrices, config: TileConfig) -> dict[
         "UPCAST": INTERPRETED and problem.dtype == "bf16",
         "num_warps": config.warps,
         "num_stages": config.stages,
-        # By default, ptxas gives up 8 to 40 bytes to spills in order to reach an occupancy step.
+        # By default, ptxas spills 8 to 40 bytes in order to fit more CTAs on an SM.
         "maxnreg": 255,
     }

@@ -1,16 +1,17 @@
 """``triton-persistent``: one CTA per SM walks over the tiles, and TMA copies whole blocks for it.
 
-A plain kernel pays for the start of every tile: pointers, an empty pipeline, the write of the tile
-before. Here a CTA stays for all its tiles. The Tensor Memory Accelerator (Hopper and later) copies
-a block at a time and is told only where the block begins. No thread spends registers or
-instructions on addresses and masks, and what lies outside the matrix arrives as zeros. With
-``specialize``, one warp only copies while the others only multiply, so that the copies of the next
-tile run through the epilogue of this one. Without it, the two loops are fused into one pipeline.
+A plain kernel pays for the start of every tile: it computes pointers, fills an empty pipeline and
+waits until the tile before is written. Here a CTA stays for all its tiles. The Tensor Memory
+Accelerator (TMA, on Hopper and later) copies a block at a time and needs to know only where the
+block begins. No thread spends registers or instructions on addresses and masks, and elements
+outside the matrix are read as zeros. With ``specialize``, one warp only copies while the others
+only multiply, so that the next tile is copied during the epilogue of this one. Without it, the
+loops over tiles and over K are fused into one pipeline.
 
-TMA describes matrices that have 16-byte rows and one contiguous dimension. The host builds a
-descriptor per operand set and passes it as a kernel parameter. Built on the device, it would make
-the start of a kernel several microseconds longer. Other matrices, and other GPUs, are read with
-plain loads; ``tma=off`` asks for that.
+TMA needs matrices whose rows are multiples of 16 bytes and that have a contiguous dimension. The
+host builds a descriptor per operand set and passes it as a kernel parameter. A descriptor that is
+built on the device makes the start of a kernel several microseconds longer. Other matrices are read
+with plain loads, and so are all matrices on older GPUs or with ``tma=off``.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def make_descriptor(ptr, stride, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.
 @triton.jit
 def fetch(matrix, z, row, column, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
           TRANSPOSED: tl.constexpr, BATCHED: tl.constexpr):  # fmt: skip
-    """Load one block (ROWS, COLUMNS) of a described matrix; zeros where it has no elements.
+    """Load one block (ROWS, COLUMNS) of a described matrix, with zeros outside the matrix.
 
     TRANSPOSED: the descriptor is of (batch, columns, rows), because the matrix is stored like that.
     """
@@ -74,7 +75,7 @@ def fetch(matrix, z, row, column, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 @triton.jit
 def put(matrix, z, row, column, total, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
         BATCHED: tl.constexpr):  # fmt: skip
-    """Store sums (ROWS, COLUMNS) as a block of a described matrix, in its own dtype."""
+    """Store sums (ROWS, COLUMNS) as a block of a described matrix, in the matrix's dtype."""
     result = total.to(matrix.dtype)
     if BATCHED:
         matrix.store([z, row, column], result.reshape(1, ROWS, COLUMNS))
@@ -98,8 +99,8 @@ def matmul_persistent(
     - A_T, B_T: the descriptor is of the stored transpose.
     - STORE: C is a descriptor, too; otherwise it is a pointer.
     - HALVES: the blocks of C have half of the columns.
-    - SPECIALIZE: all three are pointers. Triton 3.7 divides the blocks among groups of warps, which
-      it cannot do to a descriptor of the host.
+    - SPECIALIZE: a, b and c are pointers, and the kernel builds the descriptors. Triton 3.7 divides
+      the blocks among groups of warps, which it cannot do with a descriptor that the host built.
     """
     M, N, K = sizes[0] * UNITS[0], sizes[1] * UNITS[1], sizes[2] * UNITS[2]
     if SPECIALIZE:
@@ -110,7 +111,7 @@ def matmul_persistent(
     c_stride = matrix_stride(c_stride, UNITS[4])
     rows, columns, steps = tl.cdiv(M, BM), tl.cdiv(N, BN), tl.cdiv(K, BK)
     tiles = batch * rows * columns
-    # Specialised and fused loops exclude each other: Triton 3.7 silently drops specialisation.
+    # SPECIALIZE and FLATTEN exclude each other: with both, Triton 3.7 silently drops SPECIALIZE.
     for tile in tl.range(
         tl.program_id(0), tiles, tl.num_programs(0), flatten=FLATTEN, warp_specialize=SPECIALIZE
     ):
@@ -172,19 +173,18 @@ class TritonPersistent(GemmFamily):
     def candidates(self, problem: Problem, machine: Machine) -> list[TileConfig]:
         """Return each tile with one CTA per SM; the large ones also with a warp that only copies.
 
-        Tiles above 128×128 store their result in halves where that leaves room for another stage.
+        Tiles above 128×128 store their result in halves if that leaves room for another stage.
+        Halves of tf32 take two buffers instead of one on sm_100, so they save no memory there.
         Large tiles are also tried without fusing the loops: a turn of the loop over K then has 88
-        instead of 108 instructions on sm_90, but nothing is copied while a tile is stored. The
-        formula for the time does not tell these variants apart, so the one that comes first is
-        preferred. Halves of tf32 take two buffers instead of one on sm_100, so nothing is gained
-        there.
+        instead of 108 instructions on sm_90, but nothing is copied while a tile is stored. The time
+        model gives these variants the same time, so the first in the list is preferred.
 
         Hopper and datacentre Blackwell multiply tf32 only if K is contiguous in shared memory, and
         TMA cannot transpose: each turn of the loop would wait until the operands were transposed
         there. Plain copies transpose on their way, an element at a time, and wait for nothing.
 
-        With specialisation, tf32 tiles above 128×128 spill on sm_100. So do all tiles if the rows
-        of C are odd, except on sm_90. A single K step leaves no loop to specialise.
+        With specialisation, tf32 tiles above 128×128 spill on sm_100. If the rows of C are
+        misaligned, all tiles spill except on sm_90. A single K step leaves no loop to specialise.
         """
         assert isinstance(problem, Gemm)
         # 1. Decide what the problem and the machine allow, for all tiles.
@@ -192,13 +192,14 @@ class TritonPersistent(GemmFamily):
         tf32 = problem.dtype == "tf32"
         transposed = tf32 and problem.layout != "nt" and major in (9, 10)
         tma = major >= _TMA_MAJOR and read_alignment(problem) == WIDE_BYTES and not transposed
-        odd = problem.n * DTYPE_BYTES[problem.dtype] % WIDE_BYTES > 0  # C is written plainly
-        may_halve = tma and not odd and not (tf32 and major == 10)
+        # TMA cannot store a C with misaligned rows, which is then written by plain stores.
+        plain_stores = problem.n * DTYPE_BYTES[problem.dtype] % WIDE_BYTES > 0
+        may_halve = tma and not plain_stores and not (tf32 and major == 10)
         may_specialise = tma and problem.dtype != "fp32" and problem.batch == 1
-        may_specialise = may_specialise and (not odd or major == 9)
+        may_specialise = may_specialise and (not plain_stores or major == 9)
         # 2. List the variants of each tile, the preferred one first.
         configs: list[TileConfig] = []
-        for tile in self.base_tiles(problem, machine, looped=not tma or odd):
+        for tile in self.base_tiles(problem, machine, looped=not tma or plain_stores):
             area = tile.bm * tile.bn
             whole = PersistentConfig(**vars(tile), ctas=machine.sms, tma=tma)
             whole = whole.fitted(problem.dtype, machine)
@@ -242,7 +243,7 @@ class TritonPersistent(GemmFamily):
         grid = (min(config.ctas, tile_count(m, n, config.bm, config.bn, batch)),)
         options = gemm_options(problem, matrices, config)
         sizes, *strides = AlignmentUnits.from_matrices(matrices, problem.dtype).arguments(matrices)
-        # 1. Use plain loads if the operands need them: an offset or a stride may rule TMA out, too.
+        # 1. Use plain loads if TMA is off, or cannot read A or B because of an offset or a stride.
         a_order = _tma_order(matrices.a)
         b_order = _tma_order(matrices.b)
         c_order = _tma_order(matrices.c)
@@ -278,9 +279,15 @@ class TritonPersistent(GemmFamily):
 
 
 def _describe(matrix: Tensor, rows: int, columns: int) -> TensorDescriptor:
-    """Return TMA's descriptor of a (batch, rows, columns) matrix in blocks, as it is stored.
+    """Return TMA's descriptor of a (batch, rows, columns) matrix.
 
-    The batch dimension is left out if its size is 1.
+    Args:
+        matrix: the matrix. Its stored transpose is described if its columns are contiguous.
+        rows: rows of a block.
+        columns: columns of a block.
+
+    Returns:
+        The descriptor, without the batch dimension if its size is 1.
     """
     if _tma_order(matrix) == "t":
         matrix, rows, columns = matrix.mT, columns, rows
@@ -295,8 +302,8 @@ def _describe(matrix: Tensor, rows: int, columns: int) -> TensorDescriptor:
 def _tma_order(matrix: Tensor) -> str | None:
     """Return how TMA reads a (batch, rows, columns) matrix: ``n``, ``t`` (transposed) or None.
 
-    None is returned if TMA cannot read it: its start, its matrices and its contiguous rows must lie
-    on multiples of 16 bytes.
+    None is returned if TMA cannot read it: its first element, each matrix of the batch and each
+    contiguous row must start at a multiple of 16 bytes.
     """
     size = matrix.element_size()
     batch_stride, row_stride, column_stride = matrix.stride()

@@ -1,9 +1,10 @@
 """Mean clock of the SMs during a batch.
 
-NVML is asked every 50 ms, and a batch takes 0.3 ms. Instead, a tiny kernel with one CTA per SM
-stores which SM it ran on, that SM's cycle counter and the GPU's nanoseconds. It is launched before
-and after a batch, in the same stream. Two readings of one SM give its mean clock in between. This
-tells "75% of the peak" from "the full rate at 75% of the clock".
+NVML is polled every 50 ms, which is too slow for a batch of 0.3 ms. Instead, a tiny kernel with one
+CTA per SM stores which SM each CTA ran on, that SM's cycle counter and the GPU's time in
+nanoseconds. It is launched before and after a batch, in the same stream. Two readings of one SM
+give its mean clock in between. The clock distinguishes a kernel that reaches only 75% of the peak
+from one that runs at the full rate while the clock is at 75%.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from triton.language.extra.cuda import globaltimer, smid
 
 _MARKS = 2  # one before a batch, one after it
 _LEAST_NANOSECONDS = 50_000
-"""Shortest time between two readings.
+"""Shortest time between two readings from which a clock is computed.
 
-On some GPUs, the nanoseconds advance by about a thousand at a time.
+On some GPUs, the nanosecond counter advances in steps of about 1,000.
 """
 
 
@@ -69,8 +70,8 @@ def mean_mhz(
 ) -> float | None:
     """Return the mean SM clock in MHz from two readings of (cycles, nanoseconds) by SM.
 
-    It is the median over the SMs that both readings have. It is None if there are none, or if too
-    little time passed between the readings to tell.
+    It is the median over the SMs that both readings have. It is None if they have no SM in common,
+    or if the time between the readings was too short.
     """
     clocks = []
     for sm in first.keys() & last.keys():

@@ -1,8 +1,8 @@
 """``triton-splitk``: the sum over K is cut into parts, so that few tiles still fill the machine.
 
-If the result has fewer tiles than the GPU has SMs, most SMs idle through a long sum. Here ``split``
-CTAs share a tile, each with a part of K. Their fp32 sums go to memory, and a second kernel adds
-them in order. No atomics are used, so the result has the same bits in every run.
+If the result has fewer tiles than the GPU has SMs, some SMs have nothing to do. Here ``split`` CTAs
+share a tile, each with a part of K. Their fp32 sums go to memory, and a second kernel adds them in
+order. No atomics are used, so the result has the same bits in every run.
 """
 
 from __future__ import annotations
@@ -57,9 +57,10 @@ class TritonSplitK(GemmFamily):
     name = "triton-splitk"
 
     def candidates(self, problem: Problem, machine: Machine) -> list[TileConfig]:
-        """Return each tile with its sum halved, and with every longer split that makes sense.
+        """Return each tile with its sum in two parts, and in more parts where that is useful.
 
-        A split makes sense up to four waves of CTAs, with at least two K steps for each CTA.
+        More parts are useful as long as there are at most four waves of CTAs, each with at least
+        two K steps.
         """
         assert isinstance(problem, Gemm)
         configs: list[TileConfig] = []

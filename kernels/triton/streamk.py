@@ -6,8 +6,8 @@ run of steps, which may begin and end inside a tile. All other tiles are compute
 wave (the "two-tile" hybrid of Osama et al., Stream-K, arXiv 2301.03598).
 
 A run that covers only part of a tile leaves its fp32 sum in memory, and a second kernel adds the
-parts of each such tile in order. No CTA waits for another one, because a sliced GPU may never let
-them run at the same time. The result has the same bits in every run.
+parts of each such tile in order. No CTA waits for another one, because a slice of a GPU may never
+run them at the same time. The result has the same bits in every run.
 """
 
 from __future__ import annotations
@@ -41,17 +41,19 @@ def matmul_streamk(
     """Compute C (batch, M, N) = A (batch, M, K) B (batch, K, N), except for tiles that CTAs share.
 
     The first ``streamed`` of the ``tiles`` are dealt out by K steps. A CTA shares at most the tile
-    inside which its run begins and the tile inside which its run ends. Their sums go to parts
-    (CTAS, 2, BM, BN), in this order. Units are as in :func:`kernels.triton.tiled.matmul_tiled`.
+    inside which its run begins and the tile inside which its run ends. Its sums for these two tiles
+    go to parts (CTAS, 2, BM, BN), in this order. Units are as in
+    :func:`kernels.triton.tiled.matmul_tiled`.
     """
     M, N, K = sizes[0] * UNITS[0], sizes[1] * UNITS[1], sizes[2] * UNITS[2]
     a_stride, b_stride = matrix_stride(a_stride, UNITS[3]), matrix_stride(b_stride, UNITS[3])
     c_stride = matrix_stride(c_stride, UNITS[4])
     rows, columns, depth = tl.cdiv(M, BM), tl.cdiv(N, BN), tl.cdiv(K, BK)
     cta = tl.program_id(0)
-    run_steps = tl.cast(streamed, tl.int64) * depth  # of all runs together
+    run_steps = tl.cast(streamed, tl.int64) * depth  # K steps of all runs together
     step, end = run_begin(cta, run_steps, CTAS), run_begin(cta + 1, run_steps, CTAS)
-    # The pieces are those of the CTA's run, one per tile, and then its whole tiles.
+    # A CTA first computes the pieces of its run, one for each tile that it meets, and then whole
+    # tiles. A whole tile counts as one piece.
     run_pieces = tl.where(end > step, (end - 1) // depth - step // depth + 1, 0).to(tl.int32)
     pieces = run_pieces + (tiles - streamed) // CTAS
     # Addresses hoisted out of this loop would be held, and spilled, throughout the inner loop.
@@ -97,18 +99,18 @@ def add_shared(
     c_stride = matrix_stride(c_stride, UNITS[4])
     rows, columns, depth = tl.cdiv(M, BM), tl.cdiv(N, BN), tl.cdiv(K, BK)
     cta = tl.program_id(0) + 1
-    run_steps = tl.cast(streamed, tl.int64) * depth  # of all runs together
+    run_steps = tl.cast(streamed, tl.int64) * depth  # K steps of all runs together
     begin = run_begin(cta, run_steps, CTAS)
     tile = (begin // depth).to(tl.int32)
     tile_begin, tile_end = begin - begin % depth, begin - begin % depth + depth
     if begin > tile_begin and run_begin(cta - 1, run_steps, CTAS) <= tile_begin:
         inside = tl.arange(0, BM)[:, None] * BN + tl.arange(0, BN)[None, :]
-        # The run before ends inside the tile: its sum is the second part of CTA cta − 1.
+        # The previous CTA's run ends inside the tile, so its sum is the second part of that CTA.
         total = tl.load(parts_ptr + tl.cast(2 * cta - 1, tl.int64) * (BM * BN) + inside)
-        # All other runs begin inside the tile: their sums are the first parts of their CTAs.
+        # All other runs begin inside the tile, so their sums are the first parts of their CTAs.
         while begin < tile_end:
             following = run_begin(cta + 1, run_steps, CTAS)
-            if following > begin:  # where steps are few, some CTAs have none
+            if following > begin:  # a CTA may have no steps if there are more CTAs than steps
                 total += tl.load(parts_ptr + tl.cast(2 * cta, tl.int64) * (BM * BN) + inside)
             cta += 1
             begin = following
@@ -125,7 +127,7 @@ class TritonStreamK(GemmFamily):
     shares_tail = True
 
     def candidates(self, problem: Problem, machine: Machine) -> list[TileConfig]:
-        """Return each tile with one CTA per SM, and with two where both fit its shared memory."""
+        """Return each tile with one CTA per SM, and with two if both fit the SM's shared memory."""
         configs: list[TileConfig] = []
         for tile in self.base_tiles(problem, machine, looped=True):
             configs.append(StreamConfig(**vars(tile), ctas=machine.sms))
@@ -138,7 +140,8 @@ class TritonStreamK(GemmFamily):
     def scratch(self, problem: Problem, config: TileConfig) -> tuple[int, ...]:
         """Return the shape of the parts, (ctas, 2, bm, bn).
 
-        Each CTA has two: of the tile where its run begins, and of the one where it ends.
+        Each CTA has two parts: one for the tile in which its run begins, and one for the tile in
+        which its run ends.
         """
         assert isinstance(config, StreamConfig)
         return config.ctas, 2, config.bm, config.bn
@@ -174,7 +177,7 @@ _ONLY_PRODUCT = ("EVEN_K", "PRECISION", "UPCAST")
 def streamed_tiles(tiles: int, ctas: int) -> int:
     """Return how many tiles are dealt out by K steps.
 
-    These are the partial last wave and, if there is one, a whole wave.
+    These are the tiles of the partial last wave and of the whole wave before it, if there is one.
     """
     in_last_wave = tiles % ctas
     if in_last_wave and tiles > ctas:

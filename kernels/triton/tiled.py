@@ -1,8 +1,8 @@
 """``triton-tiled``: one CTA per tile of the result, tiles visited in groups that share L2.
 
-This is the textbook GEMM kernel. A CTA walks K in steps of BK; the loads of the next steps run
-while this one multiplies (Triton pipelines the loop over ``num_stages``). Sums are fp32 whatever
-the dtype.
+This is the textbook GEMM kernel. A CTA walks along K in steps of BK. The loads of the next steps
+run while the current step multiplies, because Triton pipelines the loop in ``num_stages`` stages.
+Sums are fp32 for every dtype.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class TritonTiled(GemmFamily):
     name = "triton-tiled"
 
     def candidates(self, problem: Problem, machine: Machine) -> list[TileConfig]:
-        """Return the plain tiles."""
+        """Return the tiles that all GEMM families share, as they are."""
         return self.base_tiles(problem, machine)
 
     def calls(

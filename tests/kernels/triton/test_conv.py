@@ -23,7 +23,7 @@ from kernels.triton.family import TritonFamily
 from tests.support.bounds import guarded
 
 HAS_GPU = torch.cuda.is_available()
-LACK = family_.INTERPRETED and family_._interpreter_lack()
+LACK = family_.INTERPRETED and family_._missing_for_interpreter()
 runs = pytest.mark.skipif(bool(LACK), reason=str(LACK))
 every_pass = pytest.mark.parametrize("pass_", PASSES)
 LARGE = [TileConfig(64, 64, 32, 3, 4), TileConfig(128, 32, 32, 2, 4)]

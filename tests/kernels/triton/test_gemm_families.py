@@ -59,7 +59,7 @@ CONFIGS: dict[str, list[TileConfig]] = {
         for tma, halves in ((True, False), (True, True), (False, False))
     ],
 }
-LACK = family_.INTERPRETED and family_._interpreter_lack()
+LACK = family_.INTERPRETED and family_._missing_for_interpreter()
 runs = pytest.mark.skipif(bool(LACK), reason=str(LACK))
 every_family = pytest.mark.parametrize("name", CONFIGS)
 
