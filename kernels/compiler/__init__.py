@@ -1,1 +1,1 @@
-"""Inspection of the code that the compiler makes of the Triton kernels, without their GPUs."""
+"""Inspection of the code that the compiler makes of the Triton kernels, without a GPU."""

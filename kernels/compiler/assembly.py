@@ -1,8 +1,9 @@
 """Work of a kernel's inner loop, read from its PTX: multiply-adds and copied bytes.
 
-A GEMM's time is spent in the loop over K. If one turn of it does more multiply-adds than the tile's
-bm · bn · bk, or copies more than the blocks' (bm + bn) · bk elements, the compiler does work that
-the algorithm does not need. LLVM notes next to every basic block which loop it belongs to.
+A GEMM spends its time in the loop over K. If one turn of the loop does more than the tile's
+bm · bn · bk multiply-adds, or copies more than the (bm + bn) · bk elements of its blocks, the
+compiler does work that the algorithm does not need. LLVM notes next to every basic block which loop
+the block belongs to.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ _LOAD = re.compile(r"\bld\.global(?:\.[\w:]+)*?(?:\.v(\d))?\.[busf](\d+)\b")
 class InnerLoop:
     """One turn of a kernel's loop over K.
 
-    - ``instruction`` is one of :data:`INSTRUCTIONS`, or empty.
+    - ``instruction`` is the kernel's family of matrix instructions in :data:`INSTRUCTIONS`, or
+      empty if it has none.
     - ``products`` counts the multiply-adds of one CTA.
     - ``copied`` counts the bytes that the CTA brings from global memory.
     - ``copy_bytes`` is the width of its narrowest copy: the bytes that one thread copies, or the
@@ -54,12 +56,14 @@ class InnerLoop:
 
 
 def inner_loop(ptx: str, warps: int) -> InnerLoop:
-    """Read the loop over K. The loops of a warp-specialised kernel are added up.
+    """Read the work of one turn of the loop over K.
+
+    The turns of a warp-specialised kernel's loops are added up.
 
     Args:
         ptx: PTX of one kernel.
         warps: number of warps that multiply; in a specialised kernel, those of one consumer group,
-            because each group has a loop of its own.
+            because each group has a separate loop.
     """
     instruction = next((name for name, pattern in INSTRUCTIONS if re.search(pattern, ptx)), "")
     constants = {name: int(value) for name, value in _CONSTANT.findall(ptx)}
@@ -68,7 +72,7 @@ def inner_loop(ptx: str, warps: int) -> InnerLoop:
     for loop in _loops(ptx):
         text = "\n".join(loop)
         products += _products(loop, instruction, warps, constants)
-        # A thread copies to shared memory, or it loads a vector of values into registers.
+        # A thread copies to shared memory (cp.async), or it loads a vector of values (ld.global).
         thread_bytes = [int(size, 16) for size in _CP_ASYNC.findall(text)]
         thread_bytes += [int(n or 1) * int(bits) // 8 for n, bits in _LOAD.findall(text)]
         # A barrier announces how many bytes TMA will bring, for one block or for several.
@@ -90,11 +94,12 @@ def _products(loop: Iterable[str], instruction: str, warps: int, constants: dict
             total += 32 * warps * (2 if "f32x2" in line else 1)
         elif instruction == "tcgen05":
             match = _TENSOR_CORE_5.search(line)
-            if match:  # the instruction descriptor: N / 8 from bit 17, M / 16 from bit 24
+            if match:
                 kind, register = match.groups()
+                # The instruction descriptor has N / 8 from bit 17 and M / 16 from bit 24.
                 descriptor = constants[register]
                 n, m = (descriptor >> 17 & 0x3F) * 8, (descriptor >> 24 & 0x1F) * 16
-                k = 8 if kind == "tf32" else 16  # 32 bytes of each operand
+                k = 8 if kind == "tf32" else 16  # the elements in 32 bytes of an operand
                 total += m * n * k
         else:
             shape = _SHAPE.search(line)
@@ -110,10 +115,10 @@ def _loops(ptx: str) -> list[list[str]]:
     """Return the lines of each innermost loop, without those of other loops."""
     lines: dict[str, list[str]] = defaultdict(list)
     inner: set[str] = set()
-    # LLVM's notes on a block follow the block's first line as comments. They give the loop that the
-    # block is the header of, or the header of the loop around it. ``current`` is the header of the
-    # innermost loop around the current line, or empty.
-    current, label, notes, in_notes = "", "", "", False
+    # LLVM's notes on a block are comments after the block's first line. They say that the block is
+    # the header of a loop, or they name the header of the loop around it.
+    loop_header = ""  # header of the innermost loop around the current line, or empty
+    label, notes, in_notes = "", "", False
     for line in ptx.splitlines():
         block = _BLOCK.match(line)
         if block or _FALL_THROUGH.match(line):
@@ -124,11 +129,11 @@ def _loops(ptx: str) -> list[list[str]]:
             in_notes = False
         if in_notes:
             enclosing = _OF_LOOP.search(notes)
-            current = enclosing.group(1) if enclosing else ""
+            loop_header = enclosing.group(1) if enclosing else ""
             if _HEADER.search(notes):
-                current = label
+                loop_header = label
             if "This Inner Loop" in notes:
                 inner.add(label)
-        elif current:
-            lines[current].append(line.strip())
+        elif loop_header:
+            lines[loop_header].append(line.strip())
     return [lines[header] for header in lines if header in inner]

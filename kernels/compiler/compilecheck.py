@@ -1,9 +1,9 @@
 """Compilation of the Triton kernels for named architectures, on a machine without a GPU.
 
 Each kernel is compiled through the JIT's own ``warmup``, exactly as a launch would compile it, with
-a driver that only reports which architecture is wanted. PTX shows which matrix instruction the
-compiler chose and what a turn of the inner loop does. ``ptxas -v`` shows how many registers it took
-and what it spilled.
+a driver that only reports which architecture to compile for. PTX shows which matrix instruction the
+compiler chose and what a turn of the inner loop does. ``ptxas -v`` shows how many registers the
+kernel takes and how many bytes are spilled.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ from kernels.registry import all_implementations
 from kernels.triton.family import MIN_CAPABILITY, LaunchSpec, TritonFamily, meta_operands
 
 ARCHES = ("sm_80", "sm_89", "sm_90", "sm_100", "sm_120")
-_ALIGNED, _MISALIGNED = 16, 1
-_SIZE = 4096
+_ALIGNED, _MISALIGNED = 16, 1  # bytes that divide every row
+_SIZE = 4096  # M, N and K of the GEMMs
 
-_CONV_CHANNELS, _CONV_SIZE = 256, 14
+_CONV_CHANNELS, _CONV_SIZE = 256, 14  # channels, and height and width, of the convolutions
 _SLACK = 0.1  # tolerated deviation of an inner loop's work from the tile's, on aligned shapes
 # In fp32 the persistent kernel transposes operands in shared memory, which configs do not count.
 _SHARED_SLACK = 0.15  # tolerated deviation of shared memory from what a config counts
@@ -58,14 +58,14 @@ class CompileRow:
     """Outcome of compiling one kernel.
 
     ``ok`` is False if compiling failed, or if the code falls short of what the hardware can do.
-    ``message`` then says how.
+    ``message`` then says why.
 
     The inner loop is described by these fields:
 
     - ``products``: its multiply-adds, relative to the tile's bm · bn · bk.
     - ``copied``: its bytes from global memory, relative to the blocks' (bm + bn) · bk elements.
     - ``copy_bytes``: bytes of its narrowest copy by one thread, or of a whole TMA block.
-    - ``instructions``: instructions of a turn in machine code.
+    - ``instructions``: number of instructions of one turn in machine code.
     - ``matrix``: number of these instructions that multiply.
     - ``waits_for_all``: whether the turn waits for every wgmma in flight.
 
@@ -105,16 +105,16 @@ class _Facts:
     registers: int
     spill_bytes: int
     shared_bytes: int
-    bulk_copies: bool  # TMA copies operands
-    moves_registers: bool  # from the warps that copy to the warps that multiply
-    serialised: str = ""  # number of ptxas's warning that each wgmma waits for the one before
+    bulk_copies: bool  # whether TMA copies operands
+    moves_registers: bool  # whether warps that copy give registers to warps that multiply
+    serialised: str = ""  # codes of ptxas's warnings that each wgmma waits for the one before
     code: LoopCode = NO_LOOP
     launches: int = 1
 
 
 @dataclass(frozen=True)
 class _Job:
-    """A kernel to compile: a family's kernel for a problem, config and architecture."""
+    """Kernel to compile: that of a family, for a problem, config and architecture."""
 
     family: str
     config: TileConfig
@@ -130,12 +130,12 @@ def compile_rows(
     names: Sequence[str] = (),
     done: Callable[[CompileRow], None] | None = None,
 ) -> list[CompileRow]:
-    """Compile every family × dtype × layout × alignment × architecture, in parallel.
+    """Compile every family for every dtype, layout, alignment and architecture, in parallel.
 
     Args:
         arches: architectures such as ``sm_90``; each is compiled for the first machine that has it.
         every_candidate: compile all valid configs instead of only the one that would be chosen.
-        names: families to compile; all of them if none is named.
+        names: names of the families to compile; all families if empty.
         done: function that is called with each row as it is finished.
 
     Raises:
@@ -162,7 +162,7 @@ def compile_rows(
 
 
 def _jobs(arch: str, every_candidate: bool) -> list[_Job]:
-    """Return what to compile for an architecture; see :func:`compile_rows`."""
+    """Return the kernels to compile for an architecture; see :func:`compile_rows`."""
     machine = machine_of_arch(arch)
     families = [f for f in all_implementations().values() if isinstance(f, TritonFamily)]
     jobs = []
@@ -188,7 +188,7 @@ def _gemms(alignment: int) -> list[Problem]:
 
 
 def _convs(alignment: int) -> list[Problem]:
-    """Return all passes of a ResNet's 3 × 3 convolution, with one channel less if misaligned."""
+    """Return all passes of a ResNet's 3 × 3 convolution, with one channel fewer if misaligned."""
     c = _CONV_CHANNELS if alignment == _ALIGNED else _CONV_CHANNELS - 1
     sizes = (32, c, _CONV_SIZE, _CONV_SIZE, c, 3, 3)
     return [
@@ -198,9 +198,9 @@ def _convs(alignment: int) -> list[Problem]:
 
 
 class _TargetDriver(DriverBase):
-    """Stand-in for a GPU's driver while compiling, which only reports the target.
+    """Stand-in for a GPU's driver during compilation, which only reports the target.
 
-    The JIT keeps its caches per device, so each architecture is a device of its own.
+    The JIT keeps its caches per device, so each architecture counts as a separate device.
     """
 
     def __init__(self, machine: Machine) -> None:
@@ -274,8 +274,8 @@ _NO_FACTS = _Facts(InnerLoop("", 0, 0, 0), 0, 0, 0, False, False)
 def _family_facts(job: _Job) -> _Facts:
     """Return the facts of all kernels of a family's call.
 
-    The first kernel multiplies. The others are its helpers, and only the registers, spills and
-    shared memory that they need beyond the first kernel's count.
+    The first kernel multiplies, and the others are its helpers. The registers, spilled bytes and
+    shared memory are the largest of any of these kernels, and the inner loop is the first kernel's.
     """
     family = all_implementations()[job.family]
     assert isinstance(family, TritonFamily)
@@ -312,7 +312,7 @@ def _inspect(call: LaunchSpec, warps: int) -> _Facts:
 
 _LOG = "ptxas.log"
 _SERIALISED = re.compile(r"\b(C75\d\d)\b")
-"""Number of a warning that wgmma instructions are serialised.
+"""Code of a ptxas warning that wgmma instructions are serialised.
 
 An example is C7515, "Potential Performance Loss: wgmma.mma_async instructions are serialized".
 """
@@ -376,7 +376,7 @@ def _complaints(job: _Job, machine: Machine, facts: _Facts) -> list[str]:
             f"the kernel needs {facts.shared_bytes} bytes of shared memory; a CTA can have "
             f"{machine.shared_cta_bytes}."
         )
-    # A config's count holds only for aligned operands that are not transposed.
+    # A config predicts the shared memory only for aligned operands that are not transposed.
     predicted = job.config.shared_bytes(job.problem.dtype, machine)
     is_predictable = job.alignment == _ALIGNED and not _transposes_tf32(job)
     if is_predictable and not math.isclose(facts.shared_bytes, predicted, rel_tol=_SHARED_SLACK):
@@ -419,7 +419,7 @@ def _transposes_tf32(job: _Job) -> bool:
 def _remark(job: _Job, facts: _Facts) -> str:
     """Return sentences that explain unusual code of a kernel without complaints; may be empty."""
     remarks = []
-    if facts.serialised:  # only for a candidate; a config that is chosen gets a complaint
+    if facts.serialised:  # the kernel of a candidate; that of a chosen config has a complaint
         remarks.append(
             f"Every wgmma waits for the previous one ({facts.serialised} messages of ptxas)."
         )

@@ -65,21 +65,21 @@ def _family_table(rows: Sequence[CompileRow], arches: Sequence[str]) -> list[str
     return lines
 
 
-def differing_cells(kept: str, made: str) -> list[str]:
+def differing_cells(stored_document: str, new_document: str) -> list[str]:
     """Return the differences between a stored document and a new one, one line per cell.
 
     Families and architectures that the new document lacks are not compared.
     """
-    stored_cells = _cells_of(kept)
+    stored_cells = _cells_of(stored_document)
     return [
         f"{' '.join(names)}: {stored_cells.get(names, 'nothing')} is now {cell}"
-        for names, cell in _cells_of(made).items()
+        for names, cell in _cells_of(new_document).items()
         if stored_cells.get(names) != cell
     ]
 
 
 def _cells_of(document: str) -> dict[tuple[str, ...], str]:
-    """Return a document's cells by family, dtype, alignment of rows and architecture."""
+    """Return the text of a document's cells by (family, dtype, alignment of rows, architecture)."""
     cells: dict[tuple[str, ...], str] = {}
     family, arches = "", []
     for line in document.splitlines():
@@ -89,7 +89,7 @@ def _cells_of(document: str) -> dict[tuple[str, ...], str]:
             arches = [word.strip() for word in line.strip("|").split("|")[2:]]
         elif line.startswith("| "):
             words = [word.strip() for word in line.strip("|").split("|")]
-            # The empty text makes a damaged line of a single cell readable, too.
+            # A damaged line may have only one cell. The empty text stands for its alignment.
             dtype, alignment, *texts = [*words, ""]
             for arch, text in zip(arches, texts, strict=False):
                 cells[family, dtype, alignment, arch] = text

@@ -1,8 +1,8 @@
 """Machine code (SASS) of one turn of a kernel's inner loop, as ``nvdisasm`` prints it.
 
-PTX shows which work the compiler asked for. Only SASS shows the instructions added to the matrix
-instructions, such as addresses, masks and predicates. It also shows whether the loop waits for all
-matrix instructions or keeps some in flight.
+PTX shows the work that the kernel asks for. Only SASS shows how many instructions compute
+addresses, masks and predicates next to the matrix instructions. It also shows whether the loop
+waits for all matrix instructions or keeps some in flight.
 """
 
 from __future__ import annotations
@@ -64,20 +64,20 @@ def loop_code(sass: str) -> LoopCode:
     The turn is therefore the shortest path through the loop that passes its matrix instructions.
     """
     lines, labels = _read(sass)
-    # 1. Find the loops, as (first line, last line): each branch backwards closes one.
+    # 1. Find the loops, as (first line, last line). Each backward branch is the end of a loop.
     loops = []
     for position, line in enumerate(lines):
         begin = labels.get(line.target, len(lines))
         if begin <= position:
             loops.append((begin, position))
-    # 2. Keep those that multiply, and of nested ones only the innermost.
+    # 2. Keep the loops that multiply, and only the innermost one of nested loops.
     multiplying = [
         (begin, end) for begin, end in loops if any(line.matrix for line in lines[begin : end + 1])
     ]
     innermost = [
         loop for loop in multiplying if not any(_encloses(loop, other) for other in multiplying)
     ]
-    # 3. Read one turn of each.
+    # 3. Read one turn of each of these loops.
     turns = [_best_path(lines[begin : end + 1], begin, labels) for begin, end in innermost]
     return max(turns, key=lambda turn: turn.matrix, default=NO_LOOP)
 
@@ -94,11 +94,11 @@ class _Line:
     matrix: bool  # whether it multiplies matrices
     waits: bool  # whether it waits for every wgmma
     target: str  # label that the line branches to, or empty
-    goes_on: bool  # whether execution may continue with the next line
+    falls_through: bool  # whether execution may continue with the next line
 
 
 def _read(sass: str) -> tuple[list[_Line], dict[str, int]]:
-    """Return the instructions, and the position of each label among them."""
+    """Return the instructions, and for each label the position of the instruction after it."""
     lines: list[_Line] = []
     labels: dict[str, int] = {}
     for text in sass.splitlines():
@@ -117,14 +117,14 @@ def _read(sass: str) -> tuple[list[_Line], dict[str, int]]:
                 matrix=bool(_MATRIX.match(name)),
                 waits=bool(_WAITS_FOR_ALL.search(f"{name}{operands}")),
                 target=target.group(1) if target else "",
-                goes_on=is_conditional or not leaves,
+                falls_through=is_conditional or not leaves,
             )
         )
     return lines, labels
 
 
 class _Path(NamedTuple):
-    """Lines that execution passes, as counts; the greater of two paths is the better one."""
+    """Counts of the lines on a path of execution; the greater of two paths is the better one."""
 
     matrix: int
     minus_lines: int
@@ -138,7 +138,7 @@ def _best_path(loop: Sequence[_Line], begin: int, labels: dict[str, int]) -> Loo
     shortest. Backward branches inside the loop are left out: they wait for a barrier, or belong to
     another loop.
     """
-    # The best path to each line, without that line; None for a line that no path has reached.
+    # The list holds the best path to each line, without that line, or None if no path reaches it.
     best: list[_Path | None] = [None] * len(loop)
     best[0] = _Path(0, 0, 0)
     for position, line in enumerate(loop):
@@ -148,7 +148,7 @@ def _best_path(loop: Sequence[_Line], begin: int, labels: dict[str, int]) -> Loo
         path = _Path(path.matrix + line.matrix, path.minus_lines - 1, path.waits + line.waits)
         if position == len(loop) - 1:
             return LoopCode(-path.minus_lines, path.matrix, path.waits > 0)
-        next_positions = [position + 1] if line.goes_on else []
+        next_positions = [position + 1] if line.falls_through else []
         target = labels.get(line.target, -1) - begin
         if target > position:
             next_positions.append(target)

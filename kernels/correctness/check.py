@@ -1,4 +1,4 @@
-"""Checks for the command ``check``: implementations on awkward problems against float64."""
+"""Checks of implementations on awkward problems against float64, for the command ``check``."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from kernels.operands import random_operands
 from kernels.problem import Problem
 from kernels.registry import all_implementations
 
-# Each of these has gone wrong in some kernel. The GEMMs have sizes of 1, primes, sizes one over a
-# block, long K, batches and every layout. The convolutions have filters larger than the stride,
-# holes, groups and a single channel.
+# Each of these sizes and options has gone wrong in some kernel. The GEMMs have sizes of 1, primes,
+# sizes one above or below a block, long K, batches and every layout. The convolutions have filters
+# larger and smaller than the stride, dilation, groups and a single channel.
 _GEMM_SIZES = ("1,1,1", "17,33,65", "128,128,128", "127,129,257", "1,256,512", "64,64,2048")
 _CONV_SHAPES = (
     "2,8,9,11,16,3,3,1,1,1,1",
@@ -66,7 +66,7 @@ def check_all(names: Iterable[str], problems: Iterable[Problem], device: Device)
     make_current(device.gpu)
     if device.gpu is not None:
         for name in names:
-            # Compile on all cores at once. _check_one repeats a failure and reports it.
+            # Compile on all cores at once. A failure occurs again in _check_one, which reports it.
             with suppress(Exception):
                 _compile(name, problems, device)
     return [
@@ -101,7 +101,7 @@ def _check_one(name: str, problem: Problem, device: Device) -> CheckRow:
         first_line = (str(error) or "no message").strip().splitlines()[0]
         message = f"{type(error).__name__}: {first_line}"
         return CheckRow(name, problem.spec(), "error", None, None, message)
-    # JSON has no NaN, so a result that has one gets no error figure.
+    # JSON has no NaN, so the relative error of a result with a NaN is None.
     rel_error = None if math.isnan(outcome.rel_error) else outcome.rel_error
     status = "ok" if outcome.ok else "wrong"
     return CheckRow(name, problem.spec(), status, rel_error, outcome.tolerance, outcome.message)

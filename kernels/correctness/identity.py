@@ -8,11 +8,12 @@ left. A convolution is as linear as a GEMM: its channels and images take the pla
 
 The remainder, Y·V − A·(B·V), is compared with the size of the sums themselves, which is estimated
 from the inputs: σ_A σ_B √K (√N + 4). Its first term is the standard deviation of a sum over N
-columns of dot products of length K; the 4 allows for one large element where N is small. For a
-correctly rounded result, the ratio hardly depends on the sizes. The product of norms ‖A‖ ‖B‖ ‖V‖
-would allow √K times as much (V-ABFT, arXiv 2602.08043, on thresholds).
+columns of dot products of length K; the 4 allows for one large element if N is small. For a
+correctly rounded result, the ratio of remainder to size hardly depends on M, N and K. A limit from
+the product of norms ‖A‖ ‖B‖ ‖V‖ would be √K times as large (V-ABFT, arXiv 2602.08043, compares
+thresholds).
 
-All sums here are in fp32, B·V included. That adds an error of 1e-6, far below every limit.
+All sums of the test are in fp32, also B·V. This adds an error of 1e-6, far below every limit.
 """
 
 from __future__ import annotations
@@ -42,12 +43,13 @@ up to 65,536; these are the typical and the largest remainder of 512 blocks:
 - fp16: 0.21e-3 and 0.5e-3, or 1.2e-3 and 2.7e-3 with 64 partial sums in 16 bits,
 - bf16: 1.7e-3 and 3.9e-3, or 9.8e-3 and 2.1e-2 with 64 partial sums in 16 bits.
 
-If K is very small, a large value is several standard deviations, and so is its rounding. A row of
-unrelated numbers has a remainder of 1.4, and one wrong element among n has about 1.4/√n.
+If K is very small, a large value may be several standard deviations, and its rounding error is
+larger by the same factor. A row of unrelated numbers has a remainder of 1.4. A row of n elements
+with one wrong element has a remainder of about 1.4/√n.
 """
 
 _BLOCK = 1024  # adjacent elements that are summed and tested together
-_VECTORS = 4
+_VECTORS = 4  # random vectors: columns of V
 _LARGEST = 4.0  # standard deviations of one large element, which dominates a short sum
 _MAX_ELEMENTS = 1 << 25  # largest part of a 16-bit operand that is held in fp32 at a time
 _STACKED_ELEMENTS = 1 << 22  # largest size of sets that are stacked and tested at once, in elements
@@ -70,13 +72,14 @@ def remainders(
         side: the axis to sum along, 0 or 1, for half the work; None sums along both.
 
     Returns:
-        A number for each set, to be compared with :data:`LIMIT`, in standard deviations of a
-        block's sum; None for operations that are not linear in an operand.
+        The remainder of each set, in standard deviations of a block's sum, to be compared with
+        :data:`LIMIT`. None is returned for operations that are not linear in their operands.
     """
     if isinstance(problem, Layer | Lstm):
         return None
     signs = _signs(seed, sets[0].a.device)
-    # Multiplications per element on average: pixels of a strided gradient do not all have as many.
+    # The number of multiplications per element is an average, because the pixels of a strided
+    # gradient do not all have the same number.
     length = problem.flops / 2 / sets[0].out.numel()
     largest_squares: list[Tensor] = []  # one number for each set
     with library_settings("fp32", LibraryConfig()), torch.no_grad():
@@ -92,8 +95,8 @@ def remainders(
                 variance = length * _mean_square(a, (-2, -1)) * _mean_square(b, (-2, -1))
                 # The columns of Y = A·B are summed, or those of its transpose Yᵀ = Bᵀ·Aᵀ.
                 sides = [
-                    _Side(torch.matmul, a, b, y, axis=-1, along=-1, cut=-2),
-                    _Side(torch.matmul, b.mT, a.mT, y.mT, axis=-1, along=-1, cut=-2),
+                    _Side(torch.matmul, a, b, y, folded_axis=-1, result_axis=-1, cut=-2),
+                    _Side(torch.matmul, b.mT, a.mT, y.mT, folded_axis=-1, result_axis=-1, cut=-2),
                 ]
                 sides = _tested_sides(sides, side)
                 block_squares = [_remainder(tested, signs, variance) for tested in sides]
@@ -107,37 +110,37 @@ def remainders(
 class _Side:
     """One way to test ``result = apply(kept, folded)``, where ``apply`` is linear in each argument.
 
-    Summing ``folded`` along ``axis`` sums the result along ``along``. ``cut`` is an axis of
-    ``kept`` along which it may be processed in parts. The results of the parts are concatenated, or
-    they are added if ``folded`` is cut as well (``adds_up``). ``cut`` is None for a filter, which
-    is small enough to be processed whole.
+    Summing ``folded`` along ``folded_axis`` sums the result along ``result_axis``. ``cut`` is an
+    axis of ``kept`` along which it may be processed in parts. The results of the parts are
+    concatenated, or they are added if ``folded`` is cut as well (``adds_up``). ``cut`` is None for
+    a filter, which is small enough to be processed whole.
     """
 
     apply: Callable[[Tensor, Tensor], Tensor]
     kept: Tensor
     folded: Tensor
     result: Tensor
-    axis: int
-    along: int
+    folded_axis: int
+    result_axis: int
     cut: int | None = 0
     adds_up: bool = False
 
 
 def _tested_sides(sides: list[_Side], only: int | None) -> list[_Side]:
-    """Return the sides that sum over more than one element.
+    """Return the sides that sum over more than one element, or the first side if there are none.
 
-    The other sides would compute the whole result again. If no side is left, the first one is
-    returned. ``only`` selects a single side of those that remain.
+    The other sides would compute the whole result again. ``only`` selects a single side of those
+    that are returned; None selects all.
     """
-    sides = [side for side in sides if side.folded.shape[side.axis] > 1] or sides[:1]
+    sides = [side for side in sides if side.folded.shape[side.folded_axis] > 1] or sides[:1]
     return sides if only is None else [sides[only % len(sides)]]
 
 
 def _remainder(side: _Side, signs: Tensor, variance: Tensor) -> Tensor:
     """Return the mean square of each block's remainder, relative to its expected size.
 
-    The mean is over the vectors. The blocks are the last axis of the result; its other axes are
-    those of the side's result, without the summed one.
+    The mean is over the random vectors. The last axis of the returned tensor counts the blocks. Its
+    other axes are those of the side's result, without the summed one.
 
     Args:
         side: the side to test.
@@ -145,7 +148,7 @@ def _remainder(side: _Side, signs: Tensor, variance: Tensor) -> Tensor:
         variance: expected variance of one element of the side's result.
     """
     # 1. Fold one operand with random signs, and apply the operation to it: A·(B·V).
-    sums = _signed_sums(side.folded, side.axis, signs)
+    sums = _signed_sums(side.folded, side.folded_axis, signs)
     if side.cut is None:
         expected = side.apply(side.kept.float(), sums)
     else:
@@ -160,10 +163,10 @@ def _remainder(side: _Side, signs: Tensor, variance: Tensor) -> Tensor:
             results = [side.apply(kept.float(), sums) for kept in kept_parts]
             expected = torch.cat(results, side.cut)
     # 2. Subtract the result, folded with the same signs: Y·V.
-    remainder = expected - _signed_sums(side.result, side.along, signs)
-    squares = remainder.square().movedim(side.along, -1)
+    remainder = expected - _signed_sums(side.result, side.result_axis, signs)
+    squares = remainder.square().movedim(side.result_axis, -1)
     # 3. Divide by the expected size. The last block may be shorter, and a shorter sum is smaller.
-    length = side.result.shape[side.along]
+    length = side.result.shape[side.result_axis]
     block_lengths = [min(_BLOCK, length - start) for start in range(0, length, _BLOCK)]
     scale = squares.new_tensor(block_lengths).sqrt() + _LARGEST
     by_block = squares.unflatten(-1, (len(block_lengths), -1))  # (…, blocks, vectors)
@@ -183,8 +186,8 @@ def _signed_sums(tensor: Tensor, axis: int, signs: Tensor) -> Tensor:
     stored = tensor.permute(order)
     outer, inner = stored.shape[:position], stored.shape[position + 1 :]
     cube = stored.reshape(math.prod(outer), -1, math.prod(inner))
-    # A sum over few numbers needs only as many vectors: over a single number, every sign gives the
-    # same square.
+    # A sum needs at most as many vectors as it has terms. With a single term, for example, every
+    # sign gives the same square.
     signs = signs[:, : cube.shape[1]]
     # 2. Sum each block of the axis.
     blocks = []
@@ -211,7 +214,10 @@ def _sum_block(cube: Tensor, weights: Tensor) -> Tensor:
 
 
 def _signs(seed: int, device: torch.device) -> Tensor:
-    """Return (block, vectors) of random ±1, each vector contiguous, as CPUs multiply faster."""
+    """Return random ±1 as (block, vectors).
+
+    Each vector is contiguous, because CPUs then multiply faster.
+    """
     bits = torch.randint(2, (_VECTORS, _BLOCK), generator=torch.Generator().manual_seed(seed))
     return (2 * bits - 1).to(device, torch.float32).T
 
@@ -244,7 +250,7 @@ def _stack_sets(
     y = _stacked(results)
     if isinstance(problem, Series):
         b = b.mT  # weights are stored (n, k)
-        # The operand that all GEMMs of a set share is a single matrix. It is expanded to all.
+        # The operand that all GEMMs of a set share is one matrix, which is expanded to all of them.
         a = a.unsqueeze(1) if a.dim() == 3 else a
         b = b.unsqueeze(1) if b.dim() == 3 else b
         shape = (len(a), problem.count, -1, -1)
@@ -283,8 +289,8 @@ def _fprop_sides(conv: Conv, x: Tensor, w: Tensor, y: Tensor) -> list[_Side]:
     # The second side keeps the filter, so that its arguments are in the other order.
     w, y = _grouped(conv, w, 0), _grouped(conv, y, 1)
     return [
-        _Side(forward, x, w, y, axis=1, along=2),
-        _Side(lambda w, x: forward(x, w), w, x, y, axis=0, along=0, cut=None),
+        _Side(forward, x, w, y, folded_axis=1, result_axis=2),
+        _Side(lambda w, x: forward(x, w), w, x, y, folded_axis=0, result_axis=0, cut=None),
     ]
 
 
@@ -300,8 +306,8 @@ def _dgrad_sides(conv: Conv, dy: Tensor, w: Tensor, dx: Tensor) -> list[_Side]:
     # The second side keeps the filter, so that its arguments are in the other order.
     dx = _grouped(conv, dx, 1)
     return [
-        _Side(backward, dy, w, dx, axis=1, along=2),
-        _Side(lambda w, dy: backward(dy, w), w, dy, dx, axis=0, along=0, cut=None),
+        _Side(backward, dy, w, dx, folded_axis=1, result_axis=2),
+        _Side(lambda w, dy: backward(dy, w), w, dy, dx, folded_axis=0, result_axis=0, cut=None),
     ]
 
 
@@ -321,8 +327,8 @@ def _wgrad_sides(conv: Conv, x: Tensor, dy: Tensor, dw: Tensor) -> list[_Side]:
     grouped_x, grouped_dy = _grouped(conv, x, 1), _grouped(conv, dy, 1)
     grouped_dw = _grouped(conv, dw, 0)
     return [
-        _Side(over_outputs, x, grouped_dy, grouped_dw, axis=2, along=1, adds_up=True),
-        _Side(over_inputs, dy, grouped_x, dw, axis=2, along=1, adds_up=True),
+        _Side(over_outputs, x, grouped_dy, grouped_dw, folded_axis=2, result_axis=1, adds_up=True),
+        _Side(over_inputs, dy, grouped_x, dw, folded_axis=2, result_axis=1, adds_up=True),
     ]
 
 

@@ -1,7 +1,8 @@
 """Float64 reference for sampled entries of a result, and the only table of tolerances.
 
-Computing the whole result in float64 would cost more than all timing. Instead, random rows and
-columns are checked. The last ones are always among them, because that is where masks go wrong.
+Computing whole results in float64 would take longer than all measurements. Instead, random rows and
+columns are checked. The last row and column are always among them, because errors in a kernel's
+masks show there.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ in fp16, 2⁻⁹ in bf16), which leaves room for fp16's partial sums.
 """
 
 _ROWS, _COLUMNS = 32, 32  # sampled rows (pixels) and columns (channels) of a result
-_TAPS = 16  # sampled columns of a filter gradient: each costs a sum over all pixels
+_TAPS = 16  # sampled filters, and entries of each, of a filter's gradient: sums over all pixels
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ def check(problem: Workload, operands: Operands, result: Tensor, seed: int = 0) 
         actual, expected = sample(problem, operands, result, rng)
     error = (actual.double() - expected).abs().max()  # NaN if the result has a NaN
     scale = expected.abs().max()
-    if scale == error == 0:  # a filter that meets only padding
+    if scale == error == 0:  # all values are 0, as for a filter that meets only padding
         return CheckResult(0.0, TOLERANCE[problem.dtype])
     return CheckResult(float(error / scale), TOLERANCE[problem.dtype])
 
@@ -70,7 +71,7 @@ def check(problem: Workload, operands: Operands, result: Tensor, seed: int = 0) 
 def _sample_indices(
     rng: np.random.Generator, size: int, count: int, device: torch.device
 ) -> Tensor:
-    """Return sorted indices below ``size``: all, or ``count`` random ones with first and last."""
+    """Return sorted indices below ``size``: all, or ``count``, the first and last among them."""
     if size <= count:
         return torch.arange(size, device=device)
     middle = rng.choice(size - 2, count - 2, replace=False) + 1
@@ -84,10 +85,7 @@ def _gemm(
 
     Both have the shape (sampled batches, sampled rows, sampled columns).
     """
-    a, b, y = (
-        matrix if matrix.dim() == 3 else matrix.unsqueeze(0)
-        for matrix in (operands.a, operands.b, result)
-    )  # (batch, rows, columns)
+    a, b, y = _batched(operands.a), _batched(operands.b), _batched(result)
     rows = _sample_indices(rng, problem.m, _ROWS, a.device)
     columns = _sample_indices(rng, problem.n, _COLUMNS, a.device)
     batches = _sample_indices(rng, problem.batch, 3, a.device)
@@ -97,6 +95,11 @@ def _gemm(
     return actual, torch.matmul(a_rows.double(), b_columns.mT.double())
 
 
+def _batched(matrix: Tensor) -> Tensor:
+    """View a matrix, or a batch of matrices, as (batch, rows, columns)."""
+    return matrix if matrix.dim() == 3 else matrix.unsqueeze(0)
+
+
 def _series(
     series: Series, operands: Operands, result: Tensor, rng: np.random.Generator
 ) -> tuple[Tensor, Tensor]:
@@ -104,7 +107,7 @@ def _series(
 
     Both have the shape (count, sampled rows, sampled columns).
     """
-    shape = (series.count, -1, -1)  # the operand that all GEMMs share is expanded to it
+    shape = (series.count, -1, -1)  # the shared operand is expanded to one matrix per GEMM
     a, w = operands.a, operands.b  # (m, k) or (count, m, k); (count, n, k) or (n, k)
     b = w.transpose(-1, -2)
     rows = _sample_indices(rng, series.m, _ROWS, a.device)
@@ -119,7 +122,7 @@ def _layer(
 ) -> tuple[Tensor, Tensor]:
     """Return samples of a layer's result and their reference.
 
-    They are whole images, or whole channels for batch norm, which takes means over the batch.
+    The samples are whole images, or whole channels for batch norm, whose means are over the batch.
     """
     x, parameters = operands.a, operands.b.double()
     if layer.op == "batchnorm":
@@ -179,9 +182,9 @@ def _lstm(
     return result[:, sequences], torch.stack(hidden_states)
 
 
-# Sampled entries of a convolution are computed from what they read: for each output pixel the patch
-# under the filter, for each input pixel the outputs that read it, and for each tap the pixels under
-# it.
+# Sampled entries of a convolution are computed only from the elements that they depend on. An
+# output pixel depends on the patch under the filter. The gradient of an input pixel depends on the
+# outputs that read it. The gradient of a tap depends on all pixels that meet it.
 
 
 def _taps(position: Tensor, taps: int, stride: int, padding: int, dilation: int) -> Tensor:
@@ -193,18 +196,20 @@ def _taps(position: Tensor, taps: int, stride: int, padding: int, dilation: int)
 def _readers(
     position: Tensor, taps: int, stride: int, padding: int, dilation: int
 ) -> tuple[Tensor, Tensor]:
-    """Return output positions (…, taps) whose taps read input ``position``, and a mask.
+    """Return the output position whose tap reads input ``position``, for each tap, and a mask.
 
-    The mask is True where there is such an output position.
+    Both have the shape (…, taps). The mask is False where no output position reads the input by
+    that tap because of the stride.
     """
     shifted = position[..., None] + padding - torch.arange(taps, device=position.device) * dilation
     return shifted.div(stride, rounding_mode="floor"), shifted % stride == 0
 
 
 def _gather(image: Tensor, n: Tensor, h: Tensor, w: Tensor, valid: Tensor) -> Tensor:
-    """Return image[n, :, h, w] in float64 as (L, R, S, C), with zeros at positions not valid.
+    """Return image[n, :, h, w] in float64 as (L, R, S, C).
 
-    ``h`` is (L, R) and ``w`` is (L, S). Positions outside the image are not valid either.
+    ``h`` is (L, R) and ``w`` is (L, S). The values are zero where ``valid`` is False, and outside
+    the image.
     """
     inside_h = (h >= 0) & (h < image.shape[2])
     inside_w = (w >= 0) & (w < image.shape[3])
@@ -222,7 +227,10 @@ def _gather(image: Tensor, n: Tensor, h: Tensor, w: Tensor, valid: Tensor) -> Te
 def _pixels(
     rng: np.random.Generator, shape: tuple[int, int, int], device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return sampled (image, row, column) triples of ``shape``; the last one is always included."""
+    """Return sampled pixels as (images, rows, columns); the last pixel is always among them.
+
+    ``shape`` is (images, rows, columns).
+    """
     images, rows, columns = shape
     pixels = _sample_indices(rng, images * rows * columns, _ROWS, device)
     in_image = pixels % (rows * columns)
@@ -230,7 +238,10 @@ def _pixels(
 
 
 def _by_group(channels: Tensor, per_group: int, compute: Callable[[int, Tensor], Tensor]) -> Tensor:
-    """Concatenate ``compute(group, its channels)`` along the last axis, in channel order."""
+    """Concatenate ``compute(group, the group's channels)`` along the last axis.
+
+    ``channels`` are sorted, so the results have the same order.
+    """
     groups = channels // per_group
     results = [compute(int(g), channels[groups == g]) for g in groups.unique(sorted=True)]
     return torch.cat(results, dim=-1)
@@ -279,7 +290,7 @@ def _dgrad(
 
     def gradients(group: int, group_channels: Tensor) -> Tensor:
         kouts = slice(group * kout_per_group, (group + 1) * kout_per_group)
-        # The filter counts the channels of its own group only.
+        # A filter has only the channels of its group, so they are counted from the group's first.
         filters = w[kouts][:, group_channels - group * c_per_group].double()
         return torch.einsum("lrsk,kcrs->lc", patches[..., kouts], filters)
 

@@ -1,4 +1,4 @@
-"""Verdict on results: sampled entries against float64, the whole by Freivalds' identity."""
+"""Verdict on results: sampled entries against float64, whole results by Freivalds' identity."""
 
 from __future__ import annotations
 
@@ -42,18 +42,19 @@ def verify(
     side: int | None = None,
     entries: bool = True,
 ) -> CheckVerdict:
-    """Test all of every result by the identity, and some entries of one result against float64.
+    """Test whole results by Freivalds' identity, and some entries of one result against float64.
 
-    Layers that only move memory and an LSTM have no such identity. Some of their entries are always
-    compared with float64, and all of their results are searched for infinities and NaN.
+    The identity does not apply to memory-bound layers and LSTMs, because they are not linear. Some
+    of their entries are always compared with float64, and all of their results are searched for
+    infinities and NaNs.
 
     Args:
         problem: the workload that was computed.
         sets: the operands, one set for each result.
         results: the results, with the problem's logical shape.
-        seed: seed of every random choice: the result, its entries and the identity's signs.
-        side: test the identity from only this side, 0 or 1; None tests both.
-        entries: compare entries with float64 even if the identity tests all of them.
+        seed: seed of every random choice: which result and entries are compared, and the signs.
+        side: side from which the identity is tested, 0 or 1; None tests both sides.
+        entries: whether entries are compared with float64 although the identity tests all of them.
     """
     # 1. Compare some entries of one result with float64.
     has_identity = not isinstance(problem, Layer | Lstm)
@@ -76,7 +77,8 @@ def verify(
         message = "" if finite else "the result contains infinities or NaNs."
         return CheckVerdict(rel_error, tolerance, message)
     limit = LIMIT[problem.dtype]
-    # A NaN counts as the largest error: max() would overlook it, because it compares as not larger.
+    # A NaN counts as the largest error, because max() would otherwise overlook it: no comparison
+    # with a NaN is true.
     worst = max(errors, key=lambda error: math.inf if math.isnan(error) else error)
     if worst <= limit:
         return CheckVerdict(rel_error, tolerance)

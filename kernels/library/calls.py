@@ -1,6 +1,6 @@
 """Calls of PyTorch for each operation: ``call(i)`` computes operand set i once.
 
-Results go to the set's own memory wherever PyTorch takes an output, so that no allocation is timed.
+If PyTorch takes an output, results go to the memory of the set, so that no allocation is timed.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def conv_call(problem: Conv, sets: Sequence[Operands]) -> Call:
 
         return call
 
-    # PyTorch returns the gradients of the input, the filter and the bias, as far as the mask asks
-    # for them.
+    # PyTorch returns the gradients of the input, the filter and the bias. The mask selects which of
+    # them it computes.
     backward = torch.ops.aten.convolution_backward
     is_dgrad = problem.pass_ == "dgrad"
     mask = [is_dgrad, not is_dgrad, False]
@@ -110,9 +110,10 @@ def layer_call(layer: Layer, sets: Sequence[Operands]) -> Call:
 
 
 def series_call(series: Series, sets: Sequence[Operands], fused: bool) -> Call:
-    """Return a call of the GEMMs one by one, or fused into one.
+    """Return a call that computes the GEMMs of a series one by one, or fused into one.
 
-    The result is (count, m, n) either way; if projections are fused, it is a view of (m, count·n).
+    Its result is (count, m, n) in both cases. If projections are fused, this is a view of the fused
+    result (m, count·n).
     """
     count, m, n = series.count, series.m, series.n
     if not fused:
@@ -140,10 +141,9 @@ def series_call(series: Series, sets: Sequence[Operands], fused: bool) -> Call:
 
 
 def lstm_call(lstm: Lstm, sets: Sequence[Operands]) -> Call:
-    """Return a call of ``torch.nn.LSTM``.
+    """Return a call of ``torch.nn.LSTM``, which runs the vendor library's LSTM kernels.
 
-    The call runs the vendor library's own kernels, with the weights in the layout that the library
-    prefers.
+    The weights are in the layout that the library prefers.
     """
     layers = []
     for x, weights, _ in sets:

@@ -2,7 +2,7 @@
 
 ``fp32`` and ``tf32`` are one storage type with two precisions, and PyTorch's defaults differ by
 operation: GEMMs are IEEE, cuDNN's convolutions are tf32. Every launch here therefore sets the
-precision that it needs. It only uses the ``fp32_precision`` settings: PyTorch's older flags
+precision that it needs. It uses only the ``fp32_precision`` settings, because PyTorch's older flags
 (``allow_tf32``) raise an error while they disagree with these settings.
 """
 
@@ -43,9 +43,9 @@ class LibraryConfig(Config):
     - ``offset`` and ``ld_multiple`` say how operands and result are stored
       (:class:`kernels.config.Storage`).
     - ``fused`` computes a series of GEMMs as one GEMM.
-    - ``paced`` launches at the host's own pace, so that the gaps between launches are part of the
-      time.
-    - ``graph`` also counts the gaps, but replays all launches of a call from one CUDA graph.
+    - ``paced`` includes the gaps between launches in the time, because the launches run at the pace
+      of the host.
+    - ``graph`` also includes the gaps, but replays all launches of a call from one CUDA graph.
     """
 
     autotune: bool = False
@@ -120,7 +120,9 @@ class Library:
     def prepare(
         self, problem: Workload, operand_sets: Sequence[Operands], config: Config | None = None
     ) -> Launch:
-        """Bind the sets, stored as the config says, to PyTorch's call for the operation.
+        """Return a launch of PyTorch's call for the operation on the operand sets.
+
+        The sets must be stored as the config says.
 
         Raises:
             UserError: if the config sets a leading dimension and the operands are not matrices.
@@ -158,11 +160,13 @@ def _call(problem: Workload, sets: Sequence[Operands], library_config: LibraryCo
 def library_settings(dtype: str, library_config: LibraryConfig) -> Iterator[None]:
     """Set PyTorch's process-wide switches for a launch, and restore them afterwards.
 
-    The precision of fp32 is set everywhere that a GEMM or a convolution may read it. PyTorch caches
-    all of cuDNN's plans in one table, whether they are the default choice or the autotuner's, so
-    the first plan of a convolution would serve both. The table's key includes this precision, which
-    16-bit convolutions ignore: switching it to tf32 gives the autotuner separate entries in 16
-    bits. In fp32 and tf32, the default choice and the autotuner's choice cannot be compared.
+    The precision of fp32 is set in every backend from which a GEMM or a convolution may read it.
+
+    PyTorch caches all of cuDNN's plans in one table. The table does not distinguish the default
+    choice from the autotuner's, so the first plan of a convolution would serve both. Its key
+    includes the precision of fp32, which 16-bit convolutions ignore. Setting this precision to tf32
+    therefore gives the autotuner separate entries for 16-bit convolutions. In fp32 and tf32, the
+    default choice and the autotuner's choice cannot be compared.
     """
     cuda, cudnn, onednn = torch.backends.cuda.matmul, torch.backends.cudnn, torch.backends.mkldnn
     backends = (cuda, cudnn.conv, cudnn.rnn, onednn.matmul, onednn.conv, onednn.rnn)
@@ -202,13 +206,13 @@ def libraries() -> list[Library]:
 
 
 def _cpu_libraries() -> list[Library]:
-    """Return what PyTorch uses on this CPU: BLAS, oneDNN, and its own loops for the rest.
+    """Return what PyTorch uses on this CPU: BLAS, oneDNN, and its own loops for everything else.
 
-    oneDNN computes bf16 only if the CPU has vector instructions for it; otherwise the kernels of
-    ATen, PyTorch's tensor library, do. fp16 is left out, because it is a scalar loop without
-    AVX512-FP16 or AMX.
+    oneDNN computes bf16 only if the CPU has vector instructions for it. Otherwise ATen, PyTorch's
+    tensor library, computes it. fp16 is left out, because PyTorch computes it in a scalar loop on
+    CPUs without AVX512-FP16 or AMX.
     """
-    # 1. Find out what this build of PyTorch has.
+    # 1. Find out which libraries this build of PyTorch has.
     blas = "mkl"
     if not torch.backends.mkl.is_available():
         match = re.search(r"BLAS_INFO=(\w+)", torch.__config__.show())
