@@ -1,8 +1,9 @@
 """Operand arena: memory that is filled once per dtype with normal values and handed out as views.
 
-Zeros and constants run faster than real data because they draw less power, so the fill is recorded
-as a column. Inputs are never written after the fill. Results go to a separate scratch arena,
-because values that are multiplied again and again would grow until they overflow.
+Kernels run faster on zeros and constants than on real data, because these draw less power. The
+distribution of the values is therefore recorded in the column ``fill``. Kernels never write to
+inputs. Results go to separate memory, because values that are multiplied again and again would grow
+until they overflow.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from kernels.operands import TORCH_DTYPES, Operands, element_counts, view_operan
 from kernels.operation import Workload
 from kernels.problem import DTYPE_BYTES
 
-_ALIGN = 256  # bytes, the alignment of an allocator
-_DRAWN = 4_194_319  # random numbers that are drawn and then repeated: a prime number of them
+_ALIGN = 256  # bytes; each view is aligned like a block of cudaMalloc
+_DRAWN = 4_194_319  # length of the block of random numbers that fills inputs; prime, see _fill
 
 
 class ArenaFullError(Exception):
@@ -27,14 +28,14 @@ class Arena:
     """Flat memory on one device, handed out as views."""
 
     def __init__(self, device: str, cache_bytes: int, max_bytes: int) -> None:
-        """Allocate what :meth:`flush` reads; all other memory is allocated when it is first used.
+        """Allocate the buffer of :meth:`flush`. Other memory is allocated when it is first used.
 
         Args:
-            device: a torch device.
-            cache_bytes: size of the last-level cache, which :meth:`flush` clears.
-            max_bytes: limit for the inputs of each dtype, and for its results. A problem whose
-                first set does not fit reserves nothing, so that the other problems keep their
-                memory.
+            device: name of a PyTorch device, such as ``cuda:0``.
+            cache_bytes: size of the last-level cache in bytes, which :meth:`flush` clears.
+            max_bytes: largest number of bytes for the inputs of each dtype, and the same for its
+                results. A problem of which not even one set fits reserves nothing, so that it does
+                not enlarge the arena in vain.
         """
         self._device = device
         self._max_bytes = max_bytes
@@ -48,25 +49,29 @@ class Arena:
     def reserve(
         self, problem: Workload, copies: int, shared_a: bool = False, storage: Storage = DENSE
     ) -> None:
-        """Announce ``copies`` sets of a problem, before any view is handed out.
+        """Announce that ``copies`` operand sets of a problem are needed.
 
-        The largest need decides the arena's size. The other arguments are as in :meth:`capacity`.
+        All problems must be announced before the first view is handed out, because the largest need
+        determines the arena's size. The other arguments are those of :meth:`capacity`.
         """
         a, b, out = _spans(problem, storage)
         if max(a + b, out) > self._max_bytes:  # not even one set fits
             return
         inputs = a + b + (copies - 1) * set_bytes(problem, shared_a, storage)
-        # A need above the limit is cut to it. The problem then gets fewer sets, see capacity().
+        # A need above the limit is reduced to the limit. The problem then gets fewer sets, see
+        # capacity().
         needed = self._needed.setdefault(TORCH_DTYPES[problem.dtype], [0, 0])
         needed[0] = max(needed[0], min(inputs, self._max_bytes))
         needed[1] = max(needed[1], min(out * copies, self._max_bytes))
 
     def capacity(self, problem: Workload, shared_a: bool = False, storage: Storage = DENSE) -> int:
-        """Return how many sets of different inputs of a problem the arena holds, at least 1.
+        """Return how many operand sets of a problem, with different inputs, the arena can hold.
+
+        The number is at least 1.
 
         Args:
-            problem: the problem.
-            shared_a: true if all sets share one first operand, as in :meth:`sets`.
+            problem: problem that the operands belong to.
+            shared_a: True if all sets share one first operand, as in :meth:`sets`.
             storage: how the operands lie in memory.
 
         Raises:
@@ -96,7 +101,7 @@ class Arena:
         # The layout is A B A B …, or A B B … where the first operand is shared. Either way, B of
         # set i begins one A and i steps after the start.
         step = step_b if shared_a else step_a + step_b
-        # Results take turns in as many places as there are.
+        # If there are fewer slots for results than sets, the sets use the slots in turn.
         result_slots = max(1, results.numel() // step_out)
         operand_sets = []
         for index in range(count):
@@ -124,21 +129,22 @@ class Arena:
             self._fill(inputs)
 
     def _fill(self, inputs: Tensor) -> None:
-        """Fill inputs with normal values, the same ones each time."""
-        # The same numbers are repeated, because a CPU draws them slowly and a whole second arena in
-        # fp32 would not fit. Their count is a prime, so that no two rows of a matrix are alike.
+        """Fill inputs with normally distributed values, which are the same in every call."""
+        # One block of random numbers is repeated. More numbers would take a CPU long to draw, and
+        # as many as there are inputs would need a second arena in fp32, which does not fit. The
+        # block's length is a prime, so that no two rows of a matrix are alike.
         generator = torch.Generator(self._device).manual_seed(0)
         values = torch.randn(_DRAWN, generator=generator, device=self._device)
         for chunk in inputs.split(_DRAWN):
             chunk.copy_(values[: len(chunk)])
 
     def _memory(self, problem: Workload) -> tuple[Tensor, Tensor]:
-        """Return the memory for inputs and results of a dtype; the first use allocates it."""
+        """Return the memory for inputs and results of a problem's dtype, allocated at first use."""
         dtype = TORCH_DTYPES[problem.dtype]
         if dtype not in self._inputs:
             if dtype not in self._needed:
                 self.reserve(problem, 1)
-            # A problem whose first set does not fit has reserved nothing.
+            # If not even one set of the problem fits, nothing is reserved.
             input_bytes, result_bytes = self._needed.get(dtype, [0, 0])
             inputs = torch.empty(input_bytes // dtype.itemsize, dtype=dtype, device=self._device)
             results = torch.empty(result_bytes // dtype.itemsize, dtype=dtype, device=self._device)
@@ -148,7 +154,7 @@ class Arena:
 
 
 def set_bytes(problem: Workload, shared_a: bool = False, storage: Storage = DENSE) -> int:
-    """Return the bytes that the inputs of one more set take in the arena."""
+    """Return the bytes that the inputs of one additional operand set take in the arena."""
     a, b, _ = _spans(problem, storage)
     return b if shared_a else a + b
 
@@ -161,7 +167,7 @@ def _padded(problem: Workload, storage: Storage) -> tuple[int, int, int]:
 
 
 def _spans(problem: Workload, storage: Storage) -> tuple[int, int, int]:
-    """Return the bytes of A, B and the result, padding included."""
+    """Return the bytes of A, B and the result in the arena, padding included."""
     size = DTYPE_BYTES[problem.dtype]
     a, b, out = (count * size for count in _padded(problem, storage))
     return a, b, out

@@ -16,7 +16,7 @@ from sweeps.timing.gate import Gate, Spin, open_gate
 
 LaunchCall = Callable[[int], object]
 
-_TRIES = 4
+_TRIES = 4  # attempts to time a batch without visible launch gaps
 
 
 @dataclass(frozen=True)
@@ -70,12 +70,12 @@ class Clock(Protocol):
         """Launch once on each operand set of ``indices`` and time the batch.
 
         Args:
-            launch: launches once on the set with an index.
+            launch: function that is called with the index of an operand set and launches on it.
             indices: indices of the sets, in order.
-            before: runs right before the batch and is not measured, such as a cache flush. It runs
-                again whenever the batch is timed again.
+            before: function that is called right before the batch and is not timed, such as a cache
+                flush. If the batch is timed again, it is called again.
             settle: seconds for which the same launches run first, unmeasured and without a pause.
-            paced: time the launches as the host issues them, gaps included.
+            paced: True to time the launches as the host issues them, gaps included.
         """
         ...
 
@@ -91,8 +91,8 @@ class Clock(Protocol):
 class CpuClock:
     """Clock of a CPU: ``perf_counter_ns`` around a loop of calls, which return when they are done.
 
-    Many short batches repeat better than a few long ones in the same time: a virtual machine's
-    speed changes by the second, and a median over many moments evens that out.
+    The speed of a virtual machine changes by the second. The median of many short batches therefore
+    repeats better than that of a few long ones, which take the same time but sample fewer moments.
     """
 
     batch_seconds = 5e-4
@@ -134,8 +134,8 @@ class CudaClock:
     If the batch began before its last launch was queued, gaps between the launches may show. The
     batch is then timed again, including ``before``, up to four times in total. Before the second
     attempt it is launched once with the gate open: PyTorch may have given its memory back to the
-    device in the meantime, and a launch that allocates waits for the device. Events have a
-    resolution of about half a microsecond and cost about one, which is 0.4% of a batch.
+    device in the meantime, and a launch that allocates waits for the device. CUDA events have a
+    resolution of about 0.5 µs and take about 1 µs, which is 0.4% of a batch.
     """
 
     batch_seconds = 3e-4
@@ -151,24 +151,25 @@ class CudaClock:
         """Wake the device and make the gate.
 
         Args:
-            torch: the module, so that tests can run the logic on a fake of it.
-            device: a torch device.
-            make_gate: makes the gate that holds the stream.
-            sm_clock: reads the clock of the SMs around each batch.
+            torch: the module ``torch``, or a test's fake of it.
+            device: name of a PyTorch device, such as ``cuda:0``.
+            make_gate: function that makes the gate that holds the stream.
+            sm_clock: reader of the SM clock around each batch; None to leave that clock unknown.
         """
         self._torch = torch
         self._sm_clock = sm_clock
         self._cuda = torch.cuda
         self._device = device
-        # Host seconds of one launch, learned for each callable because they differ tenfold.
+        # Seconds that the host needs to queue one launch. They are estimated for each callable,
+        # because they differ tenfold.
         self._queue_seconds: WeakKeyDictionary[LaunchCall, float] = WeakKeyDictionary()
-        self._product: Any = None
+        self._wake_matrices: Any = None  # two factors and the result
         self.wake()  # a Spin measures its cycle rate when it is made, so the clock must be up
         self._gate = make_gate(torch)
         self._spin = self._gate if isinstance(self._gate, Spin) else None
         # Launches that wait for the device themselves. Behind the host's flag, the launch and the
-        # device would wait for each other until the flag's time limit. Once even a repeated batch
-        # of theirs shows gaps, a spin holds the stream for them.
+        # device would wait for each other until the flag's time limit. Launches are added here when
+        # even a repeated batch of them shows gaps. A spin then holds the stream for them.
         self._spun: WeakSet[LaunchCall] = WeakSet()
 
     def time(
@@ -183,7 +184,7 @@ class CudaClock:
         if launch not in self._queue_seconds:
             self._launch_first(launch, indices[0])
         for attempt in range(_TRIES):
-            if attempt == 1:  # see the class: the launch may have to allocate its memory again
+            if attempt == 1:  # as the class explains, the launch may have to allocate memory again
                 self._launch_first(launch, indices[0])
             if settle:
                 self._settle(launch, indices, settle)
@@ -199,7 +200,7 @@ class CudaClock:
         return timing
 
     def _gate_of(self, launch: LaunchCall) -> Gate:
-        """Return the gate for a launch: a spin if even a repeated batch of it has shown gaps."""
+        """Return the gate for a launch. It is a spin if even a repeated batch has shown gaps."""
         if launch not in self._spun:
             return self._gate
         if self._spin is None:
@@ -209,12 +210,12 @@ class CudaClock:
     def _launch_first(self, launch: LaunchCall, index: int) -> None:
         """Launch once with the gate open.
 
-        A first use may load a module, which waits for the device. Behind a closed gate, it would
-        never return.
+        The first launch of a kernel may load a CUDA module, which waits for the device. Behind a
+        closed gate, that launch would not return before the gate's time limit.
         """
         begin = self.now()
         launch(index)
-        # An estimate from a whole batch is better, and is kept.
+        # An earlier estimate from a whole batch is better than this one, so it is kept.
         self._queue_seconds.setdefault(launch, self.now() - begin)
         self._cuda.synchronize(self._device)
 
@@ -243,9 +244,9 @@ class CudaClock:
         finally:
             if gate is not None:  # also after an exception: the stream must not stay held
                 gate.open()
-        # 3. Update the host's seconds per launch. A launch that waited for the device looks slow.
-        # The estimate rises at once and falls by at most 30% per hidden batch, so that one quick
-        # batch does not make the next spin too short.
+        # 3. Estimate the host's seconds per launch, with a margin of 30%. The estimate rises at
+        # once, and falls by at most 30% per hidden batch, so that one quick batch does not make the
+        # next spin too short.
         launch_seconds = (self.now() - queueing_began) / len(indices)
         estimate = 1.3 * launch_seconds
         if hidden:
@@ -275,14 +276,14 @@ class CudaClock:
     def wake(self) -> None:
         """Multiply large matrices for 0.3 s, to bring clocks and power to their working level.
 
-        The matrices are made at the first call and kept.
+        The first call makes the matrices, and later calls use them again.
         """
-        if self._product is None:
+        if self._wake_matrices is None:
             dtype = self._torch.float16
             a = self._torch.randn(4096, 4096, device=self._device, dtype=dtype)
             b = self._torch.randn(4096, 4096, device=self._device, dtype=dtype)
-            self._product = (a, b, self._torch.empty_like(a))
-        a, b, out = self._product
+            self._wake_matrices = (a, b, self._torch.empty_like(a))
+        a, b, out = self._wake_matrices
         begin = self.now()
         while self.now() - begin < 0.3:
             for _ in range(20):

@@ -24,11 +24,11 @@ A launch that waits for the device (the first use of a module, a synchronising a
 otherwise never return."""
 
 _MIN_LIMIT, _MAX_LIMIT = 0.02, 0.1
-"""Bounds of the limit on a spin, in seconds.
+"""Smallest and largest limit on the length of a spin, in seconds.
 
-Under WSL and on virtual GPUs, queueing a batch can take longer than the lower bound. If launches
-block (CUDA_LAUNCH_BLOCKING, a full queue), every spin is too short, and each spin that was as long
-as the limit halves it."""
+The limit starts at the largest value, because under WSL and on virtual GPUs, queueing a batch can
+take longer than the smallest. If launches block (CUDA_LAUNCH_BLOCKING, a full queue), no spin is
+long enough. Each spin that was as long as the limit, but still too short, therefore halves it."""
 
 _WAIT_GEQ = 0  # CU_STREAM_WAIT_VALUE_GEQ: until (int32)(word - ticket) >= 0
 _DRIVER = "libcuda.so.1"
@@ -46,10 +46,9 @@ class Gate(Protocol):
         ...
 
     def learn(self, first: Any, hidden: bool) -> None:
-        """Learn from a batch once the device has passed its first event.
+        """Update the gate's estimates from a batch, once the device has passed its first event.
 
-        ``first`` is that event, and ``hidden`` says whether the gate held until everything was
-        queued.
+        ``first`` is that event. ``hidden`` is True if the gate held until everything was queued.
         """
         ...
 
@@ -57,19 +56,19 @@ class Gate(Protocol):
 class HostFlag:
     """Gate that holds the stream until the host writes to a word of pinned memory.
 
-    Each batch waits for a ticket of its own, so that a late release of one batch never opens the
-    next. A thread releases a batch that has been held for :data:`HOLD_LIMIT` seconds. It needs
-    Python's global lock, which PyTorch and Triton release while they launch. A launch that keeps
-    the lock would hang, and the run's parent would then kill the process.
+    Each batch waits for its own number, the ticket, so that a late release of one batch never opens
+    the next. A background thread releases a batch that has been held for :data:`HOLD_LIMIT`
+    seconds. The thread needs Python's global lock, which PyTorch and Triton release while they
+    launch. A launch that keeps the lock would hang, and the run's parent would kill this process.
     """
 
     def __init__(self, torch: Any, driver: Any, now: Callable[[], float] = time.monotonic) -> None:
         """Pin the word, and try to hold the stream once.
 
         Args:
-            torch: the module.
+            torch: the module ``torch``, or a test's fake of it.
             driver: the CUDA driver's library, as ctypes loads it.
-            now: clock of the host, in seconds.
+            now: function that returns the host's time in seconds.
 
         Raises:
             OSError: if the driver cannot hold a stream in this way.
@@ -95,7 +94,7 @@ class HostFlag:
     def close(self, seconds: float) -> None:
         """Queue the wait for the next ticket."""
         self._ticket = (self._ticket + 1) % 2**32
-        # This comes before the wait is queued, so that the thread can release it from the start.
+        # This is set before the wait is queued, so that the thread can end the wait in any case.
         self._held = (self._ticket, self._now())
         stream = ctypes.c_void_p(self._cuda.current_stream().cuda_stream)
         ticket, flags = ctypes.c_uint32(self._ticket), ctypes.c_uint(_WAIT_GEQ)
@@ -119,7 +118,7 @@ class HostFlag:
             self._word.value = ticket
 
     def _watch(self) -> None:
-        """Check again and again, on a thread of its own."""
+        """Call :meth:`check` ten times a second until the process ends; runs on its own thread."""
         while True:
             time.sleep(HOLD_LIMIT / 5)
             self.check()
@@ -139,17 +138,18 @@ class HostFlag:
 class Spin:
     """Gate that holds the stream by a kernel that spins for as long as queueing should take.
 
-    ``_sleep`` counts cycles, and a GPU's clock rises fivefold from idle to work, so the rate is
-    measured with every spin. After a spin that was too short, the next ones are twice as long.
+    ``torch.cuda._sleep`` takes a number of cycles, and a GPU's clock rises fivefold from idle to
+    work, so the cycle rate is measured with every spin. After a spin that was too short, the next
+    ones are twice as long.
     """
 
     def __init__(self, torch: Any) -> None:
         """Measure the cycle rate. ``torch`` is the module; the device should be awake."""
         self._cuda = torch.cuda
         self._start = torch.cuda.Event(enable_timing=True)
-        self._factor = 1.0  # by which spins are longer than queueing should take
+        self._factor = 1.0  # length of a spin relative to the expected queueing time
         self._limit = _MAX_LIMIT
-        self._longest = False  # whether the latest spin was as long as the limit
+        self._longest = False  # True if the latest spin was as long as the limit
         self._cycles = 2_000_000
         self._rate = 1e9  # cycles per second
         for _ in range(3):  # the first one also loads the kernel, so its rate is wrong
@@ -162,7 +162,7 @@ class Spin:
 
     def close(self, seconds: float) -> None:
         """Queue the spin."""
-        # The estimate is inaccurate for short batches, so 50 µs are added to it.
+        # The expected queueing time is inaccurate for short batches, so 50 µs are added to it.
         spin = min(self._factor * (5e-5 + seconds), self._limit)
         self._longest = spin == self._limit
         self._cycles = int(spin * self._rate)
@@ -184,7 +184,7 @@ class Spin:
 
 
 def open_gate(torch: Any) -> Gate:
-    """Return the host's flag if the driver supports it, else the spin."""
+    """Return a :class:`HostFlag` if the driver supports it, else a :class:`Spin`."""
     try:
         return HostFlag(torch, ctypes.CDLL(_DRIVER))
     except (OSError, AttributeError):  # no library, no such function, or the driver refuses

@@ -17,7 +17,13 @@ _PROC = Path("/proc")
 
 @dataclass(frozen=True)
 class HostUse:
-    """Length of a span in seconds, and the shares of all cores' time that others had in it."""
+    """Use of the host by others during a span of time.
+
+    Attributes:
+        seconds: length of the span.
+        steal: share of all cores' time that the hypervisor gave to other machines, from 0 to 1.
+        others: share of all cores' time that processes other than ours used, from 0 to 1.
+    """
 
     seconds: float
     steal: float
@@ -25,28 +31,37 @@ class HostUse:
 
 
 class _HostLook(NamedTuple):
-    """Findings of one look: its moment in seconds, and the ticks of CPU time up to then."""
+    """Counters of CPU time at one moment, in ticks.
+
+    Attributes:
+        moment: time of the reading in seconds.
+        core_ticks: used, stolen and total ticks of all cores; None if they cannot be read.
+        our_ticks: ticks of each of our live processes, by process id.
+    """
 
     moment: float
-    core_ticks: tuple[int, int, int] | None  # of all cores (used, stolen, all); None if unreadable
-    own_ticks: dict[int, int]  # of each of our processes that is alive, by its id
+    core_ticks: tuple[int, int, int] | None
+    our_ticks: dict[int, int]
 
 
 class HostWatch:
-    """Watch over the host's use between one look and the next."""
+    """Watch that reports how others used the host between two calls of :meth:`look`."""
 
     def __init__(
         self,
-        own: Callable[[], Iterable[int]],
+        our_processes: Callable[[], Iterable[int]],
         proc: Path = _PROC,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Take a first look.
+        """Read the counters for the first time.
 
-        ``own`` returns the ids of our processes. They and the children that they have reaped do not
-        count as others.
+        Args:
+            our_processes: function that returns the ids of our processes. They and the children
+                that they have reaped do not count as others.
+            proc: folder of the proc file system.
+            now: function that returns the time in seconds.
         """
-        self._own = own
+        self._our_processes = our_processes
         self._proc = proc
         self._now = now
         self._last = self._read()
@@ -56,25 +71,25 @@ class HostWatch:
         return self._now() - self._last.moment
 
     def look(self) -> HostUse | None:
-        """Return the host's use since the last look.
+        """Return how others used the host since the last look.
 
-        The result is None if the system does not tell, or if a process of ``own`` has ended
-        meanwhile.
+        Return None if the system does not report CPU time, or if some of our processes have ended
+        since the last look and none has started.
         """
         before = self._last
         now = self._last = self._read()
         if before.core_ticks is None or now.core_ticks is None:
             return None
-        if now.own_ticks.keys() < before.own_ticks.keys():
+        if now.our_ticks.keys() < before.our_ticks.keys():
             return None
         used_before, stolen_before, all_before = before.core_ticks
         used_now, stolen_now, all_now = now.core_ticks
         all_ticks = all_now - all_before
         if all_ticks <= 0:
             return None
-        # A process that has ended left its ticks to the process that reaped it.
-        own_ticks = sum(now.own_ticks.values()) - sum(before.own_ticks.values())
-        others_ticks = max(0, used_now - used_before - own_ticks)
+        # The ticks of a process that has ended were added to those of the process that reaped it.
+        our_ticks = sum(now.our_ticks.values()) - sum(before.our_ticks.values())
+        others_ticks = max(0, used_now - used_before - our_ticks)
         return HostUse(
             seconds=now.moment - before.moment,
             steal=(stolen_now - stolen_before) / all_ticks,
@@ -82,26 +97,26 @@ class HostWatch:
         )
 
     def _read(self) -> _HostLook:
-        """Look at the use of all cores and of our processes now."""
-        own_ticks: dict[int, int] = {}
-        for pid in self._own():
+        """Read the counters of all cores and of our processes."""
+        our_ticks: dict[int, int] = {}
+        for pid in self._our_processes():
             ticks = self._ticks_of(pid)
             if ticks is not None:
-                own_ticks[pid] = ticks
-        return _HostLook(self._now(), self._core_ticks(), own_ticks)
+                our_ticks[pid] = ticks
+        return _HostLook(self._now(), self._core_ticks(), our_ticks)
 
     def _core_ticks(self) -> tuple[int, int, int] | None:
         """Return the used, stolen and total ticks of all cores; None if they cannot be read."""
         try:
-            first = (self._proc / "stat").read_text(encoding="ascii").splitlines()[0]
-            user, nice, system, idle, iowait, irq, softirq, steal = map(int, first.split()[1:9])
+            line = (self._proc / "stat").read_text(encoding="ascii").splitlines()[0]
+            user, nice, system, idle, iowait, irq, softirq, steal = map(int, line.split()[1:9])
         except (OSError, ValueError, IndexError):
             return None
         used = user + nice + system
         return used, steal, used + idle + iowait + irq + softirq + steal
 
     def _ticks_of(self, pid: int) -> int | None:
-        """Return the ticks of a process and its reaped children, user and system; None if gone."""
+        """Return the user and system ticks of a process and its reaped children; None if gone."""
         try:
             stat = (self._proc / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
         except OSError:

@@ -1,7 +1,8 @@
 """Name the kernels that a launch runs, with their shares of its time, in one profiler pass.
 
-On a GPU, PyTorch's profiler writes a trace. Its JSON is read, because its printed table truncates
-names. On a CPU, oneDNN and MKL name their kernels on stdout when asked to be verbose.
+On a GPU, the kernels are read from the JSON trace of PyTorch's profiler, because the profiler's
+printed table truncates names. On a CPU, oneDNN and MKL print the names of their kernels to stdout
+in verbose mode.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import torch
 
 from kernels.names import read_name
 
-# Silence the log of PyTorch's profiler on stderr; it reads this when it is first used.
+# Silence the log of PyTorch's profiler on stderr. The profiler reads the variable at its first use.
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
 LaunchOnce = Callable[[], object]
@@ -36,7 +37,7 @@ _SACRIFICED = 64
 
 @dataclass(frozen=True)
 class Kernel:
-    """One kernel of a launch: its seconds, and its grid if it has one."""
+    """One kernel of a launch: its name, its time in seconds, and its grid (empty on a CPU)."""
 
     name: str
     seconds: float
@@ -47,9 +48,9 @@ class Kernel:
 def cpu_tracer() -> Iterator[Callable[[LaunchOnce], list[Kernel]]]:
     """Yield a function that names the oneDNN and MKL kernels of one launch.
 
-    It names none if PyTorch computed the launch itself. The first use in a process is slow, because
-    MKL then reports on itself; later ones are not. Whatever this process prints in the meantime is
-    lost.
+    It returns an empty list if PyTorch computed the launch without these libraries. Only the first
+    use in a process is slow, because MKL then prints a description of itself. Whatever else the
+    process prints inside the block is lost.
     """
     with _captured_stdout() as read, ExitStack() as verbose:
         for library in (torch.backends.mkldnn, torch.backends.mkl):
@@ -57,7 +58,7 @@ def cpu_tracer() -> Iterator[Callable[[LaunchOnce], list[Kernel]]]:
                 verbose.enter_context(library.verbose(library.VERBOSE_ON))
 
         def trace(launch: LaunchOnce) -> list[Kernel]:
-            read()  # drops what was printed before
+            read()  # discard what was printed before the launch
             launch()
             return parse_verbose(read())
 
@@ -87,12 +88,14 @@ def trace_gpu(launches: Iterable[LaunchOnce]) -> list[list[Kernel] | None]:
     """Return each launch's kernels, all from one profiler session; None where records were lost.
 
     A process should do this only once: CUPTI of CUDA 12.6 U2 to 13.0 loses the first kernel records
-    of a session, and more with each session (pytorch#192021). A launch that fails has no kernels.
+    of a session, and more with each session (pytorch#192021). A launch that fails before its first
+    kernel also gets None, or an empty list if no launch has kernels.
 
     Args:
-        launches: taken one by one, so that what each launch needs can be made when its turn comes.
+        launches: the launches. They are taken one by one, so that an iterator can prepare each
+            launch when its turn comes.
     """
-    count = 0  # how many launches there were, which an iterable does not tell in advance
+    count = 0  # number of launches so far
 
     def work() -> None:
         nonlocal count
@@ -111,7 +114,7 @@ def profile_document(
 ) -> dict[str, Any]:
     """Return PyTorch's trace of some work, including the shapes of its operations."""
     with torch.profiler.profile(activities=activities, record_shapes=True) as profiler:
-        # The records at the start of a session may be lost, so other launches come first.
+        # The records at the start of a session may be lost, so dummy launches come first.
         if torch.profiler.ProfilerActivity.CUDA in activities:
             for _ in range(_SACRIFICED):
                 torch.cuda._sleep(1000)
@@ -125,11 +128,11 @@ def profile_document(
 
 
 def split_trace(events: Sequence[Mapping[str, Any]], count: int) -> list[list[Kernel] | None]:
-    """Sort a trace's kernels into ``count`` marked launches; None where kernels are missing.
+    """Assign a trace's kernels to its ``count`` marked launches; None where kernels are missing.
 
-    A mark is a span of host time. The calls that launched kernels lie within it, and each kernel
-    carries the number of its call (``correlation``). A lost record therefore affects only one
-    launch, whose call is left without a kernel.
+    A mark is the span of host time of one launch. The CUDA calls that launched its kernels lie
+    within the span, and each kernel has the number of its call (``correlation``). If the record of
+    a kernel is lost, its call has no kernel, so only one launch is affected.
     """
     # 1. Find the mark of each call that launched a kernel, and of each operation around such calls.
     marks = _Marks(events)
@@ -138,7 +141,7 @@ def split_trace(events: Sequence[Mapping[str, Any]], count: int) -> list[list[Ke
     runtime_ends: dict[Any, float] = {}  # end of the last launch through the runtime, by thread
     for event in sorted(events, key=lambda event: float(event.get("ts", 0.0))):
         arguments = event.get("args", {})
-        mark = marks.at(event)
+        mark = marks.number_around(event)
         if mark is None:
             continue
         if event.get("cat") in _APIS and _LAUNCHES.search(event["name"]):
@@ -164,8 +167,8 @@ def split_trace(events: Sequence[Mapping[str, Any]], count: int) -> list[list[Ke
             grid = tuple(arguments.get("grid", ()))
             kernels_by_mark[mark].append(Kernel(event["name"], event["dur"] * 1e-6, grid))
             recorded_calls.add(call)
-    # 3. Drop the launches whose records are incomplete. If other launches have kernels, the calls
-    # of a launch without any may have been lost.
+    # 3. Drop the launches whose records are incomplete. A launch without kernels is one of them if
+    # other launches have kernels, because the records of its calls may have been lost.
     incomplete = {mark for call, mark in calls.items() if call not in recorded_calls}
     if recorded_calls:
         incomplete.update(mark for mark, kernels in enumerate(kernels_by_mark) if not kernels)
@@ -194,8 +197,8 @@ class _Marks:
         self._spans = sorted(spans)
         self._begins = [span.begin for span in self._spans]
 
-    def at(self, event: Mapping[str, Any]) -> int | None:
-        """Return the number of the mark within which a host event began; None if there is none."""
+    def number_around(self, event: Mapping[str, Any]) -> int | None:
+        """Return the number of the mark within which a host event began; None outside of marks."""
         if "ts" not in event:
             return None
         moment = float(event["ts"])
@@ -213,7 +216,8 @@ def kernel_columns(kernels: Sequence[Kernel]) -> dict[str, Any]:
     """
     if not kernels:
         return {"kernel": ""}
-    total = sum(kernel.seconds for kernel in kernels) or 1.0  # all may be too short to show
+    # The sum is 0 if every kernel is shorter than the resolution of its time.
+    total = sum(kernel.seconds for kernel in kernels) or 1.0
     shares: dict[str, float] = {}
     for kernel in kernels:
         shares[kernel.name] = shares.get(kernel.name, 0.0) + kernel.seconds / total
@@ -232,8 +236,8 @@ def kernel_columns(kernels: Sequence[Kernel]) -> dict[str, Any]:
 @contextmanager
 def _captured_stdout() -> Iterator[Callable[[], str]]:
     """Send the process's stdout to a file, C libraries included, and yield a reader of new text."""
-    # C libraries have a buffer of their own. Both buffers are emptied while descriptor 1 is still
-    # the real stdout.
+    # Python and C libraries buffer stdout separately. Both buffers are flushed while descriptor 1
+    # is still the real stdout.
     libc = ctypes.CDLL(None)
     sys.stdout.flush()
     libc.fflush(None)
@@ -245,7 +249,7 @@ def _captured_stdout() -> Iterator[Callable[[], str]]:
             libc.fflush(None)
             file.seek(0)
             text = file.read().decode(errors="replace")
-            # Stdout writes at the file's position, which both descriptors share.
+            # Stdout continues at the file's position, which both descriptors share.
             file.seek(0)
             file.truncate()
             return text

@@ -2,8 +2,8 @@
 
 A batch that was stopped halfway says nothing about the device, and the lost time must not be
 charged to the budget. SIGCONT reports most stops. The others show as a gap between two beats of a
-thread in which the whole process used almost no CPU time. A process that was merely busy, or whose
-beating thread had to wait for another thread, did use some.
+background thread, during which the whole process used almost no CPU time. A process that was merely
+busy, or whose background thread had to wait for another thread, did use CPU time.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from types import FrameType
 
 _INTERVAL = 0.05  # seconds between two beats
 _GAP = 0.5  # seconds without a beat; a busy machine by itself does not cause such a gap
-_WORKING = 0.1  # if the process used the CPU for this share of a gap, only the thread waited
+_WORKING = 0.1  # share of a gap; with at least so much CPU time, the process was not stopped
 
 
 class Pulse:
@@ -33,7 +33,7 @@ class Pulse:
 
 
 class BeatingPulse(Pulse):
-    """Pulse of this process, from now on."""
+    """Pulse of this process, which detects stops from :meth:`start` on."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class BeatingPulse(Pulse):
         """
         self._now, self._cpu = now, cpu
         self._lock = threading.Lock()
-        self._beat = now(), cpu()  # of the latest beat
+        self._beat = now(), cpu()  # host time and CPU time of the latest beat
         self._continued = self._gaps = 0
         self._lost = 0.0
 
@@ -56,8 +56,11 @@ class BeatingPulse(Pulse):
         threading.Thread(target=self._run, daemon=True, name="pulse").start()
 
     def stops(self) -> int:
-        """Return how often the process has been stopped; one stop may count twice."""
-        self.beat()  # the thread may not have run since the process resumed
+        """Return how often the process has been stopped.
+
+        A stop may count twice, once for SIGCONT and once for the gap.
+        """
+        self.beat()  # the background thread may not have run since the process resumed
         return self._continued + self._gaps
 
     def lost(self) -> float:
@@ -66,7 +69,7 @@ class BeatingPulse(Pulse):
         return self._lost
 
     def beat(self) -> None:
-        """Compare with the last beat, and count a stop if there is a gap."""
+        """Compare the time with that of the last beat, and count a stop if there is a gap."""
         with self._lock:
             # The lock keeps two threads that beat at once from counting a gap twice.
             last_time, last_cpu = self._beat
@@ -78,11 +81,11 @@ class BeatingPulse(Pulse):
 
     def _count_continue(self, number: int, frame: FrameType | None) -> None:
         """Count a SIGCONT."""
-        # The lock is not taken: a handler runs on the main thread, which may hold it already.
+        # The lock is not acquired. The handler runs on the main thread, which may already hold it.
         self._continued += 1
 
     def _run(self) -> None:
-        """Beat for as long as the process lives, on a thread of its own."""
+        """Beat until the process ends; runs on the background thread."""
         while True:
             time.sleep(_INTERVAL)
             self.beat()

@@ -18,14 +18,14 @@ from kernels.config import ceil_div
 
 
 class ResultRotation:
-    """Latest results of whichever case is being timed, at least twice the cache's size in total."""
+    """Latest results of the case that is being timed, up to twice the cache's size in total."""
 
     def __init__(self, cache_bytes: int) -> None:
         self._bytes = 2 * cache_bytes
         self._kept: deque[Tensor] = deque()
 
     def launch(self, bare: Callable[[int], Tensor], place: Tensor) -> RotatingLaunch:
-        """Return ``bare`` as a launch whose results, all shaped like ``place``, rotate."""
+        """Wrap the launch ``bare`` so that its results, all shaped like ``place``, rotate."""
         return RotatingLaunch(bare, place, self)
 
     def reserve(self, place: Tensor, launches: int) -> None:
@@ -35,12 +35,13 @@ class ResultRotation:
         device.
         """
         self._kept.clear()
-        # With this many blocks, one is written again only after twice the cache's size of others.
+        # With this many blocks, one is reused only after others of twice the cache's size were
+        # written.
         count = min(launches, ceil_div(self._bytes, place.nbytes))
         self._kept.extend(torch.empty_like(place) for _ in range(count))
 
     def replace(self, bare: Callable[[int], Tensor], index: int) -> Tensor:
-        """Launch into the memory that has been kept for longest, and keep the result."""
+        """Release the oldest kept result, launch into its memory, and keep the new result."""
         if self._kept:
             self._kept.popleft()
         result = bare(index)
@@ -49,7 +50,7 @@ class ResultRotation:
 
 
 class RotatingLaunch:
-    """Launch of one case whose results rotate; call :meth:`renew` before each batch of it."""
+    """Launch of one case whose results rotate. Call :meth:`renew` before each batch."""
 
     def __init__(
         self, bare: Callable[[int], Tensor], place: Tensor, rotation: ResultRotation
@@ -57,9 +58,9 @@ class RotatingLaunch:
         self._bare, self._place, self._rotation = bare, place, rotation
 
     def __call__(self, index: int) -> Tensor:
-        """Launch once on the set with an index."""
+        """Launch once on the operand set ``index``."""
         return self._rotation.replace(self._bare, index)
 
     def renew(self, launches: int) -> None:
-        """Make room for the results of a batch."""
+        """Make room for the results of a batch of ``launches`` launches."""
         self._rotation.reserve(self._place, launches)

@@ -1,8 +1,9 @@
-"""Sample the time of callables with a clock, independent of kernels, files and devices.
+"""Sample the time of callables with a clock.
 
 A *subject* is something to time. A *sample* is one timed batch of its launches. The sampler decides
 how many launches a batch has, what precedes it (a cache flush, a settling time), and whether it
-must be taken again because the hardware slowed itself down.
+must be taken again because the hardware slowed itself down. It does not depend on kernels, files or
+devices.
 """
 
 from __future__ import annotations
@@ -26,24 +27,24 @@ SUSTAINED_SETTLE = 0.3
 """Seconds of unmeasured launches before a sustained batch."""
 SUSTAINED_BATCH = 0.06
 """Seconds of a sustained batch."""
-_THROTTLE_RETRIES = 3
-_STOP_RETRIES = 3
+_THROTTLE_RETRIES = 3  # repetitions of a batch during which the hardware throttled
+_STOP_RETRIES = 3  # repetitions of a batch during which the process was stopped
 MAX_EXPOSED = CHECKPOINTS[0]
-"""Number of samples showing launch gaps at which a case is given up.
+"""Number of samples with visible launch gaps at which a case is given up.
 
-Such samples enter no median."""
+The median of a case never includes such samples."""
 
 CHECKED_EVERY, LATE = 12, 10
-"""Rhythm of the checks: a case's first sample, its eleventh, and every twelfth from there on.
+"""Samples whose results are checked: a case's first, its eleventh, and every twelfth from there on.
 
-``LATE`` is the eleventh's index, counted from 0. A check costs about as much as a sample, so not
-every sample has one. A median of six samples includes one that was checked. The eleventh and later
-checked samples have inputs that no launch has seen, so that a case with such a sample needs no
-further check after its samples."""
+``LATE`` is the index of the eleventh, counted from 0. A check costs about as much as a sample, so
+not every sample is checked, but a median of six samples includes one that was. The eleventh and
+later checked samples have inputs that no launch has seen. A case with such a sample therefore needs
+no further check after its last sample."""
 
 
-# A first launch is slower than the others. If it is longer than this many batches, the others are
-# surely longer than one.
+# A first launch is slower than later ones. If it takes longer than this many batches, later ones
+# certainly take longer than one batch.
 _LONG_BATCHES = 4.0
 
 
@@ -51,14 +52,15 @@ class Checker(Protocol):
     """Checker of the results that launches compute."""
 
     def poison(self, unseen: int | None) -> None:
-        """Overwrite every result, in stream order, so that one left unwritten fails the check.
+        """Overwrite every result, in stream order, so that an unwritten result fails the check.
 
-        ``unseen`` is the number of a set whose inputs are changed until :meth:`release`, or None.
+        ``unseen`` is the index of an operand set whose inputs are changed until :meth:`release`;
+        None to change no inputs.
         """
         ...
 
     def batch(self, indices: Sequence[int], last: object) -> None:
-        """Check the results of a batch on the sets of ``indices``.
+        """Check the results of a batch on the operand sets ``indices``.
 
         ``last`` is what the last launch of the batch returned.
 
@@ -68,11 +70,11 @@ class Checker(Protocol):
         ...
 
     def release(self) -> None:
-        """Give a set its inputs back, if :meth:`poison` changed them."""
+        """Restore the inputs that :meth:`poison` changed, if any."""
         ...
 
     def after(self) -> None:
-        """Check again after all samples.
+        """Check another launch, after the last sample.
 
         Raises:
             Exception: if a result is wrong.
@@ -84,12 +86,23 @@ class Checker(Protocol):
 class Subject:
     """Something to time.
 
-    ``launch(i)`` launches once on operand set i of ``sets``. ``settings()`` is entered around a
-    batch. ``paced`` is True if the gaps between launches are part of the time and are not hidden.
-    ``samples`` are seconds per launch, including the samples of earlier processes. ``warm()`` loads
-    into the flushed cache what a launch should find there (nothing for a cold one). ``renew(n)``
-    runs before the cache is flushed for a batch of n launches. ``checker`` checks one batch in
-    :data:`CHECKED_EVERY`.
+    Attributes:
+        key: unique name of the subject, such as the id of its case.
+        launch: ``launch(i)`` launches once on operand set i.
+        sets: number of operand sets.
+        mode: ``burst``, or ``sustained`` to launch for a while before each batch.
+        cache: where a launch finds its operands: ``cold``, ``warm`` or ``weights-cold``.
+        settings: returns a context manager that is entered around each batch.
+        paced: True if the gaps between launches are part of the time and are not hidden.
+        samples: seconds per launch of each sample, including the samples of earlier processes.
+        exposed: number of rejected samples, in which gaps between launches may show.
+        launches: number of launches per batch; set by :meth:`Sampler.fit`.
+        cost: seconds that one sample takes, with its preparation but without a check.
+        warm: loads into the flushed cache what a launch should find there (nothing if ``cold``).
+        renew: ``renew(n)`` runs before the cache is flushed for a batch of n launches.
+        checker: checks the samples that :data:`CHECKED_EVERY` describes; None to check none.
+        checking: approximate seconds that checking one launch takes.
+        checked_late: True if this process has checked a late sample.
     """
 
     key: str
@@ -100,14 +113,14 @@ class Subject:
     settings: Callable[[], AbstractContextManager[object]] = nullcontext
     paced: bool = False
     samples: list[float] = field(default_factory=list)
-    exposed: int = 0  # rejected samples, in which gaps between launches may show
-    launches: int = 0  # per batch; set by Sampler.fit
-    cost: float = 0.0  # seconds that one sample takes, everything included
+    exposed: int = 0
+    launches: int = 0
+    cost: float = 0.0
     warm: Callable[[], object] = lambda: None
     renew: Callable[[int], object] = lambda launches: None
     checker: Checker | None = None
-    checking: float = 0.0  # approximate seconds that checking one launch takes
-    checked_late: bool = False  # whether a late sample of this process was checked
+    checking: float = 0.0
+    checked_late: bool = False
 
     @property
     def finished(self) -> bool:
@@ -117,10 +130,14 @@ class Subject:
 
 @dataclass(frozen=True)
 class Window:
-    """One batch of a steady run, which begins where the batch before it ended.
+    """One batch of a steady run, from the end of the batch before it to its own end.
 
-    ``begin`` is in seconds since the run's first launch, and ``seconds`` is the time of one launch.
-    ``joules`` is the board's energy counter at the end, or None if the board has none.
+    Attributes:
+        begin: begin of the window, in seconds since the run's first launch.
+        seconds: time of one launch.
+        launches: number of launches.
+        reading: sensor values during the window.
+        joules: the board's energy counter at the end of the window; None if the board has none.
     """
 
     begin: float
@@ -132,10 +149,17 @@ class Window:
 
 @dataclass(frozen=True)
 class Sample:
-    """One timed batch: the seconds per launch, the number of launches, and the sensors' readings.
+    """One timed batch of a subject.
 
-    ``cost`` is the seconds of the whole sample. ``checking`` is the part of them in which its
-    results were checked, if the sample was ``checked``.
+    Attributes:
+        key: name of the subject.
+        seconds: time per launch.
+        launches: number of launches.
+        cost: seconds that the whole sample took.
+        reading: sensor values during the batch.
+        hidden: True if all gaps between the launches were hidden.
+        checked: True if the results were due for a check.
+        checking: part of ``cost`` that the check took, in seconds.
     """
 
     key: str
@@ -169,13 +193,13 @@ class Sampler:
     def estimate(self, launch: LaunchCall, warmed_up: bool = False, first: float = 0.0) -> float:
         """Return the approximate seconds of one launch, from warm launches on set 0.
 
-        The batch is doubled until it is long enough for the clock to be accurate to a few percent.
+        The batch grows until it is long enough for the clock to be accurate to a few percent.
 
         Args:
-            launch: launches once.
-            warmed_up: true if there was a launch before, so that no warm-up launch is needed.
+            launch: function that launches once on the operand set with an index.
+            warmed_up: True if there was a launch before, so that no warm-up launch is needed.
             first: duration of that earlier launch in seconds, 0 if unknown. If it is longer than a
-                few batches, it is returned, and a batch will have a single launch.
+                few batches, it is returned as the estimate, so that a batch has a single launch.
         """
         clock = self._clock
         if first > _LONG_BATCHES * clock.batch_seconds:
@@ -189,13 +213,13 @@ class Sampler:
             seconds = min(seconds, self._time_unstopped(batch).seconds / count)
             if seconds * count >= long_enough or count >= clock.max_launches:
                 return seconds
-            # The count is at least doubled, so that the loop ends. It grows at most 16 times,
-            # because a first launch that was timed too short would ask for a far too long batch.
+            # The count is at least doubled, so that the loop ends. It grows at most 16-fold,
+            # because the batch would be far too long if the first launch was timed as too short.
             needed = long_enough / max(seconds, 1e-9)
             count = min(max(2 * count, math.ceil(needed)), 16 * count, clock.max_launches)
 
     def launches(self, mode: str, seconds: float) -> int:
-        """Return the launches of a batch, given the estimated ``seconds`` of one launch.
+        """Return the number of launches in a batch, given the estimated ``seconds`` of one launch.
 
         :meth:`fit` may then reduce their number.
         """
@@ -203,7 +227,9 @@ class Sampler:
         return max(1, min(math.ceil(batch / max(seconds, 1e-9)), self._clock.max_launches))
 
     def fit(self, subject: Subject, seconds: float) -> None:
-        """Decide the launches of a subject's batch from the estimated seconds of one launch.
+        """Set the number of launches in a subject's batch, and the expected cost of a sample.
+
+        ``seconds`` is the estimated time of one launch.
 
         A cold burst never uses a set twice, because the second use would find the data in the
         cache. That holds for ``weights-cold``, too, where all sets share a first operand that stays
@@ -220,7 +246,7 @@ class Sampler:
         subject.cost = preparing + subject.launches * seconds
 
     def _flush_cost(self) -> float:
-        """Return the seconds of a flush, which on a CPU takes longer than several short batches."""
+        """Return the seconds of a flush. On a CPU, it takes longer than several short batches."""
         if self._flush_seconds is None:
             begin = self.now()
             self._flush()
@@ -249,8 +275,8 @@ class Sampler:
             # 2. Time the batch.
             timing, reading = self._time_unthrottled(subject, indices, checker, late)
             seconds = timing.seconds / subject.launches
-            # 3. Check the results. The subject's cost is without the check, which the loop plans
-            # separately as Subject.checking.
+            # 3. Check the results. The subject's cost excludes the check, for which the measuring
+            # loop reserves time separately (Subject.checking).
             subject.cost = self.now() - begin
             if checker is not None:
                 checker.batch(indices, timing.last)
@@ -278,10 +304,10 @@ class Sampler:
     def hold(self, subject: Subject, seconds: float) -> list[Window]:
         """Launch without a pause for some seconds, and time every batch.
 
-        Between two batches of 60 ms the device waits until the host has read the sensors. How long
-        that takes shows in the windows: the next window begins later than the launches of this one
-        ended. A board needs one to five seconds until its power and clocks are steady. Nothing is
-        timed again if the hardware slows itself down, because that is part of a steady state.
+        Between two batches of 60 ms the device waits until the host has read the sensors. This
+        pause is part of the next window, which is therefore longer than its launches. A board needs
+        one to five seconds until its power and clocks are steady. A batch is not timed again if the
+        hardware slows itself down, because that is part of the steady state.
 
         Raises:
             Exception: if a launch fails, or the subject's checker finds a wrong result.
@@ -295,7 +321,7 @@ class Sampler:
                 indices = [(len(windows) + i) % subject.sets for i in range(subject.launches)]
                 subject.renew(subject.launches)
                 timing = clock.time(subject.launch, indices, paced=True)
-                # A window reaches from the end of the one before it to its own end.
+                # A window lasts from the end of the window before it to the end of its own batch.
                 start, now = now, clock.now()
                 reading = self._telemetry.between(start, now)
                 if timing.sm_mhz is not None:
@@ -318,11 +344,11 @@ class Sampler:
         self._clock.wake()
 
     def now(self) -> float:
-        """Return the clock's host time in seconds, without the time of the process's stops."""
+        """Return the clock's host time in seconds, minus the time for which the process stopped."""
         return self._clock.now() - self._pulse.lost()
 
     def _indices(self, subject: Subject, taken: int) -> Sequence[int]:
-        """Return the sets of a batch, in order.
+        """Return the indices of a batch's operand sets, in order.
 
         Each batch starts one set further, so that batches of one launch also use all sets. Each
         checked batch starts one set further than the checked batch before it. With two sets, every
@@ -338,7 +364,7 @@ class Sampler:
     def _time_unthrottled(
         self, subject: Subject, indices: Sequence[int], checker: Checker | None, late: bool
     ) -> tuple[Timing, Reading]:
-        """Time one batch, and time it again if the hardware throttled, as :meth:`sample` says."""
+        """Time one batch. If the hardware throttles, time it again as :meth:`sample` describes."""
         clock = self._clock
         for attempt in range(_THROTTLE_RETRIES + 1):
             if attempt:
@@ -346,7 +372,8 @@ class Sampler:
             start = clock.now()
             timing = self._time_batch(subject, indices, checker, late)
             reading = self._telemetry.between(start, clock.now())
-            # NVML's readings are further apart than batches, so the SMs' own clock is better.
+            # A batch is shorter than the time between two readings of NVML, so the cycle counters
+            # of the SMs give a better clock rate.
             if timing.sm_mhz is not None:
                 reading = replace(reading, sm_mhz=timing.sm_mhz)
             throttled = not RETRY.isdisjoint(reading.throttled)
@@ -377,10 +404,10 @@ class Sampler:
             return self._time_unstopped(batch)
 
     def _time_unstopped(self, take: Callable[[], Timing]) -> Timing:
-        """Time a batch, and time it again if the process was stopped in the meantime.
+        """Time a batch, and time it again if the process was stopped during it.
 
-        If every repetition is stopped as well, as under a CPU limit that works by SIGSTOP, the
-        batch counts as one with launch gaps.
+        If the process is also stopped during every repetition, as a tool does that limits CPU use
+        by SIGSTOP, the batch counts as one with launch gaps.
         """
         for _ in range(_STOP_RETRIES + 1):
             stops = self._pulse.stops()
@@ -390,9 +417,9 @@ class Sampler:
         return replace(timing, hidden=False)
 
     def _begin_batch(self, subject: Subject, checker: Checker | None, unseen: int | None) -> None:
-        """Poison the results, then bring the cache into its state, right before a batch."""
-        # A warm launch writes its result, so it must come before the poisoning. The flush must come
-        # after it, because poisoning leaves the results in the cache.
+        """Poison the results and prepare the cache, right before a batch."""
+        # The launch that warms the cache writes a result, so it must come before the poisoning. The
+        # flush must come after the poisoning, which leaves the results in the cache.
         if subject.mode != "sustained" and subject.cache == "warm":
             subject.launch(0)
         if checker is not None:

@@ -2,9 +2,9 @@
 
 The log time of a sample is the sum of three parts: its case's log time, the machine's log time at
 that moment, and noise. The first two are fitted to all samples in turn (a median polish), with the
-machine's part constant over short stretches of the run. That part counts only as far as two halves
-of the samples agree on it. It matters where a case's few samples lie closer together than the
-machine's speed changes, because their own scatter does not show the change.
+machine's log time constant over short stretches of the run. The fit of the machine's log time is
+reduced to what two halves of the samples agree on. It matters for a case whose few samples were
+taken close together, because their scatter does not show how the machine's speed changes.
 """
 
 from __future__ import annotations
@@ -21,23 +21,26 @@ from sweeps.timing.statistics import Z95, median_interval
 Array = NDArray[np.float64]
 Whole = NDArray[np.intp]
 
-_STRETCH_SAMPLES = 20
+_STRETCH_SAMPLES = 20  # smallest number of samples in a stretch
 _MAX_STRETCHES = 400
-_MIN_STRETCHES = 12
-_MIN_CASE_SAMPLES = 4
-_ITERATIONS = 12
+_MIN_STRETCHES = 12  # a run with fewer stretches is taken to be steady
+_MIN_CASE_SAMPLES = 4  # cases with fewer samples are left out of the fit
+_ITERATIONS = 12  # passes of the median polish
 _SIGNIFICANT = 3.0  # standard errors by which the agreement of both halves must exceed chance
-_DECORRELATED = 0.1  # correlation under which values count as independent
+_DECORRELATED = 0.1  # correlation below which values count as independent
 
 
 @dataclass(frozen=True)
 class MachineSpeed:
     """Log time of the machine, relative to its mean, over stretches of a run.
 
-    ``until`` is the last moment of each stretch and ``log_time`` its log time. Both are empty for a
-    machine whose speed did not change measurably. ``lo`` and ``hi`` are the 95% interval of the log
-    time's median over the run. ``spread`` is the difference between the 95th and 5th percentiles of
-    ``log_time``.
+    Attributes:
+        until: last moment of each stretch, in seconds; empty if the machine's speed did not change
+            measurably.
+        log_time: the machine's log time in each stretch; empty like ``until``.
+        lo: lower end of the 95% interval of the log time's median over the run.
+        hi: upper end of that interval.
+        spread: difference between the 95th and 5th percentiles of ``log_time``.
     """
 
     until: Array
@@ -47,7 +50,7 @@ class MachineSpeed:
     spread: float = 0.0
 
     def at(self, moments: Sequence[float]) -> Array:
-        """Return the log time at moments of the run; 0 if the speed did not change."""
+        """Return the machine's log time at moments of the run; 0 if its speed did not change."""
         if not len(self.until):
             return np.zeros(len(moments))
         stretch = np.searchsorted(self.until, moments)
@@ -59,14 +62,18 @@ class MachineSpeed:
     ) -> tuple[float, float] | None:
         """Return the 95% interval of a case's median over the run; None for under six samples.
 
-        It covers the interval of the samples as they are. It also covers the interval that they
-        have when each is corrected for the machine's speed at its moment.
+        It covers both the interval of the measured samples and the interval of the samples after
+        each is corrected for the machine's speed at its moment.
+
+        Args:
+            seconds: seconds of each of the case's samples.
+            moments: time at which each sample was taken, in seconds.
         """
         plain = median_interval(seconds)
         if plain is None or not len(self.until):
             return plain
         corrected = median_interval(list(np.log(seconds) - self.at(moments)))
-        assert corrected is not None  # it has as many samples as `plain`
+        assert corrected is not None  # there are as many corrected samples as measured ones
         # The samples are corrected to the machine's mean speed. A median over the run also depends
         # on the median of the machine's speed, whose interval is added.
         lo = math.exp(corrected[0] + self.lo)
@@ -104,9 +111,9 @@ def machine_speed(
         return STEADY
     stretch = np.arange(len(case)) * count // len(case)
     fitted = _common_log_time(case, stretch, log_time, count)
-    # 3. Fit it to each half of the samples. The halves differ in their noise, but not in the
-    # machine's speed. All cases have their k-th samples in the same round, so a half has the even
-    # samples of some cases and the odd samples of the others.
+    # 3. Repeat the fit for each half of the samples. The halves differ in their noise, but not in
+    # the machine's speed. All cases have their k-th samples in the same round, so a half has the
+    # even samples of some cases and the odd samples of the others.
     half = (_rank_in_group(case) + case) % 2 == 0
     first_half = _common_log_time(case[half], stretch[half], log_time[half], count)
     second_half = _common_log_time(case[~half], stretch[~half], log_time[~half], count)
@@ -127,8 +134,8 @@ def machine_speed(
 def _common_log_time(case: Whole, stretch: Whole, log_time: Array, count: int) -> Array:
     """Return what the log times in each of ``count`` stretches have in common, with mean 0.
 
-    This is the median polish: the parts of the cases and of the stretches are fitted in turn, each
-    to what the other one leaves.
+    This is the median polish: the cases' log times and the stretches' log times are fitted in turn,
+    each to the residuals of the other.
 
     Args:
         case: number of the case of each sample.
@@ -145,7 +152,8 @@ def _common_log_time(case: Whole, stretch: Whole, log_time: Array, count: int) -
 
 def _rank_in_group(group: Whole) -> Whole:
     """Return how many elements of its group come before each element."""
-    # The stable order has the groups one after the other, each from its own first position.
+    # The sort puts the groups one after the other, and ``first`` is where each group begins. It is
+    # stable, so the elements of a group keep their order.
     order = np.argsort(group, kind="stable")
     counts = np.bincount(group)
     first = np.cumsum(counts) - counts
@@ -157,11 +165,12 @@ def _rank_in_group(group: Whole) -> Whole:
 def _medians(group: Whole, values: Array, count: int = 0) -> Array:
     """Return the median of each group's values, by group number; 0 for a group without values."""
     # Sort the values by group, and within each group by size. A group's median is the mean of its
-    # two middle values, which are one and the same if their number is odd.
+    # two middle values, which are the same value if the group has an odd number of values.
     counts = np.bincount(group, minlength=count)
     ordered = values[np.lexsort((values, group))]
     first = np.cumsum(counts) - counts
-    # The positions of an empty group may lie beyond the end. What is read there does not count.
+    # The positions of an empty group may lie beyond the end, so they are limited. The value read
+    # for such a group is replaced by 0 below.
     lower_middle = np.minimum(first + (counts - 1) // 2, len(values) - 1)
     upper_middle = np.minimum(first + counts // 2, len(values) - 1)
     return np.where(counts > 0, (ordered[lower_middle] + ordered[upper_middle]) / 2, 0.0)
@@ -170,11 +179,11 @@ def _medians(group: Whole, values: Array, count: int = 0) -> Array:
 def _series_median_interval(series: Array) -> tuple[float, float]:
     """Return the 95% interval of the median of a series of correlated values.
 
-    Its ends are quantiles, chosen for the number of independent values that the series is worth.
-    If that number is under six, the interval is the whole range of the series.
+    Its ends are quantiles of the series, chosen for the effective number of independent values. If
+    that number is under six, the interval is the whole range of the series.
     """
-    # 1. Sum the autocorrelations while they matter. ``length`` values are worth one independent
-    # value.
+    # 1. Sum the autocorrelations until they become negligible. As much information as in one
+    # independent value is in ``length`` values of the series.
     centred = series - series.mean()
     square_sum = float(centred @ centred)
     length = 1.0
@@ -182,9 +191,9 @@ def _series_median_interval(series: Array) -> tuple[float, float]:
         correlation = float(centred[lag:] @ centred[:-lag]) / square_sum
         if correlation < _DECORRELATED:
             break
-        length += 2 * correlation  # a value is as close to the one before as to the one after it
-    # 2. Take the quantiles between which the median of as many independent values lies. Of n such
-    # values, a share of 0.5 ± 0.5 / √n (one standard error) is below their true median.
+        length += 2 * correlation  # twice, for the lags before and after a value
+    # 2. Take the quantiles between which the true median lies. Of n independent values, a share of
+    # 0.5 ± 0.5 / √n (one standard error) is below their true median.
     independent = len(series) / length
     if independent < 6:
         return float(series.min()), float(series.max())

@@ -1,14 +1,14 @@
-"""Median of few samples, its distribution-free interval, and the rule for when to stop.
+"""Median of a few samples, its distribution-free interval, and the stopping rule.
 
 The interval between the k-th smallest and the k-th largest of n samples covers the median with
 probability 1 − 2 P(Binomial(n, ½) < k), whatever the distribution. Looking again after every sample
 and stopping at the first narrow interval would lower that probability, so the rule looks only at
 the counts of :data:`CHECKPOINTS`.
 
-Simulations with independent samples show what is then left of the nominal 95%: at least 94% for
-noise with one peak (log-normal of 0.3–5%, exponential of 1–3%), and 90% in the worst case of noise
-that jumps between two speeds. Samples that share a disturbance are worth less than independent
-ones; shuffled rounds spread them out.
+In simulations with independent samples, the probability was then at least 94% for noise with one
+peak (log-normal of 0.3–5%, exponential of 1–3%), and at least 90% for noise that jumps between two
+speeds. Samples that share a disturbance carry less information than independent ones. Shuffled
+rounds therefore spread the samples of a case over the run.
 """
 
 from __future__ import annotations
@@ -18,26 +18,29 @@ from collections.abc import Sequence
 from math import exp, lgamma, log
 
 LEVEL = 0.95
+"""Nominal coverage of the intervals."""
 Z95 = 1.959964
 """Half the width of a normal deviate's 95% interval, in standard errors."""
 CHECKPOINTS = (6, 8, 11, 16, 23, 30)
 """Sample counts at which a case may be finished; at the last one it is finished in any case.
 
-The last count was compared with PyTorch's timer on a CPU whose speed jumps. Ending at 23 samples
-repeats worse (1.06 times the timer's scatter, the geometric mean over eight runs) in 0.29 of its
-time. Ending at 37 repeats better (0.81 times its scatter) in 0.33 of its time. Ending at 30 took
-0.22 and 0.23 of its time (results/accuracy, sampler.csv and sampler.json)."""
+The last count was chosen by comparing the sampler with PyTorch's ``blocked_autorange`` on CPUs.
+Ending at 23 samples repeats worse than that timer: 1.06 times its scatter, in 0.29 of its time
+(geometric means over eight runs). Ending at 37 samples repeats better: 0.81 times its scatter, in
+0.33 of its time. Ending at 30 samples took 0.22 and 0.23 of its time in two runs. The data are in
+results/accuracy (sampler.csv and sampler.json)."""
 TOLERANCE = 0.01
-"""Largest distance from either end of a converged case's interval to its median, relative to it."""
+"""Largest distance between the median of a converged case and an end of its interval, relative to
+the median."""
 
 
 @functools.cache
 def interval_rank(n: int) -> int:
-    """Return the largest k (from 1) whose interval, k-th smallest to k-th largest, covers 95%.
+    """Return the largest k whose interval, from the k-th smallest to the k-th largest, covers 95%.
 
-    It is 0 for n < 6, for which even the whole range covers less. Probabilities are exponentials of
-    logarithms. For the 71,400 errors of one table, exact binomial coefficients would have as many
-    bits each, and their sum would take hours.
+    It is 0 for n < 6, for which even the whole range covers less. The binomial coefficients are
+    computed through their logarithms. For the 71,400 errors of one table, exact coefficients would
+    have up to 71,400 bits each, and adding them would take hours.
     """
     up_to_k, k = 0.0, 0
     while True:
@@ -70,7 +73,7 @@ def converged(samples: Sequence[float]) -> bool:
 
 
 def is_narrow(middle: float, interval: tuple[float, float] | None) -> bool:
-    """Return True if there is an interval and both its ends are within ±1% of the median."""
+    """Return True if the interval is not None and both its ends are within ±1% of the median."""
     if interval is None:
         return False
     lo, hi = interval
@@ -78,6 +81,9 @@ def is_narrow(middle: float, interval: tuple[float, float] | None) -> bool:
 
 
 def finished(samples: Sequence[float]) -> bool:
-    """Return True if sampling should stop: converged at a checkpoint, or at the last one."""
+    """Return True if sampling should stop.
+
+    It stops at a checkpoint at which the samples have converged, or else at the last checkpoint.
+    """
     n = len(samples)
     return n >= CHECKPOINTS[-1] or (n in CHECKPOINTS and converged(samples))

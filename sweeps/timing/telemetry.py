@@ -1,8 +1,8 @@
 """Read clocks, power, temperature and throttle reasons through NVML at 20 Hz, during the timing.
 
 NVML's own index ignores ``CUDA_VISIBLE_DEVICES``, so the GPU is found by its UUID or PCI address. A
-MIG slice has no sensors, so its parent is read. If NVML is missing or refuses, every reading is
-empty and nothing else changes.
+MIG slice has no sensors, so its parent is read. If NVML is missing or denies access, every reading
+is empty, and measuring continues.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 from sweeps.timing.statistics import median
 
-_PERIOD = 0.05
-_KEEP = 20 * 60 * 20  # twenty minutes of readings
+_PERIOD = 0.05  # seconds between two readings
+_KEEP = 20 * 60 * 20  # number of readings to keep: twenty minutes at 20 Hz
 
 # Bits of nvmlClocksEventReasons (nvml.h). Idling and clock settings do not count as throttling.
 _REASONS = {
@@ -35,7 +35,7 @@ The software power cap is normal for large GEMMs, so it is only recorded."""
 
 
 class _RawReading(NamedTuple):
-    """All sensors at one moment of ``time.monotonic``, with the throttle reasons as NVML's bits."""
+    """Values of all sensors at one moment of ``time.monotonic``, with NVML's throttle bits."""
 
     moment: float
     sm_mhz: float | None
@@ -46,7 +46,7 @@ class _RawReading(NamedTuple):
 
 @dataclass(frozen=True)
 class Reading:
-    """Sensor values around a span of time; None or empty where they cannot be read."""
+    """Sensor values over a span of time. A value that cannot be read is None or empty."""
 
     sm_mhz: float | None = None
     power_w: float | None = None
@@ -64,15 +64,15 @@ class Telemetry:
         """Stop reading."""
 
     def between(self, begin: float, end: float) -> Reading:
-        """Return the readings between two moments of ``time.monotonic`` and right around them."""
+        """Return the sensor values between two moments of ``time.monotonic``."""
         return Reading()
 
     def joules(self) -> float | None:
-        """Return the joules used by the board since a fixed moment; None without a counter."""
+        """Return the board's energy counter in joules; None if the board has none."""
         return None
 
     def forget(self) -> None:
-        """Wait until later readings no longer cover what was before."""
+        """Wait until :meth:`between` no longer includes earlier readings."""
 
 
 class NvmlTelemetry(Telemetry):
@@ -99,11 +99,11 @@ class NvmlTelemetry(Telemetry):
             self._thread.join()
 
     def between(self, begin: float, end: float) -> Reading:
-        """Return medians over the span, and every throttle reason that was seen in it."""
+        """Return the medians over the span, and every throttle reason that occurred in it."""
         with self._lock:
             readings = list(self._readings)
         # The span is widened by a period at both ends, because a batch is shorter than a period. If
-        # nothing was read even then, the last reading before it is used.
+        # even the widened span has no reading, the last reading before it is used.
         span: list[_RawReading] = []
         for reading in reversed(readings):
             if reading.moment < begin - _PERIOD and span:
@@ -128,11 +128,14 @@ class NvmlTelemetry(Telemetry):
         return None if millijoules is None else millijoules / 1e3
 
     def forget(self) -> None:
-        """Wait two and a half periods: one reading is new then, and old ones are out of reach."""
+        """Wait two and a half periods.
+
+        There is then at least one new reading, and earlier ones are outside of the widened span.
+        """
         time.sleep(2.5 * _PERIOD)
 
     def _loop(self) -> None:
-        """Read again and again, until :meth:`stop` is called."""
+        """Read the sensors every period until :meth:`stop` is called."""
         while not self._stopping.wait(_PERIOD):
             self._read()
 
@@ -153,8 +156,9 @@ class NvmlTelemetry(Telemetry):
     def _milliwatts(self) -> float | None:
         """Return the power at this moment in milliwatts; None if the card does not report it.
 
-        From Ampere on (except GA100), ``nvmlDeviceGetPowerUsage`` is an average over a second and
-        the field is instantaneous. On cards without the field, the call itself is instantaneous.
+        From Ampere on (except GA100), ``nvmlDeviceGetPowerUsage`` is an average over a second, and
+        only the field ``NVML_FI_DEV_POWER_INSTANT`` is instantaneous. On cards without that field,
+        ``nvmlDeviceGetPowerUsage`` is instantaneous.
         """
         nvml = self._nvml
         try:
@@ -180,7 +184,7 @@ def _median_or_none(values: list[float | None]) -> float | None:
 
 
 def open_nvml() -> Any | None:
-    """Return the initialised NVML module, or None if it is missing or refuses."""
+    """Return the initialised NVML module, or None if it is missing or cannot be initialised."""
     try:
         import pynvml
 
@@ -191,9 +195,9 @@ def open_nvml() -> Any | None:
 
 
 def nvml_handle(nvml: Any, properties: Any) -> Any | None:
-    """Return NVML's handle of a GPU, given PyTorch's ``get_device_properties``.
+    """Return NVML's handle of a GPU, given what PyTorch's ``get_device_properties`` returned.
 
-    None is returned if NVML finds the GPU neither by its UUID nor by its PCI address.
+    Return None if NVML finds the GPU neither by its UUID nor by its PCI address.
     """
     uuid = str(getattr(properties, "uuid", ""))
     domain = getattr(properties, "pci_domain_id", 0)
@@ -225,7 +229,7 @@ def other_processes(nvml: Any, handle: Any) -> int:
 
 
 def other_processes_on(gpu: int | None) -> int:
-    """Return :func:`other_processes` for the GPU with an ordinal; 0 on a CPU and without NVML."""
+    """Return :func:`other_processes` of the GPU with this ordinal; 0 for a CPU or without NVML."""
     if gpu is None:
         return 0
     import torch
