@@ -1,5 +1,6 @@
-"""Compare the sampler with the timers that people use, to see if its clock can be trusted.
+"""Compare the sampler with standard timers, to see if its clock can be trusted.
 
+The standard timer is Triton's ``do_bench`` on a GPU and PyTorch's ``blocked_autorange`` on a CPU.
 Every pass runs in its own process, because repeatability shows only between processes, and because
 a profiler slows the launches of the process that loads it.
 """
@@ -37,18 +38,19 @@ _GPU_SIZES = (16, 64, 128, 256, 384, 512, 1024, 2048, 4096)
 _CPU_SIZES = (64, 96, 128, 160, 192, 256, 320, 384, 512)
 _CPU_CONVS = ("2,32,14,14,32", "4,64,14,14,64")
 _PASSES = 2
-_MAX_WEIGHTS = 32
+_MAX_WEIGHTS = 32  # largest number of weight matrices that a CUDA graph rotates through
+_PROFILER_CASES = 8  # cases that are timed before and after a profiler is loaded
 
 
 def clock_cases(machine: Any, count: int) -> list[Case]:
-    """Return GEMMs in one dtype, up to the largest that a timer finishes in seconds.
+    """Return at most ``count`` cases, none of which takes a timer more than seconds.
 
-    On a GPU they are 16-bit and cold, as ``do_bench`` measures. On a CPU they are warm, and two
-    convolutions are added.
+    On a GPU they are GEMMs in fp16 with a cold cache, because ``do_bench`` clears the cache. On a
+    CPU they are GEMMs and two convolutions in fp32 with a warm cache.
     """
     rng = random.Random(0)
     if machine.kind == "gpu":
-        # Twice as many are drawn as are needed, because equal ones are dropped below.
+        # Twice as many problems are drawn as are needed, because equal ones are dropped below.
         problems: list[Problem] = [
             Gemm(rng.choice(_GPU_SIZES), rng.choice(_GPU_SIZES), rng.choice(_GPU_SIZES), "fp16")
             for _ in range(2 * count)
@@ -58,19 +60,24 @@ def clock_cases(machine: Any, count: int) -> list[Case]:
         problems = [Gemm(size, size, size, "fp32") for size in _CPU_SIZES]
         problems += [Conv.parse(f"{shape},3,3,1,1,1,1,fp32") for shape in _CPU_CONVS]
         cache = "warm"
-    cases = [Case("clock", p, library_for(p, machine), cache=cache) for p in problems]
+    cases = [
+        Case("clock", problem, library_for(problem, machine), cache=cache) for problem in problems
+    ]
     return list(dict.fromkeys(cases))[:count]
 
 
 def check_clock(device: Device, count: int, note: Callable[[str], None]) -> dict[str, Any]:
-    """Run every comparison. The data dictionary describes the result under ``clock.json``."""
+    """Run all comparisons, and return the content of ``clock.json``.
+
+    ``results/README.md`` describes its entries.
+    """
     machine, gpu = device.machine, device.gpu
     passes = []
     for number in range(1, _PASSES + 1):
-        note(f"Timing {count} cases with the sampler and with the usual timer, pass {number} …")
+        note(f"Timing {count} cases with the sampler and a standard timer, pass {number} …")
         passes.append(_in_process(_one_pass, machine, gpu, count))
     note("Timing launches before and after loading a profiler …")
-    profiler = _in_process(_around_a_profiler, machine, gpu, 8)
+    profiler = _in_process(_around_a_profiler, machine, gpu, _PROFILER_CASES)
     graphs: list[dict[str, Any]] = []
     if gpu is not None:
         note("Replaying CUDA graphs, as the public tables were measured …")
@@ -88,13 +95,17 @@ def check_clock(device: Device, count: int, note: Callable[[str], None]) -> dict
 
 
 def summarise(passes: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
-    """Summarise each timer: seconds per case, and the median difference between two passes.
+    """Summarise each timer over both passes.
 
-    ``over_sampler`` is the median over the cases of the timer's time over the sampler's. Timers
-    without a case that both passes timed are left out.
+    Timers without a case that both passes timed are left out.
 
     Args:
         passes: what :func:`_one_pass` returned for each of the two passes.
+
+    Returns:
+        For each timer: ``seconds_per_case``; ``passes_differ``, the median over the cases of the
+        relative difference between the passes; and ``over_sampler``, the median over the cases of
+        the timer's time divided by the sampler's.
     """
     result = {}
     first, second = passes[0]["timers"], passes[1]["timers"]
@@ -117,20 +128,22 @@ def summarise(passes: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]
 
 
 def in_rounds(sampler: Sampler, subjects: Sequence[Subject]) -> Pass:
-    """Time with the sampler: estimate, then sample in shuffled rounds until all are finished."""
+    """Time subjects with the sampler, in shuffled rounds until all of them are finished."""
     begin = time.perf_counter()
-    # These are copies without earlier samples and without a checker.
+    # 1. Copy the subjects without their earlier samples and without a checker.
     fresh = [Subject(s.key, s.launch, s.sets, s.mode, s.cache, s.settings) for s in subjects]
+    # 2. Estimate the time of a launch of each, to choose the length of its batches.
     for subject in fresh:
         with subject.settings():
             sampler.fit(subject, sampler.estimate(subject.launch))
+    # 3. Sample them.
     sampler.wake()
-    open_ = list(fresh)
-    while open_:
-        random.shuffle(open_)
-        for subject in open_:
+    unfinished = list(fresh)
+    while unfinished:
+        random.shuffle(unfinished)
+        for subject in unfinished:
             sampler.sample(subject)
-        open_ = [subject for subject in open_ if not subject.finished]
+        unfinished = [subject for subject in unfinished if not subject.finished]
     medians = {s.key: statistics.median(s.samples) for s in fresh if s.samples}
     return medians, time.perf_counter() - begin
 
@@ -138,7 +151,7 @@ def in_rounds(sampler: Sampler, subjects: Sequence[Subject]) -> Pass:
 def one_by_one(
     measure: Callable[[Callable[[], object]], float], subjects: Sequence[Subject]
 ) -> Pass:
-    """Time subjects with another timer, one after the other."""
+    """Time subjects one after the other with ``measure``, which returns seconds per launch."""
     begin = time.perf_counter()
     medians = {}
     for subject in subjects:
@@ -155,7 +168,7 @@ def _in_process(work: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def _one_pass(machine: Any, gpu: int | None, count: int) -> dict[str, Any]:
-    """Time the cases with the sampler and with the usual timer.
+    """Time the cases with the sampler and with a standard timer.
 
     Returns:
         ``timers``: the ``seconds`` of each timer's whole pass, and its ``medians_us`` by problem.
@@ -205,7 +218,10 @@ def _around_a_profiler(machine: Any, gpu: int | None, count: int) -> list[dict[s
 
 
 def _replays(machine: Any, gpu: int, count: int) -> list[dict[str, Any]]:
-    """Time evenly spaced shapes of the public grid with CUDA graphs; leave out those that fail."""
+    """Time about ``count`` evenly spaced GEMMs of the public grid with CUDA graphs.
+
+    GEMMs that fail are left out.
+    """
     device = select_device("gpu", gpu).torch_name
     make_current(gpu)
     problems = list(
@@ -220,7 +236,7 @@ def _replays(machine: Any, gpu: int, count: int) -> list[dict[str, Any]]:
     for problem in problems[::spacing]:
         assert isinstance(problem, Gemm)
         dtype = TORCH_DTYPES[problem.dtype]
-        # Together the weights are larger than twice the L2, so that none stays in it.
+        # Together the weights are larger than twice the L2 cache, so that none stays in it.
         weight_bytes = problem.n * problem.k * dtype.itemsize
         weight_count = min(max(2, 2 * machine.l2_bytes // weight_bytes + 1), _MAX_WEIGHTS)
         try:

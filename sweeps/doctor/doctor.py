@@ -24,20 +24,21 @@ from kernels.operation import Workload
 from kernels.problem import Conv, Gemm
 from sweeps.timing.telemetry import nvml_handle, open_nvml, other_processes
 
-_MIN_DISK = 1 << 30
-_FACT_TOLERANCE = 0.05
+_MIN_DISK = 1 << 30  # bytes of free space below which a warning is given
+_FACT_TOLERANCE = 0.05  # relative difference from machines.toml above which a warning is given
+_HOT = 80  # °C above which a warning is given
 
 
 @dataclass(frozen=True)
 class DoctorFinding:
-    """A fact or, if ``warning``, something to fix or to know before trusting a number."""
+    """A fact about the machine or, if ``warning``, a problem that may spoil its timings."""
 
     warning: bool
     text: str
 
 
 def examine(device: Device, results: Path) -> list[DoctorFinding]:
-    """Return what is worth knowing about the device, its versions and the results folder."""
+    """Return facts and warnings about the device, the software and the results folder."""
     findings = [DoctorFinding(False, f"{device.machine.name} ({device.machine.slug})")]
     versions = ", ".join(f"{name} {version}" for name, version in software(device).items())
     findings.append(DoctorFinding(False, versions))
@@ -46,7 +47,7 @@ def examine(device: Device, results: Path) -> list[DoctorFinding]:
     else:
         findings += _examine_gpu(device)
     findings += _examine_triton(device)
-    # The folder itself may not exist yet.
+    # The results folder may not exist yet, so the free space is that of its nearest parent.
     existing = next(path for path in (results, *results.parents) if path.exists())
     free = shutil.disk_usage(existing).free
     findings.append(DoctorFinding(free < _MIN_DISK, f"{free / 2**30:.1f} GiB free for results"))
@@ -57,7 +58,7 @@ def _examine_cpu() -> Iterator[DoctorFinding]:
     """Report threads, load and frequency governors of the CPU."""
     threads, load = torch.get_num_threads(), os.getloadavg()[0]
     yield DoctorFinding(False, f"{threads} threads, {torch.backends.cpu.get_cpu_capability()}")
-    # The threads need as many idle cores; half a core of other work is tolerated.
+    # Each thread needs an idle core. Half a core of other work is tolerated.
     busy = load + threads > usable_cores() + 0.5
     remark = ": other work disturbs timings" if busy else ""
     yield DoctorFinding(busy, f"load average {load:.1f}{remark}")
@@ -88,13 +89,14 @@ def _examine_triton(device: Device) -> Iterator[DoctorFinding]:
 
 
 def _examine_gpu(device: Device) -> Iterator[DoctorFinding]:
-    """Report how many GPUs there are, what is known of this one, and what NVML says."""
+    """Report the number of GPUs, differences from machines.toml, and what NVML reports."""
     count = torch.cuda.device_count()
     if count > 1:
         yield DoctorFinding(
             False,
-            f"{count} GPUs: this is number {device.gpu}, counted from 0. --gpu picks another; "
-            f"{command(f'sweeps run --shard I/{count} --gpu I-1')} on each of them shares a run",
+            f"{count} GPUs: this is number {device.gpu}, counted from 0. --gpu selects another. To "
+            f"share a run among all, call {command(f'sweeps run --shard I/{count} --gpu I-1')} for "
+            f"each I from 1 to {count}",
         )
     machine = device.machine
     if machine.slug not in known_machines():
@@ -114,19 +116,24 @@ def _examine_gpu(device: Device) -> Iterator[DoctorFinding]:
         handle = nvml_handle(nvml, torch.cuda.get_device_properties(device.gpu))
     if nvml is None or handle is None:
         yield DoctorFinding(
-            True, "NVML is missing or refused, so clocks, power and temperature stay empty"
+            True,
+            "NVML is missing or denies access, so clocks, power and temperature are not recorded",
         )
         return
     yield from examine_nvml(nvml, handle)
 
 
 def _compare_facts(device: Device) -> Iterator[DoctorFinding]:
-    """Compare the device with its table: SMs may be fused off, or the memory may be slower."""
-    p = torch.cuda.get_device_properties(device.gpu)
-    # Memory transfers twice per clock. PyTorch reports 0 for a clock that it does not know.
-    bandwidth = 2 * clock_khz(p, "memory_clock_rate") * 1e3 * p.memory_bus_width / 8
+    """Warn if the device has other numbers than machines.toml.
+
+    Some of its SMs may be disabled, or its memory may be slower.
+    """
+    properties = torch.cuda.get_device_properties(device.gpu)
+    # Memory transfers data twice per clock. PyTorch reports 0 for a clock that it does not know.
+    memory_hz = clock_khz(properties, "memory_clock_rate") * 1e3
+    bandwidth = 2 * memory_hz * properties.memory_bus_width / 8
     for unit, listed, reported in (
-        ("SMs", device.machine.sms, p.multi_processor_count),
+        ("SMs", device.machine.sms, properties.multi_processor_count),
         ("bytes/s", device.machine.bandwidth, bandwidth),
     ):
         if reported and abs(reported / listed - 1) > _FACT_TOLERANCE:
@@ -136,12 +143,13 @@ def _compare_facts(device: Device) -> Iterator[DoctorFinding]:
 
 
 def examine_nvml(nvml: Any, handle: Any) -> Iterator[DoctorFinding]:
-    """Report what NVML knows: clocks, power limit, temperature, ECC and other processes."""
+    """Report clocks, power limit, temperature, ECC and other processes as NVML reports them."""
 
     def ask(query: Any, *arguments: Any) -> Any:
+        """Return the result of a query of NVML; None if the card or its driver lacks it."""
         try:
             return query(*arguments)
-        except nvml.NVMLError:  # this card or its driver does not tell
+        except nvml.NVMLError:
             return None
 
     now = ask(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM)
@@ -156,7 +164,7 @@ def examine_nvml(nvml: Any, handle: Any) -> Iterator[DoctorFinding]:
         yield DoctorFinding(capped, f"power limit {limit / 1e3:.0f} W{note}")
     temperature = ask(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU)
     if temperature is not None:
-        yield DoctorFinding(temperature > 80, f"{temperature} °C")
+        yield DoctorFinding(temperature > _HOT, f"{temperature} °C")
     ecc = ask(nvml.nvmlDeviceGetEccMode, handle)
     if ecc is not None:
         yield DoctorFinding(False, f"ECC {'on' if ecc[0] else 'off'}")

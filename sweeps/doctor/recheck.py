@@ -1,6 +1,7 @@
-"""Time a few recorded cases again: is this still the machine that was measured, and as fast?
+"""Time a few recorded cases again, to see if this machine is as fast as the recorded one.
 
-A recording may be made in several sessions, each on a newly assigned node.
+A recording may be made in several sessions, each on a newly assigned node, so the machine may be
+another one.
 """
 
 from __future__ import annotations
@@ -21,15 +22,22 @@ from sweeps.store import read_run
 from sweeps.timing.statistics import CHECKPOINTS, median, median_interval
 
 TOLERANCE = 0.03
-"""Relative difference beyond which two speeds are not those of one machine in one state."""
+"""Relative difference above which the machine or its speed is judged to have changed."""
 
 
 def choose_anchors(rows: Sequence[Mapping[str, str]], count: int) -> list[tuple[Case, float]]:
     """Choose ``count`` bursts of the vendor libraries, from the shortest to the longest.
 
-    Each comes with its seconds. If enough bursts have converged, only those are chosen.
+    If enough bursts have converged, only those are chosen.
+
+    Args:
+        rows: rows of measurements.csv.
+        count: number of cases to choose. Fewer are chosen if there are fewer.
+
+    Returns:
+        The cases, each with its recorded seconds per launch.
     """
-    # 1. Select the rows.
+    # 1. Select the rows that can be chosen.
     usable = [
         row
         for row in rows
@@ -43,22 +51,29 @@ def choose_anchors(rows: Sequence[Mapping[str, str]], count: int) -> list[tuple[
         usable = converged
     if not usable:
         return []
-    # 2. Choose evenly spaced ones by time. If there are fewer rows than ``count``, some places
-    #    coincide.
+    # 2. Sort the rows by time, and choose evenly spaced ones. If there are fewer rows than
+    # ``count``, some positions coincide, and the set drops the duplicates.
     usable.sort(key=lambda row: float(row["time_us"]))
     last = len(usable) - 1
-    places = sorted({round(i * last / max(1, count - 1)) for i in range(count)})
-    return [(Case.from_columns(usable[i]), float(usable[i]["time_us"]) * 1e-6) for i in places]
+    positions = sorted({round(i * last / max(1, count - 1)) for i in range(count)})
+    chosen = [usable[position] for position in positions]
+    return [(Case.from_columns(row), float(row["time_us"]) * 1e-6) for row in chosen]
 
 
 def time_again(device: Device, folder: Path, count: int) -> dict[str, Any]:
-    """Time some cases of a folder's table again.
+    """Time some cases of a folder's measurements.csv again.
+
+    Args:
+        device: the device to time them on.
+        folder: results folder of the machine.
+        count: number of cases.
 
     Returns:
-        The result of :func:`judge_ratios` for the time now over the time then, and ``sentence``.
+        The result of :func:`judge_ratios` for the ratios of present to recorded times, with the
+        entry ``sentence``, which states it in words.
 
     Raises:
-        UserError: if there is no table.
+        UserError: if the folder has no measurements.csv.
     """
     path = folder / "measurements.csv"
     if not path.exists():
@@ -67,7 +82,7 @@ def time_again(device: Device, folder: Path, count: int) -> dict[str, Any]:
         anchors = choose_anchors(list(csv.DictReader(file)), count)
     recorded = {case.id: seconds for case, seconds in anchors}
     cases = [case for case, _ in anchors]
-    # A CPU keeps the ceilings that were recorded.
+    # The recorded machine is used, because a CPU's ceilings were measured and recorded with it.
     machine = Machine.from_json(read_run(folder)["machine"])
     bench, ready = open_bench(machine, device.gpu, cases)
     subjects = [result.subject for result in ready]
@@ -83,7 +98,10 @@ def time_again(device: Device, folder: Path, count: int) -> dict[str, Any]:
 
 
 def judge_ratios(ratios: Sequence[float]) -> dict[str, Any]:
-    """Judge the ratios of the cases' times now to their recorded times.
+    """Judge whether the machine is as fast as recorded.
+
+    Args:
+        ratios: present time of each case over its recorded time.
 
     Returns:
         ``cases``, ``ratio`` (the median), ``lo`` and ``hi`` (its 95% interval; None under six
@@ -98,7 +116,7 @@ def judge_ratios(ratios: Sequence[float]) -> dict[str, Any]:
 
 
 def _sentence(ratios: Sequence[float]) -> str:
-    """Return a sentence on how fast the machine is now."""
+    """Return a sentence that compares the machine's present speed with the recorded one."""
     judged = judge_ratios(ratios)
     ratio = judged["ratio"]
     if ratio is None:

@@ -1,4 +1,4 @@
-"""Time the anchors of a run on one GPU.
+"""Time the anchors of a run on one GPU: a few cases that are the same on every GPU.
 
 The anchors are timed before a run's cases and do not count towards the budget. If several GPUs of a
 node measure at the same time, each of them first times the anchors while the others are idle, and
@@ -29,10 +29,11 @@ def time_anchors(
     seconds: float,
     wait: Callable[[str], None] | None = None,
 ) -> None:
-    """Time the anchors on one GPU. A case that fails is left out.
+    """Time the anchors on one GPU. An anchor that fails is left out.
 
-    Sustained work is timed only in the last phase, in which all GPUs can do it at once. Each of its
-    batches becomes one event with ``t``, the seconds since its first launch.
+    Sustained anchors are timed only in the last phase, so that all GPUs run them at once. Each of
+    their batches becomes one event. Its entry ``t`` is the time in seconds since the anchor's first
+    launch.
 
     Args:
         cases: the anchors.
@@ -40,7 +41,7 @@ def time_anchors(
         worker: the shard's name, for the events.
         emit: called with an event for every sample.
         on_start: called before anything that may crash.
-        seconds: duration of the sustained work.
+        seconds: duration of each sustained anchor.
         wait: called with each phase before it begins, and returns when the phase may begin; None if
             no other GPU of the node is measured.
     """
@@ -65,7 +66,7 @@ def time_anchors(
         )
 
     def sample(subject: Subject, phase: str) -> None:
-        """Take and report one sample of a burst, unless it fails or shows launch gaps."""
+        """Take one sample of a burst, and report it unless it fails or shows launch gaps."""
         on_start([], subject.cost)
         try:
             taken = sampler.sample(subject)
@@ -78,7 +79,7 @@ def time_anchors(
             report(subject.key, phase, taken.seconds, taken.reading)
 
     def hold(subject: Subject, phase: str) -> None:
-        """Hold sustained work for the given time, and report each of its batches."""
+        """Run a sustained anchor for ``seconds``, and report each of its batches."""
         on_start([], seconds + 2 * subject.cost)
         try:
             windows = sampler.hold(subject, seconds)
@@ -100,8 +101,10 @@ def time_anchors(
 
     # 1. Prepare the anchors.
     emit(make_event(bench, worker, "anchoring", "", 0.0))
-    ready = [r for r in bench.prepare(cases, {}, on_start) if isinstance(r, Ready)]
-    # 2. Sample the bursts in each phase. A GPU that is measured without others has one phase.
+    results = bench.prepare(cases, {}, on_start)
+    ready = [result for result in results if isinstance(result, Ready)]
+    # 2. Sample the bursts in each phase. If no other GPU of the node is measured, there is only one
+    # phase.
     bursts = [result for result in ready if result.case.mode == "burst"]
     phases = (ALONE,) if wait is None else PHASES
     for phase in phases:
@@ -111,7 +114,7 @@ def time_anchors(
         for _ in range(CHECKPOINTS[1]):
             for result in bursts:
                 sample(result.subject, phase)
-    # 3. Hold the sustained work in the last phase.
+    # 3. Run the sustained anchors in the last phase.
     for result in ready:
         if result.case.mode == "sustained":
             hold(result.subject, phases[-1])

@@ -1,4 +1,4 @@
-"""Interface of a bench: cases go in, and subjects to be timed come out.
+"""Interface of a bench, which turns cases into subjects that can be timed.
 
 A bench may be a GPU, a CPU, or a fake for a test. This module does not import torch, which only the
 real bench needs.
@@ -22,7 +22,13 @@ TORCH_BENCH = f"{__package__}.torch_bench:TorchBench"
 
 @dataclass(frozen=True)
 class Ready:
-    """A case that can be timed. ``facts`` are the columns that preparing it determined."""
+    """A case that can be timed.
+
+    Attributes:
+        case: the case.
+        subject: what the sampler times.
+        facts: columns of measurements.csv that were determined while the case was prepared.
+    """
 
     case: Case
     subject: Subject
@@ -31,7 +37,14 @@ class Ready:
 
 @dataclass(frozen=True)
 class Refusal:
-    """A case that cannot be timed, with the reason as a sentence."""
+    """A case that cannot be timed.
+
+    Attributes:
+        case: the case.
+        status: ``unsupported``, ``wrong``, ``oom`` or ``error``.
+        message: the reason as a sentence.
+        facts: columns of measurements.csv that were determined while the case was prepared.
+    """
 
     case: Case
     status: str
@@ -82,7 +95,7 @@ class Bench(Protocol):
         ...
 
     def canary(self) -> Subject | None:
-        """Return the canary GEMM, which measures drift, or None if there is none."""
+        """Return the canary GEMM, which measures drift; None if this bench has none."""
         ...
 
     def ceilings(self) -> tuple[Mapping[str, float], float] | None:
@@ -101,7 +114,16 @@ and the seconds that the work should take."""
 
 
 def make_event(bench: Bench, worker: str, event: str, case: str, cost: float, **more: Any) -> Event:
-    """Make an event of a case: what happened, when, where and at what cost in seconds."""
+    """Make an event of a case.
+
+    Args:
+        bench: the bench on which it happened.
+        worker: the shard's name.
+        event: what happened, such as ``sample``.
+        case: the case's id; empty if the event belongs to no case.
+        cost: seconds that it took.
+        more: further entries.
+    """
     gpu_entry = {} if bench.gpu is None else {"gpu": bench.gpu}
     return {
         "event": event,

@@ -1,4 +1,4 @@
-"""Checks of what a case's launches compute: before its samples, during them and afterwards.
+"""Checks of the results of a case's launches: before its samples, during them and afterwards.
 
 This module needs PyTorch. The checks guard against kernels that are wrong from the start, later,
 sporadically, on another operand set or in a corner of the result, and against kernels that return
@@ -28,30 +28,37 @@ _CHANGED = CheckVerdict(math.nan, math.nan, "the kernel changes its operands.")
 class ResultChecker:
     """Checker of the launches of one case.
 
-    Each check tests Freivalds' identity from one side, and the next check tests it from the other.
-    Both sides are therefore tested by the end of a case's first sample. Only the first check
-    compares entries with float64.
+    Checks test Freivalds' identity alternately from the left and from the right. Both sides are
+    therefore tested by the end of a case's first sample. Only the first check also compares entries
+    with a result in float64.
     """
 
     def __init__(self, problem: Workload, launch: Launch, seed: str) -> None:
         """Prepare the checks of a case.
 
-        ``seed`` is the seed of every random choice, so that each case is checked at other entries.
+        Args:
+            problem: what the case computes.
+            launch: launch of the case on its operand sets.
+            seed: seed of all random choices. It differs between cases, so that each is checked at
+                other entries.
         """
         self._problem = problem
         self._launch = launch
         self._random = random.Random(seed)
         self._side = self._random.randrange(2)
-        self._unseen: int | None = None
+        self._unseen: int | None = None  # set whose first operand is negated at present
         self.first_seconds = 0.0
         """Seconds that the launch of :meth:`check_before_timing` took, on a CPU."""
         self.allocates = False
         """True if the launch of :meth:`check_before_timing` returned memory other than ``out``."""
-        # The norms of the first and the last set's operands, by the number of the set.
+        # Norms of the operands of the first and the last set, by the index of the set.
         self._norms = {i: _norms(launch.sets[i]) for i in {0, len(launch.sets) - 1}}
 
     def for_sets(self, launch: Launch) -> ResultChecker:
-        """Move this checker to more sets of its case, the first of which is its present one."""
+        """Let this checker check a launch of the same case on more operand sets, and return it.
+
+        The first set must be the first set of the present launch.
+        """
         self._launch = launch
         last = len(launch.sets) - 1
         if last not in self._norms:
@@ -61,8 +68,8 @@ class ResultChecker:
     def check_before_timing(self) -> CheckVerdict:
         """Fill the first set's result with NaN, launch, and check the result and the operands.
 
-        A kernel that changed its operands has failed. This sets :attr:`first_seconds` and
-        :attr:`allocates`.
+        The check also fails if the kernel changed its operands. This method sets
+        :attr:`first_seconds` and :attr:`allocates`.
         """
         self._launch.sets[0].out.fill_(math.nan)
         begin = time.perf_counter()
@@ -73,30 +80,31 @@ class ResultChecker:
         return verdict if self._unchanged() else _CHANGED
 
     def poison(self, unseen: int | None) -> None:
-        """Fill the place of every result with NaN, so that unwritten elements fail the check.
+        """Fill every result buffer with NaN, so that unwritten elements fail the check.
 
-        With ``unseen``, the first operand of that set is negated until :meth:`release`. The places
-        are then filled with 0, because a kernel might compute only where it finds NaN.
+        If ``unseen`` is the index of a set, the first operand of that set is negated until
+        :meth:`release`. The buffers are then filled with 0, because a kernel might compute only
+        where it finds NaN.
         """
-        self.release()  # a batch may be timed again while it is still poisoned
+        self.release()  # if the batch is timed a second time, an operand is still negated
         if unseen is not None:
             self._launch.sets[unseen].a.neg_()
             self._unseen = unseen
         value = math.nan if unseen is None else 0.0
-        # Several sets may share a place, which is then filled only once.
-        places = {operands.out.data_ptr(): operands.out for operands in self._launch.sets}
-        for out in places.values():
+        # Several sets may share a result buffer, which is then filled only once.
+        buffers = {operands.out.data_ptr(): operands.out for operands in self._launch.sets}
+        for out in buffers.values():
             out.fill_(value)
 
     def batch(self, indices: Sequence[int], last: object) -> None:
         """Check the results of a timed batch, after :meth:`poison`.
 
-        If launches write into the arena, several sets may share a place, which then holds the
-        result of the last launch that wrote there. If each launch allocates its result, only the
-        last result still exists.
+        If launches write into the arena, several sets may share a result buffer, which then holds
+        the result of the last launch that wrote to it. If each launch allocates its result, only
+        the last result still exists.
 
         Args:
-            indices: the sets that were launched on, in order.
+            indices: indices of the operand sets that were launched on, in order.
             last: what the last launch returned.
 
         Raises:
@@ -106,9 +114,9 @@ class ResultChecker:
         final = indices[-1]
         if not isinstance(last, Tensor):
             raise WrongResultError(f"a launch returned a {type(last).__name__}, not a tensor.")
-        results = {final: last}  # by the number of the set
+        results = {final: last}  # by the index of the set
         if last.data_ptr() == sets[final].out.data_ptr():
-            # Later sets replace earlier ones that share their place.
+            # A later set replaces an earlier one with the same result buffer.
             last_writers = {sets[i].out.data_ptr(): i for i in indices}
             results = {i: _result_view(last, sets[i].out) for i in last_writers.values()}
         self._require(self._check_results(results), "in a timed batch")
@@ -116,13 +124,15 @@ class ResultChecker:
             self._require(_CHANGED, "in a timed batch")
 
     def release(self) -> None:
-        """Restore the operand that :meth:`poison` negated, if there is one."""
+        """Restore the operand that :meth:`poison` negated, if any."""
         if self._unseen is not None:
             self._launch.sets[self._unseen].a.neg_()
             self._unseen = None
 
     def after(self) -> None:
-        """Check the last set's result on inputs that no launch has seen: the negated first operand.
+        """Launch once more on the last set, with its first operand negated, and check the result.
+
+        No launch has seen these inputs before.
 
         Raises:
             WrongResultError: if the result is wrong, or if the operands have changed.
@@ -140,20 +150,20 @@ class ResultChecker:
             a.neg_()
 
     def _require(self, verdict: CheckVerdict, when: str) -> None:
-        """Raise an error unless a check found no fault; ``when`` names the check."""
+        """Raise a WrongResultError if a check failed. Its message says ``when`` that happened."""
         if not verdict.ok:
             raise WrongResultError(f"the result was wrong {when}: {verdict.message}")
 
     def _unchanged(self) -> bool:
-        """Return True if the first and the last set's operands have the norms they had at first."""
+        """Return True if the operands of the first and the last set still have their old norms."""
         return all(_norms(self._launch.sets[i]) == norms for i, norms in self._norms.items())
 
     def _check_results(self, results: Mapping[int, Tensor], entries: bool = False) -> CheckVerdict:
-        """Check results, from the other side each time.
+        """Check results by Freivalds' identity, from the side that the last call did not use.
 
         Args:
-            results: the results, by the number of their set.
-            entries: also compare sampled entries with float64.
+            results: the results, by the index of their operand set.
+            entries: True to also compare sampled entries with float64.
         """
         for index, result in results.items():
             out = self._launch.sets[index].out
@@ -168,11 +178,13 @@ class ResultChecker:
 
 def _norms(operands: Operands) -> tuple[float, float]:
     """Return the norms of both operands, which reveal a change of their values."""
-    norms = [torch.linalg.vector_norm(x, dtype=torch.float32) for x in (operands.a, operands.b)]
-    a, b = torch.stack(norms).tolist()  # stacked, so that a GPU is waited for only once
+    norm_a = torch.linalg.vector_norm(operands.a, dtype=torch.float32)
+    norm_b = torch.linalg.vector_norm(operands.b, dtype=torch.float32)
+    # The norms are stacked, so that the host waits for a GPU only once.
+    a, b = torch.stack([norm_a, norm_b]).tolist()
     return a, b
 
 
 def _result_view(result: Tensor, place: Tensor) -> Tensor:
-    """Return the view of ``place`` that a launch writing there returns, shaped like ``result``."""
+    """Return a view of the result buffer ``place`` with the shape and strides of ``result``."""
     return place.as_strided(result.shape, result.stride(), place.storage_offset())

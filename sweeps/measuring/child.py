@@ -27,25 +27,38 @@ from sweeps.store import Event
 
 @dataclass(frozen=True)
 class Assignment:
-    """Work for a child process. Everything in it can be pickled."""
+    """Work for a child process. All attributes can be pickled.
 
-    bench: str  # module:callable that makes a Bench
+    Attributes:
+        bench: callable that makes the bench, as ``module:name``.
+        arguments: arguments of that callable, except the cases.
+        planned: the cases, in the plan's order.
+        known: histories of the cases from earlier processes, by case id.
+        worker: the shard's name, for the events.
+        budget: seconds of measuring, over all resumes.
+        spent: seconds of the budget that are used up.
+        until: moment at which measuring must end. It is in seconds of ``time.monotonic``, which is
+            the same for all processes of a host.
+        careful: ids of cases to handle one by one, see :attr:`Bench.careful`.
+        work: kind of work: ``measure``, or one of :data:`EXTRA_WORK`.
+        longest: seconds that six samples of a case may take; None for a share of the budget.
+        options: further arguments of the function in :data:`EXTRA_WORK`.
+        waits: True if the work waits for the node's other workers.
+    """
+
+    bench: str
     arguments: Mapping[str, Any]
     planned: Sequence[PlanEntry]
     known: Mapping[str, History]
     worker: str
     budget: float
     spent: float
-    # Moment of time.monotonic, whose clock all processes of a host share.
     until: float = math.inf
     careful: frozenset[str] = frozenset()
     work: str = "measure"
-    """Kind of work: ``measure``, or one of :data:`EXTRA_WORK`."""
     longest: float | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Further arguments of the function in :data:`EXTRA_WORK`."""
     waits: bool = False
-    """True if the work waits for the node's other workers."""
 
 
 EXTRA_WORK: dict[str, Callable[..., None]] = {
@@ -55,30 +68,36 @@ EXTRA_WORK: dict[str, Callable[..., None]] = {
 
 
 def work(connection: Connection) -> None:
-    """Run the child: receive an :class:`Assignment`, carry it out, and report.
+    """Run the child: receive an :class:`Assignment`, carry it out, and report to the parent.
 
-    The child sends ("event", event), ("visit", ids, seconds) and one end, which is
+    The child sends these messages:
 
-    - ("end", why),
-    - ("failed", sentence) if an error ended the work, or
+    - ("event", event) for each event;
+    - ("visit", ids, seconds) before anything that may crash, with the ids of the cases that run and
+      the seconds that it should take;
+    - ("wait", phase), after which it waits until the parent sends a message.
+
+    Its last message is one of
+
+    - ("end", reason) if the work is done or its time is up;
+    - ("failed", sentence) if an error ended the work;
     - ("poisoned", sentence) if the device's context broke.
-
-    After it has sent ("wait", phase), it waits for a message.
     """
     # 1. Prepare the process, and receive the assignment.
     die_with_parent()
     # Ctrl-C, a closed terminal and a batch system send their signal to the whole process group.
-    # Only the parent acts on it, and it ends this process.
+    # Only the parent acts on the signal, and it also ends this process.
     for signal_number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         signal.signal(signal_number, signal.SIG_IGN)
     assignment: Assignment = connection.recv()
 
-    # Library code in a launch may fork this process, and the copy must not send on this pipe.
+    # A library that a launch calls may fork this process. The copy must not send on this pipe.
     os.register_at_fork(after_in_child=functools.partial(_close_in_fork, connection))
 
     def send(*message: object) -> None:
         if connection.closed:
-            os._exit(1)  # only a forked copy has it closed, and a copy must not continue to measure
+            # This process is a forked copy, which must not continue to measure.
+            os._exit(1)
         connection.send(message)
 
     def emit(event: Event) -> None:
@@ -103,8 +122,8 @@ def work(connection: Connection) -> None:
             side_work(cases, bench, assignment.worker, emit, on_start, **options)
             send("end", "done")
             return
-        # The budget only counts measuring time. ``until`` is a fixed moment, and starting this
-        # process has already used up some of the time until then.
+        # The limit is computed only now, because starting this process has already used up some of
+        # the time until ``until``. Unlike the budget, that moment is fixed.
         rounds = Rounds(
             assignment.planned,
             assignment.known,

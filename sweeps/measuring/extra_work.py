@@ -1,4 +1,4 @@
-"""Re-time cases, re-time pairs of cases, and name kernels, each in a process of its own."""
+"""Re-time cases, re-time pairs of cases, and name kernels, each in a separate process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sweeps.store import Event
 from sweeps.timing.sampler import Subject
 from sweeps.timing.statistics import CHECKPOINTS
 
-_PAIRS_AT_ONCE = 8  # pairs whose blocks alternate; an interruption loses at most these
+_PAIRS_AT_ONCE = 8  # pairs whose blocks alternate; an interruption loses at most these pairs
 _TRIES = 3  # attempts at a block in which launch gaps show
 
 
@@ -24,14 +24,22 @@ def repeat_cases(
     emit: Callable[[Event], None],
     on_start: OnStart,
 ) -> None:
-    """Re-time some cases in another process, to see how well medians repeat.
+    """Re-time some cases in this separate process, to see how well medians repeat.
 
     Each case gets as many samples as the second checkpoint requires, in shuffled rounds. The
     samples become events named ``repeat``. A case that fails this time is left out.
+
+    Args:
+        cases: cases that have times from another process.
+        bench: the bench that the cases run on.
+        worker: the shard's name, for the events.
+        emit: called with every event.
+        on_start: called before anything that may crash.
     """
     sampler = bench.sampler
     begin = sampler.now()
-    ready = [r for r in bench.prepare(cases, {}, on_start) if isinstance(r, Ready)]
+    results = bench.prepare(cases, {}, on_start)
+    ready = [result for result in results if isinstance(result, Ready)]
     sampler.wake()
     emit(make_event(bench, worker, "aside", "", sampler.now() - begin))
     shuffle = random.Random(0).shuffle
@@ -58,20 +66,21 @@ def confirm_pairs(
 ) -> None:
     """Re-time pairs of cases, to measure what the second of each pair gains over the first.
 
-    This process has taken none of the samples by which the pairs were chosen, and it has its own
+    This process has taken none of the samples by which the pairs were chosen, and it allocates new
     operands. Every pair gets :data:`BLOCKS` blocks, in shuffled rounds over a few pairs. In a block
     the second case is timed twice between two samples of the first, so that a steady change of the
-    machine's speed cancels out. A case that fails gets an outcome, and its pairs are left out.
+    machine's speed cancels out. A case that fails gets an ``outcome`` event, and its pairs are left
+    out.
 
     Args:
-        cases: the pairs, one after the other.
+        cases: both cases of the first pair, then both of the second, and so on.
         bench: the bench that the cases run on.
         worker: the shard's name, for the events.
         emit: called with an event for every block. Its ``process`` is the moment at which this
             process began.
         on_start: called before every visit of a case.
     """
-    process = time.time()  # names this process in the events
+    process = time.time()  # identifies this process in the events
     pairs = list(zip(cases[::2], cases[1::2], strict=True))
     for begin in range(0, len(pairs), _PAIRS_AT_ONCE):
         _confirm_batch(
@@ -87,14 +96,14 @@ def _confirm_batch(
     emit: Callable[[Event], None],
     on_start: OnStart,
 ) -> None:
-    """Re-time a few pairs in rounds, each of which takes one block of every pair."""
+    """Re-time a few pairs in rounds. Each round takes one block of every pair."""
     sampler = bench.sampler
     begin = sampler.now()
     cases = list(dict.fromkeys(case for pair in pairs for case in pair))
     ready: dict[Case, Subject] = {}
 
     def fail(case: Case, status: str, message: str) -> None:
-        """Report that a case failed, which leaves out its pairs."""
+        """Report that a case failed, and drop it, so that its pairs are left out."""
         ready.pop(case, None)
         emit(make_event(bench, worker, "outcome", case.id, 0.0, status=status, message=message))
 
@@ -116,7 +125,7 @@ def _confirm_batch(
                 continue
             begin = sampler.now()
             seconds = []
-            case = first  # the case in flight, so that an error is blamed on the right one
+            case = first  # the case that runs, so that an error is reported for the right one
             try:
                 for _ in range(_TRIES):
                     samples = []
@@ -149,7 +158,7 @@ def _confirm_batch(
 
 
 def _check_after(subject: Subject, on_start: OnStart) -> None:
-    """Check a case after its samples, if it has a checker."""
+    """Check a case again after its last sample, if it has a checker."""
     on_start([subject.key], subject.cost + subject.checking)
     if subject.checker is not None:
         subject.checker.after()
@@ -164,7 +173,7 @@ def name_kernels(
 ) -> None:
     """Report the names of the cases' kernels.
 
-    This loads a profiler, so that nothing may be timed in this process afterwards.
+    This loads a profiler, which slows launches, so nothing may be timed in this process afterwards.
 
     Args:
         cases: the cases that have times but no kernel names yet.

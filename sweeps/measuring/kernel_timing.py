@@ -1,8 +1,8 @@
-"""Time a project's own kernel with the sampler, outside of any run.
+"""Time a user's kernel with the sampler, outside of any run.
 
 The kernel is any callable on PyTorch tensors. It is launched on copies of its arguments, so that
-cold launches find none of them in the cache. Arguments that the kernel writes to are copied like
-the others, and have any value after the first launch.
+cold launches find none of them in the cache. The copies are made once. If the kernel writes to an
+argument, later launches on the same copy therefore find what earlier ones wrote.
 
 This module needs PyTorch.
 """
@@ -28,9 +28,10 @@ from sweeps.timing.sampler import Sampler, Subject
 from sweeps.timing.telemetry import NvmlTelemetry, Telemetry, nvml_handle, open_nvml
 
 CACHES = ("cold", "warm")
-_MAX_SETS = 512
-_COPIES_SHARE = 0.25  # of the device's free memory that copies of the arguments may take
-_LEAST_CACHE = 32 << 20  # bytes to flush where a CPU does not say how large its cache is
+_MAX_SETS = 512  # largest number of copies of the arguments
+_COPIES_SHARE = 0.25  # share of the device's free memory that these copies may take
+_LEAST_CACHE = 32 << 20  # bytes to flush if the size of a CPU's cache is unknown
+_DEFAULT_MEMORY = 1 << 30  # bytes of memory to assume if a host does not report its memory
 _TOLERANCES = {
     torch.float32: TOLERANCE["fp32"], torch.float16: TOLERANCE["fp16"],
     torch.bfloat16: TOLERANCE["bf16"],
@@ -42,12 +43,12 @@ class KernelSamples:
     """Samples of a kernel, in the order in which they were taken.
 
     Attributes:
-        result: what a launch returned.
+        result: what the first launch returned.
         seconds: seconds per launch of each sample.
-        launches: launches per sample.
-        sets: copies of the arguments that a sample rotates through.
-        rel_error: largest error of the result, relative to the reference's largest value; None
-            without a reference.
+        launches: number of launches per sample.
+        sets: number of copies of the arguments that the launches of a sample rotate through.
+        rel_error: largest error of the result of a launch after the samples, relative to the
+            reference's largest absolute value; None without a reference.
     """
 
     result: Any
@@ -59,15 +60,17 @@ class KernelSamples:
 
 @dataclass(frozen=True)
 class TimedKernel:
-    """Kernel with its arguments, and what its result should be.
+    """Kernel with its arguments and, to check its result, a reference.
 
     Attributes:
-        function: launches once, without synchronising. If ``prepares``, it only prepares a launch
-            on its arguments, and returns it as a callable without arguments.
-        arguments: what it is called with; tensors are copied.
-        reference: the same computation, called with floating-point tensors in float64.
-        tolerance: largest error relative to the reference's largest value; None: by dtype.
-        prepares: whether the function returns a launch.
+        function: function that launches the kernel once, without synchronising. If ``prepares``, it
+            only prepares a launch on its arguments, and returns it as a callable without arguments.
+        arguments: arguments of the function. Tensors among them are copied.
+        reference: function that computes the same result from the arguments, with floating-point
+            tensors converted to float64; None to check nothing.
+        tolerance: largest permitted error relative to the reference's largest absolute value; None
+            for the default of the result's dtype.
+        prepares: True if the function returns a launch instead of launching.
     """
 
     function: Callable[..., Any]
@@ -78,7 +81,7 @@ class TimedKernel:
 
     @property
     def gpu(self) -> int | None:
-        """The GPU on which the tensors among the arguments lie; None for the CPU."""
+        """Ordinal of the GPU that has the tensors among the arguments; None for the CPU."""
         tensors = [a for a in self.arguments if isinstance(a, Tensor) and a.is_cuda]
         return tensors[0].get_device() if tensors else None
 
@@ -88,7 +91,7 @@ class TimedKernel:
         return sum(a.nbytes for a in self.arguments if isinstance(a, Tensor))
 
     def launch_on_copies(self) -> Callable[[], Any]:
-        """Return a launch on new copies of the arguments, with their strides."""
+        """Return a launch on new copies of the arguments, which have the same strides."""
         copies = [a.detach().clone() if isinstance(a, Tensor) else a for a in self.arguments]
         if self.prepares:
             launch: Callable[[], Any] = self.function(*copies)
@@ -99,14 +102,14 @@ class TimedKernel:
         """Return the reference's result; None without a reference."""
         if self.reference is None:
             return None
-        expected: Tensor = self.reference(*map(_doubled, self.arguments))
+        expected: Tensor = self.reference(*map(_in_float64, self.arguments))
         return expected
 
     def error(self, result: Any, expected: Tensor | None) -> float | None:
         """Return the relative error of a result; None without a reference.
 
         Raises:
-            WrongResultError: if it is larger than the tolerance.
+            WrongResultError: if the error is larger than the tolerance, or the shape is wrong.
         """
         if expected is None:
             return None
@@ -115,20 +118,21 @@ class TimedKernel:
             raise WrongResultError(
                 f"the kernel returned {shape}, and the reference {tuple(expected.shape)}."
             )
-        most = self.tolerance
-        if most is None:
-            most = _TOLERANCES.get(result.dtype, TOLERANCE["fp32"])
+        tolerance = self.tolerance
+        if tolerance is None:
+            tolerance = _TOLERANCES.get(result.dtype, TOLERANCE["fp32"])
         scale = float(expected.abs().max())
         error = float((result.double() - expected).abs().max()) / (scale or 1.0)
-        if not error <= most:  # NaN is not, either
+        if not error <= tolerance:  # `error > tolerance` would be False for NaN
             raise WrongResultError(
                 f"the result differs from the reference by {error:.2g} of its largest value; "
-                f"{most:.2g} is allowed."
+                f"{tolerance:.2g} is allowed."
             )
         return error
 
 
-def _doubled(argument: Any) -> Any:
+def _in_float64(argument: Any) -> Any:
+    """Return a floating-point tensor in float64, and any other argument as it is."""
     is_real = isinstance(argument, Tensor) and argument.is_floating_point()
     return argument.detach().double() if is_real else argument
 
@@ -137,12 +141,12 @@ class KernelTimer:
     """Timer of kernels on one device."""
 
     def __init__(self, gpu: int | None) -> None:
-        """Open a GPU by its ordinal, or the CPU if it is None."""
+        """Open the GPU with the ordinal ``gpu``, or the CPU if it is None."""
         self._gpu = gpu
         clock: CpuClock | CudaClock = CpuClock()
         telemetry = Telemetry()
         if gpu is None:
-            # Unlike select_device, this leaves PyTorch's number of threads as the project set it.
+            # Unlike select_device, this does not change the number of threads that PyTorch uses.
             machine = cpu_machine({"fp32": 0.0}, 0.0, torch.get_num_threads())
             name, cache = "cpu", max(machine.l2_bytes, _LEAST_CACHE)
         else:
@@ -155,7 +159,7 @@ class KernelTimer:
             if nvml and handle is not None:
                 telemetry = NvmlTelemetry(nvml, handle)
         telemetry.start()
-        self._memory = machine.memory_bytes // 2 or 1 << 30
+        self._host_memory = machine.memory_bytes // 2 or _DEFAULT_MEMORY
         self._rotation = ResultRotation(cache)
         self._sampler = Sampler(clock, Arena(name, cache, 0).flush, telemetry)
 
@@ -168,7 +172,7 @@ class KernelTimer:
 
         Raises:
             WrongResultError: if the result differs from the reference's.
-            UserError: if ``cache`` is unknown, or all launches show gaps between them.
+            UserError: if ``cache`` is unknown, or every sample shows gaps between its launches.
         """
         if cache not in CACHES:
             raise UserError(f"cache is {cache!r}; use one of {', '.join(CACHES)}.")
@@ -187,7 +191,7 @@ class KernelTimer:
             # The kernel allocates its result, whose memory would otherwise stay in the cache.
             rotating = self._rotation.launch(launches, place)
             subject.launch, subject.renew = rotating, rotating.renew
-        # 3. Take samples until their median is known well enough.
+        # 3. Take samples until the stopping rule is met.
         self._sampler.fit(subject, seconds)
         while not subject.finished:
             self._sampler.sample(subject)
@@ -196,19 +200,27 @@ class KernelTimer:
                 "this kernel's launches cannot be timed: gaps between them show in every sample, "
                 "because the kernel waits for the GPU."
             )
-        # 4. Check a launch on new copies, now that the kernel has run often.
+        # 4. Check a launch on new copies again, because a kernel may be right only at first.
         error = kernel.error(kernel.launch_on_copies()(), expected)
         return KernelSamples(result, tuple(subject.samples), subject.launches, sets, error)
 
     def _set_count(self, nbytes: int, seconds: float) -> int:
-        """Return how many copies of arguments a cold batch should have, as far as they fit."""
-        free = self._memory if self._gpu is None else torch.cuda.mem_get_info(self._gpu)[0]
-        room = int(_COPIES_SHARE * free) // max(nbytes, 1)
-        return max(1, min(self._sampler.launches("burst", seconds), _MAX_SETS, room))
+        """Return how many copies of the arguments a cold batch needs, as far as they fit in memory.
+
+        Args:
+            nbytes: bytes of one copy.
+            seconds: estimated seconds of one launch.
+        """
+        if self._gpu is None:
+            free_bytes = self._host_memory
+        else:
+            free_bytes, _ = torch.cuda.mem_get_info(self._gpu)
+        copies_that_fit = int(_COPIES_SHARE * free_bytes) // max(nbytes, 1)
+        return max(1, min(self._sampler.launches("burst", seconds), _MAX_SETS, copies_that_fit))
 
 
 class _Launches:
-    """Launches of a kernel by the number of their arguments' copy."""
+    """Launches of a kernel, one for each copy of its arguments."""
 
     def __init__(self, launches: list[Callable[[], Any]]) -> None:
         self.all = launches
@@ -219,5 +231,8 @@ class _Launches:
 
 @functools.cache
 def timer_for(gpu: int | None) -> KernelTimer:
-    """Return the timer of a GPU, or of the CPU if it is None; it is opened once."""
+    """Return the timer of the GPU with this ordinal, or of the CPU if it is None.
+
+    Each timer is created only once.
+    """
     return KernelTimer(gpu)

@@ -1,7 +1,7 @@
-"""The measuring loop of a run: sample each case once as it is prepared, and then all in rounds.
+"""The measuring loop of a run: sample each case once when it is prepared, then all in rounds.
 
 The loop has a bench (which turns cases into subjects), a sampler and a budget. It prepares cases in
-chunks and reports what happens as events.
+chunks, and reports samples and failures as events.
 """
 
 from __future__ import annotations
@@ -29,15 +29,14 @@ FIRST_CHUNK = 8
 :data:`CHUNK`.
 
 Where preparing is slow, the first cases therefore have their samples before the time is up."""
-_CANARY_SECONDS = 2.0
+_CANARY_SECONDS = 2.0  # time between two samples of the canary GEMM
 _ASIDE_SECONDS = 30.0  # longest expected time for waking the device or preparing the canary
 _MIN_SAMPLES = CHECKPOINTS[0]
 # A process measures the ceilings again only if it has at least this many seconds.
 _LEAST_WITH_CEILINGS = 30.0
-# Share of the time that is not promised when cases are admitted, because the cost of samples
-# varies.
+# Share of the time that stays free when cases are admitted, because the cost of samples varies.
 _MARGIN = 0.02
-_MISTAKEN = 2.5  # multiple of the planned seconds from which a case is too long
+_MISTAKEN = 2.5  # ratio of a case's actual to its planned seconds above which it is given up
 _MAX_SHARE = 0.05
 """Share of the budget that one case may take.
 
@@ -75,7 +74,7 @@ class Rounds:
             on_start: called before every visit of a case.
             seed: seed of the shuffles, for tests.
             limit: seconds that this process may take, even if more of the budget is left.
-            longest: seconds that six samples of a case may take; None: a share of the budget.
+            longest: seconds that six samples of a case may take; None for a share of the budget.
         """
         closed = {case for case, history in known.items() if history.closed}
         self._waiting = deque(entry for entry in planned if entry.case.id not in closed)
@@ -85,16 +84,16 @@ class Rounds:
         self._worker = worker
         self._left = min(budget - spent, limit)
         self._margin = _MARGIN * self._left
-        # Ceilings are measured in the middle and at the end. The plan was made with those measured
-        # at the start. They are due when this many seconds are left; −∞ means never.
+        # The ceilings were measured at the start, for the plan. They are measured again in the
+        # middle and at the end: when this many seconds are left. −∞ means never.
         self._ceilings_due = self._left / 2 if self._left >= _LEAST_WITH_CEILINGS else -math.inf
         self._planned = {entry.case.id: entry.expected for entry in planned}
         self._max_seconds = _MAX_SHARE * budget if longest is None else longest
         self._emit = emit
         self._on_start = on_start
         self._random = random.Random(seed)
-        # Rounds are numbered over the whole run, because two cases' samples of one round are
-        # compared.
+        # Rounds are numbered over the whole run, because the analysis compares the samples that
+        # different cases have in the same round.
         earlier_rounds = (
             sample.get("r", 0) for history in known.values() for sample in history.every_sample
         )
@@ -105,8 +104,7 @@ class Rounds:
         # Seconds of one sample of each case begun so far. The subjects themselves are released when
         # they are finished, because their launches hold memory.
         self._begun: dict[str, float] = {}
-        # Seconds for the cases begun so far: those that the plan expected, and those spent on
-        # preparing.
+        # Seconds for all cases begun so far: as the plan expected them, and spent on preparing.
         self._expected = self._preparing = 0.0
         self._canary: Subject | None = None
         self._canary_due = 0.0
@@ -139,19 +137,19 @@ class Rounds:
             if admitted:
                 self._run_outside_cases(None, self._sampler.wake)
             # 2. Choose the cases of this round. While cases are still being admitted, only the new
-            # ones are sampled, and only once. The later samples of each case are then far from its
-            # first one, and the machine's speed may change in between.
+            # ones are sampled, and only once. Much time then passes between the first sample of a
+            # case and its later ones, so that its samples show how the machine's speed changes.
             subjects = self._open[open_before:] if admitted else self._due_subjects()
             due = [subject for subject in subjects if not subject.finished]
-            # 3. Take one sample of each. Each round has a new order. A disturbance of a second then
-            # hits different cases, and the samples of one case are spread over the run.
+            # 3. Take one sample of each case, in a new order in each round. Short disturbances then
+            # hit different cases, and the samples of one case are spread over the run.
             self._random.shuffle(due)
             self._round += 1
             for subject in due:
                 if self._spare_seconds <= 0:
                     break
                 if self._left < self._ceilings_due:
-                    self._ceilings_due = 0.0  # only once; the next time is after the loop
+                    self._ceilings_due = 0.0  # not again in this loop, but once more after it
                     self._measure_ceilings()
                 self._watch_drift()
                 self._take_sample(subject)
@@ -162,14 +160,13 @@ class Rounds:
 
     @property
     def _spare_seconds(self) -> float:
-        """Seconds left for samples, without those reserved for the checks after them."""
+        """Seconds left for samples, excluding those reserved for checks after the last samples."""
         return self._left - sum(s.checking for s in self._open if s.samples)
 
     def _check(self, subjects: Sequence[Subject]) -> None:
-        """Check cases again after their samples.
+        """Check cases again after their last samples, because a kernel may be right only at first.
 
-        A kernel may have been right only at first. A case of which a late sample was checked needs
-        no further launch.
+        A case of which a late sample was checked needs no further launch.
         """
         for subject in subjects:
             if subject.key in self._failed or not subject.samples:
@@ -187,7 +184,7 @@ class Rounds:
             self._report("right", subject.key, cost, checking=round(cost, 6))
 
     def _promised_seconds(self) -> float:
-        """Return the seconds until every open case has six samples."""
+        """Return the seconds that it takes until every open case has six samples."""
         return sum(max(0, _MIN_SAMPLES - len(s.samples)) * s.cost for s in self._open)
 
     def _due_subjects(self) -> list[Subject]:
@@ -201,12 +198,12 @@ class Rounds:
         incomplete = self._affordable([s for s in self._open if len(s.samples) < _MIN_SAMPLES])
         if incomplete:
             return incomplete
-        # No further case can get six samples, so the time goes to the intervals of the others.
+        # No further case can get six samples, so the time is used to narrow the other intervals.
         complete = [s for s in self._open if len(s.samples) >= _MIN_SAMPLES]
         return complete or list(self._open)
 
     def _affordable(self, subjects: Sequence[Subject]) -> list[Subject]:
-        """Return the cases whose six samples still fit the time left, the most advanced first.
+        """Return the cases whose six samples fit the time left, those with most samples first.
 
         If the machine has become slower, continuing all cases would leave all of them without an
         interval.
@@ -220,14 +217,15 @@ class Rounds:
         return chosen
 
     def _pace(self) -> float:
-        """Return the actual seconds of the cases so far over the plan's, at least 1.
+        """Return the ratio of the actual to the planned seconds of all cases so far, at least 1.
 
-        This ratio is the forecast for the next cases.
+        The next cases are expected to have the same ratio.
         """
         if not self._expected:
             return 1.0
         sampling = _MIN_SAMPLES * sum(self._begun.values())
-        # Seconds that a faster machine saves are not promised to further cases.
+        # The ratio is at least 1, so that time saved by a fast machine goes to more samples, not to
+        # more cases.
         return max(1.0, (self._preparing + sampling) / self._expected)
 
     def _admit(self) -> int:
@@ -240,7 +238,7 @@ class Rounds:
         while self._waiting and len(chosen) < self._chunk:
             entry = self._waiting.popleft()
             if promised + entry.expected * pace > self._spare_seconds - self._margin:
-                skipped.append(entry)  # a cheaper case later in the plan may still fit
+                skipped.append(entry)  # the loop continues: a shorter case may still fit
                 continue
             promised += entry.expected * pace
             chosen.append(entry)
@@ -257,13 +255,13 @@ class Rounds:
             self._left -= cost
             self._preparing += cost
             self._open_case(result, cost)
-            # Restart the clock after reporting, which blocks while the parent does not read. That
-            # wait is not measuring time.
+            # Restart the clock after reporting. Reporting waits until the parent reads, and that
+            # wait does not count as measuring time.
             begin = self._sampler.now()
         return len(chosen)
 
     def _open_case(self, result: Ready | Refusal, cost: float) -> None:
-        """Report a prepared case and open it, unless it was refused or would take too long."""
+        """Report a prepared case, and open it unless it was refused or would take too long."""
         if isinstance(result, Refusal):
             if result.facts:
                 self._report("facts", result.case.id, 0.0, facts=dict(result.facts))
@@ -285,9 +283,9 @@ class Rounds:
             self._begun[result.case.id] = result.subject.cost
 
     def _too_long_seconds(self, case: Case) -> float:
-        """Return the seconds of six samples from which a case is given up.
+        """Return the largest number of seconds that six samples of a case may take.
 
-        The plan has underestimated a case that takes longer.
+        The plan has underestimated a case that takes longer, and the case is given up.
         """
         return max(self._max_seconds, _MISTAKEN * self._planned[case.id])
 
@@ -300,11 +298,11 @@ class Rounds:
             self._fail(subject, error)
             return
         self._left -= sample.cost
-        if subject.key in self._begun:  # not the canary, which is not part of the plan
+        if subject.key in self._begun:  # the canary is not, because it is not in the plan
             self._begun[subject.key] = subject.cost
         reading = sample.reading
-        # A burst is shorter than the time between two readings of the power. The power read around
-        # a burst therefore belongs mostly to other cases.
+        # A burst is shorter than the time between two power readings, so the power that is read
+        # around a burst is mostly that of other cases. Only sustained samples have a power.
         power_w = reading.power_w if subject.mode == "sustained" else None
         sensors = {
             "sm_mhz": reading.sm_mhz,
@@ -312,7 +310,7 @@ class Rounds:
             "temp_c": reading.temp_c,
             "throttled": list(reading.throttled),
         }
-        # Entries that would say nothing are left out of the file.
+        # To keep the file small, entries with their usual value are left out.
         optional: dict[str, Any] = {}
         if not sample.hidden:
             optional["hidden"] = False
@@ -336,7 +334,10 @@ class Rounds:
         self._report("outcome", subject.key, 0.0, status=status, message=message)
 
     def _watch_drift(self) -> None:
-        """Time the canary GEMM every two seconds. Its scatter shows how steady the machine is."""
+        """Time the canary GEMM if two seconds have passed since its last sample.
+
+        The scatter of its times shows how steady the machine is.
+        """
         if self._sampler.now() < self._canary_due:
             return
         # The canary is prepared at its first use. If that fails, the run continues without one.

@@ -1,4 +1,4 @@
-"""The real bench: a device with its arena, clock and sensors, where the kernels meet the sampler.
+"""The real bench: a device with its arena, clock and sensors, which prepares kernels for timing.
 
 Other modules work with any object that has the interface of :class:`sweeps.measuring.bench.Bench`.
 This module needs PyTorch.
@@ -35,14 +35,17 @@ from sweeps.timing.rotation import ResultRotation
 from sweeps.timing.sampler import Sampler, Subject
 from sweeps.timing.telemetry import NvmlTelemetry, Telemetry, nvml_handle, open_nvml
 
-_MAX_SETS = 512
+_MAX_SETS = 512  # largest number of operand sets of a case
 # Share of the free memory for each of six buffers: inputs and results of three storage types.
 _ARENA_SHARE = 0.12
-# The same on a small card, where workspaces of vendor libraries and contexts weigh more.
+# The same share on a small card, of whose memory vendor libraries and contexts take a larger part.
 _SMALL_SHARE = 0.09
-_SMALL_BYTES = 48e9
-_FIRST_SECONDS = 3.0  # for the first launch of a case: loading, JIT, autotuning
-_COMPILE_AHEAD_SECONDS = 30.0  # for compiling a chunk of cases, or reading a trace
+_SMALL_BYTES = 48e9  # a card with less memory is small
+_DEFAULT_MEMORY = 1 << 30  # bytes to assume free if a host does not report its memory
+# Longest expected time of a case's first launch, with loading, JIT compilation and autotuning.
+_FIRST_SECONDS = 3.0
+# Longest expected time of compiling a chunk of cases, or of reading a trace.
+_COMPILE_AHEAD_SECONDS = 30.0
 
 
 class TorchBench:
@@ -61,17 +64,17 @@ class TorchBench:
         """Open the device and size its arena.
 
         Args:
-            machine: the machine's facts.
+            machine: description of the machine that is measured.
             device: ``cpu`` or ``gpu``.
             gpu: the GPU's ordinal; None on a CPU.
-            cases: all cases that will be asked for. The largest decides the size of the arena.
-            number: the GPU's number within the run; None: its ordinal.
+            cases: all cases that will be prepared. The largest determines the size of the arena.
+            number: the GPU's number within the run; None to use its ordinal.
         """
         # 1. Open the device, its clock and its sensors.
         self.machine = machine
         is_numbered = gpu is not None and number is not None
-        self.gpu = number if is_numbered else gpu  # as events name it
-        self._index = gpu  # as PyTorch names it
+        self.gpu = number if is_numbered else gpu  # number of the GPU in events
+        self._index = gpu  # number of the GPU in PyTorch
         self._device = select_device(device, gpu or 0).torch_name
         self._telemetry = Telemetry()
         self._clock: CpuClock | CudaClock = CpuClock()
@@ -95,22 +98,19 @@ class TorchBench:
         )
         self._arena.reserve(self._canary_problem(), 1)
         for case in cases:
-            # A launch takes at least as long as reading the bytes that only its set has. This
-            # bounds the number of launches in a batch, and therefore the number of sets.
+            # A launch takes at least as long as reading the bytes that only its operand set has.
+            # This limits the number of launches in a batch, and therefore the number of sets.
             storage = _storage_of(case)
             shortest = set_bytes(case.problem, case.shared_a, storage) / machine.bandwidth
             sets = self._set_count(case, shortest)
             self._arena.reserve(case.problem, sets, case.shared_a, storage)
 
     def _free_memory(self) -> int:
-        """Return the bytes of the GPU's free memory, or half of a host's memory.
-
-        A host that does not tell how much memory it has gets 1 GiB.
-        """
+        """Return the bytes of the GPU's free memory or, on a CPU, half of the host's memory."""
         if self.gpu is not None:
             free, _ = torch.cuda.mem_get_info(self._index)
             return free
-        return self.machine.memory_bytes // 2 or 1 << 30
+        return self.machine.memory_bytes // 2 or _DEFAULT_MEMORY
 
     def _set_count(self, case: Case, seconds: float) -> int:
         """Return the number of operand sets for a case whose launch takes ``seconds``.
@@ -158,10 +158,10 @@ class TorchBench:
             try:
                 launch = self._warm_launch(case)
             except Exception as error:
-                self.failure(error)  # a broken context ends this process here
+                self.failure(error)  # raises an error that ends this process if the GPU is unusable
                 launch = do_nothing
             yield launch
-        on_start([], _COMPILE_AHEAD_SECONDS)  # for reading the trace
+        on_start([], _COMPILE_AHEAD_SECONDS)  # the trace is read next
 
     def _warm_launch(self, case: Case) -> LaunchOnce:
         """Return one launch of a case, after a first launch that loads modules and compiles."""
@@ -197,21 +197,21 @@ class TorchBench:
         return Gemm(size, size, size, dtype)
 
     def _compile(self, cases: Sequence[Case], on_start: OnStart) -> None:
-        """Let every implementation compile its cases of this chunk on all CPU cores.
+        """Let every implementation compile its cases on all CPU cores, before they are prepared.
 
-        A failure here occurs again when the case is prepared, and becomes a row then.
+        Errors are ignored: they occur again when the case is prepared, and are then reported.
         """
         by_name: dict[str, list[Case]] = {}
         for case in cases:
             by_name.setdefault(case.implementation, []).append(case)
-        for name, members in by_name.items():
+        for name, its_cases in by_name.items():
             implementation = implementations()[name]
             requests = [
                 (case.problem, implementation.parse_config(case.config))
-                for case in members
+                for case in its_cases
                 if implementation.supports(case.problem, self.machine) is None
             ]
-            on_start([case.id for case in members], _COMPILE_AHEAD_SECONDS)
+            on_start([case.id for case in its_cases], _COMPILE_AHEAD_SECONDS)
             with suppress(Exception):
                 implementation.compile_ahead(requests)
 
@@ -225,7 +225,8 @@ class TorchBench:
         # 2. Check the result of a first launch.
         launch = self._launch(case, implementation, 1)
         begin = self.sampler.now()
-        # Another process, which finds some samples taken already, checks other entries.
+        # The number of earlier samples is part of the seed, so that each process checks other
+        # entries of the result.
         earlier_samples = [sample["s"] for sample in history.samples.get(self.gpu, ())]
         checker = ResultChecker(case.problem, launch, f"{case.id} {len(earlier_samples)}")
         verdict = checker.check_before_timing()
@@ -238,7 +239,8 @@ class TorchBench:
             return Refusal(case, "wrong", verdict.message, facts)
         # 3. Estimate the seconds of a launch, and make as many operand sets as a batch needs.
         with launch.settings():
-            # On a GPU, a launch returns before it is done, so its first duration is not known.
+            # The duration of the first launch is known only on a CPU. On a GPU, a launch returns
+            # before it is done.
             first = checker.first_seconds if self.gpu is None else 0.0
             seconds = self.sampler.estimate(launch.bare, warmed_up=True, first=first)
         if self.gpu is None and "kernel" not in history.facts:
@@ -267,7 +269,7 @@ class TorchBench:
             rotating = self._rotation.launch(launch.bare, launch.sets[0].out)
             subject.launch, subject.renew = rotating, rotating.renew
         if case.shared_a:
-            # Summing the operand reads all of it into the cache, on a GPU in stream order.
+            # Summing the shared operand reads all of it into the cache, on a GPU in stream order.
             subject.warm = functools.partial(torch.sum, launch.sets[0].a)
         self.sampler.fit(subject, seconds)
         return Ready(case, subject, facts)
@@ -301,7 +303,8 @@ class TorchBench:
             self._arena.restore()
             return "wrong", str(error)
         is_full = isinstance(error, (ArenaFullError, torch.OutOfMemoryError, MemoryError))
-        if is_full or "can't allocate memory" in str(error):  # the words of PyTorch's CPU allocator
+        # PyTorch's CPU allocator raises a RuntimeError with these words.
+        if is_full or "can't allocate memory" in str(error):
             return "oom", str(error)
         return "error", f"{type(error).__name__}: {error}"
 
@@ -326,9 +329,10 @@ def _storage_of(case: Case) -> Storage:
 
 
 def _kernels_on_cpu(launch: LaunchOnce) -> dict[str, Any]:
-    """Return the columns that name a launch's kernels; ``kernel`` is empty if none is named.
+    """Return the columns that name a launch's kernels; ``kernel`` is empty if none is known.
 
-    Unlike a GPU's profiler, the tracer does not slow later launches.
+    Unlike a profiler on a GPU, the tracer does not slow later launches, so this process may
+    continue to measure.
     """
     named: list[Kernel] = []
     with suppress(Exception), cpu_tracer() as trace:
@@ -341,6 +345,6 @@ def open_bench(
 ) -> tuple[TorchBench, list[Ready]]:
     """Return a new bench outside of any run, and the cases that can be timed on it."""
     bench = TorchBench(machine, machine.kind, gpu, cases)
-    # There are no histories, and no parent process that must know which case is running.
+    # There are no histories of the cases, and no parent process to which to report their start.
     results = bench.prepare(cases, {}, lambda ids, seconds: None)
     return bench, [result for result in results if isinstance(result, Ready)]

@@ -13,7 +13,13 @@ from sweeps.capture.known import Gpt2Block, resnet
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """A model, the shape of one input, and the inputs per step by kind of machine."""
+    """Model whose training step is profiled.
+
+    Attributes:
+        build: function that creates the model.
+        shape: shape of one input, without the batch dimension.
+        images: number of inputs per step, by kind of machine (``gpu`` or ``cpu``).
+    """
 
     build: Callable[[], nn.Module]
     shape: tuple[int, ...]
@@ -31,14 +37,14 @@ def training_step(name: str, device: str, dtype: torch.dtype) -> Callable[[], No
     """Return a function that computes a loss and all gradients of a model once."""
     model = MODELS[name]
     kind = "cpu" if device == "cpu" else "gpu"
-    channels_last = torch.channels_last if name == "resnet50" else torch.preserve_format
+    memory_format = torch.channels_last if name == "resnet50" else torch.preserve_format
     torch.manual_seed(0)
-    net = model.build().to(device, dtype).to(memory_format=channels_last)
-    x = torch.randn(model.images[kind], *model.shape, device=device, dtype=dtype)
-    x = x.to(memory_format=channels_last)
+    net = model.build().to(device, dtype).to(memory_format=memory_format)
+    inputs = torch.randn(model.images[kind], *model.shape, device=device, dtype=dtype)
+    inputs = inputs.to(memory_format=memory_format)
 
     def step() -> None:
         net.zero_grad(set_to_none=True)
-        net(x).float().square().mean().backward()
+        net(inputs).float().square().mean().backward()
 
     return step

@@ -1,8 +1,9 @@
 """Profile training steps: how long they take in each dtype, and a trace of one of them.
 
-A few steps are timed in each dtype, in turn, so that their ratios come from one run. One step then
-runs under PyTorch's profiler, and its trace is kept. It shows which operation launched which
-kernel; ``analysis/traces/`` reads it like any other trace.
+A few steps are timed in each dtype. The dtypes alternate, so that slow changes of the machine's
+speed affect all of them alike. One step of each dtype then runs under PyTorch's profiler, and its
+trace is kept. The trace shows which operation launched which kernel; ``analysis/traces/`` reads it
+like any other trace.
 """
 
 from __future__ import annotations
@@ -26,16 +27,16 @@ from sweeps.timing.profiler_trace import profile_document
 from sweeps.timing.sampler import PROTOCOL
 
 STEPS = 8
-"""Timed steps of each model and dtype, after a warm-up step that does not count."""
+"""Number of timed steps of each model and dtype, after one warm-up step."""
 
 TRACES = "traces"
 """Folder of the traces, within the folder that has ``models.json``."""
 
-_DTYPES = {"gpu": ("fp32", "tf32", "bf16"), "cpu": ("fp32",)}
-_STORED = {"bf16": torch.bfloat16}
+_DTYPES = {"gpu": ("fp32", "tf32", "bf16"), "cpu": ("fp32",)}  # by kind of machine
+_STORED = {"bf16": torch.bfloat16}  # dtypes of the parameters; those of the others are float32
 _MARK = "rooftile step"
 _KEPT = ("schemaVersion", "deviceProperties", "record_shapes", "displayTimeUnit")
-"""Values of a trace that are kept; others name the host, its processes and its folders."""
+"""Top-level entries of a trace that are kept; others name the host, its processes and folders."""
 
 
 def profile_models(device: Device, folder: Path, note: Callable[[str], None]) -> dict[str, Any]:
@@ -52,15 +53,19 @@ def profile_models(device: Device, folder: Path, note: Callable[[str], None]) ->
     for name in MODELS:
         note(f"Profiling {name} …")
         dtypes = [dtype for dtype in _DTYPES[kind] if dtype in device.machine.peaks]
-        steps = {
-            d: training_step(name, device.torch_name, _STORED.get(d, torch.float32)) for d in dtypes
-        }
+        # 1. Build a step in each dtype.
+        steps: dict[str, Callable[[], None]] = {}
+        for dtype in dtypes:
+            stored = _STORED.get(dtype, torch.float32)
+            steps[dtype] = training_step(name, device.torch_name, stored)
+        # 2. Time the steps in rounds over the dtypes. The first round is a warm-up.
         seconds: dict[str, list[float]] = {dtype: [] for dtype in dtypes}
-        for round_ in range(STEPS + 1):
+        for round_number in range(STEPS + 1):
             for dtype, step in steps.items():
                 step_seconds = _step_seconds(step, dtype, kind)
-                if round_:
+                if round_number > 0:
                     seconds[dtype].append(step_seconds)
+        # 3. Trace one step in each dtype.
         for dtype, step in steps.items():
             path = folder / TRACES / f"{name}-{dtype}.json.gz"
             _write_trace(path, _step_trace(step, dtype, kind))
@@ -83,12 +88,12 @@ def profile_models(device: Device, folder: Path, note: Callable[[str], None]) ->
 
 
 def is_profiled(folder: Path, device: Device) -> bool:
-    """Return True if the folder has the models' profiles with the present versions."""
+    """Return True if the folder has profiles of the models by the present software versions."""
     try:
         document = json.loads((folder / "models.json").read_bytes())
-        with_traces = all((folder / entry["trace"]).exists() for entry in document["models"])
-        same = document["software"] == software(device) and document["schema"] == SCHEMA
-        return with_traces and same
+        has_traces = all((folder / entry["trace"]).exists() for entry in document["models"])
+        is_current = document["software"] == software(device) and document["schema"] == SCHEMA
+        return has_traces and is_current
     except (OSError, ValueError, KeyError, TypeError):
         return False
 
@@ -99,6 +104,7 @@ def write_models(folder: Path, document: Mapping[str, Any]) -> Path:
 
 
 def _step_seconds(step: Callable[[], None], dtype: str, kind: str) -> float:
+    """Return the seconds that one step takes, until the device is idle again."""
     with _settings_of(dtype, kind):
         begin = time.perf_counter()
         step()
@@ -107,7 +113,7 @@ def _step_seconds(step: Callable[[], None], dtype: str, kind: str) -> float:
 
 @contextmanager
 def _settings_of(dtype: str, kind: str) -> Iterator[None]:
-    """Apply a dtype's settings, with the device idle before and after."""
+    """Apply the library settings of a dtype, and wait until the device is idle before and after."""
     with library_settings(dtype, LibraryConfig()):
         if kind == "gpu":
             torch.cuda.synchronize()
@@ -117,7 +123,7 @@ def _settings_of(dtype: str, kind: str) -> Iterator[None]:
 
 
 def _step_trace(step: Callable[[], None], dtype: str, kind: str) -> dict[str, Any]:
-    """Return the trace of one step, without what the profiler recorded before it."""
+    """Return the trace of one step, without the events that were recorded before the step."""
     activity = torch.profiler.ProfilerActivity
 
     def work() -> None:
@@ -133,6 +139,7 @@ def _step_trace(step: Callable[[], None], dtype: str, kind: str) -> dict[str, An
 
 
 def _write_trace(path: Path, document: Mapping[str, Any]) -> None:
+    """Write a trace as compressed JSON."""
     make_folder(path.parent)
-    # Without a time, the same trace is the same file.
+    # The header gets no time (mtime=0), so that equal traces give equal files.
     write_whole(path, gzip.compress(json.dumps(document).encode(), mtime=0))
