@@ -1,4 +1,4 @@
-"""Sweeps declared as data, a sampler, and the runner that connects both with the kernels.
+"""Sweeps declared as data, the sampler that times their cases, and the runner of both.
 
 Importing this package needs neither PyTorch nor Triton.
 """

@@ -1,4 +1,4 @@
-"""Commands that choose, time, merge and profile cases."""
+"""Commands that inspect and run sweeps, merge recordings, profile models and check the machine."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def show_command(
         list[str] | None,
         typer.Argument(
             help=(
-                "Sweep to show [default: list all]. With --plan, any number [default: the "
+                "Sweep to show, or several with --plan [default: a list of all; with --plan, the "
                 "default sweeps]."
             )
         ),
@@ -57,7 +57,10 @@ def show_command(
         typer.Option("--plan", help="Show how many cases fit the budget, and the expected time."),
     ] = False,
     budget: Annotated[
-        str | None, typer.Option(help="Measuring time of the plan, such as 90s, 10m or 2h.")
+        str | None,
+        typer.Option(
+            help="Measuring time of the plan, such as 90s, 10m or 2h [default: 10m; 2m on a CPU]."
+        ),
     ] = None,
     machine: Annotated[
         str | None,
@@ -115,20 +118,25 @@ def _show_cases(name: str, machine: Machine, json: bool) -> None:
     launch_seconds = expected_seconds([case.problem for case in cases], machine)
     # A budget of 1e9 seconds has room for every case.
     plan = make_plan({sweep.name: cases}, machine, 1e9)
-    total = sum(entry.expected for entry in plan.planned)
+    total_seconds = sum(entry.expected for entry in plan.planned)
     if json:
         rows: list[dict[str, Any]] = [
             {**case.columns(), "bytes": case.problem.bytes, "expected_us": seconds * 1e6}
             for case, seconds in zip(cases, launch_seconds, strict=True)
         ]
         print_json(
-            {"name": sweep.name, "question": sweep.question, "expected_s": total, "cases": rows}
+            {
+                "name": sweep.name,
+                "question": sweep.question,
+                "expected_s": total_seconds,
+                "cases": rows,
+            }
         )
         return
     print(sweep.question)
     for case, seconds in zip(cases, launch_seconds, strict=True):
         print(f"  {case!s:64} {case.problem.bytes / 1e6:10.2f} MB {seconds * 1e6:12.1f} µs")
-    print(f"{len(cases)} cases on {machine.name}, about {total:.0f} s to measure them all")
+    print(f"{len(cases)} cases on {machine.name}, about {total_seconds:.0f} s to measure them all")
 
 
 def _show_plan(
@@ -150,8 +158,8 @@ def _show_plan(
         )
     total = sum(row["expected_s"] for row in rows)
     checking = sum(row["checking_s"] for row in rows)
-    share = f", {checking / total:.1%} of it to check results" if total else ""
-    print(f"{total:.0f} s in all{share}.")
+    share = f", {checking / total:.1%} of it for checking results" if total else ""
+    print(f"{total:.0f} s in total{share}.")
 
 
 @app.command("doctor")
@@ -162,13 +170,17 @@ def doctor_command(
     clock: Annotated[
         bool,
         typer.Option(
-            "--clock", help="Compare the sampler with the usual timer; writes clock.json."
+            "--clock",
+            help=(
+                "Compare the sampler with Triton's do_bench, or on a CPU with PyTorch's "
+                "blocked_autorange; writes clock.json."
+            ),
         ),
     ] = False,
     again: Annotated[
         bool,
         typer.Option(
-            "--again", help="Re-time recorded cases to see whether the speed has changed."
+            "--again", help="Re-time recorded cases to see whether the machine's speed has changed."
         ),
     ] = False,
     cases: Annotated[
@@ -234,7 +246,7 @@ def _name_machine(selected: Device, results: Path, json: bool) -> None:
 
 
 def _check_clock(cases: int | None, device: str, gpu: int, results: Path, json: bool) -> None:
-    """Time some cases with the sampler and the usual timer, in two passes by two processes."""
+    """Time some cases with the sampler and with a standard timer, in each of two processes."""
     from sweeps.doctor.clock_check import check_clock
     from sweeps.planning.ceilings import measured_device
     from sweeps.store import make_folder, write_json
@@ -271,15 +283,22 @@ def run_command(
     names: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Sweeps or sweep files; a,b are measured together [default: the default sweeps]."
+            help=(
+                "Sweeps or sweep files; a,b measures both on the same GPU [default: the default "
+                "sweeps]."
+            )
         ),
     ] = None,
     budget: Annotated[
-        str | None, typer.Option(help="Measuring time: 90s, 10m, 2h [default: 10m; 2m on a CPU].")
+        str | None,
+        typer.Option(help="Measuring time, such as 90s, 10m or 2h [default: 10m; 2m on a CPU]."),
     ] = None,
     results: ResultsOption = RESULTS,
     shard: Annotated[
-        str, typer.Option(help="Share I of N, counted from 1; with --gpus, of N nodes.")
+        str,
+        typer.Option(
+            help="Shard to measure: I/N, with I from 1 to N. With --gpus, N is the number of nodes."
+        ),
     ] = "1/1",
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Set an old run aside and start a new one.")
@@ -296,7 +315,7 @@ def run_command(
     skip_recorded: Annotated[
         Path | None,
         typer.Option(
-            "--skip-recorded", help="Folder of results; sweeps complete there are skipped."
+            "--skip-recorded", help="Folder of results; sweeps that are complete in it are skipped."
         ),
     ] = None,
     add: Annotated[
@@ -320,12 +339,15 @@ def run_command(
     ] = None,
     gpu_ids: Annotated[
         bool,
-        typer.Option("--gpu-ids/--no-gpu-ids", help="Tell GPUs apart in run.json by a hash."),
+        typer.Option(
+            "--gpu-ids/--no-gpu-ids", help="Identify each GPU by a hash in run.json, or do not."
+        ),
     ] = True,
     json: JsonOption = False,
 ) -> None:
     """Measure cases. An earlier run of the same plan is resumed where it stopped."""
-    began = time.monotonic()  # before the imports, which take seconds
+    # --stop-after counts from here, because the imports below take seconds.
+    began = time.monotonic()
     from kernels.device import select_device
     from sweeps.doctor.doctor import examine
     from sweeps.folding.counts import counts_sentence
@@ -422,9 +444,9 @@ def merge_command(
     folder, record = merged.folder, merged.record
     if merged.repeated:
         note(
-            f"{len(merged.repeated)} cases were timed in several recordings. The table takes "
-            "each from the recording with the most samples. To see whether times agree, run: "
-            f"{command('analysis compare')} {folders[0]} {folders[1]}"
+            f"{len(merged.repeated)} cases were timed in several recordings. The merged table has "
+            "the time from the recording with the most samples. To see whether the times agree, "
+            f"run: {command('analysis compare')} {folders[0]} {folders[1]}"
         )
     note(counts_sentence(record))
     note(health_sentence(record))
@@ -441,13 +463,13 @@ def merge_command(
 @app.command("profile")
 def profile_command(
     results: ResultsOption = RESULTS,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Profile again.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Replace existing profiles.")] = False,
     device: DeviceOption = "auto",
     gpu: GpuOption = 0,
 ) -> None:
     """Profile a training step of ResNet-50 and of a GPT-2 block, unless that was done already."""
     from kernels.device import select_device
-    from sweeps.profiling.profile import is_profiled, profile_models, write_models
+    from sweeps.profiling.profile import TRACES, is_profiled, profile_models, write_models
     from sweeps.store import make_folder
 
     selected = select_device(device, gpu)
@@ -457,11 +479,11 @@ def profile_command(
         return
     make_folder(folder)
     path = write_models(folder, profile_models(selected, folder, note))
-    note(f"The steps' seconds are in {path}, and their traces next to it.")
+    note(f"The times of the steps are in {path}. Their traces are in {folder / TRACES}.")
 
 
 def note_broken() -> None:
-    """Print what is wrong with each sweep file that cannot be read, and continue."""
+    """Print a warning with the fault of each sweep file that cannot be read."""
     for error in broken_sweeps().values():
         note(f"warning: {error} Other sweeps are not affected.")
 

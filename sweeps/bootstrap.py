@@ -2,13 +2,15 @@
 
     python3 sweeps/bootstrap.py [EXTRA …] [EXTRA? …]
 
-This runs before anything is installed, so it uses only the standard library. It tries in order:
+This script runs before anything is installed, so it uses only the standard library. It takes the
+first of these choices that is possible:
 
-1. If ``PYTHON`` has everything, and its PyTorch sees the GPU if there is one, it is used. No
-   environment is made and no index is asked.
-2. If its PyTorch sees the GPU but something else is missing, ``.venv`` is made on top of it and
-   only the missing packages are added: on a GPU node the installed PyTorch fits the driver.
-3. Otherwise ``.venv`` gets everything, pinned by ``constraints.txt``.
+1. Use the interpreter that runs this script (``PYTHON``). It must have every requirement, and its
+   PyTorch must see the GPU if the machine has one. Nothing is created or downloaded.
+2. Make ``.venv`` on top of that interpreter, if its PyTorch sees the GPU but other requirements are
+   missing. Only those are installed. The interpreter's PyTorch stays in use, because on a GPU node
+   it matches the driver.
+3. Make ``.venv`` with all requirements, at the versions that ``constraints.txt`` pins.
 """
 
 from __future__ import annotations
@@ -33,8 +35,8 @@ STAMP = VENV / "rooftile-ready"
 FAILED = ROOT / ".venv-failed"
 """File that says which optional extras could not be installed, and when.
 
-They are not tried again for a day."""
-_DAY = 86_400.0
+Their installation is not tried again for a day."""
+_DAY = 86_400.0  # seconds
 
 POINTING_MODULE = "rooftile/__init__.py"
 POINTER = f"""\
@@ -48,7 +50,7 @@ from analysis import rooftile
 
 sys.modules[__name__] = rooftile
 """
-"""Source of a module that makes an environment's ``import rooftile`` mean the checkout."""
+"""Source of a module that makes ``import rooftile`` load the checkout's ``analysis/rooftile``."""
 
 # An interpreter runs this to tell which requirements it lacks and whether its PyTorch sees a GPU.
 _PROBE = r"""
@@ -78,10 +80,13 @@ print(json.dumps([lacks, gpu]))
 
 
 def main(groups: list[str]) -> int:
-    """Print the interpreter that has some extras, setting it up if need be.
+    """Print the path of an interpreter that has the extras ``groups``; set it up if necessary.
 
-    An extra whose name ends in ``?`` is optional. If it cannot be added, as on a node without a
-    package index, the interpreter without it is printed.
+    An extra whose name ends in ``?`` is optional. If it cannot be installed, for example on a node
+    without a package index, the interpreter without it is printed.
+
+    Returns:
+        The exit code, which is 1 if a required extra could not be installed.
     """
     needed = ["measure", *(group for group in groups if not group.endswith("?"))]
     python = set_up(requirements(needed))
@@ -95,10 +100,10 @@ def main(groups: list[str]) -> int:
 
 
 def add_if_possible(needed: list[str], group: str) -> str | None:
-    """Return the interpreter with an optional extra added. If that fails, say so and return None.
+    """Return the path of an interpreter that also has an optional extra.
 
-    On a node without a package index, installing is tried once a day, not in every call. A file
-    remembers when an extra failed.
+    If the extra cannot be installed, print a message and return None. On a node without a package
+    index, installation is tried once a day, not in every call. :data:`FAILED` records the attempts.
     """
     failed_at = read_failed()
     tried_today = time.time() - failed_at.get(group, 0.0) < _DAY
@@ -106,56 +111,60 @@ def add_if_possible(needed: list[str], group: str) -> str | None:
         python = set_up(requirements([*needed, group]), optional=True, offline=tried_today)
     except (OSError, subprocess.CalledProcessError):
         python = None
-    remembered = dict(failed_at)
+    new_failed_at = dict(failed_at)
     if python is not None:
-        remembered.pop(group, None)
+        new_failed_at.pop(group, None)
     else:
         _say(
             f"The optional extra {group} could not be installed; everything else works without "
             "it. The next attempt is tomorrow, or after `make clean`."
         )
         if not tried_today:
-            remembered[group] = time.time()
-    if remembered != failed_at:
+            new_failed_at[group] = time.time()
+    if new_failed_at != failed_at:
         with suppress(OSError):
-            FAILED.write_text(json.dumps(remembered), encoding="utf-8")
+            FAILED.write_text(json.dumps(new_failed_at), encoding="utf-8")
     return python
 
 
 def read_failed() -> dict[str, float]:
-    """Return when optional extras failed to install within the last day, in seconds since 1970."""
+    """Return the optional extras whose installation failed within the last day.
+
+    The values are the times of the failures, in seconds since 1970.
+    """
     try:
-        failed = json.loads(FAILED.read_text(encoding="utf-8"))
-        return {
-            str(group): float(at) for group, at in failed.items() if time.time() - float(at) < _DAY
-        }
+        recorded = json.loads(FAILED.read_text(encoding="utf-8"))
+        failed_at = {str(group): float(moment) for group, moment in recorded.items()}
     except (OSError, ValueError, TypeError, AttributeError):
         return {}
+    return {group: moment for group, moment in failed_at.items() if time.time() - moment < _DAY}
 
 
 def set_up(wanted: list[str], optional: bool = False, offline: bool = False) -> str | None:
-    """Return the interpreter with the requirements, setting it up if need be; None if that fails.
+    """Return the path of an interpreter that has the requirements, set up if necessary.
+
+    Return None if it cannot be set up.
 
     Args:
         wanted: requirements as ``name>=version``.
-        optional: add what is missing to the packages of this interpreter and replace nothing,
-            whether or not its PyTorch sees a GPU. An index that does not answer within five seconds
-            is given up.
-        offline: install nothing.
+        optional: True to only add packages to those of this interpreter and replace none, even if
+            its PyTorch does not see a GPU. The installation then fails if the package index does
+            not answer within five seconds.
+        offline: True to install nothing.
     """
     base, installed = read_stamp()
     if base == _base():
-        # 1. The environment was made for this interpreter. Add what it lacks.
+        # 1. If .venv was made for this interpreter, install the requirements that .venv lacks.
         lacks = [requirement for requirement in wanted if requirement not in installed]
         if lacks and (offline or not install(lacks, _pins(), hurried=optional)):
             return None
     else:
-        # 2. Use this interpreter if it has everything.
+        # 2. Otherwise use this interpreter if it has all requirements.
         lacks, sees_gpu = probe(sys.executable, wanted)
         if not lacks and (sees_gpu or not needs_gpu()):
             return sys.executable
-        # 3. Otherwise make an environment. It is made on top of this interpreter if the PyTorch of
-        # that sees the GPU, or if nothing may be replaced.
+        # 3. Otherwise make .venv: on top of this interpreter if its PyTorch sees the GPU or if no
+        # package may be replaced, else with all requirements.
         if offline:
             return None
         installed = []
@@ -171,12 +180,13 @@ def set_up(wanted: list[str], optional: bool = False, offline: bool = False) -> 
 
 
 def replace_venv(on_top_of: str | None, lacks: list[str], hurried: bool = False) -> bool:
-    """Make ``.venv`` and install into it. If that fails, put back the one that was there.
+    """Make a new ``.venv`` with some requirements. If that fails, restore the old ``.venv``.
 
     Args:
-        on_top_of: interpreter whose packages the environment sees; None: it sees no others.
-        lacks: requirements to install.
-        hurried: True to give up an index that does not answer within seconds.
+        on_top_of: path of the interpreter whose packages ``.venv`` also sees; None for an isolated
+            ``.venv``.
+        lacks: requirements to install, as ``name>=version``.
+        hurried: True to fail if the package index does not answer within five seconds.
 
     Returns:
         True if the new environment is in place.
@@ -195,7 +205,10 @@ def replace_venv(on_top_of: str | None, lacks: list[str], hurried: bool = False)
 
 
 def requirements(groups: list[str]) -> list[str]:
-    """Return ``name>=version`` of the project's dependencies and some extras on this platform."""
+    """Return the requirements of the project and of the extras ``groups``, as ``name>=version``.
+
+    Requirements that apply only to other platforms are left out.
+    """
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     declared = list(project["dependencies"])
     for group in groups:
@@ -203,7 +216,8 @@ def requirements(groups: list[str]) -> list[str]:
     applicable = []
     for line in declared:
         requirement, _, marker = (part.strip() for part in line.partition(";"))
-        if not marker or sys.platform == "linux":  # the only marker in use is for Linux
+        # The only marker in pyproject.toml is the one for Linux.
+        if not marker or sys.platform == "linux":
             applicable.append(requirement)
     return applicable
 
@@ -223,13 +237,19 @@ def probe(python: str, wanted: list[str]) -> tuple[list[str], bool]:
 
 
 def needs_gpu() -> bool:
-    """Return True if an NVIDIA GPU is present and wanted, even if PyTorch cannot use it."""
+    """Return True if this machine has an NVIDIA GPU, unless ``DEVICE=cpu`` excludes it.
+
+    PyTorch need not be able to use that GPU.
+    """
     devices = glob.glob("/dev/nvidia[0-9]*") or os.path.isdir("/proc/driver/nvidia/gpus")
     return bool(devices) and os.environ.get("DEVICE") != "cpu"
 
 
 def make_venv(on_top_of: str | None = None) -> bool:
-    """Make ``.venv``, which sees the packages of another interpreter if one is given."""
+    """Make ``.venv`` without requirements. If that fails, print the reason and return False.
+
+    If ``on_top_of`` is given, the path of another interpreter, ``.venv`` also sees its packages.
+    """
     _say("Setting up .venv (once) …")
     try:
         venv.create(VENV, with_pip=True)
@@ -245,8 +265,8 @@ def make_venv(on_top_of: str | None = None) -> bool:
     pointing.parent.mkdir(exist_ok=True)
     pointing.write_text(POINTER, encoding="utf-8")
     if on_top_of is not None:
-        # --system-site-packages would not do: inside another environment, it would skip that
-        # environment and show the bare interpreter below it.
+        # --system-site-packages is not enough: if the other interpreter is in an environment, the
+        # option skips that environment and shows only the packages of its base interpreter.
         base = _ask(
             on_top_of, "import sys; print(*(p for p in sys.path if 'packages' in p), sep='\\n')"
         )
@@ -255,19 +275,23 @@ def make_venv(on_top_of: str | None = None) -> bool:
 
 
 def _ask(python: str | Path, code: str) -> str:
-    """Return what an interpreter prints when it runs some code."""
+    """Run Python code in another interpreter, and return what it prints."""
     answer = subprocess.run([str(python), "-c", code], capture_output=True, text=True, check=True)
     return answer.stdout.strip()
 
 
 def install(lacks: list[str], pins: Path, hurried: bool = False) -> bool:
-    """Install what is missing. If that fails, print one sentence and return False.
+    """Install requirements in ``.venv``. If that fails, print the reason and return False.
 
-    With ``hurried``, a missing index is reported within seconds instead of minutes.
+    Args:
+        lacks: requirements to install, as ``name>=version``.
+        pins: path of the file with pip's constraints.
+        hurried: True to fail if the package index does not answer within five seconds. Otherwise
+            pip retries for minutes.
     """
     names = [requirement.partition(">=")[0] for requirement in lacks]
     _say(f"Installing {', '.join(names)} …")
-    # pip compiles bytecode on one core, so this is left to compileall, which uses all cores.
+    # pip would compile bytecode on one core. compileall does it below on all cores.
     pip = [
         str(PYTHON),
         "-m",
@@ -297,9 +321,11 @@ def install(lacks: list[str], pins: Path, hurried: bool = False) -> bool:
 
 
 def _pins(without_torch: bool | None = None) -> Path:
-    """Return the constraints: as they are, or without PyTorch for an environment on top of another.
+    """Return the path of the file with pip's constraints.
 
-    With None, return the constraints with which the environment was made.
+    Args:
+        without_torch: True to leave out PyTorch and Triton, because ``.venv`` uses those of another
+            interpreter; None for the constraints with which ``.venv`` was made.
     """
     kept_pins = VENV / "constraints.txt"
     if without_torch is None:
@@ -313,17 +339,19 @@ def _pins(without_torch: bool | None = None) -> Path:
 
 
 def _base() -> str:
-    """Return a digest of what an environment is made from; with another digest it is made again."""
+    """Return a digest of what ``.venv`` is made from: this interpreter and the constraints.
+
+    If the digest changes, ``.venv`` must be made again.
+    """
     pins = (ROOT / "constraints.txt").read_text(encoding="utf-8")
     parts = [sys.executable, sys.version, pins]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
 def read_stamp() -> tuple[str, list[str]]:
-    """Return the base of the existing environment and the requirements installed in it.
+    """Return the digest with which ``.venv`` was made, and the requirements installed in it.
 
-    The base is the digest of :func:`_base` when the environment was made. It is empty, as is the
-    list, if there is no environment.
+    The digest is that of :func:`_base`. Both results are empty if ``.venv`` does not exist.
     """
     try:
         base, *installed = STAMP.read_text(encoding="utf-8").splitlines()

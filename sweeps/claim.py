@@ -1,9 +1,9 @@
-"""Claims on the files of a run, which also hold among nodes that share a file system.
+"""Claims: locks on the files of a run that also work between nodes that share a file system.
 
 Some network file systems refuse the operating system's locks (flock, lockf), and on others only one
-node sees them. A claim is a file that only one process can create (O_EXCL). Its owner renews it
-while it lives, and any process that finds it not renewed for a minute may take it over. On one
-machine, the claim of a process that is gone is taken over at once.
+node sees them. A claim is therefore a file that only one process can create (O_EXCL). The owner
+renews its claim until it exits. If a claim has not been renewed for a minute, any process may take
+it over. On one machine, the claim of a process that has exited is taken over at once.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ except ImportError:  # before filelock 3.30
 
 SUFFIX = ".claim"
 _LEASE_SECONDS = 60.0  # a claim that was not renewed for this long may be taken over
-_POLL_SECONDS = 0.2  # each poll looks at the file, which on a shared file system is a request
-_LONGEST_WAIT = 900.0  # planning measures a CPU's ceilings, and folding reads every sample
+_POLL_SECONDS = 0.2  # not shorter, because each poll reads the file, perhaps over the network
+_LONGEST_WAIT = 900.0  # enough for planning (measures a CPU's ceilings) and folding (all samples)
 
 
 class Claim:
@@ -34,25 +34,27 @@ class Claim:
         """Claim a file.
 
         Args:
-            path: the file to claim. The claim lies next to it, with :data:`SUFFIX`.
-            refusal: the message of the error.
-            wait: True to wait until another process releases the file. If False, a claim by a
-                process on this node is refused at once. A claim from another node is refused only
-                after 90 s, because that process may have ended without releasing the file.
+            path: the file to claim. The claim is a file next to it, whose name ends in
+                :data:`SUFFIX`.
+            refusal: error message if another process has claimed the file.
+            wait: True to wait up to 15 minutes until another process releases the file. If False,
+                the error is raised at once if a process on this node has claimed it. If a process
+                on another node has claimed it, the error is raised only after 90 s, because that
+                process may have ended without releasing the file.
 
         Raises:
-            UserError: if another process has claimed the file, or nothing can be written there.
+            UserError: if another process has claimed the file, or the claim cannot be written.
         """
         self._lease = SoftFileLease(
             path.with_name(path.name + SUFFIX), lease_duration=_LEASE_SECONDS, mode=0o644
         )
-        patience = _LONGEST_WAIT if wait else 0.0
-        if self._acquired(patience):
+        if self._try_to_acquire(_LONGEST_WAIT if wait else 0.0):
             return
         if wait or not self._is_held_elsewhere():
             raise UserError(refusal, exit_code=1)
-        # Nobody here can see whether that process lives. If it is gone, its claim runs out.
-        if not self._acquired(1.5 * _LEASE_SECONDS):
+        # This node cannot see whether a process on another node still runs. If that process has
+        # ended, its claim expires after _LEASE_SECONDS.
+        if not self._try_to_acquire(1.5 * _LEASE_SECONDS):
             raise UserError(refusal, exit_code=1)
 
     def _is_held_elsewhere(self) -> bool:
@@ -60,8 +62,8 @@ class Claim:
         owner = self._lease.owner
         return owner is not None and owner.hostname != socket.gethostname()
 
-    def _acquired(self, seconds: float) -> bool:
-        """Try to acquire the claim for some seconds, and return whether that worked.
+    def _try_to_acquire(self, seconds: float) -> bool:
+        """Try for some seconds to acquire the claim, and return True if that worked.
 
         Raises:
             UserError: if the claim cannot be written.
@@ -97,8 +99,8 @@ def claimed(path: Path) -> Iterator[None]:
     """
     claim = Claim(
         path,
-        f"{path}{SUFFIX} says that another process is using it. If none is, remove that file and "
-        "run again.",
+        f"{path}{SUFFIX} shows that another process is using {path}. If none is, remove "
+        f"{path}{SUFFIX} and run the same command again.",
         wait=True,
     )
     try:

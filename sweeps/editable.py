@@ -1,8 +1,8 @@
-"""Build backend of setuptools, with editable installations that point to the checkout.
+"""Build backend: setuptools, extended by editable installations that point to the checkout.
 
 ``pip install .`` builds the namespace ``rooftile`` (:mod:`sweeps.wheel`). ``pip install -e .``
-builds a wheel of one module instead, which makes ``import rooftile`` mean the checkout's
-``analysis/rooftile``. The environment that the make targets set up has the same module.
+builds a wheel of one module instead, the pointing module. It makes ``import rooftile`` load the
+checkout's ``analysis/rooftile``. The environment that the make targets set up has the same module.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ def build_editable(
 ) -> str:
     """Build a wheel of the pointing module, with the project's metadata and its command.
 
-    The parameters and the result, the name of the wheel's file, are those of PEP 660.
+    The parameters and the result (the wheel's file name) are those of PEP 660.
     """
-    # 1. Take the metadata from the project's own wheel, without RECORD, which lists its files.
+    # 1. Build the project's normal wheel, and take its metadata except RECORD, which lists the
+    # files of that wheel.
     with tempfile.TemporaryDirectory() as folder:
         name: str = build_wheel(folder, config_settings)
         with zipfile.ZipFile(Path(folder) / name) as wheel:
@@ -54,6 +55,6 @@ def build_editable(
 
 
 def _digest(content: bytes) -> str:
-    """Return a file's hash and size as RECORD lists them."""
+    """Return the hash and the size of a file in the format of RECORD."""
     digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
     return f"sha256={digest},{len(content)}"

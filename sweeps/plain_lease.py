@@ -1,7 +1,8 @@
-"""Claims on files for a filelock before 3.30, as on a GPU node without a package index.
+"""Replacement for :class:`filelock.SoftFileLease`, which filelock has only since version 3.30.
 
-They work like :class:`filelock.SoftFileLease` for processes of one machine: the claim of a process
-that is gone is taken over. A claim of another machine is never taken over.
+A GPU node without a package index may have an older version. Between processes of one machine,
+these claims work like those of filelock: the claim of a process that has ended is taken over. A
+claim of another machine is never taken over.
 """
 
 from __future__ import annotations
@@ -15,32 +16,32 @@ from pathlib import Path
 
 
 class Timeout(Exception):  # noqa: N818 - filelock's name
-    """Another process kept its claim."""
+    """Raised if another process does not release its claim in time."""
 
 
 @dataclass(frozen=True)
 class ClaimOwner:
-    """Process and machine that have claimed a file."""
+    """Process that has claimed a file, and the name of the machine that it runs on."""
 
     pid: int
     hostname: str
 
 
 class PlainLease:
-    """A file that only one process can create, with its owner's process and machine in it."""
+    """Claim: a file that only one process can create, with its owner's process id and machine."""
 
     compromise = None
-    """Always None, because nobody takes a claim over from a process that lives."""
+    """Always None, because a claim is never taken over while its owner runs."""
 
     def __init__(self, lock_file: str | os.PathLike[str], lease_duration: float, mode: int) -> None:
-        """Prepare a claim. ``lease_duration`` is ignored, because nothing is renewed here."""
+        """Prepare a claim. ``lease_duration`` is ignored, because these claims are not renewed."""
         self.lock_file = str(lock_file)
         self._mode = mode
         self._held = False
 
     @property
     def owner(self) -> ClaimOwner | None:
-        """Owner of the claim; None if there is none, or if it is being written right now."""
+        """Owner of the claim; None if nobody has claimed the file or the claim is being written."""
         try:
             pid, hostname = Path(self.lock_file).read_text(encoding="utf-8").split()
             return ClaimOwner(int(pid), hostname)
@@ -51,12 +52,12 @@ class PlainLease:
         """Claim the file, waiting at most ``timeout`` seconds.
 
         Raises:
-            Timeout: if another process keeps it.
-            OSError: if nothing can be written there.
+            Timeout: if another process does not release its claim in that time.
+            OSError: if the claim cannot be written.
         """
-        until = time.monotonic() + timeout
-        while not (self._created() or self._taken_over()):
-            if time.monotonic() >= until:
+        deadline = time.monotonic() + timeout
+        while not (self._create() or self._take_over()):
+            if time.monotonic() >= deadline:
                 raise Timeout(self.lock_file)
             time.sleep(poll_interval)
         self._held = True
@@ -67,21 +68,23 @@ class PlainLease:
             self._held = False
             Path(self.lock_file).unlink(missing_ok=True)
 
-    def _created(self) -> bool:
-        """Create the file; return False if it exists already."""
+    def _create(self) -> bool:
+        """Create the file of the claim, and return False if it exists already."""
+        flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY
         try:
-            number = os.open(self.lock_file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, self._mode)
+            descriptor = os.open(self.lock_file, flags, self._mode)
         except FileExistsError:
             return False
-        with os.fdopen(number, "w", encoding="utf-8") as file:
-            file.write(_this_process())
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(_claim_text())
         return True
 
-    def _taken_over(self) -> bool:
-        """Take the claim over if its owner is gone, and return whether it was.
+    def _take_over(self) -> bool:
+        """Take the claim over if its owner has ended, and return True if that worked.
 
-        Several processes may find the owner gone. The lock lets one after another look again. A
-        file system that refuses locks leaves the claim where it is.
+        Several processes may notice at once that the owner has ended. A lock on the file makes them
+        check again one after the other, so that only the first takes the claim over. If the file
+        system refuses locks, the claim is not taken over.
         """
         owner = self.owner
         if owner is None or owner.hostname != socket.gethostname() or not _is_gone(owner.pid):
@@ -92,23 +95,23 @@ class PlainLease:
                 if self.owner != owner:
                     return False
                 file.truncate()
-                file.write(_this_process())
+                file.write(_claim_text())
         except OSError:
             return False
         return True
 
 
-def _this_process() -> str:
-    """Return what a claim of this process has in its file."""
+def _claim_text() -> str:
+    """Return the content of the file with which this process claims another."""
     return f"{os.getpid()}\n{socket.gethostname()}\n"
 
 
 def _is_gone(pid: int) -> bool:
-    """Return True if there is no process with this id on this machine."""
+    """Return True if this machine has no process with this id."""
     try:
-        os.kill(pid, 0)  # sends no signal, and only checks the process
+        os.kill(pid, 0)  # signal 0 is not delivered; it only checks that the process exists
     except ProcessLookupError:
         return True
-    except PermissionError:  # it is another user's
+    except PermissionError:  # the process exists and belongs to another user
         return False
     return False

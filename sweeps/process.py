@@ -38,7 +38,7 @@ def _after_name(stat: str) -> list[str]:
 
 
 def descendants(pid: int) -> list[int]:
-    """Return the processes that a process has started, and those that these have started.
+    """Return the ids of all descendants of a process: its children, their children, and so on.
 
     The list is empty on systems other than Linux.
     """
@@ -49,14 +49,14 @@ def descendants(pid: int) -> list[int]:
             stat = path.read_text(encoding="utf-8", errors="replace")
             parent = int(_after_name(stat)[1])
             children.setdefault(parent, []).append(int(path.parent.name))
-    # 2. Follow them from the given process.
-    found: list[int] = []
+    # 2. Follow the children from the given process.
+    descendant_ids: list[int] = []
     unvisited = [pid]
     while unvisited:
-        started = children.get(unvisited.pop(), [])
-        found += started
-        unvisited += started
-    return found
+        child_ids = children.get(unvisited.pop(), [])
+        descendant_ids += child_ids
+        unvisited += child_ids
+    return descendant_ids
 
 
 @contextmanager
@@ -76,7 +76,7 @@ def terminated_as_interrupt() -> Iterator[None]:
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Delay signals until a short block, such as one that writes a file, has finished.
+    """Delay signals that end the process until a short block, such as a file write, has finished.
 
     Raises:
         KeyboardInterrupt: after the block, if a signal came during it.
@@ -85,7 +85,7 @@ def undisturbed() -> Iterator[None]:
     old_handlers = {
         number: signal.signal(number, lambda received_number, _: received.append(received_number))
         for number in (*_TERMINATING, signal.SIGINT)
-        if signal.getsignal(number) is not signal.SIG_IGN  # nohup ignores SIGHUP
+        if signal.getsignal(number) is not signal.SIG_IGN  # nohup has set SIGHUP to be ignored
     }
     try:
         yield

@@ -23,10 +23,10 @@ class Reporter(Protocol):
         """Begin a phase.
 
         Args:
-            phase: what is done. The phase ``Measuring`` continues once all of its cases are done,
-                and then repeats them.
+            phase: name of the phase. The phase ``Measuring`` does not end once every case has a
+                sample: it then takes further samples.
             seconds: longest time that the phase should take; None if it is not known.
-            after: seconds that later phases should take.
+            after: seconds that all later phases together should take.
         """
         ...
 
@@ -38,12 +38,12 @@ class Reporter(Protocol):
 class LiveReporter:
     """Show a progress bar, or print a line every ten seconds if the output is not a terminal.
 
-    Both have the phase, its cases and the time left. The time left is that of the whole call. It
-    also counts down between two updates, and ends at 0.
+    Both show the phase, how many of its cases are done, and the time left. The time left is that of
+    the whole call. The bar also counts it down between two updates, and never below 0.
     """
 
     def __init__(self, unit: str = "cases") -> None:
-        """``unit`` names what is counted, in the plural."""
+        """Create the display. ``unit`` is a plural that names what is counted."""
         self._unit = unit
         self._console = Console(stderr=True)
         self._bar = Progress(
@@ -79,7 +79,7 @@ class LiveReporter:
         self._bar.add_task(phase, total=None, until=self._until)
 
     def update(self, done: int, total: int, left: float | None = None) -> None:
-        """Redraw, or print a line if it is time for one."""
+        """Redraw the bar, or print a line if the last one is at least ten seconds old."""
         now = time.monotonic()
         if left is not None:
             self._until = now + left + self._after
@@ -90,7 +90,7 @@ class LiveReporter:
             self._print_line(done, total, self._until - now)
 
     def _print_line(self, done: int, total: int, left: float) -> None:
-        """Print the progress as one line; ``left`` has the seconds left, or infinity."""
+        """Print the progress as one line. ``left`` is the seconds left, infinite if unknown."""
         repeating = _repeats(self._phase, done, total)
         if not repeating:
             counted = f"{done} of {total} {self._unit}"
@@ -113,18 +113,18 @@ def _repeats(phase: str, done: float, total: float | None) -> bool:
 
 
 def seconds_left(seconds: float, repeating: bool = False) -> str:
-    """Return the time left in words; empty if nobody knows it.
+    """Return the time left in words; empty if it is infinite, which means unknown.
 
-    ``repeating`` says that cases are sampled again in this time.
+    ``repeating`` is True if every case has a sample, and the time is for further samples.
     """
     if seconds == math.inf:
         return ""
-    most = f"at most {max(0.0, seconds):.0f} s"
-    return f"repeating for {most}" if repeating else f"{most} left"
+    at_most = f"at most {max(0.0, seconds):.0f} s"
+    return f"repeating for {at_most}" if repeating else f"{at_most} left"
 
 
 class _TimeLeft(ProgressColumn):
-    """Column that counts the time down to the moment at which everything should be over."""
+    """Column of the bar with the time left until the expected end of the call."""
 
     def render(self, task: Task) -> Text:
         repeating = _repeats(task.description, task.completed, task.total)

@@ -22,7 +22,9 @@ from kernels.operation import Operation, Workload, operation_of
 from kernels.problem import Conv, Gemm, pair_text, parse_pair
 
 SCHEMA = 1
-"""Version of everything under ``results/<slug>/``. Rows of different versions are never mixed."""
+"""Version of all file formats under ``results/<slug>/``.
+
+Rows of different versions are never mixed."""
 
 _TEXT, _WHOLE, _REAL, _FLAG = "text", "whole", "real", "flag"
 
@@ -30,24 +32,28 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "schema": (_WHOLE, "version of this table's format"),
     "run": (_TEXT, "run that measured the case: the UTC time at which it was planned"),
     "time_utc": (_TEXT, "time of the case's last sample, ISO 8601"),
-    "worker": (_TEXT, "shard that measured it, such as 1/1"),
+    "worker": (_TEXT, "shard that measured the case, such as 1/1"),
     "gpu": (_WHOLE, "ordinal of the GPU within the run; empty on a CPU"),
     "sweep": (_TEXT, "sweep that the case belongs to"),
     "op": (_TEXT, "gemm, conv, or another operation: relu, projections, lstm, …"),
     "pass": (_TEXT, "fprop, dgrad or wgrad of a convolution; empty for a GEMM"),
-    "m": (_WHOLE, "rows of the GEMM, or of the GEMM that a convolution's pass or a series implies"),
-    "n": (_WHOLE, "columns of that GEMM"),
-    "k": (_WHOLE, "reduction length of that GEMM, per group"),
-    "batch": (_WHOLE, "GEMMs in the batch, images, or steps"),
+    "m": (
+        _WHOLE,
+        "rows of the GEMM; for a convolution, of the GEMM that its pass implies; for a series or "
+        "an LSTM, of one of its GEMMs",
+    ),
+    "n": (_WHOLE, "columns of the GEMM that m describes"),
+    "k": (_WHOLE, "reduction length of the GEMM that m describes, per group of channels"),
+    "batch": (_WHOLE, "GEMMs of a batch or series, images of a convolution, or steps of an LSTM"),
     "c": (_WHOLE, "input channels"),
     "h": (_WHOLE, "input height"),
     "w": (_WHOLE, "input width"),
     "kout": (_WHOLE, "output channels"),
     "r": (_WHOLE, "filter height"),
     "s": (_WHOLE, "filter width"),
-    "stride": (_TEXT, "2, or 2x1: vertical, horizontal"),
-    "padding": (_TEXT, "likewise"),
-    "dilation": (_TEXT, "likewise"),
+    "stride": (_TEXT, "stride, such as 2, or vertical x horizontal, such as 2x1"),
+    "padding": (_TEXT, "padding, in the format of stride"),
+    "dilation": (_TEXT, "dilation, in the format of stride"),
     "groups": (_WHOLE, "groups of channels"),
     "dtype": (
         _TEXT,
@@ -55,7 +61,11 @@ COLUMNS: dict[str, tuple[str, str]] = {
     ),
     "layout": (_TEXT, "nn, nt, tn or tt of a GEMM; nhwc or nchw of a convolution"),
     "implementation": (_TEXT, "implementation: cublas, cudnn, mkl, onednn, triton-tiled, …"),
-    "config": (_TEXT, "its tuning parameters, key=value joined by ;; empty for the default"),
+    "config": (
+        _TEXT,
+        "tuning parameters of the implementation: key=value pairs, separated by semicolons; empty "
+        "for the default",
+    ),
     "mode": (_TEXT, "burst: short batches with pauses; sustained: at least 0.3 s without a pause"),
     "cache": (
         _TEXT,
@@ -67,8 +77,8 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "message": (_TEXT, "why a row is not ok, or a remark about one that is"),
     "time_us": (_REAL, "median time per launch, including the gap to the next; microseconds"),
     "time_lo_us": (_REAL, "lower end of the median's 95% interval; empty below 6 samples"),
-    "time_hi_us": (_REAL, "upper end"),
-    "samples": (_WHOLE, "timed batches behind the median"),
+    "time_hi_us": (_REAL, "upper end of that interval; empty below 6 samples"),
+    "samples": (_WHOLE, "number of timed batches that the median is taken over"),
     "converged": (_FLAG, "true if the interval is within ±1% of the median"),
     "tflops": (_REAL, "useful FLOPs divided by the median time, TFLOP/s"),
     "gbps": (_REAL, "minimum bytes divided by the median time, GB/s"),
@@ -87,12 +97,12 @@ COLUMNS: dict[str, tuple[str, str]] = {
         "board power, only for sustained rows (a burst is too short); watts",
     ),
     "temp_c": (_REAL, "GPU temperature; °C"),
-    "throttled": (_TEXT, "reasons for which the clock was throttled, joined by ;"),
+    "throttled": (_TEXT, "reasons for which the clock was throttled, separated by semicolons"),
 }
 """Columns in the order of the file, each with its kind of value and its meaning."""
 
 PHASES = ALONE, TOGETHER = "alone", "together"
-"""Phases of anchors: no other GPU of the node is measured, or all that the run uses are."""
+"""Phases in which anchors are timed: on one GPU of the node at a time, or on all GPUs at once."""
 
 IDENTITY = tuple(COLUMNS)[tuple(COLUMNS).index("sweep") : tuple(COLUMNS).index("fill") + 1]
 """Columns that identify a case."""
@@ -166,11 +176,14 @@ _EVENTS = {
 }
 """Formats of the lines of a sample file, by event.
 
-Lines of other events have at least :data:`_ANY`."""
+Lines of other events have at least the entries of :data:`_ANY`."""
 
 
 def problem_columns(problem: Workload) -> dict[str, Any]:
-    """Return a problem as columns, without those that do not apply."""
+    """Return the columns of measurements.csv that describe a problem.
+
+    Columns that do not apply to the problem are left out.
+    """
     if isinstance(problem, Gemm):
         return {
             "op": "gemm",
@@ -223,10 +236,10 @@ def problem_of(row: Mapping[str, Any]) -> Workload:
 
 
 def fault_of_event(event: Any) -> str:
-    """Return why a line's document is not an event, as a clause; empty if it is one."""
+    """Return why the JSON document of a line is not a valid event, as a clause; empty if it is."""
     kind = event.get("event") if isinstance(event, dict) else None
     if not isinstance(kind, str):
         return "it is not an event"
     if kind == "confirm" and isinstance(event.get("s"), list) and len(event["s"]) != 4:
-        return "it does not have four times"
+        return "its list 's' does not have four times"
     return misfit(event, _EVENTS.get(kind, _ANY))

@@ -1,16 +1,17 @@
-"""Files of a run: samples as they come, the plan, and the tables that they fold into.
+"""Files of a run: the plan, the samples, and the tables that are computed from the samples.
 
-    run.json             the circumstances and the budget; written whole, renamed into place
-    plan.jsonl           the planned cases, one per line; written whole, renamed into place
-    samples/I-of-N.jsonl one line per event of shard I; only ever appended to
-    measurements.csv     one row per case, folded from the samples; renamed into place
-    rounds.csv           the samples behind each time, by the round in which they were taken
+    run.json             machine, versions, budget and outcome of the run
+    plan.jsonl           the planned cases, one per line
+    samples/I-of-N.jsonl samples and other events of shard I, one per line; only appended to
+    measurements.csv     one row per case, with the median of its samples
+    rounds.csv           the samples that each median is taken over, by round
     confirmed.csv        pairs of cases that separate processes re-timed together
-    anchors.csv          the same few cases on every GPU
-    steady.csv           the anchors without a pause, batch by batch
+    anchors.csv          times of the anchors, which are the same few cases on every GPU
+    steady.csv           anchors that run without a pause, one row per batch
 
-Each sample file has one writer at a time. An append is one write of one line. A line that a crash
-cut in half is skipped and named when the file is read, and ended before the next line is appended.
+All files but the samples are replaced atomically. Each sample file has one writer at a time, which
+appends each line by a single write. If a crash cuts a line short, readers skip and report it, and
+the next writer ends it before it appends another.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ PLAN = "plan.jsonl"
 _PLANNING = ".plan"
 
 _SAME_SOFTWARE = ("torch", "driver")
-"""Components that must have the same version for a run to be resumed."""
+"""Software components whose versions must not change between the parts of a run."""
 
 START_OVER = (
     f"Run {target('sweep FRESH=1', 'run --fresh')} to set the run aside and start a new one."
@@ -68,7 +69,7 @@ def make_folder(folder: Path) -> None:
     """Create a folder of results.
 
     Raises:
-        UserError: if something else is in its place.
+        UserError: if the path exists and is not a folder.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -83,7 +84,8 @@ def read_run(folder: Path) -> dict[str, Any]:
     """Return the run.json of a folder, with the cases of its plan.
 
     Raises:
-        UserError: if it cannot be read, or lacks what every version of it has.
+        UserError: if run.json or the plan cannot be read, or run.json does not have the format of
+            :data:`sweeps.schema.RUN`.
     """
     path = folder / "run.json"
     run: Any = _parse_json(_read_text(path), path)
@@ -106,7 +108,7 @@ def _read_text(path: Path) -> str:
     """Return the text of one of a run's files.
 
     Raises:
-        UserError: if it cannot be read.
+        UserError: if the file cannot be read.
     """
     try:
         return path.read_text(encoding="utf-8")
@@ -116,10 +118,10 @@ def _read_text(path: Path) -> str:
 
 
 def _parse_json(text: str, where: Path | str) -> Any:
-    """Return the document of a JSON text; ``where`` names its file, and its line if it has many.
+    """Parse a JSON text. For the error message, ``where`` names its file and perhaps its line.
 
     Raises:
-        UserError: if it is not JSON.
+        UserError: if the text is not JSON.
     """
     try:
         return json.loads(text)
@@ -128,12 +130,13 @@ def _parse_json(text: str, where: Path | str) -> Any:
 
 
 def write_run(folder: Path, run: Mapping[str, Any]) -> None:
-    """Write the cases of a run's plan to plan.jsonl, and then the rest to run.json.
+    """Write the cases of a run's plan to plan.jsonl, and then everything else to run.json.
 
-    In this order, an interruption does no harm, because a plan only ever gains cases.
+    If an interruption leaves a new plan.jsonl with an old run.json, the two still fit, because a
+    plan only ever gains cases.
 
     Raises:
-        UserError: if the disk is full.
+        UserError: if a file cannot be written, for example because the disk is full.
     """
     plan = dict(run["plan"])
     if plan["cases"]:  # an imported table has no plan
@@ -143,7 +146,7 @@ def write_run(folder: Path, run: Mapping[str, Any]) -> None:
 
 
 def _write_changed(path: Path, content: str) -> None:
-    """Write a file whole, unless it has that content already."""
+    """Replace a file atomically, unless it already has that content."""
     with suppress(OSError):
         if path.read_bytes() == content.encode(errors="replace"):
             return
@@ -151,7 +154,12 @@ def _write_changed(path: Path, content: str) -> None:
 
 
 def other_software(then: Mapping[str, str], now: Mapping[str, str]) -> str:
-    """Return why a recording cannot be continued with the present versions; empty if it can."""
+    """Return why a recording cannot be continued with the present software; empty if it can.
+
+    Args:
+        then: recorded versions by component.
+        now: present versions by component.
+    """
     for name in _SAME_SOFTWARE:
         if then.get(name) != now.get(name):
             return f"{name} is {now.get(name)} and was {then.get(name)}"
@@ -159,10 +167,11 @@ def other_software(then: Mapping[str, str], now: Mapping[str, str]) -> str:
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Write a file so that a reader finds the old one or the new one, never half of one.
+    """Replace a file atomically: a reader finds all of the old content or all of the new.
 
     Raises:
-        UserError: if the disk is full. The old file is then untouched.
+        UserError: if the file cannot be written, for example because the disk is full. The old
+            file is then unchanged.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     # A name may contain half a surrogate pair, which UTF-8 cannot encode.
@@ -179,10 +188,10 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 
 def write_json(path: Path, document: Mapping[str, Any] | Sequence[Any]) -> Path:
-    """Write a JSON document whole and return its path.
+    """Write a JSON document atomically, and return its path.
 
     Raises:
-        UserError: if the disk is full.
+        UserError: if the file cannot be written, for example because the disk is full.
     """
     write_whole(path, json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
     return path
@@ -203,7 +212,7 @@ def samples_path(folder: Path, shard: tuple[int, int]) -> Path:
 
 
 class SampleLog:
-    """Append-only sample file of one shard, claimed against a second writer."""
+    """Append-only sample file of one shard, which only one process at a time can open."""
 
     def __init__(self, folder: Path, shard: tuple[int, int]) -> None:
         """Claim and open the file of a shard.
@@ -227,14 +236,15 @@ class SampleLog:
             ) from None
         size = os.fstat(self._file).st_size
         if size and os.pread(self._file, 1, size - 1) != b"\n":
-            # A crash cut the last line. It is ended here, so that the next one does not extend it.
+            # A crash cut the last line short. It is ended here, so that the next line is separate.
             self._write(b"\n")
 
     def append(self, event: Event) -> None:
-        """Write one line.
+        """Append an event as one line.
 
         Raises:
-            UserError: if the disk is full, the file was removed, or another run took it over.
+            UserError: if the line cannot be written, the file was removed, or another process took
+                the file over.
         """
         if self._claim.lost:
             raise UserError(
@@ -253,27 +263,30 @@ class SampleLog:
         self._write(line.encode(errors="replace") + b"\n")
 
     def _is_there(self) -> bool:
-        """Return True if the path still names this file; else what is written would be lost."""
+        """Return True if the path still names the open file.
+
+        Lines that are written to a removed file are lost.
+        """
         try:
             return os.path.samestat(os.stat(self.path), os.fstat(self._file))
         except OSError:
             return False
 
     def _write(self, line: bytes) -> None:
-        """Append bytes by one write.
+        """Append bytes by a single write.
 
         Raises:
-            UserError: if the disk is full.
+            UserError: if they cannot be written, for example because the disk is full.
         """
         try:
-            # A disk that becomes full during the write takes only a part, without an error.
+            # If the disk becomes full during the write, only a part is written, without an error.
             if os.write(self._file, line) != len(line):
                 raise OSError(errno.ENOSPC, "No space left on device")
         except OSError as error:
             raise _write_error(self.path, error) from None
 
     def close(self) -> None:
-        """Release the file and the claim on it."""
+        """Close the file, and release the claim on it."""
         os.close(self._file)
         self._claim.release()
 
@@ -292,7 +305,7 @@ class SampleLog:
 def read_events(
     folder: Path, shard: tuple[int, int] | None = None
 ) -> tuple[list[Event], list[str]]:
-    """Return the events of all shards of a run or of one, and a sentence per damaged line."""
+    """Return the events of one shard, or of all if it is None, and a sentence per damaged line."""
     events: list[Event] = []
     damaged: list[str] = []
     if shard is None:
@@ -314,7 +327,10 @@ def read_events(
 
 
 def parse_event(line: bytes) -> tuple[Event | None, str]:
-    """Return the event of a line of a sample file; None, and the reason, if the line is damaged."""
+    """Parse a line of a sample file.
+
+    Return the event and an empty text. For a damaged line, return None and the reason as a clause.
+    """
     try:
         event = json.loads(line)
     except ValueError:
@@ -329,35 +345,35 @@ def write_table(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def write_rounds(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write rounds.csv: for each case, the samples behind its time and the rounds they are from."""
+    """Write rounds.csv: for each case, the samples that its time is the median of, by round."""
     write_csv(folder / "rounds.csv", ROUND_COLUMNS, rows)
 
 
 def write_confirmed(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Write confirmed.csv: one row for each pair of cases and each process that re-timed it.
 
-    A row has the log time ratio of the first case over the second, for each block of samples.
+    A row has, for each block of samples, the logarithm of the first case's time over the second's.
     """
     write_csv(folder / "confirmed.csv", CONFIRMED_COLUMNS, rows)
 
 
 def write_anchors(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write anchors.csv: how long each GPU took for the same few cases."""
+    """Write anchors.csv: the times of the same few cases on each GPU."""
     write_csv(folder / "anchors.csv", ANCHOR_COLUMNS, rows)
 
 
 def write_steady(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write steady.csv: the anchors that are timed without a pause, one row per batch."""
+    """Write steady.csv: the anchors that run without a pause, with one row per batch."""
     write_csv(folder / "steady.csv", STEADY_COLUMNS, rows)
 
 
 def write_csv(path: Path, columns: Collection[str], rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write a CSV file whole.
+    """Write a CSV file atomically.
 
     None becomes an empty cell, floats are written by ``repr``, and booleans as true and false.
 
     Raises:
-        UserError: if the disk is full.
+        UserError: if the file cannot be written, for example because the disk is full.
     """
     buffer = io.StringIO(newline="")
     writer = csv.writer(buffer, lineterminator="\n")
@@ -367,7 +383,7 @@ def write_csv(path: Path, columns: Collection[str], rows: Iterable[Mapping[str, 
 
 
 def read_timed(folder: Path) -> set[str]:
-    """Return the ids of the cases with a time in measurements.csv; empty if that is missing."""
+    """Return the ids of the cases with a time in measurements.csv; empty without that file."""
     try:
         text = (folder / "measurements.csv").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -382,7 +398,8 @@ def _cell(value: Any) -> str:
         return ""
     if isinstance(value, bool):
         return "true" if value else "false"
-    return repr(float(value)) if isinstance(value, float) else str(value)  # also NumPy's floats
+    # NumPy's floats are converted first, because their repr names their type.
+    return repr(float(value)) if isinstance(value, float) else str(value)
 
 
 @contextmanager
@@ -394,27 +411,27 @@ def planning(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def folding(folder: Path) -> Iterator[None]:
-    """Let one process at a time fold the samples of a folder, because shards may end together."""
+    """Let one process at a time compute a folder's tables, because shards may end together."""
     with claimed(folder / "samples" / "fold"):
         yield
 
 
 def refuse_if_running(folder: Path) -> None:
-    """Refuse to continue while a run writes in this folder.
+    """Check that no process is writing samples in this folder.
 
     Raises:
-        UserError: if another run is writing a shard's samples.
+        UserError: if a run is writing a shard's samples.
     """
     for path in (folder / "samples").glob(f"*.jsonl{SUFFIX}"):
         samples = path.with_name(path.name.removesuffix(SUFFIX))
-        # A claim that nobody holds any more is given back at once.
+        # If the writer has ended without releasing its claim, the claim is taken over and released.
         Claim(samples, f"another run is writing {samples}; wait for it or stop it.").release()
 
 
 def set_aside(folder: Path) -> Path:
     """Move an old run's files to ``runs/<time>/`` and return that folder.
 
-    The time is when the run began, or now if its run.json does not tell.
+    The time is when the run began, or the present time if run.json does not have it.
     """
     stamp = time.strftime("%Y-%m-%dT%H-%M-%SZ", time.gmtime())
     with suppress(UserError, KeyError, TypeError):
@@ -422,17 +439,17 @@ def set_aside(folder: Path) -> Path:
         if re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", began):
             stamp = began.replace(":", "-")
     # A run that began at the same time may have been set aside before.
-    target = folder / "runs" / stamp
+    old_run = folder / "runs" / stamp
     number = 1
-    while target.exists():
+    while old_run.exists():
         number += 1
-        target = folder / "runs" / f"{stamp}-{number}"
-    make_folder(target)
-    # The samples go first, run.json and the plan last: if this is interrupted, no samples are left
-    # behind that a new plan would count as its own.
+        old_run = folder / "runs" / f"{stamp}-{number}"
+    make_folder(old_run)
+    # The samples are moved first, and run.json and the plan last. If the move is interrupted, no
+    # samples stay behind that a new plan would count as its own.
     ranks = {"samples": -1, "run.json": 1, PLAN: 2}
     for entry in sorted(folder.iterdir(), key=lambda entry: (ranks.get(entry.name, 0), entry.name)):
-        # The process that sets a run aside has claimed its planning.
+        # This process holds the claim on planning, whose file therefore stays.
         if entry.name not in ("runs", _PLANNING + SUFFIX):
-            entry.rename(target / entry.name)
-    return target
+            entry.rename(old_run / entry.name)
+    return old_run

@@ -1,7 +1,7 @@
-"""Build step of the wheel: makes the checkout's packages parts of one namespace, ``rooftile``.
+"""Build step of the wheel that moves the checkout's packages into one namespace, ``rooftile``.
 
-Many environments have another package that is called ``kernels``, so an installation may have only
-one top-level name. The folders are copied below ``rooftile/`` (``analysis/rooftile`` becomes the
+Many environments have another package that is called ``kernels``, so the wheel must use only one
+top-level name. The packages are copied below ``rooftile/`` (``analysis/rooftile`` becomes the
 namespace itself), and their imports of one another are rewritten. Strings are not rewritten, except
 for the references in docstrings, so no other string may contain a module's name;
 ``tests/test_wheel.py`` checks that. setuptools finds this step through ``pyproject.toml``.
@@ -20,19 +20,20 @@ from setuptools.command.build_py import build_py
 NAMESPACE = "rooftile"
 PACKAGES = ("kernels", "sweeps", "analysis")
 FRONT = "analysis.rooftile"
-"""Package that becomes the namespace itself, with what is imported from it and its command."""
+"""Package that becomes the namespace itself: it has the public functions and the command."""
 
 SET_UP = ("sweeps/bootstrap.py", "sweeps/editable.py", "sweeps/wheel.py")
-"""Files that only a checkout has, never an installation."""
+"""Files that are not installed, because only a checkout needs them."""
 
 DATA = (".toml", ".json", ".typed", ".html", ".css", ".js")
+"""Suffixes of the data files that are installed."""
 
 _ROLE = re.compile(rf"(:[a-z]+:`~?)((?:{'|'.join(PACKAGES)})\.)")
-"""Reference of a docstring to a module, class or function."""
+"""Pattern of a docstring's reference to a module, class or function of these packages."""
 
 
 def in_namespace(module: str) -> str:
-    """Return the installed name of a module of the checkout; other modules keep their name.
+    """Return the installed name of one of the checkout's modules; other modules keep their name.
 
     >>> in_namespace("kernels.problem"), in_namespace("analysis.rooftile"), in_namespace("numpy")
     ('rooftile.kernels.problem', 'rooftile', 'numpy')
@@ -43,11 +44,11 @@ def in_namespace(module: str) -> str:
 
 
 def rewritten(source: str) -> str:
-    """Return a module's text, with its imports and its docstrings' references in the namespace.
+    """Return a module's source, with its imports and docstring references moved to the namespace.
 
     Raises:
-        ValueError: if an ``import kernels.x`` binds a name that it would not bind in the namespace,
-            or if a ``from … import`` is not in one line.
+        ValueError: if the module has an ``import kernels.x``, which would bind another name in the
+            namespace, or a ``from … import`` that is not in one line.
     """
     lines = source.splitlines(keepends=True)
     for node in ast.walk(ast.parse(source)):
@@ -69,7 +70,8 @@ def gather(root: Path, target: Path) -> None:
     """Copy the modules and data files of a checkout into the folder of the namespace."""
     for name in files(root):
         module = ".".join(name.with_suffix("").parts)
-        _, *parts_below = in_namespace(module).split(".")  # the target stands for the namespace
+        # The first part is the namespace itself, for which the target folder stands.
+        _, *parts_below = in_namespace(module).split(".")
         copy = target.joinpath(*parts_below).with_suffix(name.suffix)
         copy.parent.mkdir(parents=True, exist_ok=True)
         if name.suffix == ".py":
@@ -89,14 +91,14 @@ def files(root: Path) -> Iterator[Path]:
 
 
 class OneNamespace(build_py):
-    """Build command of setuptools that gathers the modules."""
+    """Build command of setuptools that copies the checkout's modules into the namespace."""
 
     def run(self) -> None:
-        """Gather the modules in an empty folder, without the leftovers of an earlier build."""
+        """Empty the target folder of an earlier build, and copy the modules into it."""
         target = Path(self.build_lib) / NAMESPACE
         shutil.rmtree(target, ignore_errors=True)
         gather(Path(), target)
 
     def get_source_files(self) -> list[str]:
-        """Return what a source distribution needs so that this wheel can be built from it again."""
+        """Return the files that a source distribution needs so that it can build this wheel."""
         return [*map(str, files(Path())), *SET_UP, "constraints.txt"]

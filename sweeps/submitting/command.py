@@ -71,7 +71,9 @@ def submit_command(
     device: DeviceOption = "gpu",
     gpu_ids: Annotated[
         bool,
-        typer.Option("--gpu-ids/--no-gpu-ids", help="Tell GPUs apart in run.json by a hash."),
+        typer.Option(
+            "--gpu-ids/--no-gpu-ids", help="Identify each GPU by a hash in run.json, or do not."
+        ),
     ] = True,
     print_: Annotated[
         bool, typer.Option("--print", help="Print a script for sbatch instead of submitting.")
