@@ -1,4 +1,4 @@
-"""Sweeps declared as data, the sampler that times their cases, and the runner of both.
+"""Sweeps of benchmark cases, the sampler that times the cases, and the runner of whole sweeps.
 
 Importing this package needs neither PyTorch nor Triton.
 """

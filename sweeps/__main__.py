@@ -340,7 +340,7 @@ def run_command(
     gpu_ids: Annotated[
         bool,
         typer.Option(
-            "--gpu-ids/--no-gpu-ids", help="Identify each GPU by a hash in run.json, or do not."
+            "--gpu-ids/--no-gpu-ids", help="Record a hash in run.json that identifies each GPU."
         ),
     ] = True,
     json: JsonOption = False,

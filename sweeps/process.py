@@ -85,7 +85,8 @@ def undisturbed() -> Iterator[None]:
     old_handlers = {
         number: signal.signal(number, lambda received_number, _: received.append(received_number))
         for number in (*_TERMINATING, signal.SIGINT)
-        if signal.getsignal(number) is not signal.SIG_IGN  # nohup has set SIGHUP to be ignored
+        # A signal that is ignored, such as SIGHUP under nohup, stays ignored.
+        if signal.getsignal(number) is not signal.SIG_IGN
     }
     try:
         yield

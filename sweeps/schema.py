@@ -70,11 +70,11 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "cache": (
         _TEXT,
         "cold: operands come from memory; warm: from the last-level cache; weights-cold: the first "
-        "from the cache, the second from memory",
+        "operand from the cache, the second from memory",
     ),
     "fill": (_TEXT, "distribution of the operands' values"),
     "status": (_TEXT, "ok, wrong, oom, unsupported or error; only ok rows have times"),
-    "message": (_TEXT, "why a row is not ok, or a remark about one that is"),
+    "message": (_TEXT, "why the status is not ok, or a remark about a case with a time"),
     "time_us": (_REAL, "median time per launch, including the gap to the next; microseconds"),
     "time_lo_us": (_REAL, "lower end of the median's 95% interval; empty below 6 samples"),
     "time_hi_us": (_REAL, "upper end of that interval; empty below 6 samples"),

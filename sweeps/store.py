@@ -345,7 +345,7 @@ def write_table(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def write_rounds(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write rounds.csv: for each case, the samples that its time is the median of, by round."""
+    """Write rounds.csv: for each case, the samples that its median is taken over, by round."""
     write_csv(folder / "rounds.csv", ROUND_COLUMNS, rows)
 
 

@@ -43,7 +43,7 @@ _PROFILER_CASES = 8  # cases that are timed before and after a profiler is loade
 
 
 def clock_cases(machine: Any, count: int) -> list[Case]:
-    """Return at most ``count`` cases, none of which takes a timer more than seconds.
+    """Return at most ``count`` cases, each of which a timer can finish within seconds.
 
     On a GPU they are GEMMs in fp16 with a cold cache, because ``do_bench`` clears the cache. On a
     CPU they are GEMMs and two convolutions in fp32 with a warm cache.

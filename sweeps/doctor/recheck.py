@@ -32,7 +32,7 @@ def choose_anchors(rows: Sequence[Mapping[str, str]], count: int) -> list[tuple[
 
     Args:
         rows: rows of measurements.csv.
-        count: number of cases to choose. Fewer are chosen if there are fewer.
+        count: number of cases to choose. If there are fewer, all of them are chosen.
 
     Returns:
         The cases, each with its recorded seconds per launch.

@@ -57,7 +57,7 @@ class PoisonedError(Exception):
 
 
 class Bench(Protocol):
-    """A device with its arena, clock and sensors, as the measuring loop sees it."""
+    """A device with its arena, clock and sensors, as the measuring loop uses it."""
 
     sampler: Sampler
     gpu: int | None

@@ -115,33 +115,42 @@ def _confirm_batch(
             fail(result.case, result.status, result.message)
     sampler.wake()
     emit(make_event(bench, worker, "aside", cases[0].id, sampler.now() - begin))
+
+    def take_block(first: Case, second: Case, is_last: bool) -> list[float]:
+        """Return the seconds of one block's four samples: first, second, second, first.
+
+        The list is empty if a case fails, or if launch gaps show in every attempt. After the last
+        block, both cases are checked once more.
+        """
+        case = first  # the case that runs, so that an error is reported for the right one
+        try:
+            for _ in range(_TRIES):
+                samples = []
+                for case in (first, second, second, first):
+                    on_start([case.id], ready[case].cost)
+                    samples.append(sampler.sample(ready[case]))
+                if all(sample.hidden for sample in samples):
+                    break
+            else:
+                return []
+            if is_last:
+                for case in (first, second):
+                    _check_after(ready[case], on_start)
+        except Exception as error:  # including a WrongResultError
+            fail(case, *bench.failure(error))
+            return []
+        return [sample.seconds for sample in samples]
+
     # 2. Take one block of every pair in each round, in a new order each time.
-    due = list(pairs)
+    shuffled = list(pairs)
     shuffle = random.Random(process).shuffle
     for block in range(BLOCKS):
-        shuffle(due)
-        for first, second in due:
+        shuffle(shuffled)
+        for first, second in shuffled:
             if first not in ready or second not in ready:  # one of them has failed
                 continue
             begin = sampler.now()
-            seconds = []
-            case = first  # the case that runs, so that an error is reported for the right one
-            try:
-                for _ in range(_TRIES):
-                    samples = []
-                    for case in (first, second, second, first):
-                        on_start([case.id], ready[case].cost)
-                        samples.append(sampler.sample(ready[case]))
-                    if all(sample.hidden for sample in samples):
-                        seconds = [sample.seconds for sample in samples]
-                        break
-                # After the last block, both cases are checked once more.
-                if seconds and block == BLOCKS - 1:
-                    for case in (first, second):
-                        _check_after(ready[case], on_start)
-            except Exception as error:  # including a WrongResultError
-                fail(case, *bench.failure(error))
-                continue
+            seconds = take_block(first, second, is_last=block == BLOCKS - 1)
             if seconds:
                 emit(
                     make_event(

@@ -28,7 +28,7 @@ FIRST_CHUNK = 8
 """Number of cases in the first chunk of a process. Each further chunk has twice as many, up to
 :data:`CHUNK`.
 
-Where preparing is slow, the first cases therefore have their samples before the time is up."""
+Even if preparing is slow, the first cases therefore get their samples before the time is up."""
 _CANARY_SECONDS = 2.0  # time between two samples of the canary GEMM
 _ASIDE_SECONDS = 30.0  # longest expected time for waking the device or preparing the canary
 _MIN_SAMPLES = CHECKPOINTS[0]
@@ -85,7 +85,7 @@ class Rounds:
         self._left = min(budget - spent, limit)
         self._margin = _MARGIN * self._left
         # The ceilings were measured at the start, for the plan. They are measured again in the
-        # middle and at the end: when this many seconds are left. −∞ means never.
+        # middle and at the end. The next time is when this many seconds are left; −∞ means never.
         self._ceilings_due = self._left / 2 if self._left >= _LEAST_WITH_CEILINGS else -math.inf
         self._planned = {entry.case.id: entry.expected for entry in planned}
         self._max_seconds = _MAX_SHARE * budget if longest is None else longest
@@ -104,7 +104,7 @@ class Rounds:
         # Seconds of one sample of each case begun so far. The subjects themselves are released when
         # they are finished, because their launches hold memory.
         self._begun: dict[str, float] = {}
-        # Seconds for all cases begun so far: as the plan expected them, and spent on preparing.
+        # Sums over all cases begun so far: planned seconds, and seconds spent on preparing.
         self._expected = self._preparing = 0.0
         self._canary: Subject | None = None
         self._canary_due = 0.0
@@ -374,5 +374,5 @@ class Rounds:
         return result
 
     def _report(self, event: str, case: str, cost: float, **more: Any) -> None:
-        """Emit an event with further entries."""
+        """Emit an event of this bench and worker; ``more`` has its further entries."""
         self._emit(make_event(self._bench, self._worker, event, case, cost, **more))

@@ -135,7 +135,7 @@ class TorchBench:
             on_start([case.id], _FIRST_SECONDS)
             try:
                 yield self._prepare_one(case, known.get(case.id, History()))
-            except Exception as error:  # any error of a vendor library or a compiler becomes a row
+            except Exception as error:  # an error of a library or compiler is the case's outcome
                 yield Refusal(case, *self.failure(error))
 
     def kernel_columns(

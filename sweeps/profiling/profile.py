@@ -1,4 +1,4 @@
-"""Profile training steps: how long they take in each dtype, and a trace of one of them.
+"""Profile training steps of two models: their times, and a trace of one step, in each dtype.
 
 A few steps are timed in each dtype. The dtypes alternate, so that slow changes of the machine's
 speed affect all of them alike. One step of each dtype then runs under PyTorch's profiler, and its
@@ -40,7 +40,7 @@ _KEPT = ("schemaVersion", "deviceProperties", "record_shapes", "displayTimeUnit"
 
 
 def profile_models(device: Device, folder: Path, note: Callable[[str], None]) -> dict[str, Any]:
-    """Profile every model: seconds of its steps by dtype, and a trace of one step.
+    """Time the training steps of every model in each dtype, and trace one step.
 
     The traces are written into the folder's sub-folder ``traces``.
 

@@ -1,7 +1,7 @@
 """Operand arena: memory that is filled once per dtype with normal values and handed out as views.
 
-Kernels run faster on zeros and constants than on real data, because these draw less power. The
-distribution of the values is therefore recorded in the column ``fill``. Kernels never write to
+Kernels run faster on zeros and constants than on real data, because constant data draw less power.
+The distribution of the values is therefore recorded in the column ``fill``. Kernels never write to
 inputs. Results go to separate memory, because values that are multiplied again and again would grow
 until they overflow.
 """
@@ -54,15 +54,15 @@ class Arena:
         All problems must be announced before the first view is handed out, because the largest need
         determines the arena's size. The other arguments are those of :meth:`capacity`.
         """
-        a, b, out = _spans(problem, storage)
-        if max(a + b, out) > self._max_bytes:  # not even one set fits
+        a_bytes, b_bytes, out_bytes = _spans(problem, storage)
+        if max(a_bytes + b_bytes, out_bytes) > self._max_bytes:  # not even one set fits
             return
-        inputs = a + b + (copies - 1) * set_bytes(problem, shared_a, storage)
+        input_bytes = a_bytes + b_bytes + (copies - 1) * set_bytes(problem, shared_a, storage)
         # A need above the limit is reduced to the limit. The problem then gets fewer sets, see
         # capacity().
         needed = self._needed.setdefault(TORCH_DTYPES[problem.dtype], [0, 0])
-        needed[0] = max(needed[0], min(inputs, self._max_bytes))
-        needed[1] = max(needed[1], min(out * copies, self._max_bytes))
+        needed[0] = max(needed[0], min(input_bytes, self._max_bytes))
+        needed[1] = max(needed[1], min(out_bytes * copies, self._max_bytes))
 
     def capacity(self, problem: Workload, shared_a: bool = False, storage: Storage = DENSE) -> int:
         """Return how many operand sets of a problem, with different inputs, the arena can hold.
@@ -79,14 +79,15 @@ class Arena:
             torch.OutOfMemoryError: if the device cannot hold the arena.
         """
         inputs, results = self._memory(problem)
-        a, b, out = _spans(problem, storage)
-        if a + b > inputs.nbytes or out > results.nbytes:
+        a_bytes, b_bytes, out_bytes = _spans(problem, storage)
+        first_set_bytes = a_bytes + b_bytes
+        if first_set_bytes > inputs.nbytes or out_bytes > results.nbytes:
             raise ArenaFullError(
-                f"one operand set needs {(a + b) / 1e9:.2f} GB and its result "
-                f"{out / 1e9:.2f} GB; there is room for "
+                f"one operand set needs {first_set_bytes / 1e9:.2f} GB and its result "
+                f"{out_bytes / 1e9:.2f} GB; there is room for "
                 f"{inputs.nbytes / 1e9:.2f} and {results.nbytes / 1e9:.2f} GB."
             )
-        return 1 + (inputs.nbytes - a - b) // set_bytes(problem, shared_a, storage)
+        return 1 + (inputs.nbytes - first_set_bytes) // set_bytes(problem, shared_a, storage)
 
     def sets(
         self, problem: Workload, count: int, shared_a: bool = False, storage: Storage = DENSE
@@ -96,7 +97,7 @@ class Arena:
         With ``shared_a`` all sets have the same first operand, and only the second one differs.
         """
         inputs, results = self._memory(problem)
-        a, b, out = element_counts(problem, storage)
+        count_a, count_b, count_out = element_counts(problem, storage)
         step_a, step_b, step_out = _padded(problem, storage)
         # The layout is A B A B …, or A B B … where the first operand is shared. Either way, B of
         # set i begins one A and i steps after the start.
@@ -111,9 +112,9 @@ class Arena:
             operand_sets.append(
                 view_operands(
                     problem,
-                    inputs[start_a : start_a + a],
-                    inputs[start_b : start_b + b],
-                    results[start_out : start_out + out],
+                    inputs[start_a : start_a + count_a],
+                    inputs[start_b : start_b + count_b],
+                    results[start_out : start_out + count_out],
                     storage,
                 )
             )

@@ -35,7 +35,7 @@ class Timing:
 
 
 def do_nothing() -> None:
-    """Do nothing; stands for the preparation of a batch that needs none."""
+    """Do nothing. This is the preparation of a batch that needs none."""
 
 
 class SmClock(Protocol):
@@ -242,7 +242,7 @@ class CudaClock:
             # now, part of the batch ran while the rest was still being queued.
             hidden = gate is None or not begin.query()
         finally:
-            if gate is not None:  # also after an exception: the stream must not stay held
+            if gate is not None:  # even after an exception, the stream must not stay held
                 gate.open()
         # 3. Estimate the host's seconds per launch, with a margin of 30%. The estimate rises at
         # once, and falls by at most 30% per hidden batch, so that one quick batch does not make the

@@ -3,10 +3,10 @@
 The host needs longer to launch a small kernel than the GPU needs to run it. Behind a closed gate
 the launches pile up, and when it opens they run back to back. There are two gates:
 
-- :class:`HostFlag` lets the stream wait for a word in the host's memory, which the host writes when
-  everything is queued. It holds for exactly as long as queueing takes, at any clock rate.
-- :class:`Spin` runs a kernel that spins for a number of cycles. It needs to know in advance how
-  long queueing will take and how fast the clock is. Both are estimated again with every batch.
+- :class:`HostFlag` makes the stream wait until the host writes a word in its memory, which it does
+  when everything is queued. The gate holds for exactly as long as queueing takes.
+- :class:`Spin` runs a kernel that spins for a number of cycles. This gate needs to know in advance
+  how long queueing will take and how fast the GPU's clock is. Both are estimated with every batch.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class HostFlag:
         self._held = None
 
     def learn(self, first: Any, hidden: bool) -> None:
-        """Do nothing: the flag holds for as long as queueing takes."""
+        """Do nothing, because this gate needs no estimates."""
 
     def check(self) -> None:
         """Release the stream if it has been held for too long."""
@@ -187,5 +187,5 @@ def open_gate(torch: Any) -> Gate:
     """Return a :class:`HostFlag` if the driver supports it, else a :class:`Spin`."""
     try:
         return HostFlag(torch, ctypes.CDLL(_DRIVER))
-    except (OSError, AttributeError):  # no library, no such function, or the driver refuses
+    except (OSError, AttributeError):  # the driver or its function is missing, or fails
         return Spin(torch)

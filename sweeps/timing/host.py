@@ -116,7 +116,10 @@ class HostWatch:
         return used, steal, used + idle + iowait + irq + softirq + steal
 
     def _ticks_of(self, pid: int) -> int | None:
-        """Return the user and system ticks of a process and its reaped children; None if gone."""
+        """Return the user and system ticks of a process and its reaped children.
+
+        Return None if the process has ended.
+        """
         try:
             stat = (self._proc / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
         except OSError:

@@ -161,7 +161,7 @@ def split_trace(events: Sequence[Mapping[str, Any]], count: int) -> list[list[Ke
     for event in kernel_events:
         arguments = event.get("args", {})
         call = arguments.get("correlation")
-        # Where the call itself was not recorded, the operation around it may have been.
+        # If the call was not recorded, the mark of the operation around it is used.
         mark = calls.get(call, operations.get(arguments.get("External id")))
         if mark is not None and mark < count:
             grid = tuple(arguments.get("grid", ()))

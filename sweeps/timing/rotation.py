@@ -2,8 +2,8 @@
 
 If the caller drops each result, PyTorch's allocator returns the same block for every launch, and
 all results of a batch go to lines that the last-level cache still holds. A kernel that writes to
-the result buffer of its operand set has no such advantage: 26 MB take 8 µs at an H100's 3.35 TB/s.
-Keeping the latest results alive makes the blocks rotate.
+the result buffer of its operand set has no such advantage. Writing 26 MB to memory, for example,
+takes 8 µs at an H100's 3.35 TB/s. Keeping the latest results alive makes the blocks rotate.
 """
 
 from __future__ import annotations

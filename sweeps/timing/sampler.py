@@ -133,7 +133,7 @@ class Window:
     """One batch of a steady run, from the end of the batch before it to its own end.
 
     Attributes:
-        begin: begin of the window, in seconds since the run's first launch.
+        begin: start of the window, in seconds since the run's first launch.
         seconds: time of one launch.
         launches: number of launches.
         reading: sensor values during the window.
@@ -344,7 +344,10 @@ class Sampler:
         self._clock.wake()
 
     def now(self) -> float:
-        """Return the clock's host time in seconds, minus the time for which the process stopped."""
+        """Return the clock's host time in seconds.
+
+        Spans in which the process was stopped (Ctrl-Z, SIGSTOP, a suspended machine) are left out.
+        """
         return self._clock.now() - self._pulse.lost()
 
     def _indices(self, subject: Subject, taken: int) -> Sequence[int]:
@@ -406,8 +409,8 @@ class Sampler:
     def _time_unstopped(self, take: Callable[[], Timing]) -> Timing:
         """Time a batch, and time it again if the process was stopped during it.
 
-        If the process is also stopped during every repetition, as a tool does that limits CPU use
-        by SIGSTOP, the batch counts as one with launch gaps.
+        If the process is also stopped during every repetition, for example by a tool that limits
+        CPU use with SIGSTOP, the batch counts as one with launch gaps.
         """
         for _ in range(_STOP_RETRIES + 1):
             stops = self._pulse.stops()

@@ -3,8 +3,8 @@
 The log time of a sample is the sum of three parts: its case's log time, the machine's log time at
 that moment, and noise. The first two are fitted to all samples in turn (a median polish), with the
 machine's log time constant over short stretches of the run. The fit of the machine's log time is
-reduced to what two halves of the samples agree on. It matters for a case whose few samples were
-taken close together, because their scatter does not show how the machine's speed changes.
+reduced to what two halves of the samples agree on. The fit matters for a case whose few samples
+were taken close together, because their scatter does not show how the machine's speed changes.
 """
 
 from __future__ import annotations
@@ -182,8 +182,8 @@ def _series_median_interval(series: Array) -> tuple[float, float]:
     Its ends are quantiles of the series, chosen for the effective number of independent values. If
     that number is under six, the interval is the whole range of the series.
     """
-    # 1. Sum the autocorrelations until they become negligible. As much information as in one
-    # independent value is in ``length`` values of the series.
+    # 1. Sum the autocorrelations until they become negligible. ``length`` values of the series
+    # carry as much information as one independent value.
     centred = series - series.mean()
     square_sum = float(centred @ centred)
     length = 1.0

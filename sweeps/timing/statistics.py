@@ -5,10 +5,10 @@ probability 1 − 2 P(Binomial(n, ½) < k), whatever the distribution. Looking a
 and stopping at the first narrow interval would lower that probability, so the rule looks only at
 the counts of :data:`CHECKPOINTS`.
 
-In simulations with independent samples, the probability was then at least 94% for noise with one
-peak (log-normal of 0.3–5%, exponential of 1–3%), and at least 90% for noise that jumps between two
-speeds. Samples that share a disturbance carry less information than independent ones. Shuffled
-rounds therefore spread the samples of a case over the run.
+With this rule, the probability was at least 94% in simulations with independent samples and noise
+with one peak (log-normal of 0.3–5%, exponential of 1–3%). It was at least 90% with noise that jumps
+between two speeds. Samples that share a disturbance carry less information than independent ones.
+Shuffled rounds therefore spread the samples of a case over the run.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from math import exp, lgamma, log
 LEVEL = 0.95
 """Nominal coverage of the intervals."""
 Z95 = 1.959964
-"""Half the width of a normal deviate's 95% interval, in standard errors."""
+"""Half the width of a normal distribution's central 95% interval, in standard deviations."""
 CHECKPOINTS = (6, 8, 11, 16, 23, 30)
 """Sample counts at which a case may be finished; at the last one it is finished in any case.
 
