@@ -1,4 +1,4 @@
-"""Compare cases by name, as other programs' results have them, with the verdicts of ``compare``."""
+"""Compare cases of other programs' results by their names, with the verdicts of ``compare``."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from analysis.comparing.compare import VERDICTS, ratio_verdicts
 from analysis.comparing.gate import LARGEST_LOG, judge_shift
 from analysis.units import microseconds, signed_percent
 
-_OUTSIDE = 0.005  # on each side of the 99% interval, which `compare` uses for our recordings
-_MAX_LISTED = 20
+_OUTSIDE = 0.005  # probability to each side of a 99% interval, which `compare` uses as well
+_MAX_LISTED = 20  # cases of each kind that the text lists
 
 
 @dataclass(frozen=True)
@@ -26,9 +26,9 @@ class NamedComparison:
 
     Attributes:
         changes: the estimates that the verdicts rest on.
-        table: name, old_us, new_us, ratio, ratio_lo, ratio_hi and verdict of each case. Ratios are
-            without a common shift that may be a difference between runs.
-        lost: reason for each case that has no time now.
+        table: name, old_us, new_us, ratio, ratio_lo, ratio_hi and verdict of each case. A common
+            shift that may only be a difference between runs is taken out of the ratios.
+        lost: reason why a case has no time now, by the case's name.
     """
 
     changes: CaseChanges
@@ -41,7 +41,13 @@ class NamedComparison:
 
 
 def compare_by_name(changes: CaseChanges, lost: dict[str, str]) -> NamedComparison:
-    """Judge every case."""
+    """Return the verdict on every case.
+
+    Args:
+        changes: the estimated change of each case.
+        lost: reason why a case has no time now, by the case's name.
+    """
+    # The limit only affects the verdict on the shift, which is not used here.
     _, counted = judge_shift(changes.shift, 0.0)
     log = changes.deviation + counted
     half = stats.t.isf(_OUTSIDE, changes.freedom) * changes.error
@@ -60,7 +66,7 @@ def compare_by_name(changes: CaseChanges, lost: dict[str, str]) -> NamedComparis
 
 
 def named_json(comparison: NamedComparison) -> dict[str, Any]:
-    """Return everything for JSON."""
+    """Return the whole comparison for JSON."""
     shift = comparison.changes.shift
     cases = comparison.table.astype(object)
     return {
@@ -73,7 +79,7 @@ def named_json(comparison: NamedComparison) -> dict[str, Any]:
 
 
 def named_text(comparison: NamedComparison) -> str:
-    """Return a text of counts, the common shift and the most changed cases."""
+    """Return text for people: counts, the common shift and the most changed cases."""
     table, shift = comparison.table, comparison.changes.shift
     counts = ", ".join(f"{count} {verdict}" for verdict, count in comparison.counts().items())
     lines = [f"{len(table)} cases in both: {counts}"]
@@ -85,7 +91,8 @@ def named_text(comparison: NamedComparison) -> str:
         lines += [_case(row) for row in rows.head(_MAX_LISTED).to_dict("records")]
     if comparison.lost:
         lines += ["", f"without a time now: {len(comparison.lost)}"]
-        lines += [f"  {n} ({why})" for n, why in list(comparison.lost.items())[:_MAX_LISTED]]
+        listed = list(comparison.lost.items())[:_MAX_LISTED]
+        lines += [f"  {name} ({why})" for name, why in listed]
     return "\n".join(lines)
 
 

@@ -35,13 +35,13 @@ MIN_CASES = 6
 """Number of cases from which on a common shift, and the scatter between processes, are estimated
 from the cases themselves. With fewer, a single changed case would be a large part of both."""
 
-_CUT = 1.5  # standard deviations at which a case's weight in the robust estimates ends
+_CUT = 1.5  # standard deviations beyond which cases have less weight in the robust estimates
 _CUT_SQUARE = 0.7785  # mean of min(z², 1.5²) for normal z
-_EFFICIENCY = 0.725  # of the robust scale, compared with the standard deviation of normal values
-_MANY = 1e6  # degrees of freedom of what is as good as normal
-_LEAST = 1e-18  # variance of a log time: no clock tells a time to more than nine digits
-_TINY = 1e-300  # a variance that is not 0
-_STEPS = 30  # of the alternating estimates of location and scale, which settle in about ten
+_EFFICIENCY = 0.725  # efficiency of the robust scale, relative to the standard deviation
+_MANY = 1e6  # degrees of freedom from which on a t distribution counts as normal
+_LEAST = 1e-18  # least variance of a log time, because clocks do not resolve more than nine digits
+_TINY = 1e-300  # least variance that can be divided by
+_STEPS = 30  # most alternating estimates of location and scale; about ten usually suffice
 
 
 @dataclass(frozen=True)
@@ -231,7 +231,7 @@ def robust_centre(values: Reals, variances: Reals, freedom: Reals) -> tuple[floa
     The centre is the mean with these weights.
 
     Values further than 1.5 standard deviations from the centre count as if they were that far, so
-    that a few changed cases hardly move either.
+    that a few changed cases hardly affect the centre and the variance.
 
     Args:
         values: one value for each case.
@@ -274,7 +274,8 @@ def robust_centre(values: Reals, variances: Reals, freedom: Reals) -> tuple[floa
 def _from_others(values: Reals, weights: Reals, variances: Reals) -> tuple[Reals, Reals]:
     """Return the deviation of each value from the mean of all others, and the mean's variance.
 
-    Of a mean that includes the value itself, a changed case would move its own reference.
+    The mean excludes the value itself, because a changed case would otherwise move its own
+    reference.
     """
     others = (weights * values).sum() - weights * values
     precision = 1 / np.maximum(variances, _TINY)
@@ -290,7 +291,8 @@ def _from_others(values: Reals, weights: Reals, variances: Reals) -> tuple[Reals
 def _from_replicates(names: tuple[str, ...], sides: Sequence[_Side]) -> CaseChanges:
     old, new = (side.mean for side in sides)
     freedom = float(sum(side.size - 1 for side in sides))
-    weight = sum(1 / side.size for side in sides)  # variance of a difference of means of ones
+    # Variance of the difference between both sides' means, if each process has the variance 1.
+    weight = sum(1 / side.size for side in sides)
     ratios = new - old
     within = np.hstack([side.errors**2 for side in sides]).mean(axis=1)
     apart = np.hstack([side.logs - side.mean[:, None] for side in sides])
@@ -298,10 +300,11 @@ def _from_replicates(names: tuple[str, ...], sides: Sequence[_Side]) -> CaseChan
     deviation, prior_freedom = ratios, 0.0
     common = np.zeros(len(names))
     if len(names) >= MIN_CASES:
-        # 1. Take out of each process what all its cases share.
+        # 1. Remove from each process the change that all its cases share.
         levels = np.median(apart, axis=0)
         apart = apart - levels
-        # 2. Judge the common shift by how much that differs between processes of one side.
+        # 2. Estimate how much that change differs between processes of one side. This is the
+        #    error of the common shift.
         parts = np.split(levels, [sides[0].size])
         squares = sum(float(((part - part.mean()) ** 2).sum()) for part in parts)
         # 3. Draw each case's variance towards the usual one.
@@ -325,7 +328,7 @@ def _from_replicates(names: tuple[str, ...], sides: Sequence[_Side]) -> CaseChan
         deviation=deviation,
         within=weight * np.minimum(within, variances),
         between=weight * between + common,
-        # All cases together have no more than this to tell any variance.
+        # No variance has more degrees of freedom than all cases together.
         freedom=np.full(len(names), min(freedom + prior_freedom, freedom * len(names))),
         rounds=_rounds(sides),
         shift=shift,
@@ -334,7 +337,7 @@ def _from_replicates(names: tuple[str, ...], sides: Sequence[_Side]) -> CaseChan
 
 
 def moderated(variances: Reals, freedom: float, within: Reals) -> tuple[Reals, float]:
-    """Draw variances that few processes tell towards what is usual for their cases.
+    """Shrink variances that are estimated from few processes towards the usual ones.
 
     The usual variance of a case is its variance within a process plus what processes add to a
     typical case. How much it counts follows from how far the ratios of both scatter beyond what

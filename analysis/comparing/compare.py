@@ -17,7 +17,7 @@ A test plants changes in simulated samples: at most 1% of the unchanged cases ra
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import geometric_mean
 from typing import Any
@@ -34,9 +34,9 @@ from sweeps.timing.statistics import Z95
 
 VERDICTS = ("slower", "faster", "same", "ambiguous")
 
-_Z99 = 2.575829  # like Z95, for the 99% interval
-_MIN_CHANGE = 0.01
-_SAME = 0.03
+_Z99 = 2.575829  # standard errors to either side in a 99% interval of normal values
+_MIN_CHANGE = 0.01  # smallest change of a median that counts as slower or faster
+_SAME = 0.03  # largest change that counts as the same
 _TIMES = ["time_us", "time_lo_us", "time_hi_us"]
 _MAX_LISTED = 20  # cases of each kind that the text lists
 
@@ -45,9 +45,14 @@ _MAX_LISTED = 20  # cases of each kind that the text lists
 class Comparison:
     """Cases that both recordings timed, and those that only one of them timed.
 
-    ``table`` has the identity of each case, problem, class, old_us, new_us, ratio, ratio_lo,
-    ratio_hi and verdict. ``lost`` has the cases that the old recording timed and the new one failed
-    to time, with the reason.
+    Attributes:
+        old: the old recording.
+        new: the new recording.
+        table: one row per case that both timed: the columns of its identity, problem, class,
+            old_us, new_us, ratio, ratio_lo, ratio_hi and verdict.
+        lost: cases that the old recording timed and the new one failed to time, with the reason.
+        only_old: number of cases that only the old recording has.
+        only_new: number of cases that only the new recording has.
     """
 
     old: Recording
@@ -58,16 +63,16 @@ class Comparison:
     only_new: int
 
     def counts(self, rows: pd.DataFrame | None = None) -> dict[str, int]:
-        """Return the number of cases with each verdict."""
+        """Return the number of cases with each verdict, in some rows of the table or in all."""
         verdicts = (self.table if rows is None else rows)["verdict"]
         return {verdict: int((verdicts == verdict).sum()) for verdict in VERDICTS}
 
     @property
     def software(self) -> dict[str, tuple[str | None, str | None]]:
-        """Versions that differ, as (old, new); None if a recording lacks one."""
+        """Software versions that differ, as (old, new); None for software that a run lacks."""
         old, new = self.old.run["software"], self.new.run["software"]
-        names = sorted({*old, *new})
-        return {n: (old.get(n), new.get(n)) for n in names if old.get(n) != new.get(n)}
+        changed = [name for name in sorted({*old, *new}) if old.get(name) != new.get(name)]
+        return {name: (old.get(name), new.get(name)) for name in changed}
 
 
 def compare(old: Recording, new: Recording) -> Comparison:
@@ -81,16 +86,20 @@ def compare(old: Recording, new: Recording) -> Comparison:
             f"{old.folder} is of {old.machine.slug} and {new.folder} of {new.machine.slug}; give "
             "two recordings of one machine."
         )
-    keys = [*(name for name in IDENTITY if name != "config"), "choice"]
+    # 1. Match the cases by their identity, with the choice in place of the config.
+    identity = [name for name in IDENTITY if name != "config"]
+    keys = [*identity, "choice"]
     before = keyed(old.ok)
     after = keyed(new.ok)
     pairs = before.merge(after[[*keys, "config", *_TIMES]], on=keys, suffixes=("_old", "_new"))
     if pairs.empty:
         raise UserError(f"{old.folder} and {new.folder} have no timed case in common.")
+    # 2. Compute the ratios and their intervals, and judge them.
     problems = workloads_of(pairs)
-    below, above = _reaches(pairs, [between_processes(r) for r in (old, new)])
+    between = [*between_processes(old).values(), *between_processes(new).values()]
+    below, above = _reaches(pairs, between)
     ratio = pairs["time_us_new"] / pairs["time_us_old"]
-    table = pairs[keys[:-1]].assign(
+    table = pairs[identity].assign(
         config=pairs["config_new"],
         problem=problems,
         **{"class": [problem.shape_class for problem in problems]},
@@ -101,32 +110,39 @@ def compare(old: Recording, new: Recording) -> Comparison:
         ratio_hi=ratio * np.exp(above),
     )
     table["verdict"] = ratio_verdicts(table["ratio"], table["ratio_lo"], table["ratio_hi"])
+    # 3. Collect the cases that are not in both.
     failed = keyed(new.rows[new.rows["status"] != "ok"])[[*keys, "config", "status", "message"]]
     lost = before[keys].merge(failed, on=keys).drop(columns="choice")
     return Comparison(
-        old, new, table, lost, len(before) - len(pairs) - len(lost), len(after) - len(pairs)
+        old=old,
+        new=new,
+        table=table,
+        lost=lost,
+        only_old=len(before) - len(pairs) - len(lost),
+        only_new=len(after) - len(pairs),
     )
 
 
-def _reaches(
-    pairs: pd.DataFrame, between: Sequence[Mapping[str, float]]
-) -> tuple[pd.Series, pd.Series]:
-    """Return how far the intervals of log ratios reach below and above.
+def _reaches(pairs: pd.DataFrame, between: Sequence[float]) -> tuple[pd.Series, pd.Series]:
+    """Return how far the 99% interval of each log ratio reaches below and above it.
 
-    They are NaN where a median has no interval.
+    Both are NaN where a median has no interval.
+
+    Args:
+        pairs: one row per case, with the times of both recordings and their intervals.
+        between: standard deviation of log medians between processes, for each run of both.
     """
-    halves = {
-        (which, end): np.log(pairs[f"time_{end}_us_{which}"] / pairs[f"time_us_{which}"]).abs()
-        / Z95
-        for which in ("old", "new")
-        for end in ("lo", "hi")
-    }
-    # A ratio of one case in two processes contains the difference between processes once.
-    apart = max((value for part in between for value in part.values()), default=0.0)
-    below, above = (
-        _Z99 * np.sqrt(halves["new", one] ** 2 + halves["old", other] ** 2 + apart**2)
-        for one, other in (("lo", "hi"), ("hi", "lo"))
-    )
+
+    def error(which: str, end: str) -> pd.Series:
+        """Return the standard error of a log median, from one end of its 95% interval."""
+        return np.log(pairs[f"time_{end}_us_{which}"] / pairs[f"time_us_{which}"]).abs() / Z95
+
+    # Both recordings are two processes, so the difference between processes counts once. The
+    # largest deviation of any run stands for all cases.
+    deviation = max(between, default=0.0)
+    # The ratio, new over old, is lower if the new time is lower or the old one is higher.
+    below = _Z99 * np.sqrt(error("new", "lo") ** 2 + error("old", "hi") ** 2 + deviation**2)
+    above = _Z99 * np.sqrt(error("new", "hi") ** 2 + error("old", "lo") ** 2 + deviation**2)
     return below, above
 
 
@@ -146,12 +162,12 @@ def ratio_verdicts(ratio: pd.Series, lo: pd.Series, hi: pd.Series) -> np.ndarray
 def summarise(comparison: Comparison) -> list[dict[str, Any]]:
     """Return one row per class of shape, dtype and implementation, and one for all of them."""
     table = comparison.table
-    groups = table.groupby(["op", "class", "dtype", "implementation"], sort=True)
-    parts = [
-        (dict(zip(("op", "class", "dtype", "implementation"), key, strict=True)), rows)
-        for key, rows in groups
+    columns = ["op", "class", "dtype", "implementation"]
+    groups = [
+        (dict(zip(columns, key, strict=True)), rows)
+        for key, rows in table.groupby(columns, sort=True)
     ]
-    every = dict.fromkeys(("op", "class", "dtype", "implementation"), "all")
+    all_cases = (dict.fromkeys(columns, "all"), table)
     return [
         {
             **names,
@@ -160,12 +176,12 @@ def summarise(comparison: Comparison) -> list[dict[str, Any]]:
             "ratio": geometric_mean(rows["ratio"]),
             "worst": float(rows["ratio"].max()),
         }
-        for names, rows in [*parts, (every, table)]
+        for names, rows in [*groups, all_cases]
     ]
 
 
 def comparison_json(comparison: Comparison) -> dict[str, Any]:
-    """Return everything for JSON: summary, counts, and each case by its identity."""
+    """Return the whole comparison for JSON: summary, counts, and each case by its identity."""
     columns = [*IDENTITY, "old_us", "new_us", "ratio", "ratio_lo", "ratio_hi", "verdict"]
     cases = comparison.table[columns].astype(object)
     lost = comparison.lost.astype(object)
@@ -174,7 +190,7 @@ def comparison_json(comparison: Comparison) -> dict[str, Any]:
         "old": comparison.old.run["run"],
         "new": comparison.new.run["run"],
         "software": {name: list(pair) for name, pair in comparison.software.items()},
-        "health": [r.health.get("verdict") for r in (comparison.old, comparison.new)],
+        "health": [side.health.get("verdict") for side in (comparison.old, comparison.new)],
         "counts": comparison.counts(),
         "lost": lost.where(lost.notna(), None).to_dict("records"),
         "only_old": comparison.only_old,
@@ -185,10 +201,13 @@ def comparison_json(comparison: Comparison) -> dict[str, Any]:
 
 
 def comparison_text(comparison: Comparison) -> str:
-    """Return a text of changed versions, counts, the most changed cases, and classes."""
+    """Return text for people: changed versions, counts, the most changed cases, and the classes."""
     counts = comparison.counts()
     table = comparison.table
-    versions = [f"{n} {a or '–'} → {b or '–'}" for n, (a, b) in comparison.software.items()]
+    versions = [
+        f"{name} {old or '–'} → {new or '–'}" for name, (old, new) in comparison.software.items()
+    ]
+    # 1. Describe the recordings, and count the cases.
     lines = [
         f"{comparison.new.machine.name}: {comparison.old.run['run']} → {comparison.new.run['run']}",
         f"versions: {', '.join(versions) or 'the same'}",
@@ -197,9 +216,10 @@ def comparison_text(comparison: Comparison) -> str:
         f"{len(table)} cases in both: "
         + ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
         + f"; geometric mean of the ratios {geometric_mean(table['ratio']):.3f}",
-        f"only in the old: {comparison.only_old}, only in the new: {comparison.only_new}, "
+        f"cases only in the old: {comparison.only_old}, only in the new: {comparison.only_new}, "
         f"without a time now: {len(comparison.lost)}",
     ]
+    # 2. List the most changed cases, and those that have lost their time.
     for verdict, ascending in (("slower", False), ("faster", True)):
         rows = table[table["verdict"] == verdict].sort_values("ratio", ascending=ascending)
         lines += ["", f"{verdict}: {len(rows)}"] if len(rows) else []
@@ -211,6 +231,7 @@ def comparison_text(comparison: Comparison) -> str:
         )
         for row in comparison.lost.head(_MAX_LISTED).to_dict("records")
     ]
+    # 3. Summarise each class in a table.
     lines += [
         "",
         f"{'class':24}{'dtype':6}{'by':20}{'cases':>6}{'slower':>8}{'faster':>8}"

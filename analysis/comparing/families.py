@@ -1,9 +1,9 @@
 """Compare hand-written kernels with the vendor library, by class of shape, from one recording.
 
-A ratio is the vendor library's time over the kernel's, so above 1 the kernel is faster. The library
-has its best time, including its autotuner's if that was measured. A kernel runs with the config
-that it chose without measuring. Where a sweep timed all candidates, the chosen config is also
-compared with the best of them.
+A ratio is the vendor library's time over the kernel's. If it is above 1, the kernel is faster. The
+library's time is its best one, including that of its autotuner if it was measured. The kernel's
+time is that of the config which the kernel chose without measuring. Where a sweep timed all
+candidates, the chosen config is also compared with the best of them.
 """
 
 from __future__ import annotations
@@ -34,24 +34,26 @@ _TIMES = ["time_us", "steady_log", "steady_error"]
 
 
 def compare_families(recording: Recording) -> pd.DataFrame:
-    """Return one row per shape and family, and one per shape for :data:`BEST`.
+    """Compare each family of hand-written kernels with the vendor library, shape by shape.
 
     Returns:
-        The columns problem, op, class, family, config, library_us, time_us, ratio, ratio_lo,
-        ratio_hi (of a repetition), found and best_config. ``found`` is the chosen config's speed
-        over that of the best candidate, at most 1. ``found`` and ``best_config`` are missing unless
-        all candidates were tried.
+        One row per shape and family, and one per shape for :data:`BEST`. The columns are problem,
+        op, class, family, config, library_us, time_us, ratio, ratio_lo, ratio_hi, found and
+        best_config. The interval of the ratio is that of a repetition. ``found`` is the chosen
+        config's speed over that of the best candidate, at most 1. ``found`` and ``best_config`` are
+        missing unless all candidates were tried.
 
     Raises:
         UserError: if no shape was timed with both a hand-written kernel and the vendor library.
     """
-    rows = recording.products
-    rows = with_steady_times(bursts(rows).reset_index(drop=True), recording)
+    # 1. Pair the library's best time of each shape with that of each family's chosen config.
+    rows = bursts(recording.products).reset_index(drop=True)
+    rows = with_steady_times(rows, recording)
     rows["problem"] = problems_of(rows)
-    by_hand = rows["implementation"].isin(list(HAND_WRITTEN))
-    searched = rows["sweep"].isin(_SEARCHES)
-    library = _fastest(rows[~by_hand], ["problem"])
-    chosen = _fastest(rows[by_hand & ~searched], ["problem", "implementation"])
+    is_hand_written = rows["implementation"].isin(list(HAND_WRITTEN))
+    is_search = rows["sweep"].isin(_SEARCHES)
+    library = _fastest(rows[~is_hand_written], ["problem"])
+    chosen = _fastest(rows[is_hand_written & ~is_search], ["problem", "implementation"])
     pairs = chosen.join(library[_TIMES].add_suffix("_library"), on="problem", how="inner")
     if pairs.empty:
         raise UserError(
@@ -59,7 +61,9 @@ def compare_families(recording: Recording) -> pd.DataFrame:
             f"{target('families', 'record --part kernels')} measures them on a GPU of sm_80 or "
             "later."
         )
+    # 2. Compute the ratios.
     library_times = pairs[[f"{name}_library" for name in _TIMES]].set_axis(_TIMES, axis=1)
+    ratios = steady_ratio(library_times, pairs)
     table = pd.DataFrame(
         {
             "problem": pairs.index.get_level_values("problem"),
@@ -67,13 +71,13 @@ def compare_families(recording: Recording) -> pd.DataFrame:
             "config": pairs["config"].to_numpy(),
             "library_us": pairs["time_us_library"].to_numpy(),
             "time_us": pairs["time_us"].to_numpy(),
-            **{
-                name: ratio.to_numpy() for name, ratio in steady_ratio(library_times, pairs).items()
-            },
+            **{name: ratio.to_numpy() for name, ratio in ratios.items()},
         }
     )
+    # 3. Compare the chosen configs with the best candidates, where all of these were tried.
     complete = _fully_searched(recording)
-    table = _with_search(table, rows[by_hand & searched], complete)
+    table = _with_search(table, rows[is_hand_written & is_search], complete)
+    # 4. Add the fastest family of each shape.
     best = table.loc[table.groupby("problem", sort=False)["time_us"].idxmin()]
     best = best.assign(family=BEST, found=np.nan, best_config=None)
     table = pd.concat([table, best], ignore_index=True)
@@ -83,9 +87,10 @@ def compare_families(recording: Recording) -> pd.DataFrame:
 
 
 def shape_class(problem: Problem) -> str:
-    """Return the problem's class; tf32 with operands that are not K-major has a separate one.
+    """Return the problem's class; tf32 in other layouts than nt is a separate class.
 
-    Hopper's Tensor Cores take tf32 only from layout nt. Other layouts are slow with any kernel.
+    Hopper's Tensor Cores read tf32 operands only in layout nt, in which both are contiguous along
+    K. Other layouts are therefore slow with any kernel.
     """
     if isinstance(problem, Gemm) and problem.dtype == "tf32" and problem.layout != "nt":
         return "tf32, not nt"
@@ -95,10 +100,10 @@ def shape_class(problem: Problem) -> str:
 def summarise(table: pd.DataFrame) -> list[dict[str, Any]]:
     """Return one row per family and class, and one per family for all classes (``all``).
 
-    ``ratio`` is the geometric mean over the number of ``shapes``. ``wins`` and ``clear_wins`` are
-    the shares of ratios above 1 and of intervals above 1. ``worst`` is the smallest ratio, and
-    ``worst_shape`` is its shape. ``found`` is the geometric mean of the chosen configs' speeds over
-    the best candidates'.
+    ``shapes`` is the number of shapes, and ``ratio`` is the geometric mean of their ratios.
+    ``wins`` is the share of ratios above 1, and ``clear_wins`` is the share of intervals above 1.
+    ``worst`` is the smallest ratio, and ``worst_shape`` is its shape. ``found`` is the geometric
+    mean, over the ``searched`` shapes, of the chosen config's speed over the best candidate's.
     """
     summary = []
     for (op, family), rows in table.groupby(["op", "family"], sort=False):
@@ -145,7 +150,7 @@ def _fastest(rows: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
 
 
 def _fully_searched(recording: Recording) -> set[tuple[Problem, str]]:
-    """Return the shapes and families for which every candidate was tried, timed or failed."""
+    """Return the shapes and families of which every candidate was tried, even if some failed."""
     plan = recording.run["plan"]
     if any(sweep in _SEARCHES for sweep in plan["left_out"]):
         return set()
@@ -183,11 +188,11 @@ def _markdown(recording: Recording, summary: list[dict[str, Any]]) -> str:
         "",
         plain(recording.caption()).replace("  ·  ", ", ") + ".",
         "",
-        "A ratio is the vendor library's time over the kernel's, as geometric mean over the "
-        "shapes: above 1 the kernel is faster. The vendor library runs its own choice or its "
-        "autotuner's, whichever is faster; a kernel runs the config that it chose without "
-        "measuring. *Found* is the speed of the chosen config relative to the best of all "
-        f"candidates, where all were timed. *{BEST}* takes the fastest family for each shape.",
+        "A ratio is the vendor library's time over the kernel's, so the kernel is faster if it is "
+        "above 1. The table has the geometric mean over the shapes. The vendor library runs its "
+        "own choice or its autotuner's, whichever is faster; a kernel runs the config that it "
+        "chose without measuring. *Found* is the speed of the chosen config relative to the best "
+        f"of all candidates, where all were tried. *{BEST}* is the fastest family of each shape.",
     ]
     for op in dict.fromkeys(row["op"] for row in summary):
         lines += [

@@ -5,8 +5,8 @@ The answer is one of three:
 - ``fail``: at least one case is slower than before, beyond doubt, and its ratio is at or above the
   threshold; or a case has lost its time. A slower case fails only if each version has three
   processes.
-- ``pass``: no case is, and every case is either shown to be below the threshold, or would have been
-  found if it were as slow as the threshold.
+- ``pass``: there is no such case, and every case is either shown to be below the threshold, or
+  would have been found if it were as slow as the threshold.
 - ``cannot tell``: everything else, with what is missing: rounds, or processes.
 
 *Beyond doubt* means that the one-sided test of "this case did not become slower than the others"
@@ -187,8 +187,8 @@ def _are_enough(processes: tuple[int, int]) -> bool:
 def judge_shift(shift: CommonShift | None, limit: float) -> tuple[str, float]:
     """Return the verdict on the common shift, and the part of it that counts in each case.
 
-    A shift that may be a difference between runs does not count. If it reaches the threshold all
-    the same, nothing can be told.
+    A shift that may be a difference between runs does not count. If such a shift reaches the
+    threshold, the verdict is :data:`UNCLEAR`.
     """
     if shift is None:
         return "", 0.0
@@ -200,7 +200,7 @@ def judge_shift(shift: CommonShift | None, limit: float) -> tuple[str, float]:
 
 
 def _reach(freedom: Any, probability: float) -> Any:
-    """Return the detectable change in standard errors, of a test with that error probability.
+    """Return the detectable change, in standard errors, of a test with this error probability.
 
     A change of ``k`` estimated standard errors is found in a new run if its test statistic exceeds
     the critical value ``t``. Both the standard error that ``k`` counts and that of the new run are
@@ -347,7 +347,7 @@ def _shift_sentence(result: GateResult, shift: CommonShift) -> str:
 
 
 def _listed(result: GateResult, cases: np.ndarray, title: str, order: Reals) -> list[str]:
-    """Return the lines about some cases, those of the largest ``order`` first."""
+    """Return the lines about some cases, in descending order of their values in ``order``."""
     chosen = [i for i in np.argsort(-order, kind="stable") if cases[i]]
     if not chosen:
         return []
@@ -411,7 +411,7 @@ def _detectable_shift(shift: CommonShift) -> float:
 
 
 def _largest(values: Reals) -> float:
-    """Return the largest value; NaN if any is."""
+    """Return the largest value; NaN if any value is NaN."""
     return float(np.max(values))
 
 

@@ -1,1 +1,1 @@
-"""Judge several GPUs of one model by anchors that all of them timed: which is slow, and why."""
+"""Judge several GPUs of one model by cases that all of them timed: which GPU is slow, and why."""

@@ -1,10 +1,10 @@
 """Read anchors.csv: the times of the same few cases on each GPU of a recording.
 
-Jobs see the speed that is left when a GPU computes without a pause. Short bursts run at boost
-clocks, which hide differences in silicon, cooling and power supply. A survey of large systems with
-long-running programs found that GPUs of one model vary by 8% on average and by 22% at most (P.
-Sinha and others, "Not All GPUs Are Created Equal", arXiv 2208.11035). Some anchors are therefore
-sustained, and the speed of a GPU is its speed in those.
+These cases are called anchors. A job runs at the speed that a GPU sustains without pauses. Short
+bursts run at boost clocks, which hide differences in silicon, cooling and power supply. A survey of
+large systems with long-running programs found that GPUs of one model vary by 8% on average and by
+22% at most (P. Sinha and others, "Not All GPUs Are Created Equal", arXiv 2208.11035). Some anchors
+are therefore sustained, and the speed of a GPU is its speed in those.
 """
 
 from __future__ import annotations
@@ -34,25 +34,36 @@ Array = NDArray[np.float64]
 
 FILE = "anchors.csv"
 KINDS = ("sustained", "burst", "memory", "small")
-"""Kinds of anchor by what limits them: sustained compute, compute in bursts, memory, launch."""
+"""Kinds of anchor by their limit: sustained compute, compute in bursts, memory, launches."""
 
 SENSORS = ("sm_mhz", "power_w", "temp_c")
 _TIMES = ("time_us", "time_lo_us", "time_hi_us")
 _ORDINALS = ("gpu", "node")
-_KINDS = dict.fromkeys(ANCHOR_COLUMNS, "text") | dict.fromkeys(
+_COLUMN_KINDS = dict.fromkeys(ANCHOR_COLUMNS, "text") | dict.fromkeys(
     (*_ORDINALS, "samples", *_TIMES, *SENSORS), "real"
 )
 
-_LAUNCH = 5e-6  # seconds; work that needs less takes as long as its launch
-_LONGEST = 1e12  # microseconds; eleven days
+_LAUNCH = 5e-6  # seconds; work that needs less time takes as long as its launch
+_LONGEST = 1e12  # longest time that is accepted, in microseconds: 11.6 days
+_COLDEST = -300  # lower limit of a temperature in °C, below absolute zero
+_UNREACHABLE = 1e9  # upper limit of sensor readings, which no machine reaches
 _MOMENT = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d"
-_HASH = r"[0-9a-f]{4,32}|"
+_HASH = r"[0-9a-f]{4,32}|"  # a GPU without an id has empty text
 _RESTORE = "Restore the file, or move it away and measure the anchors again."
 
 
 @dataclass(frozen=True)
 class FleetDevice:
-    """A GPU as the recording names it; ``gpu`` is None in a recording of a CPU."""
+    """A GPU, or the CPU of one worker, as the recording names it.
+
+    Attributes:
+        gpu: number of the GPU on its node; None for a CPU.
+        id: hash that identifies the GPU; empty if it is unknown.
+        node: number of the node; None if it is unknown.
+        worker: name of the worker that measured on the device.
+        power_limit_w: power limit in watts; NaN if it is unknown.
+        sm_limit_mhz: limit of the SM clock in MHz; NaN if it is unknown.
+    """
 
     gpu: int | None
     id: str
@@ -88,7 +99,7 @@ class Fleet:
 
 @dataclass(frozen=True)
 class Anchors:
-    """Fleet of a recording, its machine, and a sentence for each line that was left out."""
+    """A recording without its rows, its fleet, and a sentence for each line that was left out."""
 
     recording: Recording
     fleet: Fleet
@@ -98,7 +109,7 @@ class Anchors:
 def read_anchors(folder: Path) -> Anchors:
     """Read the anchors of a recording.
 
-    If several runs timed an anchor on a GPU, the latest of them counts.
+    If several runs timed an anchor on a GPU, the latest run counts.
 
     Raises:
         UserError: if a file is missing, unreadable or of another version, or is too badly damaged.
@@ -106,7 +117,7 @@ def read_anchors(folder: Path) -> Anchors:
     run = load_run(folder)
     machine = Machine.from_json(run["machine"])
     path = folder / FILE
-    table = read_csv(path, _KINDS, _RESTORE, optional=("energy_j",))
+    table = read_csv(path, _COLUMN_KINDS, _RESTORE, optional=("energy_j",))
     cases, places = _cases(table.rows)
     rows = _checked(table.rows.assign(case=places), table.faults)
     damaged = table.faults.leave_out()
@@ -121,7 +132,7 @@ def anchor_folders(place: Path) -> list[Path]:
     """Return the recordings with anchors: the folder itself, or all that lie directly in it.
 
     Raises:
-        UserError: if there is none.
+        UserError: if there is no such recording.
     """
     if (place / "run.json").exists():
         if not (place / FILE).exists():
@@ -134,12 +145,12 @@ def anchor_folders(place: Path) -> list[Path]:
 
 
 def kind_of(case: Case, machine: Machine) -> str:
-    """Return the kind of anchor that a case is, one of :data:`KINDS`.
+    """Return the kind of a case as an anchor, one of :data:`KINDS`.
 
-    The kind is the limit of the case according to the machine's ceilings.
+    The machine's peak and bandwidth decide what limits the case.
     """
     work = case.problem
-    # Without a known peak, only the bytes count.
+    # If the peak is unknown, only the memory time counts.
     compute_seconds = work.flops / machine.peaks.get(work.dtype, math.inf)
     memory_seconds = work.bytes / machine.bandwidth
     if max(compute_seconds, memory_seconds) < _LAUNCH:
@@ -155,12 +166,15 @@ def _written_by() -> str:
 
 
 def _cases(rows: pd.DataFrame) -> tuple[list[Case], list[int]]:
-    """Return the cases of a table, and for each row the position of its case; -1 if invalid."""
+    """Return the distinct cases of a table, and the position of each row's case among them.
+
+    The position is -1 if the row does not describe a case.
+    """
     position_of: dict[tuple[str, ...], int] = {}
     cases: list[Case] = []
     positions = []
     for row in rows[list(IDENTITY)].to_dict("records"):
-        # Many rows have the same case, which is made only once.
+        # Many rows have the same case, so each case is constructed only once.
         identity = tuple(row.values())
         if identity not in position_of:
             case = _case(row)
@@ -174,7 +188,7 @@ def _cases(rows: pd.DataFrame) -> tuple[list[Case], list[int]]:
 
 
 def _case(row: Mapping[str, str]) -> Case | None:
-    """Return the case that the columns of a row describe; None if they describe none."""
+    """Return the case that the columns of a row describe; None if they are invalid."""
     try:
         case = Case.from_columns(row)
     except (UserError, ValueError, TypeError, KeyError, OverflowError):
@@ -183,27 +197,27 @@ def _case(row: Mapping[str, str]) -> Case | None:
 
 
 def _checked(rows: pd.DataFrame, faults: Faults) -> pd.DataFrame:
-    """Record what is impossible about the rows; return the rows with printable names."""
+    """Record the faults of the rows; return the rows with printable names of run and worker."""
     for name in ("run", "worker"):
         rows = rows.assign(**{name: rows[name].map(printable)})
-    faults.tell(rows["case"] < 0, "its columns do not describe a case")
-    faults.tell(~rows["phase"].isin(PHASES), f"phase is not one of {', '.join(PHASES)}")
-    faults.tell(~rows["time_utc"].str.match(_MOMENT), "time_utc is not a UTC time")
-    faults.tell(~rows["gpu_id"].str.fullmatch(_HASH), "gpu_id is not a hash")
+    faults.record(rows["case"] < 0, "its columns do not describe a case")
+    faults.record(~rows["phase"].isin(PHASES), f"phase is not one of {', '.join(PHASES)}")
+    faults.record(~rows["time_utc"].str.match(_MOMENT), "time_utc is not a UTC time")
+    faults.record(~rows["gpu_id"].str.fullmatch(_HASH), "gpu_id is not a hash")
     for name in _ORDINALS:
         value = rows[name]
         is_ordinal = (value >= 0) & (value < 2**31) & (value % 1 == 0)
-        faults.tell(value.notna() & ~is_ordinal, f"{name} is not an ordinal")
+        faults.record(value.notna() & ~is_ordinal, f"{name} is not an ordinal")
     time, lo, hi = rows["time_us"], rows["time_lo_us"], rows["time_hi_us"]
-    faults.tell(~((time > 0) & (time <= _LONGEST)), "time_us is not a valid time")
+    faults.record(~((time > 0) & (time <= _LONGEST)), "time_us is not a valid time")
     has_interval = lo.notna() | hi.notna()
     contains_time = (lo > 0) & (lo <= time) & (time <= hi) & (hi <= _LONGEST)
-    faults.tell(has_interval & ~contains_time, "its interval does not contain the time")
-    faults.tell(~(rows["samples"] >= 1), "it has no samples")
+    faults.record(has_interval & ~contains_time, "its interval does not contain the time")
+    faults.record(~(rows["samples"] >= 1), "it has no samples")
     for name in SENSORS:
-        least = -300 if name == "temp_c" else 0
-        is_possible = (rows[name] >= least) & (rows[name] < 1e9)
-        faults.tell(rows[name].notna() & ~is_possible, f"{name} is out of range")
+        least = _COLDEST if name == "temp_c" else 0
+        is_possible = (rows[name] >= least) & (rows[name] < _UNREACHABLE)
+        faults.record(rows[name].notna() & ~is_possible, f"{name} is out of range")
     return rows
 
 
@@ -218,7 +232,7 @@ def _fleet(
         machine: the machine.
         run: the run.json of the recording.
     """
-    # 1. Identify each device by its id. A GPU without an id is identified by its place.
+    # 1. Identify each device by its id, or by its node, GPU number and worker if it has no id.
     place = table["worker"]
     for name in _ORDINALS:
         place = table[name].fillna(-1).astype(str) + " " + place
@@ -228,7 +242,7 @@ def _fleet(
     latest_run = table.groupby(["device", "case"])["run"].transform("last")
     table = table[table["run"] == latest_run]
     table = table.drop_duplicates(["device", "case", "phase"], keep="last")
-    # 3. Number the devices, in the order of their nodes, and the cases that are left.
+    # 3. Number the devices in the order of their nodes, and number the cases that are left.
     latest_rows = table.drop_duplicates("device", keep="last")
     latest_rows = latest_rows.sort_values(["node", "gpu", "device"])
     device_numbers = {device: number for number, device in enumerate(latest_rows["device"])}
@@ -267,21 +281,26 @@ def _fleet(
 
 
 def standard_error(log_lo: Array, log_hi: Array) -> Array:
-    """Return the standard error of the log of a median, given the log ends of its 95% interval."""
+    """Return the standard error of a log median, given both ends of its log 95% interval."""
     return (log_hi - log_lo) / (2 * Z95)
 
 
-def _devices(last: pd.DataFrame, run: Mapping[str, Any]) -> tuple[FleetDevice, ...]:
-    """Return the devices of the latest rows, with their facts in run.json."""
+def _devices(latest_rows: pd.DataFrame, run: Mapping[str, Any]) -> tuple[FleetDevice, ...]:
+    """Return the device of each row, with its limits from run.json.
+
+    Args:
+        latest_rows: the latest row of each device.
+        run: the run.json of the recording.
+    """
     entries = run.get("gpus", [])
     by_id = {entry["id"]: entry for entry in entries if entry.get("id")}
     by_place = {(entry["node"], entry["gpu"]): entry for entry in entries}
     devices = []
-    for row in last.to_dict("records"):
+    for row in latest_rows.to_dict("records"):
         gpu = None if math.isnan(row["gpu"]) else int(row["gpu"])
         node = None if math.isnan(row["node"]) else int(row["node"])
         facts = by_id.get(row["gpu_id"], {})
-        # A place only tells a GPU within one run.
+        # Node and GPU number identify a GPU only within one run.
         if not row["gpu_id"] and row["run"] == run["run"]:
             facts = by_place.get((node, gpu), {})
         devices.append(
@@ -290,7 +309,7 @@ def _devices(last: pd.DataFrame, run: Mapping[str, Any]) -> tuple[FleetDevice, .
                 id=row["gpu_id"],
                 node=node,
                 worker=row["worker"],
-                # A limit that is missing or 0 is not known.
+                # A limit that is missing or 0 is unknown.
                 power_limit_w=facts.get("power_limit_w") or math.nan,
                 sm_limit_mhz=facts.get("sm_limit_mhz") or math.nan,
             )

@@ -1,8 +1,8 @@
 """Explain slow GPUs by their clocks, and low clocks by their reasons.
 
-The speed of arithmetic is proportional to the clock. A GPU whose clock is lower by as much as its
-speed therefore computes as it should. A clock is held back by limits that somebody set, by heat, or
-by power.
+The speed of arithmetic is proportional to the clock. If a GPU's clock is as far below the others as
+its speed is, the clock therefore explains why the GPU is slow. A clock is lowered by a limit that
+somebody set, by heat, or by the power limit.
 """
 
 from __future__ import annotations
@@ -18,14 +18,16 @@ from analysis.fleet.speeds import AnchorSpeeds, deviation_of, median_of
 from sweeps.timing.telemetry import RETRY
 
 POWER_CAP = "sw_power_cap"
-"""Reason that is normal for large GEMMs, unless only few GPUs of the fleet report it."""
+"""Reason for a low clock that large GEMMs normally cause. It explains a slow GPU only if most other
+GPUs did not report it."""
 
 _SAME_CLOCK = 0.01  # ordinary difference between clocks of busy GPUs: one or two steps of 15 MHz
 _MOST = 0.5  # share of the slowness that a clock must explain to be its cause
-_FULL_POWER = 0.97  # share of the limit that counts as all of it
-_LOWER = 0.99  # share of the other GPUs' limit below which a limit is lower
-_HOTTER = 5.0  # °C above the fleet's median, if that is more than its ordinary spread
-_ORDINARY = 2.0  # standard deviations that are an ordinary spread
+_MAJORITY = 0.5  # share of the GPUs from which on a power cap is normal for the fleet
+_FULL_POWER = 0.97  # share of its power limit from which on a GPU counts as being at the limit
+_LOWER = 0.99  # share of the fleet's median limit below which a limit counts as lower
+_HOTTER = 5.0  # °C above the fleet's median from which on a GPU may count as hotter
+_ORDINARY = 2.0  # standard deviations of the temperature that a hotter GPU must also exceed
 
 
 @dataclass(frozen=True)
@@ -46,12 +48,12 @@ def clock_cause(fleet: Fleet, speeds: AnchorSpeeds, i: int, margin: float) -> Sl
     Args:
         fleet: the fleet.
         speeds: speeds in the kind of compute in which the device is slow.
-        i: number of the device.
-        margin: the part of the slowness that may remain unexplained.
+        i: position of the device in the fleet.
+        margin: part of the slowness that may remain unexplained, as a fraction of the speed.
     """
-    # Both are logarithms over the fleet's median, so they are negative for a slow device.
+    # Both are log ratios to the fleet's median, so they are negative for a slow device.
     clock, speed = float(speeds.clock[i]), float(speeds.log[i])
-    # 1. Without a lower clock, the clock is not the cause.
+    # 1. The clock is not the cause if it is unknown or not lower than that of the others.
     if math.isnan(clock):
         return SlowCause("", "No clock was recorded, so the cause is unknown.")
     reported = [reason for reason in reasons(speeds, i) if reason in RETRY]
@@ -65,7 +67,8 @@ def clock_cause(fleet: Fleet, speeds: AnchorSpeeds, i: int, margin: float) -> Sl
     lower = f"Its clock is {-math.expm1(clock):.1%} lower"
     causes = list(_clock_causes(fleet, speeds, i))
     explanation = "; ".join(words for _, words in causes) or "no reason is reported for that"
-    # 3. The clock is the cause if it leaves less than the margin unexplained, and explains most.
+    # 3. The clock is the cause if it explains most of the slowness and leaves less than the margin
+    #    unexplained.
     leaves_too_much = speed - clock < math.log1p(-margin)
     explains_too_little = clock > _MOST * speed
     if leaves_too_much or explains_too_little:
@@ -89,13 +92,13 @@ def _clock_causes(fleet: Fleet, speeds: AnchorSpeeds, i: int) -> Iterator[tuple[
     for reason in reasons(speeds, i):
         if reason in RETRY:
             yield reason, f"it reported {reason}"
-    # 2. Power. Without a known limit, the device's own report has to do.
+    # 2. Power. If the limit is unknown, a power cap that the device reported is used instead.
     watts, usual_watts = device.power_limit_w, _usual_limit(fleet, "power_limit_w")
     power = float(speeds.sensors["power_w"][i])
     if watts < _LOWER * usual_watts:
         yield (
             "lower power limit",
-            f"its power limit is {watts:.0f} W, the others' {usual_watts:.0f} W",
+            f"its power limit is {watts:.0f} W, that of the others {usual_watts:.0f} W",
         )
     elif power >= _FULL_POWER * watts:
         yield "power limit", f"it draws its full power limit, {power:.0f} of {watts:.0f} W"
@@ -107,12 +110,12 @@ def _clock_causes(fleet: Fleet, speeds: AnchorSpeeds, i: int) -> Iterator[tuple[
     if hotter[i] > max(_HOTTER, _ORDINARY * deviation_of(hotter)):
         yield (
             "temperature",
-            f"it is {hotter[i]:.0f} °C hotter than the others, {temperature[i]:.0f} °C",
+            f"it is {hotter[i]:.0f} °C hotter than the others, at {temperature[i]:.0f} °C",
         )
 
 
 def _usual_limit(fleet: Fleet, name: str) -> float:
-    """Return the median of the devices' limits."""
+    """Return the median over the devices of one of their limits, such as ``power_limit_w``."""
     limits: Array = np.array([getattr(device, name) for device in fleet.devices], dtype=float)
     return float(median_of(limits))
 
@@ -120,4 +123,4 @@ def _usual_limit(fleet: Fleet, name: str) -> float:
 def _capped_unlike_others(speeds: AnchorSpeeds, i: int) -> bool:
     """Return True if a device reported a power cap and most others did not."""
     capped = speeds.throttled.get(POWER_CAP)
-    return capped is not None and bool(capped[i]) and float(capped.mean()) < _MOST
+    return capped is not None and bool(capped[i]) and float(capped.mean()) < _MAJORITY

@@ -1,9 +1,9 @@
-"""Verdicts: which GPUs are slow beyond doubt, which throttled, and a sentence about each.
+"""Judge which GPUs are significantly slow and which throttled, with a sentence about each GPU.
 
-A GPU is slow if its whole interval is further below the fleet's median than a margin. This does not
-make it an outlier: where GPUs differ by 3%, one of 64 that is 6% below the median is an ordinary
-one of them, and it is slow all the same. The sentence about a slow GPU therefore says whether it is
-ordinary for the fleet's spread.
+A GPU is slow if its whole 95% interval is more than a margin below the fleet's median. A slow GPU
+need not be an outlier: if the speeds of 64 GPUs have a standard deviation of 3%, one of the GPUs is
+expected to be 6% below the median. The sentence about a slow GPU therefore says whether the fleet's
+spread explains it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ KIND_WORDS = {
 }  # fmt: skip
 COMPUTE = ("sustained", "burst")
 
-_CHANCE = 0.05  # a GPU is ordinary if an ordinary fleet has one as slow with this probability
+_CHANCE = 0.05  # expected number of GPUs as slow in a normal fleet from which on one is ordinary
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,9 @@ class DeviceVerdict:
         verdict: one of :data:`VERDICTS`.
         slow: kinds of anchor in which the device is slow.
         explained: code of the cause; empty if the device is not slow or nothing explains it.
-        throttled: abnormal reasons for throttling that the device ever reported.
-        in_spread: True if a slow device is ordinary for the fleet's spread, False if it is not;
-            None if this is not known or the device is not slow.
+        throttled: abnormal reasons for throttling that the device reported for any anchor.
+        in_spread: True if the fleet's spread explains that the device is slow, False if it does
+            not; None if this is unknown or the device is not slow.
         sentence: the verdict in words.
     """
 
@@ -59,13 +59,13 @@ class DeviceVerdict:
 def name_of(device: FleetDevice, several_nodes: bool) -> str:
     """Name a device for people, such as ``GPU 3 (ab12cd34) of node 1``.
 
-    A CPU has the name of the worker that measured there.
+    A CPU is named after the worker that measured on it.
     """
-    of_node = f" of node {device.node}" if several_nodes and device.node is not None else ""
+    node_text = f" of node {device.node}" if several_nodes and device.node is not None else ""
     if device.gpu is None:
-        return f"worker {device.worker}{of_node}"
+        return f"worker {device.worker}{node_text}"
     id_text = f" ({device.id})" if device.id else ""
-    return f"GPU {device.gpu}{id_text}{of_node}"
+    return f"GPU {device.gpu}{id_text}{node_text}"
 
 
 def names_of(fleet: Fleet) -> list[str]:
@@ -82,11 +82,11 @@ def judge(fleet: Fleet, speeds: FleetSpeeds, margin: float) -> list[DeviceVerdic
         speeds: speeds of that fleet.
         margin: how far a speed must be below the fleet's median to count as slow, as a fraction.
     """
-    # Two GPUs do not show which one is slow.
+    # With only two GPUs, nothing shows which one is normal, so none is called slow.
     is_slow: dict[str, NDArray[np.bool_]] = {}
     if len(fleet.devices) >= MIN_GPUS:
-        is_slow = {kind: of_kind.beyond(margin) for kind, of_kind in speeds.kinds.items()}
-    # Whether each device reported a reason in any phase and for any anchor.
+        is_slow = {kind: kind_speeds.beyond(margin) for kind, kind_speeds in speeds.kinds.items()}
+    # For each abnormal reason, whether a device reported it in any phase and for any anchor.
     has_throttled = {
         reason: np.asarray(seen.any(axis=(0, 2)))
         for reason, seen in fleet.throttled.items()
@@ -109,10 +109,16 @@ def _verdict(
     slow: tuple[str, ...],
     throttled: tuple[str, ...],
 ) -> DeviceVerdict:
-    """Return the verdict on device ``i``.
+    """Return the verdict on one device.
 
-    ``slow`` has the kinds of anchor in which it is slow, and ``throttled`` the abnormal reasons for
-    throttling that it reported.
+    Args:
+        fleet: the times of the anchors.
+        speeds: speeds of the fleet.
+        margin: how far a speed must be below the fleet's median to count as slow, as a fraction.
+        i: position of the device.
+        name: name of the device.
+        slow: kinds of anchor in which the device is slow.
+        throttled: abnormal reasons for throttling that the device reported.
     """
     if not slow:
         verdict = THROTTLED if throttled else ORDINARY
@@ -142,7 +148,7 @@ def _slow_sentence(
         cause: the cause in words; empty if it is not known.
         in_spread: as in :class:`DeviceVerdict`.
     """
-    # The first kind is given with its interval.
+    # Only the first kind is printed with its interval.
     first_kind, *other_kinds = slow
     first = speeds.kinds[first_kind]
     others = "".join(
@@ -157,8 +163,8 @@ def _slow_sentence(
     if in_spread:
         count = int(np.isfinite(speeds.kinds[speeds.overall].log).sum())
         sentences.append(
-            f"With a spread of {speeds.spread:.1%} between GPUs, one in {count} is expected to be "
-            "this slow."
+            f"With a spread of {speeds.spread:.1%} between GPUs, a fleet of {count} may well have "
+            "one that is this slow."
         )
     elif in_spread is False:
         sentences.append(
@@ -179,7 +185,9 @@ def _cause(
     if slow_compute:
         return clock_cause(fleet, speeds.kinds[slow_compute[0]], i, margin)
     # If its compute was not timed, nothing is known about the clock.
-    timed_kinds = {kind for kind, of_kind in speeds.kinds.items() if math.isfinite(of_kind.half[i])}
+    timed_kinds = {
+        kind for kind, kind_speeds in speeds.kinds.items() if math.isfinite(kind_speeds.half[i])
+    }
     if not timed_kinds & set(COMPUTE):
         return SlowCause("", "")
     if slow == ("small",):
@@ -187,7 +195,7 @@ def _cause(
             "launches: the host", "Only its launches are slow, which points to its host."
         )
     only = " and ".join(KIND_WORDS[kind] for kind in slow)
-    verb = "are" if "small" in slow else "is"  # launches are, memory is
+    verb = "are" if "small" in slow else "is"  # "launches" is a plural, "memory" is not
     return SlowCause(
         "",
         f"Only its {only} {verb} slow; its compute is not, so the SM clock is not the cause.",
@@ -197,13 +205,13 @@ def _cause(
 def _in_spread(speeds: FleetSpeeds, i: int) -> bool | None:
     """Return True if a fleet of this size with a normal spread may well have a device this slow.
 
-    The result is None if the spread is not known.
+    The result is None if the spread is unknown.
     """
     if math.isnan(speeds.spread):
         return None
     overall = speeds.kinds[speeds.overall]
     count = int(np.isfinite(overall.log).sum())
-    # A measured speed differs from the median by the spread and by the noise of measuring.
+    # Measured speeds differ from the median because of the spread and of measurement noise.
     deviation = math.sqrt(speeds.spread**2 + float(overall.variance[i]))
     if not deviation:
         return False
@@ -214,9 +222,14 @@ def _in_spread(speeds: FleetSpeeds, i: int) -> bool | None:
 def _not_slow(
     speeds: FleetSpeeds, i: int, name: str, enough: bool, throttled: tuple[str, ...]
 ) -> str:
-    """Return the sentence about a device that is not slow beyond doubt.
+    """Return the sentence about a device that is not significantly slow.
 
-    ``enough`` is True if there are enough devices to compare it with.
+    Args:
+        speeds: speeds of the fleet.
+        i: position of the device.
+        name: name of the device.
+        enough: True if there are enough devices to compare it with.
+        throttled: abnormal reasons for throttling that the device reported.
     """
     throttling = f"{name} throttled ({', '.join(throttled)})" if throttled else ""
     if not enough or not speeds.overall:

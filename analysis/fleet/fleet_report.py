@@ -16,15 +16,22 @@ from analysis.fleet.device_verdict import KIND_WORDS, ORDINARY, SLOW, VERDICTS, 
 from analysis.fleet.speeds import MIN_GPUS, FleetSpeeds, Interference, SpeedChange, fleet_speeds
 from sweeps.store import write_json
 
-_LISTED = 20  # the most GPUs in the table, and the most sentences about single ones
-_LISTED_NODES = 5
+_LISTED = 20  # most GPUs in the table, and most sentences about single GPUs
+_LISTED_NODES = 5  # most nodes that are named one by one
 _SENSOR_HEADS = {"sm_mhz": "MHz", "power_w": "W", "temp_c": "°C"}
 _UNKNOWN = "–"
 
 
 @dataclass(frozen=True)
 class FleetReport:
-    """A fleet, its speeds, and the verdict on each device in the order of the devices."""
+    """Report on a fleet.
+
+    Attributes:
+        anchors: the recording and its fleet.
+        speeds: speeds of the fleet's devices.
+        margin: how far a speed must be below the fleet's median to count as slow, as a fraction.
+        verdicts: the verdict on each device, in the order of the devices.
+    """
 
     anchors: Anchors
     speeds: FleetSpeeds
@@ -61,10 +68,11 @@ def write_report(report: FleetReport) -> Path:
 
 
 def report_json(report: FleetReport) -> dict[str, Any]:
-    """Return everything for JSON, with the slowest GPU first.
+    """Return the whole report for JSON, with the slowest GPU first.
 
-    Numbers are fractions, and null where they are not known. ``speed`` is the speed in the kind of
-    anchors that ``speed_of`` names, which is sustained compute if there are such anchors.
+    Speeds, the spread and the margin are fractions. Unknown numbers are null. ``speed`` is the
+    speed in the kind of anchors that ``speed_of`` names. This is sustained compute if there are
+    such anchors.
     """
     speeds = report.speeds
     return {
@@ -75,11 +83,11 @@ def report_json(report: FleetReport) -> dict[str, Any]:
         "margin": report.margin,
         "interference": [
             {
-                "node": of_node.node,
-                **_change_json(of_node.all),
-                "kinds": {kind: _change_json(change) for kind, change in of_node.kinds.items()},
+                "node": on_node.node,
+                **_change_json(on_node.all),
+                "kinds": {kind: _change_json(change) for kind, change in on_node.kinds.items()},
             }
-            for of_node in speeds.interference
+            for on_node in speeds.interference
         ],
         "turns": report.anchors.recording.run.get("turns", []),
         "findings": findings(report),
@@ -88,17 +96,17 @@ def report_json(report: FleetReport) -> dict[str, Any]:
 
 
 def _gpu_json(report: FleetReport, i: int) -> dict[str, Any]:
-    """Return one GPU for JSON: its speeds, its sensors in the overall kind, and its verdict."""
+    """Return one GPU for JSON: its speeds, its verdict, and its sensors in the overall kind."""
     device = report.anchors.fleet.devices[i]
     verdict = report.verdicts[i]
     speeds = report.speeds
     kinds = {
         kind: {
-            "speed": _known(of_kind.speed[i]),
-            "lo": _known(of_kind.lo[i]),
-            "hi": _known(of_kind.hi[i]),
+            "speed": _known(kind_speeds.speed[i]),
+            "lo": _known(kind_speeds.lo[i]),
+            "hi": _known(kind_speeds.hi[i]),
         }
-        for kind, of_kind in speeds.kinds.items()
+        for kind, kind_speeds in speeds.kinds.items()
     }
     no_speed = {"speed": None, "lo": None, "hi": None}
     overall = speeds.kinds.get(speeds.overall)
@@ -136,7 +144,7 @@ def _change_json(change: SpeedChange) -> dict[str, Any]:
 
 
 def _known(value: Any) -> float | None:
-    """Return a number for JSON; None for NaN, which stands for what is not known."""
+    """Return a number for JSON; None for NaN, which stands for an unknown number."""
     return float(value) if math.isfinite(value) else None
 
 
@@ -145,7 +153,7 @@ def findings(report: FleetReport) -> list[str]:
     speeds, count = report.speeds, len(report.verdicts)
     sentences = []
     if count == 1:
-        sentences.append("There is only one GPU, so nothing can be compared with it.")
+        sentences.append("There is only one GPU, so it cannot be compared with others.")
     elif count < MIN_GPUS:
         sentences += _pair(report)
     elif speeds.overall:
@@ -156,14 +164,14 @@ def findings(report: FleetReport) -> list[str]:
 
 
 def _took_turns(nodes: Sequence[int]) -> Iterator[str]:
-    """Say on which nodes a run let the GPUs take turns."""
+    """Name the nodes on which the run let the GPUs take turns."""
     if nodes:
         noun = "node" if len(nodes) == 1 else "nodes"
         listed = ", ".join(map(str, nodes[:_LISTED_NODES]))
         more = f" and {len(nodes) - _LISTED_NODES} more" if len(nodes) > _LISTED_NODES else ""
         yield (
             f"The run's anchors showed that the GPUs of {noun} {listed}{more} slow each other "
-            "down, so they took turns: its times are of GPUs working one at a time."
+            "down. These GPUs took turns, so each time was measured while one GPU worked."
         )
 
 
@@ -175,14 +183,14 @@ def _summary(report: FleetReport) -> str:
     if not math.isnan(speeds.spread):
         spread = (
             f" GPUs differ by {speeds.spread:.1%} in {KIND_WORDS[speeds.overall]} (standard "
-            "deviation between GPUs, without the noise of measuring)."
+            "deviation between GPUs, without measurement noise)."
         )
     clause = f"{counts[SLOW]} of {count} GPUs {'is' if counts[SLOW] == 1 else 'are'} slow"
-    return f"{clause}: more than {100 * report.margin:.3g}% below the median beyond doubt.{spread}"
+    return f"{clause}: significantly more than {100 * report.margin:.3g}% below the median.{spread}"
 
 
 def _pair(report: FleetReport) -> list[str]:
-    """Say which of two GPUs is slower. Two GPUs do not show which one is normal."""
+    """Say which of two GPUs is slower; nothing shows which of the two is normal."""
     if not report.speeds.overall:
         return []
     overall = report.speeds.kinds[report.speeds.overall]
@@ -190,10 +198,11 @@ def _pair(report: FleetReport) -> list[str]:
     slower_name, faster_name = report.verdicts[slower].name, report.verdicts[faster].name
     kind = KIND_WORDS[report.speeds.overall]
     ratio = math.exp(overall.log[slower] - overall.log[faster])
-    # Each speed is relative to the middle between both, so its interval has half the ratio's width.
+    # Each speed is relative to the middle between both, so its interval is half as wide as that of
+    # the ratio.
     half = overall.half[slower] + overall.half[faster]
     least, most = 1 - ratio * math.exp(half), 1 - ratio * math.exp(-half)
-    if not least > 0:  # also true for an unknown end, which is NaN
+    if not least > 0:  # also true for NaN, an unknown end of the interval
         return [
             f"{slower_name} and {faster_name} are equally fast in {kind}, as far as the intervals "
             "show."
@@ -247,25 +256,25 @@ def _disturbed(interference: Sequence[Interference], count: int) -> list[str]:
             *sentences[:_LISTED_NODES],
             f"The same holds for {len(sentences) - _LISTED_NODES} more nodes.",
         ]
-    # 2. Say in one sentence that the others are not.
+    # 2. Say in one sentence that the other nodes are not slowed.
     if undisturbed:
         where = "the node"
         if len(interference) > 1:
             where = f"{len(undisturbed)} of {len(interference)} nodes"
         ratio = float(np.median([node_change.all.ratio for node_change in undisturbed]))
         sentences.append(
-            f"Working in parallel does not slow the GPUs of {where} by more than 1% beyond the "
-            f"interval: anchors take {ratio:.3f} times as long as one at a time."
+            f"Working in parallel does not significantly slow the GPUs of {where} by more than 1%: "
+            f"anchors take {ratio:.3f} times as long as on one GPU at a time."
         )
     return sentences
 
 
 def report_text(report: FleetReport) -> str:
-    """Return text for people: a line per GPU, the slowest first, then the findings."""
+    """Return text for people: a table of GPUs, the slowest first, then sentences about them."""
     recording, speeds = report.anchors.recording, report.speeds
     gpus = _counted(len(report.verdicts), "GPU")
     nodes = _counted(len({device.node for device in report.anchors.fleet.devices}), "node")
-    anchors = _counted(_anchors(report), "anchor")
+    anchors = _counted(len(report.anchors.fleet.kinds), "anchor")
     date = recording.run["run"][:10]
     lines = [f"{recording.machine.name}: {gpus} of {nodes}, {anchors}, measured {date}"]
     if speeds.overall:
@@ -281,13 +290,10 @@ def report_text(report: FleetReport) -> str:
     notable.sort(key=lambda verdict: VERDICTS.index(verdict.verdict))
     lines += ["", *(f"• {verdict.sentence}" for verdict in notable[:_LISTED])]
     if len(notable) > _LISTED:
-        lines.append(f"• {len(notable) - _LISTED} more of the same kind; fleet.json has them all.")
+        more = _counted(len(notable) - _LISTED, "more GPU")
+        verb = "is" if len(notable) == _LISTED + 1 else "are"
+        lines.append(f"• {more} {verb} slow or throttled; fleet.json lists them all.")
     return "\n".join([*lines, *(f"• {finding}" for finding in findings(report))])
-
-
-def _anchors(report: FleetReport) -> int:
-    """Return the number of anchors."""
-    return len(report.anchors.fleet.kinds)
 
 
 def _counted(count: int, what: str) -> str:
@@ -296,7 +302,7 @@ def _counted(count: int, what: str) -> str:
 
 
 def _table(report: FleetReport) -> Iterator[str]:
-    """Yield the lines of the table: its head, the slowest GPUs, and a line about the others."""
+    """Yield the lines of the table: the head, the slowest GPUs, and a summary of the others."""
     speeds = report.speeds
     overall = speeds.kinds[speeds.overall]
     others = [kind for kind in speeds.kinds if kind != speeds.overall]
@@ -325,10 +331,10 @@ def _table(report: FleetReport) -> Iterator[str]:
 
 
 def _percent(value: float) -> str:
-    """Format a fraction as a percentage; a dash if it is not known."""
+    """Format a fraction as a percentage, or as a dash if it is unknown."""
     return f"{value:.1%}" if math.isfinite(value) else _UNKNOWN
 
 
 def _whole(value: float) -> str:
-    """Format a reading as a whole number; a dash if it is not known."""
+    """Format a reading as a whole number, or as a dash if it is unknown."""
     return f"{value:,.0f}" if math.isfinite(value) else _UNKNOWN

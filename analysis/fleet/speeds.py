@@ -1,15 +1,16 @@
-"""Speed of each GPU compared with the others, by kind of anchor, and interference between GPUs.
+"""Compute the speed of each GPU relative to the others, and the interference between GPUs.
 
-A GPU's speed in a kind of anchor is the median over the anchors of its log speed relative to the
-fleet's median. The 95% interval reaches 1.96 standard errors to either side. The error has three
-parts, which are added as variances:
+Anchors are timed in two phases: alone (one GPU of a node at a time) and together (all GPUs of a
+node in parallel). A GPU's speed in a kind of anchor is the median over the anchors of its log speed
+relative to the fleet's median. The 95% interval reaches 1.96 standard errors to either side. The
+standard error has three parts, whose variances are added:
 
-1. how much the anchors of one GPU disagree (by the median absolute deviation, which a faulty GPU
-   does not move), or what their own intervals say if that is more;
-2. how much a GPU's speed changes from one time to the next, by the change of its bursts between
-   both phases compared with its node's other GPUs; where hardly any GPU was timed twice, an
-   assumption;
-3. how well the median of so many GPUs is known.
+1. The anchors of one GPU disagree. Their scatter is estimated from the median absolute deviation,
+   which a faulty GPU hardly affects, or from their own intervals if these are wider.
+2. A GPU's speed changes from one measurement to the next. This is estimated from how its bursts
+   change between the two phases, compared with the other GPUs of its node. If hardly any GPU was
+   timed in both phases, a value is assumed.
+3. The fleet's median is itself uncertain, the more so the fewer GPUs there are.
 """
 
 from __future__ import annotations
@@ -29,16 +30,16 @@ from sweeps.schema import PHASES
 from sweeps.timing.statistics import TOLERANCE, Z95
 
 MIN_GPUS = 3
-"""Number of GPUs from which on a median shows which one is slow."""
+"""Fewest GPUs whose median shows which one is slow."""
 
-_MIN_SPREAD = 8  # GPUs from which on a standard deviation is meaningful
+_MIN_SPREAD = 8  # fewest GPUs with a meaningful standard deviation
 _ALONE, _TOGETHER = range(len(PHASES))
-_ASSUMED = 0.005  # the standard deviation of a log speed between two times if none was measured
-_ASSUMED_AS = 2  # number of GPUs timed twice that the assumption counts as
-_OF_MEDIANS = math.pi / 2  # variance of the median of normal values over that of their mean
-_FAR = 3.5  # standard deviations: values further out do not count towards a spread
+_ASSUMED = 0.005  # assumed standard deviation of a log speed between two measurements
+_ASSUMED_AS = 2  # number of GPUs timed in both phases that the assumption counts as
+_MEDIAN_FACTOR = math.pi / 2  # variance of the median of normal values over that of their mean
+_FAR = 3.5  # standard deviations from the median beyond which a value does not count
 _MAD = 1.4826  # standard deviation of normal values over the median of their absolute values
-_MANY = 6  # anchors of one GPU from which on their deviation is meaningful
+_MANY = 6  # fewest anchors of one GPU with a meaningful deviation of their own
 
 
 @dataclass(frozen=True)
@@ -47,9 +48,9 @@ class AnchorSpeeds:
 
     Attributes:
         log: logarithm of the speed over the fleet's median.
-        half: half the width of its 95% interval.
-        variance: variance of the device's own measurement.
-        clock: logarithm of its SM clock over the fleet's median.
+        half: half-width of the 95% interval of ``log``.
+        variance: variance of ``log`` without the uncertainty of the fleet's median.
+        clock: logarithm of the SM clock over the fleet's median.
         sensors: median reading of each sensor.
         throttled: for each reason, True where the device reported it.
     """
@@ -85,7 +86,7 @@ class AnchorSpeeds:
 class SpeedChange:
     """A ratio of times with its 95% interval.
 
-    ``slowed`` is True if the times are longer, beyond the interval and by more than 1%.
+    ``slowed`` is True if the ratio is above 1.01 and its whole interval is above 1.
     """
 
     ratio: float
@@ -96,10 +97,10 @@ class SpeedChange:
 
 @dataclass(frozen=True)
 class Interference:
-    """Ratio of times with all GPUs of a node at work to times of one GPU that works alone.
+    """Ratio of the times while all GPUs of a node work to the times while one GPU works alone.
 
-    ``all`` is the ratio over all anchors. ``kinds`` has the ratio of each kind that was timed both
-    ways.
+    ``all`` is the ratio over all anchors. ``kinds`` has the ratio of each kind of anchor that was
+    timed in both phases.
     """
 
     node: int | None
@@ -112,12 +113,12 @@ class FleetSpeeds:
     """Speeds of a fleet by kind of anchor.
 
     Attributes:
-        kinds: speeds by kind, without kinds that no device has.
+        kinds: speeds by kind, without kinds that no device timed.
         overall: the kind that stands for a GPU's speed. It is sustained compute, which is what a
-            job sees, or else the next kind that most GPUs have.
-        spread: standard deviation between GPUs in that kind, without the noise of measuring; NaN if
+            job sees, or else the next kind that most GPUs timed; empty if there is no kind.
+        spread: standard deviation between GPUs in that kind, without measurement noise; NaN if
             there are few GPUs.
-        interference: what the GPUs of each node do to each other.
+        interference: how much the GPUs of each node slow each other down.
     """
 
     kinds: Mapping[str, AnchorSpeeds]
@@ -130,8 +131,8 @@ def fleet_speeds(fleet: Fleet) -> FleetSpeeds:
     """Compute the speeds of all devices; if there are two, relative to the middle between them."""
     time_deviation = _deviation_between_times(fleet)
     phase = _phases(fleet)
-    # 1. Compute the speeds in each kind. Bursts come first, because kinds with a single anchor use
-    #    their scatter.
+    # 1. Compute the speeds in each kind. Bursts come first, because a kind with a single anchor
+    #    uses the scatter of bursts.
     speeds: dict[str, AnchorSpeeds] = {}
     burst_scatter = math.nan
     for kind in ("burst", *(kind for kind in KINDS if kind != "burst")):
@@ -141,11 +142,11 @@ def fleet_speeds(fleet: Fleet) -> FleetSpeeds:
             if kind == "burst":
                 burst_scatter = scatter
     kinds = {kind: speeds[kind] for kind in KINDS if kind in speeds}
-    # 2. Choose the first kind that at least half of the devices have, or else any.
+    # 2. Choose the first kind that at least half of the devices timed, or else the first kind.
     known_counts = {kind: int(np.isfinite(kinds[kind].log).sum()) for kind in kinds}
     usual = [kind for kind, known in known_counts.items() if 2 * known >= len(fleet.devices)]
     overall = next(iter(usual or kinds), "")
-    # 3. Estimate how much the devices differ in it.
+    # 3. Estimate how much the devices differ in that kind.
     spread = math.nan
     if overall and known_counts[overall] >= _MIN_SPREAD:
         spread = _spread(kinds[overall].log, kinds[overall].variance)
@@ -169,10 +170,10 @@ def deviation_of(values: Array) -> float:
 
 
 def _spread(values: Array, noise: Array) -> float:
-    """Return the standard deviation of what values measure, without measurement noise.
+    """Return the standard deviation of the true values, given noisy measurements of them.
 
-    Values more than 3.5 standard deviations from the median, by the median absolute deviation, do
-    not count.
+    Values more than 3.5 standard deviations from the median do not count. That standard deviation
+    is estimated from the median absolute deviation.
 
     Args:
         values: the measured values.
@@ -181,14 +182,15 @@ def _spread(values: Array, noise: Array) -> float:
     known = np.isfinite(values) & np.isfinite(noise)
     if not known.any():
         return math.nan
-    # Nearly equal values differ by at least their noise.
+    # If most values happen to be nearly equal, their noise sets the limit.
     typical_noise = float(np.sqrt(np.median(noise[known])))
     limit = _FAR * max(deviation_of(values[known]), typical_noise)
     counted = known & (np.abs(values - median_of(values)) <= limit)
     if counted.sum() < 2:
         return math.nan
     variance = float(np.var(values[counted], ddof=1)) - float(np.mean(noise[counted]))
-    return math.sqrt(max(0.0, variance))  # the values may differ less than their noise by chance
+    # By chance, values may differ by less than their noise.
+    return math.sqrt(max(0.0, variance))
 
 
 @dataclass(frozen=True)
@@ -204,59 +206,60 @@ class _Medians:
 
 
 def _medians(values: Array, errors: Array, scatter: float = math.nan) -> _Medians:
-    """Return medians over the columns of (rows, columns); NaN stands for unknown values.
+    """Return the median of each row; NaN stands for unknown values.
 
     Args:
-        values: one row per device or node.
-        errors: the standard error of each value.
+        values: array with one row per device or node, and one column per anchor.
+        errors: standard error of each value, in an array of the same shape.
         scatter: the standard deviation of a single value around its row's median, used if every row
             has only one value. Otherwise it is estimated from all rows, or from the row itself if
-            that is more.
+            that gives more.
     """
-    # 1. The median of each row, and the distance of its values from it.
+    # 1. Compute the median of each row, and the distances of the row's values from it.
     count = np.isfinite(values).sum(axis=1).astype(float)
     count[count == 0] = np.nan
     medians = median_of(values, axis=1)
     with np.errstate(invalid="ignore", divide="ignore"):
-        # The median of few values lies closer to them than the centre of their distribution.
+        # The median of few values is closer to them than the centre of their distribution is, so
+        # the distances are scaled up.
         residuals = (values - medians[:, None]) * np.sqrt(count / (count - 1))[:, None]
-    # 2. The scatter of single values, from all rows together. A row of many values may scatter
-    #    more.
+    # 2. Estimate the scatter of single values from all rows together. A row of many values has a
+    #    scatter of its own if that is larger.
     has_several = count > 1
     if has_several.any():
         scatter = _deviation_from_zero(residuals[has_several])
     deviations = np.full(len(values), scatter)
     for i in np.flatnonzero(count >= _MANY):
         deviations[i] = max(scatter, _deviation_from_zero(residuals[i]))
-    # 3. The variance of the medians. Values scatter at least as much as their errors say. The
-    #    median of one or two values is their mean.
+    # 3. Compute the variance of the medians. Values scatter at least as much as their errors say.
+    #    The median of one or two values is their mean.
     row_errors = np.sqrt(median_of(errors**2, axis=1))
-    variance_factor = np.where(count > 2, _OF_MEDIANS, 1.0) / count
+    variance_factor = np.where(count > 2, _MEDIAN_FACTOR, 1.0) / count
     variance = np.fmax(deviations, row_errors) ** 2 * variance_factor
     return _Medians(medians, variance, scatter)
 
 
 def _deviation_from_zero(values: Array) -> float:
-    """Estimate the standard deviation of normal values around 0 from the median of their sizes."""
+    """Estimate the standard deviation of normal values around 0 from their absolute values."""
     return _MAD * float(np.median(np.abs(values[np.isfinite(values)])))
 
 
 def _phases(fleet: Fleet) -> NDArray[np.intp]:
     """Choose the phase from which each device's time of each anchor is taken.
 
-    All devices should be compared in one state. If devices timed an anchor in both phases, the
-    phase is the one that more devices have, and the phase "alone" in a tie. If a device timed the
-    anchor in one phase only, that phase is taken.
+    All devices should be compared in the same phase. If any device timed an anchor in both phases,
+    all devices use the phase in which more of them timed it, or "alone" in a tie. Otherwise each
+    device uses the only phase in which it timed the anchor.
 
     Returns:
-        Numbers of phases, of shape (1, devices, anchors).
+        Positions of phases in :data:`PHASES`, of shape (1, devices, anchors).
     """
     is_timed = np.isfinite(fleet.log_time)
     device_counts = is_timed.sum(axis=1)  # of shape (phases, anchors)
     common_phase = np.where(device_counts[_TOGETHER] > device_counts[_ALONE], _TOGETHER, _ALONE)
-    own_phase = np.where(is_timed[_TOGETHER], _TOGETHER, _ALONE)
-    timed_twice = is_timed.all(axis=0).any(axis=0)  # by any device, for each anchor
-    chosen = np.where(timed_twice, common_phase, own_phase)
+    only_phase = np.where(is_timed[_TOGETHER], _TOGETHER, _ALONE)
+    is_timed_twice = is_timed.all(axis=0).any(axis=0)  # by any device, for each anchor
+    chosen = np.where(is_timed_twice, common_phase, only_phase)
     with_phase_axis: NDArray[np.intp] = chosen[np.newaxis].astype(np.intp)
     return with_phase_axis
 
@@ -264,18 +267,19 @@ def _phases(fleet: Fleet) -> NDArray[np.intp]:
 def _speeds(
     fleet: Fleet, kind: str, phase: NDArray[np.intp], time_deviation: float, scatter: float
 ) -> tuple[AnchorSpeeds, float] | None:
-    """Return the speeds in a kind of anchor and the scatter of its anchors; None if it has none.
+    """Return the speeds in a kind of anchor, and the scatter of its anchors.
 
-    A kind with a single anchor has no scatter of its own and takes ``scatter``.
+    The result is None if too few devices timed such anchors. A kind with a single anchor has no
+    scatter of its own, so it takes the given one.
 
     Args:
         fleet: the times of all anchors.
         kind: the kind of anchor.
         phase: phase that counts for each device and anchor, from :func:`_phases`.
-        time_deviation: standard deviation of a log speed between two times.
+        time_deviation: standard deviation of a device's log speed between two measurements.
         scatter: standard deviation of the log ratios of a device's anchors in another kind.
     """
-    # 1. Take each device's times in its phase, without anchors that few devices have.
+    # 1. Take each device's times in its phase, without anchors that few devices timed.
     anchors = np.flatnonzero(fleet.kinds == kind)
 
     def taken(array: NDArray[Any]) -> Any:
@@ -284,15 +288,15 @@ def _speeds(
 
     log_times, errors = taken(fleet.log_time), taken(fleet.error)
     device_count = len(fleet.devices)
-    # An anchor that few devices have says nothing about the others.
+    # If few devices timed an anchor, its median does not show which of them is slow.
     is_sparse = np.isfinite(log_times).sum(axis=0) < max(2, min(MIN_GPUS, device_count))
     log_times[:, is_sparse] = np.nan
     if is_sparse.all():
         return None
     # 2. Compare two devices with each other, and more devices with the fleet's median. The speed
-    #    of a device is that of its median anchor.
+    #    of a device is the median over its anchors.
     if device_count == 2:
-        # Half of the difference of two devices is above the middle between them, half below.
+        # The middle between two devices is half their difference away from each of them.
         medians = _medians(log_times[1:] - log_times[:1], np.hypot(*errors)[None], scatter)
         log_speed = np.array([0.5, -0.5]) * medians.median
         variance = np.repeat(medians.variance / 2 + time_deviation**2, 2)
@@ -302,7 +306,7 @@ def _speeds(
         log_speed = medians.median - float(median_of(medians.median))
         variance = medians.variance + time_deviation**2
         halves = Z95 * np.sqrt(variance + _median_variance(log_speed, variance))
-    # 3. Summarise the sensors, relative to the fleet for the clock.
+    # 3. Take the median reading of each sensor. The clock is also compared with the fleet's median.
     sensors = {name: taken(fleet.sensors[name]) for name in SENSORS}
     log_clocks = np.log(sensors["sm_mhz"])
     speeds = AnchorSpeeds(
@@ -322,13 +326,18 @@ def _speeds(
 def _median_variance(log: Array, variance: Array) -> float:
     """Return the variance of the median of the devices' speeds.
 
-    The formula holds for many normal values. The result is never more than one device's variance.
+    The formula holds for many normal values. For few values, the result is limited to the variance
+    of one device.
+
+    Args:
+        log: log speed of each device.
+        variance: variance of each log speed by measurement noise.
     """
-    of_one_device = float(median_of(variance))
-    # The speeds scatter by what the devices differ, and at least by the noise of measuring.
-    scatter = np.fmax(deviation_of(log) ** 2, of_one_device)
+    device_variance = float(median_of(variance))
+    # The speeds scatter because the devices differ, and at least by the measurement noise.
+    scatter = np.fmax(deviation_of(log) ** 2, device_variance)
     count = int(np.isfinite(log).sum())
-    return float(np.fmin(of_one_device, _OF_MEDIANS * scatter / count))
+    return float(np.fmin(device_variance, _MEDIAN_FACTOR * scatter / count))
 
 
 def _changes(fleet: Fleet, anchors: NDArray[np.bool_]) -> tuple[Array, Array]:
@@ -350,24 +359,25 @@ def _groups(fleet: Fleet) -> dict[int | None, NDArray[np.intp]]:
 
 
 def _deviation_between_times(fleet: Fleet) -> float:
-    """Return the standard deviation by which a device's speed differs from one time to the next.
+    """Return the standard deviation of a device's log speed between two measurements.
 
-    It comes from the change of a device's bursts from one phase to the other, compared with the
-    other devices of its node. That difference has the errors of both times. An assumed value counts
+    It is estimated from how the bursts of each device change from one phase to the other, compared
+    with the other devices of its node. The estimate is averaged with an assumed value, which counts
     as two devices.
     """
-    # 1. The change of each device, compared with the median of its node.
+    # 1. Compute the change of each device, relative to the median of its node.
     changes, errors = _changes(fleet, fleet.kinds == "burst")
     medians = _medians(changes, errors)
     residuals = np.full(len(changes), np.nan)
     compared_nodes = 0
     for members in _groups(fleet).values():
-        of_node = medians.median[members]
-        if np.isfinite(of_node).sum() > 1:
-            residuals[members] = of_node - median_of(of_node)
+        node_changes = medians.median[members]
+        if np.isfinite(node_changes).sum() > 1:
+            residuals[members] = node_changes - median_of(node_changes)
             compared_nodes += 1
-    # 2. Combine the squared deviations of these devices with the assumed one. One median was
-    #    subtracted per node, and a difference has the errors of two times.
+    # 2. Average the squared deviations with the assumed one. One degree of freedom is lost per
+    #    node, whose median was subtracted. A change is a difference of two measurements, so it has
+    #    twice the variance of one.
     count = int(np.isfinite(residuals).sum())
     degrees = count - compared_nodes
     squares, weight = _ASSUMED_AS * _ASSUMED**2, _ASSUMED_AS
@@ -380,7 +390,8 @@ def _deviation_between_times(fleet: Fleet) -> float:
 
 def _interference(fleet: Fleet, time_deviation: float) -> tuple[Interference, ...]:
     """Return how much longer anchors take on each node while all of its devices work."""
-    # 1. The changes of each node over all anchors, and in each kind that was timed both ways.
+    # 1. Compute the changes of each node over all anchors, and in each kind that was timed in both
+    #    phases.
     every_anchor = np.full(len(fleet.kinds), True)
     over_all = _node_changes(fleet, every_anchor, time_deviation)
     if over_all is None:
@@ -390,7 +401,7 @@ def _interference(fleet: Fleet, time_deviation: float) -> tuple[Interference, ..
         changes = _node_changes(fleet, fleet.kinds == kind, time_deviation)
         if changes is not None:
             by_kind[kind] = changes
-    # 2. Keep the nodes that were timed both ways; the ratio of the others is NaN.
+    # 2. Keep the nodes that were timed in both phases; the ratio of the others is NaN.
     interference = []
     for i, node in enumerate(_groups(fleet)):
         if not math.isnan(over_all[i].ratio):
@@ -408,19 +419,25 @@ def _node_changes(
 ) -> list[SpeedChange] | None:
     """Return how much longer some anchors take on each node while all of its devices work.
 
-    The result is None if no device timed them both ways; the ratio of a node where none did is NaN.
+    The result is None if no device timed one of them in both phases. The ratio is NaN for a node
+    whose devices did not.
+
+    Args:
+        fleet: the times of all anchors.
+        anchors: mask of the anchors that count.
+        time_deviation: standard deviation of a device's log speed between two measurements.
     """
     changes, device_errors = _changes(fleet, anchors)
     if not np.isfinite(changes).any():
         return None
     groups = _groups(fleet).values()
     # A node's change in an anchor is the median over its devices.
-    of_nodes = np.array([median_of(changes[members]) for members in groups])
+    node_changes = np.array([median_of(changes[members]) for members in groups])
     errors = np.array([_error_of_median(device_errors[members]) for members in groups])
-    medians = _medians(of_nodes, errors)
+    medians = _medians(node_changes, errors)
     counts = np.array([len(members) for members in groups])
-    # Each device's speed may also change from one of the two times to the other.
-    variance = medians.variance + _OF_MEDIANS * 2 * time_deviation**2 / counts
+    # The speed of each device may also have changed between the two measurements.
+    variance = medians.variance + _MEDIAN_FACTOR * 2 * time_deviation**2 / counts
     half = Z95 * np.sqrt(variance)
     ratio = np.exp(medians.median)
     lo = np.exp(medians.median - half)
@@ -433,5 +450,5 @@ def _node_changes(
 def _error_of_median(errors: Array) -> Array:
     """Return the standard error of each anchor's median over a node's devices."""
     count = np.isfinite(errors).sum(axis=0)
-    squares = _OF_MEDIANS * np.nansum(errors**2, axis=0)
+    squares = _MEDIAN_FACTOR * np.nansum(errors**2, axis=0)
     return np.sqrt(np.divide(squares, count**2, out=np.full(len(count), np.nan), where=count > 0))

@@ -4,7 +4,7 @@
 prompts (``context_attention``), of decoding (``generation_attention``) and of encoders
 (``encoder_attention``). They were measured in the same way as the package's GEMMs
 (:mod:`analysis.imports.tables`). Only calls in bf16, with keys and values in bf16, are read, and
-only those by the kernel that the framework uses most.
+only those of the kernel that most rows name.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def find_attention_tables(machine: str | None = None) -> list[AttentionTable]:
 
 
 def _read_table(path: Path, kind: str) -> AttentionTable | None:
-    """Read from its first row what a file is a collection of; None if it has no rows."""
+    """Read a file's GPU, framework and version from its first row; None if it has no rows."""
     columns = parquet.read_table(path, columns=["framework", "version", "device"])
     first_rows = columns.slice(0, 1).to_pylist()
     if not first_rows:
@@ -82,7 +82,7 @@ def _read_table(path: Path, kind: str) -> AttentionTable | None:
 
 def read_calls(table: AttentionTable) -> tuple[AttentionShapes, Array]:
     """Read the shapes of a collection's calls, and their times in seconds."""
-    # 1. Keep calls in bf16 by the kernel that is used most.
+    # 1. Keep calls in bf16, of the kernel that most of these rows name.
     frame = pd.read_parquet(table.path)
     kept = (frame["attn_dtype"] == BF16) & (frame["latency"] > 0)
     if "kv_cache_dtype" in frame:

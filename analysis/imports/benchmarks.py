@@ -9,8 +9,8 @@ Four JSON formats are recognised by their keys:
 - ``torch.utils.benchmark``: a document with the fields of its measurements, which the user writes.
   Pickled measurements are never read, because loading one may run any code.
 
-A name can tell the problem that its case times, if the user gives a pattern such as
-``m{m}_n{n}_k{k}_{dtype}``. Cases are then matched by the problem, otherwise by name.
+If the user gives a pattern such as ``m{m}_n{n}_k{k}_{dtype}``, the problem of a case is read from
+its name. Cases are then matched by their problem, otherwise by their name.
 """
 
 from __future__ import annotations
@@ -50,31 +50,33 @@ class NamePattern:
 
     @classmethod
     def parse(cls, text: str) -> NamePattern:
-        """Parse text such as ``m{m}_n{n}_k{k}_{dtype}``; the rest of a name may be anything.
+        """Parse text such as ``m{m}_n{n}_k{k}_{dtype}``, which may match any part of a name.
 
         Raises:
-            UserError: if a field is unknown or given twice, or there is none.
+            UserError: if a field is unknown or given twice, or if there is no field.
         """
-        parts, seen, end = [], list[str](), 0
+        expression = ""
+        fields: list[str] = []
+        end = 0  # position in the text up to which the expression is complete
         for match in _FIELD.finditer(text):
             name = match.group(1)
             if name not in _FIELDS:
                 raise UserError(f"--pattern has the field {name!r}; {nearest(name, _FIELDS)}")
-            if name in seen:
+            if name in fields:
                 raise UserError(f"--pattern has the field {name!r} twice.")
-            seen.append(name)
-            kind = r"[A-Za-z0-9.]+" if name in _WORDS else r"\d+(?:x\d+)?"
-            parts += [re.escape(text[end : match.start()]), f"(?P<{name}_>{kind})"]
+            fields.append(name)
+            value = r"[A-Za-z0-9.]+" if name in _WORDS else r"\d+(?:x\d+)?"
+            expression += f"{re.escape(text[end : match.start()])}(?P<{name}_>{value})"
             end = match.end()
-        if not seen:
+        if not fields:
             raise UserError(
                 f"--pattern {text!r} has no field; write one such as "
                 "'m{m}_n{n}_k{k}_{dtype}'."
             )
-        return cls(text, re.compile("".join([*parts, re.escape(text[end:])])))
+        return cls(text, re.compile(expression + re.escape(text[end:])))
 
     def problem(self, name: str) -> Problem | None:
-        """Return the problem in a name; None if the pattern does not occur in it.
+        """Return the problem that a name contains; None if the pattern does not match the name.
 
         Raises:
             UserError: if the fields do not describe a GEMM or a convolution.
@@ -92,7 +94,7 @@ class NamePattern:
 
 @dataclass
 class _Cases:
-    """Cases as they are read, by name; those that occur twice are pooled."""
+    """Cases by name, collected while a file is read; samples of a repeated name are pooled."""
 
     path: Path
     times: dict[str, CaseTimes] = field(default_factory=dict)
@@ -111,10 +113,13 @@ class _Cases:
         if not 0 < seconds < math.inf:
             self.lost[name] = "its time is not a positive number"
         elif name in self.times:
-            raise UserError(f"{self.path} has the case {name!r} twice, without its samples.")
+            raise UserError(
+                f"{self.path} has the case {name!r} twice, and without samples they cannot be "
+                "pooled. Give the cases different names."
+            )
         else:
-            known = deviation if math.isfinite(deviation) else 0.0
-            self.times[name] = CaseTimes.from_summary(seconds, known, count)
+            known_deviation = deviation if math.isfinite(deviation) else 0.0
+            self.times[name] = CaseTimes.from_summary(seconds, known_deviation, count)
 
 
 def is_benchmark_file(path: Path) -> bool:
@@ -127,7 +132,7 @@ def read_benchmarks(path: Path, pattern: NamePattern | None = None) -> TimedProc
 
     Args:
         path: a JSON file in one of the four formats.
-        pattern: finds the problem in the name of a case, by which it is then called.
+        pattern: finds the problem in a case's name; the case is then named after the problem.
 
     Raises:
         UserError: if the file cannot be read, has no known format or no time, or if the pattern
@@ -154,7 +159,7 @@ def read_benchmarks(path: Path, pattern: NamePattern | None = None) -> TimedProc
         raise UserError(f"{path} has no case with a time.")
     times, lost = cases.times, cases.lost
     if pattern is not None:
-        times = {n: replace(case, problem=pattern.problem(n)) for n, case in times.items()}
+        times = {name: replace(case, problem=pattern.problem(name)) for name, case in times.items()}
         if all(case.problem is None for case in times.values()):
             raise UserError(
                 f"--pattern {pattern.text!r} matches no case of {path}, such as "
@@ -162,11 +167,12 @@ def read_benchmarks(path: Path, pattern: NamePattern | None = None) -> TimedProc
             )
         times = named_by_problem(str(path), times)
         lost = {str(pattern.problem(name) or name): why for name, why in lost.items()}
-    return TimedProcess(str(path), times, lost, {k: v for k, v in facts.items() if v})
+    known_facts = {name: fact for name, fact in facts.items() if fact}
+    return TimedProcess(str(path), times, lost, known_facts)
 
 
 def named_by_problem(source: str, cases: Mapping[str, CaseTimes]) -> dict[str, CaseTimes]:
-    """Return cases named after their problem; those without a known problem keep their name.
+    """Name cases after their problems; cases without a known problem keep their names.
 
     Args:
         source: the file or folder, for messages.
@@ -182,7 +188,7 @@ def named_by_problem(source: str, cases: Mapping[str, CaseTimes]) -> dict[str, C
         if new_name in named:
             raise UserError(
                 f"{source}: {names[new_name]!r} and {name!r} are both {new_name}. Leave --pattern "
-                "out, or write the part of the name in which they differ into it."
+                "out, or extend it by the part in which these names differ."
             )
         names[new_name] = name
         named[new_name] = case
@@ -205,7 +211,7 @@ def _load(path: Path) -> dict[str, Any]:
 
 
 def _read_pytest_benchmark(document: Mapping[str, Any], cases: _Cases) -> dict[str, str]:
-    """Read seconds. A benchmark that failed is not in the file."""
+    """Read the times, which are in seconds. Benchmarks that failed are not in the file."""
     for entry in document["benchmarks"]:
         name, stats = str(entry["fullname"]), entry["stats"]
         if samples := stats.get("data"):
@@ -228,19 +234,20 @@ _NV_COUNT = "nv/cold/sample_size"
 
 
 def _read_nvbench(document: Mapping[str, Any], cases: _Cases) -> dict[str, str]:
-    """Read the isolated (cold) GPU times in seconds; a benchmark of the host has CPU times.
+    """Read the isolated (cold) GPU times in seconds, or the CPU times of a benchmark of the host.
 
-    Axis values are part of a state's name. Sample files hold 32-bit floats.
+    Axis values are part of a state's name. Sample files consist of 32-bit floats.
     """
-    devices = {device["id"]: str(device["name"]) for device in document["devices"] or []}
-    used = list[str]()
+    device_names = {device["id"]: str(device["name"]) for device in document["devices"] or []}
+    used_devices: list[str] = []
     for benchmark in document["benchmarks"]:
         for state in benchmark["states"] or []:
             name = f"{benchmark['name']} {state['name']}".strip()
-            used.append(devices.get(state.get("device"), ""))
+            used_devices.append(device_names.get(state.get("device"), ""))
             if state.get("is_skipped"):
                 cases.lost[name] = str(state.get("skip_reason", "skipped"))
                 continue
+            # 1. Take the samples if their file exists.
             values = {
                 summary["tag"]: {item["name"]: item["value"] for item in summary["data"]}
                 for summary in state["summaries"] or []
@@ -248,6 +255,7 @@ def _read_nvbench(document: Mapping[str, Any], cases: _Cases) -> dict[str, str]:
             if _NV_SAMPLES in values and (file := _sample_file(values[_NV_SAMPLES], cases.path)):
                 cases.add_samples(name, np.fromfile(file, "<f4").astype(float).tolist())
                 continue
+            # 2. Otherwise take the mean and the standard deviation.
             kind = "gpu" if "nv/cold/time/gpu/mean" in values else "cpu"
             if f"nv/cold/time/{kind}/mean" not in values:
                 cases.lost[name] = "it has no isolated (cold) time"
@@ -258,21 +266,26 @@ def _read_nvbench(document: Mapping[str, Any], cases: _Cases) -> dict[str, str]:
             cases.add_summary(name, mean, mean * float(noise), count)
     version = ((document.get("meta") or {}).get("version") or {}).get("nvbench") or {}
     return {
-        "machine": ", ".join(dict.fromkeys(filter(None, used))),
+        "machine": ", ".join(dict.fromkeys(filter(None, used_devices))),
         "program": f"NVBench {version.get('string', '')}".strip(),
     }
 
 
 def _sample_file(values: Mapping[str, Any], path: Path) -> Path | None:
-    """Return the file of a state's samples if it lies next to the JSON file or below it.
+    """Return the file of a state's samples, or None if it does not exist.
 
-    The recorded path may be of another machine. No other folder is looked into.
+    Only the folder of the JSON file and its subfolder with the recorded name are searched, because
+    the recorded path may be of another machine.
+
+    Args:
+        values: name and number of samples of the file, from the state's summary.
+        path: the JSON file.
     """
     recorded = Path(str(values["filename"]))
-    size = int(values["size"])
-    for candidate in (path.parent / recorded.parent.name / recorded.name,
-                      path.parent / recorded.name):  # fmt: skip
-        if candidate.is_file() and candidate.stat().st_size == 4 * size:
+    byte_count = 4 * int(values["size"])  # samples are 32-bit floats
+    folder = path.parent
+    for candidate in (folder / recorded.parent.name / recorded.name, folder / recorded.name):
+        if candidate.is_file() and candidate.stat().st_size == byte_count:
             return candidate
     return None
 
@@ -301,7 +314,7 @@ def _read_google(document: Mapping[str, Any], cases: _Cases) -> dict[str, str]:
             repetitions = int(mean.get("repetitions", mean.get("iterations", 1)))
             cases.add_summary(name, _google_seconds(mean), deviation, repetitions)
     context = document["context"]
-    # The host's name is not taken: it tells nothing about the machine.
+    # The host's name is not used, because it tells nothing about the machine.
     cpus, clock = context.get("num_cpus"), context.get("mhz_per_cpu")
     return {
         "machine": f"{cpus} CPUs at {clock} MHz" if cpus and clock else "",
@@ -320,7 +333,7 @@ _TORCH_NAMES = ("label", "sub_label", "description", "env")
 
 
 def _read_torch(document: Mapping[str, Any], cases: _Cases) -> dict[str, str]:
-    """Read ``times``, seconds per run, or ``raw_times``, seconds of ``number_per_run`` runs."""
+    """Read ``times`` (seconds per run) or ``raw_times`` (seconds of ``number_per_run`` runs)."""
     for entry in document["measurements"]:
         parts = [str(entry[key]) for key in _TORCH_NAMES if entry.get(key)]
         if (threads := int(entry.get("num_threads") or 1)) > 1:
@@ -344,6 +357,10 @@ _FORMATS: tuple[tuple[set[str], Callable[[Mapping[str, Any], _Cases], dict[str, 
     ({"benchmarks", "context"}, _read_google),
     ({"measurements"}, _read_torch),
 )
+"""Keys by which each format is recognised, and its reader.
+
+A reader adds the cases, and returns what the file says about the machine, the date and the program.
+"""
 
 
 def benchmark_files(folder: Path) -> Iterator[Path]:

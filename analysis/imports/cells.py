@@ -1,4 +1,4 @@
-"""Convert cells of files to cases with times: check them, translate them, report the bad ones."""
+"""Convert cells of files to cases with times: check and translate them, and report bad ones."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _CONV_DEFAULTS = {
 }  # fmt: skip
 _CACHES = ("cold", "warm")
 _MODES = ("burst", "sustained")
-_SLOWEST_US = 1e12  # eleven days
-_WIDEST = max(DTYPE_BYTES.values())
-_REMEDY = "Fix or remove them."
+_SLOWEST_US = 1e12  # longest time that is accepted, in microseconds: 11.6 days
+_WIDEST = max(DTYPE_BYTES.values())  # bytes of an element of the widest dtype
+_REMEDY = "Fix or remove these lines."
 
 
 def checked(path: Path, cells: pd.DataFrame, library: str) -> pd.DataFrame:
@@ -35,10 +35,10 @@ def checked(path: Path, cells: pd.DataFrame, library: str) -> pd.DataFrame:
 
     Args:
         path: the file, for messages.
-        cells: one column per property, as text (times may be numbers), and ``line``, the line
-            number.
-        library: the implementation where none is named. If it is empty, GEMMs are on cuBLAS and
-            convolutions on cuDNN.
+        cells: one column of text per property (times may be numbers), and ``line``, the line
+            number of each row.
+        library: implementation of rows that do not name one. If it is empty, GEMMs are assumed to
+            run on cuBLAS and convolutions on cuDNN.
 
     Raises:
         UserError: if there are no rows, or too many of them are damaged.
@@ -54,7 +54,7 @@ def checked(path: Path, cells: pd.DataFrame, library: str) -> pd.DataFrame:
     faults.leave_out()
     rows = cells[faults.sound].drop(columns="line")
     is_gemm = rows["op"] == "gemm"
-    # 2. Convert what all operations have.
+    # 2. Convert the columns that all operations have.
     rows["time_us"] = pd.to_numeric(rows["time_us"])
     rows["dtype"] = our_dtypes(rows["dtype"])
     is_named = rows["implementation"] != ""
@@ -69,7 +69,8 @@ def checked(path: Path, cells: pd.DataFrame, library: str) -> pd.DataFrame:
     combined = pd.concat(converted).sort_index().reset_index(drop=True)
     for name in combined:
         kind, *_ = COLUMNS.get(name, ("",))
-        if kind == "whole":  # a value that does not apply is missing
+        if kind == "whole":
+            # A size that does not apply to an operation is a missing value.
             combined[name] = pd.to_numeric(combined[name], errors="coerce").astype("Int64")
     return combined
 
@@ -95,13 +96,13 @@ def _conv_record(row: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def our_dtypes(names: pd.Series) -> pd.Series:
-    """Translate names such as ``torch.bfloat16`` to ours; unknown names stay."""
+    """Translate names such as ``torch.bfloat16`` to ours; unknown names stay, in lower case."""
     names = names.str.removeprefix("torch.").str.lower()
     return names.map(_DTYPES).fillna(names)
 
 
 class _CellCheck(NamedTuple):
-    """Check of one column: which rows are sound, and what is wrong with the other cells."""
+    """Check of one column: a mask of the rows with a sound cell, and the fault of other cells."""
 
     is_sound: pd.Series
     column: str
@@ -110,19 +111,19 @@ class _CellCheck(NamedTuple):
 
 def _record_faults(
     cells: pd.DataFrame,
-    of_kind: pd.Series,
+    is_of_kind: pd.Series,
     faults: Faults,
-    checks_of_kind: Callable[[pd.DataFrame], list[_CellCheck]],
+    further_checks: Callable[[pd.DataFrame], list[_CellCheck]],
 ) -> None:
-    """Record what is wrong with the rows of one kind of operation.
+    """Record what is wrong with the rows of one kind of operation, GEMMs or convolutions.
 
     Args:
         cells: all rows.
-        of_kind: mask of the rows of that kind.
+        is_of_kind: mask of the rows of that kind.
         faults: where faults are recorded.
-        checks_of_kind: returns the checks that only rows of that kind need.
+        further_checks: returns the checks that only rows of that kind need, given these rows.
     """
-    if not of_kind.any():
+    if not is_of_kind.any():
         return
     time = pd.to_numeric(cells["time_us"], errors="coerce")
     dtype = our_dtypes(cells["dtype"])
@@ -131,13 +132,13 @@ def _record_faults(
         _CellCheck(dtype.isin(DTYPE_BYTES), "dtype", f"not one of {', '.join(DTYPE_BYTES)}"),
         _CellCheck(cells["cache"].isin(_CACHES), "cache", f"not one of {', '.join(_CACHES)}"),
         _CellCheck(cells["mode"].isin(_MODES), "mode", f"not one of {', '.join(_MODES)}"),
-        *checks_of_kind(cells[of_kind]),
+        *further_checks(cells[is_of_kind]),
     ]
     for is_sound, column, fault in checks:
-        # The checks of a kind have no result for rows of the other kind.
-        wrong = of_kind & ~is_sound.reindex(cells.index, fill_value=True).astype(bool)
+        # Further checks have no result for rows of the other kind, which are not judged here.
+        wrong = is_of_kind & ~is_sound.reindex(cells.index, fill_value=True).astype(bool)
         texts = cells[column] if column in cells else pd.Series("", index=cells.index)
-        faults.tell(wrong, [f"{column} is {cell!r}, {fault}" for cell in texts])
+        faults.record(wrong, [f"{column} is {cell!r}, {fault}" for cell in texts])
 
 
 def _gemm_faults(cells: pd.DataFrame) -> list[_CellCheck]:
@@ -145,8 +146,8 @@ def _gemm_faults(cells: pd.DataFrame) -> list[_CellCheck]:
     names = ("m", "n", "k", "batch")
     sizes = [_CellCheck(_is_size(cells[name]), name, "not a size") for name in names]
     layout = cells["layout"] if "layout" in cells else pd.Series("", index=cells.index)
-    is_layout = layout.str.lower().isin(("", *GEMM_LAYOUTS))  # an empty one means the default
-    # Floats do not overflow, however large the sizes are.
+    is_layout = layout.str.lower().isin(("", *GEMM_LAYOUTS))  # an empty cell means the default
+    # Sizes are converted to floats, because products of large integers would overflow.
     m, n, k, batch = (pd.to_numeric(cells[name], errors="coerce") * 1.0 for name in names)
     fits = _WIDEST * batch * (m * k + k * n + m * n) <= LARGEST_BYTES
     return [
@@ -173,13 +174,14 @@ def _conv_faults(cells: pd.DataFrame) -> list[_CellCheck]:
 
 def _is_size(cells: pd.Series) -> pd.Series:
     """Return which cells are a whole number from 1 to the largest size."""
+    # The largest size, 2**40, has 13 digits. Longer numbers might not fit into an integer.
     has_digits_only = cells.astype(str).str.fullmatch(r"[0-9]{1,13}")
     sizes = pd.to_numeric(cells.where(has_digits_only, "0"))
     return (sizes >= 1) & (sizes <= LARGEST_SIZE)
 
 
 def identity(rows: pd.DataFrame) -> list[str]:
-    """Return the columns that identify the case of a row: all but the time and its kernels."""
+    """Return the columns that identify a row's case: all but the time and the kernels."""
     return [name for name in rows if name not in ("time_us", "kernel", "kernels")]
 
 

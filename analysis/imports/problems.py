@@ -1,4 +1,4 @@
-"""Read problems as people write them: text, tuples, lines of a CSV file, rows of a DataFrame."""
+"""Read problems that people write as text, tuples, lines of a CSV file or rows of a DataFrame."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NEEDED = {
 }  # fmt: skip
 _SIZES = {name for names in _NEEDED.values() for name in names}
 _HEADER = "m,n,k,dtype and optionally layout and batch"
-_MOST_OF_A_GEMM = 6  # fields in the text of a GEMM; a convolution has at least twice as many
+_MOST_GEMM_FIELDS = 6  # in the text of a GEMM; the text of a convolution has at least 12 fields
 
 Shape = str | tuple[Any, ...] | Gemm | Conv
 """A problem as people write it: text such as ``"8192,50257,768,bf16"``, a tuple of these fields, or
@@ -33,7 +33,7 @@ an object."""
 
 
 def as_problems(shapes: Shape | Iterable[Shape] | pd.DataFrame) -> list[Problem]:
-    """Return one problem or several, in their order.
+    """Convert one shape or several to problems, in the same order.
 
     Args:
         shapes: one shape, as text or a tuple in the order of ``--gemm`` or ``--conv``, or as a
@@ -41,7 +41,7 @@ def as_problems(shapes: Shape | Iterable[Shape] | pd.DataFrame) -> list[Problem]
             ``m,n,k,dtype`` and optionally other columns of measurements.csv.
 
     Raises:
-        UserError: if one of them is not a problem, or there is none.
+        UserError: if a shape does not describe a problem, or if there is no shape.
 
     >>> as_problems(["4096,50257,768,bf16", (64, 64, 64, "fp32", "nn")])
     [Gemm(m=4096, n=50257, k=768, dtype='bf16', layout='nt', batch=1), \
@@ -62,19 +62,20 @@ Gemm(m=64, n=64, k=64, dtype='fp32', layout='nn', batch=1)]
 
 
 def _is_single_shape(shapes: object) -> bool:
-    """Return True for a tuple that is one shape, and for a bare number, which is none.
+    """Return True for a tuple that is one shape, and for a bare number.
 
-    A tuple of several shapes begins with a shape, not with a size.
+    A tuple of several shapes begins with a shape, not with a size. A bare number is not a shape,
+    and :func:`_as_problem` refuses it.
     """
     first = shapes[0] if isinstance(shapes, tuple) and shapes else shapes
     return isinstance(first, Real)
 
 
 def _as_problem(shape: object) -> Problem:
-    """Return the problem of one shape.
+    """Convert one shape to a problem.
 
     Raises:
-        UserError: if it is not a problem.
+        UserError: if the shape does not describe a problem.
     """
     if isinstance(shape, (Gemm, Conv)):
         return shape
@@ -84,7 +85,7 @@ def _as_problem(shape: object) -> Problem:
         raise UserError(
             f"{shape!r} is not a shape; give text such as '8192,50257,768,bf16', or a tuple."
         )
-    parse = Gemm.parse if shape.count(",") < _MOST_OF_A_GEMM else Conv.parse
+    parse = Gemm.parse if shape.count(",") < _MOST_GEMM_FIELDS else Conv.parse
     return parse(shape)
 
 
@@ -92,7 +93,7 @@ def read_problems(path: Path) -> list[Problem]:
     """Read the problem of each line, in the order of the file.
 
     The header has ``m,n,k,dtype`` and optionally other columns of measurements.csv. A line whose
-    ``op`` is ``conv`` is a convolution. A cell that is empty or absent has the default of
+    ``op`` is ``conv`` is a convolution. An empty or missing cell has the same default as in
     ``--gemm`` and ``--conv``.
 
     Raises:
@@ -117,7 +118,8 @@ def read_problems(path: Path) -> list[Problem]:
 def _problems_of_frame(frame: pd.DataFrame) -> list[Problem]:
     """Read the problem of each row from the columns that describe it; other columns are ignored.
 
-    The result of :func:`rooftile.predict` or `recommend` has the problem as text, in one column.
+    A column ``problem`` or ``shape`` is read as text if there is no column ``m``. The results of
+    :func:`rooftile.predict` and :func:`rooftile.recommend` have such a column.
     """
     for name in ("problem", "shape"):
         if name in frame and "m" not in frame:
@@ -135,10 +137,10 @@ def _problems_of_frame(frame: pd.DataFrame) -> list[Problem]:
 
 
 def _cell(value: object) -> str:
-    """Return a cell or a field as text: 3.0 is 3, a pair is 2x1, and a missing value is empty."""
+    """Convert a cell or a field to text: 3.0 is ``3``, (2, 1) is ``2x1``, a missing cell empty."""
     if isinstance(value, (tuple, list)):
         return "x".join(map(_cell, value))
-    if value is None or value is pd.NA or value != value:  # NaN differs from itself
+    if value is None or value is pd.NA or value != value:  # only NaN differs from itself
         return ""
     if isinstance(value, Real) and float(value).is_integer():
         return str(int(float(value)))
@@ -146,7 +148,11 @@ def _cell(value: object) -> str:
 
 
 def _check_header(name: str, header: Sequence[str]) -> None:
-    """Check that columns can describe problems; ``name`` says whose they are.
+    """Check that columns can describe problems.
+
+    Args:
+        name: the file or the DataFrame, for messages.
+        header: the names of its columns.
 
     Raises:
         UserError: if a column is missing, repeated or unknown.
@@ -160,11 +166,11 @@ def _check_header(name: str, header: Sequence[str]) -> None:
 
 
 def problem_from_cells(where: str, cells: Mapping[Any, Any]) -> Problem:
-    """Return the problem of a row.
+    """Return the problem that a row describes.
 
     Args:
-        where: the row, for messages.
-        cells: texts by column; an empty one has its default.
+        where: the row in words, for messages.
+        cells: text of each column; an empty text means the column's default.
 
     Raises:
         UserError: if the row does not describe a GEMM or a convolution.

@@ -1,7 +1,8 @@
-"""Read measured times to judge the model by: ours, and three formats of public tables.
+"""Read measured times to judge the model by: recordings, users' CSV files and public tables.
 
-Each reader translates a table's columns into our problems. Rows of other machines and other dtypes,
-and rows that cannot be read, are counted and left out.
+Public tables are those of AIConfigurator, NeuSight and DeepBench. Each reader translates the
+columns of one format into our problems. Rows of other machines and other dtypes, and rows that
+cannot be read, are counted and left out.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from kernels.problem import DTYPE_BYTES, Conv, Gemm, Problem
 from kernels.timemodel.estimate import Array
 from sweeps.schema import problem_columns, problem_of
 
-_NOTHING = FileDefaults()
+_NO_DEFAULTS = FileDefaults()
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
 
@@ -40,9 +41,15 @@ _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 class PublicRows:
     """Measured problems of one machine and one dtype; arrays and lists have one element per row.
 
-    ``seconds`` is the time of a launch. ``kernels`` has the names of all kernels of a launch, and
-    is empty where the table has none. ``skipped`` counts by reason the rows that were left out.
-    ``warm`` is True if operands came from the cache where they fit it.
+    Attributes:
+        name: name of the source.
+        dtype: dtype of all rows.
+        problems: the problem of each row.
+        implementations: the implementation of each row.
+        seconds: time of a launch.
+        kernels: names of all kernels of a launch; empty where the table has none.
+        skipped: number of rows that were left out, by reason.
+        warm: True if operands that fit into the cache came from it.
     """
 
     name: str
@@ -64,19 +71,19 @@ class PublicRows:
 
     @property
     def tiles(self) -> list[str]:
-        """``rows x columns`` from the first kernel whose name has a tile; empty where none does."""
+        """Tile of each row, such as ``128x64``, from the first kernel that names one, or empty."""
         first_tiles = []
         for names in self.kernels:
             tiles = (read_name(name).tile_text() for name in names)
             first_tiles.append(next((tile for tile in tiles if tile), ""))
-        # A third number would be the tile's depth along K.
+        # A third number, the tile's depth along K, is left out.
         return ["x".join(tile.split("x")[:2]) for tile in first_tiles]
 
     def by_algorithm(self, algorithm: str) -> PublicRows:
         """Return the rows that were computed by an algorithm, according to their kernels' names.
 
         Raises:
-            UserError: if there is none.
+            UserError: if no row was computed by it.
         """
         algorithms = self.algorithms
         if algorithm not in algorithms:
@@ -97,7 +104,7 @@ class PublicRows:
         )
 
     def take(self, where: Any) -> PublicRows:
-        """Return the rows at an index array or a mask."""
+        """Return the rows that an index array or a mask selects."""
         positions = [int(i) for i in np.arange(len(self))[where]]
         return replace(
             self,
@@ -112,9 +119,9 @@ class PublicRows:
 class _FileRows:
     """Rows of a file, one sequence per column, before any row is left out."""
 
-    devices: Sequence[str | None]  # None if the file does not say
+    devices: Sequence[str | None]  # None if the file does not name the GPU
     dtypes: Sequence[str]
-    problems: Sequence[Problem | None]  # None if it is not a problem of ours
+    problems: Sequence[Problem | None]  # None if the row is not a problem that we support
     seconds: Sequence[float]
     implementations: Sequence[str]
     kernels: Sequence[tuple[str, ...]]
@@ -134,7 +141,7 @@ def read_source(path: Path, machine: Machine, dtype: str | None = None) -> Publi
     Raises:
         UserError: if the file is unreadable, is of no known format, or has no such row.
     """
-    # 1. Find the rows of the machine that can be read. A file without devices is of this machine.
+    # 1. Find the readable rows of the machine. A file that names no GPU is taken to be of this one.
     rows = _read(path, FileDefaults(dtype or ""))
     slugs = [machine.slug if device is None else slug_of_device(device) for device in rows.devices]
     on_machine = np.array([slug == machine.slug for slug in slugs], dtype=bool)
@@ -150,8 +157,8 @@ def read_source(path: Path, machine: Machine, dtype: str | None = None) -> Publi
         )
     # 2. Keep the rows in the dtype, and count those that are left out.
     dtype = _choose_dtype(path, dtype, present)
-    of_dtype = dtypes == dtype
-    kept = [int(i) for i in np.flatnonzero(on_machine & readable & of_dtype)]
+    has_dtype = dtypes == dtype
+    kept = [int(i) for i in np.flatnonzero(on_machine & readable & has_dtype)]
     return PublicRows(
         name=rows.name or path.name,
         dtype=dtype,
@@ -161,15 +168,15 @@ def read_source(path: Path, machine: Machine, dtype: str | None = None) -> Publi
         kernels=[rows.kernels[i] for i in kept],
         skipped={
             "other_machines": int((~on_machine).sum()),
-            "other_dtypes": int((on_machine & ~of_dtype).sum()),
-            "unreadable": int((on_machine & of_dtype & ~readable).sum()),
+            "other_dtypes": int((on_machine & ~has_dtype).sum()),
+            "unreadable": int((on_machine & has_dtype & ~readable).sum()),
         },
         warm=rows.warm,
     )
 
 
 def _choose_dtype(path: Path, dtype: str | None, present: Sequence[str]) -> str:
-    """Return the given dtype, else bf16 if it is present, else the only dtype that is.
+    """Return the given dtype, else bf16 if it is present, else the only dtype that is present.
 
     Raises:
         UserError: if the given dtype is not present, or if none is given and several are.
@@ -189,7 +196,8 @@ def read_public(path: Path, machine: Machine) -> FileTimings:
     """Read a machine's rows in all dtypes from our results or one of the public formats.
 
     Raises:
-        UserError: if the file is unreadable, is of no known format, or has no such row.
+        UserError: if the file is unreadable, is of no known format, or has no readable row of the
+            machine.
     """
     rows = _read(path)
     cache = "warm" if rows.warm else "cold"
@@ -198,7 +206,7 @@ def read_public(path: Path, machine: Machine) -> FileTimings:
     columns = zip(rows.devices, rows.problems, rows.implementations, rows.seconds, strict=True)
     for device, problem, implementation, seconds in columns:
         on_machine = device is None or slug_of_device(device) == machine.slug
-        if problem is None or not on_machine or not seconds > 0:  # NaN is not above 0, either
+        if problem is None or not on_machine or not seconds > 0:  # also true for NaN
             continue
         cases.append(problem_columns(problem) | {"implementation": implementation})
         times_us.append(seconds * 1e6)
@@ -208,12 +216,12 @@ def read_public(path: Path, machine: Machine) -> FileTimings:
     return FileTimings(cells, "as its publishers measured it", cache)
 
 
-def _read(path: Path, defaults: FileDefaults = _NOTHING) -> _FileRows:
+def _read(path: Path, defaults: FileDefaults = _NO_DEFAULTS) -> _FileRows:
     """Read all rows of a table or of a folder of our results.
 
     Args:
         path: a folder, or a file in one of the formats.
-        defaults: what a CSV of people's own does not say.
+        defaults: dtype and layout for a user's CSV file that does not name them.
 
     Raises:
         UserError: if the file is unreadable, or is of no known format.
@@ -235,14 +243,14 @@ def _read(path: Path, defaults: FileDefaults = _NOTHING) -> _FileRows:
             frame.columns = pd.Index([str(column).strip() for column in frame.columns])
             return reader(frame, path)
     raise UserError(
-        f"{path} has no known format. Known are: a CSV that begins with {HEADER}, the CSV of the "
-        "CUTLASS profiler and of TritonBench, our measurements.csv, AIConfigurator's GEMM "
+        f"{path} has no known format. Known formats are: a CSV with the columns {HEADER}, the CSV "
+        "of the CUTLASS profiler and of TritonBench, our measurements.csv, AIConfigurator's GEMM "
         "tables, NeuSight's linear layers and convolutions, and DeepBench's results."
     )
 
 
 def _from_timings(timings: FileTimings) -> _FileRows:
-    """Convert a CSV file's times on vendor libraries, without those of hand-written kernels."""
+    """Convert the times of a CSV file, without those of hand-written kernels."""
     rows = library_rows(timings.rows).reset_index(drop=True)
     if rows.empty:
         raise UserError(
@@ -261,7 +269,7 @@ def _from_timings(timings: FileTimings) -> _FileRows:
 
 
 def _from_recording(folder: Path) -> _FileRows:
-    """Read a recording's bursts on the vendor library, the kind of times in public tables."""
+    """Read a recording's short batches on the vendor library, which public tables consist of."""
     recording = load(folder)
     rows = library_rows(bursts(recording.products, recording.cache))
     return _FileRows(
@@ -277,10 +285,11 @@ def _from_recording(folder: Path) -> _FileRows:
 
 
 def _aiconfigurator(frame: pd.DataFrame, path: Path) -> _FileRows:
-    """Convert GEMMs ``y = x Wᵀ`` with x (m, k) and W (n, k), our layout nt. Latency is in ms.
+    """Convert AIConfigurator's GEMMs ``y = x Wᵀ`` with x (m, k) and W (n, k), our layout nt.
 
-    Nothing is flushed between the replays, so an import reads the times as warm. Here they are read
-    as cold, as in the recorded validations; the errors differ by 0.1 points.
+    Latencies are in milliseconds. The cache is not flushed between replays, so ``import`` treats
+    the times as warm. This reader treats them as cold, because the recorded validations did. The
+    errors of the model differ by 0.1 percentage points between both.
     """
     dtypes = [_DTYPES.get(name, name) for name in frame["gemm_dtype"]]
     problems = [
@@ -298,9 +307,10 @@ def _aiconfigurator(frame: pd.DataFrame, path: Path) -> _FileRows:
 
 
 def _neusight_linear(frame: pd.DataFrame, path: Path) -> _FileRows:
-    """Convert FP32 layers without TF32. Latency is in milliseconds.
+    """Convert NeuSight's linear layers, which ran in FP32 without TF32.
 
-    The output is M×K, and the contraction runs over N.
+    The output of a layer is (B·M)×K, and its contraction runs over N. Latencies are in
+    milliseconds.
     """
     sizes = zip(frame["B"] * frame["M"], frame["K"], frame["N"], strict=True)
     return _FileRows(
@@ -314,9 +324,10 @@ def _neusight_linear(frame: pd.DataFrame, path: Path) -> _FileRows:
 
 
 def _neusight_conv(frame: pd.DataFrame, path: Path) -> _FileRows:
-    """Convert FP32 forward convolutions in NCHW. Latency is in milliseconds.
+    """Convert NeuSight's convolutions: forward passes in FP32 and NCHW.
 
-    The filter's size is in the column "Kernel_Szie", which is misspelt in the table.
+    Latencies are in milliseconds. The filter's size is in the column "Kernel_Szie", which is
+    misspelt in the table.
     """
     names = [
         "B",
@@ -343,18 +354,19 @@ def _neusight_conv(frame: pd.DataFrame, path: Path) -> _FileRows:
 
 
 def _neusight_kernels(frame: pd.DataFrame) -> list[tuple[str, ...]]:
-    """Return the names of all kernels of a call, or the one name where there is no list.
+    """Return the kernels' names of each row, from the list in "Kernels" or else "Kernel Name".
 
-    A list is separated by semicolons.
+    Names in the list are separated by semicolons.
     """
     lists = frame["Kernels"].fillna(frame["Kernel Name"]).astype(str)
     return [tuple(name for name in text.split(";") if name) for text in lists]
 
 
 def _deepbench_gemm(frame: pd.DataFrame, path: Path) -> _FileRows:
-    """Convert column-major GEMMs. Times are in milliseconds.
+    """Convert DeepBench's GEMMs. Times are in milliseconds.
 
-    DeepBench's M and N are our n and m, and its tA and tB make our layout tB tA.
+    The matrices are column-major, so DeepBench's M and N are our n and m, and our layout is its
+    transB followed by its transA.
     """
     dtype = _deepbench_dtype(path)
     problems = [
@@ -379,9 +391,10 @@ _DEEPBENCH_PASSES = {
 
 
 def _deepbench_conv(frame: pd.DataFrame, path: Path) -> _FileRows:
-    """Convert convolutions in NCHW. A row has one time for each pass, in milliseconds.
+    """Convert DeepBench's convolutions in NCHW.
 
-    A pass that was not run has ``N/A``.
+    A row has one time for each pass, in milliseconds. The time of a pass that was not run is
+    ``N/A``.
     """
     dtype = _deepbench_dtype(path)
     problems: list[Problem | None] = []
@@ -436,8 +449,8 @@ def _conv(
     Args:
         sizes: images, channels, height, width, filters, and the filter's height and width.
         pairs: stride, padding and dilation, each along the height and the width.
-        dtype: the dtype.
-        pass_: the pass.
+        dtype: dtype of the operands.
+        pass_: ``fprop``, ``dgrad`` or ``wgrad``.
     """
     try:
         return Conv.build(sizes, pairs, 1, dtype, "nchw", pass_)
@@ -452,3 +465,4 @@ _FORMATS: tuple[tuple[set[str], Callable[[pd.DataFrame, Path], _FileRows]], ...]
     ({"M", "N", "K", "transA", "transB", "time_ms"}, _deepbench_gemm),
     ({"W", "H", "C", "N", "K", *_DEEPBENCH_PASSES}, _deepbench_conv),
 )
+"""Columns by which each format of public tables is recognised, and its reader."""

@@ -1,4 +1,4 @@
-"""Public tables that a package contains, each of which becomes a recording of its GPU.
+"""Find and read the public GEMM tables of a package; one table becomes the recording of its GPU.
 
 ``aiconfigurator-core`` has a ``gemm_perf.parquet`` for each GPU, framework and version. Its times
 are means of six CUDA-graph replays of y = x Wᵀ. Nothing is flushed between replays, so operands may
@@ -33,7 +33,7 @@ _TABLE = "gemm_perf"  # the table's name in the files next to it
 _NEEDED = {"framework", "version", "device", "gemm_dtype", "m", "n", "k", "latency"}
 _NAMES = {"trtllm": "TensorRT-LLM", "sglang": "SGLang", "vllm": "vLLM"}
 _PREFERRED = list(_NAMES)  # the framework whose tables repeat best comes first
-_ENOUGH = 0.5  # share of the largest collection's rows; a smaller one has too few shapes
+_ENOUGH = 0.5  # share of the largest table's rows below which a table has too few shapes
 BF16 = "bfloat16"
 DTYPES = {BF16: "bf16", "fp8": "fp8"}
 """Dtypes that are read, by their names in the tables, with our names."""
@@ -68,7 +68,7 @@ class PublicTable:
 
     @property
     def slug(self) -> str:
-        """Slug of the machine."""
+        """Slug of the GPU."""
         return slug_of_device(self.device)
 
     @property
@@ -83,7 +83,7 @@ def framework_name(framework: str) -> str:
 
 
 def find_tables() -> list[PublicTable]:
-    """Find every table of GEMMs of the installed package.
+    """Find every GEMM table in the installed package.
 
     Raises:
         UserError: if the package is not installed, or has no table that can be read.
@@ -114,7 +114,7 @@ def package_folders() -> tuple[list[Path], str, str]:
 
 
 def read_table(path: Path, package: str = "", licence: str = "") -> PublicTable:
-    """Read a table's GPU, framework and version, and what the files next to it say about it.
+    """Read what a table covers: its GPU, framework and version, and whether it is complete.
 
     Raises:
         UserError: if the file cannot be read, or is not a table of GEMMs.
@@ -132,7 +132,8 @@ def read_table(path: Path, package: str = "", licence: str = "") -> PublicTable:
     except (OSError, pa.ArrowException) as error:
         reason = (str(error).splitlines() or ["empty"])[0]
         raise UserError(f"{path} is not a table that can be read ({reason}).") from None
-    (first_row,) = table.slice(0, 1).to_pylist()  # all rows have its GPU, framework and version
+    # All rows have the same GPU, framework and version.
+    (first_row,) = table.slice(0, 1).to_pylist()
     return PublicTable(
         path=path,
         device=first_row["device"],
@@ -147,7 +148,7 @@ def read_table(path: Path, package: str = "", licence: str = "") -> PublicTable:
 
 
 def _is_complete(folder: Path) -> bool:
-    """Return True if the file next to a table calls it complete, or does not mention it."""
+    """Return True unless the collection_meta.yaml in a table's folder calls it incomplete."""
     tables = _read_yaml(folder / "collection_meta.yaml").get("tables")
     entry = tables.get(_TABLE) if isinstance(tables, dict) else None
     if not isinstance(entry, dict):
@@ -165,7 +166,7 @@ def _later_versions(folder: Path) -> tuple[str, ...]:
     versions = []
     for path in folder.parent.glob("*/reuse.yaml"):
         entries = _read_yaml(path).get("reuse")
-        # The file comes from others, so it may have any form.
+        # The publishers of the table write this file, so it may have any form.
         entries = entries if isinstance(entries, list) else []
         if any(
             isinstance(entry, dict) and reused_table.items() <= entry.items() for entry in entries
@@ -175,10 +176,10 @@ def _later_versions(folder: Path) -> tuple[str, ...]:
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
-    """Read a YAML file next to a table; return nothing if it is missing or not readable.
+    """Read a YAML file next to a table; return an empty dict if it is missing or unreadable.
 
-    PyYAML comes with the package of tables. If a table is given as a single file, both may be
-    missing.
+    PyYAML is installed together with the package of tables. It may be missing if the user gives a
+    single table as a file.
     """
     if not path.is_file() or importlib.util.find_spec("yaml") is None:
         return {}
@@ -194,8 +195,8 @@ def _read_yaml(path: Path) -> dict[str, Any]:
 def choose_tables(tables: Sequence[PublicTable]) -> dict[str, PublicTable]:
     """Choose for each slug the table from which the machine's recording is made.
 
-    Among the tables with enough shapes, it is the latest one of TensorRT-LLM, otherwise of SGLang,
-    otherwise of vLLM.
+    A table with enough shapes is preferred to one with few shapes. Among these, complete tables are
+    preferred, then tables of TensorRT-LLM, SGLang and vLLM in this order, then later versions.
     """
     by_slug: dict[str, list[PublicTable]] = {}
     for table in tables:
@@ -208,7 +209,7 @@ def choose_tables(tables: Sequence[PublicTable]) -> dict[str, PublicTable]:
 
 
 def _rank(table: PublicTable, tables_of_slug: Sequence[PublicTable]) -> tuple[Any, ...]:
-    """Return the key by which the best table of a machine is the largest."""
+    """Return the sort key of a table; the best table of a machine has the largest key."""
     most_rows = max(candidate.rows for candidate in tables_of_slug)
     has_enough = table.rows >= _ENOUGH * most_rows
     name = table.framework.lower()
@@ -222,7 +223,7 @@ def version_numbers(text: str) -> tuple[int, ...]:
 
 
 def read_rows(table: PublicTable, *dtypes: str) -> pd.DataFrame:
-    """Read rows of a table: m, n, k, dtype and time_us, without those that have no time.
+    """Read the columns m, n, k, dtype and time_us of a table's rows that have a time.
 
     Latencies in the table are in milliseconds.
 
@@ -238,6 +239,6 @@ def read_rows(table: PublicTable, *dtypes: str) -> pd.DataFrame:
 
 
 def gemms_of(rows: pd.DataFrame) -> list[Gemm]:
-    """Return the GEMMs y = x Wᵀ of rows as :func:`read_rows` returns them."""
+    """Return the GEMM y = x Wᵀ of each row that :func:`read_rows` returned."""
     sizes = zip(rows["m"], rows["n"], rows["k"], rows["dtype"], strict=True)
     return [Gemm(int(m), int(n), int(k), dtype) for m, n, k, dtype in sizes]

@@ -1,7 +1,7 @@
 """Read CSV files with times: plain ones, and those of the CUTLASS profiler and of TritonBench.
 
-Each becomes a frame with columns of measurements.csv, one row per case. Rows that are not a case,
-or that have no time, are reported and left out.
+Each file becomes a frame with columns of measurements.csv and one row per case. Rows that do not
+describe a case, or that have no time, are reported and left out.
 """
 
 from __future__ import annotations
@@ -25,11 +25,13 @@ _SIZES = ("m", "n", "k")
 _DEFAULTS = {
     "batch": "1", "implementation": "", "cache": "warm", "mode": "burst", "config": "",
 }  # fmt: skip
-_TAKEN = (
+"""Values of empty cells and missing columns of a plain file."""
+
+_READ_COLUMNS = (
     "op", "pass", *_SIZES, *CONV_SIZES, "stride", "padding", "dilation", "groups", "dtype",
     "layout", "implementation", "config", "mode", "cache", "time_us",
 )  # fmt: skip
-"""Columns that are read from a plain file; other columns are the user's."""
+"""Columns that are read from a plain file; other columns are ignored."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +42,8 @@ class FileTimings:
         rows: one row per case. The columns are those that identify a case, except ``sweep`` and
             ``fill``, then ``time_us`` and, where the file names kernels, ``kernel`` and
             ``kernels``.
-        how: how the times were measured.
-        cache: where most operands came from.
+        how: how the times were measured, in words.
+        cache: cache state of most rows, ``cold`` or ``warm``.
     """
 
     rows: pd.DataFrame
@@ -51,26 +53,26 @@ class FileTimings:
 
 @dataclass(frozen=True)
 class FileDefaults:
-    """Dtype and layout of all rows, which the user gives because the file does not have them."""
+    """Dtype and layout that the user gives for rows whose file does not name them; may be empty."""
 
     dtype: str = ""
     layout: str = ""
 
 
-def read_timings(path: Path, told: FileDefaults) -> FileTimings | None:
-    """Read the times of a CSV file; return None if it has none of the three formats.
+def read_timings(path: Path, defaults: FileDefaults) -> FileTimings | None:
+    """Read the times of a CSV file; return None if it is in none of the three formats.
 
     Raises:
         UserError: if the file cannot be read, lacks a column, or has too many damaged rows.
     """
     header = _header(path)
     if _is_tritonbench(header):
-        return _read_tritonbench(path, told)
+        return _read_tritonbench(path, defaults)
     names = {name.strip().strip('"') for name in header.split(",")}
     if {"Provider", "OperationKind", "Operation", "Disposition", "Runtime"} <= names:
         return _read_cutlass(path)
     if "time_us" in {name.lower() for name in names}:
-        return _read_plain(path, told)
+        return _read_plain(path, defaults)
     return None
 
 
@@ -83,9 +85,18 @@ def _header(path: Path) -> str:
 
 
 def _read(path: Path, separator: str = ",", lower: bool = False) -> pd.DataFrame:
-    """Read all cells as stripped text, with the line number in the column ``line``.
+    """Read all cells as text, with the line number in the added column ``line``.
 
-    Empty cells are empty text.
+    Spaces before a cell are removed, and lines without any cell are left out. Empty cells are empty
+    text.
+
+    Args:
+        path: the file.
+        separator: the character between cells.
+        lower: True to convert the names of the columns to lower case.
+
+    Raises:
+        UserError: if the file is not a CSV file with a header and a line below it.
     """
     try:
         with warnings.catch_warnings():
@@ -112,14 +123,15 @@ def _read(path: Path, separator: str = ",", lower: bool = False) -> pd.DataFrame
     if not frame.columns.is_unique:
         repeated = frame.columns[frame.columns.duplicated()][0]
         raise UserError(f"{path} has column {repeated!r} twice.")
-    written = ~(frame == "").all(axis=1)
-    return frame.assign(line=np.arange(2, len(frame) + 2))[written]
+    has_content = ~(frame == "").all(axis=1)
+    return frame.assign(line=np.arange(2, len(frame) + 2))[has_content]
 
 
 # --- A plain file ---------------------------------------------------------------------------------
 
 
 def _read_plain(path: Path, defaults: FileDefaults) -> FileTimings:
+    """Read a file with a column ``time_us``, which a user wrote."""
     frame = _read(path, lower=True)
     # 1. Fill the cells and columns that the file lacks: with the user's dtype and layout, and with
     #    the project's defaults.
@@ -128,27 +140,30 @@ def _read_plain(path: Path, defaults: FileDefaults) -> FileTimings:
             frame[name] = frame[name].mask(frame[name] == "", default)
         elif default or name in _DEFAULTS:
             frame[name] = default
-    # 2. A row without an operation is a convolution if it has filters, otherwise a GEMM.
+    # 2. A row without an operation is a convolution if it has a number of filters, otherwise a
+    #    GEMM.
     op = frame["op"] if "op" in frame else pd.Series("", index=frame.index)
     filters = frame["kout"] if "kout" in frame else pd.Series("", index=frame.index)
-    frame["op"] = op.mask(op == "", filters.where(filters == "", "conv").replace("", "gemm"))
+    default_op = filters.map(lambda cell: "conv" if cell else "gemm")
+    frame["op"] = op.mask(op == "", default_op)
     # 3. Require the columns of the operations that occur, and check the cells.
     needed = ["dtype", "time_us"]
     needed += [name for name in _SIZES if (frame["op"] == "gemm").any()]
     needed += [name for name in CONV_SIZES if (frame["op"] == "conv").any()]
     if missing := [name for name in needed if name not in frame]:
         raise UserError(
-            f"{path} has no column {missing[0]!r}. A file of times begins with {HEADER} and may "
-            "have layout, batch, implementation, cache and a convolution's columns."
+            f"{path} has no column {missing[0]!r}. A file of times needs the columns {HEADER}, and "
+            "may have layout, batch, implementation, cache and a convolution's columns."
         )
-    rows = checked(path, frame[["line", *(name for name in _TAKEN if name in frame)]], "")
+    present = [name for name in _READ_COLUMNS if name in frame]
+    rows = checked(path, frame[["line", *present]], "")
     return FileTimings(middle(rows), "as its file says", _most_common(rows["cache"]))
 
 
 # --- The CUTLASS profiler -------------------------------------------------------------------------
 
 _CUTLASS_DTYPES = {"f16": "fp16", "bf16": "bf16", "f32": "fp32", "tf32": "tf32"}
-_PASSED = ("passed", "not_verified")
+_PASSED = ("passed", "not_verified")  # dispositions of kernels that ran and were not found wrong
 _CUTLASS_KINDS = ("gemm", "conv2d")
 _CUTLASS_CONV = (
     "conv_kind", "n", "h", "w", "c", "k", "r", "s", "stride_h", "stride_w", "pad_h", "pad_w",
@@ -157,34 +172,38 @@ _CUTLASS_CONV = (
 
 
 def _read_cutlass(path: Path) -> FileTimings:
-    """Read one row per kernel and problem; keep each provider's fastest kernel for a problem.
+    """Read a file of one row per kernel and problem; keep each provider's fastest kernel.
 
-    A and B are ``bf16:row`` or ``bf16:column``. If C is column-major, the transposed GEMM Cᵀ = Bᵀ
-    Aᵀ is computed. Runtime is in milliseconds and was measured over back-to-back launches.
+    The columns A, B and C have dtype and order, such as ``bf16:row``. If C is column-major, the row
+    is read as the transposed GEMM Cᵀ = Bᵀ Aᵀ, whose result is row-major like ours. Runtime is in
+    milliseconds and was measured over back-to-back launches.
     """
+    # 1. Read the kernels that ran.
     frame = _read(path)
-    products = "A" in frame
-    needed = ("Status", *((*_SIZES, "A", "B", "C") if products else _CUTLASS_CONV))
+    has_gemms = "A" in frame
+    needed = ("Status", *((*_SIZES, "A", "B", "C") if has_gemms else _CUTLASS_CONV))
     if missing := [name for name in needed if name not in frame]:
         raise UserError(f"{path} has no column {missing[0]!r}; let the profiler write it again.")
     ran = frame["Disposition"].isin(_PASSED) & frame["Status"].isin(("success", ""))
     frame = frame[ran & frame["OperationKind"].isin(_CUTLASS_KINDS)]
     if not len(frame):
         raise UserError(f"{path} has no passed kernel of a dense GEMM or 2-D convolution.")
-    cells = _cutlass_gemms(frame) if products else _cutlass_convs(frame)
+    # 2. Translate the columns.
+    cells = _cutlass_gemms(frame) if has_gemms else _cutlass_convs(frame)
     operation = frame["Operation"]
     # Kernels with TF32 in their name multiply single-precision operands as TF32.
-    on_tensor_cores = operation.str.contains("tf32", case=False) & (cells["dtype"] == "fp32")
-    cells["dtype"] = cells["dtype"].mask(on_tensor_cores, "tf32")
+    is_tf32 = operation.str.contains("tf32", case=False) & (cells["dtype"] == "fp32")
+    cells["dtype"] = cells["dtype"].mask(is_tf32, "tf32")
     cells["implementation"] = frame["Provider"].str.lower()
     cells["cache"], cells["mode"], cells["config"] = "warm", "burst", ""
     cells["time_us"] = pd.to_numeric(frame["Runtime"], errors="coerce") * 1e3
     cells["kernel"], cells["line"] = operation, frame["line"]
-    # The profiler has more dtypes than we do; such rows are not damaged.
+    # The profiler has more dtypes than we do. Rows in these are sound, so they are not reported.
     cells = cells[cells["dtype"].isin(DTYPE_BYTES)]
     if not len(cells):
         raise UserError(f"{path} has no kernel in fp32, tf32, fp16 or bf16.")
-    rows = checked(path, cells, "cublas" if products else "cudnn")
+    # 3. Check the cells, and keep the fastest kernel of each provider and problem.
+    rows = checked(path, cells, "cublas" if has_gemms else "cudnn")
     rows = rows.sort_values("time_us", kind="stable")
     rows = rows.drop_duplicates(identity(rows)).sort_index().reset_index(drop=True)
     rows["kernels"] = [json.dumps([[name, 1.0]]) for name in rows["kernel"]]
@@ -194,48 +213,51 @@ def _read_cutlass(path: Path) -> FileTimings:
 
 
 def _cutlass_gemms(frame: pd.DataFrame) -> pd.DataFrame:
-    (a, a_order), (b, b_order), (_, c_order) = (_typed(frame[name]) for name in "ABC")
-    by_column = c_order == "column"
-    letters = pd.DataFrame(
-        {
-            # The first operand of Cᵀ = Bᵀ Aᵀ is Bᵀ, which is stored as named if B is by columns.
-            "first": _letter(a_order).mask(by_column, _letter(b_order, "column")),
-            "second": _letter(b_order).mask(by_column, _letter(a_order, "column")),
-        }
-    )
+    """Translate the profiler's columns of GEMMs to ours."""
+    a_dtype, a_order = _dtype_and_order(frame["A"])
+    b_dtype, b_order = _dtype_and_order(frame["B"])
+    _, c_order = _dtype_and_order(frame["C"])
+    # The operands of Cᵀ = Bᵀ Aᵀ are Bᵀ and Aᵀ. Bᵀ is row-major, our letter n, if B is column-major.
+    is_transposed = c_order == "column"
+    first = _letter(a_order).mask(is_transposed, _letter(b_order, "column"))
+    second = _letter(b_order).mask(is_transposed, _letter(a_order, "column"))
     return pd.DataFrame(
         {
             "op": "gemm",
-            "m": frame["m"].mask(by_column, frame["n"]),
-            "n": frame["n"].mask(by_column, frame["m"]),
+            "m": frame["m"].mask(is_transposed, frame["n"]),
+            "n": frame["n"].mask(is_transposed, frame["m"]),
             "k": frame["k"],
-            "batch": _given(frame, "batch_count"),
-            "dtype": a.map(_CUTLASS_DTYPES).where(a == b, ""),
-            "layout": letters["first"] + letters["second"],
+            "batch": _cells_or_one(frame, "batch_count"),
+            "dtype": a_dtype.map(_CUTLASS_DTYPES).where(a_dtype == b_dtype, ""),
+            "layout": first + second,
         }
     ).fillna({"dtype": ""})
 
 
-def _given(frame: pd.DataFrame, name: str) -> pd.Series:
+def _cells_or_one(frame: pd.DataFrame, name: str) -> pd.Series:
     """Return a column's cells, with 1 where a cell or the whole column is missing."""
     if name not in frame:
         return pd.Series("1", index=frame.index)
     return frame[name].mask(frame[name] == "", "1")
 
 
-def _typed(column: pd.Series) -> tuple[pd.Series, pd.Series]:
-    """Split ``bf16:row`` into type and order."""
+def _dtype_and_order(column: pd.Series) -> tuple[pd.Series, pd.Series]:
+    """Split cells such as ``bf16:row`` into dtype and order."""
     parts = column.str.partition(":")
     return parts[0], parts[2]
 
 
-def _letter(order: pd.Series, as_named: str = "row") -> pd.Series:
-    """Return ``n`` where operands have the order ``as_named``, ``t`` where they have the other."""
-    return order.map({"row": "t", "column": "t"} | {as_named: "n"}).fillna("")
+def _letter(order: pd.Series, untransposed: str = "row") -> pd.Series:
+    """Return the layout letter of each operand: ``n`` if it has the order ``untransposed``.
+
+    The letter is ``t`` for the other order, and empty for an unknown one.
+    """
+    return order.map({"row": "t", "column": "t"} | {untransposed: "n"}).fillna("")
 
 
 def _cutlass_convs(frame: pd.DataFrame) -> pd.DataFrame:
-    dtype, layout = _typed(frame["Activation"])
+    """Translate the profiler's columns of convolutions to ours."""
+    dtype, layout = _dtype_and_order(frame["Activation"])
     pairs = {
         ours: frame[f"{theirs}_h"] + "x" + frame[f"{theirs}_w"]
         for ours, theirs in (("stride", "stride"), ("padding", "pad"), ("dilation", "dilation"))
@@ -252,7 +274,7 @@ def _cutlass_convs(frame: pd.DataFrame) -> pd.DataFrame:
             "r": frame["r"],
             "s": frame["s"],
             **pairs,
-            "groups": _given(frame, "groups"),
+            "groups": _cells_or_one(frame, "groups"),
             "dtype": dtype.map(_CUTLASS_DTYPES).fillna(""),
             "layout": layout,
         }
@@ -265,6 +287,7 @@ _TRITONBENCH_SHAPES = {"(M, N, K)": ("m", "n", "k"), "(B, M, N, K)": ("batch", "
 _LATENCY = "-latency"
 _ATEN = ("aten_matmul", "aten_addmm", "aten_bmm")  # implementations of PyTorch, which call cuBLAS
 _MILLISECONDS = r"^([0-9.]+(?:[eE][+-]?[0-9]+)?)(?:$|\s*\()"
+"""A number, which is the whole cell or is followed by a parenthesis."""
 
 
 def _is_tritonbench(header: str) -> bool:
@@ -273,10 +296,11 @@ def _is_tritonbench(header: str) -> bool:
 
 
 def _read_tritonbench(path: Path, defaults: FileDefaults) -> FileTimings:
-    """Read one row per shape, with ``name-latency`` for each implementation, in milliseconds.
+    """Read a file of one row per shape, with a column ``name-latency`` for each implementation.
 
-    TritonBench flushes the cache before each launch, and both operands are stored as named (layout
-    nn) unless it was told otherwise. The file contains neither the layout nor the dtype.
+    Latencies are in milliseconds. TritonBench flushes the cache before each launch. The file names
+    neither the dtype nor the layout. The layout is nn, TritonBench's default, unless the user gives
+    another one.
     """
     if not defaults.dtype:
         raise UserError(
@@ -296,7 +320,7 @@ def _read_tritonbench(path: Path, defaults: FileDefaults) -> FileTimings:
     parts = []
     for metric in (name for name in frame.columns if name.endswith(_LATENCY)):
         name = metric.removesuffix(_LATENCY)
-        # Newer versions write ``0.0123 (±1.5%)``. A failed case has an error message or nothing.
+        # Newer versions write ``0.0123 (±1.5%)``. A failed case has an error message or is empty.
         milliseconds = frame[metric].str.extract(_MILLISECONDS, expand=False)
         part = pd.DataFrame(
             {

@@ -1,4 +1,4 @@
-"""Write public tables and files as recordings, which are then read like our own."""
+"""Write public tables and users' files as recordings, which are then read like our own."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ _HOW = "mean of 6 CUDA-graph replays, nothing flushed, clocks not fixed"
 
 
 def write_imported(table: PublicTable, machine: Machine, results: Path) -> Path:
-    """Write a table's rows and, in run.json, where they come from; return the folder.
+    """Write a table's rows, and a run.json that says where they come from; return the folder.
 
     Raises:
-        UserError: if the machine does not compute a dtype, the folder cannot be made, or the disk
-            is full.
+        UserError: if the machine does not support a dtype of the table, the folder cannot be made,
+            or the disk is full.
     """
     rows = read_rows(table, *DTYPES.values())
     public = {
@@ -57,18 +57,19 @@ def write_imported(table: PublicTable, machine: Machine, results: Path) -> Path:
 def write_timings(
     timings: FileTimings, path: Path, defaults: FileDefaults, machine: Machine, results: Path
 ) -> Path:
-    """Write the times of a user's file, and a digest of file and defaults; return the folder.
+    """Write the times of a user's file, with a digest of file and defaults; return the folder.
 
     Args:
         timings: the times.
-        path: the file that they come from, or the folder of results.
-        defaults: what the user said about the file. The digest tells whether it changed.
-        machine: the machine of the times.
-        results: the results folder.
+        path: the file, or the folder of results, that the times come from.
+        defaults: dtype and layout that the user gave. They are part of the digest, because other
+            defaults make other rows of the same file.
+        machine: the machine that was timed.
+        results: the folder of all machines' results.
 
     Raises:
-        UserError: if the machine does not compute a dtype, the folder cannot be made, or the disk
-            is full.
+        UserError: if the machine does not support a dtype of the times, the folder cannot be made,
+            or the disk is full.
     """
     public = {
         "source": path.name,
@@ -84,7 +85,7 @@ def write_timings(
 
 
 def is_same_file(folder: Path, path: Path, defaults: FileDefaults) -> bool:
-    """Return True if an imported recording was made from this very file and the same defaults."""
+    """Return True if a recording was imported from a file of this content with these defaults."""
     public = read_run(folder).get("public") or {}
     return public.get("framework") == FILE and public.get("version") == _digest(path, defaults)
 
@@ -97,7 +98,7 @@ def _digest(path: Path, defaults: FileDefaults) -> str:
 
 
 def write_collections(tables: Sequence[PublicTable], machine: Machine, results: Path) -> None:
-    """Write all collections of a machine, beginning with the one that its recording is made from.
+    """Write all collections of a machine; the first one is the one that its recording is made from.
 
     Raises:
         UserError: if the folder cannot be made, or the disk is full.
@@ -107,17 +108,17 @@ def write_collections(tables: Sequence[PublicTable], machine: Machine, results: 
     ]
     folder = folder_of(results, machine.slug)
     make_folder(folder)
-    (folder / VALIDATION).unlink(missing_ok=True)  # it is out of date now
+    (folder / VALIDATION).unlink(missing_ok=True)  # it was made from the earlier collections
     write_whole(folder / COLLECTIONS, _as_parquet(pd.concat(collections, ignore_index=True)))
 
 
 def _write(rows: pd.DataFrame, public: dict[str, Any], machine: Machine, results: Path) -> Path:
     """Write the rows and run.json, and remove the validation of an earlier import."""
     for dtype in rows["dtype"].unique():
-        machine.peak(dtype)  # raises an error for a dtype that the machine does not compute
+        machine.peak(dtype)  # raises an error for a dtype that the machine does not support
     folder = folder_of(results, machine.slug)
     make_folder(folder)
-    (folder / VALIDATION).unlink(missing_ok=True)  # missing until everything is written again
+    (folder / VALIDATION).unlink(missing_ok=True)  # without it, the import counts as incomplete
     write_whole(folder / MEASUREMENTS, _as_parquet(rows))
     run = {
         "schema": SCHEMA,

@@ -1,1 +1,1 @@
-"""Recordings: our own measurements and imported ones, and how both are read and written."""
+"""Read and write recordings: our own measurements and imported ones."""

@@ -3,8 +3,8 @@
 A comparison needs the typical time of each case and its standard error. If single samples are
 known, the typical time is the 20% trimmed mean of their logarithms. It ignores a few disturbed
 samples, and for normal noise its error is smaller than the median's. Its standard error follows
-from the winsorised variance (Tukey and McLaughlin); its degrees of freedom are the samples that are
-not trimmed, less one.
+from the winsorised variance (Tukey and McLaughlin). Its degrees of freedom are the number of
+samples that are not trimmed, minus one.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class CaseTimes:
         freedom: degrees of freedom of ``error``; infinite where it is not estimated.
         count: number of samples.
         samples: the samples in seconds; empty where only a summary is known.
-        problem: what was timed, where the name of the case tells it.
+        problem: the problem that was timed; None if the name of the case does not tell it.
     """
 
     log: float
@@ -43,7 +43,7 @@ class CaseTimes:
 
     @classmethod
     def from_samples(cls, samples: Sequence[float], problem: Workload | None = None) -> CaseTimes:
-        """Summarise samples in seconds, all of them positive."""
+        """Summarise samples, which are positive times in seconds."""
         log, error, freedom = trimmed_mean(np.log(np.asarray(samples, dtype=float)))
         return cls(log, error, freedom, len(samples), tuple(samples), problem)
 
@@ -51,7 +51,7 @@ class CaseTimes:
     def from_summary(
         cls, seconds: float, deviation: float, count: int, problem: Workload | None = None
     ) -> CaseTimes:
-        """Take a mean and the standard deviation of ``count`` samples, both in seconds."""
+        """Convert the mean and the standard deviation of ``count`` samples, both in seconds."""
         if count < 2 or deviation <= 0:
             return cls(math.log(seconds), count=count, problem=problem)
         error = deviation / seconds / math.sqrt(count)
@@ -61,7 +61,7 @@ class CaseTimes:
     def from_interval(
         cls, seconds: float, lo: float, hi: float, count: int, problem: Workload | None = None
     ) -> CaseTimes:
-        """Take a median and its 95% interval, in seconds; NaN ends mean that there is none."""
+        """Convert a median and its 95% interval in seconds; NaN ends mean an unknown interval."""
         if math.isnan(lo + hi):
             return cls(math.log(seconds), count=count, problem=problem)
         error = math.log(hi / lo) / 2 / Z95
@@ -73,10 +73,10 @@ class TimedProcess:
     """Cases that one process timed.
 
     Attributes:
-        name: the file or folder that the times come from.
-        cases: times by the name of the case.
-        lost: reason for each case that ran without giving a time.
-        facts: machine, date and program, as far as they are recorded.
+        name: path of the file or folder that the times come from.
+        cases: time of each case, by the case's name.
+        lost: reason why a case has no time, by the case's name.
+        facts: what is recorded about the process, such as ``machine``, ``date`` and ``program``.
     """
 
     name: str
@@ -88,7 +88,8 @@ class TimedProcess:
 def trimmed_mean(values: np.ndarray) -> tuple[float, float, float]:
     """Return the 20% trimmed mean of values, its standard error and degrees of freedom.
 
-    Below two values, and where all of them are equal, the error is 0 and the freedom infinite.
+    If fewer than two values are left after trimming, or the winsorised values are all equal, the
+    error is 0 and the degrees of freedom are infinite.
     """
     ordered = np.sort(values)
     count = len(ordered)

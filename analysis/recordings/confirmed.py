@@ -1,4 +1,4 @@
-"""Pairs of cases that were re-timed after one of them was chosen, from each run's confirmed.csv."""
+"""Read each run's confirmed.csv: pairs of cases that were re-timed to confirm which is faster."""
 
 from __future__ import annotations
 
@@ -16,26 +16,27 @@ from kernels.operation import as_problem
 from sweeps.cases.case import Case, Contender
 from sweeps.store import CONFIRMED_COLUMNS
 
-_ASSUMED = 0.01  # the standard deviation of a log time between processes if none was measured
-_LEAST_BLOCKS = 4  # the fewest blocks of a process; their mean leaves out both extremes
+_ASSUMED = 0.01  # assumed standard deviation of a log time between processes
+_AS_CASES = 2  # number of re-timed cases that the assumption counts as
+_LEAST_BLOCKS = 4  # fewest blocks of a process; their mean leaves out both extremes
 _REMEDY = f"Move it away; {target('sweep', 'confirm')} measures the pairs again."
-_AS_CASES = 2  # the number of re-timed cases that the assumption counts as
 
 
 @dataclass(frozen=True)
 class Pair:
     """Two contenders, each a problem and its implementation, timed in alternation (A B B A).
 
-    The processes that timed them had timed neither of them before.
+    They were timed in new processes. The samples by which a contender was chosen do not count,
+    because they make it look faster than it is.
 
     Attributes:
         before: the first contender.
         after: the second contender.
         log_ratios: logarithms of the first contender's time over the second's, one tuple for each
             process, with one value for each of its blocks.
-        between: standard deviation by which a log time differs between processes, as the run found
-            by timing other cases again.
-        cases: number of those cases.
+        between: standard deviation of a log time between processes, which the run measured by
+            timing other cases again.
+        cases: number of cases that ``between`` is based on.
     """
 
     before: Contender
@@ -46,10 +47,11 @@ class Pair:
 
 
 def confirmed_pairs(recording: Recording) -> list[Pair]:
-    """Return the pairs of all runs of a recording; the best run decides if several have a pair.
+    """Return the pairs of all runs of a recording, each from the best run that timed it.
 
     Raises:
-        UserError: if a file is not what a run writes.
+        UserError: if the confirmed.csv in the recording's folder cannot be read, or is too badly
+            damaged.
     """
     pairs: dict[tuple[Contender, Contender], Pair] = {}
     for part in recording.parts:
@@ -59,7 +61,8 @@ def confirmed_pairs(recording: Recording) -> list[Pair]:
         except UserError:
             if is_own:
                 raise
-            continue  # an older run's file may be damaged, because other runs make up for it
+            # The pairs of another run are optional, so its damaged file is ignored.
+            continue
         between = _between(part.run.get("repeats"))
         for (before, after), processes in ratios_by_pair.items():
             # Hand-written kernels change with the checkout, so those of other runs do not count.
@@ -72,11 +75,12 @@ def confirmed_pairs(recording: Recording) -> list[Pair]:
 def _between(repeats: Mapping[str, Any] | None) -> tuple[float, int]:
     """Return how much a log time differs between processes beyond the change that all cases share.
 
-    The measured value is combined with an assumed one, which matters where few cases were timed
+    The measured variance is averaged with an assumed one, which matters if few cases were timed
     again.
 
     Returns:
-        The standard deviation, and the number of cases that it is known from.
+        The standard deviation, and the number of cases that it is based on. The assumption counts
+        as two cases.
     """
     cases, squares = _AS_CASES, _AS_CASES * _ASSUMED**2
     if repeats:
@@ -90,20 +94,22 @@ def _read_ratios(part: SourceRun) -> dict[tuple[Contender, Contender], list[tupl
 
     Returns:
         For each pair, the log ratios of each process that timed it. Pairs that only one process
-        timed are left out. Without a file, the result is empty.
+        timed are left out. The result is empty if there is no file.
     """
-    # 1. Read the lines. They name cases by their ids in the run's plan.
+    # 1. Read the lines, which name cases by their ids in the run's plan.
     path = part.folder / "confirmed.csv"
     if not path.exists():
         return {}
     try:
         planned = {row["id"]: row for row in part.run["plan"]["cases"]}
     except (KeyError, TypeError):
-        raise UserError(f"the plan of {path} cannot be read. {_REMEDY}") from None
+        raise UserError(
+            f"{path} refers to cases in the plan of its run.json, which cannot be read. {_REMEDY}"
+        ) from None
     table = read_csv(path, dict.fromkeys(CONFIRMED_COLUMNS, "text"), _REMEDY)
     parsed = [_pair(row, planned) for row in table.rows.to_dict("records")]
     # 2. Report damaged lines, and leave them out.
-    table.faults.tell(
+    table.faults.record(
         [line is None for line in parsed], "its two cases or their ratios cannot be read"
     )
     table.faults.leave_out()
@@ -119,7 +125,12 @@ def _read_ratios(part: SourceRun) -> dict[tuple[Contender, Contender], list[tupl
 def _pair(
     row: Mapping[Any, Any], planned: Mapping[str, Mapping[str, object]]
 ) -> tuple[tuple[Contender, Contender], tuple[float, ...]] | None:
-    """Parse a line: its contenders, and the log ratio of each block; None if it is damaged."""
+    """Parse a line into its contenders and the log ratio of each block; None if it is damaged.
+
+    Args:
+        row: cells of the line by column.
+        planned: columns of each planned case, by the case's id.
+    """
     try:
         contenders = _contender(planned[row["case"]]), _contender(planned[row["against"]])
         ratios = tuple(float(text) for text in row["log_ratios"].split())
@@ -130,6 +141,6 @@ def _pair(
 
 
 def _contender(row: Mapping[str, object]) -> Contender:
-    """Return the problem and the implementation of a case, given its columns."""
+    """Return the problem and the implementation of a case, given its columns in the plan."""
     case = Case.from_columns(row)
     return as_problem(case.problem), case.implementation

@@ -1,7 +1,8 @@
-"""Read a CSV table strictly: cells as their columns require, damaged lines reported and left out.
+"""Read a CSV table strictly: lines with a cell that its column does not allow are left out.
 
-A file may be cut off, edited by hand or merged. One bad cell costs its row, which is reported, but
-not the table. If too many rows are bad, something else is wrong, and nothing should be concluded.
+A file may have been cut off, edited by hand or merged. A bad cell excludes only its own line, and
+the line is reported. If too many lines are bad, the file is probably not what it seems to be, so it
+is refused.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from kernels.cli import note
 from kernels.common.errors import UserError
 
 MOST_DAMAGED = 0.1
-"""Largest share of a file's lines that may be damaged; beyond it, something else is wrong."""
+"""Largest share of a file's lines that may be damaged; a file with more of them is refused."""
 
 FRAME_TYPES = {"text": "string", "whole": "Int64", "real": "float64", "flag": "boolean"}
 """Pandas type of each kind of column."""
@@ -51,12 +52,12 @@ class Faults:
         self._remedy = remedy
         self._why = np.full(len(self._lines), "", dtype=object)
 
-    def tell(self, wrong: Any, why: Any) -> None:
-        """Record a fault of rows that have none yet.
+    def record(self, wrong: Any, why: Any) -> None:
+        """Record a fault for those of the given rows that have no fault yet.
 
         Args:
-            wrong: mask of the rows.
-            why: the fault, or one for each row.
+            wrong: mask of the rows that have the fault.
+            why: the fault in words: one text for all rows, or one for each row of the table.
         """
         newly_wrong = np.asarray(wrong, dtype=bool) & self.sound
         if newly_wrong.any():
@@ -69,13 +70,10 @@ class Faults:
         return np.asarray(self._why == "", dtype=bool)
 
     def leave_out(self) -> tuple[str, ...]:
-        """Report on stderr which lines are left out.
+        """Report the damaged lines on stderr, and return a sentence for each of them.
 
-        Up to five lines are named, and further ones are counted. Each line is reported only once,
-        even if the file is read several times.
-
-        Returns:
-            A sentence for each of these lines.
+        Up to five lines are named, and further ones are only counted. Each line is reported only
+        once, even if the file is read several times.
 
         Raises:
             UserError: if all lines are damaged, or more than a tenth of them and more than one.
@@ -89,11 +87,12 @@ class Faults:
             f"{name} line {line} is damaged and was left out: {fault}."
             for line, fault in sorted(fault_of.items())
         )
-        # A single damaged line of several is always tolerated.
+        # One damaged line is always tolerated, unless the file has no other line.
         if sentences and (damaged > max(1, MOST_DAMAGED * count) or damaged == count):
+            line, fault = min(fault_of.items())
             raise UserError(
-                f"{damaged} of {count} lines of {self._path} are damaged: {sentences[0]} "
-                f"{self._remedy}"
+                f"{damaged} of {count} lines of {self._path} are damaged, such as line {line}: "
+                f"{fault}. {self._remedy}"
             )
         for sentence in sentences[:_NAMED]:
             _say_once(f"{self._path.parent}: {sentence}")
@@ -107,11 +106,11 @@ class Faults:
 
 @dataclass(frozen=True)
 class CsvTable:
-    """Rows of a file, in its order, and the faults of some of them.
+    """Rows of a file, in the file's order, and their faults.
 
-    ``rows`` has a column for each that was requested: text, nullable whole numbers, floats (NaN
-    where a cell is empty) or flags. A cell that is not of its column's kind is empty, and its row
-    has a fault.
+    ``rows`` has the requested columns. Their values are text, nullable integers, floats (NaN where
+    a cell is empty) or nullable booleans. A cell that does not fit the kind of its column is
+    missing, and its row has a fault.
     """
 
     rows: pd.DataFrame
@@ -131,33 +130,37 @@ def read_csv(
 
     Args:
         path: the file.
-        kinds: ``text``, ``whole``, ``real`` or ``flag``, by column; other columns are ignored.
+        kinds: kind of each column to read: ``text``, ``whole`` (integers), ``real`` or ``flag``
+            (true or false). Other columns are ignored.
         remedy: sentence that says what to do if too many rows are damaged.
         optional: columns that may be missing, because older files lack them.
 
     Raises:
-        UserError: if the file cannot be read, or lacks a column.
+        UserError: if the file cannot be read, lacks a column, or has a column twice.
     """
+    # 1. Read the lines. A carriage return ends a line only if a line feed follows; elsewhere it
+    #    would split a line in two.
     try:
         data = path.read_bytes()
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}).") from None
-    # A carriage return ends a line only if a line feed follows.
     text = data.replace(b"\r\n", b"\n").replace(b"\r", b" ").decode("utf-8", errors="replace")
     header, *lines = text.split("\n")
+    # 2. Check the header.
     names = header.split(",")
     if missing := [name for name in kinds if name not in names and name not in optional]:
         raise UserError(f"{path} has no column {missing[0]!r}. {remedy}")
     if repeated := [name for name in names if names.count(name) > 1]:
         raise UserError(f"{path} has column {repeated[0]!r} twice. {remedy}")
+    # 3. Split the lines into cells, and convert each column. The header is line 1.
     numbered = [(number, line) for number, line in enumerate(lines, 2) if line]
     cells, complete = _cells(header, [line for _, line in numbered], kinds)
     faults = Faults(path, [number for number, _ in numbered], remedy)
-    faults.tell(~complete, "its cells do not match the header")
+    faults.record(~complete, "its cells do not match the header")
     columns = {}
     for name, kind in kinds.items():
         values, wrong = _converted(cells.get(name, [""] * len(numbered)), kind)
-        faults.tell(wrong, f"{name} is not {_KIND_WORDS.get(kind)}")
+        faults.record(wrong, f"{name} is not {_KIND_WORDS.get(kind)}")
         columns[name] = values.astype(FRAME_TYPES[kind])
     return CsvTable(pd.DataFrame(columns), faults)
 
@@ -168,14 +171,14 @@ def _cells(
     """Return the cells of some columns as text, and a mask of the lines that are complete.
 
     A line is incomplete if it has fewer or more cells than the header, an unclosed quotation, or
-    bytes that are not UTF-8. Its cells are empty.
+    bytes that are not UTF-8. The cells of an incomplete line are returned as empty text.
     """
     # 1. Leave out the lines that would confuse the parser.
     complete = np.array(
         [line.count('"') % 2 == 0 and _REPLACED not in line for line in lines], bool
     )
     kept = np.flatnonzero(complete).tolist()
-    # 2. Parse the others. Arrow calls ``skip`` for a line with another number of cells.
+    # 2. Parse the others. Arrow calls ``skip`` for each line with too few or too many cells.
     skipped: set[int] = set()
 
     def skip(row: Any) -> str:
@@ -195,7 +198,8 @@ def _cells(
         ),
     )
     complete[[kept[i] for i in skipped]] = False
-    # 3. Incomplete lines take their cells from an empty cell that is appended to the table.
+    # 3. Put the cells back into the order of the lines. Each column gets an empty cell at its end,
+    #    from which incomplete lines take theirs.
     positions = np.full(len(lines), len(table))
     positions[complete] = np.arange(len(table))
     cells = {}
@@ -215,22 +219,25 @@ def _converted(cells: Any, kind: str) -> tuple[pd.Series, NDArray[np.bool_]]:
         return text.to_pandas(), wrong
     # An empty cell is a missing value.
     text = compute.if_else(compute.equal(text, ""), pa.scalar(None, pa.string()), text)
-    # A column without faults, which most are, is converted at once. Otherwise each different cell
-    # is tried.
-    if not _casts(text, kind):
-        different_cells = compute.unique(text).to_pylist()
-        castable = [cell for cell in different_cells if _casts(pa.array([cell], pa.string()), kind)]
+    # Most columns have no fault and are converted as a whole. In other columns, each distinct cell
+    # is tried separately.
+    if not _is_castable(text, kind):
+        castable = [
+            cell
+            for cell in compute.unique(text).to_pylist()
+            if _is_castable(pa.array([cell], pa.string()), kind)
+        ]
         is_castable = compute.is_in(text, value_set=pa.array(castable, pa.string()))
         wrong = ~is_castable.to_numpy(zero_copy_only=False)
         text = compute.if_else(is_castable, text, pa.scalar(None, pa.string()))
     return text.cast(_ARROW_TYPES[kind]).to_pandas(), wrong
 
 
-def _casts(text: pa.Array, kind: str) -> bool:
-    """Return True if all cells are of a kind."""
+def _is_castable(text: pa.Array, kind: str) -> bool:
+    """Return True if all cells can be converted to a kind; missing cells can be."""
     if kind == "flag":
-        words = compute.is_in(text, value_set=pa.array(["true", "false", None], pa.string()))
-        return bool(compute.all(words).as_py())
+        is_flag = compute.is_in(text, value_set=pa.array(["true", "false", None], pa.string()))
+        return bool(compute.all(is_flag).as_py())
     try:
         text.cast(_ARROW_TYPES[kind])
     except pa.ArrowInvalid:

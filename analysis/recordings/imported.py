@@ -1,8 +1,8 @@
-"""Recordings that were imported from public tables and from files.
+"""Read recordings that were imported from public tables or from files.
 
-They lie under ``results/public/<machine>/``. measurements.parquet has the times, and run.json says
-where they come from and how they were measured. collections.parquet has all tables of the machine
-that a package contains.
+They are stored in ``results/public/<machine>/``. measurements.parquet has the times, and run.json
+says where they come from and how they were measured. collections.parquet has all tables of the
+machine that the package of public tables contains.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import pandas as pd
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from analysis.recordings.csv_file import FRAME_TYPES
 from kernels.common.checks import LARGEST_SIZE
 from kernels.common.errors import UserError
 from kernels.common.program import command
@@ -24,23 +25,22 @@ PLACE = "public"
 MEASUREMENTS = "measurements.parquet"
 COLLECTIONS = "collections.parquet"
 FILE = "file"
-"""Name that stands in place of a framework if the times are from a file of the user."""
+"""Name that run.json has in place of a framework's if the times come from a user's file."""
 
 VALIDATION = "validation.json"  # written last; if it exists, the import is complete
 CACHE = "warm"
-"""Cache state of public tables. Their replays flush nothing, so operands that fit the cache come
-from it."""
+"""Cache state of public tables. Their replays do not flush the cache, so operands that fit into it
+are read from it."""
 
 OTHERS_PROTOCOL = 0
-"""Protocol version of imported recordings; our protocol measured none of their rows."""
-_SAME = {
+"""Protocol version of imported recordings, which were not measured by our protocol."""
+
+_DEFAULTS = {
     "op": "gemm", "batch": 1, "dtype": "bf16", "layout": "nt", "implementation": "cublas",
     "config": "", "mode": "burst", "cache": CACHE, "fill": "", "status": "ok", "sweep": PLACE,
     "schema": SCHEMA,
 }  # fmt: skip
-"""Value of each column unless the recording's own columns have another."""
-
-_PANDAS = {"text": "string", "whole": "Int64", "real": "float64", "flag": "boolean"}
+"""Values of the columns that an imported table does not have."""
 
 
 def folder_of(results: Path, slug: str) -> Path:
@@ -54,17 +54,17 @@ def is_complete(folder: Path) -> bool:
 
 
 def is_of_file(folder: Path) -> bool:
-    """Return True if an imported recording is of a user's file and not of a package's table."""
+    """Return True if an imported recording comes from a user's file, not from a public table."""
     if not (folder / "run.json").exists():
         return False
     return (read_run(folder).get("public") or {}).get("framework") == FILE
 
 
 def read_collections(folder: Path) -> dict[str, pd.DataFrame]:
-    """Read the rows of each collection of a machine, by its source and in their order.
+    """Read the rows of each collection of a machine, by the name of its source.
 
-    The rows are as :func:`analysis.imports.tables.read_rows` returns them. The result is empty if
-    no collection was imported.
+    The rows have the columns of :func:`analysis.imports.tables.read_rows` and ``source``. The
+    result is empty if no collection was imported.
 
     Raises:
         UserError: if the file cannot be read, or has a row that is not a GEMM with a time.
@@ -83,7 +83,7 @@ def read_collections(folder: Path) -> dict[str, pd.DataFrame]:
 
 
 def _unreadable(path: Path, error: Exception) -> UserError:
-    """Return the error to raise for a file that cannot be read, with the first line of a reason."""
+    """Return the error to raise for an unreadable file; it quotes the first line of the cause."""
     reason, *_ = str(error).splitlines() or ["empty"]
     return UserError(
         f"{path} cannot be read ({reason}); {command('analysis import')} writes it again."
@@ -99,7 +99,7 @@ def _are_sound(rows: pd.DataFrame) -> NDArray[np.bool_]:
 
 
 def _unsound(path: Path, sound: NDArray[np.bool_]) -> UserError:
-    """Return the error to raise for a file with an invalid row, of which it names the first."""
+    """Return the error to raise for a file with invalid rows; it names the first of them."""
     return UserError(
         f"row {int(np.argmin(sound)) + 1} of {path} is not a GEMM with a time; "
         f"{command('analysis import')} writes it again."
@@ -107,7 +107,9 @@ def _unsound(path: Path, sound: NDArray[np.bool_]) -> UserError:
 
 
 def read_imported(folder: Path) -> pd.DataFrame:
-    """Read the rows with all columns of measurements.csv; values that the table lacks are missing.
+    """Read an imported table, and return its rows with all columns of measurements.csv.
+
+    A column that the table lacks has its default, or missing values if it has no default.
 
     Raises:
         UserError: if the file cannot be read, lacks a column, or has a row that is not a GEMM with
@@ -122,14 +124,14 @@ def read_imported(folder: Path) -> pd.DataFrame:
         raise _unreadable(path, error) from None
     if not sound.all():
         raise _unsound(path, sound)
-    # A column of the table replaces the usual value; a column that neither has stays empty.
-    values = {**_SAME, **table}
+    values = {**_DEFAULTS, **table}
     flops = 2.0 * table["m"] * table["n"] * table["k"] * table.get("batch", 1)
-    if "op" in table:  # the batch of a convolution is its images, which its M includes
+    if "op" in table:
+        # The formula only holds for GEMMs. A convolution's M already includes its batch.
         flops = flops.where(table["op"] == "gemm", np.nan)
     values["tflops"] = flops / table["time_us"] / 1e6
     columns = {
-        name: pd.Series(values.get(name), index=table.index, dtype=_PANDAS[kind])
+        name: pd.Series(values.get(name), index=table.index, dtype=FRAME_TYPES[kind])
         for name, (kind, _) in COLUMNS.items()
     }
     return pd.DataFrame(columns)

@@ -37,7 +37,7 @@ _DISTURBED = {
     "unusable": "  ·  unusable run: no conclusions possible",
 }
 PUBLISHED = "published"
-"""Folder, inside the results folder, of the recordings that the project publishes. No run writes to
+"""Subfolder of the results folder with the recordings that the project publishes. No run writes to
 it."""
 
 PRODUCTS = ("gemm", "conv")
@@ -46,7 +46,7 @@ PRODUCTS = ("gemm", "conv")
 
 @dataclass(frozen=True)
 class SourceRun:
-    """A run that rows come from: its folder, and its run.json."""
+    """A run that some rows of a recording come from: its folder and its run.json."""
 
     folder: Path
     run: Mapping[str, Any]
@@ -56,8 +56,13 @@ class SourceRun:
 class Recording:
     """A run as it was recorded, or several runs of one machine with the same software versions.
 
-    ``run`` is the run.json of the run that most rows come from. ``damaged`` has a sentence for each
-    line that was left out.
+    Attributes:
+        folder: folder of the recording.
+        machine: the machine that was measured.
+        run: the run.json of the run that most rows come from.
+        rows: one row per case, with the columns of measurements.csv.
+        damaged: a sentence for each line of measurements.csv that was left out.
+        parts: runs that the rows come from, the best first; empty for imported recordings.
     """
 
     folder: Path
@@ -66,16 +71,15 @@ class Recording:
     rows: pd.DataFrame
     damaged: tuple[str, ...] = ()
     parts: tuple[SourceRun, ...] = ()
-    """Runs that the rows come from, the best first; empty for imported recordings."""
 
     @property
     def health(self) -> Mapping[str, Any]:
-        """Verdict on the run that most rows come from, with its reasons; empty if not judged."""
+        """Health of the run that most rows come from: verdict and reasons; empty if not judged."""
         return self.run.get("health") or {}
 
     @property
     def unusable(self) -> bool:
-        """True if nothing should be advised from the recording."""
+        """True if the run was too disturbed to base advice on it."""
         return self.health.get("verdict") == UNUSABLE
 
     @property
@@ -85,11 +89,11 @@ class Recording:
 
     @property
     def products(self) -> pd.DataFrame:
-        """GEMMs and convolutions with times, which the model, plots and tables are about.
+        """GEMMs and convolutions with times, which the model, plots and tables use.
 
-        Cases with one operand in the cache are left out, and so are cases whose operands are at odd
-        addresses or in padded rows. The model has no term for either, and a fit to them would spoil
-        its predictions of ordinary cases.
+        Cases with one operand in the cache are left out, and so are cases whose operands are
+        unaligned or stored with padded rows. The model has no term for these effects, and a fit to
+        such cases would spoil its predictions of ordinary cases.
         """
         rows = self.ok
         ordinary = stored_ordinarily(rows) & (rows["cache"] != "weights-cold")
@@ -102,7 +106,7 @@ class Recording:
 
     @property
     def is_public_table(self) -> bool:
-        """True if the recording is a public table, so that users may run another framework."""
+        """True if the recording is a public table, whose framework may not be the user's."""
         return self.public and self.run["public"]["framework"] != FILE
 
     @property
@@ -122,14 +126,15 @@ class Recording:
         """Return a plot's caption: machine, versions, date, and a warning if the run was disturbed.
 
         Args:
-            dates: dates to name; the run's own if it is empty.
+            dates: dates to name; if empty, those of the run.
         """
         if self.public:
             return f"{self.machine.name}  ·  {self.source}  ·  {self.cache}"
         software = self.run["software"]
         names = ("torch", "triton", "cuda", "cudnn", "driver", "mkl", "onednn")
         versions = ", ".join(f"{name} {software[name]}" for name in names if name in software)
-        # The run of a merged recording is named after the time of merging.
+        # A merged recording is named after the time of merging, so its dates are those of the runs
+        # that were merged.
         days = sorted(part["run"][:10] for part in self.run.get("merged") or [self.run])
         period = days[0] if days[0] == days[-1] else f"{days[0]} to {days[-1]}"
         date = " and ".join(dates) or period
@@ -147,7 +152,7 @@ def find_recording(machine: str | None, results: Path = RESULTS) -> Path:
         results: the folder of all machines' results.
 
     Raises:
-        UserError: if there is none.
+        UserError: if there is no such recording.
     """
     folders = [path.parent for path in results.glob("*/run.json")]
     if machine is None:
@@ -163,14 +168,16 @@ def find_recording(machine: str | None, results: Path = RESULTS) -> Path:
             return folder
     if is_complete(folder_of(results, machine)):
         return folder_of(results, machine)
-    raise UserError(f"nothing is recorded of {machine}; recorded are {', '.join(recorded)}.")
+    raise UserError(
+        f"there is no recording of {machine}; recorded machines are {', '.join(recorded)}."
+    )
 
 
 def recording_folder(place: str | None, results: Path = RESULTS) -> Path:
-    """Find the folder of a recording that is given by its folder or by its machine.
+    """Find the folder of a recording, which is given as a path or as the name of a machine.
 
     Raises:
-        UserError: if there is none.
+        UserError: if there is no such recording.
     """
     if place is not None:
         folder = Path(place)
@@ -184,7 +191,7 @@ def recording_folder(place: str | None, results: Path = RESULTS) -> Path:
 def recorded_machines(results: Path) -> set[str]:
     """Return the slugs of all machines that :func:`find_recording` can find.
 
-    They have runs of their own, published recordings or imported tables.
+    These are the machines with own runs, published recordings or imported tables.
     """
     folders = [path.parent for path in results.glob("*/run.json")]
     folders += [path.parent for path in results.glob(f"{PUBLISHED}/*/run.json")]
@@ -193,19 +200,19 @@ def recorded_machines(results: Path) -> set[str]:
 
 
 def slug_at(results: Path, word: str) -> str:
-    """Return the slug that a word means among the machines that are known or were recorded.
+    """Return the slug of the known or recorded machine that a word means.
 
-    The complete slug of a CPU may be one that nobody has recorded yet.
+    The complete slug of a CPU is accepted even if that CPU was never recorded.
 
     Raises:
-        UserError: if the word means no machine, or several.
+        UserError: if the word means no machine, or may mean several.
     """
     unknown = [word] if word.startswith("cpu-") else []
     return slug_meant(word, [*known_machines(), *sorted(recorded_machines(results)), *unknown])
 
 
 def library_rows(rows: pd.DataFrame) -> pd.DataFrame:
-    """Leave out the rows of hand-written kernels."""
+    """Return the rows that are not of hand-written kernels."""
     return rows[~rows["implementation"].isin(list(HAND_WRITTEN))]
 
 
@@ -214,24 +221,26 @@ def bursts(rows: pd.DataFrame, cache: str = "cold") -> pd.DataFrame:
 
     Args:
         rows: rows of a recording.
-        cache: where operands come from; ``cold`` is from memory.
+        cache: cache state of the cases; ``cold`` means that operands come from memory.
     """
     return rows[(rows["cache"] == cache) & (rows["mode"] == "burst")]
 
 
 def stored_ordinarily(rows: pd.DataFrame) -> pd.Series:
-    """Return for each row whether its operands are dense and at aligned addresses."""
+    """Return a mask of the rows whose operands are dense and at aligned addresses."""
     return ~rows["config"].str.contains("offset=|ld_multiple=", na=False)
 
 
 def load(folder: Path) -> Recording:
-    """Read a folder of results.
+    """Read the recording in a folder.
 
-    A line that cannot be read or has impossible values is left out and reported. Rows of another
-    schema, protocol or run are refused, because such numbers cannot be compared.
+    A line that cannot be read or has impossible values is left out and reported. A recording with
+    another schema or protocol, or with rows of several runs, is refused, because its times cannot
+    be compared.
 
     Raises:
-        UserError: if a file is missing or unreadable, or rows do not belong together.
+        UserError: if a file is missing, unreadable or too badly damaged, or if the recording is
+            refused.
     """
     run = load_run(folder)
     if "public" in run:
@@ -245,7 +254,7 @@ def load_run(folder: Path) -> dict[str, Any]:
     """Read the run.json of a folder, and check that this code reads its schema and protocol.
 
     Raises:
-        UserError: if the file is unreadable, or of another version.
+        UserError: if the file is unreadable, or has another schema or protocol.
     """
     run: dict[str, Any] = printable(read_run(folder))
     try:
@@ -257,7 +266,7 @@ def load_run(folder: Path) -> dict[str, Any]:
     if schema != SCHEMA or protocol != readable_protocol:
         raise UserError(
             f"{folder / 'run.json'} has schema {schema} and protocol {protocol}; this "
-            f"version reads schema {SCHEMA} and protocol {PROTOCOL}."
+            f"version reads schema {SCHEMA} and protocol {readable_protocol}."
         )
     return run
 
@@ -266,7 +275,7 @@ _PROBLEM = [
     "op", "pass", "m", "n", "k", "batch", "c", "h", "w", "kout", "r", "s", "stride", "padding",
     "dilation", "groups", "dtype", "layout",
 ]  # fmt: skip
-"""Columns that tell which workload a row timed."""
+"""Columns that describe the workload of a row."""
 
 
 def workloads_of(rows: pd.DataFrame) -> list[Workload]:
@@ -287,7 +296,7 @@ def kernels_of(rows: pd.DataFrame) -> list[tuple[str, ...]]:
 
 
 def algorithms_of(problems: Sequence[Problem], kernels: Sequence[tuple[str, ...]]) -> list[str]:
-    """Return how each convolution was computed, from its kernels' names; empty for a GEMM."""
+    """Return the algorithm of each convolution, from its kernels' names; empty for a GEMM."""
     return [
         conv_algorithm(names) if isinstance(problem, Conv) else ""
         for problem, names in zip(problems, kernels, strict=True)

@@ -1,4 +1,4 @@
-"""Names of a recording's cases, by which they are matched with another version's."""
+"""Name the cases of a recording, so that they can be matched with those of another version."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from kernels.config import HAND_WRITTEN
 from sweeps.schema import IDENTITY, problem_of
 from sweeps.timing.statistics import CHECKPOINTS
 
-_TIMES = ("time_us", "time_lo_us", "time_hi_us")
 _USUAL = {"mode": "burst", "cache": "cold", "fill": "normal"}
+"""Values that the name of a case leaves out."""
 
 
 def timed_process(recording: Recording) -> TimedProcess:
-    """Return the cases of a recording by name.
+    """Return the named cases of a recording, as one process.
 
-    Samples are corrected for the machine's speed in each round.
+    Samples are corrected for the machine's slowness in each round.
     """
     samples = steady_samples(recording)
     ok, failed = keyed(recording.ok), keyed(recording.rows[recording.rows["status"] != "ok"])
@@ -33,7 +33,8 @@ def timed_process(recording: Recording) -> TimedProcess:
         if len(logs := samples.get(case, [])) >= CHECKPOINTS[0]:
             times[name] = CaseTimes.from_samples(np.exp(logs).tolist(), problem)
         else:
-            time, lo, hi = (seconds_of(row[column]) for column in _TIMES)
+            time = seconds_of(row["time_us"])
+            lo, hi = seconds_of(row["time_lo_us"]), seconds_of(row["time_hi_us"])
             times[name] = CaseTimes.from_interval(time, lo, hi, sample_count(row), problem)
     reasons = failed["status"] + ": " + failed["message"].fillna("")
     lost = dict(zip(case_names(failed), reasons, strict=True))
@@ -42,40 +43,42 @@ def timed_process(recording: Recording) -> TimedProcess:
 
 
 def keyed(rows: pd.DataFrame) -> pd.DataFrame:
-    """Prepare rows for matching: fill empty identities, and add the column ``choice``.
+    """Prepare rows for matching: fill the columns of the identity, and add the column ``choice``.
 
-    ``choice`` is the config. It is empty if a hand-written kernel has only one config for a
-    problem, because this is the kernel's own choice, which may differ between versions.
+    ``choice`` is the config, with one exception. If a hand-written kernel was timed with only one
+    config, the kernel chose that config, and another version may choose a different one. ``choice``
+    is then empty, so that the cases of both versions still match.
     """
     key_columns = [name for name in IDENTITY if name != "config"]
-    filled = rows[list(IDENTITY)].astype(object)
-    rows = rows.assign(**{k: filled[k].where(filled[k].notna(), "") for k in IDENTITY})
-    single = ~rows.duplicated(key_columns, keep=False) & rows["implementation"].isin(
-        list(HAND_WRITTEN)
+    identity = rows[list(IDENTITY)].astype(object)
+    rows = rows.assign(
+        **{name: identity[name].where(identity[name].notna(), "") for name in IDENTITY}
     )
-    return rows.assign(choice=rows["config"].where(~single, ""))
+    has_one_config = ~rows.duplicated(key_columns, keep=False)
+    is_hand_written = rows["implementation"].isin(list(HAND_WRITTEN))
+    return rows.assign(choice=rows["config"].where(~(has_one_config & is_hand_written), ""))
 
 
 def case_names(rows: pd.DataFrame) -> list[str]:
-    """Return the name of each row's case: its problem, implementation, config and circumstances."""
+    """Return the name of each row's case: its problem, implementation, config and circumstances.
+
+    Args:
+        rows: rows that :func:`keyed` returned.
+    """
     columns = ("implementation", "choice", "mode", "cache", "fill", "sweep")
-    return [
-        " ".join(
-            [
-                str(problem),
-                *(str(row[name]) for name in columns if row[name] not in ("", _USUAL.get(name))),
-            ]
-        )
-        for problem, row in zip(workloads_of(rows), rows.to_dict("records"), strict=True)
-    ]
+    names = []
+    for problem, row in zip(workloads_of(rows), rows.to_dict("records"), strict=True):
+        values = [str(row[name]) for name in columns if row[name] not in ("", _USUAL.get(name))]
+        names.append(" ".join([str(problem), *values]))
+    return names
 
 
 def seconds_of(microseconds: Any) -> float:
-    """Return seconds from a cell in microseconds; NaN for a missing one."""
+    """Convert a cell in microseconds to seconds; a missing cell is NaN."""
     return math.nan if pd.isna(microseconds) else float(microseconds) * 1e-6
 
 
 def sample_count(row: Mapping[Any, Any]) -> int:
-    """Return the number of samples of a row; 1 where it is not recorded."""
+    """Return the number of samples of a row; 1 if it is not recorded."""
     count = row.get("samples")
     return 1 if count is None or pd.isna(count) else int(count)

@@ -1,14 +1,14 @@
-"""Compute intervals of a repetition, which contain what a second run would find.
+"""Compute intervals of a repetition: 95% intervals of what a second run would measure.
 
-They are wider than intervals of a median. The interval of a median holds the median over the run. A
-second run has noise of its own, as large as the first run's, and runs in another process, whose
-memory lies elsewhere. The difference of medians between processes was measured at the end of a run
-by timing some of its cases again (``repeats`` in run.json). Comparisons, advice and rules claim
-what will hold again, so they use the wider interval.
+They are wider than the confidence interval of a run's median, for two reasons. The median of the
+second run is as noisy as that of the first. And the second run is another process, whose memory
+lies at other addresses. The difference of medians between processes is measured at the end of a run
+by timing some of its cases again (``repeats`` in run.json). Comparisons, advice and rules make
+claims about later runs, so they use the wider intervals.
 
-Ratios of cases of one run are not affected by changes of the machine during the run, which are
-nearly the same for all samples of a round. Advice therefore compares two cases by the rounds in
-which both were sampled. Rules compare many cases, so they use times that are corrected for the
+The speed of the machine changes during a run, but it is nearly the same for all samples of a round.
+Advice therefore compares two cases by the rounds in which both were sampled, so that the changes
+cancel in the ratio. Rules compare many cases, so they use times that are corrected for the
 machine's speed in each round.
 """
 
@@ -32,21 +32,22 @@ from sweeps.schema import IDENTITY
 from sweeps.store import ROUND_COLUMNS
 from sweeps.timing.statistics import CHECKPOINTS, Z95, median, median_interval
 
-_TENTHS = 2.563  # standard deviations between the first and the last decile of normal values
+_DECILE_RANGE = 2.563  # 10th to 90th percentile of normal values, in standard deviations
 
 _REMEDY = "Move it away; ratios are then computed from the intervals of the times."
 
-_MIN_IN_ROUND = 6  # cases of a round from which on their median shows how fast the machine was
+_MIN_IN_ROUND = 6  # fewest cases of a round whose median shows how fast the machine was
 
 SINGLE_HALF = 0.051
-"""Half of the 95% interval of the logarithm of a single time, for which no scatter is recorded.
+"""Half-width of the 95% interval of a single log time whose scatter is not recorded.
 
-Two collections of one H100's GEMMs by the same program (AIConfigurator's TensorRT-LLM 1.3.0rc10 and
-rc20, bf16, 35,700 shapes, each time the mean of six replays) differ by 7.2% or less in 95 of 100
-shapes. That is √2 times as much as either of them differs from its expectation."""
+It comes from two collections of the same GEMMs on an H100: AIConfigurator's TensorRT-LLM 1.3.0rc10
+and rc20, bf16, 35,700 shapes, each time the mean of six replays. Their times differ by at most 7.2%
+in 95% of the shapes. Both times contribute equally to the difference, so the half-width of one of
+them is smaller by a factor of √2."""
 
 Rounds = Mapping[tuple[str, int], float]
-"""Seconds of a case's samples, by place (run, worker and GPU) and round."""
+"""Samples of a case in seconds, by place (run, worker and GPU) and number of the round."""
 
 
 @dataclass(frozen=True)
@@ -55,13 +56,13 @@ class MeasuredTime:
 
     Attributes:
         time: the median.
-        lo: lower end of the interval; NaN below six samples.
-        hi: upper end of the interval; NaN below six samples.
-        rounds: the samples, where they are recorded.
-        between: standard deviation of the logarithm by which medians of this run differ from those
-            of another process.
-        between_cases: what is left of ``between`` without the change that all cases share.
-        run: where the time was measured: in which run, by which worker and on which GPU.
+        lo: lower end of the interval; NaN if there are fewer than six samples.
+        hi: upper end of the interval; NaN if there are fewer than six samples.
+        rounds: the samples by place and round; empty if they are not recorded.
+        between: standard deviation of the log ratio between a median of this run and the median of
+            the same case in another process.
+        between_cases: the same standard deviation without the change that all cases share.
+        run: place where the time was measured: its run, worker and GPU.
     """
 
     time: float
@@ -74,37 +75,40 @@ class MeasuredTime:
 
     @classmethod
     def single(cls, seconds: float, run: str = "") -> MeasuredTime:
-        """Make a time without a recorded scatter, with the interval that such times have."""
+        """Create a time whose scatter is not recorded; its interval is :data:`SINGLE_HALF` wide."""
         factor = math.exp(SINGLE_HALF)
         return cls(seconds, seconds / factor, seconds * factor, run=run)
 
     @property
     def width(self) -> float:
-        """Width of the interval; infinite if there is none."""
+        """Width of the interval; infinite if the interval is unknown."""
         return math.inf if math.isnan(self.lo) else self.hi - self.lo
 
     @property
     def repetition(self) -> tuple[float, float]:
-        """95% interval of the median that a second run would find; NaN below six samples."""
-        below, above = (repeated(half, Z95 * self.between) for half in _log_halves(self))
+        """95% interval of the median in a second run; NaN if there are fewer than six samples."""
+        half_below, half_above = _log_halves(self)
+        below = repeated(half_below, Z95 * self.between)
+        above = repeated(half_above, Z95 * self.between)
         return self.time * math.exp(-below), self.time * math.exp(above)
 
 
 def repeated_ratio(one: MeasuredTime, other: MeasuredTime) -> tuple[float, float, float] | None:
     """Return the time of one case over that of another, with the 95% interval of a repetition.
 
-    A change of speed that all cases share between two processes does not widen it. The result is
-    None if no interval is known, and for times of two runs, which are never compared.
+    A change of speed that all cases share between two processes does not widen the interval. The
+    result is None if the interval is unknown, or if the times were measured at two places (run,
+    worker and GPU), because such times are not comparable.
     """
     if one.run != other.run:
         return None
-    # 1. The ratio in this run, and how far its interval reaches below and above it. It is more
-    #    certain from rounds in which both were sampled.
+    # 1. Compute the log ratio in this run, and how far its interval reaches below and above it. The
+    #    interval is narrower if it is computed from rounds in which both cases were sampled.
     common = sorted(one.rounds.keys() & other.rounds.keys())
     if len(common) >= CHECKPOINTS[0]:
         logs = [math.log(one.rounds[sample] / other.rounds[sample]) for sample in common]
         middle, interval = median(logs), median_interval(logs)
-        assert interval is not None  # there are at least six
+        assert interval is not None  # it is None only for fewer than six values
         low, high = interval
         below, above = middle - low, high - middle
     else:
@@ -116,20 +120,22 @@ def repeated_ratio(one: MeasuredTime, other: MeasuredTime) -> tuple[float, float
         other_below, other_above = _log_halves(other)
         below = math.hypot(one_below, other_above)
         above = math.hypot(one_above, other_below)
-    # 2. The interval of a repetition.
+    # 2. Widen the interval to that of a repetition.
     spread = Z95 * math.hypot(one.between_cases, other.between_cases)
     lo, hi = middle - repeated(below, spread), middle + repeated(above, spread)
     return math.exp(middle), math.exp(lo), math.exp(hi)
 
 
-def repeated(own: Any, between: Any) -> Any:
-    """Return the uncertainty of a second run's value, given the first run's: numbers or arrays.
+def repeated(within: Any, between: Any) -> Any:
+    """Return the uncertainty of a second run's value, given the value of the first run.
 
     Args:
-        own: uncertainty of a single run's value; it is the same in both runs.
-        between: further difference between values of two processes, in the same measure.
+        within: uncertainty of the value within a run, which is the same in both runs: a number or
+            an array.
+        between: uncertainty that is added by the change of process, in the same measure (standard
+            errors or half-widths of intervals).
     """
-    return np.hypot(math.sqrt(2) * own, between)
+    return np.hypot(math.sqrt(2) * within, between)
 
 
 def _log_halves(measured: MeasuredTime) -> tuple[float, float]:
@@ -143,30 +149,35 @@ def between_processes(recording: Recording) -> dict[str, float]:
 
 
 def between_cases(recording: Recording) -> dict[str, float]:
-    """Return :func:`between_processes` without the change of all cases, which cancels in ratios."""
+    """Return the same deviations without the change that all cases share; it cancels in ratios."""
     return {part.run["run"]: _between(part.run, "between_cases") for part in recording.parts}
 
 
 def _between(run: Mapping[str, Any], name: str) -> float:
     """Return the measured deviation or, if no case was timed again, half of the canary's deviation.
 
-    A run that recorded neither is assumed to repeat as its intervals say.
+    If the run recorded neither, the result is 0, as if medians did not differ between processes.
+
+    Args:
+        run: the run.json of the run.
+        name: ``between`` for the whole deviation, or ``between_cases`` for the deviation without
+            the change that all cases share.
     """
     if repeats := run.get("repeats"):
-        # Older recordings do not distinguish the two.
+        # Older recordings only have ``between``.
         return float(repeats.get(name, repeats["between"]))
     canary = run.get("canary")
     if not canary:
         return 0.0
-    # The canary's spread is the difference of its first and last decile over its median.
-    return 0.5 * float(canary["spread"]) / _TENTHS
+    # The canary's spread is the range from its 10th to its 90th percentile over its median.
+    return 0.5 * float(canary["spread"]) / _DECILE_RANGE
 
 
 def rounds_of(recording: Recording) -> dict[tuple[str, str], Rounds]:
-    """Return the samples of each case, by its run and id; empty if they are not recorded.
+    """Return the samples of each case, by its run and case id; empty if they are not recorded.
 
     Raises:
-        UserError: if a file is not what a run writes.
+        UserError: if a rounds.csv cannot be read, or is too badly damaged.
     """
     return {
         (part.run["run"], case): rounds
@@ -180,9 +191,10 @@ def steady_times(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return the corrected log of each row's time in seconds, and its standard error.
 
-    Where the samples are recorded, the time is corrected for the machine's speed in each round.
-    That speed is the median, over all cases sampled in the round, of a sample over its case's
-    median. The error is that of a repetition in a ratio; it is NaN where a time has no interval.
+    Where the samples are recorded, the time is corrected for the machine's slowness in each round.
+    That slowness is the median, over all cases sampled in the round, of a sample over its case's
+    median. The standard error is that of a repetition, without the change that all cases share,
+    because the times are meant for ratios. It is NaN where a time has no interval.
     """
 
     def log_seconds(name: str) -> NDArray[np.float64]:
@@ -204,10 +216,10 @@ def steady_times(
 
 
 def steady_samples(recording: Recording) -> dict[tuple[str, str], list[float]]:
-    """Return the logarithms of each case's samples in seconds, by its run and id.
+    """Return the logarithms of each case's samples in seconds, by its run and case id.
 
-    They are corrected for the machine's speed in each round, as :func:`steady_times` says. The
-    result is empty if samples are not recorded.
+    They are corrected for the machine's slowness in each round, as :func:`steady_times` describes.
+    The result is empty if the samples are not recorded.
     """
     logs = {
         case: {sample: math.log(seconds) for sample, seconds in samples.items()}
@@ -223,7 +235,7 @@ def steady_samples(recording: Recording) -> dict[tuple[str, str], list[float]]:
 def with_steady_times(rows: pd.DataFrame, recording: Recording) -> pd.DataFrame:
     """Add the columns ``steady_log`` and ``steady_error``, which :func:`steady_ratio` needs.
 
-    They have what :func:`steady_times` returns.
+    Their values are the results of :func:`steady_times`.
     """
     log, error = steady_times(rows, recording)
     return rows.assign(steady_log=log, steady_error=error)
@@ -233,8 +245,8 @@ def steady_ratio(before: pd.DataFrame, after: pd.DataFrame) -> dict[str, pd.Seri
     """Return ratios of times, before over after, with the 95% interval of a repetition.
 
     Args:
-        before: rows as :func:`with_steady_times` returns them, or a single one.
-        after: rows that match them.
+        before: rows that :func:`with_steady_times` returned, or a single such row.
+        after: rows to compare them with, with the same index.
 
     Returns:
         The columns ``ratio``, ``ratio_lo`` and ``ratio_hi``.
@@ -277,22 +289,22 @@ def case_ids(rows: pd.DataFrame) -> list[tuple[str, str]]:
 
 
 def places_of(rows: pd.DataFrame) -> pd.Series:
-    """Return where each row was measured: its run, worker and GPU, as far as the rows tell."""
+    """Return the place where each row was measured: the run, worker and GPU that it names."""
     places = pd.Series("", index=rows.index)
     for name in ("run", "worker", "gpu"):
         if name in rows:
-            # A missing value would stay missing as text, and would not equal another one.
+            # A missing value would stay missing as text, and places with it would never be equal.
             places = places + " " + rows[name].astype("string").fillna("").astype(str)
     return places
 
 
 def _read_rounds(path: Path, run: str) -> dict[str, Rounds]:
-    """Read the samples of each case of a run; empty without a file."""
+    """Read the samples of each case of a run; the result is empty if there is no file."""
     if not path.exists():
         return {}
     table = read_csv(path, dict.fromkeys(ROUND_COLUMNS, "text"), _REMEDY)
     parsed = [_rounds(run, row) for row in table.rows.to_dict("records")]
-    table.faults.tell(
+    table.faults.record(
         [rounds is None for rounds in parsed], "its rounds and times are not pairs of numbers"
     )
     table.faults.leave_out()
@@ -306,7 +318,8 @@ def _read_rounds(path: Path, run: str) -> dict[str, Rounds]:
 
 def _rounds(run: str, row: Mapping[Any, Any]) -> Rounds | None:
     """Parse the samples of a line; None if the line is damaged."""
-    # Every worker counts its own rounds, and may have continued on another GPU.
+    # Every worker counts its own rounds, and may have resumed on another GPU, so both are part of
+    # the place.
     place = f"{run} {row['worker']} {row['gpu']}"
     try:
         pairs = zip(row["rounds"].split(), row["times_us"].split(), strict=True)

@@ -23,39 +23,43 @@ from sweeps.schema import COLUMNS, IDENTITY, SCHEMA, problem_of
 STATUSES = ("ok", "wrong", "oom", "unsupported", "error")
 
 _REMEDY = "Restore the file, or move the folder away and measure again."
-_LONGEST = 1e12  # microseconds; eleven days
+_LONGEST = 1e12  # longest time that is accepted, in microseconds: 11.6 days
+_COLDEST = -300  # lower limit of a temperature in °C, below absolute zero
+_UNREACHABLE = 1e18  # upper limit of rates and temperatures, which no machine reaches
 _WORDS = {
     "op": ("gemm", "conv", *OPERATIONS), "dtype": TIMED_DTYPES, "mode": MODES,
     "cache": CACHES, "status": STATUSES,
 }  # fmt: skip
-_WIDEST = max(DTYPE_BYTES.values())
+"""Words that each of these columns may have."""
+
+_WIDEST = max(DTYPE_BYTES.values())  # bytes of an element of the widest dtype
 _RATES = ("tflops", "gbps")
-_LEVELS = ("rel_error", "sm_mhz", "power_w")  # columns of values that cannot be below 0
+_LEVELS = ("rel_error", "sm_mhz", "power_w")  # columns of finite values of at least 0
 
 
 def read_rows(path: Path, run: str) -> tuple[pd.DataFrame, tuple[str, ...]]:
-    """Read the rows of a measurements.csv, with a sentence for each line that is left out.
+    """Return the sound rows of a measurements.csv, and a sentence for each line that is left out.
 
-    The sentences are printed to stderr, too.
+    The lines that are left out are also reported on stderr.
 
     Args:
         path: the file.
         run: name of the run that the rows must belong to.
 
     Raises:
-        UserError: if the file cannot be read, is of another version or of other runs, or is too
+        UserError: if the file cannot be read, has another schema, belongs to other runs, or is too
             badly damaged.
     """
     table = read_csv(path, {name: kind for name, (kind, _) in COLUMNS.items()}, _REMEDY)
     _check_origin(table.rows[table.faults.sound], path, run)
-    _tell_faults(table.rows, table.faults, run)
+    _record_faults(table.rows, table.faults, run)
     return table.sound_rows()
 
 
 def _check_origin(frame: pd.DataFrame, path: Path, run: str) -> None:
-    """Refuse a file if more than a tenth of its rows are of another schema or run.
+    """Refuse a file if more than a tenth of its rows have another schema or belong to another run.
 
-    Fewer such rows only count as damaged.
+    If there are fewer such rows, they only count as damaged.
     """
     if frame.empty:
         return
@@ -69,28 +73,34 @@ def _check_origin(frame: pd.DataFrame, path: Path, run: str) -> None:
     other_runs = sorted(set(frame["run"].dropna()) - {run, ""})
     if (frame["run"] != run).mean() > MOST_DAMAGED:
         raise UserError(
-            f"{path} has rows of other runs than its run.json ({', '.join(other_runs)}), which "
-            f"cannot be mixed. {_REMEDY}"
+            f"{path} has rows of other runs than its run.json ({', '.join(other_runs)}). Rows of "
+            f"several runs cannot be mixed. {_REMEDY}"
         )
 
 
-def _tell_faults(rows: pd.DataFrame, faults: Faults, run: str) -> None:
-    """Record what is impossible about each row."""
-    faults.tell((rows["schema"] != SCHEMA).fillna(True), "its schema differs")
-    faults.tell((rows["run"] != run).fillna(True), "it belongs to another run")
+def _record_faults(rows: pd.DataFrame, faults: Faults, run: str) -> None:
+    """Record the first fault of each row."""
+    faults.record((rows["schema"] != SCHEMA).fillna(True), "its schema differs")
+    faults.record((rows["run"] != run).fillna(True), "it belongs to another run")
     for column, words in _WORDS.items():
-        faults.tell(~rows[column].isin(words), f"{column} is not one of {', '.join(words)}")
-    _tell_times(rows, faults.tell)
-    _tell_problems(rows, faults)
-    # A damaged row does not make a later row of its case a repetition.
+        faults.record(~rows[column].isin(words), f"{column} is not one of {', '.join(words)}")
+    _record_time_faults(rows, faults.record)
+    _record_problem_faults(rows, faults)
+    # Only sound rows count as earlier rows of a case, so that a damaged row does not exclude a
+    # sound one.
     sound = np.flatnonzero(faults.sound)
     repeated = np.zeros(len(rows), dtype=bool)
     repeated[sound] = rows.iloc[sound].duplicated(list(IDENTITY))
-    faults.tell(repeated, "its case appeared before")
+    faults.record(repeated, "its case appeared before")
 
 
-def _tell_times(frame: pd.DataFrame, tell: Any) -> None:
-    """Check times, their intervals and numbers of samples, rates, and the machine's state."""
+def _record_time_faults(frame: pd.DataFrame, record: Any) -> None:
+    """Record rows with an impossible time, interval, sample count, rate or sensor reading.
+
+    Args:
+        frame: the rows.
+        record: :meth:`Faults.record` of their faults.
+    """
     ok = (frame["status"] == "ok").to_numpy(dtype=bool)
 
     def values_of(name: str) -> NDArray[np.float64]:
@@ -101,31 +111,35 @@ def _tell_times(frame: pd.DataFrame, tell: Any) -> None:
     # Times and rates are only checked in rows with the status ok. Rates, levels and temperatures
     # may be missing.
     with np.errstate(invalid="ignore"):
-        tell(ok & ~((time > 0) & (time <= _LONGEST)), "time_us is not a time")
+        record(ok & ~((time > 0) & (time <= _LONGEST)), "time_us is not a time")
         has_interval = ~np.isnan(lo) | ~np.isnan(hi)
         contains_time = (lo > 0) & (lo <= time) & (time <= hi) & (hi <= _LONGEST)
-        tell(ok & has_interval & ~contains_time, "its interval does not contain the time")
+        record(ok & has_interval & ~contains_time, "its interval does not contain the time")
         for name in _RATES:
             rates = values_of(name)
-            tell(ok & ~(np.isnan(rates) | _within(rates, 0)), f"{name} is not a rate")
-        for name in _LEVELS:  # a wrong kernel's error may be as large as a float can be
+            record(ok & ~(np.isnan(rates) | _is_within(rates, 0)), f"{name} is not a rate")
+        # Levels have no upper limit, because the error of a wrong kernel may be any finite number.
+        for name in _LEVELS:
             levels = values_of(name)
             is_level = (levels >= 0) & np.isfinite(levels)
-            tell(~(np.isnan(levels) | is_level), f"{name} is below 0 or infinite")
+            record(~(np.isnan(levels) | is_level), f"{name} is below 0 or infinite")
         temperature = values_of("temp_c")
-        is_temperature = _within(temperature, -300)
-        tell(~(np.isnan(temperature) | is_temperature), "temp_c is out of range")
+        is_temperature = _is_within(temperature, _COLDEST)
+        record(~(np.isnan(temperature) | is_temperature), "temp_c is out of range")
     samples = frame["samples"].fillna(1).to_numpy(dtype=float)
-    tell(ok & (samples < 1), "it has no samples")
+    record(ok & (samples < 1), "it has no samples")
 
 
-def _within(values: NDArray[np.float64], least: float) -> NDArray[np.bool_]:
-    """Return a mask of the values from ``least`` to what no machine reaches; False for NaN."""
-    return (values >= least) & (values < 1e18)
+def _is_within(values: NDArray[np.float64], least: float) -> NDArray[np.bool_]:
+    """Return a mask of the values from ``least`` up to the upper limit; False for NaN."""
+    return (values >= least) & (values < _UNREACHABLE)
 
 
-def _tell_problems(frame: pd.DataFrame, faults: Faults) -> None:
-    """Check that sizes make a problem. GEMMs, which are most rows, are checked together."""
+def _record_problem_faults(frame: pd.DataFrame, faults: Faults) -> None:
+    """Record rows whose columns do not describe a problem, or whose list of kernels is invalid.
+
+    Most rows are GEMMs, so these are checked all at once.
+    """
     # 1. Find the rows that are certainly valid GEMMs.
     sizes = frame[["m", "n", "k", "batch"]].to_numpy(dtype=float, na_value=0.0)
     m, n, k, batch = sizes.T
@@ -133,22 +147,22 @@ def _tell_problems(frame: pd.DataFrame, faults: Faults) -> None:
     is_valid_gemm &= ((sizes >= 1) & (sizes <= LARGEST_SIZE)).all(axis=1)
     is_valid_gemm &= batch * (m * n + n * k + m * k) * _WIDEST <= LARGEST_BYTES
     is_valid_gemm &= frame["layout"].isin(GEMM_LAYOUTS).to_numpy(dtype=bool)
-    # 2. Check the kernels. All rows of a kernel have the same listing, so each different one is
-    #    read once.
+    # 2. Check each row's list of kernels. Many rows have the same list, so each distinct list is
+    #    parsed only once.
     listings = frame["kernels"].fillna("")
     kernel_faults = listings.map({text: _fault_of_kernels(text) for text in listings.unique()})
-    faults.tell(kernel_faults != "", kernel_faults.to_numpy(dtype=object))
-    # 3. Make a problem of each other row, which says what is wrong with it.
+    faults.record(kernel_faults != "", kernel_faults.to_numpy(dtype=object))
+    # 3. Construct the problem of each remaining row. The constructor's error says what is wrong.
     rows = np.flatnonzero(faults.sound & ~is_valid_gemm)
     records = frame.iloc[rows].to_dict("records") if len(rows) else []
     problem_faults = np.full(len(frame), "", dtype=object)
     for i, record in zip(rows, records, strict=True):
         problem_faults[i] = _fault_of_problem(record)
-    faults.tell(problem_faults != "", problem_faults)
+    faults.record(problem_faults != "", problem_faults)
 
 
 def _fault_of_problem(record: Mapping[str, Any]) -> str:
-    """Say why the columns of a row make no problem; empty if they make one."""
+    """Return why the columns of a row do not describe a problem; empty if they do."""
     try:
         problem_of(record)
     except UserError as error:
@@ -159,7 +173,7 @@ def _fault_of_problem(record: Mapping[str, Any]) -> str:
 
 
 def _fault_of_kernels(text: str) -> str:
-    """Say what is wrong with a row's list of kernels in JSON; empty if nothing is wrong."""
+    """Return what is wrong with a row's JSON list of kernels; empty if nothing is wrong."""
     if not text:
         return ""
     try:
@@ -172,7 +186,7 @@ def _fault_of_kernels(text: str) -> str:
 
 
 def _is_name_and_share(entry: Any) -> bool:
-    """Return True if an entry from JSON is a kernel's name and its share of the time."""
+    """Return True if a JSON entry is a kernel's name and its share of the time."""
     if not isinstance(entry, list) or len(entry) != 2:
         return False
     name, share = entry

@@ -1,7 +1,8 @@
-"""All runs of one machine with the same software versions, combined into one recording.
+"""Combine all runs of one machine with the same software versions into one recording.
 
-Each case is taken from the best run that has it. A run that was set aside is still used, because a
-later one may be shorter or disturbed. Between two times of a case, these rules decide in order:
+Each case is taken from the best run that timed it. Older runs, which are kept in the folder
+``runs``, still count, because a newer run may be shorter or disturbed. If several runs timed a
+case, these rules decide in order:
 
 1. a time with an interval is better than one without;
 2. a time from a quieter run is better;
@@ -9,9 +10,10 @@ later one may be shorter or disturbed. Between two times of a case, these rules 
 4. the newer time is better.
 
 A case whose results were wrong in the folder's own run stays wrong. Hand-written kernels change
-with the checkout, so they are only taken from the folder's own run. An unusable run counts only if
-there is no other, and then no advice is given. A run that is not as fast as the best one is left
-out, because it is of another machine with the same name or of a machine in another state.
+with the checkout, so they are only taken from the folder's own run. An unusable run is only used if
+there is no other run, and then no advice is given. A run whose speed differs from that of the best
+run is left out: it was measured on another machine with the same name, or on the same machine in
+another state.
 """
 
 from __future__ import annotations
@@ -31,33 +33,34 @@ from sweeps.folding.health import UNUSABLE, VERDICTS, health_sentence
 from sweeps.schema import IDENTITY
 from sweeps.store import other_software
 
-_LARGE_ERROR = 0.15
-_AS_FAST = 0.10  # median difference up to which two runs are of one machine in one state
-_MIN_COMMON = 6
+_LARGE_ERROR = 0.15  # median error of held-out predictions from which on a report warns
+_AS_FAST = 0.10  # largest median difference between two runs of one machine in one state
+_MIN_COMMON = 6  # fewest common cases that show whether two runs are equally fast
 _RANKS = ["not_wrong", "no_time", "no_interval", "noise", "unconverged", "age"]
+"""Columns by which rows are sorted, the most important first; small values come first."""
 
 
 def load_runs(folder: Path) -> Recording:
     """Load a folder's run together with the machine's other runs with the same software versions.
 
-    Public tables consist of a single run. Another run that cannot be read is left out.
+    An imported recording has no other runs. Other runs that cannot be read are left out.
 
     Raises:
         UserError: if the folder's own run cannot be read.
     """
-    # 1. Choose the runs that are usable, and as fast as the best one of them.
-    own = load(folder)
-    if own.public:
-        return own
-    usable = usable_runs(own)
+    # 1. Choose the usable runs that are as fast as the best of them.
+    folder_run = load(folder)
+    if folder_run.public:
+        return folder_run
+    usable = usable_runs(folder_run)
     if not usable:
-        return own
+        return folder_run
     best, *others = usable
     recordings = [best, *(other for other in others if _is_as_fast(best, other))]
-    if len(recordings) == 1 and best is own:
-        return own
-    # 2. Combine them. The run that most rows come from stands for all of them.
-    rows = _best_rows(recordings, own)
+    if len(recordings) == 1 and best is folder_run:
+        return folder_run
+    # 2. Combine them. The result has the run.json of the run that most rows come from.
+    rows = _best_rows(recordings, folder_run)
     counts = rows["run"].value_counts()
     parts = [
         part
@@ -66,23 +69,25 @@ def load_runs(folder: Path) -> Recording:
         if counts.get(part.run["run"], 0)
     ]
     main = max(recordings, key=lambda recording: counts.get(recording.run["run"], 0))
-    return replace(main, folder=folder, rows=rows, damaged=own.damaged, parts=tuple(parts))
+    return replace(main, folder=folder, rows=rows, damaged=folder_run.damaged, parts=tuple(parts))
 
 
-def usable_runs(own: Recording) -> list[Recording]:
+def usable_runs(folder_run: Recording) -> list[Recording]:
     """Return a run and its machine's other runs with the same versions, except unusable ones.
 
-    The quietest run comes first; of equally quiet runs, the newest.
+    The quietest run comes first; among equally quiet runs, the newest does.
     """
-    usable = [recording for recording in (own, *_others(own)) if not recording.unusable]
-    # A run is named after its time. Sorting by noise keeps the order of equally quiet runs.
+    runs = [folder_run, *_other_runs(folder_run)]
+    usable = [recording for recording in runs if not recording.unusable]
+    # Runs are named after their start, so this puts the newest first. The second sort is stable: it
+    # keeps that order among equally quiet runs.
     usable.sort(key=lambda recording: recording.run["run"], reverse=True)
-    usable.sort(key=lambda recording: _noise(recording.run))
+    usable.sort(key=lambda recording: _noise_rank(recording.run))
     return usable
 
 
 def why_unusable(folder: Path) -> str:
-    """Say why nothing should be advised from a folder's runs; empty if advice is possible."""
+    """Return why no advice can be based on a folder's runs; empty if advice is possible."""
     health = load_run(folder).get("health") or {}
     if health.get("verdict") != UNUSABLE or not load_runs(folder).unusable:
         return ""
@@ -90,10 +95,11 @@ def why_unusable(folder: Path) -> str:
 
 
 def _is_as_fast(first: Recording, second: Recording) -> bool:
-    """Return True if two runs are of one machine in one state, judged by the cases that both timed.
+    """Return True if two runs are as fast as runs of one machine in one state.
 
-    Machines of one name may differ, as virtual ones do. If too few cases are in both runs, the
-    canary GEMM decides. Two runs without a canary count as the same.
+    Machines with the same name may differ, as virtual machines do. The cases that both runs timed
+    decide. If they are too few, the canary GEMM decides. Without a canary in both runs, the runs
+    count as equally fast.
     """
     first_times = dict(zip(_identities(first.ok), first.ok["time_us"], strict=True))
     second_times = dict(zip(_identities(second.ok), second.ok["time_us"], strict=True))
@@ -110,45 +116,52 @@ def _is_as_fast(first: Recording, second: Recording) -> bool:
 
 
 def _identities(rows: pd.DataFrame) -> list[tuple[Any, ...]]:
-    """Return what identifies each row's case, with an empty text where a column does not apply."""
+    """Return the identity of each row's case; columns that do not apply have empty text."""
     identity = rows[list(IDENTITY)].astype(object)
     return list(identity.where(identity.notna(), "").itertuples(index=False, name=None))
 
 
-def _others(own: Recording) -> Iterator[Recording]:
-    """Yield the machine's other runs with the same versions, which were set aside."""
-    slug = own.machine.slug
-    machine_folder = own.folder.with_name(slug)
+def _other_runs(folder_run: Recording) -> Iterator[Recording]:
+    """Yield the machine's other runs with the same versions, from its folder and from ``runs``."""
+    slug = folder_run.machine.slug
+    machine_folder = folder_run.folder.with_name(slug)
     for folder in (machine_folder, *machine_folder.glob("runs/*")):
-        if folder == own.folder or not (folder / "measurements.csv").exists():
+        if folder == folder_run.folder or not (folder / "measurements.csv").exists():
             continue
         try:
             run = load_run(folder)
             is_same_machine = run["machine"]["slug"] == slug
-            if is_same_machine and not other_software(run["software"], own.run["software"]):
+            if is_same_machine and not other_software(run["software"], folder_run.run["software"]):
                 yield load(folder)
         except (UserError, KeyError, TypeError, AttributeError):
-            continue  # a folder of another version, or of something else
+            # Another version of Rooftile wrote the folder, or it is not a recording.
+            continue
 
 
-def _best_rows(recordings: Sequence[Recording], own: Recording) -> pd.DataFrame:
-    """Return each case once, from the best run that timed it, in the order of the runs."""
+def _best_rows(recordings: Sequence[Recording], folder_run: Recording) -> pd.DataFrame:
+    """Return each case once, from the best run that timed it, in the order of the runs.
+
+    Args:
+        recordings: the runs, the best first.
+        folder_run: the run in the folder itself, whose hand-written kernels and wrong results
+            count.
+    """
     # 1. Collect all rows. Hand-written kernels are only taken from the folder's own run.
     rows = pd.concat(
         [
-            recording.rows if recording is own else library_rows(recording.rows)
+            recording.rows if recording is folder_run else library_rows(recording.rows)
             for recording in recordings
         ],
         ignore_index=True,
     )
-    # 2. Rank them by the rules of this module, the best first. The age of a run is its position,
-    #    because the newest of equally quiet runs comes first.
+    # 2. Rank them by the rules in this module's docstring. Among equally quiet runs the newest
+    #    comes first, so the position of a run serves as its age.
     ages = {recording.run["run"]: age for age, recording in enumerate(recordings)}
-    noise = {recording.run["run"]: _noise(recording.run) for recording in recordings}
+    noise = {recording.run["run"]: _noise_rank(recording.run) for recording in recordings}
     # A wrong result in the folder's own run goes first, so that no other run's time replaces it.
     ranks = pd.DataFrame(
         {
-            "not_wrong": (rows["status"] != "wrong") | (rows["run"] != own.run["run"]),
+            "not_wrong": (rows["status"] != "wrong") | (rows["run"] != folder_run.run["run"]),
             "no_time": rows["status"] != "ok",
             "no_interval": rows["time_lo_us"].isna(),
             "noise": rows["run"].map(noise).astype(int),
@@ -163,19 +176,19 @@ def _best_rows(recordings: Sequence[Recording], own: Recording) -> pd.DataFrame:
     return rows.loc[keep].reset_index(drop=True)
 
 
-def _noise(run: Mapping[str, Any]) -> int:
-    """Return the rank of a run's verdict; a run that was never judged counts as noisy."""
+def _noise_rank(run: Mapping[str, Any]) -> int:
+    """Return the rank of a run's health, 0 for quiet; a run that was not judged counts as noisy."""
     verdict = (run.get("health") or {}).get("verdict", "noisy")
     return VERDICTS.index(verdict) if verdict in VERDICTS else VERDICTS.index("noisy")
 
 
 def health_lines(recording: Recording, error: float = 0.0) -> list[str]:
-    """Say how far the times can be trusted and which runs they are from, for the head of a report.
+    """Return the first lines of a report: how far the times can be trusted, and their runs.
 
     Args:
         recording: the recording.
-        error: median error of predictions on held-out rows. Where it is large, times do not follow
-            the shapes.
+        error: median relative error of the predictions of held-out rows. A large error suggests
+            that the times do not belong to the recorded shapes.
     """
     lines = []
     if not recording.health and not recording.public:
@@ -184,7 +197,7 @@ def health_lines(recording: Recording, error: float = 0.0) -> list[str]:
         lines.append(health_sentence(recording.run))
     if error >= _LARGE_ERROR:
         lines.append(
-            f"Held-out predictions miss by {error:.0%} in the median: the times may belong to "
+            f"The median error of held-out predictions is {error:.0%}, so the times may belong to "
             "other shapes."
         )
     if count := len(recording.damaged):
@@ -203,12 +216,12 @@ def health_lines(recording: Recording, error: float = 0.0) -> list[str]:
     if recording.parts and own_run["run"] not in {part.run["run"] for part in recording.parts}:
         lines.append(
             f"The run of {own_run['run']} is left out: another run is better and covers all its "
-            "cases, or this one ran at another speed."
+            "cases, or its speed differs from that of the best run."
         )
     return lines
 
 
 def health_reasons(recording: Recording) -> list[str]:
-    """Say in sentences what made a run noisy or unusable, with likely causes."""
+    """Return sentences that say what made a run noisy or unusable, with likely causes."""
     reasons = recording.health.get("reasons", ())
     return [f"{reason[:1].upper()}{reason[1:]}." for reason in reasons]

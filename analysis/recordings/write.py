@@ -10,10 +10,10 @@ from sweeps.store import write_csv, write_json
 
 
 def write_records(folder: Path, name: str, records: Sequence[Mapping[str, Any]]) -> None:
-    """Write ``name.json`` and ``name.csv``; None is null in the first and empty in the second.
+    """Write ``name.json`` and ``name.csv``; None is null in JSON and an empty cell in CSV.
 
-    The table has the columns of all records, because a GEMM has other sizes than a convolution.
+    The CSV has the columns of all records, because a GEMM has other sizes than a convolution.
     """
     write_json(folder / f"{name}.json", list(records))
-    columns = list(dict.fromkeys(name for record in records for name in record))
+    columns = list(dict.fromkeys(column for record in records for column in record))
     write_csv(folder / f"{name}.csv", columns, records)

@@ -143,12 +143,12 @@ def test_no_fleet_makes_a_report_stumble(tmp_path: Path, name: str) -> None:
     json.dumps(report_json(report), allow_nan=False)
     assert draw_fleet(report) is not None
     several = SETTINGS[name].per_node > 1
-    assert ("Working in parallel does not slow" in text) == several
+    assert ("Working in parallel does not significantly slow" in text) == several
 
 
 def test_of_one_gpu_there_is_nothing_to_compare(tmp_path: Path) -> None:
     report = make_report(record_fleet(tmp_path / "x", simulate(Setting(1, 1), 0)[0]), 0.05)
-    assert findings(report) == ["There is only one GPU, so nothing can be compared with it."]
+    assert findings(report) == ["There is only one GPU, so it cannot be compared with others."]
     assert draw_fleet(report) is None
     (gpu,) = report_json(report)["gpus"]
     assert (gpu["speed"], gpu["verdict"]) == (None, "ordinary")
@@ -183,7 +183,7 @@ def test_a_thousand_gpus_are_told_in_a_page(tmp_path: Path) -> None:
     fleet, _ = simulate(replace(PLAIN, spread=0.1, nodes=60), 0)
     report = make_report(record_fleet(tmp_path / "x", fleet), 0.05)
     assert len(report_text(report).splitlines()) < 60
-    assert "more of the same kind" in report_text(report)
+    assert "more GPUs are slow or throttled" in report_text(report)
 
 
 def test_what_is_unknown_is_null(tmp_path: Path) -> None:

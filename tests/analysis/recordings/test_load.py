@@ -143,7 +143,7 @@ def test_a_machines_own_run_is_preferred_to_a_recording(tmp_path: Path) -> None:
         measured_in_turn(*(tmp_path / name for name in names))
         assert find_recording(None, tmp_path).name == names[-1]
     with pytest.raises(
-        UserError, match="nothing is recorded of nvidia-h20; recorded are nvidia-a100"
+        UserError, match="there is no recording of nvidia-h20; recorded machines are nvidia-a100"
     ):
         find_recording("h20", tmp_path)
     assert find_recording("H200", tmp_path) == tmp_path / "nvidia-h200"
