@@ -138,7 +138,7 @@ class Measurements:
         before = min((before_times[name] for name in common), key=_seconds)
         after = min((after_times[name] for name in common), key=_seconds)
         have_no_interval = math.isnan(before.lo) and math.isnan(after.lo)
-        if not have_no_interval or before.run != after.run:
+        if not have_no_interval or before.place != after.place:
             return None
         return before.time / after.time
 
@@ -151,7 +151,7 @@ class Measurements:
             (before_time, after_time)
             for before_time in self._all_times(before)
             for after_time in self._all_times(after)
-            if before_time.run == after_time.run
+            if before_time.place == after_time.place
         ]
         if not pairs:
             return None
@@ -299,7 +299,7 @@ def read_measurements(rows: pd.DataFrame, recording: Recording) -> Measurements:
                 rounds=samples,
                 between=run_deviations.get(run, 0.0),
                 between_cases=run_case_deviations.get(run, 0.0),
-                run=place,
+                place=place,
             )
         again.setdefault((problem, name), []).append(time)
         problem_times = times.setdefault(problem, {})

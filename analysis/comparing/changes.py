@@ -11,10 +11,10 @@ The difference of two log times has three parts that are not a change of the cas
 
 With several processes on a side, the second part is measured for each case. A few processes measure
 it badly, so each case's variance is drawn towards what is usual for all cases, as far as the cases
-agree (the moderated t test of Smyth, 2004). With a single process on each side, it is what the
-ratios scatter by beyond their errors. That scatter is estimated robustly, because a few cases may
-have changed. It is that of a typical case, and no statistics of a single pair can tell a case that
-processes affect far more from one that has changed.
+agree (the moderated t test of Smyth, 2004). With a single process on each side, the second part is
+the scatter of the ratios beyond their errors. That scatter is estimated robustly, because a few
+cases may have changed. It holds for a typical case. A single pair of processes cannot show whether
+a case has changed or differs far more between processes than others do.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class CommonShift:
 
     Attributes:
         log: logarithm of the ratio, new over old.
-        error: its standard error between processes; NaN if nothing tells it.
+        error: standard error of ``log`` between processes; NaN if it is unknown.
         freedom: degrees of freedom of ``error``.
     """
 
@@ -69,10 +69,10 @@ class CaseChanges:
         new: the same on the new side.
         deviation: log ratio, new over old, without the common shift of all other cases.
         within: variance of the deviation within processes.
-        between: variance of the deviation between processes; NaN if nothing tells it.
+        between: variance of the deviation between processes; NaN if it is unknown.
         freedom: degrees of freedom of the sum of both variances.
         rounds: samples per process, the smaller mean of both sides.
-        shift: change that all cases share; None below :data:`MIN_CASES` cases.
+        shift: change that all cases share; None for fewer than :data:`MIN_CASES` cases.
         processes: number of processes of the old and the new side.
     """
 
@@ -164,12 +164,13 @@ def _from_pair(names: tuple[str, ...], sides: Sequence[_Side]) -> CaseChanges:
         middle, _, _ = robust_centre(ratios, within, freedom)
         shift = CommonShift(middle, math.nan, math.nan)
         deviation, common, extra = _pair_against_others(ratios, within, freedom)
-        # Cases with little scatter of their own tell most about the variance between processes. It
-        # is known as well as a variance as large as the harmonic mean of the cases' variances, so
-        # no case is taken to scatter less than that.
+        # Cases with little scatter of their own tell most about the variance between processes. Its
+        # error is that of a variance as large as the harmonic mean of the cases' variances, so no
+        # case is assumed to scatter less than that mean.
         usual = stats.hmean(np.maximum(within + extra[:, None], _LEAST), axis=1)
         total = np.maximum(within + extra, usual) + common
-        usual_freedom = _EFFICIENCY * (len(names) - 2)  # a centre is estimated, a case is left out
+        # One degree of freedom is lost for the centre, and one for the case that is left out.
+        usual_freedom = _EFFICIENCY * (len(names) - 2)
     else:
         usual = total = np.full(len(names), np.nan)
         usual_freedom = math.nan
@@ -199,8 +200,8 @@ def _pooled_freedom(sides: Sequence[_Side]) -> Reals:
 
 
 _LEFT_OUT = 40
-"""Number of cases up to which each is compared with a robust centre of the others. Of more cases, a
-single changed one hardly matters."""
+"""Number of cases up to which each is compared with a robust centre of the others. If there are
+more, a single changed case hardly moves the centre."""
 
 
 def _pair_against_others(
@@ -208,8 +209,8 @@ def _pair_against_others(
 ) -> tuple[Reals, Reals, Reals]:
     """Return each case's deviation from the others, and two variances for each case.
 
-    The first is the variance of the others' centre, the second that which processes add to a
-    typical other case.
+    The first is the variance of the others' centre. The second is the variance that processes add
+    to a typical other case.
     """
     count = len(ratios)
     if count > _LEFT_OUT:
@@ -307,7 +308,7 @@ def _from_replicates(names: tuple[str, ...], sides: Sequence[_Side]) -> CaseChan
         #    error of the common shift.
         parts = np.split(levels, [sides[0].size])
         squares = sum(float(((part - part.mean()) ** 2).sum()) for part in parts)
-        # 3. Draw each case's variance towards the usual one.
+        # 3. Shrink each case's variance towards the usual one.
         degrees = len(names) / (len(names) - 1)
         variances, prior_freedom = moderated(
             degrees * (apart**2).sum(axis=1) / freedom, freedom, within
@@ -340,8 +341,8 @@ def moderated(variances: Reals, freedom: float, within: Reals) -> tuple[Reals, f
     """Shrink variances that are estimated from few processes towards the usual ones.
 
     The usual variance of a case is its variance within a process plus what processes add to a
-    typical case. How much it counts follows from how far the ratios of both scatter beyond what
-    ``freedom`` degrees of freedom explain.
+    typical case. Its weight depends on how far the ratios of measured to usual variances scatter
+    beyond what ``freedom`` degrees of freedom explain.
 
     Args:
         variances: variance of each case between processes.

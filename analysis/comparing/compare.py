@@ -86,7 +86,7 @@ def compare(old: Recording, new: Recording) -> Comparison:
             f"{old.folder} is of {old.machine.slug} and {new.folder} of {new.machine.slug}; give "
             "two recordings of one machine."
         )
-    # 1. Match the cases by their identity, with the choice in place of the config.
+    # 1. Match the cases by their identity, with the column ``choice`` in place of the config.
     identity = [name for name in IDENTITY if name != "config"]
     keys = [*identity, "choice"]
     before = keyed(old.ok)
@@ -110,7 +110,7 @@ def compare(old: Recording, new: Recording) -> Comparison:
         ratio_hi=ratio * np.exp(above),
     )
     table["verdict"] = ratio_verdicts(table["ratio"], table["ratio_lo"], table["ratio_hi"])
-    # 3. Collect the cases that are not in both.
+    # 3. Collect the cases that the new recording failed to time, and count those in one only.
     failed = keyed(new.rows[new.rows["status"] != "ok"])[[*keys, "config", "status", "message"]]
     lost = before[keys].merge(failed, on=keys).drop(columns="choice")
     return Comparison(

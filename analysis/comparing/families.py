@@ -29,7 +29,7 @@ from sweeps.store import write_json, write_whole
 BEST = "best of all"
 """Name of the family that stands for the fastest kernel of each shape."""
 
-_SEARCHES = ("candidates", "candidates-conv")  # sweeps of every config, not of the chosen one
+_SEARCHES = ("candidates", "candidates-conv")  # sweeps that time every config of a kernel
 _TIMES = ["time_us", "steady_log", "steady_error"]
 
 
@@ -130,7 +130,7 @@ def summarise(table: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def write_families(recording: Recording, table: pd.DataFrame) -> str:
-    """Write families.csv (shapes), families.json and families.md (classes).
+    """Write families.csv, which has all shapes, and the summary as families.json and families.md.
 
     Returns:
         The text of families.md.
@@ -145,7 +145,7 @@ def write_families(recording: Recording, table: pd.DataFrame) -> str:
 
 
 def _fastest(rows: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
-    """Return the fastest row for each value of the keys, indexed by them."""
+    """Return the fastest row for each combination of the keys' values, indexed by the keys."""
     return rows.sort_values("time_us", kind="stable").groupby(keys, sort=False).first()
 
 

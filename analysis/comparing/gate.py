@@ -41,13 +41,13 @@ SLOWER, BELOW, UNCLEAR = "slower", "below", "unclear"
 """Verdicts on a case: slower by the threshold or more, below the threshold, or neither is shown."""
 
 LARGEST_LOG = 700.0
-"""Largest logarithm of which a double holds the exponential."""
+"""Largest logarithm whose exponential fits into a double."""
 
 POWER = 0.8
 _FALSE_CASES = 0.04
 """False-discovery rate of the cases."""
 _FALSE_SHIFT = 0.01
-"""Probability that an unchanged common speed is called a shift, in either direction."""
+"""Probability that an unchanged common speed is called a shift, for each direction."""
 _FALSE_BELOW = 0.05
 """Probability that a case at the threshold is shown to be below it."""
 _MOST_ROUNDS = 10
@@ -247,7 +247,7 @@ def _more_processes(changes: CaseChanges, limit: float) -> Reals:
 
 
 def gate_json(result: GateResult) -> dict[str, Any]:
-    """Return everything for JSON. Slow-downs are fractions, and ratios are new over old.
+    """Return the whole result for JSON. Slow-downs are fractions, and ratios are new over old.
 
     A detectable change is None if it is unknown or over tenfold.
     """
@@ -428,7 +428,7 @@ def _number(value: float) -> float | None:
 
 
 def _change(log: float) -> float | None:
-    return math.expm1(log) if log <= _LARGEST else None  # NaN is not, either
+    return math.expm1(log) if log <= _LARGEST else None  # also None for NaN
 
 
 def _whole(value: float) -> int | None:

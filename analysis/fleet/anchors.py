@@ -78,7 +78,7 @@ class Fleet:
     """Times of the anchors on each device.
 
     ``log_time``, ``error``, and the values of ``sensors`` and ``throttled`` are arrays of shape
-    (phases, devices, anchors). Their numbers are NaN where nothing was measured.
+    (phases, devices, anchors). Numbers are NaN where nothing was measured.
 
     Attributes:
         devices: the devices.
@@ -145,7 +145,7 @@ def anchor_folders(place: Path) -> list[Path]:
 
 
 def kind_of(case: Case, machine: Machine) -> str:
-    """Return the kind of a case as an anchor, one of :data:`KINDS`.
+    """Classify a case as one of the :data:`KINDS` of anchor.
 
     The machine's peak and bandwidth decide what limits the case.
     """
@@ -161,7 +161,7 @@ def kind_of(case: Case, machine: Machine) -> str:
 
 
 def _written_by() -> str:
-    """Say which command writes anchors.csv, and when, for the end of an error message."""
+    """Return the end of an error message, which says what command writes anchors.csv, and when."""
     return f"{command('sweeps run')} writes it, with a budget of a minute or more or with --shard"
 
 
@@ -207,7 +207,7 @@ def _checked(rows: pd.DataFrame, faults: Faults) -> pd.DataFrame:
     for name in _ORDINALS:
         value = rows[name]
         is_ordinal = (value >= 0) & (value < 2**31) & (value % 1 == 0)
-        faults.record(value.notna() & ~is_ordinal, f"{name} is not an ordinal")
+        faults.record(value.notna() & ~is_ordinal, f"{name} is not a whole number of at least 0")
     time, lo, hi = rows["time_us"], rows["time_lo_us"], rows["time_hi_us"]
     faults.record(~((time > 0) & (time <= _LONGEST)), "time_us is not a valid time")
     has_interval = lo.notna() | hi.notna()

@@ -85,14 +85,14 @@ def reasons(speeds: AnchorSpeeds, i: int) -> list[str]:
 def _clock_causes(fleet: Fleet, speeds: AnchorSpeeds, i: int) -> Iterator[tuple[str, str]]:
     """Yield each cause that lowers the device's clock, as a code and in words."""
     device = fleet.devices[i]
-    # 1. A limit of the clock that somebody set, and abnormal reasons that the device reported.
+    # 1. Check for a clock limit that somebody set, and for abnormal reasons that were reported.
     mhz, usual_mhz = device.sm_limit_mhz, _usual_limit(fleet, "sm_limit_mhz")
     if mhz < _LOWER * usual_mhz:
         yield "clock limit", f"it is limited to {mhz:,.0f} MHz, the others to {usual_mhz:,.0f} MHz"
     for reason in reasons(speeds, i):
         if reason in RETRY:
             yield reason, f"it reported {reason}"
-    # 2. Power. If the limit is unknown, a power cap that the device reported is used instead.
+    # 2. Check the power. If its limit is unknown, a power cap that the device reported counts.
     watts, usual_watts = device.power_limit_w, _usual_limit(fleet, "power_limit_w")
     power = float(speeds.sensors["power_w"][i])
     if watts < _LOWER * usual_watts:
@@ -104,7 +104,7 @@ def _clock_causes(fleet: Fleet, speeds: AnchorSpeeds, i: int) -> Iterator[tuple[
         yield "power limit", f"it draws its full power limit, {power:.0f} of {watts:.0f} W"
     elif math.isnan(watts) and _capped_unlike_others(speeds, i):
         yield "power cap", f"it reported {POWER_CAP}, which most others did not"
-    # 3. Heat.
+    # 3. Check the temperature.
     temperature = speeds.sensors["temp_c"]
     hotter = temperature - median_of(temperature)
     if hotter[i] > max(_HOTTER, _ORDINARY * deviation_of(hotter)):

@@ -29,7 +29,9 @@ KIND_WORDS = {
 }  # fmt: skip
 COMPUTE = ("sustained", "burst")
 
-_CHANCE = 0.05  # expected number of GPUs as slow in a normal fleet from which on one is ordinary
+# A slow GPU is ordinary if a fleet with normally distributed speeds is expected to have at least
+# this many GPUs that are as slow.
+_CHANCE = 0.05
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,7 @@ def judge(fleet: Fleet, speeds: FleetSpeeds, margin: float) -> list[DeviceVerdic
     is_slow: dict[str, NDArray[np.bool_]] = {}
     if len(fleet.devices) >= MIN_GPUS:
         is_slow = {kind: kind_speeds.beyond(margin) for kind, kind_speeds in speeds.kinds.items()}
-    # For each abnormal reason, whether a device reported it in any phase and for any anchor.
+    # Find which devices reported each abnormal reason in any phase and for any anchor.
     has_throttled = {
         reason: np.asarray(seen.any(axis=(0, 2)))
         for reason, seen in fleet.throttled.items()
@@ -235,7 +237,7 @@ def _not_slow(
     if not enough or not speeds.overall:
         if throttling:
             return f"{throttling}."
-        return f"{name} has too few other GPUs to be compared with."
+        return f"There are too few other GPUs to compare {name} with."
     overall = speeds.kinds[speeds.overall]
     if not math.isfinite(overall.half[i]):
         comparison = f"is not known to be slow: its {KIND_WORDS[speeds.overall]} has no interval."

@@ -218,7 +218,8 @@ def _nodes(report: FleetReport) -> Iterator[str]:
     are_slow: dict[int | None, list[bool]] = {}
     for device, verdict in zip(report.anchors.fleet.devices, report.verdicts, strict=True):
         are_slow.setdefault(device.node, []).append(verdict.verdict == SLOW)
-    if len(are_slow) == 1:  # a single node has no others to differ from
+    # A single node cannot be compared with others.
+    if len(are_slow) == 1:
         return
     for node, flags in are_slow.items():
         if len(flags) > 1 and all(flags):
@@ -231,8 +232,8 @@ def _disturbed(interference: Sequence[Interference], count: int) -> list[str]:
         return []
     if not interference:
         return [
-            "No node's GPUs were timed both alone and together, so nothing shows whether they "
-            "disturb each other."
+            "On no node were the GPUs timed both alone and together, so it is unknown whether they "
+            "slow each other down."
         ]
     # 1. Say which nodes are slowed, and by how much in which kinds of anchor.
     sentences: list[str] = []
@@ -309,12 +310,12 @@ def _table(report: FleetReport) -> Iterator[str]:
     sensors = [name for name in _SENSOR_HEADS if np.isfinite(overall.sensors[name]).any()]
     slowest_first = report.slowest_first
     listed, unlisted = slowest_first[:_LISTED], slowest_first[_LISTED:]
-    # 1. The head: name, speed, interval, speeds in other kinds, sensors, verdict.
+    # 1. Write the head: name, speed, interval, speeds in other kinds, sensors, verdict.
     width = max(len(report.verdicts[i].name) for i in listed)
     heads = [*others, *(_SENSOR_HEADS[name] for name in sensors)]
     head = "".join(f"{name:>8}" for name in heads)
     yield f"{'':{width}}{'speed':>8}  {'95%':15}{head}  verdict"
-    # 2. A line for each of the slowest GPUs.
+    # 2. Write a line for each of the slowest GPUs.
     for i in listed:
         verdict = report.verdicts[i]
         speed = _percent(overall.speed[i])
@@ -323,7 +324,7 @@ def _table(report: FleetReport) -> Iterator[str]:
         cells += [_whole(overall.sensors[name][i]) for name in sensors]
         row = "".join(f"{cell:>8}" for cell in cells)
         yield f"{verdict.name:{width}}{speed:>8}  {interval:15}{row}  {verdict.verdict}"
-    # 3. A line about the others.
+    # 3. Summarise the others in a line.
     if unlisted:
         known = overall.speed[unlisted][np.isfinite(overall.speed[unlisted])]
         speed_range = f", from {known.min():.1%} to {known.max():.1%}" if len(known) else ""

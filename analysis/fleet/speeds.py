@@ -282,11 +282,11 @@ def _speeds(
     # 1. Take each device's times in its phase, without anchors that few devices timed.
     anchors = np.flatnonzero(fleet.kinds == kind)
 
-    def taken(array: NDArray[Any]) -> Any:
+    def in_its_phase(array: NDArray[Any]) -> Any:
         """Return this kind's values, of shape (devices, anchors), each in its phase."""
         return np.take_along_axis(array, phase, axis=0)[0][:, anchors]
 
-    log_times, errors = taken(fleet.log_time), taken(fleet.error)
+    log_times, errors = in_its_phase(fleet.log_time), in_its_phase(fleet.error)
     device_count = len(fleet.devices)
     # If few devices timed an anchor, its median does not show which of them is slow.
     is_sparse = np.isfinite(log_times).sum(axis=0) < max(2, min(MIN_GPUS, device_count))
@@ -307,7 +307,7 @@ def _speeds(
         variance = medians.variance + time_deviation**2
         halves = Z95 * np.sqrt(variance + _median_variance(log_speed, variance))
     # 3. Take the median reading of each sensor. The clock is also compared with the fleet's median.
-    sensors = {name: taken(fleet.sensors[name]) for name in SENSORS}
+    sensors = {name: in_its_phase(fleet.sensors[name]) for name in SENSORS}
     log_clocks = np.log(sensors["sm_mhz"])
     speeds = AnchorSpeeds(
         log=log_speed,
@@ -316,7 +316,7 @@ def _speeds(
         clock=median_of(log_clocks - median_of(log_clocks), axis=1),
         sensors={name: median_of(values, axis=1) for name, values in sensors.items()},
         throttled={
-            reason: taken(is_reported).any(axis=1)
+            reason: in_its_phase(is_reported).any(axis=1)
             for reason, is_reported in fleet.throttled.items()
         },
     )

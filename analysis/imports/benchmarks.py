@@ -136,14 +136,15 @@ def read_benchmarks(path: Path, pattern: NamePattern | None = None) -> TimedProc
 
     Raises:
         UserError: if the file cannot be read, has no known format or no time, or if the pattern
-            matches no name, or two names of one problem.
+            matches no name, or finds the same problem in two names.
     """
+    # 1. Recognise the format, and read the cases.
     document = _load(path)
     readers = [reader for needed, reader in _FORMATS if needed <= document.keys()]
     if not readers:
         raise UserError(
-            f"{path} has no known format. Known are the JSON of pytest-benchmark, NVBench and "
-            "Google Benchmark, and measurements of torch.utils.benchmark."
+            f"{path} has no known format. Known formats are the JSON of pytest-benchmark, NVBench "
+            "and Google Benchmark, and measurements of torch.utils.benchmark."
         )
     cases = _Cases(path)
     try:
@@ -157,6 +158,7 @@ def read_benchmarks(path: Path, pattern: NamePattern | None = None) -> TimedProc
         ) from None
     if not cases.times:
         raise UserError(f"{path} has no case with a time.")
+    # 2. Find the problems in the names, and name the cases after them.
     times, lost = cases.times, cases.lost
     if pattern is not None:
         times = {name: replace(case, problem=pattern.problem(name)) for name, case in times.items()}

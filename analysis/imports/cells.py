@@ -173,7 +173,7 @@ def _conv_faults(cells: pd.DataFrame) -> list[_CellCheck]:
 
 
 def _is_size(cells: pd.Series) -> pd.Series:
-    """Return which cells are a whole number from 1 to the largest size."""
+    """Return a mask of the cells that are whole numbers from 1 to the largest size."""
     # The largest size, 2**40, has 13 digits. Longer numbers might not fit into an integer.
     has_digits_only = cells.astype(str).str.fullmatch(r"[0-9]{1,13}")
     sizes = pd.to_numeric(cells.where(has_digits_only, "0"))

@@ -25,7 +25,7 @@ _NEEDED = {
 }  # fmt: skip
 _SIZES = {name for names in _NEEDED.values() for name in names}
 _HEADER = "m,n,k,dtype and optionally layout and batch"
-_MOST_GEMM_FIELDS = 6  # in the text of a GEMM; the text of a convolution has at least 12 fields
+_MOST_GEMM_FIELDS = 6  # most fields in the text of a GEMM; a convolution has at least 12
 
 Shape = str | tuple[Any, ...] | Gemm | Conv
 """A problem as people write it: text such as ``"8192,50257,768,bf16"``, a tuple of these fields, or
@@ -175,7 +175,7 @@ def problem_from_cells(where: str, cells: Mapping[Any, Any]) -> Problem:
     Raises:
         UserError: if the row does not describe a GEMM or a convolution.
     """
-    if None in cells:  # the key under which the reader puts excess cells
+    if None in cells:  # csv.DictReader puts excess cells under the key None
         raise UserError(f"{where} has more cells than the header has columns.")
     given = {name: cell.strip() for name, cell in cells.items() if cell and cell.strip()}
     op = given.get("op", "gemm")

@@ -93,7 +93,7 @@ class PublicRows:
 
     @classmethod
     def joined(cls, parts: Sequence[PublicRows]) -> PublicRows:
-        """Concatenate the rows of several parts of one source."""
+        """Concatenate several selections of rows from one source."""
         first = parts[0]
         return replace(
             first,
@@ -269,7 +269,7 @@ def _from_timings(timings: FileTimings) -> _FileRows:
 
 
 def _from_recording(folder: Path) -> _FileRows:
-    """Read a recording's short batches on the vendor library, which public tables consist of."""
+    """Read a recording's times of short batches on the vendor library, like those of tables."""
     recording = load(folder)
     rows = library_rows(bursts(recording.products, recording.cache))
     return _FileRows(
@@ -431,7 +431,7 @@ def _deepbench_conv(frame: pd.DataFrame, path: Path) -> _FileRows:
 
 
 def _deepbench_dtype(path: Path) -> str:
-    """Return the dtype, which only the file's name contains."""
+    """Return the dtype of a DeepBench table, which only the file's name contains."""
     match = re.search(r"fp16|fp32", path.name)
     if match is None:
         raise UserError(

@@ -1,4 +1,4 @@
-"""Find and read the public GEMM tables of a package; one table becomes the recording of its GPU.
+"""Find and read the public GEMM tables of a package, and choose one for each GPU's recording.
 
 ``aiconfigurator-core`` has a ``gemm_perf.parquet`` for each GPU, framework and version. Its times
 are means of six CUDA-graph replays of y = x Wᵀ. Nothing is flushed between replays, so operands may
@@ -29,10 +29,10 @@ from kernels.problem import Gemm
 PACKAGE = "aiconfigurator-core"
 _MODULE = "aiconfigurator_core"
 _FILE = "gemm_perf.parquet"
-_TABLE = "gemm_perf"  # the table's name in the files next to it
+_TABLE = "gemm_perf"  # name of the table in the YAML files next to it
 _NEEDED = {"framework", "version", "device", "gemm_dtype", "m", "n", "k", "latency"}
 _NAMES = {"trtllm": "TensorRT-LLM", "sglang": "SGLang", "vllm": "vLLM"}
-_PREFERRED = list(_NAMES)  # the framework whose tables repeat best comes first
+_PREFERRED = list(_NAMES)  # frameworks; the one whose tables repeat best comes first
 _ENOUGH = 0.5  # share of the largest table's rows below which a table has too few shapes
 BF16 = "bfloat16"
 DTYPES = {BF16: "bf16", "fp8": "fp8"}

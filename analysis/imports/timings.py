@@ -36,7 +36,7 @@ _READ_COLUMNS = (
 
 @dataclass(frozen=True)
 class FileTimings:
-    """Times from a file.
+    """Times that were read from a file.
 
     Attributes:
         rows: one row per case. The columns are those that identify a case, except ``sweep`` and
@@ -87,8 +87,7 @@ def _header(path: Path) -> str:
 def _read(path: Path, separator: str = ",", lower: bool = False) -> pd.DataFrame:
     """Read all cells as text, with the line number in the added column ``line``.
 
-    Spaces before a cell are removed, and lines without any cell are left out. Empty cells are empty
-    text.
+    Spaces before a cell are removed, and blank lines are left out. Empty cells are empty text.
 
     Args:
         path: the file.
@@ -172,7 +171,7 @@ _CUTLASS_CONV = (
 
 
 def _read_cutlass(path: Path) -> FileTimings:
-    """Read a file of one row per kernel and problem; keep each provider's fastest kernel.
+    """Read a file of one row per kernel and problem, and keep the fastest kernel of a problem.
 
     The columns A, B and C have dtype and order, such as ``bf16:row``. If C is column-major, the row
     is read as the transposed GEMM Cᵀ = Bᵀ Aᵀ, whose result is row-major like ours. Runtime is in
@@ -198,7 +197,8 @@ def _read_cutlass(path: Path) -> FileTimings:
     cells["cache"], cells["mode"], cells["config"] = "warm", "burst", ""
     cells["time_us"] = pd.to_numeric(frame["Runtime"], errors="coerce") * 1e3
     cells["kernel"], cells["line"] = operation, frame["line"]
-    # The profiler has more dtypes than we do. Rows in these are sound, so they are not reported.
+    # The profiler has more dtypes than we do. Rows in other dtypes are sound, so they are dropped
+    # without a report.
     cells = cells[cells["dtype"].isin(DTYPE_BYTES)]
     if not len(cells):
         raise UserError(f"{path} has no kernel in fp32, tf32, fp16 or bf16.")

@@ -98,7 +98,7 @@ def _digest(path: Path, defaults: FileDefaults) -> str:
 
 
 def write_collections(tables: Sequence[PublicTable], machine: Machine, results: Path) -> None:
-    """Write all collections of a machine; the first one is the one that its recording is made from.
+    """Write all collections of a machine, beginning with the one that became its recording.
 
     Raises:
         UserError: if the folder cannot be made, or the disk is full.

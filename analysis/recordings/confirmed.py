@@ -94,7 +94,7 @@ def _read_ratios(part: SourceRun) -> dict[tuple[Contender, Contender], list[tupl
 
     Returns:
         For each pair, the log ratios of each process that timed it. Pairs that only one process
-        timed are left out. The result is empty if there is no file.
+        timed are left out. The result is empty if the file is missing.
     """
     # 1. Read the lines, which name cases by their ids in the run's plan.
     path = part.folder / "confirmed.csv"

@@ -1,8 +1,8 @@
 """Read a CSV table strictly: lines with a cell that its column does not allow are left out.
 
 A file may have been cut off, edited by hand or merged. A bad cell excludes only its own line, and
-the line is reported. If too many lines are bad, the file is probably not what it seems to be, so it
-is refused.
+the line is reported. If too many lines are bad, the others cannot be trusted either, so the whole
+file is refused.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FRAME_TYPES = {"text": "string", "whole": "Int64", "real": "float64", "flag": "b
 
 _KIND_WORDS = {"whole": "a whole number", "real": "a number", "flag": "true or false"}
 _ARROW_TYPES = {"whole": pa.int64(), "real": pa.float64(), "flag": pa.bool_()}
-_NAMED = 5  # damaged lines that are reported one by one
+_NAMED = 5  # most damaged lines that are reported one by one
 _REPLACED = "\ufffd"  # the character that decoding puts in place of bytes that are not UTF-8
 
 
@@ -78,7 +78,7 @@ class Faults:
         Raises:
             UserError: if all lines are damaged, or more than a tenth of them and more than one.
         """
-        # Several rows may come from one line.
+        # Count lines instead of rows, because several rows may come from one line.
         damaged_lines = self._lines[~self.sound].tolist()
         fault_of = dict(zip(damaged_lines, self._why[~self.sound], strict=True))
         damaged, count = len(fault_of), len(set(self._lines.tolist()))

@@ -25,7 +25,7 @@ PLACE = "public"
 MEASUREMENTS = "measurements.parquet"
 COLLECTIONS = "collections.parquet"
 FILE = "file"
-"""Name that run.json has in place of a framework's if the times come from a user's file."""
+"""Value of ``framework`` in run.json if the times come from a user's file."""
 
 VALIDATION = "validation.json"  # written last; if it exists, the import is complete
 CACHE = "warm"

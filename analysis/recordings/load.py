@@ -191,7 +191,7 @@ def recording_folder(place: str | None, results: Path = RESULTS) -> Path:
 def recorded_machines(results: Path) -> set[str]:
     """Return the slugs of all machines that :func:`find_recording` can find.
 
-    These are the machines with own runs, published recordings or imported tables.
+    These are the machines that were measured here, published by the project, or imported.
     """
     folders = [path.parent for path in results.glob("*/run.json")]
     folders += [path.parent for path in results.glob(f"{PUBLISHED}/*/run.json")]

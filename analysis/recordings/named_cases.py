@@ -60,7 +60,9 @@ def keyed(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def case_names(rows: pd.DataFrame) -> list[str]:
-    """Return the name of each row's case: its problem, implementation, config and circumstances.
+    """Return the name of each row's case: its problem, implementation, config and other settings.
+
+    Settings with the usual value are left out.
 
     Args:
         rows: rows that :func:`keyed` returned.

@@ -62,7 +62,7 @@ class MeasuredTime:
         between: standard deviation of the log ratio between a median of this run and the median of
             the same case in another process.
         between_cases: the same standard deviation without the change that all cases share.
-        run: place where the time was measured: its run, worker and GPU.
+        place: run, worker and GPU of the measurement, as one text.
     """
 
     time: float
@@ -71,13 +71,13 @@ class MeasuredTime:
     rounds: Rounds = field(default_factory=dict)
     between: float = 0.0
     between_cases: float = 0.0
-    run: str = ""
+    place: str = ""
 
     @classmethod
-    def single(cls, seconds: float, run: str = "") -> MeasuredTime:
-        """Create a time whose scatter is not recorded; its interval is :data:`SINGLE_HALF` wide."""
+    def single(cls, seconds: float, place: str = "") -> MeasuredTime:
+        """Create a time without recorded scatter, with the interval from :data:`SINGLE_HALF`."""
         factor = math.exp(SINGLE_HALF)
-        return cls(seconds, seconds / factor, seconds * factor, run=run)
+        return cls(seconds, seconds / factor, seconds * factor, place=place)
 
     @property
     def width(self) -> float:
@@ -100,7 +100,7 @@ def repeated_ratio(one: MeasuredTime, other: MeasuredTime) -> tuple[float, float
     result is None if the interval is unknown, or if the times were measured at two places (run,
     worker and GPU), because such times are not comparable.
     """
-    if one.run != other.run:
+    if one.place != other.place:
         return None
     # 1. Compute the log ratio in this run, and how far its interval reaches below and above it. The
     #    interval is narrower if it is computed from rounds in which both cases were sampled.
@@ -149,7 +149,10 @@ def between_processes(recording: Recording) -> dict[str, float]:
 
 
 def between_cases(recording: Recording) -> dict[str, float]:
-    """Return the same deviations without the change that all cases share; it cancels in ratios."""
+    """Return :func:`between_processes` without the change that all cases share.
+
+    Ratios of cases need this deviation, because the shared change cancels in them.
+    """
     return {part.run["run"]: _between(part.run, "between_cases") for part in recording.parts}
 
 
@@ -299,7 +302,7 @@ def places_of(rows: pd.DataFrame) -> pd.Series:
 
 
 def _read_rounds(path: Path, run: str) -> dict[str, Rounds]:
-    """Read the samples of each case of a run; the result is empty if there is no file."""
+    """Read the samples of each case of a run; the result is empty if the file is missing."""
     if not path.exists():
         return {}
     table = read_csv(path, dict.fromkeys(ROUND_COLUMNS, "text"), _REMEDY)

@@ -99,7 +99,7 @@ def _record_time_faults(frame: pd.DataFrame, record: Any) -> None:
 
     Args:
         frame: the rows.
-        record: :meth:`Faults.record` of their faults.
+        record: records a fault of some rows, like :meth:`Faults.record`.
     """
     ok = (frame["status"] == "ok").to_numpy(dtype=bool)
 

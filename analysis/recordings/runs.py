@@ -98,7 +98,7 @@ def _is_as_fast(first: Recording, second: Recording) -> bool:
     """Return True if two runs are as fast as runs of one machine in one state.
 
     Machines with the same name may differ, as virtual machines do. The cases that both runs timed
-    decide. If they are too few, the canary GEMM decides. Without a canary in both runs, the runs
+    decide. If they are too few, the canary GEMM decides. If one of the runs has no canary, the runs
     count as equally fast.
     """
     first_times = dict(zip(_identities(first.ok), first.ok["time_us"], strict=True))
@@ -183,7 +183,7 @@ def _noise_rank(run: Mapping[str, Any]) -> int:
 
 
 def health_lines(recording: Recording, error: float = 0.0) -> list[str]:
-    """Return the first lines of a report: how far the times can be trusted, and their runs.
+    """Return the first lines of a report: how far to trust the times, and which runs they are from.
 
     Args:
         recording: the recording.

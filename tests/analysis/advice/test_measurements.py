@@ -16,7 +16,7 @@ ONE, OTHER = (Gemm(m, 4096, 4096, "bf16") for m in (4095, 4096))
 
 
 def time(seconds: float, place: str) -> MeasuredTime:
-    return MeasuredTime(seconds, 0.99 * seconds, 1.01 * seconds, run=place)
+    return MeasuredTime(seconds, 0.99 * seconds, 1.01 * seconds, place=place)
 
 
 def test_times_of_two_gpus_are_not_compared() -> None:
@@ -28,7 +28,7 @@ def test_times_of_two_gpus_are_not_compared() -> None:
 
 def test_of_several_places_one_that_has_both_is_compared() -> None:
     """The second problem was timed in two sweeps, by a slower GPU with the narrower interval."""
-    times = [time(1.0, "1/2 0"), MeasuredTime(1.1, 1.099, 1.101, run="2/2 1")]
+    times = [time(1.0, "1/2 0"), MeasuredTime(1.1, 1.099, 1.101, place="2/2 1")]
     known = Measurements(
         {ONE: {"cublas": time(1.2, "1/2 0")}, OTHER: {"cublas": times[1]}},
         again={(OTHER, "cublas"): times},

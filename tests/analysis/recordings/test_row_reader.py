@@ -109,7 +109,8 @@ def test_of_a_case_that_is_there_twice_the_first_row_counts(folder: Path) -> Non
 def test_a_file_that_is_damaged_all_over_is_refused(folder: Path) -> None:
     for line in (3, 4, 5):
         changed(folder, line, time_us="0")
-    with pytest.raises(UserError, match=r"3 of 24 lines of .* are damaged, such as line 3: .*not a time"):
+    refusal = r"3 of 24 lines of .* are damaged, such as line 3: .*not a time"
+    with pytest.raises(UserError, match=refusal):
         load(folder)
 
 
