@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -26,6 +26,9 @@ from kernels.common.errors import UserError, nearest
 from kernels.common.program import needs_extra, target
 from kernels.config import HAND_WRITTEN
 from kernels.problem import TIMED_DTYPES, Problem
+
+if TYPE_CHECKING:
+    from kernels.correctness.check import CheckRow
 
 app = new_app("List, check and compile the implementations that can be timed.")
 
@@ -105,16 +108,21 @@ def check_command(
         print_json([asdict(row) for row in rows])
     else:
         for row in rows:
-            is_compared = row.rel_error is not None
-            error_text = f"{row.rel_error:.1e} ≤ {row.tolerance:.1e}" if is_compared else ""
-            print(
-                f"{row.status:12}{row.implementation:18}{row.problem:56} {error_text} {row.message}"
-            )
+            print(check_line(row))
     failures = sum(row.status in ("wrong", "error") for row in rows)
     passed = sum(row.status == "ok" for row in rows)
     note(f"{passed} ok, {failures} wrong or failed, {len(rows) - passed - failures} unsupported.")
     if failures or not passed:
         raise typer.Exit(1)
+
+
+def check_line(row: CheckRow) -> str:
+    """Return the line that ``kernels check`` prints about one result."""
+    error = ""
+    if row.rel_error is not None and row.tolerance is not None:
+        relation = "≤" if row.rel_error <= row.tolerance else ">"
+        error = f"{row.rel_error:.1e} {relation} {row.tolerance:.1e}"
+    return f"{row.status:12}{row.implementation:18}{row.problem:56} {error} {row.message}"
 
 
 @app.command("compile")

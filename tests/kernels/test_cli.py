@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from kernels.__main__ import check_line
 from kernels.cli import parse_seconds
 from kernels.common.errors import UserError
+from kernels.correctness.check import CheckRow
 from tests.support.command_line import KERNELS, command
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,6 +37,17 @@ def test_list_says_what_is_supported_and_why_not() -> None:
     assert rows["cublas", "gemm"]["supports"] == []
     assert rows["cublas", "gemm"]["reason"]
     assert any("fp32" in row["supports"] for (_, op), row in rows.items() if op == "gemm")
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "shown"),
+    [("ok", 1e-3, "1.0e-03 ≤ 2.0e-03"), ("wrong", 1.0, "1.0e+00 > 2.0e-03"), ("wrong", None, "")],
+)
+def test_check_shows_on_which_side_of_the_tolerance_an_error_is(
+    status: str, error: float | None, shown: str
+) -> None:
+    line = check_line(CheckRow("mkl", "8×8×8", status, error, 2e-3, "why"))
+    assert line == f"{status:12}{'mkl':18}{'8×8×8':56} {shown} why"
 
 
 def test_check_compares_every_implementation_and_prints_json_alone() -> None:
