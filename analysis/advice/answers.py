@@ -20,7 +20,10 @@ _LEAST = 0.1  # smallest measured size that is looked up, as a share of the prob
 class Answer:
     """Advice on one problem, and the data that it rests on.
 
-    ``basis`` and ``source`` come from :meth:`analysis.model.basis.Basis.kind_and_source`.
+    Attributes:
+        advice: the advice.
+        basis: kind of the data, such as ``recorded`` or ``public``.
+        source: origin of the data in words.
     """
 
     advice: Advice
@@ -36,9 +39,11 @@ def answers_to(problems: Sequence[Problem], basis: Basis, question: Question) ->
     """Return an answer for each problem, in their order.
 
     Raises:
-        UserError: if the recording cannot be read, or a problem has no size that may change.
+        UserError: if the machine's recording cannot be read, or a problem has no size that may
+            change.
     """
-    # Sizes may grow by the allowance. For a choose query they may also shrink by it.
+    # A size may grow by the allowance and, for a choose query, also shrink by it. This factor
+    # covers both.
     factor = max(1 + question.allowance, 1 / max(1 - question.allowance, _LEAST))
     measured = measurements_near(basis, problems, factor)
     answers = []

@@ -16,19 +16,18 @@ _FORM = "B,S,HEADS,KV_HEADS,HEAD_DIM,dtype[,causal|full|decode]"
 
 
 def parse_attention(text: str) -> Attention:
-    """Read a call as the command line gives it, such as ``8,2048,32,8,128,bf16,causal``.
+    """Parse an attention call from the command line, such as ``8,2048,32,8,128,bf16,causal``.
 
-    S is the number of tokens of each of the B sequences. With ``decode``, one token is computed
-    after S that are known.
+    The call has B sequences of S tokens each. With ``decode``, these tokens are known, and one new
+    token of each sequence is computed.
 
     Raises:
         UserError: if the text does not have this form.
     """
     fields = text.split(",")
-    if len(fields) < 7:  # without a mask
+    if len(fields) < 7:  # no mask is given
         fields.append(CAUSAL)
     *sizes, dtype, mask = fields
-    # Sizes are whole numbers above 0.
     if len(sizes) != 5 or not all(is_whole(size) and int(size) for size in sizes):
         raise UserError(f"--attention takes {_FORM}, such as 8,2048,32,8,128,bf16; not {text!r}.")
     check_option("--attention", mask, (CAUSAL, FULL, DECODE))

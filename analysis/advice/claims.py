@@ -8,9 +8,10 @@ holds under any selection that is based on the measurements (Dawid, "Selection p
 inference", 1994).
 
 The distribution of gains is a mixture, after Stephens, "False discovery rates: a new deal",
-Biostatistics 18, 2017. Its parts are half-normal densities on either side of zero gain, with widths
-of 0.25–64%, and normal densities around gains of 1–16%, because the measured changes were chosen to
-gain. The shares of the parts are fitted to all measured gains by maximum likelihood.
+Biostatistics 18, 2017. Most of its components are half-normal densities on either side of zero
+gain, with widths of 0.25–64%. The others are normal densities around gains of 1–16%, because the
+measured changes were chosen for an expected gain. The weights of the components are fitted to all
+measured gains by maximum likelihood.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-_WIDTHS = 0.0025 * 2.0 ** np.arange(9)
-_CENTRES = 0.01 * 2.0 ** np.arange(5)
-_PSEUDO = 0.1  # pseudo-observations of each part, added to the measured ones
-_STEPS = 300  # maximum number of iterations that fit the shares
-_LEAST_ERROR = 2e-4  # smallest error of a log ratio, so that the grid resolves it
-_CUT = 1  # blocks of a process that are trimmed at either end
+_WIDTHS = 0.0025 * 2.0 ** np.arange(9)  # standard deviations of the half-normal components
+_CENTRES = 0.01 * 2.0 ** np.arange(5)  # log gains around which the normal components lie
+_PSEUDO = 0.1  # pseudo-observations that are added to those of each component
+_ITERATIONS = 300  # maximum number of iterations that fit the weights
+_LEAST_ERROR = 2e-4  # smallest standard error of a log ratio that the grid resolves
+_CUT = 1  # number of blocks of a process that are trimmed at either end
 _DEGREES = 10  # maximum degrees of freedom of an error that is estimated from many pairs
 
 
@@ -46,7 +47,7 @@ class MeasuredRatio:
 
 @dataclass(frozen=True)
 class ExpectedRatio:
-    """The value that should be expected of a time ratio, with its 95% interval."""
+    """Expected value of a time ratio, with its 95% interval."""
 
     ratio: float
     lo: float
@@ -56,23 +57,23 @@ class ExpectedRatio:
 def from_processes(
     pairs: Sequence[Sequence[Sequence[float]]], between: Sequence[float], cases: Sequence[int]
 ) -> list[MeasuredRatio]:
-    """Estimate the time ratio of each pair of cases from blocks of samples of several processes.
+    """Estimate the time ratio of each pair of cases, which several processes measured in blocks.
 
-    All samples of a process share an error, which shows only in how far the means of the processes
-    lie apart. One pair says little about this error, so it is pooled over all pairs, beyond the
-    scatter of their blocks. It is also pooled with the deviation that the run found by re-timing
-    cases. The run did that minutes later, so its figure includes changes that are too slow to show
-    between two consecutive processes.
+    All samples of a process share an error, and only the differences between processes show it.
+    One pair says little about this error, so the estimate is pooled over all pairs, after the
+    scatter of their blocks is subtracted. It is also pooled with the deviation between processes
+    that the run found by re-timing cases. The run re-timed them minutes later, so its deviation
+    includes slow changes that two consecutive processes do not show.
 
     Args:
         pairs: for each pair and each of its two or more processes, the log ratios of its blocks.
-        between: for each pair, the standard deviation of a log time between processes, as its run
-            found it.
+        between: for each pair, the standard deviation of a log time between processes, from the
+            pair's run.
         cases: for each pair, the number of cases that this standard deviation comes from.
 
     Returns:
-        One ratio per pair, with its error. The ratio is the mean over processes of the mean of
-        their blocks, without each process's smallest and largest block.
+        One ratio per pair, with its error. The smallest and the largest block of each process are
+        left out. The ratio is the mean over processes of the means of the remaining blocks.
     """
     if not pairs:
         return []
@@ -88,12 +89,12 @@ def from_processes(
     process_scatter = np.array(
         [np.var(pair_means, ddof=1) / len(pair_means) for pair_means in means]
     )
-    # 3. The shared error according to the runs; a ratio has the errors of two log times. This
-    #    estimate counts as ``weight`` further pairs.
+    # 3. The squared shared error that the runs report. It is doubled, because a ratio has the
+    #    errors of two log times. This estimate counts as ``weight`` further pairs.
     run_error = 2 * np.square(between) / process_counts
     weight = float(np.mean(cases))
-    # 4. Pool both estimates of the shared error over all pairs, and add it to each pair's scatter.
-    #    The estimate of the shared error may be below 0 by chance.
+    # 4. Pool both estimates of the shared error over all pairs, and add the result to each pair's
+    #    scatter. The result may be below 0 by chance.
     shared_error = (np.sum(process_scatter - block_scatter) + weight * np.mean(run_error)) / (
         len(pairs) + weight
     )
@@ -117,7 +118,7 @@ def _squared_error(blocks: Sequence[float]) -> float:
     """
     n = len(blocks)
     trimmed = _trimmed(blocks)
-    # Both extremes take the value that is next to them in order of size.
+    # The smallest and the largest block are replaced by the values next to them in sorted order.
     winsorized = np.clip(blocks, trimmed[0], trimmed[-1])
     squared = float(np.var(winsorized, ddof=1)) / ((1 - 2 * _CUT / n) ** 2 * n)
     return max(squared, _LEAST_ERROR**2)
@@ -128,14 +129,14 @@ def expect(measured: Sequence[MeasuredRatio]) -> list[ExpectedRatio]:
     if not measured:
         return []
     # 1. The likelihood of each measurement (rows) at each true log ratio of the grid (columns).
-    grid, parts = _grid_and_parts()
+    grid, components = _grid_and_components()
     likelihood = np.array([_likelihood(ratio, grid) for ratio in measured])
     # 2. The distribution of true log ratios on this machine, fitted to all measurements.
-    prior = _fit_shares(likelihood @ parts.T) @ parts
+    prior = _fit_weights(likelihood @ components.T) @ components
     # 3. The distribution of each true log ratio, given its measurement.
     posterior = likelihood * prior
     posterior /= posterior.sum(axis=1, keepdims=True)
-    # 4. Its mean, and the 95% interval between two of its quantiles.
+    # 4. The mean of each such distribution, and the 95% interval between two of its quantiles.
     ratios = np.exp(grid)
     expected = []
     for probabilities in posterior:
@@ -150,51 +151,51 @@ def _likelihood(measured: MeasuredRatio, grid: NDArray[np.float64]) -> NDArray[n
     """Return the likelihood of a measurement for each true log ratio of the grid."""
     error = max(measured.error, _LEAST_ERROR)
     squares = ((measured.log_ratio - grid) / error) ** 2
-    # Student's density, without a factor that is the same for all parts of the mixture.
+    # Student's density without its constant factor, which cancels when the posterior is normalised.
     return np.asarray((1 + squares / measured.degrees) ** (-(measured.degrees + 1) / 2))
 
 
-def _fit_shares(densities: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the shares of the mixture's parts that make the measurements most likely.
+def _fit_weights(densities: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the weights of the mixture's components that make the measurements most likely.
 
-    The fit is by expectation–maximisation, starting from equal shares.
+    The fit is by expectation–maximisation, starting from equal weights.
 
     Args:
-        densities: density of each measurement (rows) under each part (columns).
+        densities: density of each measurement (rows) under each component (columns).
     """
-    parts = densities.shape[1]
-    shares = np.full(parts, 1 / parts)
-    for _ in range(_STEPS):
-        # The probability that each measurement is of each part. A measurement far from all parts
-        # has a density of 0 everywhere, which must not become a division by 0.
-        membership = densities * shares
+    component_count = densities.shape[1]
+    weights = np.full(component_count, 1 / component_count)
+    for _ in range(_ITERATIONS):
+        # The probability that each measurement belongs to each component. A measurement far from
+        # all components has a density of 0 everywhere, so the divisor is kept above 0.
+        membership = densities * weights
         membership /= np.maximum(membership.sum(axis=1, keepdims=True), 1e-300)
         counts = membership.sum(axis=0) + _PSEUDO
-        new_shares = counts / counts.sum()
-        if np.abs(new_shares - shares).max() < 1e-5:
+        new_weights = counts / counts.sum()
+        if np.abs(new_weights - weights).max() < 1e-5:
             break
-        shares = new_shares
-    return shares
+        weights = new_weights
+    return weights
 
 
 @functools.cache
-def _grid_and_parts() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return a grid of log ratios, finer near 0, and the probabilities of each part on the grid.
+def _grid_and_components() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return a grid of log ratios, finer near 0, and each component's probabilities on the grid.
 
-    The probabilities have one row per part and one column per grid point.
+    The probabilities have one row per component and one column per grid point.
     """
     # The grid reaches from −2.5 to 2.5. Its points are 1e-5 apart near 0, and 0.05 at the ends.
     positive = np.sinh(np.linspace(0, math.asinh(2.5 / 5e-4), 500)) * 5e-4
     grid = np.concatenate([-positive[:0:-1], positive])
     spacing = np.gradient(grid)
-    weights = []
+    densities = []
     for side in (1, -1):
         for width in _WIDTHS:
             inside = np.where(side * grid >= 0, 1.0, 0.0)
             inside[len(positive) - 1] = 0.5  # log ratio 0 belongs to both sides
-            weights.append(inside * np.exp(-0.5 * (grid / width) ** 2) * spacing)
-    # A density around a gain is half as wide as the gain is large.
-    weights += [
+            densities.append(inside * np.exp(-0.5 * (grid / width) ** 2) * spacing)
+    # The standard deviation of a density around a gain is half that gain.
+    densities += [
         np.exp(-0.5 * ((grid - centre) / (centre / 2)) ** 2) * spacing for centre in _CENTRES
     ]
-    return grid, np.array([weight / weight.sum() for weight in weights])
+    return grid, np.array([density / density.sum() for density in densities])

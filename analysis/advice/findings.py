@@ -13,8 +13,8 @@ from kernels.problem import DTYPE_BYTES, WIDE_BYTES
 
 MAX_FINDINGS = 10
 _UNIT = 8  # elements: a multiple of this is aligned in every dtype but fp8
-_CLEAR_STEP = 32  # smallest multiple that is named: nearly all sizes are multiples of less
-_STEPS = (256, 192, 128, 96, 64, 32, 16, 8, 4)  # candidates for a multiple that is named
+_CLEAR_STEP = 32  # smallest multiple that a finding names; smaller ones divide nearly all sizes
+_STEPS = (256, 192, 128, 96, 64, 32, 16, 8, 4)  # multiples that a set of sizes is tested for
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class AdviceFinding:
             cost = " per FLOP"
         else:
             extra_flops = max(a.extra_flops for a in self.advice)
-            is_printable = extra_flops >= 5e-4  # less is 0.0%
+            is_printable = extra_flops >= 5e-4  # less would be printed as 0.0%
             cost = f" for up to {extra_flops:.1%} more FLOPs" if is_printable else ""
         return f"**{best.verdict}**, {self._action()}; {gain_range}{cost} ({example})."
 
@@ -70,7 +70,7 @@ class AdviceFinding:
         return f"{best.problem.dtype}, {names}: {action}"
 
     def _step(self) -> int | None:
-        """Return the largest of :data:`_STEPS` that divides all changed sizes; None if none."""
+        """Return the largest of :data:`_STEPS` that divides all new sizes; None if none does."""
         sizes = [getattr(a.instead, name) for a in self.advice for name in a.changed]
         common = math.gcd(*sizes)
         return next((step for step in _STEPS if common % step == 0), None)
@@ -115,7 +115,7 @@ def findings_lines(advice: Sequence[Advice]) -> list[str]:
 
 
 def _dimensions(answer: Advice) -> tuple[str, ...]:
-    """Return the dimensions that changed; if alignment is the cause, only the misaligned ones."""
+    """Return the dimensions to change; if the change aligns them, only the misaligned ones."""
     if _cause(answer) != "alignment":
         return tuple(answer.changed)
     unit = WIDE_BYTES // DTYPE_BYTES[answer.problem.dtype]

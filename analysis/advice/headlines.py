@@ -25,15 +25,15 @@ from analysis.units import rate
 from sweeps.timing.statistics import Z95, median_interval
 
 UNUSABLE_LINE = (
-    "Nothing is concluded from such times. Run the same command to measure everything again; a "
-    "quieter machine helps."
+    "These times do not support any conclusion. Run the same command to measure everything again, "
+    "on a quieter machine if possible."
 )
 _LEAST = 8  # fewest cases or pairs that a sentence may rest on
-_CHANGES = 3
-_MOST = 8
+_CHANGES = 3  # most changes of shapes that are reported
+_MOST = 8  # most sentences in a summary
 _WIDE = 8  # elements: a multiple of this is aligned in every dtype but fp8
-_MULTIPLES = (1, 2, 4, 8, 16)
-_HARDLY = 0.02  # smallest mean share of the speed that is worth mentioning
+_MULTIPLES = (1, 2, 4, 8, 16)  # elements; alignments whose mean speeds are compared
+_HARDLY = 0.02  # smallest mean loss of speed that is worth mentioning, as a fraction
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Headline:
 
 
 def health_of(analysis: Analysis) -> list[str]:
-    """Say how far the times can be trusted; every report begins with these sentences."""
+    """Say how far the times of a recording can be trusted. Every report begins with these lines."""
     lines = health_lines(analysis.recording, float(analysis.errors.median()))
     return [*lines, analysis.sampled] if analysis.sampled else lines
 
@@ -83,8 +83,8 @@ def headlines(analysis: Analysis, advice: Sequence[Advice]) -> list[Headline]:
 def peak(analysis: Analysis) -> Headline | None:
     """Report the fastest GEMM of each dtype and its share of the peak.
 
-    Only the cases that the roofline plot draws count, so that its title says the same. The numbers
-    of the headline belong to the fastest dtype.
+    Only the cases that the roofline plot shows count, so that this sentence agrees with the plot's
+    title. The numbers of the headline belong to the fastest dtype.
     """
     fastest = fastest_gemms(analysis)
     if not fastest:
@@ -130,8 +130,8 @@ class FastestGemm(NamedTuple):
 
 def fastest_gemms(analysis: Analysis) -> list[FastestGemm]:
     """Return the fastest GEMM of each dtype that has enough measured cases."""
-    drawn = bursts(analysis.table, analysis.recording.cache)
-    gemms = drawn[drawn["op"] == "gemm"]
+    plotted = bursts(analysis.table, analysis.recording.cache)
+    gemms = plotted[plotted["op"] == "gemm"]
     fastest = []
     for dtype, rows in gemms.groupby("dtype", sort=False):
         if len(rows) < _LEAST:
@@ -147,7 +147,7 @@ def fastest_gemms(analysis: Analysis) -> list[FastestGemm]:
 
 
 def steady(analysis: Analysis) -> Headline | None:
-    """Report the share of a burst's speed that remains without pauses.
+    """Report the speed of a sustained run as a share of burst speed.
 
     If several GPUs were measured, the one with the median share is reported.
     """
@@ -187,7 +187,7 @@ def alignment(table: pd.DataFrame) -> Headline | None:
     misaligned = rows[rows["offset"] % _WIDE != 0]
     if len(misaligned) < _LEAST:
         return None
-    # The name is empty if all dimensions are reported together.
+    # A group is named by its dimension; if all dimensions are reported together, its name is empty.
     groups = {along.upper(): group for along, group in misaligned.groupby("along")}
     if min(map(len, groups.values())) < _LEAST:
         groups = {"": misaligned}
@@ -209,7 +209,7 @@ def alignment(table: pd.DataFrame) -> Headline | None:
 
 
 def _sufficient_multiple(rows: pd.DataFrame) -> str:
-    """Say from which multiple on sizes are about as fast as multiples of 16.
+    """Say which multiple sizes have to be of to be about as fast as multiples of 16.
 
     Args:
         rows: table from :func:`analysis.slices.series.alignment_series`, including the round sizes
@@ -247,7 +247,7 @@ def layout(table: pd.DataFrame) -> Headline | None:
 
 
 def size(table: pd.DataFrame) -> Headline | None:
-    """Report the smallest square GEMM that is nearly at its best speed, for each dtype.
+    """Report, for each dtype, the size from which on square GEMMs are nearly at their best speed.
 
     The numbers of the headline belong to the first dtype.
     """
@@ -298,18 +298,21 @@ def accuracy(analysis: Analysis) -> Headline | None:
 
 
 def changes(advice: Sequence[Advice]) -> list[Headline]:
-    """Report the best change of each kind, by verdict, evidence and the lower end of the gain."""
-    best_of_kinds = [max(finding.advice, key=_sort_key) for finding in findings(advice)]
-    best_of_kinds.sort(key=_sort_key, reverse=True)
+    """Report the best change of each finding, for at most three findings.
+
+    Changes rank by their verdict, then by its evidence, then by the lower end of the gain.
+    """
+    best_changes = [max(finding.advice, key=_sort_key) for finding in findings(advice)]
+    best_changes.sort(key=_sort_key, reverse=True)
     reported = []
-    for best in best_of_kinds[:_CHANGES]:
+    for best in best_changes[:_CHANGES]:
         action = f"with {best.change}" if best.changed else f"computed by {best.implementation}"
         per_flop = " per FLOP" if best.question == "choose" else ""
         gain = best.gain
         reported.append(
             Headline(
                 "change",
-                f"{_sureness(best)}: {best.problem} {action} gains "
+                f"{_verdict_and_evidence(best)}: {best.problem} {action} gains "
                 f"{gain.value:.0%}{per_flop} ({_percent_interval(gain.lo, gain.hi)}).",
                 gain.value,
                 gain.lo,
@@ -320,8 +323,8 @@ def changes(advice: Sequence[Advice]) -> list[Headline]:
     return reported
 
 
-def _sureness(answer: Advice) -> str:
-    """Format the verdict, as ``Likely (97%, measured)`` or ``Do it (confirmed)``."""
+def _verdict_and_evidence(answer: Advice) -> str:
+    """Format verdict and evidence, such as ``Likely (97%, measured)`` or ``Do it (confirmed)``."""
     if answer.verdict == LIKELY:
         return f"Likely ({answer.probability:.0%}, {answer.evidence})"
     return f"{answer.verdict.capitalize()} ({answer.evidence})"
@@ -330,7 +333,8 @@ def _sureness(answer: Advice) -> str:
 def _sort_key(answer: Advice) -> tuple[int, int, float]:
     """Return a sort key: the verdict, its evidence, and the lower end of the gain.
 
-    The best answer has the largest key; the best verdict and evidence are listed first.
+    The best answer has the largest key. Positions are negative, because VERDICTS and EVIDENCE begin
+    with the best.
     """
     verdict_position = VERDICTS.index(answer.verdict)
     evidence_position = EVIDENCE.index(answer.evidence)

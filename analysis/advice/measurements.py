@@ -1,4 +1,4 @@
-"""Look up the measured times of problems, and measured problems near another one."""
+"""Look up the measured times of a problem, and the measured problems with similar sizes."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from analysis.recordings.repetition import (
 from kernels.problem import Problem
 from sweeps.cases.case import Contender
 
-_MANY = 64  # shapes; for more, one pass over the table per shape takes too long
+_MANY = 64  # shapes; with more, filtering the table once per shape takes too long
 
 KINDS = ("pad", "choose")
-"""Kinds of queries: ``pad`` needs at least the given sizes, ``choose`` may pick among sizes near
+"""Kinds of queries: ``pad`` needs at least the given sizes, and ``choose`` may pick any sizes near
 them."""
 
 Ratio = tuple[float, float, float]
@@ -36,25 +36,27 @@ Ratio = tuple[float, float, float]
 
 
 class Measurements:
-    """Times measured in bursts, to look up by problem, and measured problems near another one."""
+    """Index of burst times that finds the times of a problem, and measured problems near it."""
 
     def __init__(
         self,
         times: Mapping[Problem, Mapping[str, MeasuredTime]],
         warm: bool = False,
         pairs: Sequence[Pair] = (),
-        again: Mapping[Contender, Sequence[MeasuredTime]] | None = None,
+        repeats: Mapping[Contender, Sequence[MeasuredTime]] | None = None,
     ) -> None:
         """Store the measured times, and evaluate the confirmed pairs.
 
         Args:
             times: for each problem, the time of every implementation that computed it.
-            warm: True if operands came from the cache where they fit it.
-            pairs: pairs of contenders that were re-timed together.
-            again: all times of each contender that was measured in several places (run, worker and
-                GPU); ``times`` has only one of them. Only times from the same place are compared.
+            warm: True if operands that fit the cache were read from it.
+            pairs: pairs of contenders (a problem and an implementation each) that were re-timed
+                together.
+            repeats: all times of each contender that was measured in several places; ``times`` has
+                only one of them. A place is one run, worker and GPU. Only times from the same place
+                are compared.
         """
-        self._again = again or {}
+        self._repeats = repeats or {}
         self.warm = warm
         self._confirmed: dict[tuple[str, Problem, Problem], Ratio] = {}
         self._other_implementations: dict[Contender, list[tuple[str, Ratio]]] = {}
@@ -89,34 +91,33 @@ class Measurements:
         return self._times.get(problem, {})
 
     def near(self, problem: Problem, less: float, more: float) -> list[Problem]:
-        """Return the measured problems whose sizes lie in a window around this one's.
+        """Return the measured problems whose sizes all lie in a window around those of ``problem``.
 
         See :meth:`analysis.advice.sizes.SizeIndex.near`.
         """
         return [self._problems[i] for i in self._index.near(problem, less, more)]
 
     def confirmed(self, problem: Problem, option: Problem, kind: str) -> Ratio | None:
-        """Return the confirmed time of ``problem`` over that of ``option``, with its interval.
+        """Return the re-timed ratio of ``problem``'s time to ``option``'s, with its interval.
 
-        This is the value to expect given the pair's samples. None if the two were not re-timed
-        together. The distribution of gains depends on the query, so ``kind`` (``pad`` or
-        ``choose``) matters.
+        The ratio is its expected value, given the samples of all re-timed pairs that answer this
+        kind of query (``pad`` or ``choose``). None if the two problems were not re-timed together.
         """
         return self._confirmed.get((kind, problem, option))
 
     def other_implementations(self, problem: Problem, library: str) -> list[tuple[str, Ratio]]:
         """Return the implementations that were re-timed together with a vendor library.
 
-        Each comes with the ratio of the vendor library's time to its own time.
+        Each implementation comes with the ratio of the vendor library's time to its time.
         """
         return self._other_implementations.get((problem, library), [])
 
     def ratio(self, problem: Problem, option: Problem) -> Ratio | None:
         """Return the measured time of ``problem`` over that of ``option``, with its interval.
 
-        The interval is where the ratio of a repetition would lie. Each problem has the time of its
-        fastest implementation, among those that computed both problems. None if no interval is
-        known.
+        The interval is where the ratio would lie if both were measured again. Of the
+        implementations that computed both problems, the fastest one of each problem counts. None
+        if no interval is known.
         """
         before_times, after_times = self.times_of(problem), self.times_of(option)
         common = before_times.keys() & after_times.keys()
@@ -129,7 +130,7 @@ class Measurements:
     def plain_ratio(self, problem: Problem, option: Problem) -> float | None:
         """Return the time of ``problem`` over that of ``option`` in a public table.
 
-        The table has single times without an interval. None if it does not have both.
+        Such a table has single times without intervals. None if no table has both problems.
         """
         before_times, after_times = self.times_of(problem), self.times_of(option)
         common = before_times.keys() & after_times.keys()
@@ -143,9 +144,9 @@ class Measurements:
         return before.time / after.time
 
     def _compared(self, before: Contender, after: Contender) -> Ratio | None:
-        """Return the ratio of two contenders from the place with the narrowest intervals.
+        """Return the ratio of two contenders' times, from the place with the narrowest intervals.
 
-        None if no place measured both.
+        None if no place measured both contenders.
         """
         pairs = [
             (before_time, after_time)
@@ -161,19 +162,23 @@ class Measurements:
     def _all_times(self, contender: Contender) -> Sequence[MeasuredTime]:
         """Return the time of a measured contender in each place that measured it."""
         problem, implementation = contender
-        return self._again.get(contender) or [self.times_of(problem)[implementation]]
+        return self._repeats.get(contender) or [self.times_of(problem)[implementation]]
 
-    def ratio_of(self, before: Contender, after: Contender) -> Ratio | None:
-        """Return the time of one contender over that of another, with the interval of a repetition.
+    def contender_ratio(self, before: Contender, after: Contender) -> Ratio | None:
+        """Return the measured time of one contender over that of another, with its interval.
 
-        None if one of the contenders was not measured or has no interval.
+        The interval is that of :meth:`ratio`. None if one of the contenders was not measured or has
+        no interval.
         """
         if any(name not in self.times_of(problem) for problem, name in (before, after)):
             return None
         return self._compared(before, after)
 
     def winner(self, problem: Problem, library: str) -> str:
-        """Return the fastest implementation if it would certainly win again, else ``library``."""
+        """Return the fastest implementation if it is significantly faster than ``library``.
+
+        Otherwise return ``library``.
+        """
         times = self.times_of(problem)
         if library not in times:
             return library
@@ -186,17 +191,17 @@ class Measurements:
 
 
 def _seconds(time: MeasuredTime) -> float:
-    """Return the time itself, as a sort key."""
+    """Return a measured time in seconds, without its interval, as a sort key."""
     return time.time
 
 
 def _expected_ratios(pairs: Sequence[Pair], kind: str) -> dict[tuple[Contender, Contender], Ratio]:
-    """Return the expected time ratio of each pair that answers one kind of query.
+    """Return the expected time ratio of each re-timed pair that answers one kind of query.
 
-    For ``choose``, gains are in work per second and every pair counts. For ``pad``, the second
-    problem has to contain the first.
+    For ``choose``, every pair counts, and speeds are compared. For ``pad``, times are compared, and
+    no size of the second problem may be below that of the first.
     """
-    # 1. Choose the pairs, and turn their time ratios into ratios of what the query compares.
+    # 1. Select the pairs, and convert their log ratios of times to log ratios of what is compared.
     relevant: list[Pair] = []
     works: list[float] = []
     log_gains: list[list[list[float]]] = []
@@ -214,7 +219,7 @@ def _expected_ratios(pairs: Sequence[Pair], kind: str) -> dict[tuple[Contender, 
         log_gains.append(
             [[log_ratio + math.log(work) for log_ratio in blocks] for blocks in pair.log_ratios]
         )
-    # 2. Compute the gains to expect, and turn them back into time ratios.
+    # 2. Compute the expected gains, and convert them back to time ratios.
     gains = from_processes(
         log_gains, [pair.between for pair in relevant], [pair.cases for pair in relevant]
     )
@@ -232,17 +237,17 @@ def _contains(larger: Problem, smaller: Problem) -> bool:
 def rows_near(
     rows: pd.DataFrame, problems: Sequence[Problem], factor: float, many: bool = False
 ) -> pd.DataFrame:
-    """Return the rows whose GEMM is, in each size, within a factor of a problem's GEMM.
+    """Return the rows whose GEMM has all sizes within a factor of those of some problem's GEMM.
 
-    A query about one shape needs few of a table's rows, and creating a problem for every row takes
-    longer than answering the query. For many shapes, all rows are returned, unless ``many`` says
-    that there are far more rows than shapes.
+    A query about one shape needs only a few rows of a table, and creating a problem for every row
+    takes longer than answering the query. For many shapes, filtering takes longer than it saves,
+    so all rows are returned, unless there are far more rows than shapes.
 
     Args:
         rows: rows of a recording.
-        problems: the shapes that are asked about.
+        problems: the problems of the queries.
         factor: largest ratio of two sizes, at least 1.
-        many: True if there are far more rows than shapes.
+        many: True if there are far more rows than problems.
     """
     if len(problems) > _MANY and not many:
         return rows
@@ -258,18 +263,18 @@ def rows_near(
 def read_measurements(rows: pd.DataFrame, recording: Recording) -> Measurements:
     """Read the measured times of a recording from its ``ok`` rows.
 
-    Only bursts count, with operands that are stored ordinarily and come from the same place (cache
-    or memory) as in most of the recording's cases.
+    Only burst times count, and only those whose operands are dense, aligned and read from where
+    most of the recording's cases read them (cache or memory).
 
-    A time from a user's own file gets the interval of a single time. A time from a public table
-    gets none, because the user may run another framework or version. :mod:`analysis.model.fit`
-    accounts for that.
+    A time that the user imported gets the interval of a single measurement. A time from a public
+    table gets none, because the user may run another framework or version, and
+    :mod:`analysis.model.fit` accounts for that difference.
     """
-    # 1. Collect what is known about each row.
+    # 1. Collect the problem, the place, the samples and the times of each row.
     rows = bursts(rows[stored_ordinarily(rows)], recording.cache)
     rounds = rounds_of(recording)
     no_rounds: Rounds = {}
-    # The case of each row is only looked for where rounds are recorded.
+    # Case ids are only computed if the recording has rounds of samples, because they take long.
     row_rounds = [no_rounds] * len(rows)
     if rounds:
         row_rounds = [rounds.get(case, no_rounds) for case in case_ids(rows)]
@@ -285,9 +290,9 @@ def read_measurements(rows: pd.DataFrame, recording: Recording) -> Measurements:
     )
     run_deviations = between_processes(recording)
     run_case_deviations = between_cases(recording)
-    # 2. Make a time of each row.
+    # 2. Convert each row to a measured time with its interval.
     times: dict[Problem, dict[str, MeasuredTime]] = {}
-    again: dict[Contender, list[MeasuredTime]] = {}
+    all_times: dict[Contender, list[MeasuredTime]] = {}
     for problem, name, run, place, samples, seconds, lo, hi in zip(*columns, strict=True):
         if math.isnan(lo) and recording.public and not recording.is_public_table:
             time = MeasuredTime.single(seconds, place)
@@ -301,14 +306,14 @@ def read_measurements(rows: pd.DataFrame, recording: Recording) -> Measurements:
                 between_cases=run_case_deviations.get(run, 0.0),
                 place=place,
             )
-        again.setdefault((problem, name), []).append(time)
+        all_times.setdefault((problem, name), []).append(time)
         problem_times = times.setdefault(problem, {})
         # If two sweeps measured the same problem, the time with the narrower interval counts.
         if name not in problem_times or time.width < problem_times[name].width:
             problem_times[name] = time
-    several = {
+    repeats = {
         contender: contender_times
-        for contender, contender_times in again.items()
+        for contender, contender_times in all_times.items()
         if len(contender_times) > 1
     }
-    return Measurements(times, recording.cache == "warm", confirmed_pairs(recording), several)
+    return Measurements(times, recording.cache == "warm", confirmed_pairs(recording), repeats)

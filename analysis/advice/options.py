@@ -26,8 +26,8 @@ from kernels.config import library_tiles
 from kernels.problem import Problem
 
 _MAX_COMBINATIONS = 256  # up to this many, all combinations of sizes are tried
-_ROUNDED = 1e-9  # tolerance for shares of FLOPs that rounding moves past the allowance
-_BEST_SIZES = 3  # sizes of each dimension that are combined if there are more combinations
+_ROUNDED = 1e-9  # tolerance, because rounding may move a share of FLOPs past the allowance
+_BEST_SIZES = 3  # sizes of each dimension that are combined if not all combinations are tried
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Question:
         kind: ``pad`` or ``choose``.
         allowance: how much larger a dimension and the FLOPs may become, as a fraction; for
             ``choose``, also how much smaller.
-        constraints: constraints on the sizes that may be named.
+        constraints: constraints on the sizes that may be recommended.
     """
 
     kind: str = "pad"
@@ -47,13 +47,14 @@ class Question:
 
     @property
     def choose(self) -> bool:
-        """True if smaller sizes count too, and speeds are compared instead of times."""
+        """True if sizes may also shrink, so that speeds are compared instead of times."""
         return self.kind == "choose"
 
-    def holds(self, problem: Problem, option: Problem) -> bool:
-        """Return True if the FLOPs of an option are within the allowance, too.
+    def allows_flops(self, problem: Problem, option: Problem) -> bool:
+        """Return True if the FLOPs of an option are within the allowance.
 
-        Otherwise, two sizes that each grow by the allowance would let the FLOPs grow by twice it.
+        The sizes alone do not ensure it: if two sizes grow by the allowance, the FLOPs grow by
+        about twice the allowance.
         """
         extra_flops = option.flops / problem.flops - 1
         return -self.allowance - _ROUNDED <= extra_flops <= self.allowance + _ROUNDED
@@ -70,10 +71,10 @@ class Question:
 def question_of(
     pad: str | float | None, choose: str | float | None, constraints: SizeConstraints
 ) -> Question:
-    """Return the query for at most one of two allowances; by default, pad by up to an eighth.
+    """Return the query for one of two allowances; without any, pad by up to an eighth.
 
     Raises:
-        UserError: if both allowances are given, or one is not a share.
+        UserError: if both allowances are given, or the given one is not a share.
     """
     if pad is not None and choose is not None:
         raise UserError("give either --pad or --choose, not both.")
@@ -83,7 +84,7 @@ def question_of(
 
 
 MOST = 10.0
-"""Largest allowance. A dimension of only a few rows may well become several times as large."""
+"""Largest allowance. A dimension of 1 may have to become several times as large to be aligned."""
 
 
 Options = tuple[list[Problem], pd.DataFrame]
@@ -95,9 +96,9 @@ def options_of(
 ) -> Options:
     """Return the problem, then other sizes of it, and the model's prediction of each.
 
-    If there are few combinations of round sizes, all are options. Otherwise the options are all
-    sizes of one dimension at a time, and combinations of the best of these. Measured problems
-    nearby are options, too, if their sizes may be named.
+    If there are few combinations of round sizes, all of them are options. Otherwise, the options
+    are changes of one dimension at a time and combinations of the best of these changes. Measured
+    problems nearby are options, too, if the constraints allow their sizes.
     """
     return options_of_each({problem: library}, model, measured, question)[0]
 
@@ -111,37 +112,41 @@ def options_of_each(
     """
     libraries = list(problems.values())
 
-    def predict(lists: Sequence[list[Problem]]) -> list[pd.DataFrame]:
+    def predict(option_lists: Sequence[list[Problem]]) -> list[pd.DataFrame]:
         """Predict a list of options for each problem, all of them in one query."""
-        all_options = [option for options in lists for option in options]
-        names = [name for name, options in zip(libraries, lists, strict=True) for _ in options]
+        all_options = [option for options in option_lists for option in options]
+        names = [
+            name for name, options in zip(libraries, option_lists, strict=True) for _ in options
+        ]
         query = Query.with_implementations(all_options, names, measured.warm)
         frame = model.predict(query).frame() if names else pd.DataFrame()
-        bounds = itertools.accumulate(map(len, lists), initial=0)
+        bounds = itertools.accumulate(map(len, option_lists), initial=0)
         return [
             frame.iloc[start:end].reset_index(drop=True)
             for start, end in itertools.pairwise(bounds)
         ]
 
     # 1. Predict all options of a problem if there are few, else those that change a single size.
-    firsts: list[list[Problem]] = []
+    first_options: list[list[Problem]] = []
     are_complete: list[bool] = []
     for problem in problems:
         options, is_complete = _first_options(problem, model, measured, question)
-        firsts.append(options)
+        first_options.append(options)
         are_complete.append(is_complete)
-    first_frames = predict(firsts)
+    first_frames = predict(first_options)
     # 2. Combine sizes only after this prediction, and only the best sizes of each dimension: three
     #    dimensions with fifteen values each would make thousands of combinations.
     combinations = [
         [] if is_complete else _combinations_of_best(options, frame, question)
-        for options, is_complete, frame in zip(firsts, are_complete, first_frames, strict=True)
+        for options, is_complete, frame in zip(
+            first_options, are_complete, first_frames, strict=True
+        )
     ]
     combined_frames = predict(combinations)
-    # 3. Join both.
+    # 3. Append the combinations to the first options of each problem.
     results: list[Options] = []
     for options, frame, combined, combined_frame in zip(
-        firsts, first_frames, combinations, combined_frames, strict=True
+        first_options, first_frames, combinations, combined_frames, strict=True
     ):
         if combined:
             frame = pd.concat([frame, combined_frame], ignore_index=True)
@@ -152,15 +157,15 @@ def options_of_each(
 def _first_options(
     problem: Problem, model: Model, measured: Measurements, question: Question
 ) -> tuple[list[Problem], bool]:
-    """Return all options if there are few, else only those that change a single size.
+    """Return all options if there are few, else measured ones and those that change a single size.
 
-    The second value is True if these are all options.
+    The second value is True if no further options have to be generated.
     """
     less = -question.allowance if question.choose else 0.0
     near = [
         option
         for option in measured.near(problem, less, question.allowance)
-        if question.constraints.allow(problem, option) and question.holds(problem, option)
+        if question.constraints.allow(problem, option) and question.allows_flops(problem, option)
     ]
     sizes = sizes_near(
         problem,
@@ -171,7 +176,9 @@ def _first_options(
     )
     if math.prod(map(len, sizes.values())) <= _MAX_COMBINATIONS:
         combined = [
-            option for option in _combined(problem, sizes) if question.holds(problem, option)
+            option
+            for option in _combined(problem, sizes)
+            if question.allows_flops(problem, option)
         ]
         return _ordered(problem, [*near, *combined]), True
     single_changes = [{name: value} for name, values in sizes.items() for value in values]
@@ -193,14 +200,18 @@ def _combinations_of_best(
     time = dict(zip(singles, frame["time_us"], strict=True))
 
     def best_sizes(name: str) -> list[int]:
-        """Return a dimension's size, and its best sizes if no other dimension changes."""
+        """Return the current size of a dimension and the best sizes if only it changes."""
         options = [option for option in singles if set(changed(problem, option)) <= {name}]
         options.sort(key=lambda option: time[option] / question.work(problem, option))
         best = [getattr(option, name) for option in options[:_BEST_SIZES]]
         return sorted({getattr(problem, name), *best})
 
     combined = _combined(problem, {name: best_sizes(name) for name in dimensions(problem)})
-    return [option for option in combined if option not in time and question.holds(problem, option)]
+    return [
+        option
+        for option in combined
+        if option not in time and question.allows_flops(problem, option)
+    ]
 
 
 def _tile_edges(model: Model, dtype: str) -> list[int]:

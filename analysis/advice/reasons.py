@@ -13,7 +13,7 @@ from kernels.problem import DTYPE_BYTES, WIDE_BYTES, Problem
 _LEAST_POINTS = 0.5  # smallest part of a gain that is mentioned, in percentage points
 _LEAST_SHARE = 0.1  # smallest part of a gain that is mentioned, as a share of the gain
 _SIMILAR = "a measured trend of similar shapes"
-_OF_ARITHMETIC = ("compute", "feed", "latency")  # limits under which tiles and waves count
+_OF_ARITHMETIC = ("compute", "feed", "latency")  # limits under which tiles and waves matter
 
 
 def change_text(problem: Problem, option: Problem) -> str:
@@ -37,10 +37,10 @@ def why(
 ) -> str:
     """Attribute the percentage points of a gain to the causes that the model knows.
 
-    The logarithm of the gain is a sum, in which the model knows the parts of tiles, waves and
-    bytes. The remainder is attributed to alignment if that improves, or to another kernel of the
-    vendor library if its tile or split of K differs. Parts that reduce the gain are named, too, so
-    that the points add up to the gain.
+    The logarithm of the gain is a sum, and the model knows its parts from tiles, waves and bytes.
+    The remainder is attributed to alignment if that improves. Else it is attributed to another
+    kernel of the vendor library if the tile or the split of K changes. Parts that reduce the gain
+    are named, too, so that the points add up to the gain except for small parts.
 
     Args:
         problem: the original problem.
@@ -51,7 +51,8 @@ def why(
         choose: True if the gain is per FLOP.
         assumed: True if the gain depends on an assumed price of misalignment.
         measured: True if the gain is measured, not predicted.
-        kind: kind of the machine. A CPU has threads where a GPU has waves of tiles.
+        kind: kind of the machine, ``gpu`` or ``cpu``. A CPU divides its tiles among threads, and
+            computes no waves.
     """
     # 1. The parts that the model knows, and the name of what remains.
     total = math.log1p(gain)
@@ -64,8 +65,8 @@ def why(
         parts[_kernel_cause(before, after)] = remainder
     else:
         parts["a cause unknown to the model" if measured else _SIMILAR] = remainder
-    # 2. Convert the parts to percentage points, of which a gain of zero has none, and name only the
-    #    large ones.
+    # 2. Convert the parts to percentage points, and name only the large ones. A gain of exactly 0
+    #    has no parts.
     points = {name: 100 * gain * part / total for name, part in parts.items()} if total else {}
     least = max(_LEAST_POINTS, _LEAST_SHARE * 100 * gain)
     causes = {name: value for name, value in points.items() if value >= least}
@@ -86,9 +87,9 @@ def _known_parts(
 ) -> dict[str, float]:
     """Return the parts of a gain's logarithm that the model explains.
 
-    ``log_work`` is the logarithm of the option's FLOPs over the problem's. Where arithmetic is the
-    limit, more FLOPs take more time. Where memory is the limit, only the bytes take time; if the
-    gain is per FLOP (``choose``), more FLOPs for the same bytes add to it.
+    ``log_work`` is the logarithm of the option's FLOPs over the problem's. If arithmetic is the
+    limit, more FLOPs take more time. If memory is the limit, only bytes take time, so more FLOPs
+    for the same bytes increase a gain per FLOP (``choose``).
     """
     # 1. Memory is the limit before and after the change.
     if before["limit"] == "memory" and after["limit"] == "memory":
@@ -97,7 +98,8 @@ def _known_parts(
             log_bytes += log_work
         bytes_text = "fewer bytes" if log_bytes >= 0 else "more bytes"
         return {f"{bytes_text} per FLOP" if choose else bytes_text: log_bytes}
-    # 2. The limit changes, or it is launching; the model does not divide such a gain.
+    # 2. Launching is a limit, or memory is the limit on only one side. The model cannot divide such
+    #    a gain into parts.
     if before["limit"] not in _OF_ARITHMETIC or after["limit"] not in _OF_ARITHMETIC:
         return {}
     # 3. Arithmetic is the limit. Padding within a tile fills the tile and takes no time, so FLOPs
@@ -106,7 +108,7 @@ def _known_parts(
     area_gain = tile_gain if choose else tile_gain - log_work
     shares = [f"{row['tile_efficiency']:.0%}" for row in (before, after)]
     tile_text = f"{_fullness(tile_gain)} tiles ({shares[0]} → {shares[1]} of their area)"
-    # Tiles that are fuller but take more time in all are named by what costs the time.
+    # If the tiles are fuller but their total area still grows, the additional FLOPs cost the time.
     if area_gain < 0 <= tile_gain:
         tile_text = f"{math.expm1(log_work):.1%} more FLOPs"
     wave_gain = math.log(after["tail_efficiency"] / before["tail_efficiency"])
@@ -157,7 +159,7 @@ def why_not(row: Mapping[str, Any], question: Question, uncertain: bool) -> str:
     Args:
         row: the model's prediction of the problem.
         question: the pad or choose query.
-        uncertain: True if another size may well be better, but may also lose much.
+        uncertain: True if another size is expected to gain clearly, but with too little certainty.
     """
     if uncertain:
         return "too little is known about nearby sizes to recommend one; --measure would time them"

@@ -1,12 +1,12 @@
-"""Advise on the sizes of a GEMM or the channels of a convolution, or to leave them.
+"""Recommend other sizes of a GEMM or other channels of a convolution, or to leave them unchanged.
 
-There are two kinds of queries. *pad*: "I need at least this; which slightly larger one takes less
-time?" *choose*: "I may pick within ±15%; which size computes most per second?"
+There are two kinds of queries. *pad*: "I need at least these sizes; which slightly larger ones take
+less time?" *choose*: "I may pick sizes within ±15%; which compute most per second?"
 
-A gain comes from the best evidence that exists: samples of the pair that were taken after the
-choice, else the measured times of both shapes, else the model's prediction. The error of a
-predicted gain is that of a *ratio* of neighbouring shapes, which is smaller than the error of
-either time. :mod:`analysis.advice.verdict` decides whether a gain is worth a change.
+A gain comes from the best evidence that exists. Best are samples of both shapes that were taken
+together after the choice, then earlier measured times of both shapes, then the model's prediction.
+The error of a predicted gain is that of a *ratio* of neighbouring shapes, which is smaller than the
+error of either time. :mod:`analysis.advice.verdict` decides whether a gain is worth a change.
 """
 
 from __future__ import annotations
@@ -40,6 +40,11 @@ from analysis.model.predict import Model
 from analysis.model.query import group_of
 from kernels.problem import Problem
 from sweeps.schema import problem_columns
+
+
+_TOGETHER = 100  # problems that are predicted at once, each with up to thousands of options
+_TO_95 = 1.96 / 1.645  # half the 95% interval over half the 90% interval, of a normal error
+_CLEAR = 0.05  # smallest predicted gain that would be worth measuring
 
 
 @dataclass(frozen=True)
@@ -134,7 +139,7 @@ def advise(
     library: str,
     question: Question | None = None,
 ) -> Advice:
-    """Advise on the best other sizes of a problem, or to leave it.
+    """Recommend the best other sizes of a problem, or to leave it unchanged.
 
     Args:
         problem: the original problem.
@@ -155,7 +160,7 @@ def advise(
 def _advise_among(
     candidates: Options, model: Model, measured: Measurements, library: str, question: Question
 ) -> Advice:
-    """Advise as :func:`advise` does, but among given options; the first one is the problem."""
+    """Return the advice of :func:`advise` among given options, which begin with the problem."""
     # 1. Choose the best other size. Position 0 is the problem itself.
     options, frame = candidates
     problem = options[0]
@@ -212,20 +217,16 @@ def _advise_among(
 
 
 def _are_uncertain(choices: Sequence[Choice]) -> bool:
-    """Return True if an option may gain clearly, but nobody measured whether it does.
+    """Return True if an unmeasured option is predicted to gain clearly, and none was re-timed.
 
-    Re-timed options have settled the matter. The first choice is the problem itself.
+    Re-timing measures the best options, so nothing is uncertain after it. The first choice is the
+    problem itself.
     """
     may_gain = any(
         choice.evidence == PREDICTED and net(choice.gain, choice.extra_flops) >= _CLEAR
         for choice in choices[1:]
     )
     return may_gain and all(choice.evidence != CONFIRMED for choice in choices)
-
-
-_TOGETHER = 100  # problems that are predicted at once, each with up to thousands of options
-_TO_95 = 1.96 / 1.645  # half the 95% interval over half the 90% interval, of a normal error
-_CLEAR = 0.05  # smallest predicted gain that would be worth measuring
 
 
 def _columns(name: str, gain: Gain | None) -> dict[str, Any]:
@@ -239,7 +240,7 @@ def _other_implementation(
 ) -> Advice | None:
     """Return the advice to use another implementation; None if none is faster.
 
-    Its gains were re-timed, and the model does not predict them.
+    Only re-timed implementations count, because the model predicts only the vendor library.
     """
     gains = {
         name: gain_of(ratio, 1.0)
@@ -267,18 +268,18 @@ def _other_implementation(
 
 
 def _rank(what_to_do: str, gain: Gain, extra_flops: float) -> tuple[int, float]:
-    """Return a sort key of answers: the verdict, then the gain after costs.
+    """Return a sort key of answers, largest for the best: the verdict, then the gain after costs.
 
-    The gain is taken halfway to the lower end of its interval, so that the more certain of two
-    equal gains ranks higher.
+    The gain is the middle between its expected value and the lower end of its interval, so that the
+    more certain of two equal gains ranks higher.
     """
-    middle = gain._replace(value=(gain.value + gain.lo) / 2)
-    return -VERDICTS.index(what_to_do), net(middle, extra_flops)
+    cautious = gain._replace(value=(gain.value + gain.lo) / 2)
+    return -VERDICTS.index(what_to_do), net(cautious, extra_flops)
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Gain of an option by the best evidence, and its predicted gain."""
+    """An option's gain by the best evidence, its predicted gain, and its additional FLOPs."""
 
     gain: Gain
     evidence: str
@@ -304,7 +305,7 @@ def weigh(
     measured: Measurements,
     question: Question,
 ) -> list[Choice]:
-    """Return the gain of each option over the problem, which is the first option.
+    """Return the gain of each option over the problem; the problem itself is the first option.
 
     Args:
         problem: the original problem.
@@ -335,9 +336,9 @@ def measured_ratio(
 ) -> tuple[float, float, float] | None:
     """Return the problem's measured time over the option's, with its 95% interval.
 
-    The interval is where the ratio of a repetition would lie. If both times come from a public
-    table, the interval is for another framework or version. Its times differ from the table's even
-    where the model predicts no difference. None if the two were not measured in the same place.
+    The interval is where the ratio would lie if both were measured again. If both times come from
+    a public table, the interval is where the ratio would lie with another framework or version,
+    whose times differ from the table's. None if the two were not measured in the same place.
     """
     repeated = measured.ratio(problem, option)
     if repeated is not None:
@@ -345,17 +346,17 @@ def measured_ratio(
     from_table = measured.plain_ratio(problem, option)
     if from_table is None:
         return None
-    # The error is only what another framework adds, because the table's times were measured.
+    # The table's times were measured, so the only error is the difference between frameworks.
     spread = max(fit.beside, SOFTWARE_ERROR)
     low, high = _error(problem, option, fit, (spread, spread))
     return from_table, from_table * math.exp(_TO_95 * low), from_table * math.exp(_TO_95 * high)
 
 
 def best_choice(choices: Sequence[Choice]) -> int:
-    """Return the position of the choice to take; 0, the problem itself, if none is worth it.
+    """Return the position of the best choice; 0, the problem itself, if no change is worth making.
 
-    If any choice was re-timed, only re-timed choices compete, because the trial re-timed its best
-    candidates.
+    If any choice was re-timed, only re-timed choices compete, because the best candidates were
+    selected for re-timing.
     """
     candidates = range(1, len(choices))
     confirmed = [i for i in candidates if choices[i].evidence == CONFIRMED]
@@ -366,15 +367,15 @@ def best_choice(choices: Sequence[Choice]) -> int:
 
 
 def assumes_alignment(problem: Problem, option: Problem, fit: Fit) -> bool:
-    """Return True if a gain rests on better alignment, and no calibration row shows its value."""
+    """Return True if the option is better aligned, and no misaligned shape was measured."""
     return fit.aligned_only and option.alignment > problem.alignment
 
 
 def _with_assumed_price(log_ratio: float, fit: Fit, spread: float) -> tuple[float, float]:
     """Return the 90% range of a log ratio's error if the price of misalignment is assumed.
 
-    The true price may be zero or twice the assumed one. All other errors are as large as if both
-    shapes were as well known as the aligned one.
+    The true price may be anything from zero to twice the assumed one. All other errors are as large
+    as if the misaligned shape were as well known as the aligned one, whose ``spread`` is given.
     """
     low, high = fit.ratio_range(True, (spread, spread))
     price = max(log_ratio, 0.0)
@@ -387,10 +388,11 @@ def _error(
     """Return the 90% range of the error of a predicted log ratio (problem's time over option's).
 
     The range was measured over pairs of shapes in which one pads the other slightly (:data:`NEAR`).
-    An option that is smaller in some size gets the wider side of this range on both sides. An
-    option further away gets the range of any two shapes. For layouts, batches and alignments that
-    were not measured, the range was not measured either. It is then at least as wide as on a
-    machine without any measurements.
+
+    - An option with a smaller size gets the wider side of this range on both sides.
+    - An option further away gets the range of any two shapes.
+    - For layouts, batches and alignments that were not measured, the range was not measured either.
+      It is then at least as wide as on a machine without any measurements.
 
     ``spreads`` are the spreads of both predictions, and ``fit`` has the errors of such predictions.
     """
@@ -399,7 +401,7 @@ def _error(
         return fit.ratio_range(False, spreads)
     if fit.has_like(problem) and fit.has_like(option):
         low, high = fit.ratio_range(True, spreads)
-    else:  # at least as wide as on a machine without any measurements
+    else:
         low, high = fit.ratio_range(True, (fit.typical_spread, fit.typical_spread))
         low = min(low, UNCALIBRATED_PAIR[0])
         high = max(high, UNCALIBRATED_PAIR[1])
@@ -438,7 +440,7 @@ def advise_all(
 ) -> list[Advice]:
     """Return advice on many problems, given as a mapping from problems to vendor libraries.
 
-    Changes to make come first, and among them the largest gains.
+    The advice is sorted by verdict, the best first, and then by gain, the largest first.
     """
     answers = []
     for start in range(0, len(problems), _TOGETHER):
@@ -448,7 +450,12 @@ def advise_all(
             _advise_among(options, model, measured, library, question)
             for options, library in zip(options_of_batch, batch.values(), strict=True)
         ]
-    # The spec decides between equal gains, so that the order is always the same.
+    # The problem's text decides between equal gains, so that the order is always the same.
     return sorted(
-        answers, key=lambda a: (VERDICTS.index(a.verdict), -a.gain.value, a.problem.spec())
+        answers,
+        key=lambda answer: (
+            VERDICTS.index(answer.verdict),
+            -answer.gain.value,
+            answer.problem.spec(),
+        ),
     )

@@ -1,4 +1,4 @@
-"""Generate the sizes near a problem that advice may name; say what each dimension stands for."""
+"""Generate sizes near a problem's that advice may recommend, and name each dimension's role."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from kernels.config import ceil_div
 from kernels.problem import Gemm, Problem
 
 _MULTIPLES = (8, 16, 32, 64, 128, 256)
-_LARGE_STEPS = {64, 128}  # their next multiple counts even if the size is a multiple itself
-_OF_SMALL = 4  # a size below 16 may be a multiple of this: images have three channels
-_OF_VOCABULARY = (512, 1024)  # each process that shares a vocabulary needs whole tiles
-_WINDOW_SIZES = 6  # sizes spread over a window, in addition to the nearest multiples
-_EVERY = 16  # widest window in which every size is tried, if any size may be named
-_MIN_VOCABULARY = 30_000  # output features; this many or more are taken for a vocabulary
+_LARGE_STEPS = {64, 128}  # the next larger multiple is tried even if the size is a multiple itself
+_OF_SMALL = 4  # sizes below 16 may be multiples of this, so that 3 channels of images can become 4
+_OF_VOCABULARY = (512, 1024)  # further multiples, so that each GPU's part of it has whole tiles
+_WINDOW_SIZES = 6  # number of sizes spread over a window, in addition to the nearest multiples
+_EVERY = 16  # widest window in which every size is tried, if any size may be recommended
+_MIN_VOCABULARY = 30_000  # this many or more output features are taken for a vocabulary
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,9 @@ class SizeConstraints:
     Attributes:
         change: the only dimensions that may change; all if empty.
         fix: dimensions that may not change.
-        multiple: every changed size is a multiple of this.
-        any_size: if False, a changed size is also one that an engineer would choose: a multiple of
-            8, or of 4 if it is below 16.
+        multiple: number that every changed size has to be a multiple of.
+        any_size: if False, a changed size also has to be a multiple of 8, or of 4 if it is below
+            16.
     """
 
     change: tuple[str, ...] = ()
@@ -73,7 +73,7 @@ class SizeConstraints:
         ]
 
     def allow(self, problem: Problem, option: Problem) -> bool:
-        """Return True if every size that differs may change, and may have its new value."""
+        """Return True if every dimension that differs may change, and to that size."""
         free = self.free(problem)
         return all(
             name in free and self.fits(getattr(option, name)) for name in changed(problem, option)
@@ -94,7 +94,7 @@ ANY_DIMENSION = SizeConstraints()
 
 
 def changed(problem: Problem, option: Problem) -> list[str]:
-    """Return the dimensions in which an option differs."""
+    """Return the dimensions in which an option differs from a problem."""
     return [name for name in dimensions(problem) if getattr(problem, name) != getattr(option, name)]
 
 
@@ -131,8 +131,8 @@ class SizeIndex:
     def near(self, problem: Problem, less: float, more: float) -> NDArray[np.intp]:
         """Return the positions of problems whose sizes all lie in a window around this problem's.
 
-        The window reaches from ``less`` to ``more``, both as fractions of a size that are added to
-        it. A negative fraction allows smaller sizes.
+        For a size s of ``problem``, the window reaches from s × (1 + ``less``) to s × (1 +
+        ``more``), so a negative ``less`` allows smaller sizes.
         """
         empty = np.empty(0, dtype=np.intp), np.empty((0, len(dimensions(problem))))
         positions, sizes = self._kinds.get(kind_of(problem), empty)
@@ -148,17 +148,17 @@ def sizes_near(
     tiles: Sequence[int] = (),
     constraints: SizeConstraints = ANY_DIMENSION,
 ) -> dict[str, list[int]]:
-    """Return, for each dimension, its current size and the sizes near it that may be named.
+    """Return, for each dimension, its current size and the nearby sizes that may be recommended.
 
-    To pad, these are the nearest multiples above. To choose, they also include the nearest
-    multiples below and some sizes across the window.
+    For a pad query, these are the nearest multiples above the size. For a choose query, they also
+    include the nearest multiples below it and some sizes across the allowed window.
 
     Args:
         problem: the problem whose sizes change.
-        allowance: how much larger a size may become, as a fraction; to choose, also how much
-            smaller.
-        choose: True if smaller sizes may be named, too.
-        tiles: edges of the vendor library's tiles; multiples of them may be named, too.
+        allowance: how much larger a size may become, as a fraction; for a choose query, also how
+            much smaller.
+        choose: True for a choose query, which allows smaller sizes, too.
+        tiles: edges of the vendor library's tiles, whose multiples are tried, too.
         constraints: constraints on the sizes.
     """
     sizes = {}
@@ -202,9 +202,9 @@ def _steps(
 
 
 def _across(low: int, high: int, multiple: int) -> set[int]:
-    """Return sizes across a window: the multiples of the smallest step that leaves about six."""
+    """Return about six sizes across a window: the multiples of one step that lie in it."""
     steps = [math.lcm(step, multiple) for step in _MULTIPLES]
-    # A very wide window needs a multiple of the largest step.
+    # A very wide window would have too many multiples even of the largest step.
     coarse = steps[-1] * int(ceil_div(high - low, _WINDOW_SIZES * steps[-1]))
     step = next((step for step in steps if high - low <= _WINDOW_SIZES * step), coarse)
     first = int(ceil_div(low, step)) * step
@@ -212,9 +212,9 @@ def _across(low: int, high: int, multiple: int) -> set[int]:
 
 
 def with_sizes(problem: Problem, sizes: Sequence[Mapping[str, int]]) -> Iterator[Problem]:
-    """Yield the problem with other sizes.
+    """Yield the problem with each of the given sizes.
 
-    Sizes that the problem cannot have are skipped, such as channels that groups do not divide.
+    Sizes that the problem cannot have are skipped, such as channels that its groups do not divide.
     """
     for values in sizes:
         try:
@@ -224,14 +224,15 @@ def with_sizes(problem: Problem, sizes: Sequence[Mapping[str, int]]) -> Iterator
 
 
 def role(problem: Problem, name: str) -> str:
-    """Return what a dimension stands for in a model, as far as the layout shows it."""
+    """Return what a dimension probably stands for in a model, judging by the layout and sizes."""
     if not isinstance(problem, Gemm):
         return {"c": "channels in", "kout": "channels out"}[name]
-    # Batched GEMMs are taken for those of attention: scores have two sequence dimensions.
+    # Batched GEMMs are taken for those of attention. There, m is the sequence length, and a
+    # dimension of the same size is, too.
     if problem.batch > 1:
         value = getattr(problem, name)
         return "sequence" if name == "m" or value == problem.m else "head"
-    # The meaning of m, n and k.
+    # The meanings of m, n and k, in this order.
     roles = {
         "nt": ("tokens", "features out", "features in"),  # y = x Wᵀ
         "nn": ("tokens", "features in", "features out"),  # dx = dy W

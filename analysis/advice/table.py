@@ -45,20 +45,20 @@ _LEGEND = (
     "costs, a tenth of the additional FLOPs, is at least 1%. In brackets: the 95% interval of a "
     "second measurement; for a predicted gain, its 90% interval."
 )
-_MAX_LISTED = 40
-_SHAPE = list(IDENTITY[IDENTITY.index("op") : IDENTITY.index("layout") + 1])
+_MAX_LISTED = 40  # changes that a table of the Markdown page lists
+_SHAPE = list(IDENTITY[IDENTITY.index("op") : IDENTITY.index("layout") + 1])  # columns of a shape
 _MOST = 2500  # problems; up to this many, the table answers all of them
-_DRAWN = 500  # problems that are sampled from more, because nobody reads them all
-_REACH = 1.2  # factor by which a size may differ and still answer a query of the table
+_DRAWN = 500  # size of the random sample of problems that is answered if there are more
+_REACH = 1.2  # largest ratio of two sizes of which one can be the answer to a query about the other
 
 
 def build_table(analysis: Analysis) -> list[Advice]:
     """Return the advice on both queries for every problem that the sweeps measured.
 
-    Only problems that were measured with a vendor library count. The advice to *pad* comes first,
-    then the advice to *choose*; within each, changes to make and the largest gains come first. If
-    there are thousands of problems, as in a public table, a sample is used. An unusable run gives
-    no advice.
+    Only problems that were measured with a vendor library count. Answers to the *pad* query come
+    first, then those to the *choose* query. Within each, answers are sorted by verdict, then by
+    gain. If there are thousands of problems, as in a public table, a sample is used. An unusable
+    run gives no advice.
     """
     recording, model = analysis.recording, analysis.model
     if recording.unusable:
@@ -75,9 +75,10 @@ def build_table(analysis: Analysis) -> list[Advice]:
 
 
 def open_trials(analysis: Analysis, count: int) -> list[Trial]:
-    """Return the trials that may be measured for the table.
+    """Return the trials that would improve the table if they were measured.
 
-    Each trial has at most ``count`` of the model's best guesses for one problem and one query.
+    Each trial has at most ``count`` of the options with the largest expected gains for one problem
+    and one query. Trials whose expected gain would not be worth a change are left out.
     """
     recording, model = analysis.recording, analysis.model
     measured = _measured(recording)
@@ -93,7 +94,7 @@ def open_trials(analysis: Analysis, count: int) -> list[Trial]:
 
 
 def _measured(recording: Recording) -> Measurements:
-    """Return the times that answers may rest on.
+    """Return the measured times of a recording, from which its table is computed.
 
     From a very long recording, only times near the problems that the table answers are read.
     """
@@ -123,7 +124,7 @@ def _library_problems(recording: Recording) -> dict[Problem, str]:
 
 
 def _first_library(measured: Measurements, problem: Problem) -> str:
-    """Return the implementation that measured a problem first, which is a vendor library."""
+    """Return the implementation that is first recorded for a problem, which is a vendor library."""
     return next(iter(measured.times_of(problem)))
 
 
@@ -197,7 +198,7 @@ def recommendations_markdown(analysis: Analysis, advice: Sequence[Advice]) -> st
 
 
 def _steadiness(recording: Recording) -> list[str]:
-    """Return a section on what made the run noisy or unusable; empty for a quiet run."""
+    """Return a section with the reasons why a run was noisy or unusable; empty for a quiet run."""
     reasons = health_reasons(recording)
     if not reasons:
         return []
@@ -205,7 +206,7 @@ def _steadiness(recording: Recording) -> list[str]:
 
 
 def _folded(rows: Sequence[str], count: int) -> list[str]:
-    """Return rows in a block that the reader can expand; empty if there are none."""
+    """Return a table's lines in a block that the reader can expand; empty if there are no lines."""
     if not rows:
         return []
     return [f"<details><summary>{count} rows</summary>", "", *rows, "</details>", ""]
@@ -246,7 +247,7 @@ def _row(answer: Advice) -> str:
 
 
 def _gain(gain: float | None, lo: float | None, hi: float | None) -> str:
-    """Format a gain with its interval, such as ``+12.0% [+8.1%, +15.9%]``; a dash without one."""
+    """Format a gain and its interval as ``+12.0% [+8.1%, +15.9%]``, or as a dash if it is None."""
     if gain is None or lo is None or hi is None:
         return "–"
     gain, lo, hi = (round(value, 3) + 0.0 for value in (gain, lo, hi))  # never -0.0%

@@ -22,20 +22,21 @@ from sweeps.schema import problem_columns
 _PREDICTED = (
     "limit", "tile", "tiles", "waves", "tail_efficiency", "tile_efficiency", "bytes",
 )  # fmt: skip
+"""Columns of a prediction that every answer has, even if its time is measured."""
 
 
 def measurements_near(
     basis: Basis, problems: Sequence[Problem], factor: float = 1.0
 ) -> Measurements:
-    """Return a machine's measurements of problems and of sizes within a factor of theirs.
+    """Return a machine's measurements of problems with sizes within a factor of the given ones.
 
     Raises:
-        UserError: if the recording cannot be read.
+        UserError: if the machine's recording cannot be read.
     """
     if basis.folder is None:
         return Measurements({}, warm=all(basis.query(problems).cached))
     recording = load_runs(basis.folder)
-    # Only a few of a million rows are near, so all further work is done only on them.
+    # Only a few of up to a million rows are near, and reading all the others would take long.
     near = replace(recording, rows=rows_near(recording.rows, problems, factor))
     measured = read_measurements(near.products, recording)
     measured.warm = basis.warm
@@ -43,7 +44,7 @@ def measurements_near(
 
 
 def _remarks(problem: Problem, basis: Basis) -> str:
-    """Return remarks to add to an explanation: on fp8 times, and on memory that is too small."""
+    """Return remarks for an explanation: what an fp8 time includes, and if memory is too small."""
     memory = basis.model.machine.memory_bytes
     remarks = f"; {FP8_INCLUDES}" if problem.dtype == "fp8" else ""
     if problem.bytes > memory:
@@ -57,8 +58,8 @@ def times_of(problems: Sequence[Problem], basis: Basis) -> list[dict[str, Any]]:
 
     If this exact problem was measured, ``time_us`` is the vendor library's measured time, and
     ``evidence`` is ``measured``. The interval is then where the time of a second run would lie. A
-    time from a public table has the interval of a prediction instead, around the time that
-    :mod:`analysis.model.shift` expects under another framework or version.
+    time from a public table has an interval as wide as a prediction's, around the time that
+    :mod:`analysis.model.shift` expects with another framework or version.
     """
     measured = measurements_near(basis, problems)
     libraries = [basis.library(problem) for problem in problems]
@@ -93,23 +94,24 @@ def _predicted_time(row: Mapping[str, Any]) -> MeasuredTime:
     return MeasuredTime(row["time_us"] * 1e-6, row["lo_us"] * 1e-6, row["hi_us"] * 1e-6)
 
 
-def _measured(known: MeasuredTime, row: Mapping[str, Any], fit: Fit) -> MeasuredTime:
-    """Return a measured time with an interval.
+def _measured(measured_time: MeasuredTime, row: Mapping[str, Any], fit: Fit) -> MeasuredTime:
+    """Return a measured time with the interval that an answer states.
 
-    If the measurement has an interval of its own, the result's interval is where a second run would
-    lie. A single time, as from a public table, gets the width of a prediction's interval.
+    If the measurement has an interval, the answer's interval is where the time of a second run
+    would lie. A single time, as from a public table, gets an interval as wide as a prediction's.
 
     Args:
-        known: the measured time.
+        measured_time: the measured time.
         row: the model's prediction of the same problem.
         fit: errors of such predictions.
     """
-    if not math.isnan(known.lo):
-        return MeasuredTime(known.time, *known.repetition)
-    # The user's framework differs from the table's, so the interval lies around the time that is
-    # expected there. Its ends are multiples of the prediction's spread.
+    seconds = measured_time.time
+    if not math.isnan(measured_time.lo):
+        return MeasuredTime(seconds, *measured_time.repetition)
+    # The user's framework may differ from the table's, so the interval lies around the time that is
+    # expected with the user's. Its ends are multiples of the prediction's spread.
     spread = fit.spread(row["lo_us"], row["hi_us"])
-    expected = float(fit.shift.applied(np.array(known.time)))
+    expected = float(fit.shift.applied(np.array(seconds)))
     lo = expected * math.exp(fit.low * spread)
     hi = expected * math.exp(fit.high * spread)
-    return MeasuredTime(known.time, lo, hi)
+    return MeasuredTime(seconds, lo, hi)

@@ -1,4 +1,4 @@
-"""Choose what to measure so that advice need not guess: candidates, and pairs to confirm."""
+"""Choose what to measure to improve advice: candidate sizes, and pairs to re-time together."""
 
 from __future__ import annotations
 
@@ -16,16 +16,20 @@ from analysis.model.query import group_of
 from kernels.problem import Problem
 from sweeps.cases.case import Contender
 
-_MEASURED_NEIGHBOURS = 2  # the best ones are candidates, whatever the model predicts
+_MEASURED_NEIGHBOURS = 2  # best measured sizes that are candidates, whatever the model predicts
 
 
 @dataclass(frozen=True)
 class Trial:
     """A query about a problem, and what is timed to answer it.
 
-    ``candidates`` are other sizes on the vendor library, ``others`` are implementations that can
-    compute the problem as it is, and ``promise`` is the expected gain of the best guess after
-    costs.
+    Attributes:
+        problem: the original problem.
+        library: the vendor library.
+        question: the query.
+        candidates: other sizes, which the vendor library computes.
+        others: other implementations, which compute the original problem.
+        promise: largest expected gain of a candidate after costs, as a fraction.
     """
 
     problem: Problem
@@ -51,9 +55,9 @@ def trial_of(
     count: int,
     others: Collection[str] = (),
 ) -> Trial | None:
-    """Return a trial of the best guesses for a problem.
+    """Return a trial of the options with the largest expected gains.
 
-    None if no change may gain, or if the gains are already confirmed.
+    None if no change may gain, or if a change was already re-timed.
 
     Args:
         problem: the original problem.
@@ -61,8 +65,8 @@ def trial_of(
         measured: measurements on the machine.
         library: the implementation that predictions are for.
         question: the query.
-        count: number of the model's best guesses that become candidates.
-        others: implementations that can compute the problem as it is.
+        count: number of options that become candidates, those with the largest expected gains.
+        others: other implementations that can compute the original problem.
 
     Raises:
         UserError: if the size constraints of the query do not fit the problem.
@@ -82,7 +86,7 @@ def trial_among(
     count: int,
     others: Collection[str] = (),
 ) -> Trial | None:
-    """Return a trial as :func:`trial_of` does, among given options.
+    """Return the trial of :func:`trial_of` for given options.
 
     Args:
         options: the problem, then other sizes of it.
@@ -91,8 +95,8 @@ def trial_among(
         measured: measurements on the machine.
         library: the implementation that predictions are for.
         question: the query.
-        count: number of the model's best guesses that become candidates.
-        others: implementations that can compute the problem as it is.
+        count: number of options that become candidates, those with the largest expected gains.
+        others: other implementations that can compute the original problem.
     """
     problem = options[0]
     fit = model.fit(group_of(library, problem))
@@ -102,7 +106,7 @@ def trial_among(
     # 1. Rank the options that may gain. Position 0 is the problem itself.
     may_gain = [i for i in range(1, len(options)) if choices[i].gain.hi >= MIN_GAIN]
     best_first = sorted(may_gain, key=lambda i: _net_gain(choices[i]), reverse=True)
-    # 2. Take the best ones, and those that are best among the measured ones.
+    # 2. Take the best options, and the best of those that were measured.
     measured_best = [i for i in best_first if choices[i].evidence == MEASURED]
     chosen = list(dict.fromkeys([*best_first[:count], *measured_best[:_MEASURED_NEIGHBOURS]]))
     # 3. Add the implementations that were not yet re-timed together with the library.
@@ -125,10 +129,11 @@ def _net_gain(choice: Choice) -> float:
 def pairs_to_confirm(
     trials: Sequence[Trial], explored: Measurements
 ) -> Iterator[tuple[Contender, Contender]]:
-    """Yield pairs to re-time together: a trial's original problem, and its best alternative.
+    """Yield pairs to re-time together: the original problem of a trial, and its best alternative.
 
-    Each trial has up to two alternatives, the size and the other implementation that were best in
-    its samples. They are left out if their gains are not worth a change.
+    Each trial has up to two alternatives: the size and the other implementation that were best in
+    ``explored``, the samples of the trials. Alternatives whose gains are not worth a change are
+    left out.
     """
     yielded: set[tuple[Contender, Contender]] = set()
     for trial in trials:
@@ -153,9 +158,9 @@ def pairs_to_confirm(
 
 
 def _explored_gain(trial: Trial, contender: Contender, explored: Measurements) -> float | None:
-    """Return a contender's gain after costs, by the trial's samples; None if there are none."""
+    """Return a contender's gain after costs in the trial's samples; None if it has no samples."""
     problem, name = contender
-    ratio = explored.ratio_of((trial.problem, trial.library), (problem, name))
+    ratio = explored.contender_ratio((trial.problem, trial.library), (problem, name))
     if ratio is None:
         return None
     gain = gain_of(ratio, trial.question.work(trial.problem, problem))
@@ -165,7 +170,7 @@ def _explored_gain(trial: Trial, contender: Contender, explored: Measurements) -
 def pair_seconds(trial: Trial, seconds: Mapping[Contender, tuple[float, float]]) -> float:
     """Return the longest time in seconds that re-timing one pair of the trial may take.
 
-    ``seconds`` has the same form as in :func:`affordable`.
+    ``seconds`` has, for each contender, the seconds to explore it and those of its half of a pair.
     """
     longest_half = max(
         half_of_pair for _, half_of_pair in (seconds[contender] for contender in trial.contenders)
@@ -176,10 +181,10 @@ def pair_seconds(trial: Trial, seconds: Mapping[Contender, tuple[float, float]])
 def affordable(
     trials: Sequence[Trial], seconds: Mapping[Contender, tuple[float, float]], budget: float
 ) -> list[Trial]:
-    """Return the trials that fit a budget; the most promising ones are considered first.
+    """Return the trials that fit a budget of time, the most promising ones first.
 
     Args:
-        trials: what might be measured.
+        trials: trials that may be measured.
         seconds: for each contender, the seconds to explore it and those of its half of a pair.
         budget: seconds for all contenders of the trials, and for re-timing the costliest pair of
             each.

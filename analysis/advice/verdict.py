@@ -1,6 +1,6 @@
 """Decide whether a gain is worth a changed model: the one rule behind every verdict.
 
-*do it*: the gain was re-timed after it was chosen, and its whole interval is worth a change.
+*do it*: the gain was re-timed after the change was chosen, and its whole interval is at least 1%.
 *likely*: it gains with a probability of at least 80%, and the expected gain after costs is at least
 1%. *leave it*: all other cases. results/accuracy/reliability.json records how often advice of a
 stated probability gains on held-out tables.
@@ -23,7 +23,7 @@ MIN_GAIN = 0.01
 LEAST_PROBABILITY = 0.8
 """Smallest probability of a gain at which a change is advised."""
 
-_PRICE = 0.1  # cost per additional FLOP: other GEMMs of a model get the larger size, too
+_PRICE = 0.1  # cost of 100% more FLOPs, as a gain; other GEMMs of a model get the larger size, too
 _OUTSIDE = {CONFIRMED: 0.05, MEASURED: 0.05, PREDICTED: 0.1}  # probability outside the interval
 _SUREST = 0.95
 """Largest probability that is stated. On held-out tables, advice of any higher probability gained
@@ -43,9 +43,9 @@ class Gain(NamedTuple):
 
 
 def gain_of(ratio: tuple[float, float, float], work: float) -> Gain:
-    """Convert a time ratio and its interval to a gain.
+    """Convert a time ratio (before over after the change) and its interval to a gain.
 
-    ``work`` is the ratio of the computed work, after the change over before it.
+    ``work`` is the ratio of FLOPs, after the change over before it, or 1 to compare times.
     """
     value, lo, hi = ratio
     return Gain(value * work - 1, lo * work - 1, hi * work - 1)
@@ -61,9 +61,9 @@ def probability(gain: Gain, evidence: str) -> float:
 
     The error of a gain's logarithm is assumed to follow a Laplace distribution, because errors of
     ratios are mostly small and occasionally large. With a normal distribution, changes of medium
-    probability would gain more often than stated. Its scale is such that the end of the interval on
-    the side of zero gain has the interval's probability beyond it. A Laplace distribution of scale
-    ``s`` has exp(-x/s) / 2 of its probability further than ``x`` from its middle on one side.
+    probability would gain more often than stated. The scale of the distribution is derived from the
+    end of the interval on the side of zero gain. A Laplace distribution of scale ``s`` has
+    exp(-x/s) / 2 of its probability further than ``x`` from its middle on one side.
 
     Args:
         gain: the expected gain and its interval.
@@ -71,10 +71,10 @@ def probability(gain: Gain, evidence: str) -> float:
     """
     middle = math.log1p(gain.value)
     end = math.log1p(gain.lo if middle > 0 else gain.hi)
-    # Both sides together have _OUTSIDE beyond the interval, half of it on each side, so
-    # exp(-x/s) / 2 = _OUTSIDE / 2 at the end of the interval.
+    # Half of the probability outside the interval lies beyond each end, so exp(-x/s) / 2 is half of
+    # _OUTSIDE if x is the distance from the middle to the end.
     scale = abs(end - middle) / -math.log(_OUTSIDE[evidence])
-    # The probability of the sign that is not expected. An empty interval leaves none to it.
+    # The probability that the gain has the opposite sign. It is 0 if the interval has no width.
     opposite = 0.5 * math.exp(-abs(middle) / scale) if scale else 0.0
     opposite = max(opposite, 1 - _SUREST)
     return 1 - opposite if middle > 0 else opposite
@@ -95,6 +95,6 @@ def verdict(gain: Gain, evidence: str, extra_flops: float) -> str:
     return LIKELY if probability(gain, evidence) >= LEAST_PROBABILITY else LEAVE_IT
 
 
-def verdict_text(what_to_do: str, sureness: float) -> str:
-    """Format a verdict, with its probability if it is not certain: ``likely (91%)``."""
-    return f"{what_to_do} ({sureness:.0%})" if what_to_do == LIKELY else what_to_do
+def verdict_text(what_to_do: str, gain_probability: float) -> str:
+    """Format a verdict; *likely* is followed by its probability, as in ``likely (91%)``."""
+    return f"{what_to_do} ({gain_probability:.0%})" if what_to_do == LIKELY else what_to_do

@@ -31,7 +31,7 @@ def test_of_several_places_one_that_has_both_is_compared() -> None:
     times = [time(1.0, "1/2 0"), MeasuredTime(1.1, 1.099, 1.101, place="2/2 1")]
     known = Measurements(
         {ONE: {"cublas": time(1.2, "1/2 0")}, OTHER: {"cublas": times[1]}},
-        again={(OTHER, "cublas"): times},
+        repeats={(OTHER, "cublas"): times},
     )
     ratio = known.ratio(ONE, OTHER)
     assert ratio is not None

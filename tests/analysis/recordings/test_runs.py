@@ -130,7 +130,7 @@ def test_where_all_are_unusable_nothing_is_advised(tmp_path: Path) -> None:
     done = analysis("report", "--machine", H100.slug, "--results", str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert "Health: unusable; launches waited." in done.stdout
-    assert "Nothing is concluded from such times" in done.stdout
+    assert "These times do not support any conclusion." in done.stdout
     assert json.loads((folder / "recommendations.json").read_bytes()) == []
     page = (folder / "recommendations.md").read_text(encoding="utf-8")
     assert "These times do not support any advice." in page
