@@ -115,8 +115,8 @@ class Measurements:
     def ratio(self, problem: Problem, option: Problem) -> Ratio | None:
         """Return the measured time of ``problem`` over that of ``option``, with its interval.
 
-        The interval is where the ratio would lie if both were measured again. Of the
-        implementations that computed both problems, the fastest one of each problem counts. None
+        The interval is where the ratio would lie if both were measured again. The time of each
+        problem is that of its fastest implementation, among those that computed both problems. None
         if no interval is known.
         """
         before_times, after_times = self.times_of(problem), self.times_of(option)

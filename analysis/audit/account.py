@@ -1,4 +1,4 @@
-"""Account for the time of a model's step, and say how certain it is.
+"""Account for the time of a model's step, with an interval.
 
 The time of a step is the time of its matrix operations (GEMMs, convolutions and attention) plus the
 time in which all other operations move their bytes.
@@ -33,32 +33,44 @@ from sweeps.capture.captured import (
 )
 
 ASSUMED_SHARE = 0.5
-"""Share of the peak that attention is assumed to reach where none was measured, as on a CPU."""
+"""Share of the peak that attention is assumed to reach if it was not measured, as on a CPU."""
 
 ATTENTION_RANGE = 1.5
-"""Factor by which an assumed time of attention may be wrong, either way."""
+"""Factor by which an assumed time of attention may be wrong, in either direction."""
 
 BACKWARD = 2.5
 """Time of attention's backward pass over that of its forward pass. It has five GEMMs instead of two
 (Dao 2023, FlashAttention-2), and is assumed to reach the same share of the peak."""
 
 MOVED_RANGE = 1.5
-"""Factor by which the time of other operations may be wrong, either way: caches hold some of their
-data, and small launches take longer."""
+"""Factor by which the time of other operations may be wrong, in either direction: caches hold some
+of their data, and small launches take longer."""
 
 OTHER_OPERATIONS = "other"
 """Label for all other operations together: normalisation, activations, the optimizer and the
 like."""
 
 
+_LEAST_QUERIES = 128
+"""Fewest queries for which a share of the peak is assumed; with fewer, memory limits attention."""
+
+
 @dataclass(frozen=True)
 class AccountLine:
     """A matrix operation of the account. Times are those of one instance in µs, NaN if not counted.
 
-    ``in_sums`` are the factors by which the interval is wider in a sum, below and above the time,
-    because the errors of a model may be more or less alike than assumed
-    (:class:`analysis.model.fit.Fit`). ``spread`` comes from
-    :class:`analysis.model.attention_basis.AttentionTime`; it is 0 for all other operations.
+    Attributes:
+        product: the operation.
+        time_us: time of one instance.
+        lo_us: lower end of its 90% interval.
+        hi_us: upper end of its 90% interval.
+        basis: what the time rests on, such as ``measured`` or ``assumed``.
+        limit: what limits the operation, such as ``compute`` or ``memory``.
+        peak_share: share of the machine's peak that the operation reaches.
+        in_sums: factors by which the interval is wider in a sum, below and above the time, because
+            the errors of different operations may be more or less alike than the sum assumes.
+        spread: half width of the 90% interval of the logarithm of attention's time ratio to a
+            similar call; 0 for all other operations.
     """
 
     product: Product
@@ -78,7 +90,7 @@ class AccountLine:
 
     @property
     def part_of_sum(self) -> tuple[float, float, float]:
-        """Time of all instances in µs, with the interval that it has as a part of a step."""
+        """Time of all instances in µs, with the interval that it has in a sum."""
         below, above = self.in_sums
         lo = self.time_us - below * (self.time_us - self.lo_us)
         hi = self.time_us + above * (self.hi_us - self.time_us)
@@ -88,7 +100,7 @@ class AccountLine:
 
 @dataclass(frozen=True)
 class OtherOperations:
-    """Bytes that other operations of one kind move, and the least time that this takes."""
+    """Bytes that all other operations of one kind move, and the time that this takes in µs."""
 
     what: str
     bytes: int
@@ -97,9 +109,15 @@ class OtherOperations:
 
 @dataclass(frozen=True)
 class Account:
-    """Time of a model's step on a machine and its parts. All times are in µs.
+    """Time of a model's step on a machine, by operation. All times are in µs.
 
-    ``attention`` says in words what the times of attention rest on; empty if they are assumed.
+    Attributes:
+        machine: slug of the machine.
+        lines: the matrix operations.
+        other: all other operations, by kind.
+        parameters: number of the model's parameters.
+        not_counted: names of operations whose time is not counted.
+        attention: what the times of attention rest on, in words; empty if they are assumed.
     """
 
     machine: str
@@ -111,7 +129,7 @@ class Account:
 
     @property
     def rows(self) -> list[AccountLine]:
-        """Lines merged by role, path, pass and shape; those that take most time come first."""
+        """Lines merged by role, path, pass and shape; those that take longest come first."""
         counts: dict[tuple[object, ...], int] = {}
         first: dict[tuple[object, ...], AccountLine] = {}
         for line in self.lines:
@@ -123,7 +141,7 @@ class Account:
             replace(line, product=replace(line.product, count=counts[key]))
             for key, line in first.items()
         ]
-        # Rows that are not counted have NaN as their time, and come last.
+        # The time of a row that is not counted is NaN. Such rows come last.
         return sorted(rows, key=lambda row: -row.total_us if row.total_us >= 0 else 1.0)
 
     @property
@@ -133,7 +151,7 @@ class Account:
 
     @property
     def counted(self) -> list[AccountLine]:
-        """Lines that have a time."""
+        """Matrix operations whose time is counted."""
         return [line for line in self.lines if not math.isnan(line.time_us)]
 
     @property
@@ -162,7 +180,8 @@ class Account:
         """90% interval of the step's time in µs."""
         products = summed([line.part_of_sum for line in self.counted])
         moved = sum(other.time_us for other in self.other)
-        # The errors of both parts are taken as independent, so they add up in quadrature.
+        # The errors of matrix operations and of all others are assumed to be independent, so they
+        # add up in quadrature.
         below = math.hypot(products.time - products.lo, moved * (1 - 1 / MOVED_RANGE))
         above = math.hypot(products.hi - products.time, moved * (MOVED_RANGE - 1))
         return max(self.step_us - below, 0.0), self.step_us + above
@@ -173,18 +192,18 @@ class Account:
 
 
 def as_problem(work: Work) -> Problem | None:
-    """Return the problem that the model predicts for a matrix operation; None for attention.
+    """Return a matrix operation as a GEMM or convolution; None for attention.
 
-    Experts become a batch, in which each expert has the same share of the rows.
+    A grouped GEMM becomes a batched one, in which each expert gets the same share of the rows.
     """
     if isinstance(work, Attention):
         return None
     if not isinstance(work, GroupedGemm):
         return work
-    # If there are fewer rows than experts, only as many experts as rows get one.
+    # If there are fewer rows than experts, each row goes to a different expert.
     active_experts = min(work.experts, work.m)
     rows = int(ceil_div(work.m, active_experts))
-    if work.pass_ == WGRAD:  # the GEMM of an expert sums over its rows
+    if work.pass_ == WGRAD:  # the weight gradient of an expert sums over the expert's rows
         return Gemm(work.n, work.k, rows, work.dtype, work.layout, active_experts)
     return Gemm(rows, work.n, work.k, work.dtype, work.layout, active_experts)
 
@@ -193,7 +212,8 @@ def account_of(captured: Captured, runtime: Runtime, basis: Basis) -> Account:
     """Account for the time of a model's step on a machine.
 
     Raises:
-        UserError: if a width cannot be divided, or the machine does not compute a dtype.
+        UserError: if a width cannot be divided among the GPUs, or the machine does not compute a
+            dtype.
     """
     machine = basis.model.machine
     products = runtime.products(captured)
@@ -201,7 +221,8 @@ def account_of(captured: Captured, runtime: Runtime, basis: Basis) -> Account:
     problems = {product.work: as_problem(product.work) for product in products}
     distinct = list(dict.fromkeys(problem for problem in problems.values() if problem is not None))
     rows = dict(zip(distinct, times_of(distinct, basis), strict=True))
-    # 2. Find the fits for attention, unless the runtime assumes a share of the peak.
+    # 2. Find what is known about attention in each dtype, unless the user assumes a share of the
+    #    peak.
     attention_bases: dict[str, AttentionBasis | None] = {}
     if runtime.attention is None:
         dtypes = {product.work.dtype for product in products if isinstance(product.work, Attention)}
@@ -211,7 +232,7 @@ def account_of(captured: Captured, runtime: Runtime, basis: Basis) -> Account:
         for attention_basis in attention_bases.values()
         if attention_basis is not None
     ]
-    # 3. Make a line of each matrix operation.
+    # 3. Create a line for each matrix operation.
     lines = []
     for product in products:
         problem = problems[product.work]
@@ -245,7 +266,10 @@ def account_of(captured: Captured, runtime: Runtime, basis: Basis) -> Account:
 def _problem_line(
     product: Product, problem: Problem, row: Mapping[str, Any], basis: Basis
 ) -> AccountLine:
-    """Return the line of a GEMM or convolution from its row of predicted or measured times."""
+    """Return the line of a GEMM or convolution.
+
+    ``row`` is the answer about ``problem`` from :func:`analysis.advice.times.times_of`.
+    """
     peak = basis.model.machine.peak(product.work.dtype)
     share = product.work.flops / (row["time_us"] * 1e-6) / peak
     times = row["time_us"], row["lo_us"], row["hi_us"]
@@ -265,16 +289,16 @@ def _attention_line(
 ) -> AccountLine:
     """Predict the time of attention from measured calls, or from an assumed share of the peak.
 
-    With fewer than 128 queries and nothing measured, attention is not counted: memory limits it, so
-    a share of the peak says nothing about its time.
+    If nothing was measured, attention with few queries is not counted: memory limits it, so a share
+    of the peak says nothing about its time.
 
     Args:
         product: the call and its place in the model.
         work: the call.
         runtime: how the model is run.
         machine: the machine.
-        attention_bases: fits to measured calls by dtype; without an entry, or with None, a share of
-            the peak is assumed.
+        attention_bases: fits to measured calls, by dtype. For a dtype that is missing or None, a
+            share of the peak is assumed.
     """
     peak = machine.peak(work.dtype)
     basis = attention_bases.get(work.dtype)
@@ -290,7 +314,7 @@ def _attention_line(
             peak_share=work.flops / time.seconds / peak,
             spread=time.spread,
         )
-    if work.queries < 128:
+    if work.queries < _LEAST_QUERIES:
         return AccountLine(product, math.nan, math.nan, math.nan, "not counted", "", math.nan)
     share = runtime.attention or ASSUMED_SHARE
     time_us = work.flops / (share * peak) * 1e6
@@ -299,7 +323,7 @@ def _attention_line(
 
 
 def attention_time(work: Attention, basis: AttentionBasis, framework: str | None) -> AttentionTime:
-    """Predict the time of attention; that of a backward pass is derived from the forward pass."""
+    """Predict the time of attention; the time of a backward pass is a multiple of the forward's."""
     time = basis.predict(work, framework)
     if work.pass_ == FORWARD:
         return time
@@ -311,7 +335,9 @@ def attention_time(work: Attention, basis: AttentionBasis, framework: str | None
 
 
 def reached_bandwidth(basis: Basis) -> float:
-    """Return the bytes per second that large GEMMs reach, calibrated if the machine was measured.
+    """Return the memory bandwidth that large GEMMs reach, in bytes per second.
+
+    It is calibrated if the machine was measured.
 
     Raises:
         UserError: if the machine computes none of bf16, fp16 and fp32.

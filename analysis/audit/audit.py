@@ -1,4 +1,4 @@
-"""Audit a model: the time of its step on each machine, and what other sizes would gain."""
+"""Audit a model: predict the time of its step on each machine, and the gains of other sizes."""
 
 from __future__ import annotations
 
@@ -36,8 +36,12 @@ if TYPE_CHECKING:
 class Audit:
     """Audit of a model on one machine.
 
-    Printing it gives the command's output. ``report`` has the account of the step, its memory and
-    the levers, which are other sizes with their gains. ``basis`` says what the times rest on.
+    Printing an audit gives the command's output.
+
+    Attributes:
+        report: time and memory of the step, and the levers, which are other sizes with their gains.
+        basis: model and measurements of the machine, on which the times rest.
+        step: the step that was audited.
     """
 
     report: AuditReport
@@ -46,7 +50,7 @@ class Audit:
 
     @property
     def account(self) -> Account:
-        """Time of the step and its parts."""
+        """Time of the step, by operation."""
         return self.report.account
 
     @property
@@ -99,7 +103,7 @@ class LeverSearch:
 
 @contextlib.contextmanager
 def _without_collection() -> Iterator[None]:
-    """Put off garbage collection, which takes a fifth of the time of dozens of captures."""
+    """Postpone garbage collection, which would take a fifth of the time of dozens of captures."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -133,7 +137,7 @@ def audit(
     from sweeps.capture.capture import capture, dimensions  # needs torch
     from sweeps.capture.step import TRAIN
 
-    # 1. Capture the model as it is, and name the dimensions that its sizes come from.
+    # 1. Capture the original model, and name the dimensions that its sizes come from.
     trains = step.mode == TRAIN
     search = search or LeverSearch()
     _check_options(source, trains, runtime, search)
@@ -150,7 +154,7 @@ def audit(
             captures[key] = capture(source, step, changes)
         return captures[key]
 
-    # 2. On each machine: the account of the step, the levers, and the memory.
+    # 2. For each machine, compute the time of the step, the gains of other sizes and the memory.
     audits = []
     for basis in bases:
         account = account_of(captured, runtime, basis)
@@ -191,7 +195,11 @@ def audit(
 def _check_options(
     source: ModelSource, trains: bool, runtime: Runtime, search: LeverSearch
 ) -> None:
-    """Refuse to recompute layers in a step that does not train, and to try unknown dimensions."""
+    """Refuse to recompute layers in a step that does not train, or to try unknown dimensions.
+
+    Raises:
+        UserError: if the options ask for one of these.
+    """
     if runtime.recompute and not trains:
         raise UserError(
             "--recompute is only for training, because no other mode computes layers twice; leave "
@@ -203,7 +211,11 @@ def _check_options(
 
 
 def _check_not_empty(source: ModelSource, captured: Captured) -> None:
-    """Refuse a model without any operation that can be audited."""
+    """Refuse a model without any operation that can be audited.
+
+    Raises:
+        UserError: if the model has no GEMM, convolution or attention.
+    """
     if captured.products:
         return
     uncounted = ""
@@ -215,7 +227,7 @@ def _check_not_empty(source: ModelSource, captured: Captured) -> None:
 
 
 def _title(source: ModelSource, step: ModelStep) -> str:
-    """Return the model's name, the mode and the batch, without the folders of a file."""
+    """Return the model's name, the mode and the batch; a file is named without its folders."""
     name = source.name if ":" in source.name else Path(source.name).name
     sizes = f"batch {step.batch}"
     if step.mode == "decode":
@@ -237,7 +249,7 @@ def _warnings(source: ModelSource, step: ModelStep) -> list[str]:
 def _combinations(
     tries: Mapping[str, Sequence[int]], sizes: Mapping[str, int]
 ) -> list[dict[str, tuple[int, int]]]:
-    """Return every combination of values as changes, except the model's current sizes."""
+    """Return every combination of values as changes, without sizes that remain as they are."""
     combinations = []
     for values in product(*tries.values()):
         changes = {
@@ -253,7 +265,7 @@ def _combinations(
 def _assumptions(
     captured: Captured, varied: list[Dimension], step: ModelStep, runtime: Runtime
 ) -> tuple[str, ...]:
-    """Return the assumptions that the figures rest on, in addition to the machine's times."""
+    """Return the assumptions about the model and its runtime that an audit rests on."""
     traffic = "each operation reads and writes memory"
     if runtime.kind == "compile":
         traffic = (

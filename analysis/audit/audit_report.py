@@ -15,8 +15,8 @@ from analysis.audit.levers import Lever
 from analysis.audit.memory import Memory
 from analysis.markdown import table_row
 
-_MOST_ROWS = 16
-_MARKDOWN_ROWS = 10
+_MOST_ROWS = 16  # matrix operations that a terminal shows
+_MARKDOWN_ROWS = 10  # operations that a Markdown page shows
 
 
 @dataclass(frozen=True)
@@ -25,15 +25,15 @@ class AuditReport:
 
     Attributes:
         title: model, mode and batch.
-        account: time of the step and its parts.
+        account: time of the step, by operation.
         memory: memory that the step needs.
-        fits_with: options that would make the step fit; empty if it fits.
-        levers: changes of dimensions, the best first; with ``tried``, in the order asked for.
-        refused: changes that were asked for and cannot be judged, with the reason.
-        tried: True if the changes were asked for.
+        fits_with: command-line options that would make the step fit the memory; empty if it fits.
+        levers: changes of dimensions, the best first; if the user gave the changes, in their order.
+        refused: changes that the user gave and that cannot be judged, each with the reason.
+        tried: True if the user gave the changes, False if they were searched for.
         warnings: sentences about arguments that are probably mistakes.
-        assumptions: what the figures rest on.
-        source: what the times rest on.
+        assumptions: assumptions about the model and its runtime.
+        source: measurements or constants that the times rest on, in words.
     """
 
     title: str
@@ -51,21 +51,22 @@ class AuditReport:
 def duration(us: float) -> str:
     """Format a time given in µs as ``12.3 ms``, or in µs or s if that reads better."""
     for size, unit in ((1e6, "s"), (1e3, "ms")):
+        # With three digits, a time just below a unit is rounded up to it.
         if us >= 0.9995 * size:
             return f"{us / size:.3g} {unit}"
     return f"{us:.3g} µs"
 
 
 def products_frame(account: Account) -> pd.DataFrame:
-    """Return one row per distinct matrix operation, as in ``--json``.
+    """Return a table with one row per distinct matrix operation, as in ``--json``.
 
-    Times are those of one instance; shares are those of the whole step.
+    Times are those of one instance in µs; shares are those of the whole step.
     """
     return pd.DataFrame([_product(account, row) for row in account.rows])
 
 
 def levers_frame(levers: Sequence[Lever]) -> pd.DataFrame:
-    """Return one row per lever, as in ``--json``."""
+    """Return a table with one row per lever, as in ``--json``."""
     return pd.DataFrame([lever_json(lever) for lever in levers])
 
 
@@ -94,7 +95,7 @@ def _product(account: Account, row: AccountLine) -> dict[str, Any]:
 def lever_json(lever: Lever) -> dict[str, Any]:
     """Return one lever as a record.
 
-    If it changes several dimensions, ``from`` and ``to`` have a value for each.
+    If the lever changes several dimensions, ``from`` and ``to`` have a value for each.
     """
     before: Any = {name: old for name, (old, _) in lever.changes.items()}
     after: Any = {name: new for name, (_, new) in lever.changes.items()}
@@ -183,7 +184,7 @@ def _other_rows(account: Account) -> list[list[str]]:
 
 
 def lever_line(lever: Lever) -> str:
-    """Describe one lever in words."""
+    """Describe one lever in words: its verdict, gain, costs and reason."""
     gain = lever.gain
     return (
         f"{verdict_text(lever.verdict, lever.probability)}: {lever.words}: the step gains "
@@ -207,20 +208,20 @@ def headline(report: AuditReport) -> str:
     size = f"{memory.total / 1e9:.3g} of {memory.available / 1e9:.3g} GB"
     if memory.fits:
         parts = [time_text, f"fits: {size}", change_text]
-    else:  # which matters more than the time
+    else:  # that the step does not fit matters more than its time
         remedies = f"; fits with {' or '.join(report.fits_with)}" if report.fits_with else ""
         parts = [f"DOES NOT FIT: {size}{remedies}", time_text, change_text]
     return f"{report.title} on {account.machine}: {'; '.join(parts)}."
 
 
 def time_line(account: Account) -> str:
-    """Say how the time of a step is divided among roles."""
+    """Format the share of the step's time that each role takes."""
     shares = [f"{role} {time / account.step_us:.0%}" for role, time in account.by_role.items()]
     return f"Time: {', '.join(shares)}."
 
 
 def memory_line(memory: Memory) -> str:
-    """Say how the memory of a step is divided."""
+    """Format the memory of a step by use."""
     uses = {
         "weights": memory.weights,
         "gradients": memory.gradients,
@@ -233,7 +234,7 @@ def memory_line(memory: Memory) -> str:
 
 
 def _tried_table(levers: Sequence[Lever]) -> list[str]:
-    """Format levers as lines of a table, one row per change."""
+    """Format levers as an aligned table with one line per lever."""
     table = [["change", "step", "interval", "verdict", "FLOPs", "parameters"]]
     for lever in levers:
         gain = lever.gain
@@ -251,7 +252,7 @@ def _tried_table(levers: Sequence[Lever]) -> list[str]:
 
 
 def sources(report: AuditReport) -> str:
-    """Say what the times rest on."""
+    """Say what the times of an audit rest on, including those of attention."""
     attention = report.account.attention
     return report.source + (f"; attention: {attention}" if attention else "")
 
@@ -268,8 +269,9 @@ def as_comparison(reports: Sequence[AuditReport]) -> str:
             cells.append(f"{duration(time)}, {time / account.step_us:.0%}")
         table.append([role, *cells])
     lines = []
-    for report in reports:  # with the two best levers
-        lines += [headline(report), *(f"  {lever_line(lever)}" for lever in report.levers[:2])]
+    for report in reports:
+        two_best = report.levers[:2]
+        lines += [headline(report), *(f"  {lever_line(lever)}" for lever in two_best)]
     lines += reports[0].warnings
     lines += ["", *aligned_lines(table), ""]
     lines += [
@@ -291,7 +293,7 @@ def aligned_lines(table: Sequence[Sequence[str]]) -> list[str]:
 
 
 def as_text(report: AuditReport) -> str:
-    """Format an audit for a terminal: headline, levers, account and assumptions."""
+    """Format an audit for a terminal: headline, levers, times and assumptions."""
     account = report.account
     rows = [_cells(account, row) for row in account.rows]
     left_out = len(rows) - _MOST_ROWS
@@ -312,7 +314,7 @@ def as_text(report: AuditReport) -> str:
 
 
 def as_markdown(report: AuditReport) -> str:
-    """Format an audit for a pull request: the verdict first, and the ten largest rows."""
+    """Format an audit as Markdown for a pull request, with at most ten operations."""
     account = report.account
     lines = [f"## {report.title} on {account.machine}", "", headline(report), ""]
     lines += [line for warning in report.warnings for line in (warning, "")]

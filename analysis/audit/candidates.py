@@ -10,17 +10,17 @@ from itertools import product as combinations
 from sweeps.capture.captured import FORWARD, Attention, Captured, Dimension, GroupedGemm
 
 REACH = 0.125
-"""Largest distance that a width may move, as a share of it."""
+"""Largest change of a width, as a fraction of its current value."""
 
 HEAD_WIDTHS = (32, 64, 80, 96, 112, 128, 160, 192, 256)
 """Head widths to choose from: those that fused attention kernels support."""
 
 _MULTIPLES = (64, 128, 256)
 _SMALL_MULTIPLES = (8, 16, 32)
-"""Multiples that are proposed where :data:`_MULTIPLES` have none within reach."""
+"""Numbers whose multiples are proposed if no multiple of :data:`_MULTIPLES` is within reach."""
 
-_OF_VOCABULARY = (512, 1024)
-_VOCABULARY = 30_000
+_OF_VOCABULARY = (512, 1024)  # further numbers whose multiples are proposed for a vocabulary
+_VOCABULARY = 30_000  # a dimension of at least this size is taken for a vocabulary
 _GATED = 8 / 3
 _GATED_MULTIPLE = 256
 """A gated feed-forward layer has 8/3 of the hidden size, rounded up to a multiple of 256, so that
@@ -35,9 +35,13 @@ Values = Sequence[tuple[Dimension, int]]
 
 @dataclass(frozen=True)
 class _Heads:
-    """Heads of one attention, and the width of the tokens that they are computed from.
+    """Heads of one attention layer.
 
-    This width, ``hidden``, is 0 if it is not known.
+    Attributes:
+        heads: number of query heads.
+        kv_heads: number of key/value heads.
+        width: width of each head.
+        hidden: hidden size, from which the heads are projected; 0 if it is not known.
     """
 
     heads: int
@@ -46,7 +50,7 @@ class _Heads:
     hidden: int
 
     def can_follow(self, before: _Heads, tp: int) -> bool:
-        """Return True if a model with ``before`` can be built with these heads instead."""
+        """Return True if a model with the heads ``before`` can be built with these instead."""
         if min(self.heads, self.kv_heads, self.width) < 1 or self.heads % self.kv_heads:
             return False
         if self.heads % tp or self.kv_heads % tp:
@@ -63,27 +67,31 @@ def candidates(
 ) -> list[int]:
     """Return the values of a dimension that can be built and that an engineer would choose.
 
-    Widths are multiples of 64, 128 or 256 within :data:`REACH`; if there are none, of 8, 16 or 32.
-    Each of ``tp`` GPUs gets an equal part. Heads divide the hidden size, key/value heads divide the
-    heads, and the width of a head is a multiple of 8. A vocabulary and the numbers of experts,
-    classes, labels and input channels can only grow.
+    - Widths are multiples of 64, 128 or 256 within :data:`REACH`; if there are none, multiples of
+      8, 16 or 32. Each of ``tp`` GPUs gets an equal part of a width.
+    - The number of heads divides the hidden size, the number of key/value heads divides the number
+      of heads, and the width of a head is a multiple of 8.
+    - A vocabulary and the numbers of experts, classes, labels and input channels can only grow.
 
     Args:
         dimension: the dimension.
-        captured: the model as it is.
+        captured: the original model.
         tp: tensor-parallel degree.
         multiple: number that widths have to be multiples of, instead of the numbers above.
     """
     value = dimension.value
     if _grows(dimension, captured, "heads"):
-        if _narrows(dimension):  # the hidden size stays, so the number may change a lot
+        if _narrows(dimension):
+            # More heads are narrower, so their total width stays and their number may change a lot.
             values = list(range(value // 2, 2 * value + 1))
-        else:  # each further head makes all heads together wider
+        else:
+            # More heads have a larger total width, so their number may change only a little.
             values = list(range(value - 4, value + 9))
     elif _grows(dimension, captured, "kv_heads"):
         values = [value // 2, 2 * value]
     elif _is_head_width(dimension, captured):
-        # Where all heads together are as wide as the hidden size, they change with their number.
+        # If all heads together are as wide as the hidden size, the width of a head changes only
+        # together with the number of heads, in :func:`pairs_of`.
         values = [] if _as_wide_as_hidden(captured) else list(HEAD_WIDTHS)
     else:
         values = _widths(dimension, captured, tp, multiple)
@@ -94,10 +102,10 @@ def candidates(
 
 
 def pairs_of(captured: Captured, dimensions: Sequence[Dimension], tp: int = 1) -> Iterator[Changes]:
-    """Yield changes of dimensions that belong together.
+    """Yield joint changes of dimensions that belong together.
 
-    These are a hidden size with a number of heads of unchanged width, and a number of heads with a
-    head width that leave the total width of all heads unchanged.
+    One kind changes the hidden size and the number of heads, at an unchanged head width. The other
+    kind changes the number of heads and the head width, at an unchanged total width.
     """
     # 1. Sort the dimensions by what they change.
     head_counts = [d for d in dimensions if _grows(d, captured, "heads")]
@@ -105,7 +113,7 @@ def pairs_of(captured: Captured, dimensions: Sequence[Dimension], tp: int = 1) -
         d for d in dimensions if _grows(d, captured, "kv_heads") and d not in head_counts
     ]
     head_widths = [d for d in dimensions if _is_head_width(d, captured)]
-    # The hidden size is what else makes heads wider.
+    # Any other dimension that makes heads wider is a hidden size.
     hidden_sizes = [
         d
         for d in dimensions
@@ -115,14 +123,15 @@ def pairs_of(captured: Captured, dimensions: Sequence[Dimension], tp: int = 1) -
     if attention is None:
         return
     _, before = attention
-    # If each key/value head serves one head, their numbers change together.
+    # If there are as many key/value heads as heads, both numbers change together.
     coupled_kv_heads = kv_head_counts if before.kv_heads == before.heads else []
     proposals: list[Values] = []
     # 2. Propose hidden sizes with a number of heads of unchanged width.
     for hidden, heads in combinations(hidden_sizes, head_counts):
         if hidden.value % heads.value == 0:
             width = hidden.value // heads.value
-            # Try about an eighth of GPT-2's or Llama's heads. Adding 3 makes an odd number even.
+            # Try from 2 heads fewer to 3 heads more, which is about an eighth of the heads of GPT-2
+            # or Llama models. Adding 3 makes an odd number even, such as GPT-2 XL's 25 heads.
             for count in range(heads.value - 2, heads.value + 4):
                 coupled = [(kv_heads, count) for kv_heads in coupled_kv_heads]
                 proposals.append([(hidden, count * width), (heads, count), *coupled])
@@ -130,7 +139,7 @@ def pairs_of(captured: Captured, dimensions: Sequence[Dimension], tp: int = 1) -
     total_width = before.heads * before.width
     for heads in head_counts:
         if _narrows(heads) and not coupled_kv_heads:
-            continue  # a candidate that changes only the number of heads has the same effect
+            continue  # changing only the number of heads has the same effect
         for width in HEAD_WIDTHS:
             if heads.value == before.heads and total_width % width == 0 and width != before.width:
                 count = total_width // width
@@ -148,8 +157,8 @@ def pairs_of(captured: Captured, dimensions: Sequence[Dimension], tp: int = 1) -
 def _widths(dimension: Dimension, captured: Captured, tp: int, multiple: int | None) -> list[int]:
     """Return the widths within reach that are multiples of the preferred numbers.
 
-    A number of experts is a multiple of 8 and up to twice as large. The arguments are those of
-    :func:`candidates`.
+    A number of experts is treated differently: it may be any larger multiple of 8 up to twice the
+    current number. The arguments are those of :func:`candidates`.
     """
     value = dimension.value
     if _grows(dimension, captured, "experts"):
@@ -160,7 +169,7 @@ def _widths(dimension: Dimension, captured: Captured, tp: int, multiple: int | N
     # 2. Choose the numbers to try multiples of, the preferred ones first.
     large = _MULTIPLES + _OF_VOCABULARY if value >= _VOCABULARY else _MULTIPLES
     choices: list[tuple[int, ...]] = [(multiple,)] if multiple else [large, _SMALL_MULTIPLES]
-    # 3. Take the multiples around the current value from the first choice that has any in reach.
+    # 3. Take the multiples within reach of the first choice that has any.
     reach = math.floor(value * REACH)
     widths: set[int] = set()
     for multiples in choices:
@@ -172,7 +181,7 @@ def _widths(dimension: Dimension, captured: Captured, tp: int, multiple: int | N
         widths = {width for width in widths if abs(width - value) <= reach and width != value}
         if widths:
             break
-    # 4. The usual width of a gated layer is preferred, too.
+    # 4. Add the usual width of a gated layer, which is a multiple of 256.
     if multiple is None:
         gated = _gated_sizes(dimension, captured)
         widths |= {width for width in gated if abs(width - value) <= reach}
@@ -180,7 +189,7 @@ def _widths(dimension: Dimension, captured: Captured, tp: int, multiple: int | N
 
 
 def _gated_sizes(dimension: Dimension, captured: Captured) -> Iterator[int]:
-    """Yield the usual width of a gated feed-forward layer, if the dimension is such a width."""
+    """Yield the usual widths of the gated feed-forward layers whose width the dimension is."""
     for (place, size), slope in dimension.slopes.items():
         gated = captured.products[place]
         # A GEMM that computes both the gate and the up projection grows by two features.
@@ -190,7 +199,7 @@ def _gated_sizes(dimension: Dimension, captured: Captured) -> Iterator[int]:
 
 
 def _fits(values: Values, captured: Captured, tp: int) -> bool:
-    """Return True if the model's heads and experts can be built with other values."""
+    """Return True if the model's heads and experts can be built with new values of dimensions."""
     for place, product in enumerate(captured.products):
         is_forward = product.of == place
         if isinstance(product.work, GroupedGemm) and is_forward:
@@ -217,17 +226,20 @@ def _growth(values: Values, place: tuple[int, str]) -> float:
 def _changed_heads(
     before: _Heads, places: Mapping[str, tuple[int, str]], values: Values
 ) -> _Heads | None:
-    """Return an attention's heads with new values of dimensions; None if a size is fractional.
+    """Return the heads of an attention layer with new values of dimensions.
+
+    None if one of their sizes would not be a whole number.
 
     Args:
-        before: the heads as they are.
-        places: position of the operation and name of the field for each size of the heads.
-        values: the new values.
+        before: the current heads.
+        places: for each field of the heads, the position of an operation and the name of the
+            operation's size that it comes from.
+        values: dimensions and their new values.
     """
     sizes = {name: getattr(before, name) + _growth(values, place) for name, place in places.items()}
     width_slopes = [dimension.slopes.get(places["width"], 0.0) for dimension, _ in values]
-    # Where more heads are narrower, the width is not linear: it is the total width over the number
-    # of heads. The total width grows in proportion to what makes heads wider.
+    # If more heads are narrower, the width of a head is not linear: it is the total width over the
+    # number of heads. The total width is proportional to each dimension that makes heads wider.
     if any(slope < 0 for slope in width_slopes):
         total_width = float(before.heads * before.width)
         for (dimension, value), slope in zip(values, width_slopes, strict=True):
@@ -240,10 +252,10 @@ def _changed_heads(
 
 
 def _heads_of(captured: Captured) -> Iterator[tuple[dict[str, tuple[int, str]], _Heads]]:
-    """Yield, for each attention, the places of its heads' sizes, and the heads.
+    """Yield the heads of each attention layer, after the places that their sizes come from.
 
     A place is the position of an operation and the name of one of its sizes. The hidden size is the
-    input of the query projection before the attention.
+    input width of the query projection before the attention.
     """
     projection_place = -1  # none yet
     hidden_size = 0
@@ -260,12 +272,12 @@ def _heads_of(captured: Captured) -> Iterator[tuple[dict[str, tuple[int, str]], 
 
 
 def _as_wide_as_hidden(captured: Captured) -> bool:
-    """Return True if all heads of some attention together are as wide as the hidden size."""
+    """Return True if the heads of some attention layer are together as wide as the hidden size."""
     return any(heads.heads * heads.width == heads.hidden for _, heads in _heads_of(captured))
 
 
 def _is_head_width(dimension: Dimension, captured: Captured) -> bool:
-    """Return True if a dimension is the width of a head itself, and not only makes it wider."""
+    """Return True if a dimension is the width of a head, instead of only making heads wider."""
     return any(
         dimension.slopes.get(places["width"]) == 1.0 and dimension.value == before.width
         for places, before in _heads_of(captured)
@@ -273,22 +285,25 @@ def _is_head_width(dimension: Dimension, captured: Captured) -> bool:
 
 
 def _only_grows(name: str) -> bool:
-    """Return True if a dimension counts things that the model needs, such as labels."""
+    """Return True if the model needs at least the current value, such as its number of labels."""
     return any(word in name for word in ("vocab", "experts", "classes", "labels", "channels_in"))
 
 
 def _narrows(dimension: Dimension) -> bool:
-    """Return True if a size shrinks as the dimension grows, as the width of more heads does."""
+    """Return True if some size shrinks as the dimension grows, as a head's width may do."""
     return any(slope < 0 for slope in dimension.slopes.values())
 
 
 def _grows(dimension: Dimension, captured: Captured, size: str) -> bool:
-    """Return True if a size of attention or experts grows with a dimension."""
+    """Return True if the given size of attention or of experts grows with a dimension."""
     return bool(_slopes(dimension, captured, size))
 
 
 def _slopes(dimension: Dimension, captured: Captured, size: str) -> set[float]:
-    """Return the growth of a size of attention or experts per unit of a dimension, if it grows."""
+    """Return by how much the given size of attention or of experts grows per unit of a dimension.
+
+    The result has one number for each distinct growth, and is empty if the size does not grow.
+    """
     kinds = (Attention, GroupedGemm)
     return {
         slope

@@ -1,4 +1,4 @@
-"""Find the changes of a model's dimensions that are worth making, and the gain of the step."""
+"""Find changes of a model's dimensions that make its step faster, and compute their gains."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ from kernels.common.errors import UserError
 from kernels.problem import Problem
 from sweeps.capture.captured import Captured, Dimension, Product
 
-_CAPTURED = 2  # candidates per dimension that are captured, after all were estimated
-_CLOSE = 0.01  # estimated gain by which a captured candidate may fall behind the best one
-_NEGLIGIBLE = 0.05  # evidence for at most this share of the changed time is ignored
+_CAPTURED = 2  # best candidates of a dimension by their estimates, for which the model is captured
+_CLOSE = 0.01  # a candidate whose estimated gain is further below the best one is not captured
+_NEGLIGIBLE = 0.05  # evidence that at most this share of the changed time rests on is ignored
 
 Capture = Callable[[Mapping[str, int]], Captured]
 """Function that captures the model again with some sizes changed."""
@@ -55,9 +55,9 @@ class Lever:
 
     Attributes:
         changes: old and new value of each dimension.
-        pairs: problems that change, before and after; those that take most time come first.
+        pairs: problems that change, before and after; those that take longest come first.
         gain: gain of the step with its 90% interval; 0.02 means 1/1.02 of the step's time.
-        products: gain of only the matrix operations that change.
+        products: gain of the matrix operations that change, without the rest of the step.
         share: share of the step's time that these operations take.
         parameters: how many more parameters there are, as a fraction.
         flops: how many more FLOPs there are, as a fraction.
@@ -86,17 +86,17 @@ class Lever:
 
     @property
     def words(self) -> str:
-        """The changes in words, such as ``vocab 50257 → 50304``."""
+        """Changes of the dimensions in words, such as ``vocab 50257 → 50304``."""
         return words_of(self.changes)
 
     @property
     def expected_gain(self) -> float:
-        """Expected gain after costs; for a smaller model, per FLOP."""
+        """Expected gain after costs; for a smaller model, gain per FLOP."""
         return net(_judged_gain(self.gain, self.flops), self.flops)
 
     @property
     def probability(self) -> float:
-        """Probability that the change gains; for a smaller model, per FLOP."""
+        """Probability that the change gains; for a smaller model, that it gains per FLOP."""
         return probability(_judged_gain(self.gain, self.flops), self.evidence)
 
 
@@ -110,27 +110,28 @@ def find_levers(
     more_parameters: float = 0.01,
     multiple: int | None = None,
 ) -> list[Lever]:
-    """Return the best change of each dimension, of pairs that belong together, and of all at once.
+    """Return the best change of each dimension, of pairs that belong together, and a joint change.
 
-    The change of all worthwhile dimensions at once comes first, then the others by expected gain.
-    If no change of a dimension is worth making, its best one has the verdict to leave it.
+    The joint change combines the worthwhile changes and comes first. The others are sorted by
+    expected gain. If no change of a dimension is worth making, its best one has the verdict to
+    leave it.
 
     Args:
-        captured: the model as it is.
+        captured: the original model.
         dimensions: dimensions that may change.
-        capture: captures the model with other sizes.
+        capture: function that captures the model with other sizes.
         runtime: how the model is run.
-        basis: what times on the machine rest on.
-        account: account of the model as it is.
+        basis: model and measurements of the machine.
+        account: time of the original model's step.
         more_parameters: how many more parameters the joint change may have, as a fraction.
         multiple: number that widths have to be multiples of; None for the usual multiples.
     """
-    question = _Question.from_account(captured, capture, runtime, basis, account)
+    baseline = _Baseline.from_account(captured, capture, runtime, basis, account)
     # 1. Find the best change of each dimension.
     best: list[Lever] = []
     for dimension in dimensions:
-        values = _promising(captured, dimension, question, multiple)
-        levers = [question.lever({dimension.name: (dimension.value, value)}) for value in values]
+        values = _promising(captured, dimension, baseline, multiple)
+        levers = [baseline.lever({dimension.name: (dimension.value, value)}) for value in values]
         possible = [lever for lever in levers if lever is not None]
         if possible:
             best.append(max(possible, key=lambda lever: lever.expected_gain))
@@ -138,14 +139,15 @@ def find_levers(
     #    compete with one another.
     paired: dict[tuple[str, ...], list[Lever]] = {}
     for changes in pairs_of(captured, dimensions, runtime.tp):
-        lever = question.lever(changes)
-        # Where a head's width follows from their number, both changes are the same.
+        lever = baseline.lever(changes)
+        # If the number of heads determines their width, changing both is the same as changing only
+        # the number, which is in the list already.
         if lever is not None and all(lever.pairs != other.pairs for other in best):
             paired.setdefault(tuple(changes), []).append(lever)
     best += [max(rivals, key=lambda lever: lever.expected_gain) for rivals in paired.values()]
     best.sort(key=lambda lever: -lever.expected_gain)
-    # 3. Combine them.
-    joint = _joint(best, question, more_parameters)
+    # 3. Combine the worthwhile changes.
+    joint = _joint(best, baseline, more_parameters)
     return [joint, *best] if joint is not None else best
 
 
@@ -157,17 +159,17 @@ def try_levers(
     basis: Basis,
     account: Account,
 ) -> tuple[list[Lever], dict[str, str]]:
-    """Judge the given changes; return their levers in order, and why others cannot be judged.
+    """Return the levers of the given changes in order, and why other changes cannot be judged.
 
     The second value maps a change in words to the reason why it cannot be judged: the model cannot
-    be built that way, or no counted operation changes.
+    be built with these sizes, or no counted operation changes.
     """
-    question = _Question.from_account(captured, capture, runtime, basis, account)
+    baseline = _Baseline.from_account(captured, capture, runtime, basis, account)
     levers: list[Lever] = []
     refused: dict[str, str] = {}
     for change in changes:
         try:
-            lever = question.changed_step(change)
+            lever = baseline.changed_step(change)
         except UserError as error:
             refused[words_of(change)] = str(error)
         else:
@@ -176,8 +178,8 @@ def try_levers(
 
 
 @dataclass(frozen=True)
-class _Question:
-    """A model as it is and how it is run; the starting point of all changes that are tried."""
+class _Baseline:
+    """The original model and how it is run, with which all changes are compared."""
 
     captured: Captured
     capture: Capture
@@ -189,15 +191,15 @@ class _Question:
     @classmethod
     def from_account(
         cls, captured: Captured, capture: Capture, runtime: Runtime, basis: Basis, account: Account
-    ) -> _Question:
-        """Add the measurements near the operations of a model to its account."""
+    ) -> _Baseline:
+        """Create a baseline; look up the measurements near the operations of the model."""
         problems = dict.fromkeys(as_problem(line.product.work) for line in account.lines)
         without_attention = [problem for problem in problems if problem is not None]
         measured = measurements_near(basis, without_attention, 1 + 2 * REACH)
         return cls(captured, capture, runtime, basis, account, measured)
 
     def lever(self, changes: Mapping[str, tuple[int, int]]) -> Lever | None:
-        """Return the effect of a change; None if it has none or cannot be built."""
+        """Return the effect of a change; None if :meth:`changed_step` cannot judge it."""
         try:
             return self.changed_step(changes)
         except UserError:
@@ -207,15 +209,16 @@ class _Question:
         """Return the effect of a change.
 
         Raises:
-            UserError: if the model cannot be built that way, or if no counted operation changes.
+            UserError: if the model cannot be built with these sizes, or if no counted operation
+                changes.
         """
         # 1. Account for the step of the changed model.
         changed = self.capture({name: new for name, (_, new) in changes.items()})
         account = account_of(changed, self.runtime, self.basis)
-        # Lines are compared one by one, which needs the same number of them in both models.
+        # Operations are compared one by one, so both models need the same number of them.
         if len(account.lines) != len(self.account.lines):
             raise UserError("the model has other operations with these sizes.")
-        # 2. Find the operations that change. Those without a time cannot be compared.
+        # 2. Find the operations that change. Operations that are not counted cannot be compared.
         pairs: list[tuple[AccountLine, AccountLine]] = []
         has_uncounted = False
         for before, after in zip(self.account.lines, account.lines, strict=True):
@@ -231,7 +234,7 @@ class _Question:
         gain, products_gain, evidence = self._gain(pairs, account)
         more_flops = account.flops / self.account.flops - 1
         share = sum(before.total_us for before, _ in pairs) / self.account.step_us
-        # A model without other operations moves no bytes.
+        # A model without other operations moves no bytes, so 1 keeps the division below valid.
         moved_before = max(_moved_bytes(self.captured, self.runtime), 1)
         moved_after = _moved_bytes(changed, self.runtime)
         reason = _reason(changes, pairs, products_gain, share, more_flops)
@@ -254,11 +257,15 @@ class _Question:
     def _gain(
         self, pairs: Sequence[tuple[AccountLine, AccountLine]], changed: Account
     ) -> tuple[Gain, float, str]:
-        """Return the gain of the step, the gain of only what changes, and the evidence.
+        """Return the gain of the step, the gain of only the changed operations, and the evidence.
 
         The evidence is the weakest one that more than a negligible share of the time rests on.
+
+        Args:
+            pairs: the operations that change, before and after.
+            changed: time of the step after the change.
         """
-        # 1. The ratio of each operation's times: measured if possible, else predicted.
+        # 1. Find the ratio of each operation's times: measured if possible, else predicted.
         predictions = ratios_of(
             [(as_problem(old.product.work), as_problem(new.product.work)) for old, new in pairs],
             self.basis,
@@ -268,28 +275,30 @@ class _Question:
         time_by_evidence = dict.fromkeys((PREDICTED, MEASURED, CONFIRMED), 0.0)  # weakest first
         for (old, new), predicted in zip(pairs, predictions, strict=True):
             evidence = PREDICTED
-            if predicted is None:  # attention: both times are by the same framework
+            if predicted is None:
+                # Only attention is not predicted as a problem. Its spread is that of a ratio.
                 ratio = old.time_us / new.time_us
                 spread = max(old.spread, new.spread)
                 interval = ratio * math.exp(-spread), ratio * math.exp(spread)
                 change = SumChange(old.total_us, (ratio, *interval))
-                if not spread:  # an assumed share of the peak, which may be another one
+                if not spread:
+                    # The times come from an assumed share of the peak, which may be wrong.
                     unsure_us += abs(new.total_us - old.total_us) * (ATTENTION_RANGE - 1)
-            elif (known := self._known(old, new)) is not None:
-                measured, evidence = known
-                change = SumChange(old.total_us, measured)
+            elif (measured := self._measured_ratio(old, new)) is not None:
+                measured_ratio_of_times, evidence = measured
+                change = SumChange(old.total_us, measured_ratio_of_times)
             else:
                 expected, in_sums = predicted
                 change = SumChange(old.total_us, expected, in_sums)
             time_by_evidence[evidence] += old.total_us
             changes.append(change)
-        # 2. All other operations move more or fewer bytes.
+        # 2. Add the time in which all other operations move more or fewer bytes.
         moved_before = sum(operations.time_us for operations in self.account.other)
         moved_after = sum(operations.time_us for operations in changed.other)
         moved = moved_after - moved_before
         unsure_us = math.hypot(unsure_us, abs(moved) * (MOVED_RANGE - 1))
         gain = gain_of_step(self.account.step_us, changes, moved, unsure_us)
-        # 3. The weakest evidence decides, unless almost no time rests on it.
+        # 3. Find the weakest evidence, unless only a negligible share of the time rests on it.
         before = math.fsum(change.before for change in changes)
         after = math.fsum(change.after for change in changes)
         weakest = next(
@@ -297,12 +306,12 @@ class _Question:
         )
         return gain, before / after - 1, weakest
 
-    def _known(
+    def _measured_ratio(
         self, old: AccountLine, new: AccountLine
     ) -> tuple[tuple[float, float, float], str] | None:
         """Return the measured ratio of an operation's times and its evidence; None if not measured.
 
-        Samples of a confirmed pair come before other measurements.
+        Samples of a re-timed pair are preferred to other measurements.
         """
         before, after = as_problem(old.product.work), as_problem(new.product.work)
         assert before is not None
@@ -320,8 +329,8 @@ def ratios_of(
 ) -> list[tuple[tuple[float, float, float], tuple[float, float]] | None]:
     """Predict the ratio of the times of each pair, the first over the second.
 
-    Each ratio has its 90% interval and the factors by which this interval is wider in sums, below
-    and above. Pairs that the model does not predict (attention) are None.
+    Each ratio comes with its 90% interval and the factors by which the interval of the second time
+    is wider in sums, below and above. The result for attention, which has no problem, is None.
     """
     problems = list(
         dict.fromkeys(problem for pair in pairs for problem in pair if problem is not None)
@@ -342,17 +351,17 @@ def ratios_of(
             fit.spread(predicted.lo[j], predicted.hi[j]),
         )
         times = float(predicted.estimate.time[i]), float(predicted.estimate.time[j])
-        # The factors for sums were learned from shapes like the measured ones.
-        are_familiar = fit.has_like(before) and fit.has_like(after)
-        in_sums = (fit.change_low, fit.change_high) if are_familiar else (1.0, 1.0)
+        # The factors for sums were fitted to measured shapes, so they hold only for similar ones.
+        were_measured = fit.has_like(before) and fit.has_like(after)
+        in_sums = (fit.change_low, fit.change_high) if were_measured else (1.0, 1.0)
         ratios.append((predicted_ratio(before, after, times, spreads, fit), in_sums))
     return ratios
 
 
 def _judged_gain(gain: Gain, more_flops: float) -> Gain:
-    """Return the gain that a verdict is based on.
+    """Return the gain that a verdict is based on: for a smaller model, the gain per FLOP.
 
-    A smaller model is always faster, so only its gain per FLOP counts.
+    A smaller model is nearly always faster, so a gain in time would say nothing about its shapes.
     """
     if more_flops >= 0:
         return gain
@@ -367,30 +376,30 @@ def _moved_bytes(captured: Captured, runtime: Runtime) -> int:
 
 
 def _promising(
-    captured: Captured, dimension: Dimension, question: _Question, multiple: int | None
+    captured: Captured, dimension: Dimension, baseline: _Baseline, multiple: int | None
 ) -> list[int]:
-    """Return the most promising values, estimated only from the forward matrix operations.
+    """Return the most promising new values of a dimension, the best one first.
 
-    The best one comes first. Without a way to estimate them, all candidates are returned. The
-    result is empty if no value is possible.
+    They are estimated from only the forward matrix operations. If they cannot be estimated, all
+    candidates are returned. The result is empty if no value is possible.
 
     Args:
-        captured: the model as it is.
+        captured: the original model.
         dimension: the dimension that changes.
-        question: how the model is run, and what times rest on.
-        multiple: as in :func:`find_levers`.
+        baseline: the original model, and how it is run.
+        multiple: number that widths have to be multiples of; None for the usual multiples.
     """
     # 1. Collect the forward problems at the current value and at each candidate that is possible.
-    values = candidates(dimension, captured, question.runtime.tp, multiple)
-    # Where more heads are narrower, sizes do not grow in proportion.
+    values = candidates(dimension, captured, baseline.runtime.tp, multiple)
+    # If more heads are narrower, sizes are not linear in the dimension, and are not estimated.
     if len(values) < _CAPTURED or any(slope < 0 for slope in dimension.slopes.values()):
         return values
-    current = _resized(captured, dimension, dimension.value, question.runtime)
+    current = _resized(captured, dimension, dimension.value, baseline.runtime)
     if current is None:
         return []
     candidate_counts: dict[int, list[tuple[Problem, int]]] = {}
     for value in values:
-        counts = _resized(captured, dimension, value, question.runtime)
+        counts = _resized(captured, dimension, value, baseline.runtime)
         if counts is not None:
             candidate_counts[value] = counts
     all_counts = [current, *candidate_counts.values()]
@@ -398,11 +407,11 @@ def _promising(
     if not problems:
         return []
     # 2. Predict each distinct problem once, and add up the times and FLOPs of each value.
-    predicted = question.basis.model.predict(question.basis.query(problems)).estimate.time
+    predicted = baseline.basis.model.predict(baseline.basis.query(problems)).estimate.time
     time_of = dict(zip(problems, predicted, strict=True))
 
     def totals(counts: Sequence[tuple[Problem, int]]) -> tuple[float, int]:
-        """Return the time and the FLOPs of problems, given how often each occurs."""
+        """Return the total time and FLOPs of problems, given how often each occurs."""
         time = sum(time_of[problem] * count for problem, count in counts)
         return time, sum(problem.flops * count for problem, count in counts)
 
@@ -411,28 +420,29 @@ def _promising(
     for value, counts in candidate_counts.items():
         time, flops = totals(counts)
         gains[value] = _net_gain(current_time / time - 1, flops / current_flops - 1)
-    # 3. Keep the best value, and others that are nearly as good.
+    # 3. Keep the best value, and the second best if it is nearly as good.
     best_first = sorted(gains, key=lambda value: -gains[value])[:_CAPTURED]
     return [value for value in best_first if gains[value] >= gains[best_first[0]] - _CLOSE]
 
 
 def _net_gain(gain: float, more_flops: float) -> float:
-    """Return a predicted gain after costs; for a smaller model, per FLOP."""
+    """Return a predicted gain after costs; for a smaller model, the gain per FLOP."""
     return net(_judged_gain(Gain(gain, gain, gain), more_flops), more_flops)
 
 
 def _resized(
     captured: Captured, dimension: Dimension, value: int, runtime: Runtime
 ) -> list[tuple[Problem, int]] | None:
-    """Return the forward problems with one dimension changed as its slopes say, and their counts.
+    """Return the forward problems for a new value of one dimension, with their counts.
 
-    None if the problems cannot have these sizes, for instance because heads do not divide.
+    Sizes grow linearly with the dimension, by its slopes. None if the problems cannot have such
+    sizes, for instance because the number of heads is not a multiple of the number of GPUs.
     """
     # 1. Resize the forward operations.
     growth = value - dimension.value
     forward: list[Product] = []
     for place, product in enumerate(captured.products):
-        if product.of != place:  # a gradient
+        if product.of != place:  # the operation is a gradient
             continue
         sizes = {
             name: round(size + dimension.slopes.get((place, name), 0.0) * growth)
@@ -442,7 +452,7 @@ def _resized(
             forward.append(replace(product.resized(sizes), of=len(forward)))
         except UserError:
             return None
-    # 2. Apply the runtime, which may not be able to divide these sizes.
+    # 2. Apply the runtime. It fails if the GPUs cannot divide these sizes.
     try:
         products = runtime.products(replace(captured, products=tuple(forward)))
     except UserError:
@@ -451,10 +461,11 @@ def _resized(
     return [(problem, count) for problem, count in problems if problem is not None]
 
 
-def _joint(best: Sequence[Lever], question: _Question, more_parameters: float) -> Lever | None:
-    """Combine the levers that are worth a change, one after another, while parameters are left.
+def _joint(best: Sequence[Lever], baseline: _Baseline, more_parameters: float) -> Lever | None:
+    """Combine the worthwhile levers, one after another, if each raises the expected gain.
 
-    None if no two of them combine.
+    A lever that would exceed the limit of additional parameters is left out. None if no two levers
+    combine.
     """
     chosen: Lever | None = None
     for lever in best:
@@ -466,12 +477,12 @@ def _joint(best: Sequence[Lever], question: _Question, more_parameters: float) -
         # A dimension can only change once.
         if set(lever.changes) & set(chosen.changes):
             continue
-        combined = question.lever({**chosen.changes, **lever.changes})
+        combined = baseline.lever({**chosen.changes, **lever.changes})
         if combined is None or combined.parameters > more_parameters:
             continue
         if combined.expected_gain > chosen.expected_gain:
             chosen = combined
-    # A lever of the list itself is not a combination.
+    # A lever that is in the list is not a combination.
     if chosen is None or any(chosen is lever for lever in best):
         return None
     return replace(chosen, reason=f"all of the profitable changes below together: {chosen.reason}")
@@ -482,7 +493,7 @@ def _changed_problems(
 ) -> tuple[tuple[Problem, Problem], ...]:
     """Return the problems that a change affects, as (before, after), without duplicates.
 
-    Those that take most time before the change come first.
+    The problems that take longest before the change come first.
     """
     longest_first = sorted(pairs, key=lambda pair: pair[0].total_us, reverse=True)
     problems = dict.fromkeys(
@@ -494,7 +505,7 @@ def _changed_problems(
 
 
 def _aligns(pairs: Sequence[tuple[AccountLine, AccountLine]]) -> bool:
-    """Return True if the rows of any operation become multiples of a larger number of bytes."""
+    """Return True if the change improves the alignment of any operation's rows."""
     return any(after.alignment > before.alignment for before, after in _changed_problems(pairs))
 
 
@@ -510,8 +521,8 @@ def _reason(
     Args:
         changes: old and new value of each dimension.
         pairs: operations that change, before and after.
-        products_gain: gain of only these operations.
-        share: their share of the step's time.
+        products_gain: gain of these operations, without the rest of the step.
+        share: share of the step's time that these operations take.
         more_flops: how many more FLOPs the step has, as a fraction.
     """
     roles = list(dict.fromkeys(before.product.role for before, _ in pairs))

@@ -1,4 +1,4 @@
-"""Account for the memory that a step needs on each GPU, and find options that make it fit."""
+"""Compute the memory that a step needs on each GPU, and find options that make the step fit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from kernels.problem import DTYPE_BYTES
 from sweeps.capture.captured import FORWARD, Attention, Captured
 
 _STATES = {"adamw": 2, "sgd": 0, "none": 0}
-"""Numbers that an optimizer keeps for each parameter: AdamW has two moments, SGD no momentum."""
+"""Numbers that an optimizer keeps for each parameter. AdamW keeps two moments. SGD is assumed to
+have no momentum, and keeps nothing."""
 
 _DEGREES = (2, 4, 8, 16)
 """Tensor-parallel degrees that are tried if a step does not fit."""
@@ -26,8 +27,8 @@ _COMPRESSED = re.compile(r"kv_a_proj\w*$")
 class Memory:
     """Bytes that a step needs on each GPU, by use, and the bytes that the GPU has.
 
-    ``activations`` are the tensors that the forward pass keeps for the backward pass or, without
-    one, those of the largest operation.
+    In training, ``activations`` are the tensors that the forward pass keeps for the backward pass.
+    Without a backward pass, they are the tensors of the largest operation.
     """
 
     weights: int
@@ -48,7 +49,7 @@ class Memory:
         return self.total <= self.available
 
     def to_json(self) -> dict[str, Any]:
-        """Return all sizes in bytes, their total and whether it fits, as a record."""
+        """Return all sizes in bytes, their total, and whether the total fits, as a record."""
         return {
             "weights": self.weights,
             "gradients": self.gradients,
@@ -64,9 +65,9 @@ class Memory:
 def memory_of(captured: Captured, runtime: Runtime, machine: Machine, trains: bool) -> Memory:
     """Return the memory that a step needs on each of ``runtime.tp`` GPUs.
 
-    Weights, gradients and the optimizer's state have the parameters' dtype. Tensor parallelism
-    divides everything, which for activations supposes sequence parallelism (Korthikanti et al.
-    2022). The memory of the framework and its kernels is not counted.
+    Weights, gradients and the optimizer's state have the parameters' dtype. Tensor parallelism is
+    assumed to divide everything. For activations, this needs sequence parallelism (Korthikanti et
+    al. 2022). The memory of the framework and its kernels is not counted.
 
     Args:
         captured: the step.
@@ -89,8 +90,8 @@ def memory_of(captured: Captured, runtime: Runtime, machine: Machine, trains: bo
 def kv_cache_bytes(captured: Captured) -> int:
     """Return the bytes of the cached keys and values of all sequences.
 
-    They are 0 if the model generates no tokens. A sliding window limits the number of keys. If keys
-    and values are compressed, only their compressed form is cached.
+    A model that generates no tokens needs no cache. A sliding window limits the number of cached
+    keys. If keys and values are compressed, only their compressed form is cached.
     """
     compressed = [product for product in captured.products if _COMPRESSED.search(product.path)]
     total = 0
@@ -98,8 +99,8 @@ def kv_cache_bytes(captured: Captured) -> int:
         work = product.work
         if not isinstance(work, Attention) or product.pass_ != FORWARD:
             continue
-        # Attention of a model that generates tokens has a causal mask or, while it decodes, fewer
-        # queries than keys.
+        # If a model generates tokens, its attention has a causal mask or, in decoding, fewer
+        # queries than keys. Any other attention is not cached.
         if not work.causal and work.queries >= work.keys:
             continue
         tokens = work.batch * min(work.keys, work.window or work.keys)
@@ -113,7 +114,7 @@ def kv_cache_bytes(captured: Captured) -> int:
 def what_fits(
     captured: Captured, runtime: Runtime, machine: Machine, trains: bool, batch: int
 ) -> list[str]:
-    """Return options of ``audit`` that make a step fit, each sufficient by itself.
+    """Return command-line options of ``audit``, each of which makes a step fit the memory.
 
     The arguments are those of :func:`memory_of`; ``batch`` is the step's number of sequences.
     """

@@ -1,4 +1,4 @@
-"""Apply a runtime to a model's matrix operations: it fuses, splits and recomputes them."""
+"""Apply the options of a runtime to a model's matrix operations: fuse, split and recompute them."""
 
 from __future__ import annotations
 
@@ -26,10 +26,12 @@ RECOMPUTED = "recompute"
 FUSIONS = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}
 """Roles that share an input, keyed by the role of the one GEMM that computes them all."""
 
+# Roles of layers whose output features or whose input features are divided among GPUs.
 _BY_COLUMNS = ("q", "k", "v", "qkv", "up", "gate", "gate_up", "head")
 _BY_ROWS = ("out", "down")
 
-# Multi-head latent attention (DeepSeek-AI 2024): every GPU computes the compressed part whole.
+# Multi-head latent attention (DeepSeek-AI 2024): every GPU computes the whole compression, and a
+# part of the decompression.
 _WHOLE = re.compile(r"(q_a_proj|kv_a_proj\w*)$")
 _COLUMNS_BY_PATH = re.compile(r"kv_b_proj$")
 
@@ -39,18 +41,20 @@ class Runtime:
     """Options of how a model is run.
 
     Attributes:
-        kind: ``eager`` runs one operation at a time; ``compile`` fuses what lies between two GEMMs.
-        fuse: groups of GEMMs with a common input that are computed as one: keys of :data:`FUSIONS`.
+        kind: ``eager`` runs one operation at a time; ``compile`` fuses all operations between two
+            GEMMs.
+        fuse: groups of GEMMs with a common input that are computed as one GEMM: keys of
+            :data:`FUSIONS`.
         tp: tensor-parallel degree, by which widths are divided.
         recompute: True if the forward pass of repeated layers is computed again for the backward
             pass.
         loss_chunks: number of parts of the tokens into which the head and the loss are cut.
-        optimizer: ``adamw``, ``sgd`` or ``none``, which decides the bytes that its step moves.
+        optimizer: ``adamw``, ``sgd`` or ``none``; it determines the bytes that its step moves.
         attention: share of the peak that fused attention is assumed to reach; None to use measured
             times.
         attention_kernel: framework whose attention is used, such as ``vllm``; None if not known.
-        causal_half: True if the attention kernel skips the half of the pairs that a causal mask
-            hides.
+        causal_half: True if the attention kernel skips the half of the query–key pairs that a
+            causal mask hides.
         skew: only one in this many experts gets tokens, and each of those gets the same share.
     """
 
@@ -83,7 +87,7 @@ class Runtime:
         """Return the matrix operations as this runtime computes them, in the order of the step.
 
         Raises:
-            UserError: if a width cannot be divided.
+            UserError: if a width is not a multiple of ``tp``.
         """
         products = list(captured.products)
         for role in self.fuse:
@@ -103,7 +107,7 @@ class Runtime:
         return products
 
     def changes(self, captured: Captured) -> list[str]:
-        """Describe in words what each option does to a model's operations, if anything."""
+        """Describe the effect of each option on a model's operations, if it has one."""
         products = list(captured.products)
         kinds = {product.work.op for product in products}
         fusing = [role for role in self.fuse if len(_fused(products, role)) < len(products)]
@@ -138,9 +142,9 @@ def _fused(products: list[Product], role: str) -> list[Product]:
         role: role of the GEMM that the others become, a key of :data:`FUSIONS`.
 
     Returns:
-        The operations of the step, with positions in ``of`` that are those in this list.
+        The remaining operations of the step. Their ``of`` are positions in the returned list.
     """
-    # 1. Group the places of forward GEMMs by parent module and input. Only complete groups count.
+    # 1. Group the positions of forward GEMMs by parent module and input. Keep complete groups.
     groups: dict[tuple[str, int], list[int]] = {}
     for place, product in enumerate(products):
         is_forward = product.of == place
@@ -148,14 +152,14 @@ def _fused(products: list[Product], role: str) -> list[Product]:
             module = product.path.rpartition(".")[0]
             groups.setdefault((module, product.shares), []).append(place)
     complete = [group for group in groups.values() if len(group) == len(FUSIONS[role])]
-    # 2. The first GEMM of each group, its leader, becomes wider by the others.
+    # 2. The first GEMM of each group, its leader, gets the output features of the others.
     leader_of = {place: group[0] for group in complete for place in group}
     more_features = {}
     for leader, *others in complete:
         works = [products[other].work for other in others]
         more_features[leader] = sum(work.n for work in works if isinstance(work, Gemm))
-    # 3. Keep the leaders and drop the others. The gradients of a group have the places of their
-    #    forward GEMMs in ``of``, and do the same.
+    # 3. Keep the leaders and drop the others. A gradient has the position of its forward GEMM in
+    #    ``of``, and is kept or dropped with that GEMM.
     kept: list[Product] = []
     new_places: dict[int, int] = {}
     for place, product in enumerate(products):
@@ -170,10 +174,10 @@ def _fused(products: list[Product], role: str) -> list[Product]:
     return [replace(product, of=new_places[product.of]) for product in kept]
 
 
-def _wider(product: Product, forward: Product, out: int) -> Product:
-    """Return a GEMM, forward or gradient, whose layer has ``out`` more output features."""
+def _wider(product: Product, forward: Product, more_features: int) -> Product:
+    """Return a GEMM, forward or gradient, whose layer gets ``more_features`` output features."""
     size = out_size(product, forward)
-    return product.resized({size: product.sizes[size] + out})
+    return product.resized({size: product.sizes[size] + more_features})
 
 
 def _split(product: Product, forward: Product, tp: int) -> Product:
@@ -183,11 +187,12 @@ def _split(product: Product, forward: Product, tp: int) -> Product:
 
     Args:
         product: the operation.
-        forward: the operation whose gradient it is; a forward operation itself.
+        forward: the forward operation that ``product`` is a gradient of; ``product`` itself if it
+            is a forward operation.
         tp: number of GPUs.
 
     Raises:
-        UserError: if a size cannot be divided.
+        UserError: if a size is not a multiple of ``tp``.
     """
     work = product.work
     # 1. Attention is divided by heads, and a layer of experts by experts with their tokens.
@@ -211,7 +216,7 @@ def _split(product: Product, forward: Product, tp: int) -> Product:
         size = in_size(product, forward)
     else:
         return product
-    if product.role == "head":  # a vocabulary is padded until it can be divided
+    if product.role == "head":  # a vocabulary is padded to a multiple of tp
         part = int(ceil_div(product.sizes[size], tp))
     else:
         part = _divided(product.sizes[size], tp, product.role)
@@ -219,7 +224,7 @@ def _split(product: Product, forward: Product, tp: int) -> Product:
 
 
 def _named(product: Product, sizes: tuple[str, ...], divisor: float) -> Product:
-    """Return an operation in which the names of sizes show that they were divided."""
+    """Return an operation in which the names of the given sizes show that they were divided."""
     names = {
         size: f"{name} / {divisor:g}" if size in sizes and name != "fixed" else name
         for size, name in product.names.items()
@@ -228,16 +233,22 @@ def _named(product: Product, sizes: tuple[str, ...], divisor: float) -> Product:
 
 
 def _divided(size: int, tp: int, what: str) -> int:
-    """Return a size of one of ``tp`` equal parts; ``what`` names the size in the error."""
+    """Divide a size into ``tp`` equal parts, and return the size of one part.
+
+    ``what`` names the size in the error.
+
+    Raises:
+        UserError: if the size is not a multiple of ``tp``.
+    """
     if size % tp:
         raise UserError(f"--tp {tp} does not divide {what} ({size}).")
     return size // tp
 
 
 def _chunked(product: Product, chunks: int) -> list[Product]:
-    """Cut the head into parts of the tokens; the last part may be smaller.
+    """Cut the head into parts, each for some of the tokens; the last part may be smaller.
 
-    Operations of other roles remain as they are.
+    Operations of other roles remain whole.
     """
     if product.role != "head":
         return [product]
@@ -253,13 +264,13 @@ def _chunked(product: Product, chunks: int) -> list[Product]:
 
 
 def _twice(product: Product) -> list[Product]:
-    """Return an operation and, if the backward pass recomputes it, a second copy."""
+    """Return an operation and, if the backward pass recomputes it, its second execution."""
     is_recomputed = product.pass_ == FORWARD and product.repeated
     return [product, replace(product, pass_=RECOMPUTED)] if is_recomputed else [product]
 
 
 def _skewed(product: Product, skew: float) -> Product:
-    """Send the tokens of a grouped GEMM to fewer experts, each of which gets more of them."""
+    """Send the tokens of a grouped GEMM to only one in ``skew`` experts."""
     if not isinstance(product.work, GroupedGemm):
         return product
     fewer = {"experts": math.ceil(product.work.experts / skew)}
@@ -267,7 +278,7 @@ def _skewed(product: Product, skew: float) -> Product:
 
 
 def _with_every_pair(product: Product) -> Product:
-    """Count all pairs of attention, as for a kernel that masks scores instead of skipping them."""
+    """Count all query–key pairs of attention, as computed by a kernel that skips no masked pair."""
     if not isinstance(product.work, Attention):
         return product
     return replace(product, work=replace(product.work, causal=False))
@@ -276,9 +287,9 @@ def _with_every_pair(product: Product) -> Product:
 def optimizer_bytes(captured: Captured, runtime: Runtime) -> int:
     """Return the bytes that a step of the optimizer reads and writes.
 
-    Its state is in the parameters' dtype. AdamW reads the parameter, the gradient and two moments,
-    and writes all but the gradient. SGD reads the parameter and the gradient, and writes the
-    parameter.
+    The optimizer's state is in the parameters' dtype. For each parameter, AdamW reads the
+    parameter, the gradient and two moments, and writes all but the gradient. SGD reads the
+    parameter and the gradient, and writes the parameter.
     """
     accesses = {"adamw": 7, "sgd": 3, "none": 0}[runtime.optimizer]
     return accesses * captured.parameter_bytes // runtime.tp

@@ -1,4 +1,4 @@
-"""Compute intervals of a step's time and of its gain from the intervals of its operations."""
+"""Compute the intervals of a step's time and gain from the intervals of its operations."""
 
 from __future__ import annotations
 
@@ -21,11 +21,14 @@ class TimeSum(NamedTuple):
 
 
 class SumChange(NamedTuple):
-    """Total time of operations of one kind before a change, and its ratio to the time after it.
+    """Change of the total time of equal operations.
 
-    The ratio comes with its 90% interval. ``in_sums`` are the factors by which both halves of the
-    interval of the time after the change are wider in a step: first the half of shorter times, then
-    the half of longer times (:func:`analysis.model.sum_errors.change_factors`).
+    Attributes:
+        before: time before the change.
+        ratio: time before the change over time after it, with its 90% interval, as (ratio, lo, hi).
+        in_sums: factors by which the interval of the time after the change is wider in a step:
+            first for shorter times, then for longer times
+            (:func:`analysis.model.sum_errors.change_factors`).
     """
 
     before: float
@@ -34,7 +37,7 @@ class SumChange(NamedTuple):
 
     @property
     def after(self) -> float:
-        """Total time of these operations after the change."""
+        """Total time of the operations after the change."""
         ratio, _, _ = self.ratio
         return self.before / ratio
 
@@ -54,13 +57,15 @@ def gain_of_step(
 ) -> Gain:
     """Return the gain of a step if some of its operations change.
 
+    All times are in the same unit.
+
     Args:
         step: time of the step before the change.
         changes: changes of its operations.
-        more: additional time of everything else, in the same unit.
-        unsure: by how much the additional time may be wrong, either way.
+        more: additional time of all other operations.
+        unsure: half width of the 90% interval of the additional time.
     """
-    # 1. The time of each operation after the change, and both halves of its interval. A larger
+    # 1. Compute both halves of the interval of each operation's time after the change. A larger
     #    ratio means a shorter time.
     shorter, longer = [], []
     for change in changes:
@@ -68,12 +73,13 @@ def gain_of_step(
         factor_shorter, factor_longer = change.in_sums
         shorter.append(factor_shorter * change.after * (1 - ratio / ratio_hi))
         longer.append(factor_longer * change.after * (ratio / ratio_lo - 1))
-    # 2. The time of the step after the change, with its interval, as gains.
+    # 2. Compute the time of the step after the change and both halves of its interval.
     before = math.fsum(change.before for change in changes)
     after = math.fsum(change.after for change in changes)
     step_after = step - before + after + more
     below = math.hypot(float(half_interval_of_sum(np.array(shorter), CHANGE_CORRELATION)), unsure)
     above = math.hypot(float(half_interval_of_sum(np.array(longer), CHANGE_CORRELATION)), unsure)
-    # However wide the interval is, the step takes some time.
+    # 3. Convert the time and its interval to a gain. The shortest time has to be above 0, even if
+    #    the interval is very wide.
     shortest = max(step_after - below, 1e-3 * step_after)
     return Gain(step / step_after - 1, step / (step_after + above) - 1, step / shortest - 1)

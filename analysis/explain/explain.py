@@ -1,9 +1,9 @@
-"""Judge each operation of a trace: what its shape should take, why it takes longer, what to change.
+"""Judge each operation of a trace: how long it should take, why it takes longer, what to change.
 
-An operation's time is compared with the best evidence about its shape on the machine: measured, in
-a public table, or predicted, each with an interval. Sizes to change to are those that
-:mod:`analysis.advice.recommend` names. What a change would save is never more than the difference
-between the traced time and the expected time of the other size.
+An operation's time is compared with the expected time of its shape on the machine. The expected
+time is measured, from a public table, or predicted, and always has an interval. Other sizes are
+recommended by :mod:`analysis.advice.recommend`. A change saves at most the difference between the
+traced time and the expected time of the other size.
 """
 
 from __future__ import annotations
@@ -52,16 +52,16 @@ from kernels.problem import DTYPE_BYTES, WIDE_BYTES, Conv, Gemm, Problem
 from sweeps.capture.captured import Attention, Work
 
 USED, ELIGIBLE, NOT_ELIGIBLE = "used", "eligible", "no"
-"""Use of Tensor Cores by an operation that uses them, that could, and that could not."""
+"""Whether an operation uses Tensor Cores, could use them, or cannot use them."""
 
-_LEAST_SAVING = 0.005  # share of the traced time; a finding that would save less is left out
-_MOST_NAMED = 3  # operations that a finding names, besides the first
-_LEAST_IDLE = 0.1  # share of the span in which a GPU is idle for one reason, to be a finding
-_LEAST_PART = 0.1  # share of an operation's time in transposes, or in reductions, to be named
-_MOST_ASKED = 400  # shapes for which other sizes are tried, those that take longest; one second
-_ROUND = 8  # elements; sizes that are not a multiple of it are padded to one
-_LEAST_SHAPES = 5  # shapes by which a slow machine is told from slow shapes
-_MOST_PADDING = 0.5  # most extra FLOPs for which a padding to a multiple of 8 is considered
+_LEAST_SAVING = 0.005  # smallest saving that is a finding, as a share of the traced time
+_MOST_NAMED = 3  # operations that a finding names in addition to the first one
+_LEAST_IDLE = 0.1  # smallest share of the traced time for which a reason to be idle is a finding
+_LEAST_PART = 0.1  # smallest share of an operation's time for which its other kernels are named
+_MOST_ASKED = 400  # number of longest shapes for which other sizes are tried, in about a second
+_ROUND = 8  # elements; every size may be padded to the next multiple of this
+_LEAST_SHAPES = 5  # fewest shapes that can show whether the whole machine was slow
+_MOST_PADDING = 0.5  # most additional FLOPs that padding to multiples of 8 may cost, as a fraction
 
 _CONVERTS = re.compile("nchwToNhwc|nhwcToNchw|tensorTransform", re.IGNORECASE)
 
@@ -76,7 +76,7 @@ _IDLE_WORDS = {
 
 
 class ExpectedTime(NamedTuple):
-    """Expected time of one call in µs, with its interval and what it rests on."""
+    """Expected time of one call in µs, with its interval, and the source of this knowledge."""
 
     time_us: float
     lo_us: float
@@ -85,28 +85,43 @@ class ExpectedTime(NamedTuple):
 
 
 class TraceFinding(NamedTuple):
-    """Time that could be saved: of what, why, and how much in µs."""
+    """A way to save time, and how much time it could save in all.
+
+    Attributes:
+        subject: words for the operations, or for the idle time.
+        text: reasons and remedies in words.
+        saves_us: time that could be saved in µs.
+    """
 
     subject: str
     text: str
     saves_us: float
 
 
+class _Saving(NamedTuple):
+    """Time in µs that one remedy could save over all calls of an operation, and why, in words."""
+
+    us: float
+    text: str
+
+
 @dataclass(frozen=True)
 class ExplainedOperation:
-    """An operation of a trace, next to what it should take.
+    """An operation of a trace, its expected time, and what could be saved.
 
     Attributes:
-        operation: the operation, with its time.
-        tensor_cores: one of :data:`USED`, :data:`ELIGIBLE` and :data:`NOT_ELIGIBLE`; None if the
-            names of its kernels do not tell.
-        expected: expected time of one call; None if nothing is known about it.
-        peak_share: rate of its arithmetic over the machine's peak; None if the shape is not known.
-        bandwidth_share: rate of its least traffic over the machine's bandwidth; None likewise.
-        finding: what is wrong with it; empty if nothing is.
-        change: sizes to change, such as ``N 50257 → 50264``; empty if none is better.
+        operation: the operation, with its traced time.
+        tensor_cores: one of :data:`USED`, :data:`ELIGIBLE` and :data:`NOT_ELIGIBLE`; None if no
+            kernel name shows it.
+        expected: expected time of one call; None if it is not known.
+        peak_share: rate of the operation's arithmetic over the machine's peak; None if the shape is
+            not known.
+        bandwidth_share: rate of the operation's least traffic over the machine's bandwidth; None if
+            the shape is not known.
+        finding: reasons why the operation is slow, and remedies; empty if it is not slow.
+        change: sizes to change, such as ``N 50257 → 50264``; empty if no other size is better.
         advice: the advice behind ``change``.
-        saves_us: what could be saved of all its calls; 0 without a finding.
+        saves_us: time in µs that the best remedy could save over all calls; 0 without a finding.
     """
 
     operation: ProfiledOperation
@@ -127,13 +142,13 @@ class TraceVerdict:
     Attributes:
         files: names of the traces.
         machine: the machine that the times are compared with.
-        account: where the time went.
-        operations: the operations; those by which most could be saved come first, then those that
-            take longest.
-        findings: what could be saved, the largest saving first.
-        source: what the expected times rest on.
-        slowdown: factor by which most shapes took longer than expected, which is the machine's;
-            findings are beyond it. It is 1 if most shapes took as long as expected.
+        account: traced time by operation, and idle time by reason.
+        operations: the operations, sorted by what could be saved, then by their time.
+        findings: ways to save time, the largest saving first.
+        source: measurements or constants that the expected times rest on, in words.
+        slowdown: median ratio of traced to expected times if most shapes took too long, else 1.
+            Such a ratio is attributed to the whole machine, so only operations that are slower
+            still are findings.
     """
 
     files: tuple[str, ...]
@@ -145,9 +160,11 @@ class TraceVerdict:
     slowdown: float = 1.0
 
     def gain(self, saves_us: float) -> float:
-        """Return the gain of the traced time if some of it is saved, as a fraction."""
-        rest = max(self.account.span_us - saves_us, 1e-3 * self.account.span_us)
-        return self.account.span_us / rest - 1
+        """Return the gain as a fraction if ``saves_us`` of the traced time are saved."""
+        span_us = self.account.span_us
+        # Savings are upper bounds, so their sum may exceed the span. Some time always remains.
+        remaining_us = max(span_us - saves_us, 1e-3 * span_us)
+        return span_us / remaining_us - 1
 
 
 def explain_traces(
@@ -157,14 +174,14 @@ def explain_traces(
     against: Path | None = None,
     question: Question | None = None,
 ) -> TraceVerdict:
-    """Explain the traces of a job, such as one of each rank.
+    """Explain the traces of a job, for example one trace of each rank.
 
     Args:
         paths: the traces.
         machine: the machine to compare with; None for the one that the traces name.
         results: folder of all machines' results.
-        against: folder to look for results in first: that of one machine, or of several.
-        question: how far sizes may change; by default, padding by 12.5%, or to the next multiple of
+        against: folder of one machine's or of several machines' results, which is searched first.
+        question: the pad or choose query; by default, padding by 12.5%, or to the next multiple of
             8 if that is further.
 
     Raises:
@@ -178,9 +195,13 @@ def explain_traces(
 def _basis(
     account: ProfileAccount, machine: str | None, results: Path, against: Path | None
 ) -> Basis:
-    """Return what is known about the machine of a trace."""
+    """Return the basis of the machine that a trace is compared with.
+
+    The arguments are those of :func:`explain_traces`.
+    """
+    # 1. If the given folder is that of one machine, it decides.
     if against is not None:
-        if (against / "run.json").exists():  # the folder of one machine
+        if (against / "run.json").exists():
             if machine is not None:
                 raise UserError(
                     f"{against} is the folder of one machine, so leave --machine out, or give "
@@ -190,9 +211,10 @@ def _basis(
             return find_basis(folder.name, folder.parent)
         if not against.is_dir():
             raise UserError(f"{against} is not a folder; give one with results to --against.")
+    # 2. Look for the machine in the given folder, then in the folder of all results.
     name = machine or _machine_of(account)
     if against is not None:
-        with suppress(UserError):  # it may be one that only the other folder has
+        with suppress(UserError):  # the given folder may not have this machine
             if slug_at(against, name) in recorded_machines(against):
                 return find_basis(name, against)
     if machine is None and account.kind == "cpu" and name not in recorded_machines(results):
@@ -212,7 +234,11 @@ def _basis(
 
 
 def _machine_of(account: ProfileAccount) -> str:
-    """Return the slug of the machine that a trace names; that of this CPU if it is of a CPU."""
+    """Return the slug of the machine that a trace names; for a trace of a CPU, this CPU's slug.
+
+    Raises:
+        UserError: if the trace names no machine, or several kinds of machines.
+    """
     if account.kind == "cpu":
         if account.device_names:
             raise UserError(
@@ -234,10 +260,17 @@ def _machine_of(account: ProfileAccount) -> str:
 def judge_account(
     files: tuple[str, ...], account: ProfileAccount, basis: Basis, question: Question | None = None
 ) -> TraceVerdict:
-    """Judge the operations of an account on a machine.
+    """Judge the operations of a traced step by their expected times on a machine.
+
+    Args:
+        files: names of the traces.
+        account: traced time by operation, and idle time by reason.
+        basis: model and measurements of the machine.
+        question: the query, as in :func:`explain_traces`.
 
     Raises:
-        UserError: if the machine's recording cannot be read.
+        UserError: if the machine's recording cannot be read, or the trace is of a CPU and the
+            machine is a GPU, or the other way round.
     """
     machine = basis.model.machine
     if account.kind != machine.kind:
@@ -245,25 +278,28 @@ def judge_account(
             f"the trace is of a {account.kind.upper()}, and {machine.slug} is a "
             f"{machine.kind.upper()}; name the trace's machine by --machine."
         )
-    # 1. Find what each shape should take, and which other sizes take less.
+    # 1. Find the expected time of each shape, and better sizes.
     times = _expected_times(account, basis)
     advice = _advice(account, basis, question)
-    # 2. Judge each operation, without what slowed down the whole machine.
+    # 2. Explain each operation. A slowdown of the whole machine is not attributed to operations.
     slowdown = _slowdown(account, times)
-    judged = [_judged(o, machine, times, advice, slowdown) for o in account.operations]
-    judged.sort(key=lambda entry: (-entry.saves_us, -entry.operation.time_us))
-    # 3. List what could be saved, also of the time in which the GPU was idle. Small savings are no
-    # findings, unless they are of one size and large together.
-    groups = _of_one_size(judged)
+    explained = [
+        _explained(operation, machine, times, advice, slowdown) for operation in account.operations
+    ]
+    explained.sort(key=lambda entry: (-entry.saves_us, -entry.operation.time_us))
+    # 3. Keep large savings. Small savings are kept only if changing the same size makes all of them
+    #    and their sum is large.
+    groups = _grouped_by_size(explained)
     large = [group for group in groups if _saving_of(group) >= _LEAST_SAVING * account.span_us]
-    named = {id(entry) for group in large for entry in group}
+    kept = {id(entry) for group in large for entry in group}
     operations = [
         entry
-        if id(entry) in named
+        if id(entry) in kept
         else replace(entry, finding="", change="", advice=None, saves_us=0.0)
-        for entry in judged
+        for entry in explained
     ]
     operations.sort(key=lambda entry: (-entry.saves_us, -entry.operation.time_us))
+    # 4. Add the idle time of the GPU to the findings.
     findings = [*map(_operation_finding, large), *_idle_findings(account)]
     findings.sort(key=lambda finding: -finding.saves_us)
     sources = {entry.expected.source for entry in operations if entry.expected is not None}
@@ -274,33 +310,41 @@ def judge_account(
 
 
 def _slowdown(account: ProfileAccount, times: Mapping[Work, ExpectedTime]) -> float:
-    """Return the median of traced over expected times if most shapes take too long, else 1."""
-    pairs = [(o.each_us, _sum_of([times.get(w) for w in o.works])) for o in account.operations]
-    known = [(us, expected) for us, expected in pairs if expected is not None]
-    slow = sum(us > expected.hi_us for us, expected in known)
-    if len(known) < _LEAST_SHAPES or slow <= len(known) / 2:
+    """Return the median ratio of traced to expected times if most shapes take too long, else 1."""
+    traced_and_expected: list[tuple[float, ExpectedTime]] = []
+    for operation in account.operations:
+        expected = _sum_of([times.get(work) for work in operation.works])
+        if expected is not None:
+            traced_and_expected.append((operation.each_us, expected))
+    shape_count = len(traced_and_expected)
+    slow_count = sum(traced_us > expected.hi_us for traced_us, expected in traced_and_expected)
+    if shape_count < _LEAST_SHAPES or slow_count <= shape_count / 2:
         return 1.0
-    return median(us / expected.time_us for us, expected in known)
+    return median(traced_us / expected.time_us for traced_us, expected in traced_and_expected)
 
 
-def _of_one_size(judged: Sequence[ExplainedOperation]) -> list[list[ExplainedOperation]]:
-    """Return operations with a finding, in groups of which the same size should change.
+def _grouped_by_size(
+    explained: Sequence[ExplainedOperation],
+) -> list[list[ExplainedOperation]]:
+    """Return the operations with a finding, in groups in which the same size should change.
 
-    A layer's size is in its forward pass and in both gradients, and in those of every batch.
+    The forward pass of a layer and both gradients share the layer's sizes, for every batch.
     """
     groups: dict[object, list[ExplainedOperation]] = {}
-    for entry in judged:
+    for entry in explained:
         if entry.finding:
+            # An operation without exactly one size to change is a group by itself.
             groups.setdefault(_changed_size(entry) or id(entry), []).append(entry)
     return list(groups.values())
 
 
 def _saving_of(group: Sequence[ExplainedOperation]) -> float:
+    """Return the time in µs that could be saved in all operations of a group."""
     return sum(entry.saves_us for entry in group)
 
 
 def _operation_finding(group: Sequence[ExplainedOperation]) -> TraceFinding:
-    """Return the finding about operations of which the same size should change, or about one."""
+    """Return the finding about a group from :func:`_grouped_by_size`."""
     first, *others = group
     subject, text = subject_of(first.operation), first.finding
     changed = _changed_size(first)
@@ -315,7 +359,10 @@ def _operation_finding(group: Sequence[ExplainedOperation]) -> TraceFinding:
 
 
 def _changed_size(entry: ExplainedOperation) -> tuple[int, int, str] | None:
-    """Return a size before and after a change, and its meaning; None unless one size changes."""
+    """Return the size that should change, its new value and its meaning in a model.
+
+    None unless exactly one size should change.
+    """
     advice = entry.advice
     if advice is None or len(advice.changed) != 1:
         return None
@@ -324,47 +371,50 @@ def _changed_size(entry: ExplainedOperation) -> tuple[int, int, str] | None:
 
 
 def subject_of(operation: ProfiledOperation) -> str:
-    """Return the words that name an operation: its name, module and shape."""
+    """Return an operation's name, module and shape as text."""
     shape = operation.shape or operation.kernel
     place = f" of {operation.module}" if operation.module else ""
     return f"{operation.op}{place}, {shape}" if shape else f"{operation.op}{place}"
 
 
 def _expected_times(account: ProfileAccount, basis: Basis) -> dict[Work, ExpectedTime]:
-    """Return what a call of each shape should take; shapes of which nothing is known are missing.
+    """Return the expected time of a call of each shape; shapes without one are missing.
 
-    For fp32 shapes on a GPU with TF32, the time in TF32 is found, too.
+    For an fp32 shape on a GPU with TF32, the result also has the expected time in TF32.
     """
     machine = basis.model.machine
-    works = dict.fromkeys(work for o in account.operations for work in o.works)
-    # 1. GEMMs and convolutions, which are predicted together.
-    problems: dict[Problem, list[Work]] = {}
+    works = dict.fromkeys(work for operation in account.operations for work in operation.works)
+    # 1. Collect the problems of GEMMs and convolutions, and the same problems in TF32.
+    works_of: dict[Problem, list[Work]] = {}
     for work in works:
         problem = as_problem(work)
         if problem is not None and problem.dtype in machine.peaks:
-            problems.setdefault(problem, []).append(work)
-    for problem in list(problems):
-        if (faster := in_tf32(problem, machine)) is not None:
-            problems.setdefault(faster, [faster])
+            works_of.setdefault(problem, []).append(work)
+    for problem in list(works_of):
+        if (tf32_problem := in_tf32(problem, machine)) is not None:
+            works_of.setdefault(tf32_problem, [tf32_problem])
+    # 2. Look up or predict all of them together, which is faster than one at a time.
     times: dict[Work, ExpectedTime] = {}
-    rows = times_of(list(problems), basis) if problems else []
-    for problem, row in zip(problems, rows, strict=True):
-        ends = float(row["lo_us"]), float(row["hi_us"])
-        time = ExpectedTime(float(row["time_us"]), *ends, row["source"])
-        times.update(dict.fromkeys(problems[problem], time))
-    # 2. Attention, of which only GPUs' times in 16 bits are known.
+    rows = times_of(list(works_of), basis) if works_of else []
+    for problem, row in zip(works_of, rows, strict=True):
+        time = ExpectedTime(
+            float(row["time_us"]), float(row["lo_us"]), float(row["hi_us"]), row["source"]
+        )
+        times.update(dict.fromkeys(works_of[problem], time))
+    # 3. Predict attention, which was measured only on GPUs and in 16 bits.
     for work in works:
         if isinstance(work, Attention):
-            known = find_attention(machine, work.dtype, basis.folder)
-            if known is not None and work.dtype in machine.peaks:
-                call = attention_time(work, known, None)
-                source = known.source(None)
-                times[work] = ExpectedTime(1e6 * call.seconds, 1e6 * call.lo, 1e6 * call.hi, source)
+            attention_basis = find_attention(machine, work.dtype, basis.folder)
+            if attention_basis is not None and work.dtype in machine.peaks:
+                call = attention_time(work, attention_basis, None)
+                times[work] = ExpectedTime(
+                    1e6 * call.seconds, 1e6 * call.lo, 1e6 * call.hi, attention_basis.source(None)
+                )
     return times
 
 
 def in_tf32(work: Work, machine: Machine) -> Problem | None:
-    """Return an fp32 problem in TF32; None for another dtype, or if the machine has no TF32."""
+    """Return an fp32 problem as a TF32 problem; None for other dtypes and machines without TF32."""
     if not isinstance(work, Gemm | Conv) or work.dtype != "fp32" or "tf32" not in machine.peaks:
         return None
     return replace(work, dtype="tf32")
@@ -373,100 +423,138 @@ def in_tf32(work: Work, machine: Machine) -> Problem | None:
 def _advice(
     account: ProfileAccount, basis: Basis, question: Question | None
 ) -> dict[Problem, Advice]:
-    """Return the advice on the shapes that take longest, as far as they may change."""
+    """Return the advice on the GEMMs and convolutions that take longest.
+
+    If ``question`` is None, the query for each problem comes from :func:`_padding`.
+    """
     machine = basis.model.machine
-    asked: dict[Problem, Question] = {}
+    # 1. Collect the problems in the order of the account, the longest operation first.
+    query_of: dict[Problem, Question] = {}
     for operation in account.operations:
         for work in operation.works:
             if isinstance(work, Gemm | Conv) and work.dtype in machine.peaks:
-                asked.setdefault(work, question or _padding(work))
-        if len(asked) >= _MOST_ASKED:
+                query_of.setdefault(work, question or _padding(work))
+        if len(query_of) >= _MOST_ASKED:
             break
+    # 2. Answer the problems of each query together, which is faster than one at a time.
     advice: dict[Problem, Advice] = {}
-    for each in dict.fromkeys(asked.values()):
-        problems = [problem for problem, its in asked.items() if its == each]
-        answers = answers_to(problems, basis, each)
+    for query in dict.fromkeys(query_of.values()):
+        problems = [problem for problem in query_of if query_of[problem] == query]
+        answers = answers_to(problems, basis, query)
         advice |= {answer.advice.problem: answer.advice for answer in answers}
     return advice
 
 
 def _padding(problem: Problem) -> Question:
-    """Return the query for padding by 12.5%, or to the next multiples of 8 if that is further."""
-    growth = 1.0
+    """Return the query for padding by 12.5%, or to the next multiples of 8 if that is further.
+
+    Sizes of at most 8 need not become multiples of 8, which would be too expensive.
+    """
+    growth = 1.0  # ratio of the FLOPs after and before padding to multiples of 8
     for name in dimensions(problem):
         size = getattr(problem, name)
-        growth *= int(ceil_div(size, _ROUND)) * _ROUND / size if size > _ROUND else 1.0
+        if size > _ROUND:
+            growth *= int(ceil_div(size, _ROUND)) * _ROUND / size
     usual = Question()
     return replace(usual, allowance=max(usual.allowance, min(growth - 1, _MOST_PADDING)))
 
 
-def _judged(
+def _explained(
     operation: ProfiledOperation,
     machine: Machine,
     times: Mapping[Work, ExpectedTime],
     advice: Mapping[Problem, Advice],
     slowdown: float,
 ) -> ExplainedOperation:
-    """Judge one operation: by its expected time, its kernels and other sizes.
+    """Compare an operation with its expected time, and find what could be saved.
 
-    What is expected of it takes longer by the machine's ``slowdown``.
+    Args:
+        operation: the operation.
+        machine: the machine that the operation is compared with.
+        times: expected time of one call of each shape.
+        advice: advice on shapes.
+        slowdown: factor by which the whole machine is slower than expected.
     """
-    # 1. Describe it.
+    # 1. Describe the operation.
     expected = _sum_of([times.get(work) for work in operation.works])
-    entry = ExplainedOperation(
+    explained = ExplainedOperation(
         operation,
         tensor_core_use(operation, machine),
         expected,
         _peak_share(operation, machine),
-        operation.bytes / (operation.each_us * 1e-6) / machine.bandwidth
-        if operation.bytes and operation.each_us
-        else None,
+        _bandwidth_share(operation, machine),
     )
     if expected is None:
-        return entry
-    # 2. Collect what could be saved, and why.
-    reasons = kernel_reasons(operation, entry.tensor_cores)
-    savings: list[tuple[float, str]] = []
-    excess = operation.each_us - slowdown * expected.time_us
-    if operation.each_us > slowdown * expected.hi_us:
-        savings.append(
-            (
-                operation.calls * excess,
-                f"takes {operation.each_us / expected.time_us:.1f}× the expected time",
-            )
-        )
-    transposes = _transposed_share(operation)
-    if transposes >= _LEAST_PART and any(
-        getattr(w, "layout", "") == "nchw" for w in operation.works
-    ):
-        savings.append((transposes * operation.time_us, "store images in channels_last"))
-    faster = _sum_of(
-        [times.get(tf32) if (tf32 := in_tf32(work, machine)) else None for work in operation.works]
+        return explained
+    # 2. Find what could be saved at the same size.
+    savings = _savings_at_this_size(
+        operation, expected, times, machine, slowdown, explained.tensor_cores
     )
-    if entry.tensor_cores == ELIGIBLE and faster and slowdown * faster.time_us < operation.each_us:
-        saves = operation.calls * (operation.each_us - slowdown * faster.time_us)
-        savings.append((saves, f"TF32 is expected to take {duration(faster.time_us)}"))
-    # 3. Add the change of size that saves most.
+    # 3. Find the change of size that saves most.
     best = _best_change(operation, times, advice, slowdown)
     if best is not None:
-        change, saves = best
-        words = verdict_text(change.verdict, change.probability)
+        change, saves_us = best
+        verdict_words = verdict_text(change.verdict, change.probability)
         gain = change.gain
         text = (
-            f"{change.question} {change.change} ({change.roles}): {words}, {gain.value:+.1%} "
-            f"({gain.lo:+.1%} to {gain.hi:+.1%}, {change.evidence})"
+            f"{change.question} {change.change} ({change.roles}): {verdict_words}, "
+            f"{gain.value:+.1%} ({gain.lo:+.1%} to {gain.hi:+.1%}, {change.evidence})"
         )
-        savings.append((saves, text))
-        entry = replace(entry, change=change.change, advice=change)
+        savings.append(_Saving(saves_us, text))
+        explained = replace(explained, change=change.change, advice=change)
+    # 4. Put the finding into words, the largest saving first.
     if not savings:
-        return entry
-    savings.sort(key=lambda saving: -saving[0])
-    finding = "; ".join([*(text for _, text in savings), *reasons])
-    return replace(entry, finding=finding, saves_us=savings[0][0])
+        return explained
+    savings.sort(key=lambda saving: -saving.us)
+    reasons = kernel_reasons(operation, explained.tensor_cores)
+    finding = "; ".join([*(saving.text for saving in savings), *reasons])
+    return replace(explained, finding=finding, saves_us=savings[0].us)
+
+
+def _savings_at_this_size(
+    operation: ProfiledOperation,
+    expected: ExpectedTime,
+    times: Mapping[Work, ExpectedTime],
+    machine: Machine,
+    slowdown: float,
+    tensor_cores: str | None,
+) -> list[_Saving]:
+    """Return what could be saved without changing a size.
+
+    Args:
+        operation: the operation.
+        expected: expected time of one call.
+        times: expected time of one call of each shape.
+        machine: the machine that the operation is compared with.
+        slowdown: factor by which the whole machine is slower than expected.
+        tensor_cores: result of :func:`tensor_core_use`.
+    """
+    traced_us = operation.each_us
+    savings: list[_Saving] = []
+    # 1. The operation takes significantly longer than expected.
+    if traced_us > slowdown * expected.hi_us:
+        excess_us = traced_us - slowdown * expected.time_us
+        text = f"takes {traced_us / expected.time_us:.1f}× the expected time"
+        savings.append(_Saving(operation.calls * excess_us, text))
+    # 2. Its kernels convert the layout of images.
+    transposed_share = _transposed_share(operation)
+    has_nchw = any(getattr(work, "layout", "") == "nchw" for work in operation.works)
+    if transposed_share >= _LEAST_PART and has_nchw:
+        transposing_us = transposed_share * operation.time_us
+        savings.append(_Saving(transposing_us, "store images in channels_last"))
+    # 3. It computes in fp32 without Tensor Cores, and TF32 would be faster.
+    tf32_works = [in_tf32(work, machine) for work in operation.works]
+    in_tensor_cores = _sum_of([times.get(work) if work else None for work in tf32_works])
+    if tensor_cores == ELIGIBLE and in_tensor_cores is not None:
+        tf32_us = slowdown * in_tensor_cores.time_us
+        if tf32_us < traced_us:
+            text = f"TF32 is expected to take {duration(in_tensor_cores.time_us)}"
+            savings.append(_Saving(operation.calls * (traced_us - tf32_us), text))
+    return savings
 
 
 def _sum_of(parts: Sequence[ExpectedTime | None]) -> ExpectedTime | None:
-    """Return the sum of a call's expected times; None if one of them is not known."""
+    """Return the sum of the expected times of all parts of a call; None if one is not known."""
     known = [part for part in parts if part is not None]
     if not known or len(known) < len(parts):
         return None
@@ -479,48 +567,57 @@ def _sum_of(parts: Sequence[ExpectedTime | None]) -> ExpectedTime | None:
 
 
 def tensor_core_use(operation: ProfiledOperation, machine: Machine) -> str | None:
-    """Return whether an operation uses Tensor Cores or could, or None if no name tells.
+    """Return whether an operation uses Tensor Cores, or could use them.
 
-    Operations in fp32 could use them in TF32.
+    An operation in fp32 could use them by computing in TF32. None if no kernel name shows it.
     """
-    used = operation.uses_tensor_cores
-    if used:
+    uses_tensor_cores = operation.uses_tensor_cores
+    if uses_tensor_cores:
         return USED
     dtype = "tf32" if operation.dtype == "fp32" else operation.dtype
     if machine.kind == "cpu" or not operation.works or dtype not in machine.peaks:
         return NOT_ELIGIBLE
-    return ELIGIBLE if used is False else None
+    return ELIGIBLE if uses_tensor_cores is False else None
 
 
 def _peak_share(operation: ProfiledOperation, machine: Machine) -> float | None:
+    """Return the rate of an operation's arithmetic over the machine's peak; None if not known."""
     if not operation.flops or not operation.each_us or operation.dtype not in machine.peaks:
         return None
     return operation.flops / (operation.each_us * 1e-6) / machine.peak(operation.dtype)
 
 
+def _bandwidth_share(operation: ProfiledOperation, machine: Machine) -> float | None:
+    """Return the rate of an operation's least traffic over the bandwidth; None if not known."""
+    if not operation.bytes or not operation.each_us:
+        return None
+    return operation.bytes / (operation.each_us * 1e-6) / machine.bandwidth
+
+
 def kernel_reasons(operation: ProfiledOperation, tensor_cores: str | None) -> list[str]:
-    """Return why an operation may be slow, as far as the names of its kernels tell."""
+    """Return reasons why an operation may be slow that the names of its kernels show."""
     reasons = []
     if tensor_cores == ELIGIBLE:
         reasons.append("its kernel uses CUDA cores instead of Tensor Cores")
-    facts = operation.kernel_name
-    size = DTYPE_BYTES.get(operation.dtype, WIDE_BYTES)
-    if facts.alignment is not None and facts.alignment * size < WIDE_BYTES:
-        elements = "one element" if facts.alignment == 1 else f"{facts.alignment} elements"
-        reasons.append(f"its kernel loads {elements} at a time (align{facts.alignment})")
-    if (share := _transposed_share(operation)) >= _LEAST_PART:
-        reasons.append(f"{share:.0%} of its time converts layouts")
-    split = any(
-        name.kind in MULTIPLYING and name.split_k for name in map(read_name, operation.kernels)
-    )
-    if (share := operation.share_of_kind("reduce")) >= _LEAST_PART:
-        what = "adds up the parts of a split K" if split else "is in reductions"
-        reasons.append(f"{share:.0%} of its time {what}")
+    alignment = operation.kernel_name.alignment
+    bytes_each = DTYPE_BYTES.get(operation.dtype, WIDE_BYTES)
+    if alignment is not None and alignment * bytes_each < WIDE_BYTES:
+        elements = "one element" if alignment == 1 else f"{alignment} elements"
+        reasons.append(f"its kernel loads {elements} at a time (align{alignment})")
+    transposed_share = _transposed_share(operation)
+    if transposed_share >= _LEAST_PART:
+        reasons.append(f"{transposed_share:.0%} of its time converts layouts")
+    reduced_share = operation.share_of_kind("reduce")
+    if reduced_share >= _LEAST_PART:
+        kernel_names = map(read_name, operation.kernels)
+        splits_k = any(name.kind in MULTIPLYING and name.split_k for name in kernel_names)
+        purpose = "adds up the parts of a split K" if splits_k else "is in reductions"
+        reasons.append(f"{reduced_share:.0%} of its time {purpose}")
     return reasons
 
 
 def _transposed_share(operation: ProfiledOperation) -> float:
-    """Return the share of an operation's time in kernels that convert the layout of images."""
+    """Return the share of an operation's time that kernels need to convert the layout of images."""
     total = sum(operation.kernels.values())
     converting = [us for name, us in operation.kernels.items() if _CONVERTS.search(name)]
     return sum(converting) / total if total else 0.0
@@ -534,8 +631,7 @@ def _best_change(
 ) -> tuple[Advice, float] | None:
     """Return the change of size that saves most of an operation's time, and how much in µs.
 
-    A call that computes both gradients of a convolution is divided by their expected times. If a
-    call already takes no longer than the other size is expected to take, there is nothing to save.
+    None if no change saves time. The arguments are those of :func:`_explained`.
     """
     expected = _sum_of([times.get(work) for work in operation.works])
     if expected is None:
@@ -545,21 +641,23 @@ def _best_change(
         change = advice.get(work) if isinstance(work, Gemm | Conv) else None
         if change is None or change.verdict == LEAVE_IT or not change.changed:
             continue
-        part = operation.each_us * times[work].time_us / expected.time_us
-        other_size = slowdown * times[work].time_us / (1 + change.gain.value)
-        saves = min(part * (1 - 1 / (1 + change.gain.value)), part - other_size)
-        if saves > 0:
-            changes.append((change, operation.calls * saves))
+        # If a call computes both gradients of a convolution, its time is divided among them in
+        # proportion to their expected times.
+        traced_us = operation.each_us * times[work].time_us / expected.time_us
+        # A call that already takes no longer than the other size should take saves nothing.
+        after_us = slowdown * times[work].time_us / (1 + change.gain.value)
+        saves_us = min(traced_us * (1 - 1 / (1 + change.gain.value)), traced_us - after_us)
+        if saves_us > 0:
+            changes.append((change, operation.calls * saves_us))
     return max(changes, key=lambda item: item[1], default=None)
 
 
 def _idle_findings(account: ProfileAccount) -> list[TraceFinding]:
-    """Return a finding for each reason for which the GPU was idle for a tenth of the time."""
+    """Return a finding for each reason that left the GPU idle for at least a tenth of the time."""
     findings = []
-    for reason, us in account.idle_us.items():
-        share = us / account.span_us if account.span_us else 0.0
+    for reason, idle_us in account.idle_us.items():
+        share = idle_us / account.span_us if account.span_us else 0.0
         if share >= _LEAST_IDLE and reason in _IDLE_WORDS:
-            findings.append(
-                TraceFinding(f"GPU idle for {share:.0%} of the time", _IDLE_WORDS[reason], us)
-            )
+            subject = f"GPU idle for {share:.0%} of the time"
+            findings.append(TraceFinding(subject, _IDLE_WORDS[reason], idle_us))
     return findings
