@@ -176,9 +176,7 @@ def _first_options(
     )
     if math.prod(map(len, sizes.values())) <= _MAX_COMBINATIONS:
         combined = [
-            option
-            for option in _combined(problem, sizes)
-            if question.allows_flops(problem, option)
+            option for option in _combined(problem, sizes) if question.allows_flops(problem, option)
         ]
         return _ordered(problem, [*near, *combined]), True
     single_changes = [{name: value} for name, values in sizes.items() for value in values]

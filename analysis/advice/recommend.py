@@ -41,7 +41,6 @@ from analysis.model.query import group_of
 from kernels.problem import Problem
 from sweeps.schema import problem_columns
 
-
 _TOGETHER = 100  # problems that are predicted at once, each with up to thousands of options
 _TO_95 = 1.96 / 1.645  # half the 95% interval over half the 90% interval, of a normal error
 _CLEAR = 0.05  # smallest predicted gain that would be worth measuring

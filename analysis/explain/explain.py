@@ -52,7 +52,7 @@ from kernels.problem import DTYPE_BYTES, WIDE_BYTES, Conv, Gemm, Problem
 from sweeps.capture.captured import Attention, Work
 
 USED, ELIGIBLE, NOT_ELIGIBLE = "used", "eligible", "no"
-"""Whether an operation uses Tensor Cores, could use them, or cannot use them."""
+"""Use of Tensor Cores by an operation: it uses them, could use them, or cannot use them."""
 
 _LEAST_SAVING = 0.005  # smallest saving that is a finding, as a share of the traced time
 _MOST_NAMED = 3  # operations that a finding names in addition to the first one
@@ -448,7 +448,7 @@ def _advice(
 def _padding(problem: Problem) -> Question:
     """Return the query for padding by 12.5%, or to the next multiples of 8 if that is further.
 
-    Sizes of at most 8 need not become multiples of 8, which would be too expensive.
+    Sizes below 8 are not padded to 8, because that could multiply the FLOPs.
     """
     growth = 1.0  # ratio of the FLOPs after and before padding to multiples of 8
     for name in dimensions(problem):
@@ -544,11 +544,11 @@ def _savings_at_this_size(
         savings.append(_Saving(transposing_us, "store images in channels_last"))
     # 3. It computes in fp32 without Tensor Cores, and TF32 would be faster.
     tf32_works = [in_tf32(work, machine) for work in operation.works]
-    in_tensor_cores = _sum_of([times.get(work) if work else None for work in tf32_works])
-    if tensor_cores == ELIGIBLE and in_tensor_cores is not None:
-        tf32_us = slowdown * in_tensor_cores.time_us
+    tf32_expected = _sum_of([times.get(work) if work else None for work in tf32_works])
+    if tensor_cores == ELIGIBLE and tf32_expected is not None:
+        tf32_us = slowdown * tf32_expected.time_us
         if tf32_us < traced_us:
-            text = f"TF32 is expected to take {duration(in_tensor_cores.time_us)}"
+            text = f"TF32 is expected to take {duration(tf32_expected.time_us)}"
             savings.append(_Saving(operation.calls * (traced_us - tf32_us), text))
     return savings
 

@@ -14,16 +14,16 @@ from analysis.explain.explain import NOT_ELIGIBLE, ExplainedOperation, TraceVerd
 from analysis.markdown import plain, table_row
 from analysis.traces.trace_account import ProfileAccount
 
-_MOST_ROWS = 10
-_MOST_FINDINGS = 5
-_SHOWN_MODULES = 2  # innermost modules of an operation that a table names
-_LONGEST_NAME = 41  # characters of a kernel's name in a table; JSON and CSV have all
+_MOST_ROWS = 10  # operations that a table shows
+_MOST_FINDINGS = 5  # findings that are shown
+_SHOWN_MODULES = 2  # number of innermost modules around an operation that a table names
+_LONGEST_NAME = 41  # characters of a kernel's name that a table shows; JSON and CSV have all
 
 RECORDING_SHAPES = """\
 with torch.profiler.profile(record_shapes=True) as profiler:
     step()
 profiler.export_chrome_trace("trace.json.gz")"""
-"""Python that records a trace with the shapes of its operations."""
+"""Python code that records a trace with the shapes of its operations."""
 
 _OF_KERNELS = ("Tensor Cores", "kernel")
 _HEAD = (
@@ -37,14 +37,14 @@ _TEMPLATE = re.compile(r"Kernel2?<(\w+)")  # name of a CUTLASS kernel within its
 class TraceExplanation:
     """Explanation of one or several traces.
 
-    Printing it gives the command's output.
+    Printing an explanation gives the command's output.
     """
 
     verdict: TraceVerdict
 
     @property
     def operations(self) -> pd.DataFrame:
-        """Table with one row per operation, as in ``--json``."""
+        """Table with one row per operation of the traces, as in ``--json``."""
         account = self.verdict.account
         return pd.DataFrame([_operation(account, entry) for entry in self.verdict.operations])
 
@@ -111,7 +111,10 @@ class TraceExplanation:
 
 
 def _operation(account: ProfileAccount, entry: ExplainedOperation) -> dict[str, Any]:
-    """Return an operation as a record of JSON and CSV; times are of one call, but ``saves_us``."""
+    """Return an operation as a record for JSON and CSV.
+
+    ``total_us`` and ``saves_us`` are for all calls; all other times are for one call.
+    """
     operation, expected, advice = entry.operation, entry.expected, entry.advice
     return {
         "op": operation.op,
@@ -142,27 +145,29 @@ def _operation(account: ProfileAccount, entry: ExplainedOperation) -> dict[str, 
 
 
 def headline(verdict: TraceVerdict) -> str:
-    """Summarise a verdict: the traced time, and what would save most of it."""
+    """Summarise a verdict: the traced time, and the largest saving."""
     account = verdict.account
-    files = verdict.files[0] if len(verdict.files) == 1 else f"{len(verdict.files)} traces"
-    what = "kernels" if account.kind == "gpu" else "operations"
+    traces = verdict.files[0] if len(verdict.files) == 1 else f"{len(verdict.files)} traces"
+    counted = "kernels" if account.kind == "gpu" else "operations"
     title = (
-        f"{files} on {verdict.machine.slug}: {duration(account.total_us)} of {what} in "
+        f"{traces} on {verdict.machine.slug}: {duration(account.total_us)} of {counted} in "
         f"{duration(account.span_us)}"
     )
+    if not account.with_shapes and not verdict.findings:
+        return f"{title}. No shapes were recorded."
     if not verdict.findings:
-        blind = not account.with_shapes
-        return f"{title}. {'No shapes were recorded.' if blind else 'Nothing to gain here.'}"
+        return f"{title}. Nothing to gain here."
     first = verdict.findings[0]
     return f"{title}. First: {first.subject}, which could save {_saving(verdict, first.saves_us)}."
 
 
 def _saving(verdict: TraceVerdict, saves_us: float) -> str:
+    """Format a saving with its share of the traced time, such as ``5.5 ms (28.1%)``."""
     return f"{duration(saves_us)} ({saves_us / verdict.account.span_us:.1%})"
 
 
 def finding_lines(verdict: TraceVerdict) -> list[str]:
-    """Return a line for each of the largest findings."""
+    """Return a line for each of the five largest findings, and one that counts all others."""
     lines = [
         f"{finding.subject}: {finding.text}. Saves up to {_saving(verdict, finding.saves_us)}."
         for finding in verdict.findings[:_MOST_FINDINGS]
@@ -173,19 +178,26 @@ def finding_lines(verdict: TraceVerdict) -> list[str]:
 
 
 def _table(verdict: TraceVerdict) -> list[list[str]]:
-    """Return the head and the first rows of the table; a CPU has no kernels."""
+    """Return the table's head and a row for each of the first operations.
+
+    A CPU has no kernels, so its table lacks the last columns, :data:`_OF_KERNELS`.
+    """
     first = verdict.operations[:_MOST_ROWS]
     table = [list(_HEAD), *(_cells(verdict.account, entry) for entry in first)]
-    columns = len(_HEAD) if verdict.account.kind == "gpu" else len(_HEAD) - len(_OF_KERNELS)
+    columns = len(_HEAD)
+    if verdict.account.kind != "gpu":
+        columns -= len(_OF_KERNELS)
     return [row[:columns] for row in table]
 
 
 def _cells(account: ProfileAccount, entry: ExplainedOperation) -> list[str]:
+    """Format one operation under :data:`_HEAD`."""
     operation, expected = entry.operation, entry.expected
     share = operation.time_us / account.total_us if account.total_us else 0.0
-    interval = "–"
+    expected_text = "–"
     if expected is not None:
-        interval = f"{duration(expected.time_us)} ({_range(expected.lo_us, expected.hi_us)})"
+        interval = _range(expected.lo_us, expected.hi_us)
+        expected_text = f"{duration(expected.time_us)} ({interval})"
     use = entry.tensor_cores or "unknown"
     module = ".".join(operation.module.split(".")[-_SHOWN_MODULES:])
     return [
@@ -194,7 +206,7 @@ def _cells(account: ProfileAccount, entry: ExplainedOperation) -> list[str]:
         str(operation.calls),
         duration(operation.each_us),
         f"{share:.1%}",
-        interval,
+        expected_text,
         _percent(entry.peak_share),
         _percent(entry.bandwidth_share),
         "–" if use == NOT_ELIGIBLE else use,
@@ -203,25 +215,26 @@ def _cells(account: ProfileAccount, entry: ExplainedOperation) -> list[str]:
 
 
 def _range(lo_us: float, hi_us: float) -> str:
-    """Format an interval as ``52.1–71.1 µs``, or with two units if they differ."""
+    """Format an interval as ``52.1–71.1 µs``, or with two units as ``977 µs – 3.96 ms``."""
     low, high = duration(lo_us), duration(hi_us)
     number, unit = low.split()
     return f"{number}–{high}" if high.endswith(f" {unit}") else f"{low} – {high}"
 
 
 def _percent(share: float | None) -> str:
+    """Format a share as a percentage, or as a dash if it is None."""
     return "–" if share is None else f"{share:.0%}"
 
 
 def _shortened(kernel: str) -> str:
-    """Return the telling part of a kernel's name, at most as long as a table's cell."""
+    """Return a kernel's name without its template, cut to the length that a table shows."""
     match = _TEMPLATE.search(kernel)
     name = match.group(1) if match else kernel.removeprefix("void ")
     return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"
 
 
 def _closing(verdict: TraceVerdict) -> list[str]:
-    """Return the sentences below the table: idle time, Amdahl's bound, and what is not known."""
+    """Return the sentences below the table: idle time, Amdahl's bound, notes and the source."""
     account = verdict.account
     lines = []
     if account.idle_us and account.span_us:
@@ -236,32 +249,33 @@ def _closing(verdict: TraceVerdict) -> list[str]:
 
 
 def notes(verdict: TraceVerdict) -> list[str]:
-    """Return sentences about what limits the verdict."""
-    account, found = verdict.account, []
+    """Return sentences about properties of the trace that limit what the verdict can say."""
+    account = verdict.account
+    sentences = []
     if verdict.slowdown > 1:
-        found.append(
+        sentences.append(
             f"Most shapes take longer than expected (median {verdict.slowdown:.2g}×). Other work, "
             "power or heat slowed the machine down, or it is not a "
-            f"{verdict.machine.slug}. Findings are only operations that are slower still."
+            f"{verdict.machine.slug}. Only operations that are slower still are findings."
         )
     if not account.with_shapes and account.matrix_share:
-        found.append(
-            "The trace has no shapes, so no time can be compared. Record it with "
-            "record_shapes=True."
+        sentences.append(
+            "The trace has no shapes, so no time can be compared with an expected one. Record a "
+            "trace with record_shapes=True."
         )
     if not account.with_strides:
-        found.append("The trace has no strides, so the layouts nt and nchw are assumed.")
+        sentences.append("The trace has no strides, so the layouts nt and nchw are assumed.")
     if account.graph_us:
-        found.append(
-            f"{account.graph_us / account.total_us:.0%} of the time is in kernels of CUDA graphs, "
-            "whose operations and shapes no trace has; record a step without graphs to compare "
-            "them."
+        sentences.append(
+            f"{account.graph_us / account.total_us:.0%} of the time is in kernels of CUDA graphs. "
+            "Traces do not have their operations and shapes; record a step without graphs to "
+            "compare them."
         )
     if account.calls_without_kernel:
-        found.append(
+        sentences.append(
             f"{account.calls_without_kernel:,} calls of matrix operations have no kernel in the "
-            "trace: the profiler lost their records, or a graph was captured."
+            "trace: the profiler lost the kernels' records, or a CUDA graph was being captured."
         )
     if account.left_out:
-        found.append(f"{account.left_out:,} events with impossible times were left out.")
-    return found
+        sentences.append(f"{account.left_out:,} events with impossible times were left out.")
+    return sentences

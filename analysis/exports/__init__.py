@@ -1,1 +1,1 @@
-"""Recordings in the formats of other programs."""
+"""Convert recordings to the formats of other programs."""

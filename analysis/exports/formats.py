@@ -1,10 +1,10 @@
-"""Write a recording in another program's format.
+"""Convert a recording to the format of another program.
 
-- ``pytest-benchmark``: its JSON, which ``pytest-benchmark compare``, benchmark-action and Bencher
-  read. ``extra_info`` has all columns of the case.
+- ``pytest-benchmark``: JSON that ``pytest-benchmark compare``, benchmark-action and Bencher read.
+  ``extra_info`` has all columns of the case.
 - ``csv`` and ``parquet``: one row for each case with all columns of measurements.csv, and the
   samples in ``samples_us``.
-- ``xla-perf-table``: XLA's ``GemmPerfTable`` as text: FLOP/s of 16-bit GEMMs by shape.
+- ``xla-perf-table``: XLA's ``GemmPerfTable`` as text, with the FLOP/s of 16-bit GEMMs by shape.
 """
 
 from __future__ import annotations
@@ -32,11 +32,14 @@ SAMPLES = "samples_us"
 """Column with the samples of a case in microseconds, in the order in which they were taken."""
 
 PYTEST_BENCHMARK_VERSION = "5.3.1"
-"""Version of pytest-benchmark whose format is written."""
+"""Version of pytest-benchmark that defines the format."""
 
 
 def as_pytest_benchmark(recording: Recording) -> bytes:
-    """Return the JSON of pytest-benchmark; a case without samples has its median and interval."""
+    """Return a recording as the JSON of pytest-benchmark.
+
+    The statistics of a case without samples come from its median and interval.
+    """
     rows = keyed(recording.ok)
     samples = _samples(recording, rows)
     records = rows.astype(object).where(rows.notna(), None).to_dict("records")
@@ -73,53 +76,55 @@ def as_pytest_benchmark(recording: Recording) -> bytes:
 
 
 def as_csv(recording: Recording) -> bytes:
-    """Return one line for each case; samples are separated by spaces."""
+    """Return a CSV file with one line for each case; samples are separated by spaces."""
     frame = _frame(recording)
     frame[SAMPLES] = [" ".join(map(repr, samples)) for samples in frame[SAMPLES]]
     return frame.to_csv(index=False).encode()
 
 
 def as_parquet(recording: Recording) -> bytes:
-    """Return one row for each case; samples are a list of numbers."""
+    """Return a Parquet file with one row for each case; samples are a list of numbers."""
     buffer = io.BytesIO()
     _frame(recording).to_parquet(buffer, index=False)
     return buffer.getvalue()
 
 
-_XLA_TYPES = {"fp16": "f16", "bf16": "bf16"}
+_XLA_TYPES = {"fp16": "f16", "bf16": "bf16"}  # XLA's names of dtypes
 
 
 def as_xla_perf_table(recording: Recording) -> bytes:
-    """Return FLOP/s by shape, of the vendor library's fastest layout, as a text proto.
+    """Return a text proto with the FLOP/s of each shape, in the vendor library's fastest layout.
 
     XLA multiplies fp32 with or without TF32, depending on its flags, so only 16-bit GEMMs are
     written.
 
     Raises:
-        UserError: if the recording is not of a GPU, or has no such GEMM.
+        UserError: if the recording is not of a GPU, or has no 16-bit GEMM of the vendor library.
     """
     rows = library_rows(bursts(recording.products, recording.cache))
     rows = rows[(rows["op"] == "gemm") & rows["dtype"].isin(list(_XLA_TYPES))]
     if recording.machine.capability is None or rows.empty:
         raise UserError(
-            f"{recording.folder} has no GEMM of a GPU's library in "
-            f"{' or '.join(_XLA_TYPES)}, which are all that an XLA table has."
+            f"{recording.folder} has no GEMM of a GPU's vendor library in "
+            f"{' or '.join(_XLA_TYPES)}. An XLA table has no other GEMMs."
         )
     speeds: dict[tuple[int, int, int, int], dict[str, int]] = {}
     for row in rows.to_dict("records"):
         gemm = problem_of(row)
         assert isinstance(gemm, Gemm)
-        kind = _XLA_TYPES[gemm.dtype]
         speed = round(gemm.flops / (row["time_us"] * 1e-6))
-        entry = speeds.setdefault((gemm.batch, gemm.m, gemm.n, gemm.k), {})
-        key = f"{kind}x{kind}->{kind}"
-        entry[key] = max(speed, entry.get(key, 0))
+        speed_by_types = speeds.setdefault((gemm.batch, gemm.m, gemm.n, gemm.k), {})
+        xla_type = _XLA_TYPES[gemm.dtype]
+        types = f"{xla_type}x{xla_type}->{xla_type}"  # of both operands and of the result
+        # The fastest layout counts.
+        speed_by_types[types] = max(speed, speed_by_types.get(types, 0))
     lines = ["entries {", f'  key: "{recording.machine.arch}"', "  value {"]
-    for (batch, m, n, k), flops in sorted(speeds.items()):
+    for (batch, m, n, k), speed_by_types in sorted(speeds.items()):
         lines += ["    entries {", f"      b: {batch}", f"      m: {m}", f"      n: {n}"]
         lines += [f"      k: {k}"]
         lines += [
-            f'      flops {{ key: "{key}" value: {speed} }}' for key, speed in sorted(flops.items())
+            f'      flops {{ key: "{types}" value: {speed} }}'
+            for types, speed in sorted(speed_by_types.items())
         ]
         lines.append("    }")
     return "\n".join([*lines, "  }", "}", ""]).encode()
@@ -131,11 +136,14 @@ FORMATS: Mapping[str, tuple[str, Callable[[Recording], bytes]]] = {
     "parquet": ("parquet", as_parquet),
     "xla-perf-table": ("pbtxt", as_xla_perf_table),
 }
-"""Usual ending of a format's files, and the function that writes it."""
+"""Usual file ending of each format, and the function that returns a file in it."""
 
 
 def _samples(recording: Recording, rows: pd.DataFrame) -> list[list[float]]:
-    """Return the samples of each row in microseconds, in order; empty where none are recorded."""
+    """Return the samples of each row in µs, in the order of their rounds.
+
+    A row without recorded samples has an empty list.
+    """
     rounds = rounds_of(recording)
     return [
         [seconds * 1e6 for _, seconds in sorted(rounds.get(case, {}).items())]
@@ -144,13 +152,14 @@ def _samples(recording: Recording, rows: pd.DataFrame) -> list[list[float]]:
 
 
 def _frame(recording: Recording) -> pd.DataFrame:
+    """Return one row for each case, with the columns of measurements.csv and the samples."""
     rows = recording.ok
     columns = [name for name in COLUMNS if name in rows]
     return rows[columns].assign(**{SAMPLES: _samples(recording, rows)})
 
 
 def _plain(value: Any) -> Any:
-    """Return NumPy's numbers as Python's, for JSON."""
+    """Convert a NumPy number to a Python number, for JSON."""
     return value.item()
 
 
@@ -160,8 +169,8 @@ def _plain(value: Any) -> Any:
 def _stats(samples_us: Sequence[float], row: Mapping[Any, Any]) -> dict[str, Any]:
     """Return the statistics of a case in seconds, under pytest-benchmark's names.
 
-    Without samples, the median stands for the mean, the interval's ends for the extremes, and the
-    deviation is the one that makes the interval as wide as it is.
+    Without samples, the mean is set to the median, and the extremes to the ends of the interval.
+    The standard deviation is set to the value that would give an interval of this width.
     """
     if samples_us:
         data = [value * 1e-6 for value in samples_us]
@@ -179,7 +188,10 @@ def _stats(samples_us: Sequence[float], row: Mapping[Any, Any]) -> dict[str, Any
 
 
 def _statistics(data: Sequence[float]) -> dict[str, Any]:
-    """Return what pytest-benchmark computes from samples, with its quartiles (Hazen's)."""
+    """Return the statistics that pytest-benchmark computes from samples.
+
+    Quartiles are Hazen's, as in pytest-benchmark.
+    """
     ordered, count = sorted(data), len(data)
     mean = statistics.mean(ordered)
     deviation = statistics.stdev(ordered) if count > 1 else 0.0
@@ -187,12 +199,14 @@ def _statistics(data: Sequence[float]) -> dict[str, Any]:
     iqr = third - first
     low = bisect_left(ordered, first - 1.5 * iqr)
     high = bisect_right(ordered, third + 1.5 * iqr)
-    far = sum(not mean - deviation <= value <= mean + deviation for value in ordered)
-    beyond = low + count - high
+    # Values further from the mean than the standard deviation, and values outside the fences.
+    stddev_outliers = sum(not mean - deviation <= value <= mean + deviation for value in ordered)
+    iqr_outliers = low + count - high
     return {
         "min": ordered[0], "max": ordered[-1], "mean": mean, "stddev": deviation, "rounds": count,
         "median": statistics.median(ordered), "iqr": iqr, "q1": first, "q3": third,
-        "iqr_outliers": beyond, "stddev_outliers": far, "outliers": f"{far};{beyond}",
+        "iqr_outliers": iqr_outliers, "stddev_outliers": stddev_outliers,
+        "outliers": f"{stddev_outliers};{iqr_outliers}",
         "ld15iqr": ordered[low], "hd15iqr": ordered[min(high, count) - 1], "ops": 1 / mean,
         "total": sum(ordered),
     }  # fmt: skip

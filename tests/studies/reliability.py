@@ -90,7 +90,9 @@ class Judged:
         less = -question.allowance if question.choose else 0.0
         for i in self.order:
             near = [int(j) for j in self.index.near(self.gemms[i], less, question.allowance)]
-            near = [j for j in near if j != i and question.allows_flops(self.gemms[i], self.gemms[j])]
+            near = [
+                j for j in near if j != i and question.allows_flops(self.gemms[i], self.gemms[j])
+            ]
             if near:
                 yield [int(i), *near]
 
