@@ -77,20 +77,20 @@ def from_processes(
     """
     if not pairs:
         return []
-    # 1. The squared error of each pair's mean, as the scatter of its blocks gives it. A few
-    #    blocks say little about their own scatter, so it is averaged with the typical pair's.
+    # 1. Estimate the squared error of each pair's mean from the scatter of its blocks. A few blocks
+    #    say little about their scatter, so the estimate is averaged with the median of all pairs.
     means = [[float(np.mean(_trimmed(blocks))) for blocks in pair] for pair in pairs]
     process_counts = np.array([len(pair) for pair in pairs])
     process_errors = [np.mean([_squared_error(blocks) for blocks in pair]) for pair in pairs]
     block_scatter = np.array(process_errors) / process_counts
     block_scatter = (block_scatter + np.median(block_scatter)) / 2
-    # 2. The same squared error from how far the means of the processes lie apart. It contains
-    #    the error that the samples of a process share.
+    # 2. Estimate it also from the scatter of the processes' means, which includes the error that
+    #    all samples of a process share.
     process_scatter = np.array(
         [np.var(pair_means, ddof=1) / len(pair_means) for pair_means in means]
     )
-    # 3. The squared shared error that the runs report. It is doubled, because a ratio has the
-    #    errors of two log times. This estimate counts as ``weight`` further pairs.
+    # 3. Take the squared shared error from the runs. It is doubled, because a ratio has the errors
+    #    of two log times. This estimate counts as ``weight`` further pairs.
     run_error = 2 * np.square(between) / process_counts
     weight = float(np.mean(cases))
     # 4. Pool both estimates of the shared error over all pairs, and add the result to each pair's
@@ -128,15 +128,16 @@ def expect(measured: Sequence[MeasuredRatio]) -> list[ExpectedRatio]:
     """Return the expected value of each measured ratio. All ratios come from one machine."""
     if not measured:
         return []
-    # 1. The likelihood of each measurement (rows) at each true log ratio of the grid (columns).
+    # 1. Compute the likelihood of each measurement (rows) at each true log ratio of the grid
+    #    (columns).
     grid, components = _grid_and_components()
     likelihood = np.array([_likelihood(ratio, grid) for ratio in measured])
-    # 2. The distribution of true log ratios on this machine, fitted to all measurements.
+    # 2. Fit the distribution of true log ratios on this machine to all measurements.
     prior = _fit_weights(likelihood @ components.T) @ components
-    # 3. The distribution of each true log ratio, given its measurement.
+    # 3. Compute the distribution of each true log ratio, given its measurement.
     posterior = likelihood * prior
     posterior /= posterior.sum(axis=1, keepdims=True)
-    # 4. The mean of each such distribution, and the 95% interval between two of its quantiles.
+    # 4. Compute the mean of each such distribution, and the 95% interval between its quantiles.
     ratios = np.exp(grid)
     expected = []
     for probabilities in posterior:

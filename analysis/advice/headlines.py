@@ -54,7 +54,7 @@ class Headline:
 
     def to_json(self) -> dict[str, Any]:
         """Return a record of findings.json, with null for a missing interval."""
-        # Only NaN differs from itself.
+        # JSON has no NaN, which is the only value that is not equal to itself.
         return {name: None if value != value else value for name, value in asdict(self).items()}
 
 
@@ -209,7 +209,7 @@ def alignment(table: pd.DataFrame) -> Headline | None:
 
 
 def _sufficient_multiple(rows: pd.DataFrame) -> str:
-    """Say which multiple sizes have to be of to be about as fast as multiples of 16.
+    """Name the smallest alignment whose mean speed is close to that of multiples of 16.
 
     Args:
         rows: table from :func:`analysis.slices.series.alignment_series`, including the round sizes
@@ -247,7 +247,7 @@ def layout(table: pd.DataFrame) -> Headline | None:
 
 
 def size(table: pd.DataFrame) -> Headline | None:
-    """Report, for each dtype, the size from which on square GEMMs are nearly at their best speed.
+    """Report the size at which square GEMMs approach their best speed, for each dtype.
 
     The numbers of the headline belong to the first dtype.
     """
@@ -298,9 +298,9 @@ def accuracy(analysis: Analysis) -> Headline | None:
 
 
 def changes(advice: Sequence[Advice]) -> list[Headline]:
-    """Report the best change of each finding, for at most three findings.
+    """Report the three best changes of shapes, at most one of each finding.
 
-    Changes rank by their verdict, then by its evidence, then by the lower end of the gain.
+    Changes are ranked by their verdict, then by its evidence, then by the lower end of the gain.
     """
     best_changes = [max(finding.advice, key=_sort_key) for finding in findings(advice)]
     best_changes.sort(key=_sort_key, reverse=True)

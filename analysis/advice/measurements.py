@@ -274,7 +274,7 @@ def read_measurements(rows: pd.DataFrame, recording: Recording) -> Measurements:
     rows = bursts(rows[stored_ordinarily(rows)], recording.cache)
     rounds = rounds_of(recording)
     no_rounds: Rounds = {}
-    # Case ids are only computed if the recording has rounds of samples, because they take long.
+    # Computing the case ids takes long, so it is done only if the recording has rounds of samples.
     row_rounds = [no_rounds] * len(rows)
     if rounds:
         row_rounds = [rounds.get(case, no_rounds) for case in case_ids(rows)]

@@ -191,7 +191,7 @@ def _combinations_of_best(
     Args:
         singles: the problem itself, followed by the options that change only one size or that were
             measured.
-        frame: the model's prediction of each.
+        frame: the model's prediction of each of these problems, in the same order.
         question: the query.
     """
     problem = singles[0]

@@ -38,9 +38,9 @@ def why(
     """Attribute the percentage points of a gain to the causes that the model knows.
 
     The logarithm of the gain is a sum, and the model knows its parts from tiles, waves and bytes.
-    The remainder is attributed to alignment if that improves. Else it is attributed to another
-    kernel of the vendor library if the tile or the split of K changes. Parts that reduce the gain
-    are named, too, so that the points add up to the gain except for small parts.
+    The remainder is attributed to alignment if that improves. Otherwise, it is attributed to
+    another kernel of the vendor library if the tile or the split of K changes. Parts that reduce
+    the gain are named, too, so that the points add up to the gain except for small parts.
 
     Args:
         problem: the original problem.
@@ -54,7 +54,7 @@ def why(
         kind: kind of the machine, ``gpu`` or ``cpu``. A CPU divides its tiles among threads, and
             computes no waves.
     """
-    # 1. The parts that the model knows, and the name of what remains.
+    # 1. Compute the parts that the model knows, and attribute the remainder to a cause.
     total = math.log1p(gain)
     log_work = math.log(option.flops / problem.flops)
     parts = _known_parts(before, after, log_work, choose, kind)

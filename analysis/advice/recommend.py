@@ -3,10 +3,14 @@
 There are two kinds of queries. *pad*: "I need at least these sizes; which slightly larger ones take
 less time?" *choose*: "I may pick sizes within ±15%; which compute most per second?"
 
-A gain comes from the best evidence that exists. Best are samples of both shapes that were taken
-together after the choice, then earlier measured times of both shapes, then the model's prediction.
-The error of a predicted gain is that of a *ratio* of neighbouring shapes, which is smaller than the
-error of either time. :mod:`analysis.advice.verdict` decides whether a gain is worth a change.
+A gain comes from the best evidence that exists:
+
+1. samples of both shapes that were taken together, after the new size was chosen,
+2. earlier measured times of both shapes,
+3. the model's prediction. Its error is that of a *ratio* of neighbouring shapes, which is smaller
+   than the error of either time.
+
+:mod:`analysis.advice.verdict` decides whether a gain is worth a change.
 """
 
 from __future__ import annotations
@@ -218,8 +222,8 @@ def _advise_among(
 def _are_uncertain(choices: Sequence[Choice]) -> bool:
     """Return True if an unmeasured option is predicted to gain clearly, and none was re-timed.
 
-    Re-timing measures the best options, so nothing is uncertain after it. The first choice is the
-    problem itself.
+    After re-timing, the gains of the best options are known. The first choice is the problem
+    itself.
     """
     may_gain = any(
         choice.evidence == PREDICTED and net(choice.gain, choice.extra_flops) >= _CLEAR

@@ -1,4 +1,4 @@
-"""Generate sizes near a problem's that advice may recommend, and name each dimension's role."""
+"""Generate nearby sizes that advice may recommend, and name the role of each dimension."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class SizeConstraints:
         ]
 
     def allow(self, problem: Problem, option: Problem) -> bool:
-        """Return True if every dimension that differs may change, and to that size."""
+        """Return True if an option changes only dimensions that may change, to allowed sizes."""
         free = self.free(problem)
         return all(
             name in free and self.fits(getattr(option, name)) for name in changed(problem, option)
@@ -204,7 +204,7 @@ def _steps(
 def _across(low: int, high: int, multiple: int) -> set[int]:
     """Return about six sizes across a window: the multiples of one step that lie in it."""
     steps = [math.lcm(step, multiple) for step in _MULTIPLES]
-    # A very wide window would have too many multiples even of the largest step.
+    # A very wide window has too many multiples even of the largest step, so it needs a larger one.
     coarse = steps[-1] * int(ceil_div(high - low, _WINDOW_SIZES * steps[-1]))
     step = next((step for step in steps if high - low <= _WINDOW_SIZES * step), coarse)
     first = int(ceil_div(low, step)) * step

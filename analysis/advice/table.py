@@ -49,7 +49,7 @@ _MAX_LISTED = 40  # changes that a table of the Markdown page lists
 _SHAPE = list(IDENTITY[IDENTITY.index("op") : IDENTITY.index("layout") + 1])  # columns of a shape
 _MOST = 2500  # problems; up to this many, the table answers all of them
 _DRAWN = 500  # size of the random sample of problems that is answered if there are more
-_REACH = 1.2  # largest ratio of two sizes of which one can be the answer to a query about the other
+_REACH = 1.2  # largest ratio of a recommended size to the original size, or the reverse
 
 
 def build_table(analysis: Analysis) -> list[Advice]:

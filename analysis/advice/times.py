@@ -28,7 +28,7 @@ _PREDICTED = (
 def measurements_near(
     basis: Basis, problems: Sequence[Problem], factor: float = 1.0
 ) -> Measurements:
-    """Return a machine's measurements of problems with sizes within a factor of the given ones.
+    """Return a machine's measurements whose sizes are all within a factor of a given problem's.
 
     Raises:
         UserError: if the machine's recording cannot be read.

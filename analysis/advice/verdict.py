@@ -26,8 +26,8 @@ LEAST_PROBABILITY = 0.8
 _PRICE = 0.1  # cost of 100% more FLOPs, as a gain; other GEMMs of a model get the larger size, too
 _OUTSIDE = {CONFIRMED: 0.05, MEASURED: 0.05, PREDICTED: 0.1}  # probability outside the interval
 _SUREST = 0.95
-"""Largest probability that is stated. On held-out tables, advice of any higher probability gained
-in 88% of cases, however high it was (results/accuracy/reliability.json)."""
+"""Largest probability that is stated. On held-out tables, advice whose computed probability was
+higher gained in 88% of cases, however high it was (results/accuracy/reliability.json)."""
 
 
 class Gain(NamedTuple):

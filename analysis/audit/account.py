@@ -1,4 +1,4 @@
-"""Account for the time of a model's step, with an interval.
+"""Compute the time of a model's step from its operations, with an interval.
 
 The time of a step is the time of its matrix operations (GEMMs, convolutions and attention) plus the
 time in which all other operations move their bytes.
@@ -218,8 +218,10 @@ def account_of(captured: Captured, runtime: Runtime, basis: Basis) -> Account:
     machine = basis.model.machine
     products = runtime.products(captured)
     # 1. Predict each distinct problem once.
-    problems = {product.work: as_problem(product.work) for product in products}
-    distinct = list(dict.fromkeys(problem for problem in problems.values() if problem is not None))
+    problem_of = {product.work: as_problem(product.work) for product in products}
+    distinct = list(
+        dict.fromkeys(problem for problem in problem_of.values() if problem is not None)
+    )
     rows = dict(zip(distinct, times_of(distinct, basis), strict=True))
     # 2. Find what is known about attention in each dtype, unless the user assumes a share of the
     #    peak.
@@ -235,7 +237,7 @@ def account_of(captured: Captured, runtime: Runtime, basis: Basis) -> Account:
     # 3. Create a line for each matrix operation.
     lines = []
     for product in products:
-        problem = problems[product.work]
+        problem = problem_of[product.work]
         if isinstance(product.work, Attention):
             lines.append(_attention_line(product, product.work, runtime, machine, attention_bases))
         else:
@@ -337,7 +339,7 @@ def attention_time(work: Attention, basis: AttentionBasis, framework: str | None
 def reached_bandwidth(basis: Basis) -> float:
     """Return the memory bandwidth that large GEMMs reach, in bytes per second.
 
-    It is calibrated if the machine was measured.
+    If the machine was measured, the bandwidth is a fitted constant.
 
     Raises:
         UserError: if the machine computes none of bf16, fp16 and fp32.

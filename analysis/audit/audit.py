@@ -127,8 +127,9 @@ def audit(
         source: the model, from :func:`sweeps.capture.sources.find_source`.
         step: the step that is computed.
         runtime: how the model is run.
-        bases: what times on each machine rest on, from :func:`analysis.model.basis.find_basis`.
-        search: which changes of the model are tried; all that are worth trying if None.
+        bases: model and measurements of each machine, from
+            :func:`analysis.model.basis.find_basis`.
+        search: options that limit which changes of the model are tried; the defaults if None.
 
     Raises:
         UserError: if the model cannot be built or has nothing to audit, if a machine does not
@@ -249,7 +250,7 @@ def _warnings(source: ModelSource, step: ModelStep) -> list[str]:
 def _combinations(
     tries: Mapping[str, Sequence[int]], sizes: Mapping[str, int]
 ) -> list[dict[str, tuple[int, int]]]:
-    """Return every combination of values as changes, without sizes that remain as they are."""
+    """Return every combination of values as changes; sizes that keep their values are left out."""
     combinations = []
     for values in product(*tries.values()):
         changes = {

@@ -51,7 +51,7 @@ class AuditReport:
 def duration(us: float) -> str:
     """Format a time given in µs as ``12.3 ms``, or in µs or s if that reads better."""
     for size, unit in ((1e6, "s"), (1e3, "ms")):
-        # With three digits, a time just below a unit is rounded up to it.
+        # A time that three digits would round up to 1 s or 1 ms is written in that unit.
         if us >= 0.9995 * size:
             return f"{us / size:.3g} {unit}"
     return f"{us:.3g} µs"
@@ -208,7 +208,7 @@ def headline(report: AuditReport) -> str:
     size = f"{memory.total / 1e9:.3g} of {memory.available / 1e9:.3g} GB"
     if memory.fits:
         parts = [time_text, f"fits: {size}", change_text]
-    else:  # that the step does not fit matters more than its time
+    else:  # not fitting matters more than the time, so it comes first
         remedies = f"; fits with {' or '.join(report.fits_with)}" if report.fits_with else ""
         parts = [f"DOES NOT FIT: {size}{remedies}", time_text, change_text]
     return f"{report.title} on {account.machine}: {'; '.join(parts)}."

@@ -57,7 +57,7 @@ class _Heads:
             return False
         if self.width != before.width and self.width % 8:
             return False
-        # Heads that divide the hidden size must still divide it.
+        # If the number of heads divides the hidden size, it must still do so after the change.
         divide_hidden = before.hidden > 0 and before.hidden % before.heads == 0
         return not divide_hidden or self.hidden % self.heads == 0
 
@@ -77,15 +77,15 @@ def candidates(
         dimension: the dimension.
         captured: the original model.
         tp: tensor-parallel degree.
-        multiple: number that widths have to be multiples of, instead of the numbers above.
+        multiple: number that widths have to be multiples of; None for the numbers above.
     """
     value = dimension.value
     if _grows(dimension, captured, "heads"):
         if _narrows(dimension):
-            # More heads are narrower, so their total width stays and their number may change a lot.
+            # More heads are narrower. Their total width stays, so their number may change a lot.
             values = list(range(value // 2, 2 * value + 1))
         else:
-            # More heads have a larger total width, so their number may change only a little.
+            # Each further head adds to the total width, so the number may change only a little.
             values = list(range(value - 4, value + 9))
     elif _grows(dimension, captured, "kv_heads"):
         values = [value // 2, 2 * value]
@@ -146,7 +146,7 @@ def pairs_of(captured: Captured, dimensions: Sequence[Dimension], tp: int = 1) -
                 coupled = [(head_width, width) for head_width in head_widths]
                 coupled += [(kv_heads, count) for kv_heads in coupled_kv_heads]
                 proposals.append([(heads, count), *coupled])
-    # 4. Yield those that change several dimensions and can be built.
+    # 4. Yield the proposals that change several dimensions and can be built.
     for values in proposals:
         changes = {d.name: (d.value, value) for d, value in values if value != d.value}
         are_positive = all(value > 0 for _, value in values)
@@ -189,7 +189,7 @@ def _widths(dimension: Dimension, captured: Captured, tp: int, multiple: int | N
 
 
 def _gated_sizes(dimension: Dimension, captured: Captured) -> Iterator[int]:
-    """Yield the usual widths of the gated feed-forward layers whose width the dimension is."""
+    """Yield the usual width of each gated feed-forward layer whose width is the dimension."""
     for (place, size), slope in dimension.slopes.items():
         gated = captured.products[place]
         # A GEMM that computes both the gate and the up projection grows by two features.
@@ -252,7 +252,7 @@ def _changed_heads(
 
 
 def _heads_of(captured: Captured) -> Iterator[tuple[dict[str, tuple[int, str]], _Heads]]:
-    """Yield the heads of each attention layer, after the places that their sizes come from.
+    """Yield, for each attention layer, the places that its heads' sizes come from, and the heads.
 
     A place is the position of an operation and the name of one of its sizes. The hidden size is the
     input width of the query projection before the attention.

@@ -276,7 +276,7 @@ class _Baseline:
         for (old, new), predicted in zip(pairs, predictions, strict=True):
             evidence = PREDICTED
             if predicted is None:
-                # Only attention is not predicted as a problem. Its spread is that of a ratio.
+                # Attention is not a problem of the model. Its spread is that of a ratio of times.
                 ratio = old.time_us / new.time_us
                 spread = max(old.spread, new.spread)
                 interval = ratio * math.exp(-spread), ratio * math.exp(spread)
@@ -284,9 +284,9 @@ class _Baseline:
                 if not spread:
                     # The times come from an assumed share of the peak, which may be wrong.
                     unsure_us += abs(new.total_us - old.total_us) * (ATTENTION_RANGE - 1)
-            elif (measured := self._measured_ratio(old, new)) is not None:
-                measured_ratio_of_times, evidence = measured
-                change = SumChange(old.total_us, measured_ratio_of_times)
+            elif (measurement := self._measured_ratio(old, new)) is not None:
+                ratio_and_interval, evidence = measurement
+                change = SumChange(old.total_us, ratio_and_interval)
             else:
                 expected, in_sums = predicted
                 change = SumChange(old.total_us, expected, in_sums)
@@ -298,7 +298,7 @@ class _Baseline:
         moved = moved_after - moved_before
         unsure_us = math.hypot(unsure_us, abs(moved) * (MOVED_RANGE - 1))
         gain = gain_of_step(self.account.step_us, changes, moved, unsure_us)
-        # 3. Find the weakest evidence, unless only a negligible share of the time rests on it.
+        # 3. Find the weakest evidence that more than a negligible share of the time rests on.
         before = math.fsum(change.before for change in changes)
         after = math.fsum(change.after for change in changes)
         weakest = next(

@@ -26,7 +26,8 @@ RECOMPUTED = "recompute"
 FUSIONS = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}
 """Roles that share an input, keyed by the role of the one GEMM that computes them all."""
 
-# Roles of layers whose output features or whose input features are divided among GPUs.
+# Roles of layers that are divided among GPUs by their output features (the columns of y = x Wᵀ) or
+# by their input features (the rows of Wᵀ).
 _BY_COLUMNS = ("q", "k", "v", "qkv", "up", "gate", "gate_up", "head")
 _BY_ROWS = ("out", "down")
 

@@ -1,1 +1,1 @@
-"""Explanation of a trace: what each operation should take, and which change saves most."""
+"""Explain traces: how long each operation should take, and which change saves most."""

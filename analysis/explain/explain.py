@@ -76,7 +76,7 @@ _IDLE_WORDS = {
 
 
 class ExpectedTime(NamedTuple):
-    """Expected time of one call in µs, with its interval, and the source of this knowledge."""
+    """Expected time of one call in µs, with its interval and its source in words."""
 
     time_us: float
     lo_us: float
@@ -199,7 +199,7 @@ def _basis(
 
     The arguments are those of :func:`explain_traces`.
     """
-    # 1. If the given folder is that of one machine, it decides.
+    # 1. If the given folder belongs to one machine, compare with that machine.
     if against is not None:
         if (against / "run.json").exists():
             if machine is not None:
@@ -210,7 +210,7 @@ def _basis(
             folder = against.resolve()
             return find_basis(folder.name, folder.parent)
         if not against.is_dir():
-            raise UserError(f"{against} is not a folder; give one with results to --against.")
+            raise UserError(f"{against} is not a folder; give --against a folder with results.")
     # 2. Look for the machine in the given folder, then in the folder of all results.
     name = machine or _machine_of(account)
     if against is not None:
@@ -220,7 +220,7 @@ def _basis(
     if machine is None and account.kind == "cpu" and name not in recorded_machines(results):
         raise UserError(
             f"the trace is of a CPU, and {name} is not recorded. Run {target('sweep', 'run')} "
-            "here first, or name the trace's machine by --machine."
+            "here first, or name the trace's machine with --machine."
         )
     try:
         return find_basis(name, results)
@@ -229,7 +229,7 @@ def _basis(
             raise
         raise UserError(
             f"the trace is of {account.device_names[0]!r}, which is neither known nor recorded; "
-            "name a machine by --machine."
+            "name a machine with --machine."
         ) from None
 
 
@@ -243,16 +243,16 @@ def _machine_of(account: ProfileAccount) -> str:
         if account.device_names:
             raise UserError(
                 f"the trace is of {account.device_names[0]!r} and has no kernels. Record it with "
-                "ProfilerActivity.CUDA among the activities, or name a CPU by --machine."
+                "ProfilerActivity.CUDA among the activities, or name a CPU with --machine."
             )
         return cpu_slug(cpu_model(), instruction_set(), cpu_threads())
     if not account.device_names:
-        raise UserError("the trace does not name its GPU; name the machine by --machine.")
+        raise UserError("the trace does not name its GPU; name the machine with --machine.")
     slugs = dict.fromkeys(map(slug_of_device, account.device_names))
     if len(slugs) > 1:
         raise UserError(
             f"the traces are of several kinds of GPUs ({', '.join(slugs)}); explain them one by "
-            "one, or name a machine by --machine."
+            "one, or name a machine with --machine."
         )
     return next(iter(slugs))
 
@@ -276,7 +276,7 @@ def judge_account(
     if account.kind != machine.kind:
         raise UserError(
             f"the trace is of a {account.kind.upper()}, and {machine.slug} is a "
-            f"{machine.kind.upper()}; name the trace's machine by --machine."
+            f"{machine.kind.upper()}; name the trace's machine with --machine."
         )
     # 1. Find the expected time of each shape, and better sizes.
     times = _expected_times(account, basis)

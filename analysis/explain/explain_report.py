@@ -268,8 +268,8 @@ def notes(verdict: TraceVerdict) -> list[str]:
     if account.graph_us:
         sentences.append(
             f"{account.graph_us / account.total_us:.0%} of the time is in kernels of CUDA graphs. "
-            "Traces do not have their operations and shapes; record a step without graphs to "
-            "compare them."
+            "A trace lacks the operations and shapes of such kernels; record a step without graphs "
+            "to compare them."
         )
     if account.calls_without_kernel:
         sentences.append(

@@ -199,7 +199,8 @@ def _statistics(data: Sequence[float]) -> dict[str, Any]:
     iqr = third - first
     low = bisect_left(ordered, first - 1.5 * iqr)
     high = bisect_right(ordered, third + 1.5 * iqr)
-    # Values further from the mean than the standard deviation, and values outside the fences.
+    # Count the values that differ from the mean by more than the standard deviation, and those
+    # that lie more than 1.5 interquartile ranges outside the quartiles.
     stddev_outliers = sum(not mean - deviation <= value <= mean + deviation for value in ordered)
     iqr_outliers = low + count - high
     return {

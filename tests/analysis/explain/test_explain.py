@@ -429,6 +429,6 @@ def test_traces_of_unknown_or_different_gpus_get_a_sentence(tmp_path: Path) -> N
         explain_traces(paths[:2], None, NOWHERE)
     with pytest.raises(UserError, match="'Radeon 7', which is neither known nor recorded"):
         explain_traces(paths[2:3], None, NOWHERE)
-    with pytest.raises(UserError, match="does not name its GPU; name the machine by --machine"):
+    with pytest.raises(UserError, match="does not name its GPU; name the machine with --machine"):
         explain_traces(paths[3:], None, NOWHERE)
     assert explain_traces(paths, "h200", NOWHERE).account.operations[0].calls == 4
