@@ -252,14 +252,14 @@ def _other_implementation(
     if not gains:
         return None
     fastest = max(gains, key=lambda name: gains[name].value)
-    what_to_do = verdict(gains[fastest], CONFIRMED, 0.0)
-    if what_to_do == LEAVE_IT:
+    verdict_word = verdict(gains[fastest], CONFIRMED, 0.0)
+    if verdict_word == LEAVE_IT:
         return None
     return Advice(
         problem=problem,
         instead=problem,
         question=question.kind,
-        verdict=what_to_do,
+        verdict=verdict_word,
         evidence=CONFIRMED,
         implementation=fastest,
         **_columns("predicted", Gain(0.0, 0.0, 0.0)),
@@ -270,14 +270,14 @@ def _other_implementation(
     )
 
 
-def _rank(what_to_do: str, gain: Gain, extra_flops: float) -> tuple[int, float]:
+def _rank(verdict_word: str, gain: Gain, extra_flops: float) -> tuple[int, float]:
     """Return a sort key of answers, largest for the best: the verdict, then the gain after costs.
 
     The gain is the middle between its expected value and the lower end of its interval, so that the
     more certain of two equal gains ranks higher.
     """
     cautious = gain._replace(value=(gain.value + gain.lo) / 2)
-    return -VERDICTS.index(what_to_do), net(cautious, extra_flops)
+    return -VERDICTS.index(verdict_word), net(cautious, extra_flops)
 
 
 @dataclass(frozen=True)

@@ -171,8 +171,9 @@ def recommendations_markdown(analysis: Analysis, advice: Sequence[Advice]) -> st
         "",
         plain(analysis.recording.caption()).replace("  ·  ", ", ") + ".",
         "",
-        *(line for text in health_of(analysis) for line in (plain(text), "")),
     ]
+    for text in health_of(analysis):
+        lines += [plain(text), ""]
     steady = _steadiness(analysis.recording)
     if analysis.recording.unusable:
         return "\n".join([*lines, "These times do not support any advice.", "", *steady])
@@ -250,5 +251,8 @@ def _gain(gain: float | None, lo: float | None, hi: float | None) -> str:
     """Format a gain and its interval as ``+12.0% [+8.1%, +15.9%]``, or as a dash if it is None."""
     if gain is None or lo is None or hi is None:
         return "–"
-    gain, lo, hi = (round(value, 3) + 0.0 for value in (gain, lo, hi))  # never -0.0%
+    # Adding 0.0 turns -0.0 into 0.0, so that no number is printed as -0.0%.
+    gain = round(gain, 3) + 0.0
+    lo = round(lo, 3) + 0.0
+    hi = round(hi, 3) + 0.0
     return f"{gain:+.1%} [{lo:+.1%}, {hi:+.1%}]"

@@ -189,14 +189,13 @@ def affordable(
         budget: seconds for all contenders of the trials, and for re-timing the costliest pair of
             each.
     """
+    explore_seconds = {contender: to_explore for contender, (to_explore, _) in seconds.items()}
     chosen: list[Trial] = []
     counted: set[Contender] = set()
     for trial in sorted(trials, key=lambda trial: -trial.promise):
         # Trials may share contenders, which are explored once.
         new_contenders = [contender for contender in trial.contenders if contender not in counted]
-        exploring = sum(
-            to_explore for to_explore, _ in (seconds[contender] for contender in new_contenders)
-        )
+        exploring = sum(explore_seconds[contender] for contender in new_contenders)
         cost = exploring + pair_seconds(trial, seconds)
         if cost <= budget:
             budget -= cost

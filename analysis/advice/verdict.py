@@ -95,6 +95,6 @@ def verdict(gain: Gain, evidence: str, extra_flops: float) -> str:
     return LIKELY if probability(gain, evidence) >= LEAST_PROBABILITY else LEAVE_IT
 
 
-def verdict_text(what_to_do: str, gain_probability: float) -> str:
+def verdict_text(verdict_word: str, gain_probability: float) -> str:
     """Format a verdict; *likely* is followed by its probability, as in ``likely (91%)``."""
-    return f"{what_to_do} ({gain_probability:.0%})" if what_to_do == LIKELY else what_to_do
+    return f"{verdict_word} ({gain_probability:.0%})" if verdict_word == LIKELY else verdict_word

@@ -142,7 +142,7 @@ class Account:
             for key, line in first.items()
         ]
         # The time of a row that is not counted is NaN. Such rows come last.
-        return sorted(rows, key=lambda row: -row.total_us if row.total_us >= 0 else 1.0)
+        return sorted(rows, key=lambda row: math.inf if math.isnan(row.total_us) else -row.total_us)
 
     @property
     def products_us(self) -> float:

@@ -232,7 +232,7 @@ def _title(source: ModelSource, step: ModelStep) -> str:
     name = source.name if ":" in source.name else Path(source.name).name
     sizes = f"batch {step.batch}"
     if step.mode == "decode":
-        sizes += f", {step.seq:,} tokens known"
+        sizes += f", after {step.seq:,} tokens"
     return f"{name}, {step.mode}, {sizes}"
 
 

@@ -261,12 +261,14 @@ def as_comparison(reports: Sequence[AuditReport]) -> str:
     """Compare machines: a paragraph for each machine, and a table with the time of each role."""
     accounts = [report.account for report in reports]
     table = [["", *(account.machine for account in accounts)]]
-    by_role = [account.by_role for account in accounts]
-    for role in dict.fromkeys(role for shares in by_role for role in shares):
+    role_times = [account.by_role for account in accounts]
+    # Roles keep the order in which the accounts have them, without duplicates.
+    all_roles = dict.fromkeys(role for times in role_times for role in times)
+    for role in all_roles:
         cells = []
-        for account, shares in zip(accounts, by_role, strict=True):
-            time = shares.get(role, 0.0)
-            cells.append(f"{duration(time)}, {time / account.step_us:.0%}")
+        for account, times in zip(accounts, role_times, strict=True):
+            time_us = times.get(role, 0.0)
+            cells.append(f"{duration(time_us)}, {time_us / account.step_us:.0%}")
         table.append([role, *cells])
     lines = []
     for report in reports:
@@ -317,7 +319,8 @@ def as_markdown(report: AuditReport) -> str:
     """Format an audit as Markdown for a pull request, with at most ten operations."""
     account = report.account
     lines = [f"## {report.title} on {account.machine}", "", headline(report), ""]
-    lines += [line for warning in report.warnings for line in (warning, "")]
+    for warning in report.warnings:
+        lines += [warning, ""]
     lines += [f"- {lever_line(lever)}" for lever in report.levers]
     lines += [f"- {words} cannot be judged: {why}" for words, why in report.refused.items()]
     lines += ["", time_line(account), "", memory_line(report.memory), "", table_row(_HEAD)]

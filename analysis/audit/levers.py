@@ -365,8 +365,12 @@ def _judged_gain(gain: Gain, more_flops: float) -> Gain:
     """
     if more_flops >= 0:
         return gain
-    value, lo, hi = ((1 + fraction) * (1 + more_flops) - 1 for fraction in gain)
-    return Gain(value, lo, hi)
+    work = 1 + more_flops  # ratio of the FLOPs, after the change over before it
+    return Gain(
+        (1 + gain.value) * work - 1,
+        (1 + gain.lo) * work - 1,
+        (1 + gain.hi) * work - 1,
+    )
 
 
 def _moved_bytes(captured: Captured, runtime: Runtime) -> int:

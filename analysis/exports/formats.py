@@ -175,10 +175,13 @@ def _stats(samples_us: Sequence[float], row: Mapping[Any, Any]) -> dict[str, Any
     if samples_us:
         data = [value * 1e-6 for value in samples_us]
         return {**_statistics(data), "data": data, "iterations": 1}
-    time, lo, hi = (seconds_of(row.get(f"time{end}_us")) for end in ("", "_lo", "_hi"))
+    time = seconds_of(row.get("time_us"))
+    lo = seconds_of(row.get("time_lo_us"))
+    hi = seconds_of(row.get("time_hi_us"))
     times = CaseTimes.from_interval(time, lo, hi, sample_count(row))
     deviation = times.error * time * math.sqrt(times.count)
-    least, most = (time if math.isnan(end) else end for end in (lo, hi))
+    least = time if math.isnan(lo) else lo
+    most = time if math.isnan(hi) else hi
     return {
         "min": least, "max": most, "mean": time, "stddev": deviation, "rounds": times.count,
         "median": time, "iqr": 0.0, "q1": time, "q3": time, "iqr_outliers": 0,

@@ -52,7 +52,7 @@ def test_machines_stand_side_by_side() -> None:
     )  # fmt: skip
     assert told.returncode == 0, told.stderr
     for machine in ("nvidia-h100-sxm", "nvidia-b200"):
-        assert f"llama-2-7b, decode, batch 32, 1,024 tokens known on {machine}: step" in told.stdout
+        assert f"llama-2-7b, decode, batch 32, after 1,024 tokens on {machine}: step" in told.stdout
     assert "communication is not counted" in told.stdout
     assert ["nvidia-h100-sxm", "nvidia-b200"] in [line.split() for line in told.stdout.splitlines()]
 
