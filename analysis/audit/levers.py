@@ -508,9 +508,18 @@ def _changed_problems(
     )
 
 
-def _aligns(pairs: Sequence[tuple[AccountLine, AccountLine]]) -> bool:
-    """Return True if the change improves the alignment of any operation's rows."""
-    return any(after.alignment > before.alignment for before, after in _changed_problems(pairs))
+def _better_alignment(pairs: Sequence[tuple[AccountLine, AccountLine]]) -> int | None:
+    """Return the bytes of which the rows of better aligned operations become multiples.
+
+    The result is the smallest alignment of these operations after the change; None if no operation
+    is better aligned.
+    """
+    better = (
+        after.alignment
+        for before, after in _changed_problems(pairs)
+        if after.alignment > before.alignment
+    )
+    return min(better, default=None)
 
 
 def _reason(
@@ -533,8 +542,9 @@ def _reason(
     role_names = ", ".join([*roles[:4], "…"] if len(roles) > 4 else roles)
     speed = f"{abs(products_gain):.1%} {'faster' if products_gain >= 0 else 'slower'}"
     words = f"{role_names}: {share:.0%} of the step, which becomes {speed}"
-    if _aligns(pairs):
-        words += "; rows become multiples of 16 bytes"
+    alignment = _better_alignment(pairs)
+    if alignment is not None:
+        words += f"; rows become multiples of {alignment} bytes"
     if more_flops > 0:
         only_vocabulary = all("vocab" in name or "classes" in name for name in changes)
         quality = "entries that are never used" if only_vocabulary else "a larger model"

@@ -14,7 +14,7 @@ from analysis.audit.account import Account, account_of, as_problem
 from analysis.audit.audit import LeverSearch, audit
 from analysis.audit.audit_report import levers_frame, products_frame
 from analysis.audit.candidates import candidates
-from analysis.audit.levers import Lever, find_levers
+from analysis.audit.levers import Lever, find_levers, try_levers
 from analysis.audit.memory import kv_cache_bytes
 from analysis.audit.runtime import RECOMPUTED, Runtime
 from analysis.audit.step_totals import SumChange, gain_of_step, summed
@@ -257,6 +257,22 @@ def test_a_vocabulary_that_nothing_divides_is_the_lever(h100: Basis) -> None:
     assert "multiples of 16 bytes" in best.reason
     assert 0 < best.parameters < 0.01
     assert {lever.verdict for lever in levers if lever.name != "vocab"} <= {LEAVE_IT}
+
+
+@pytest.mark.parametrize(("vocab", "bytes_"), [(50258, 4), (50260, 8), (50264, 16)])
+def test_the_reason_says_what_the_rows_become_multiples_of(
+    h100: Basis, vocab: int, bytes_: int
+) -> None:
+    captured = capture(GPT2, STEP)
+
+    def changed(changes: Mapping[str, int]) -> Captured:
+        return capture(GPT2, STEP, changes)
+
+    (lever,), _ = try_levers(
+        captured, [{"vocab": (50257, vocab)}], changed, Runtime(), h100,
+        account_of(captured, Runtime(), h100),
+    )  # fmt: skip
+    assert f"rows become multiples of {bytes_} bytes" in lever.reason
 
 
 def test_there_may_be_nothing_to_gain(h100: Basis) -> None:
