@@ -1,1 +1,4 @@
-"""Model, advice, rules and plots computed from measurements. Needs no GPU, PyTorch or Triton."""
+"""Model, advice, rules and plots computed from measurements.
+
+The package needs no GPU, PyTorch or Triton.
+"""

@@ -1,4 +1,4 @@
-"""Shapes of calls of fused attention, as arrays, with their FLOPs and bytes."""
+"""Arrays of shapes of fused attention, with their FLOPs and bytes."""
 
 from __future__ import annotations
 
@@ -10,17 +10,23 @@ from kernels.timemodel.estimate import Array
 
 CONTEXT, FULL, DECODE = "context", "full", "decode"
 KINDS = (CONTEXT, FULL, DECODE)
-"""Kinds of calls: causal attention of a prompt, attention without a mask, and one query for each
-sequence."""
+"""Kinds of calls: causal attention over a prompt, attention without a mask, and decoding, which has
+one query for each sequence."""
 
 _BYTES = 2  # bytes of a 16-bit element
 
 
 class AttentionShapes(NamedTuple):
-    """Shapes of calls as arrays of equal length.
+    """Shapes of calls as arrays of equal length, with one element per call.
 
-    ``queries`` and ``keys`` are tokens per sequence, ``width`` is the width of a head, and ``seen``
-    is the number of keys that one query sees, which a window may limit.
+    Attributes:
+        batch: number of sequences.
+        heads: number of heads of the queries.
+        kv_heads: number of heads of the keys and values.
+        queries: query tokens per sequence.
+        keys: key tokens per sequence.
+        width: elements of a query, key or value in one head.
+        seen: number of keys that one query sees, which a sliding window may limit.
     """
 
     batch: Array
@@ -31,15 +37,15 @@ class AttentionShapes(NamedTuple):
     width: Array
     seen: Array
 
-    def where(self, chosen: Any) -> AttentionShapes:
-        """Return the shapes at an index array or a mask."""
-        return AttentionShapes(*(sizes[chosen] for sizes in self))
+    def where(self, selection: Any) -> AttentionShapes:
+        """Return the shapes that an array of indices or a boolean mask selects."""
+        return AttentionShapes(*(sizes[selection] for sizes in self))
 
     def flops(self, kind: str) -> Array:
         """Return the FLOPs of each call: 4 · batch · heads · width · pairs of a query and a key.
 
-        A causal mask leaves half of the pairs, unless a window that is shorter than the sequence
-        limits them.
+        A causal mask removes half of the pairs. With a window that is shorter than the sequence,
+        ``seen`` already counts only the pairs that remain.
         """
         pairs = self.queries * self.seen
         if kind == CONTEXT:
@@ -48,8 +54,8 @@ class AttentionShapes(NamedTuple):
 
     def bytes(self) -> Array:
         """Return the bytes of queries, keys, values and results, each moved once, in 16 bits."""
-        # Results have the size of the queries, and values that of the keys. With a window, every
-        # further query sees one further key, so all queries together see ``seen + queries`` keys.
+        # Results are as large as queries, and values as large as keys. With a window, each
+        # additional query sees one additional key, so all queries see ``seen + queries`` keys.
         query_and_result_vectors = 2 * self.heads * self.queries
         keys_read = np.minimum(self.seen + self.queries, self.keys)
         key_and_value_vectors = 2 * self.kv_heads * keys_read

@@ -1,4 +1,4 @@
-"""Escape text for Markdown pages, because names in recordings come from strangers.
+"""Escape text for Markdown pages, because names in recordings are untrusted input.
 
 Text from run.json is also made printable when it is read, so that it cannot move a terminal's
 cursor. matplotlib escapes the text that it writes into an SVG.
@@ -14,7 +14,8 @@ from typing import Any
 _UNPRINTABLE = re.compile(
     r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]+"
 )
-# What formats text, and what begins a cell, a tag, a link, an entity or the rest of a URL.
+# Characters that format text, or that begin a table cell, a tag, a link or an entity; and the
+# slashes of a URL.
 _MARKUP = re.compile(r"[\\`*|<]|\](?=[(\[:])|&(?=#?\w+;)|(?<=:)//")
 
 
@@ -29,7 +30,7 @@ def table_row(cells: Iterable[str]) -> str:
 
 
 def printable(value: Any) -> Any:
-    """Return a value from JSON with the unprintable characters of all texts replaced by spaces."""
+    """Return a JSON value whose texts have a space in place of unprintable characters."""
     if isinstance(value, str):
         return _UNPRINTABLE.sub(" ", value)
     if isinstance(value, list):
@@ -40,7 +41,7 @@ def printable(value: Any) -> Any:
 
 
 def _escaped(match: re.Match[str]) -> str:
-    """Return matched markup as an HTML entity, or else behind a backslash."""
+    """Escape matched markup: as an HTML entity if it has one here, else by a backslash."""
     markup = match.group()
     entities = {"<": "&lt;", "&": "&amp;", "//": "&#47;&#47;"}
     return entities.get(markup, f"\\{markup}")

@@ -1,10 +1,10 @@
-"""Format rates and times for people: in the unit and with the digits that read best."""
+"""Format rates and times for people, with a suitable unit and few digits."""
 
 from __future__ import annotations
 
 
 def rate_unit(top: float) -> tuple[float, str]:
-    """Return the factor and the unit for rates of up to ``top`` TFLOP/s."""
+    """Return a suitable unit for rates of up to ``top`` TFLOP/s, after the factor from TFLOP/s."""
     return (1e3, "GFLOP/s") if top < 1 else (1.0, "TFLOP/s")
 
 

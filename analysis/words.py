@@ -20,7 +20,7 @@ def names_in(words: str | Iterable[str] | None, option: str) -> tuple[str, ...]:
     separated = words.split(",") if isinstance(words, str) else words
     names = tuple(word.strip() for word in separated)
     if not all(names):
-        raise UserError(f"--{option} has an empty name in {words!r}; separate names by commas.")
+        raise UserError(f"--{option} has an empty name in {words!r}; separate names with commas.")
     return names
 
 
@@ -38,8 +38,8 @@ def share_of(value: str | float, option: str, most: float = 1.0) -> float:
     try:
         share = float(text.removesuffix("%")) / (100 if is_percentage else 1)
     except ValueError:
-        share = -1.0  # refused below, like every share that is out of range
-    # On the command line, ``1`` may mean 1% or 100%. A float in Python can only mean the latter.
+        share = -1.0  # out of range, so that it is refused below
+    # On the command line, ``1`` may mean 1% or 100%. In Python, the float 1.0 can only mean 100%.
     if 1 <= share <= most and not is_percentage and not isinstance(value, float):
         raise UserError(
             f"--{option} {text} could mean {text}% or {100 * share:g}%; write one of them."

@@ -1,1 +1,4 @@
-"""HTML page of what was measured, predicted and advised; one file that answers in a browser."""
+"""HTML page of measurements, predictions and advice.
+
+The page is one file. Its script also predicts other shapes, in the browser.
+"""

@@ -1,7 +1,7 @@
 """Build the page's charts with Bokeh. They are empty until the page's script fills them.
 
-The script knows the names of the charts' data sources. The script draws at most a few
-thousand points at once, so that drawing takes no longer for larger recordings.
+The script finds the charts' data sources by their names. It draws at most a few thousand points at
+once, so that drawing takes no longer for larger recordings.
 """
 
 from __future__ import annotations
@@ -23,13 +23,16 @@ HOVER = (
     ("predicted", "@predicted"), ("limit", "@limit"), ("tile", "@tile"), ("waves", "@waves"),
     ("kernel", "@kernel"), ("clock", "@clock"),
 )  # fmt: skip
-"""Fields that are shown for a point; the script writes their texts."""
+"""Labels and columns of the text that appears when the mouse is over a point.
+
+The script fills these columns.
+"""
 
 _TOOLS = "pan,wheel_zoom,box_zoom,reset,save"
-_FOR_NAMES = 1.3  # axis end over the largest intensity: room for the names of the roofs
-_FOR_PEAKS = 1.6  # axis end over the highest peak: room for its name above it
-_GIGA = 1.0  # TFLOP/s below which speeds are drawn in GFLOP/s
-_GOOD, _BAD = "#0072B2", "#D55E00"
+_INTENSITY_MARGIN = 1.3  # end of the axis over the largest intensity; the labels of roofs need it
+_PEAK_MARGIN = 1.6  # end of the axis over the highest peak, whose label is above its line
+_MIN_TERA = 1.0  # highest peak in TFLOP/s below which speeds are drawn in GFLOP/s
+_GOOD, _BAD = "#0072B2", "#D55E00"  # blue and vermilion, distinguishable with any colour vision
 
 
 def shown_points() -> ColumnDataSource:
@@ -40,15 +43,18 @@ def shown_points() -> ColumnDataSource:
 
 
 def scale_of(machines: Sequence[Machine]) -> float:
-    """Return the factor from TFLOP/s to the roofline's unit: 1, or 1,000 (GFLOP/s) on a CPU."""
+    """Return the factor from TFLOP/s to the roofline's unit.
+
+    It is 1, or 1,000 (for GFLOP/s) if no machine has a peak of at least 1 TFLOP/s.
+    """
     highest = max(peak / 1e12 for machine in machines for peak in machine.peaks.values())
-    return 1.0 if highest >= _GIGA else 1e3
+    return 1.0 if highest >= _MIN_TERA else 1e3
 
 
 def roofline(source: ColumnDataSource, machines: Sequence[Machine], points: pd.DataFrame) -> figure:
     """Draw speed over intensity, log-log: measured points filled, predicted ones hollow.
 
-    A line joins both points of a case.
+    A line joins the two points of a case.
 
     Args:
         source: the points that are shown, from :func:`shown_points`.
@@ -74,15 +80,16 @@ def roofline(source: ColumnDataSource, machines: Sequence[Machine], points: pd.D
         height=400,
         log_x=True,
         log_y=True,
-        x_range=(left, _FOR_NAMES * right),
-        y_range=(low, _FOR_PEAKS * high),
+        x_range=(left, _INTENSITY_MARGIN * right),
+        y_range=(low, _PEAK_MARGIN * high),
     )
-    # 2. Roofs of several machines are told apart by a name.
+    # 2. Draw the roofs. With several machines, the label of each roof names its machine.
     for machine in machines:
         prefix = f"{machine.slug} " if len(machines) > 1 else ""
         for dtype in dtypes & machine.peaks.keys():
             _roof(chart, machine, dtype, prefix, scale)
-    # 3. A case is a grey line between both its points, and an interval of the measured one.
+    # 3. Draw each case: a grey line between its two points, the interval of its measured speed, the
+    # predicted point (hollow) and the measured point (filled).
     chart.segment("x", "y", "x", "expected", source=source, color=NEUTRAL, line_alpha=0.35)
     chart.segment("x", "lo", "x", "hi", source=source, color="color", line_alpha=0.6)
     chart.scatter(
@@ -103,15 +110,21 @@ def roofline(source: ColumnDataSource, machines: Sequence[Machine], points: pd.D
 
 
 def _roof(chart: figure, machine: Machine, dtype: str, prefix: str, scale: float) -> None:
-    """Draw the slope of memory up to the ridge, then the peak, labelled where the chart ends.
+    """Draw a roof: the memory slope up to the ridge, then the peak, labelled at the right end.
 
-    The tag tells the page's script which colour the line has in each colour scheme.
+    Args:
+        chart: the roofline chart.
+        machine: the machine with this roof.
+        dtype: dtype of the peak. The line is tagged with it, so that the page's script can choose a
+            colour for light or dark mode.
+        prefix: beginning of the label.
+        scale: factor from TFLOP/s to the chart's unit.
     """
     peak = machine.peak(dtype) / 1e12 * scale
     left, right = chart.x_range.start, chart.x_range.end
     color, _ = DTYPE_STYLE.get(dtype, (NEUTRAL, ""))
     slope = machine.bandwidth / 1e12 * scale
-    # A ridge left of the chart leaves only the peak to draw.
+    # If the ridge is left of the chart, only the peak is in the chart.
     bend = max(left, machine.ridge(dtype))
     chart.line(
         [left, bend, max(right, bend)],
@@ -142,7 +155,7 @@ def accuracy(source: ColumnDataSource, points: pd.DataFrame) -> figure:
         points: all points, which set the ranges of the axes.
     """
     errors = 100 * (points["predicted_us"] / points["time_us"] - 1)
-    # The axis shows 99% of the errors with a margin, and at least ±30%. None is below −100%.
+    # The axis shows 99% of the errors with a margin, and at least ±30%. No error is below −100%.
     top = max(30.0, 1.1 * float(errors.abs().quantile(0.99)))
     chart = _figure(
         "accuracy",
@@ -177,12 +190,12 @@ def neighbours(place: int) -> figure:
     The page's script chooses the dimension, and marks the edges of tiles and waves.
 
     Args:
-        place: number of the chart, by whose name the script finds its data.
+        place: number of the chart, which is part of the names by which the script finds its data.
     """
-    # 1. The data that the script fills in: points, edges, and the chosen size.
+    # 1. Make empty sources, which the script fills: the points, the edges, and the chosen size.
     name = f"line-{place}"
     points = ColumnDataSource(
-        {key: [] for key in ("x", "time", "lo", "hi", "expected", "said")}, name=name
+        {key: [] for key in ("x", "time", "lo", "hi", "expected", "description")}, name=name
     )
     edges = {
         kind: ColumnDataSource({"x": [], "low": [], "high": []}, name=f"{name}-{kind}")
@@ -197,7 +210,7 @@ def neighbours(place: int) -> figure:
         x_range=Range1d(0, 1),
         y_range=Range1d(0, 1),
     )
-    # 2. Edges lie below everything else.
+    # 2. Draw the edges first, so that they lie below everything else.
     chart.segment(
         "x",
         "low",
@@ -218,21 +231,21 @@ def neighbours(place: int) -> figure:
         line_dash="dashed",
         line_alpha=0.7,
     )
-    # 3. Predicted times. The tag tells the script to draw them in the grey of the page, which
-    # depends on dark mode.
-    course = chart.line("x", "expected", source=points, color=NEUTRAL, line_width=1.5)
-    course.tags = ["neutral"]
-    predicted = chart.scatter(
+    # 3. Draw predicted times. The tag tells the script to give them the page's grey, which is
+    # another one in dark mode.
+    predicted_line = chart.line("x", "expected", source=points, color=NEUTRAL, line_width=1.5)
+    predicted_line.tags = ["neutral"]
+    predicted_dots = chart.scatter(
         "x", "expected", source=points, size=6, line_color=NEUTRAL, fill_color=None
     )
-    predicted.tags = ["neutral"]
-    # 4. Measured times with their intervals, and a ring around the chosen one.
+    predicted_dots.tags = ["neutral"]
+    # 4. Draw measured times with their intervals, and a ring around the chosen one.
     chart.segment("x", "lo", "x", "hi", source=points, color=_GOOD)
     dots = chart.scatter("x", "time", source=points, size=7, color=_GOOD)
     chart.scatter(
         "x", "time", source=selected, size=14, line_color=_BAD, fill_color=None, line_width=2.5
     )
-    chart.add_tools(HoverTool(renderers=[dots], tooltips="@said"))
+    chart.add_tools(HoverTool(renderers=[dots], tooltips="@description"))
     return chart
 
 
@@ -243,7 +256,7 @@ def rules(rows: Sequence[RuleResult], place: int) -> figure:
         rows: results of rules; those without an effect are left out.
         place: number of the recording on the page, which is part of the chart's name.
     """
-    # An axis of names begins at the bottom, and the first rule belongs at the top.
+    # Bokeh puts the first name at the bottom of the axis, but the first rule belongs at the top.
     judged = [row for row in reversed(rows) if row.effect is not None]
     names = [row.id for row in judged]
     data: Mapping[str, Sequence[object]] = {
@@ -290,7 +303,7 @@ def rules(rows: Sequence[RuleResult], place: int) -> figure:
 
 
 def pairs() -> figure:
-    """Draw how many times as fast the second of two recordings is, on the shapes of both."""
+    """Draw the speed of the second recording over that of the first, for each common shape."""
     columns = ("x", "ratio", "shape", "times", "color", "marker")
     source = ColumnDataSource({name: [] for name in columns}, name="pairs")
     chart = _figure(
@@ -335,7 +348,7 @@ def _add_interaction(chart: figure, dots: object) -> None:
 def _log_range(values: pd.Series) -> tuple[float, float]:
     """Return the ends of a logarithmic axis that shows all positive values.
 
-    If there are none, the ends are 0.1 and 10, so that the axis can be drawn.
+    Without positive values, the ends are 0.1 and 10, so that the axis can be drawn.
     """
     positive = values[(values > 0) & np.isfinite(values)]
     if positive.empty:
@@ -352,9 +365,18 @@ def _figure(
     log_y: bool = False,
     **ranges: Sequence[str] | tuple[float, float] | Range1d,
 ) -> figure:
-    """Return an empty chart as wide as the page, whose colours the script sets.
+    """Return an empty chart that is as wide as the page. The page's script sets its colours.
 
-    Charts of many points need fixed ranges, because the script draws only the points in view.
+    A chart of many points needs fixed ranges, because the script draws only the points within them.
+
+    Args:
+        name: name by which the script finds the chart.
+        x: label of the x axis.
+        y: label of the y axis.
+        height: height in pixels.
+        log_x: whether the x axis is logarithmic.
+        log_y: whether the y axis is logarithmic; otherwise it is linear, or has names.
+        ranges: ``x_range`` and ``y_range``; Bokeh chooses those that are missing.
     """
     chart = figure(
         name=name,

@@ -1,8 +1,8 @@
 """Build the page as one file: Bokeh, the charts, the data and the script that joins them.
 
-Nothing is fetched when the page is opened. A policy in its head forbids that, and it forbids every
-script but the page's own, because names in results come from strangers. The data are compressed
-JSON, which the browser unpacks.
+Nothing is fetched when the page is opened. A content security policy in the page's head forbids
+fetching, and it forbids every script except the page's own, because names in results are untrusted
+input. The data are compressed JSON, which the browser unpacks.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from analysis.recordings.load import problems_of
 from kernels.common.program import command
 
 _HERE = Path(__file__).parent
+# These files are joined into one JavaScript module, in this order.
 _SCRIPT = (
     "data.js",
     "tables.js",
@@ -40,16 +41,17 @@ _SCRIPT = (
     "ask.js",
     "neighbours.js",
     "page.js",
-)  # one module, in order
+)
 
 
 def page_html(reports: Sequence[PageReport]) -> str:
     """Return the page as HTML.
 
     Args:
-        reports: one or more recordings; the points of all are on the same charts.
+        reports: contents about one or more recordings, whose points share the same charts.
     """
-    # 1. Make the charts. The script fills them, so that they share one source of points.
+    # 1. Make the charts. The roofline and the accuracy share one source of points, which the
+    # script fills.
     source = charts.shown_points()
     points_by_report = [points_of(report.analysis) for report in reports]
     points = pd.concat(points_by_report, ignore_index=True)
@@ -67,7 +69,7 @@ def page_html(reports: Sequence[PageReport]) -> str:
     if len(reports) > 1:
         figures["pairs"] = charts.pairs()
     chart_script, divs = components(figures)
-    # 2. Pack the data. With a fixed time of compression, the same data give the same bytes.
+    # 2. Pack the data. The time stamp of gzip is fixed, so that the same data give the same bytes.
     scale = charts.scale_of(machines)
     documents = [
         _data(report, report_points, scale)
@@ -75,7 +77,7 @@ def page_html(reports: Sequence[PageReport]) -> str:
     ]
     data = json.dumps(documents, allow_nan=False).encode()
     packed = base64.b64encode(gzip.compress(data, mtime=0)).decode()
-    # 3. Put all of it into the template, with Bokeh's code itself, so that nothing is fetched.
+    # 3. Fill the template. Bokeh's code is part of the page, so that nothing is fetched.
     bokeh_code = Resources(mode="inline", minified=True, components=["bokeh"]).js_raw
     environment = Environment(
         loader=FileSystemLoader(_HERE), autoescape=select_autoescape(["html"])
@@ -97,9 +99,9 @@ def page_html(reports: Sequence[PageReport]) -> str:
 
 
 def _code(script: str) -> str:
-    """Return the code between the tags of Bokeh's script.
+    """Return the code within the ``<script>`` element that Bokeh made.
 
-    The data in it are escaped, as Bokeh expects.
+    Bokeh has already escaped the data in this code.
     """
     inner = re.fullmatch(r"\s*<script[^>]*>(.*)</script>\s*", script, re.DOTALL)
     assert inner is not None
@@ -107,11 +109,11 @@ def _code(script: str) -> str:
 
 
 def _data(report: PageReport, points: pd.DataFrame, scale: float) -> dict[str, Any]:
-    """Return a recording's data for the script.
+    """Return a recording's data for the script, as JSON.
 
     Args:
         report: content of the page about the recording.
-        points: its points, from :func:`points_of`.
+        points: points of the recording, from :func:`points_of`.
         scale: factor from TFLOP/s to the roofline's unit, from :func:`charts.scale_of`.
     """
     recording = report.analysis.recording
@@ -141,7 +143,7 @@ def _model(report: PageReport) -> dict[str, Any] | None:
 
 
 def _advice(answer: Advice) -> dict[str, Any]:
-    """Return an answer to a pad or choose query for the script; gains are fractions."""
+    """Return the answer to a pad or choose query for the script; gains are fractions."""
     gain = answer.gain
     return {
         "spec": answer.problem.spec(),

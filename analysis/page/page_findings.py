@@ -28,7 +28,7 @@ from analysis.units import rate
 
 
 class Tile(NamedTuple):
-    """A figure at the head of the page: what it is, its value, and what to compare it with."""
+    """A key figure at the head of the page: its title, its value, and a note on its context."""
 
     title: str
     value: str
@@ -36,7 +36,7 @@ class Tile(NamedTuple):
 
 
 def machine(report: PageReport) -> str:
-    """Name the machine; a CPU with the number of threads that were used."""
+    """Name the machine and, if it is a CPU, the number of threads that were used."""
     measured = report.analysis.recording.machine
     if measured.kind == "gpu":
         return measured.name
@@ -52,7 +52,7 @@ def verdict(report: PageReport) -> str:
 
 
 def tiles(report: PageReport) -> list[Tile]:
-    """Return the four to six figures that matter most; none for an unusable run."""
+    """Return up to six key figures; none for an unusable run."""
     analysis = report.analysis
     if analysis.recording.unusable:
         return []
@@ -128,7 +128,8 @@ def neighbourhood(report: PageReport) -> str:
     recording = report.analysis.recording
     if recording.unusable:
         return UNUSABLE_LINE
-    # A configuration, such as an offset of the operands, would make a difference of its own.
+    # Leave out cases with a configuration, such as an offset of the operands, because it may change
+    # the time as well.
     rows = bursts(library_rows(report.analysis.table), recording.cache)
     rows = rows[(rows["op"] == "gemm") & (rows["config"].fillna("") == "")]
     largest_cliff = steepest(dict.fromkeys(DIMENSIONS, rows))
@@ -153,7 +154,7 @@ def rules(report: PageReport) -> str:
     if not with_verdict:
         return "No rule was judged here."
     counts = Counter(rule.verdict.partition(":")[0] for rule in with_verdict)
-    # Commas separate the verdicts, so that "holds, weaker" loses its own.
+    # Commas separate the verdicts, so the comma within "holds, weaker" is removed.
     phrases = [f"{verdict.replace(',', '')} {count}" for verdict, count in counts.most_common()]
     return f"Verdicts on {len(with_verdict)} rules: {', '.join(phrases)}."
 
@@ -189,6 +190,6 @@ def side_by_side(reports: list[PageReport]) -> str:
 def _fastest(report: PageReport) -> dict[tuple[object, ...], float]:
     """Return the shortest time of each problem, mode and cache, in µs, over implementations."""
     points = points_of(report.analysis)
-    # Only cases with a time and a prediction have an intensity.
+    # Keep the cases with a time and a prediction, which are those with an intensity.
     points = points[points["intensity"].notna()]
     return points.groupby(["spec", "mode", "cache"])["time_us"].min().to_dict()

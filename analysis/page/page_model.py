@@ -1,8 +1,8 @@
 """Export the time model to the page, whose script predicts shapes that were not measured.
 
 The script computes the formula and evaluates the same trees as :mod:`analysis.model.predict`. Trees
-that are too large for a page, as those of a public table are, are replaced by smaller ones that
-were grown to repeat their predictions. The page then says how closely they do.
+that are too large for a page, such as those of a public table, are replaced by smaller trees that
+were grown to imitate them. The page then says how much their predictions differ.
 """
 
 from __future__ import annotations
@@ -25,23 +25,36 @@ from kernels.problem import PASSES, Conv, Gemm, Problem
 from kernels.timemodel.estimate import Array
 
 MOST_NODES = 300_000
-"""Number of nodes up to which a page has a model's own trees. They take 1.7 MB in the page."""
+"""Largest number of tree nodes that a page contains, which take 1.7 MB of it.
 
-_TREES, _LEAF = 16, 24  # 60,000 nodes for a public table of 36,000 shapes
-_SPREAD_TREES, _SPREAD_LEAF = 8, 100  # the width of an interval matters less than the time
-_RANDOM_SHAPES = 12_000
-_JUDGED = 2_000  # shapes that the smaller trees do not grow from
+A model with more nodes is replaced by smaller trees.
+"""
+
+# Number of smaller trees, and minimum number of shapes in a leaf. For a public table of 36,000
+# shapes, the trees for the time have 60,000 nodes. The trees for the spread are fewer and smaller,
+# because the width of an interval matters less than the time.
+_TREES, _LEAF = 16, 24
+_SPREAD_TREES, _SPREAD_LEAF = 8, 100
+_RANDOM_SHAPES = 12_000  # random GEMMs from which the smaller trees grow, in addition
+_HELD_OUT = 2_000  # shapes that the smaller trees do not grow from, to compare them on
 _M, _N, _K = (1, 2**17), (16, 2**17), (16, 2**16)  # ranges of random sizes
 _STEPS = (1, 8, 16, 64, 128)  # random sizes are multiples of one of these
 
-_FIGURES = (
+# Attributes of a fit from which the script computes intervals.
+_INTERVAL_FIELDS = (
     "low", "high", "pair_low", "pair_high", "scale", "beside", "aligned_only", "layout",
 )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class PageGroup:
-    """An operation and a dtype that the page predicts; ``problem`` is one of that kind."""
+    """An operation and a dtype that the page predicts.
+
+    Attributes:
+        problem: an example with this operation and dtype.
+        group: name of the group of fitted cases: implementation, operation and dtype.
+        fit: the fit that predicts the group.
+    """
 
     problem: Problem
     group: str
@@ -54,7 +67,7 @@ class PageGroup:
 
     @property
     def has_trees(self) -> bool:
-        """True if anything corrects the formula."""
+        """True if trees correct the formula."""
         return self.fit.residual is not None or self.fit.offsets is not None
 
     @property
@@ -73,11 +86,12 @@ def page_model(basis: Basis, measured: Iterable[Problem]) -> dict[str, Any]:
 
     Args:
         basis: the model as ``predict`` uses it.
-        measured: problems that were measured; smaller trees grow from these and random ones.
+        measured: problems that were measured. Smaller trees grow from these and from random GEMMs.
     """
     machine = basis.model.machine
     groups = list(page_groups(basis))
-    # 1. Find the groups that share trees: those of one dtype may also answer for another one.
+    # 1. Find the groups that share trees, because one dtype may be predicted by the trees of
+    # another.
     by_trees: dict[tuple[int, int], list[PageGroup]] = {}
     for group in groups:
         if group.has_trees:
@@ -94,7 +108,7 @@ def page_model(basis: Basis, measured: Iterable[Problem]) -> dict[str, Any]:
         if too_large or fit.offsets:
             documents.append(_smaller_trees(basis, sharing, problems))
         else:
-            documents.append(_own_trees(fit))
+            documents.append(_original_trees(fit))
     return {
         "machine": {
             name: getattr(machine, name)
@@ -114,8 +128,8 @@ def page_model(basis: Basis, measured: Iterable[Problem]) -> dict[str, Any]:
 def page_groups(basis: Basis) -> Iterable[PageGroup]:
     """Yield the operations and dtypes that the page predicts.
 
-    On a GPU these are all that the machine computes. On a CPU they are those that were measured,
-    because nothing is known about a CPU that was not.
+    On a GPU, these are all operations and dtypes that the machine supports. On a CPU, these are
+    only those that were measured, because the model has no constants for others.
     """
     machine = basis.model.machine
     # The name of a fit is the implementation, the operation and the dtype.
@@ -133,7 +147,7 @@ def page_groups(basis: Basis) -> Iterable[PageGroup]:
 
 
 def _plain_problem(operation: str, dtype: str) -> Problem:
-    """Return an ordinary problem of an operation (``gemm`` or a pass) and a dtype.
+    """Return an example of an operation (``gemm`` or a pass of a convolution) in a dtype.
 
     Raises:
         UserError: if the operation has no such dtype.
@@ -152,17 +166,17 @@ def _group_document(basis: Basis, group: PageGroup) -> dict[str, Any]:
         "peak": machine.peak(problem.dtype),
         "tiles": library_tiles(machine.generation, problem.dtype),
         "warm": bool(basis.query([problem]).cached[0]),
-        # Winograd's algorithms were only seen in fp32.
+        # Libraries were observed to use Winograd's algorithm only in fp32.
         "winograd": machine.kind == "gpu" and problem.op == "conv" and problem.dtype == "fp32",
         "constants": fit.constants.to_json(),
         "shift": fit.shift.to_json(),
         "groups": fit.groups,
-        **{name: getattr(fit, name) for name in _FIGURES},
+        **{name: getattr(fit, name) for name in _INTERVAL_FIELDS},
     }
 
 
-def _own_trees(fit: Fit) -> dict[str, Any]:
-    """Return a model's own trees, whose disagreement is the spread."""
+def _original_trees(fit: Fit) -> dict[str, Any]:
+    """Return the trees of a fit, and the figures that turn their disagreement into a spread."""
     assert fit.residual is not None
     residual = fit.residual
     return {"time": residual.trees.to_json(), "seen": residual.seen, "unseen": residual.unseen}
@@ -171,38 +185,40 @@ def _own_trees(fit: Fit) -> dict[str, Any]:
 def _smaller_trees(
     basis: Basis, sharing: Sequence[PageGroup], measured: Sequence[Problem]
 ) -> dict[str, Any]:
-    """Return small trees that repeat the corrections and spreads of large ones.
+    """Return small trees that imitate the corrections and spreads of large trees.
 
-    ``differs`` is the relative difference that nine in ten times of other shapes stay below.
+    ``differs`` is the 90th percentile of the relative difference between the times of the small and
+    the large trees, over shapes from which the small trees did not grow.
 
     Args:
         basis: the model as ``predict`` uses it.
         sharing: the groups that share the large trees.
         measured: problems that were measured, of any group.
     """
-    # 1. Let the large trees answer for measured and random shapes.
-    answers = []
+    # 1. Compute what the large trees return for measured and random shapes.
+    outputs = []
     for group in sharing:
-        like = [problem for problem in measured if _is_like(problem, group.problem)]
-        answers.append(_answers_of_trees(basis, group, like))
-    features, corrections, log_spreads = map(np.concatenate, zip(*answers, strict=True))
-    # 2. Grow small trees from most of the shapes, and compare both on the others.
-    judged = min(_JUDGED, len(features) // 5)
-    grown = np.random.default_rng(0).permutation(len(features)) >= judged
-    time = Forest.grown(features[grown], corrections[grown], _TREES, _LEAF)
-    spread = Forest.grown(features[grown], log_spreads[grown], _SPREAD_TREES, _SPREAD_LEAF)
-    repeated, _ = time.predict(features[~grown])
-    errors = np.abs(repeated - corrections[~grown])
-    differs = float(np.expm1(np.quantile(errors, 0.9)))
+        members = [problem for problem in measured if _is_like(problem, group.problem)]
+        outputs.append(_large_tree_outputs(basis, group, members))
+    features, corrections, log_spreads = map(np.concatenate, zip(*outputs, strict=True))
+    # 2. Grow the small trees from most of the shapes.
+    held_out = min(_HELD_OUT, len(features) // 5)
+    in_growth = np.random.default_rng(0).permutation(len(features)) >= held_out
+    time = Forest.grown(features[in_growth], corrections[in_growth], _TREES, _LEAF)
+    spread = Forest.grown(features[in_growth], log_spreads[in_growth], _SPREAD_TREES, _SPREAD_LEAF)
+    # 3. Compare the small and the large trees on the other shapes.
+    imitated, _ = time.predict(features[~in_growth])
+    differences = np.abs(imitated - corrections[~in_growth])
+    differs = float(np.expm1(np.quantile(differences, 0.9)))
     return {"time": time.to_json(), "spread": spread.to_json(), "differs": differs}
 
 
-def _answers_of_trees(
+def _large_tree_outputs(
     basis: Basis, group: PageGroup, measured: Sequence[Problem]
 ) -> tuple[Array, Array, Array]:
-    """Return features, log corrections and log spreads of measured shapes, then of random ones.
+    """Return the features, log corrections and log spreads of measured and random shapes.
 
-    There is one row of features per shape. Only GEMMs have random shapes.
+    Features have one row per shape. Random shapes are only added to GEMMs.
     """
     problems = list(measured)
     if isinstance(group.problem, Gemm):
@@ -220,14 +236,15 @@ def _is_like(problem: Problem, other: Problem) -> bool:
     return group_of("", problem) == group_of("", other)
 
 
-def _random_gemms(like: Gemm) -> list[Gemm]:
-    """Return GEMMs of a dtype whose sizes are spread evenly over the logarithms of their ranges.
+def _random_gemms(example: Gemm) -> list[Gemm]:
+    """Return random GEMMs that differ from the example only in M, N and K.
 
-    Each size is rounded to a multiple of a random step, because alignment matters.
+    The logarithms of the sizes are uniformly distributed. Each size is then rounded to a multiple
+    of a random step, so that all alignments occur.
     """
     rng = np.random.default_rng(0)
     log_ends = np.log2([_M, _N, _K])
     sizes = np.exp2(rng.uniform(log_ends[:, 0], log_ends[:, 1], (_RANDOM_SHAPES, 3)))
     steps = rng.choice(_STEPS, sizes.shape)
     rounded = np.maximum(np.round(sizes / steps), 1).astype(int) * steps
-    return [replace(like, m=m, n=n, k=k) for m, n, k in rounded.tolist()]
+    return [replace(example, m=m, n=n, k=k) for m, n, k in rounded.tolist()]

@@ -7,14 +7,21 @@ from dataclasses import dataclass
 
 from analysis.advice.recommend import Advice
 from analysis.model.fitted import Analysis
-from analysis.page.points import MOST
+from analysis.page.points import MOST_POINTS
 from analysis.rules.judge import RuleResult
 from analysis.rules.tensor_cores import TimedStep
 
 
 @dataclass(frozen=True)
 class PageReport:
-    """Content of a page about one recording."""
+    """Content of a page about one recording.
+
+    Attributes:
+        analysis: the recording, with the model and its predictions.
+        advice: answers to pad and choose queries.
+        rules: results of the rules that were judged on the machine.
+        steps: profiled training steps of models.
+    """
 
     analysis: Analysis
     advice: Sequence[Advice]
@@ -28,11 +35,12 @@ class PageReport:
 
     @property
     def left_out(self) -> str:
-        """Sentence about cases without a point; empty if every case has one."""
+        """Sentence that says how many cases are drawn; empty if all of them are."""
         cases = len(self.analysis.recording.rows)
-        # The table may have only a sample of the measured cases, and a page at most so many points.
+        # The analysis may have only a sample of the measured cases in its table. A page has only a
+        # sample of those if they exceed MOST_POINTS.
         in_table = cases - self.analysis.measured + len(self.analysis.table)
-        shown = min(in_table, MOST)
+        shown = min(in_table, MOST_POINTS)
         if shown == cases:
             return ""
         return f"The charts show {shown:,} of {cases:,} cases, drawn at random."

@@ -16,7 +16,7 @@ TEXTS = (
     "limit", "spec",
 )  # fmt: skip
 SIZES = ("m", "n", "k", "batch", "c", "h", "w", "kout", "r", "s", "groups")
-TIMES = ("time_us", "time_lo_us", "time_hi_us", "sm_mhz")  # as they are in measurements.csv
+TIMES = ("time_us", "time_lo_us", "time_hi_us", "sm_mhz")  # columns of measurements.csv
 ESTIMATES = (
     "predicted_us",
     "predicted_lo_us",
@@ -27,20 +27,23 @@ ESTIMATES = (
     "flops",
 )
 
-MOST = 40_000
-"""Largest number of points. From more, a random sample is drawn, and the page says so."""
+MOST_POINTS = 40_000
+"""Largest number of points on a page.
 
-_TIME_DIGITS = 9  # digits of times: nine tell a picosecond in a millisecond
-_DIGITS = 4  # digits of estimates: no reader sees more, and they are most of a page's bytes
+If there are more cases, the page shows a random sample of them, and says so.
+"""
+
+_TIME_DIGITS = 9  # significant digits of times: a picosecond of a millisecond
+_DIGITS = 4  # significant digits of estimates: the page shows no more, and more would enlarge it
 
 
 def points_of(analysis: Analysis) -> pd.DataFrame:
-    """Return one row per case; cases with a prediction come before those without it or a time.
+    """Return one row per case; cases without a time or a prediction come last.
 
     Returns:
-        The columns :data:`TEXTS` (empty if there is none), :data:`SIZES`, :data:`TIMES` and
-        :data:`ESTIMATES` (NaN if there is none). ``spec`` is the problem as ``--gemm`` or
-        ``--conv`` takes it.
+        A table with the columns :data:`TEXTS` (empty where missing), :data:`SIZES`, :data:`TIMES`
+        and :data:`ESTIMATES` (NaN where missing). ``spec`` is the problem in the form that
+        ``--gemm`` or ``--conv`` takes.
     """
     table = analysis.table
     estimates = {
@@ -56,15 +59,15 @@ def points_of(analysis: Analysis) -> pd.DataFrame:
         tile=table["tile"].where(table["tile"].notna(), table[f"{PREDICTED}tile"]),
     )
     points = pd.concat([predicted, _without_prediction(analysis.recording)], ignore_index=True)
-    if len(points) > MOST:
-        points = points.sample(MOST, random_state=0).sort_index(ignore_index=True)
+    if len(points) > MOST_POINTS:
+        points = points.sample(MOST_POINTS, random_state=0).sort_index(ignore_index=True)
     points = points.reindex(columns=[*TEXTS, *SIZES, *TIMES, *ESTIMATES])
     points["spec"] = _specs(points)
     return points
 
 
 def _without_prediction(recording: Recording) -> pd.DataFrame:
-    """Return the cases without a time, and those that the model does not predict."""
+    """Return the cases that have no time or that the model does not predict."""
     return recording.rows.drop(index=recording.products.index)
 
 
@@ -86,7 +89,7 @@ def _specs(points: pd.DataFrame) -> pd.Series:
 
 
 def _joined(points: pd.DataFrame, names: list[str]) -> pd.Series:
-    """Return the texts of some columns, joined by commas; a missing value is empty."""
+    """Join the named columns of each point with commas; a missing value becomes an empty text."""
     texts = []
     for name in names:
         # Columns with missing sizes are floats, which would be written as 64.0.
@@ -96,7 +99,7 @@ def _joined(points: pd.DataFrame, names: list[str]) -> pd.Series:
 
 
 def columns_of(points: pd.DataFrame) -> dict[str, Any]:
-    """Return the points for JSON: texts as codes into a list of words, None for NaN."""
+    """Return the points as JSON: texts as codes into a list of words, and None for NaN."""
     columns: dict[str, Any] = {}
     for name in TEXTS:
         codes, words = pd.factorize(points[name].astype("string").fillna(""))

@@ -1,4 +1,7 @@
-"""Plots. Each has a function for its data, which tests read, and one that draws it."""
+"""Plots of a recording.
+
+Each plot has a function that computes what is drawn, which tests check, and one that draws it.
+"""
 
 from __future__ import annotations
 
@@ -55,9 +58,9 @@ def write_plots(
     """Draw the plots that a recording has data for, or only the named ones.
 
     Args:
-        analysis: the recording.
+        analysis: the recording, with its predictions.
         names: names from :data:`PLOTS`; all if empty.
-        kinds: file formats, each of which gets a file.
+        kinds: file formats; each plot is written in all of them.
 
     Returns:
         The first file of each plot.

@@ -44,7 +44,8 @@ def draw(analysis: Analysis) -> Figure | None:
             alpha=0.7,
             rasterized=many,
         )
-    # The axis shows 99% of the errors with a margin, and always both bands. None is below −100%.
+    # The axis shows 99% of the errors with a margin of 5%, and always both bands. No error is below
+    # −100%.
     top = float(max(30.0, 105 * error.quantile(0.99)))
     right.set(
         xscale="log",

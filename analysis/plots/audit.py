@@ -12,7 +12,7 @@ from analysis.audit.account import OTHER_OPERATIONS, Account
 from analysis.audit.levers import Lever
 from analysis.plots.style import NEUTRAL, panels, save
 
-# Okabe and Ito's palette and two more colours. Other operations are hatched in grey.
+# Colours of roles: Okabe and Ito's palette and two more. Other operations are hatched in grey.
 _COLORS = (
     "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#F0E442", "#000000",
     "#7A5195", "#A6761D",
@@ -23,7 +23,7 @@ _CAPTION = (
     "moved. Bars: 90% intervals."
 )
 _TOGETHER = ("q", "k", "v")
-"""Roles that are drawn as one part of a step."""
+"""Roles that are drawn as one."""
 
 
 def plot_step(accounts: Mapping[str, Account], title: str, folder: Path) -> Path:
@@ -39,12 +39,13 @@ def plot_step(accounts: Mapping[str, Account], title: str, folder: Path) -> Path
     """
     size = (10.0, 2.2 + 0.9 * len(accounts))
     figure, (axes,) = panels(1, f"{title}: {step_finding(accounts)}", size)
-    # 1. Give each role one place in all bars, and one colour.
+    # 1. Give each role the same position and colour in all bars.
     times_us = [drawn_roles(account) for account in accounts.values()]
     roles = list(dict.fromkeys(role for by_role in times_us for role in by_role))
     colored = [role for role in roles if role != OTHER_OPERATIONS]
     colors = {role: _COLORS[i % len(_COLORS)] for i, role in enumerate(colored)}
-    # 2. Stack the roles of each machine. The legend has a role once, from its first bar.
+    # 2. Stack the roles of each machine. Only the first bar of a role is labelled, so that the
+    # legend has each role once.
     labelled: set[str] = set()
     for row, (account, by_role) in enumerate(zip(accounts.values(), times_us, strict=True)):
         left = 0.0
@@ -62,6 +63,7 @@ def plot_step(accounts: Mapping[str, Account], title: str, folder: Path) -> Path
             )
             labelled.add(role)
             left += time / 1e3
+        # The interval of the step's time is drawn just below the bar.
         low, high = (end / 1e3 for end in account.interval_us)
         axes.plot([low, high], [row + 0.38] * 2, color=NEUTRAL, linewidth=2)
     axes.set(yticks=range(len(accounts)), yticklabels=list(accounts), xlabel="time of a step, ms")
@@ -71,7 +73,10 @@ def plot_step(accounts: Mapping[str, Account], title: str, folder: Path) -> Path
 
 
 def drawn_roles(account: Account) -> dict[str, float]:
-    """Return the time of each part of a step that takes any, in µs, with q, k and v as one."""
+    """Return the time of each role in a step, in µs, with q, k and v as one role.
+
+    Roles that take no time are left out.
+    """
     drawn: dict[str, float] = {}
     for role, time in account.by_role.items():
         name = ", ".join(_TOGETHER) if role in _TOGETHER else role
@@ -81,7 +86,7 @@ def drawn_roles(account: Account) -> dict[str, float]:
 
 
 def step_finding(accounts: Mapping[str, Account]) -> str:
-    """Say which role takes most of the step on the first machine, except for other operations."""
+    """Name the role that takes most of the step on the first machine, except other operations."""
     account = next(iter(accounts.values()))
     times_us = drawn_roles(account)
     times_us.pop(OTHER_OPERATIONS, None)
@@ -90,7 +95,7 @@ def step_finding(accounts: Mapping[str, Account]) -> str:
 
 
 def levers_finding(levers: Mapping[str, Sequence[Lever]]) -> str:
-    """Say which lever gains most of those that are worth it, over all machines."""
+    """Name the lever with the largest gain, among those worth making on any machine."""
     worthwhile = [
         lever
         for machine_levers in levers.values()
@@ -114,7 +119,7 @@ def plot_levers(levers: Mapping[str, Sequence[Lever]], title: str, folder: Path)
     Returns:
         The first file.
     """
-    # Without any lever, an empty panel is drawn.
+    # Without levers, an empty panel is drawn.
     panel_count = max(len(levers), 1)
     row_count = max([1, *map(len, levers.values())])
     size = (9.0 * panel_count, 2.0 + 0.45 * row_count)
@@ -123,8 +128,9 @@ def plot_levers(levers: Mapping[str, Sequence[Lever]], title: str, folder: Path)
         places = np.arange(len(machine_levers))
         for place, lever in zip(places, machine_levers, strict=True):
             is_worthwhile = lever.verdict != LEAVE_IT
+            line_color = _COLORS[0] if is_worthwhile else _HATCHED
+            point_color = _COLORS[0] if is_worthwhile else NEUTRAL
             value, low, high = (100 * fraction for fraction in lever.gain)
-            line_color, point_color = (_COLORS[0],) * 2 if is_worthwhile else (_HATCHED, NEUTRAL)
             panel.plot([low, high], [place] * 2, color=line_color, linewidth=3)
             panel.plot(value, place, "o" if is_worthwhile else "s", color=point_color)
         panel.axvline(0.0, color=NEUTRAL, linewidth=1)
@@ -136,6 +142,7 @@ def plot_levers(levers: Mapping[str, Sequence[Lever]], title: str, folder: Path)
         )
         panel.invert_yaxis()
     caption = (
-        "Points: expected gain of the whole step; round where the change is worth making. Lines: "
+        "Points: expected gain of the whole step; round where the change is worth making. "
+        "Lines: 90% intervals."
     )
-    return save(figure, f"{caption}90% intervals.", folder, "audit-levers")
+    return save(figure, caption, folder, "audit-levers")

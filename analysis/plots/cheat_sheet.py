@@ -17,15 +17,20 @@ from analysis.rules.inputs import RuleInputs
 from analysis.rules.judge import RuleResult
 from kernels.machine import Machine
 
-_MAX_RULES_SHOWN = 8
-_TICKS = (0.1, 0.2, 0.5, 0.8, 1, 1.25, 1.5, 2, 3, 5, 10, 20, 50)  # effects that may be labelled
+_MAX_RULES_SHOWN = 8  # rules that fit on one page
+_TICKS = (0.1, 0.2, 0.5, 0.8, 1, 1.25, 1.5, 2, 3, 5, 10, 20, 50)  # labels of the axis of effects
 
 
 def sheet_data(rows: Sequence[RuleResult], facts: bool = False) -> pd.DataFrame:
-    """Return the rules that are worth most: advice with a certain effect, the largest first.
+    """Return the rules with the largest significant effects, the largest first.
 
-    With ``facts``, rules that describe the machine instead of saying what to do count, too. The
-    table has the fields of :class:`RuleResult` as columns; it is empty if no effect is certain.
+    Args:
+        rows: results of rules.
+        facts: whether to include rules that describe the machine instead of saying what to do.
+
+    Returns:
+        A table with the fields of :class:`RuleResult` as columns; empty if no effect is
+        significant.
     """
     rules = all_rules()
     shown = [row.to_json() for row in rows if _is_certain(row) and (facts or rules[row.id].worth)]
@@ -37,12 +42,16 @@ def sheet_data(rows: Sequence[RuleResult], facts: bool = False) -> pd.DataFrame:
 
 
 def _is_certain(row: RuleResult) -> bool:
-    """Return whether the interval of a rule's effect is on one side of 1."""
+    """Return whether the whole interval of a rule's effect is on one side of 1."""
     return row.lo is not None and row.hi is not None and (row.lo > 1 or row.hi < 1)
 
 
 def write_cheat_sheet(inputs: RuleInputs, rows: Sequence[RuleResult]) -> list[Path]:
-    """Write ``cheat-sheet.png`` and ``.svg`` next to the verdicts, if any effect is certain."""
+    """Write ``cheat-sheet.png`` and ``.svg`` next to the verdicts, if any effect is significant.
+
+    Returns:
+        The PNG; nothing if no effect is significant.
+    """
     figure = draw_sheet(rows, inputs.machine, facts=inputs.public)
     return [] if figure is None else [save(figure, inputs.caption, inputs.folder, "cheat-sheet")]
 
@@ -50,8 +59,19 @@ def write_cheat_sheet(inputs: RuleInputs, rows: Sequence[RuleResult]) -> list[Pa
 def write_table_sheet(
     rows: Sequence[RuleResult], machine: Machine, source: PublicRows, folder: Path
 ) -> list[Path]:
-    """Write the cheat sheet of a public table, named in the caption, if any effect is certain."""
-    figure = draw_sheet(rows, machine, facts=True)  # a public table can answer few rules
+    """Write the cheat sheet of a public table, if any effect is significant.
+
+    Args:
+        rows: results of rules.
+        machine: machine of the table.
+        source: the table, which the caption names.
+        folder: where the files go.
+
+    Returns:
+        The PNG; nothing if no effect is significant.
+    """
+    # A public table can answer only a few rules, so those that describe the machine are included.
+    figure = draw_sheet(rows, machine, facts=True)
     caption = f"{machine.name}  ·  {source.dtype}  ·  {source.name}, {len(source)} rows"
     return [] if figure is None else [save(figure, caption, folder, "cheat-sheet")]
 
@@ -60,7 +80,7 @@ def what_to_do(row: Mapping[Hashable, Any]) -> str:
     """Return the advice of a rule; if its effect is a loss, the advice not to follow it.
 
     Args:
-        row: a row of :func:`sheet_data`, of which ``id`` and ``effect`` are used.
+        row: a row of the table from :func:`sheet_data`, with the columns ``id`` and ``effect``.
     """
     do = all_rules()[str(row["id"])].do
     return do if row["effect"] > 1 else f"Not here: {do[0].lower()}{do[1:]}"
@@ -73,9 +93,15 @@ def _title(data: pd.DataFrame, machine: Machine) -> str:
 
 
 def draw_sheet(rows: Sequence[RuleResult], machine: Machine, facts: bool = False) -> Figure | None:
-    """Draw one page with the eight rules that are worth most on a machine.
+    """Draw one page with the eight rules that have the largest significant effects on a machine.
 
-    None if no rule has a certain effect. ``facts`` is as in :func:`sheet_data`.
+    Args:
+        rows: results of rules.
+        machine: the machine.
+        facts: whether to include rules that describe the machine instead of saying what to do.
+
+    Returns:
+        The figure; None if no effect is significant.
     """
     data = sheet_data(rows, facts)
     if data.empty:
@@ -101,7 +127,7 @@ def draw_sheet(rows: Sequence[RuleResult], machine: Machine, facts: bool = False
     axes.set_xticks(ticks, [f"{tick:g}×" for tick in ticks])
     axes.minorticks_off()
     axes.set_xlabel("gain from following the rule; lines are 95% intervals")
-    # 3. Write the advice above each bar. A verdict may go on after a colon, which is left out.
+    # 3. Write the advice above each bar, with the verdict up to its colon.
     for place, row in zip(places, data.to_dict("records"), strict=True):
         note = f"{what_to_do(row)}  ({row['effect']:.2f}×, {row['verdict'].partition(':')[0]})"
         axes.text(

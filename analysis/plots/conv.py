@@ -24,12 +24,12 @@ from kernels.problem import PASSES
 def draw_channels(analysis: Analysis) -> Figure | None:
     """Draw speed over the number of channels; large points are multiples of 8.
 
-    None if no dtype has enough points.
+    Return None if no dtype has enough points.
     """
     rows = enough(channel_series(analysis.table), "dtype")
     if rows.empty:
         return None
-    first = rows.iloc[0]  # its filter, image size and batch are those of all rows
+    first = rows.iloc[0]  # all rows have the same filter, image size and batch
     figure, (axes,) = panels(1, channels_title(rows))
     factor, unit = rate_unit(float(rows["tflops"].max()))
     for dtype, group in rows.groupby("dtype", sort=False):
@@ -62,9 +62,10 @@ def draw_channels(analysis: Analysis) -> Figure | None:
 
 
 def draw_layouts(analysis: Analysis) -> Figure | None:
-    """Draw the ratio and the interval of each pair; right of 1, NHWC is faster.
+    """Draw the time in NCHW over the time in NHWC for each pair, with its interval.
 
-    There is a panel for each pass, with one line per convolution. None if there are too few pairs.
+    There is a panel for each pass, with one line per convolution. Return None if there are too few
+    pairs.
     """
     pairs = layout_series(analysis.table)
     if len(pairs) < LEAST_POINTS:
@@ -78,7 +79,7 @@ def draw_layouts(analysis: Analysis) -> Figure | None:
         for number, dtype in enumerate(dtypes):
             group = pairs[(pairs["pass"] == pass_) & (pairs["dtype"] == dtype)]
             color, marker = DTYPE_STYLE[dtype]
-            # The dtypes of a convolution lie a little above one another, around its line.
+            # Points of different dtypes are shifted a little, so that they do not overlap.
             shift = 0.18 * (number - (len(dtypes) - 1) / 2)
             places = np.array([labels.index(label) for label in group["label"]]) + shift
             bars = np.abs(group[["ratio_lo", "ratio_hi"]].to_numpy().T - group["ratio"].to_numpy())

@@ -1,4 +1,4 @@
-"""Plot how fast each GPU of a fleet is, and how much of that its clock explains."""
+"""Plot the speed of each GPU in a fleet, and how much of the differences clocks explain."""
 
 from __future__ import annotations
 
@@ -13,11 +13,15 @@ from analysis.fleet.fleet_report import FleetReport
 from analysis.plots.style import NEUTRAL, panels, save
 
 _STYLE = {SLOW: ("#D55E00", "D"), THROTTLED: ("#E69F00", "^"), ORDINARY: ("#0072B2", "o")}
-_NAMED = 6  # GPUs with a name in the plot: more names would overlap
+_NAMED = 6  # at most the six slowest GPUs are named, because more names would overlap
 
 
 def write_fleet_plot(report: FleetReport) -> Path | None:
-    """Draw a fleet into its recording's folder; return the first file, or None without speeds."""
+    """Draw a fleet into the folder of its recording.
+
+    Returns:
+        The first file; None if fewer than two GPUs have a speed.
+    """
     figure = draw_fleet(report)
     if figure is None:
         return None
@@ -52,14 +56,14 @@ def fleet_title(report: FleetReport) -> str:
 def draw_fleet(report: FleetReport) -> Figure | None:
     """Draw the speed of each GPU with its interval, beginning with the slowest.
 
-    If clocks were read, a second panel shows speed over clock. None if fewer than two GPUs have a
-    speed.
+    If clocks were read, a second panel shows speed over clock. Return None if fewer than two GPUs
+    have a speed.
     """
     speeds = report.speeds
     if not speeds.overall:
         return None
     overall = speeds.kinds[speeds.overall]
-    # Positions of the GPUs with a speed, in the order in which they are drawn.
+    # Positions of the GPUs with a speed, in the order from the slowest to the fastest.
     order = np.array([i for i in report.slowest_first if np.isfinite(overall.log[i])])
     if len(order) < 2:
         return None
@@ -67,7 +71,7 @@ def draw_fleet(report: FleetReport) -> Figure | None:
     any_clock = bool(has_clock.any())
     size = (14.0, 6.0) if any_clock else (10.0, 6.0)
     figure, all_axes = panels(1 + any_clock, fleet_title(report), size, share_y=True)
-    # 1. The first panel shows all GPUs, and names the slowest of them that are slow.
+    # 1. The first panel shows all GPUs, and names those of the slowest that count as slow.
     places = np.arange(1, len(order) + 1)
     low = overall.lo[order]
     high = overall.hi[order]
@@ -103,7 +107,7 @@ def draw_fleet(report: FleetReport) -> Figure | None:
             label="explained by its clock",
         )
         all_axes[1].set(xlabel="SM clock, of the median")
-    # 3. Both panels show below which speed a GPU counts as slow.
+    # 3. In both panels, a line shows the speed below which a GPU counts as slow.
     for axes in all_axes:
         axes.axhline(
             1 - report.margin,
@@ -117,13 +121,13 @@ def draw_fleet(report: FleetReport) -> Figure | None:
 
 
 def _points(report: FleetReport, axes: Axes, order: np.ndarray, places: np.ndarray) -> None:
-    """Draw a marker for each GPU, which shows its verdict.
+    """Draw a marker at the speed of each GPU; its colour and form show the verdict.
 
     Args:
         report: the report with speeds and verdicts.
         axes: where to draw.
         order: positions of the GPUs in the report.
-        places: where each of them lies on the x axis.
+        places: position of each of these GPUs on the x axis.
     """
     speeds = report.speeds.kinds[report.speeds.overall].speed[order]
     verdicts = np.array([report.verdicts[i].verdict for i in order])

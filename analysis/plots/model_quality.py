@@ -22,7 +22,9 @@ from kernels.problem import Gemm
 from kernels.timemodel.estimate import Array
 
 _STYLES = {"rows": ("#0072B2", "o"), "levels": ("#D55E00", "s")}
-_MIN_M, _MIN_PAIRS = 256, 8  # of a staircase; below a large tile's height it has only one step
+# Smallest M of a staircase, and fewest pairs of M and M + 1. Below 256, which is the height of a
+# large tile, there would be only one step.
+_MIN_M, _MIN_PAIRS = 256, 8
 
 
 def write_validation_plots(
@@ -31,13 +33,16 @@ def write_validation_plots(
     curve: Sequence[CurvePoint] = (),
     floor: Errors | None = None,
 ) -> list[Path]:
-    """Write every plot that there is data for, as PNG and SVG; return the PNGs.
+    """Write every plot that there is data for, as PNG and SVG.
 
     Args:
         validation: predictions of held-out rows.
         folder: where the files go.
-        curve: points of the learning curve; without any, that plot is left out.
+        curve: points of the learning curve; without points, this plot is left out.
         floor: errors of a perfect model, if they are known.
+
+    Returns:
+        The PNG of each plot.
     """
     rows = held_back_table(validation)
     figures = {
@@ -89,7 +94,7 @@ def draw_curve(curve: Sequence[CurvePoint], floor: Errors | None) -> Figure:
 
 def curve_title(curve: Sequence[CurvePoint]) -> str:
     """Say how far additional calibration rows improve predictions of other rows."""
-    # The curve begins with the hold-out "rows", which is what the sentence is about.
+    # The sentence is about the hold-out "rows", with which the curve begins.
     same_holdout = [point for point in curve if point.holdout == curve[0].holdout]
     fewest = min(same_holdout, key=lambda point: point.count)
     most = max(same_holdout, key=lambda point: point.count)
@@ -100,7 +105,7 @@ def curve_title(curve: Sequence[CurvePoint]) -> str:
 
 
 def draw_scatter(rows: pd.DataFrame) -> Figure:
-    """Draw predicted over measured time, log-log, by the predicted limit."""
+    """Draw predicted over measured time, log-log, in the colours of the predicted limits."""
     error = rows["error"].abs()
     title = f"Held-out rows: median error {error.median():.1%}, mean {error.mean():.1%}"
     figure, (axes,) = panels(1, title, (8.0, 7.0))
@@ -109,9 +114,9 @@ def draw_scatter(rows: pd.DataFrame) -> Figure:
 
 
 def shapes_data(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the mean absolute error by M (rows) and N·K (columns).
+    """Return a table of mean absolute errors by M (its rows) and N·K (its columns).
 
-    M is rounded down to a power of two, N·K to a power of four. A cell without rows is NaN.
+    M is rounded down to a power of two, N·K to a power of four. A cell without cases is NaN.
     """
     m = 2 ** np.floor(np.log2(rows["m"])).astype(int)
     weights = rows["n"].astype(float) * rows["k"]  # N·K is the number of weights
@@ -120,7 +125,7 @@ def shapes_data(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def draw_shapes(rows: pd.DataFrame) -> Figure:
-    """Draw a heat map of the error over M and the size of the weights."""
+    """Draw a heat map of the mean error by M and N·K."""
     data = shapes_data(rows)
     cells = data.stack()
     worst_m, worst_nk = cells.idxmax()
@@ -141,12 +146,16 @@ def draw_shapes(rows: pd.DataFrame) -> Figure:
 
 
 def staircase_data(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the line of constant N and K with the largest predicted cliffs from M to M + 1.
+    """Return the cases of constant N and K with the largest predicted cliffs from M to M + 1.
 
-    The line is chosen only by the prediction, so that the measured points are a fair test of it.
-    Only pairs whose limit is arithmetic count, because elsewhere one more wave costs little. The
-    line reaches from its first such pair to its last. ``step`` and ``predicted_step`` are in the
-    row of each pair's M, as fractions of its time. Without such a line, the table is empty.
+    This line of cases is chosen only by predictions, so that the measured times are a fair test of
+    them. Only pairs that arithmetic limits count, because under other limits one more wave costs
+    little. The line reaches from its first such pair to its last.
+
+    Returns:
+        The cases of the line; empty if no line has enough pairs. ``step`` and ``predicted_step``
+        are the changes of time from M to M + 1, as fractions of the time at M; NaN in a row that
+        does not begin a pair.
     """
     # 1. Find the pairs of M and M + 1.
     ordered = rows[rows["m"] >= _MIN_M].sort_values(["n", "k", "m"])
@@ -169,8 +178,8 @@ def staircase_data(rows: pd.DataFrame) -> pd.DataFrame:
 def draw_staircase(validation: Validation, rows: pd.DataFrame) -> Figure | None:
     """Draw measured time over M at constant N and K, and the prediction at sizes in between.
 
-    The arrow and the title are about the largest predicted step. None if there are too few pairs of
-    GEMMs whose M differs by 1.
+    The arrow and the title are about the largest predicted step. Return None if there are too few
+    pairs of GEMMs whose M differs by 1.
     """
     line = staircase_data(rows)
     if line.empty or not isinstance(validation.tested.problems[line.index[0]], Gemm):
@@ -183,7 +192,7 @@ def draw_staircase(validation: Validation, rows: pd.DataFrame) -> Figure | None:
     m = int(steepest["m"])
     step, expected = steepest["step"], steepest["predicted_step"]
     title = f"One more row, M {m} → {m + 1}: measured {step:+.0%} time, predicted {expected:+.0%}"
-    # 2. Draw the line and the points, and point at that step.
+    # 2. Draw the predicted line, the measured points, and an arrow at this step.
     figure, (axes,) = panels(1, title, (11.0, 6.0))
     axes.plot(sizes, predicted * 1e6, **PREDICTION, label="predicted")
     axes.plot(
@@ -218,15 +227,15 @@ def draw_staircase(validation: Validation, rows: pd.DataFrame) -> Figure | None:
 def _predicted_between(
     validation: Validation, line: pd.DataFrame
 ) -> tuple[NDArray[np.intp], Array]:
-    """Return the sizes from end to end of a line, and the predicted seconds of each.
+    """Return sizes from the smallest to the largest M of a line, and the predicted seconds of each.
 
-    The sizes are the measured ones and multiples of 16, so that the cost of odd sizes does not hide
-    the cliffs.
+    The sizes are the measured ones and multiples of 16. At other sizes, the cost of misalignment
+    would hide the cliffs.
     """
     low, high = int(line["m"].min()), int(line["m"].max())
     first_multiple = ceil_div(low, 16) * 16
     sizes = np.union1d(np.arange(first_multiple, high, 16), line["m"].to_numpy())
-    # All rows of the line have the same class and implementation; the first one stands for them.
+    # All cases of the line have the same N, K, dtype, layout and implementation as the first one.
     first = int(line.index[0])
     problem = validation.tested.problems[first]
     name = validation.tested.implementations[first]

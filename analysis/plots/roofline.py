@@ -24,9 +24,11 @@ from kernels.machine import Machine
 
 
 def ceilings(machine: Machine, dtypes: list[str]) -> pd.DataFrame:
-    """Return each roof: its TFLOP/s, and the ridge (FLOP/byte) where it meets memory's roof.
+    """Return a table of roofs, with a row for each of the ``dtypes`` whose peak is known.
 
-    There is a row for each of the ``dtypes`` whose peak is known.
+    Returns:
+        The columns ``dtype``, ``tflops`` (the peak in TFLOP/s) and ``ridge`` (the intensity in
+        FLOP/byte at which the memory limit reaches the peak).
     """
     with_peak = [dtype for dtype in machine.peaks if dtype in dtypes]
     return pd.DataFrame(
@@ -41,8 +43,8 @@ def ceilings(machine: Machine, dtypes: list[str]) -> pd.DataFrame:
 def draw(analysis: Analysis) -> Figure | None:
     """Draw the roofline, log-log; a grey line joins each measured case to its prediction.
 
-    The colour of a point is what limits it, and its marker is its dtype. None if there are too few
-    points.
+    The colour of a point shows its limit, and its marker shows its dtype. Return None if there are
+    too few points.
     """
     rows = roofline_series(analysis.table, analysis.recording.cache)
     machine = analysis.recording.machine
@@ -88,7 +90,7 @@ def draw(analysis: Analysis) -> Figure | None:
                 markersize=5,
                 markeredgewidth=0,
             )
-    # 2. Draw the roofs, from end to end of the axis.
+    # 2. Draw the roofs over the whole width of the plot.
     left = intensity.min() / 1.5
     right = intensity.max() * 1.5
     _draw_roofs(axes, machine, roofs, (left, right), factor)
@@ -99,7 +101,8 @@ def draw(analysis: Analysis) -> Figure | None:
 
 
 def _draw_legend(axes: Axes, rows: pd.DataFrame) -> None:
-    """Explain colours and markers, each with its number of cases, by empty lines."""
+    """Draw a legend of the colours and markers, each with its number of cases."""
+    # Lines without points give the legend its entries.
     for limit, (color, _) in LIMIT_STYLE.items():
         count = int((rows["limit"] == limit).sum())
         if count:
@@ -115,23 +118,24 @@ def _draw_legend(axes: Axes, rows: pd.DataFrame) -> None:
 def _draw_roofs(
     axes: Axes, machine: Machine, roofs: pd.DataFrame, ends: tuple[float, float], factor: float
 ) -> None:
-    """Draw memory's slope and the level of each peak, labelled along the lines.
+    """Draw and label the slope of the memory limit and the level of each peak.
 
     Args:
         axes: where to draw.
         machine: the machine.
         roofs: table from :func:`ceilings`.
         ends: smallest and largest intensity that is shown, in FLOP/byte.
-        factor: unit of the plot's speeds per TFLOP/s.
+        factor: factor from TFLOP/s to the plot's unit.
     """
     left, right = ends
     origin = ", measured" if machine.kind == "cpu" else ""
     slope = machine.bandwidth / 1e12 * factor
-    # The slope reaches to the last ridge, but it is visible even if that is left of the axes.
+    # The slope ends at the last ridge. If that is left of the plot, a part of it is still visible.
     slope_end = max(roofs["ridge"].max(), 2 * left)
     intensities = np.array([left, slope_end])
     axes.plot(intensities, intensities * slope, color=NEUTRAL, linewidth=2)
-    # The name is above the slope, where no point can be. Those of peaks are right of the axes.
+    # The label of the slope is above it, where no point can be. Labels of peaks are right of the
+    # plot.
     middle = float(np.sqrt(left * slope_end))
     axes.annotate(
         f"memory{origin}\n{machine.bandwidth / 1e9:,.0f} GB/s",
@@ -141,7 +145,7 @@ def _draw_roofs(
         ha="right",
         color=NEUTRAL,
     )
-    # Dtypes of the same rate share a roof and its label.
+    # Dtypes with the same peak share a roof and its label.
     for _, same_roof in roofs.groupby("tflops"):
         level = float(same_roof["tflops"].iloc[0]) * factor
         ridge = float(same_roof["ridge"].iloc[0])

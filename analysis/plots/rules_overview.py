@@ -1,4 +1,4 @@
-"""Plot what public tables say about the field's rules: a panel per rule, a line per GPU."""
+"""Plot the verdicts of public tables on the rules: one panel per rule, one line per GPU."""
 
 from __future__ import annotations
 
@@ -24,12 +24,15 @@ _TITLE_WIDTH = 28  # characters of a panel's title
 
 
 def overview_data(documents: Sequence[dict[str, Any]]) -> pd.DataFrame:
-    """Return a row per rule and machine: ``statement, name, verdict, effect, lo, hi``.
-
-    ``name`` is the machine's, and ``verdict`` is only the part before a colon.
+    """Return a table with one row per rule and machine.
 
     Args:
-        documents: verdicts of :func:`analysis.rules.inputs.imported_rules`, one per machine.
+        documents: verdicts from :func:`analysis.rules.inputs.imported_rules`, one document per
+            machine.
+
+    Returns:
+        The columns ``name`` (of the machine), ``statement``, ``effect``, ``lo``, ``hi`` and
+        ``verdict`` (only the part before a colon).
     """
     return pd.DataFrame(
         [
@@ -45,7 +48,12 @@ def overview_data(documents: Sequence[dict[str, Any]]) -> pd.DataFrame:
 
 
 def write_overview(documents: Sequence[dict[str, Any]], folder: Path) -> Path:
-    """Write ``rules-public.png`` and ``.svg``: rules that public tables answer, on every GPU."""
+    """Write ``rules-public.png`` and ``.svg``, and return the PNG.
+
+    Args:
+        documents: verdicts from :func:`analysis.rules.inputs.imported_rules`.
+        folder: where the files go.
+    """
     data = overview_data(documents)
     packages = sorted({document["package"] for document in documents})
     caption = f"bf16 GEMMs, {', '.join(packages)}  ·  lines are 95% intervals"
@@ -58,7 +66,7 @@ def draw_overview(data: pd.DataFrame) -> Figure:
     Args:
         data: table from :func:`overview_data`.
     """
-    # 1. Count the verdicts for the title, in which commas separate them.
+    # 1. Count the verdicts for the title. Commas separate them, so commas within them are removed.
     statements = data["statement"].unique()
     names = data["name"].unique()
     counts = [
@@ -87,11 +95,11 @@ def draw_overview(data: pd.DataFrame) -> Figure:
             )
         panel.axvline(1, color=NEUTRAL, linewidth=1, zorder=0)
         panel.set_title(verbatim(textwrap.fill(statement, _TITLE_WIDTH)), loc="left", fontsize=12)
-        # Every panel shows a range around 1, however small the effects are.
+        # Every panel shows at least the effects from 0.98 to 1.1.
         high = max(rows["hi"].max(), 1.1)
         panel.set_xlim(min(0.98, rows["lo"].min()), 1 + 1.06 * (high - 1))
         panel.set_xlabel("effect, as a ratio")
-    # 3. The legend has only verdicts that a rule got on some machine.
+    # 3. Draw a legend of the verdicts that occur.
     axes[0].set_yticks(list(places.values()), [verbatim(name) for name in places])
     handles, labels = axes[0].get_legend_handles_labels()
     shown = [i for i, label in enumerate(labels) if (data["verdict"] == label).any()]

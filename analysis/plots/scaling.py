@@ -18,7 +18,7 @@ from kernels.machine import Machine
 def draw_square(analysis: Analysis) -> Figure | None:
     """Draw speed over the side of a square GEMM, with the peak of each dtype.
 
-    None if no dtype has enough points.
+    Return None if no dtype has enough points.
     """
     rows = enough(square_series(analysis.table), "dtype")
     if rows.empty:
@@ -69,8 +69,8 @@ def edges(
 def draw_steps(analysis: Analysis) -> Figure | None:
     """Draw time over size, with a panel for each dimension.
 
-    Dotted lines are at tile edges, dashed ones at wave edges. None if no dtype has enough points
-    along any dimension.
+    Dotted lines are at tile edges, dashed ones at wave edges. Return None if no dtype has enough
+    points along any dimension.
     """
     lines = {}
     for along, line in steps_series(analysis.table).items():
@@ -89,7 +89,7 @@ def draw_steps(analysis: Analysis) -> Figure | None:
                 group[along], group["time_us"], marker, color=color, markersize=4, label=str(dtype)
             )
             axes.plot(group[along], group["predicted_time_us"], **{**PREDICTION, "color": color})
-        # The edges are those of the first dtype only.
+        # Another dtype may have another tile. Only the edges of the first dtype are drawn.
         tile_edges, wave_edges = edges(machine, str(line["dtype"].iloc[0]), along, line)
         for edge in tile_edges:
             axes.axvline(edge, color=NEUTRAL, linewidth=0.6, linestyle=":")
@@ -109,7 +109,7 @@ def draw_steps(analysis: Analysis) -> Figure | None:
 def draw_alignment(analysis: Analysis) -> Figure | None:
     """Draw speed over the offset from a round size, with panels for M, N and K.
 
-    Only the largest round size is drawn. None if no dimension has enough points.
+    Only the largest round size is drawn. Return None if no dimension has enough points.
     """
     rows = enough(alignment_series(analysis.table), "along")
     if rows.empty:
@@ -119,7 +119,7 @@ def draw_alignment(analysis: Analysis) -> Figure | None:
     dimensions = [along for along in DIMENSIONS if (rows["along"] == along).any()]
     size = (2.0 + 4.0 * len(dimensions), 5.0)
     figure, all_axes = panels(len(dimensions), alignment_title(rows), size, share_y=True)
-    # The base itself, at 1, is always visible.
+    # The axes always include 1, which is the speed at the round size itself.
     low = float(rows["relative_lo"].min())
     high = max(1.0, float(rows["relative_hi"].max()))
     margin = 0.06 * (high - low)

@@ -1,4 +1,4 @@
-"""Style of all plots: legible on a projector and to the colour-blind, with the data's origin."""
+"""Style of all plots: legible on a projector and for the colour-blind, with the data's origin."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from matplotlib.figure import Figure
 
 from sweeps.store import make_folder, write_whole
 
-# Okabe and Ito's palette is told apart with any colour vision. Markers serve black and white.
+# Okabe and Ito's colours can be distinguished with any colour vision, and the markers in black and
+# white.
 DTYPE_STYLE = {
     "bf16": ("#0072B2", "o"),
     "fp16": ("#009E73", "s"),
@@ -38,14 +39,14 @@ NEUTRAL = "#555555"
 ERROR_BANDS = ((0.10, 0.16), (0.25, 0.08))
 """Relative errors that are shaded around a prediction, and the opacity of each."""
 LEAST_POINTS = 5
-"""Fewest points from which anything is drawn, because fewer show no course."""
+"""Smallest number of points that are drawn, because fewer show no trend."""
 
-MAX_VECTORS = 5000  # points that are drawn as vectors: an SVG with more is slow in browsers
+MAX_VECTORS = 5000  # most points that are drawn as vectors; an SVG with more is slow in browsers
 PREDICTION: dict[str, Any] = {"color": "#000000", "linewidth": 1.6, "linestyle": "-", "alpha": 0.75}
 
 KINDS = ("png", "svg")
-_MOMENT = {"png": "Software", "svg": "Date", "pdf": "CreationDate"}
-"""Field of each format's metadata that would differ between two files of the same data."""
+_VARYING_FIELD = {"png": "Software", "svg": "Date", "pdf": "CreationDate"}
+"""Metadata field of each format that may differ between two files of the same data."""
 
 _SETTINGS: dict[str, Any] = {
     "font.size": 13,
@@ -77,19 +78,26 @@ def panels(
 
 
 def enough(rows: pd.DataFrame, by: str) -> pd.DataFrame:
-    """Return the rows of those groups that have at least :data:`LEAST_POINTS` rows."""
+    """Return the rows of the groups that have at least :data:`LEAST_POINTS` rows.
+
+    Args:
+        rows: the rows.
+        by: column whose values are the groups.
+    """
     if rows.empty:
         return rows
     return rows[rows.groupby(by)[by].transform("size") >= LEAST_POINTS]
 
 
 def error_bars(axes: Axes, sizes: pd.Series, low: pd.Series, high: pd.Series, color: str) -> None:
-    """Draw a vertical interval at each size; a point whose ends are NaN gets none."""
+    """Draw a vertical interval from ``low`` to ``high`` at each size, unless its ends are NaN."""
     axes.vlines(sizes, low, high, color=color, linewidth=0.9, alpha=0.6)
 
 
 def scatter_predicted(axes: Axes, rows: pd.DataFrame, size: float, alpha: float) -> None:
-    """Draw predicted over measured time, log-log in µs, by limit, with bands of ±10% and ±25%.
+    """Draw predicted over measured time in µs, log-log, with bands of ±10% and ±25%.
+
+    The colour and the marker of a point show its limit.
 
     Args:
         axes: where to draw.
@@ -110,8 +118,8 @@ def scatter_predicted(axes: Axes, rows: pd.DataFrame, size: float, alpha: float)
             linewidth=0,
             label=f"±{band:.0%}",
         )
-    # 2. Draw the cases of each limit. Many points become an image, and their intervals are left
-    # out.
+    # 2. Draw the cases of each limit. If there are many, their points become an image, and their
+    # intervals are left out.
     many = len(rows) > MAX_VECTORS
     for limit, (color, marker) in LIMIT_STYLE.items():
         cases = rows[rows["limit"] == limit]
@@ -149,24 +157,32 @@ def scatter_predicted(axes: Axes, rows: pd.DataFrame, size: float, alpha: float)
 
 
 def verbatim(text: str) -> str:
-    """Return text that is drawn as it is: a dollar sign in a name would begin a formula."""
+    """Escape dollar signs, so that matplotlib does not read them as the beginning of a formula."""
     return text.replace("$", r"\$")
 
 
 def save(
     figure: Figure, caption: str, folder: Path, name: str, kinds: Sequence[str] = KINDS
 ) -> Path:
-    """Write a file of each format with the caption below the plot; return the first one."""
+    """Write a figure with a caption below it, and return the first file.
+
+    Args:
+        figure: the figure, which is closed afterwards.
+        caption: text of the caption.
+        folder: where the files go.
+        name: name of the files without their endings.
+        kinds: file formats, such as ``png``; the figure is written in each of them.
+    """
     make_folder(folder)
     files = [folder / f"{name}.{kind}" for kind in kinds]
     with plt.rc_context(_SETTINGS):
         figure.supxlabel(verbatim(caption), fontsize=9, color=NEUTRAL, x=0.01, ha="left")
-        # The layout is computed once, not for each format.
+        # Compute the layout once for all formats.
         figure.draw_without_rendering()
         figure.set_layout_engine("none")
         for path, kind in zip(files, kinds, strict=True):
             image = io.BytesIO()
-            figure.savefig(image, format=kind, metadata={_MOMENT[kind]: None})
+            figure.savefig(image, format=kind, metadata={_VARYING_FIELD[kind]: None})
             write_whole(path, image.getvalue())
     plt.close(figure)
     return files[0]

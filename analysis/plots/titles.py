@@ -1,4 +1,4 @@
-"""Titles of the plots: what each one found, computed from what it shows."""
+"""Titles of the plots, which state the main result of the drawn data."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from kernels.machine import Machine
 
 
 def roofline_title(rows: pd.DataFrame, machine: Machine) -> str:
-    """Say how much of its peak each dtype reaches with a GEMM.
+    """Say which share of its peak the fastest GEMM of each dtype reaches.
 
     Args:
         rows: table from :func:`analysis.slices.series.roofline_series`.
-        machine: the machine with the ceilings.
+        machine: the machine, which has the peaks.
 
     Returns:
         The title, which is empty if there is no GEMM.
@@ -24,14 +24,14 @@ def roofline_title(rows: pd.DataFrame, machine: Machine) -> str:
     best_tflops = rows[rows["op"] == "gemm"].groupby("dtype", sort=False)["tflops"].max()
     phrases = []
     for dtype, tflops in best_tflops.items():
-        # A measured ceiling is itself uncertain, so no GEMM is reported to exceed it.
+        # A measured peak is uncertain, so no GEMM is reported to exceed it.
         share = min(1.0, tflops * 1e12 / machine.peak(str(dtype)))
         phrases.append(f"{share:.0%} in {dtype}")
     return f"The fastest GEMMs reach {_listed(phrases)} of the peak" if phrases else ""
 
 
 def square_title(rows: pd.DataFrame) -> str:
-    """Say from which size on each dtype is nearly as fast as it gets.
+    """Say from which size on each dtype nearly reaches its best speed.
 
     Args:
         rows: table from :func:`analysis.slices.series.square_series`.
@@ -39,13 +39,13 @@ def square_title(rows: pd.DataFrame) -> str:
     phrases = []
     for dtype, group in rows.groupby("dtype", sort=False):
         size = fast_from(group)
-        # Without such a size, even the largest measured one is too small.
+        # If no measured size is fast enough, the largest one is too small.
         phrases.append(f"{dtype} from {size} on" if size else f"{dtype} above {group['m'].max()}")
     return f"{NEARLY:.0%} of the best speed: {_listed(phrases)}"
 
 
 def steps_title(lines: Mapping[str, pd.DataFrame]) -> str:
-    """Name the largest cliff that lies beyond its interval.
+    """Name the largest cliff that exceeds its interval.
 
     Args:
         lines: tables from :func:`analysis.slices.series.steps_series`.
@@ -65,7 +65,8 @@ def alignment_title(rows: pd.DataFrame) -> str:
     Args:
         rows: table from :func:`analysis.slices.series.alignment_series`, with only one base.
     """
-    # 1. The worst of the other offsets, among those that are slower beyond doubt.
+    # 1. Find the slowest offset that is not a multiple of 8, among those that are significantly
+    # slower than the round size.
     is_multiple = rows["offset"] % 8 == 0
     is_slower = rows["relative_hi"] < 1
     slower = rows[~is_multiple & is_slower]
@@ -73,16 +74,16 @@ def alignment_title(rows: pd.DataFrame) -> str:
         return "No offset from a round size is slower beyond its interval"
     worst = slower.loc[slower["relative"].idxmin()]
     size = f"{worst['along'].upper()} = {int(worst['base'] + worst['offset'])}"
-    # 2. Multiples of 8, without the base itself, with which all are compared.
+    # 2. Describe the multiples of 8, except the round size itself (offset 0).
     multiples = is_multiple & (rows["offset"] > 0)
     slower_multiples = rows[multiples & is_slower]
     if not multiples.any():
-        of_multiples = ""
+        multiples_phrase = ""
     elif slower_multiples.empty:
-        of_multiples = "; multiples of 8 cost nothing beyond their intervals"
+        multiples_phrase = "; multiples of 8 cost nothing beyond their intervals"
     else:
-        of_multiples = f"; multiples of 8 up to {1 - slower_multiples['relative'].min():.0%}"
-    return f"{size} costs {1 - worst['relative']:.0%} in {worst['dtype']}{of_multiples}"
+        multiples_phrase = f"; multiples of 8 up to {1 - slower_multiples['relative'].min():.0%}"
+    return f"{size} costs {1 - worst['relative']:.0%} in {worst['dtype']}{multiples_phrase}"
 
 
 def channels_title(rows: pd.DataFrame) -> str:
@@ -110,7 +111,7 @@ def channels_title(rows: pd.DataFrame) -> str:
 
 
 def layouts_title(pairs: pd.DataFrame) -> str:
-    """Report the geometric mean of NHWC's speed over NCHW's, and how many pairs are clear.
+    """Report the geometric mean of NHWC's speed over NCHW's, and how many pairs differ clearly.
 
     Args:
         pairs: table from :func:`analysis.slices.series.layout_series`.

@@ -16,8 +16,8 @@ from kernels.config import ceil_div
 from kernels.problem import Gemm
 
 _BEYOND = 2.0  # end of the plot, as a multiple of the M after the cliff
-_MOST_MARKED = 60  # edges that are drawn: if there are more, they are only counted
-_ROUND = 16  # the predicted line goes through multiples of this, and measured sizes
+_MOST_MARKED = 60  # most edges of a kind that are drawn; if there are more, they are only counted
+_ROUND = 16  # sizes of the predicted line are multiples of this, in addition to measured sizes
 _DEFAULT_END = 2048  # end of the plot in M, if nothing was measured
 
 
@@ -25,11 +25,11 @@ def lesson(line: pd.DataFrame, size: int | None) -> pd.Series | None:
     """Return the cliff along M that a lesson is about: the one at ``size``, else the largest.
 
     Args:
-        line: measured rows of one class.
+        line: measured GEMMs of one class, which differ only in M.
         size: the smaller M of the cliff; None for the largest cliff, up or down.
 
     Returns:
-        A row of :func:`analysis.slices.cliffs.steps_of`, or None if no cliff was found.
+        A row of :func:`analysis.slices.cliffs.steps_of`, or None if there is no such cliff.
     """
     steps = steps_of(line)
     steps = steps[steps["certain"]] if size is None else steps[steps["m"] == size]
@@ -40,12 +40,13 @@ def lesson(line: pd.DataFrame, size: int | None) -> pd.Series | None:
 
 
 def draw_wave(basis: Basis, gemm: Gemm, line: pd.DataFrame, size: int | None = None) -> Figure:
-    """Draw one page: measured points, the prediction between them, each edge marked and counted.
+    """Draw measured times over M, the prediction between them, and the edges of tiles and waves.
 
     Args:
         basis: basis of the predictions.
-        gemm: the class; its M is not used.
-        line: measured rows of the class, with m, time_us and, if known, time_lo_us and time_hi_us.
+        gemm: a GEMM of the class; its M is not used.
+        line: measured GEMMs of the class, with the columns ``m``, ``time_us`` and, if they are
+            known, ``time_lo_us`` and ``time_hi_us``.
         size: the M before the cliff in the title; the largest cliff if None.
     """
     # 1. Choose the range of M, and predict over it.
@@ -57,17 +58,19 @@ def draw_wave(basis: Basis, gemm: Gemm, line: pd.DataFrame, size: int | None = N
     else:
         end = _DEFAULT_END
     line = line[line["m"] <= end]
-    # Odd sizes have a cost of their own, which would hide the cliffs.
+    # Predict only at measured sizes and multiples of 16, because the cost of misalignment at other
+    # sizes would hide the cliffs.
     sizes = np.unique(np.r_[np.arange(_ROUND, end + 1, _ROUND), line["m"].to_numpy(dtype=int)])
     predicted = _predicted(basis, gemm, sizes)
     figure, (axes,) = panels(1, _title(cliff, predicted, len(line)), (11.0, 6.5))
-    # 2. Draw the predicted line, with the edges of the kernel at the cliff, else at the largest M.
+    # 2. Draw the predicted line, and the edges of the kernel that is predicted at the cliff or,
+    # without a cliff, at the largest M.
     label = (
         "predicted" if line.empty else "predicted by a model that was also fitted to these cases"
     )
     axes.plot(predicted["m"], predicted["time_us"], **PREDICTION, label=label)
-    kernel_at = predicted["m"].iloc[-1] if cliff is None else cliff["m"]
-    kernel_row = predicted[predicted["m"] == kernel_at].iloc[-1]
+    kernel_m = predicted["m"].iloc[-1] if cliff is None else cliff["m"]
+    kernel_row = predicted[predicted["m"] == kernel_m].iloc[-1]
     _mark_edges(axes, kernel_row, predicted, basis.model.machine.sms)
     # 3. Draw the measured points, with the intervals of those that have one, and explain the cliff.
     color, _ = DTYPE_STYLE.get(gemm.dtype, (NEUTRAL, "o"))
@@ -93,7 +96,7 @@ def draw_wave(basis: Basis, gemm: Gemm, line: pd.DataFrame, size: int | None = N
 
 
 def _predicted(basis: Basis, gemm: Gemm, sizes: np.ndarray) -> pd.DataFrame:
-    """Return the prediction at each M in ``sizes``, one row per size with the column m."""
+    """Return the predictions at the sizes M, one row per size, with the additional column ``m``."""
     gemms = [replace(gemm, m=int(size)) for size in sizes]
     return basis.model.predict(basis.query(gemms)).frame().assign(m=sizes)
 
@@ -117,7 +120,7 @@ def _title(cliff: pd.Series | None, predicted: pd.DataFrame, measured: int) -> s
 
 
 def _explain(axes: Axes, cliff: pd.Series, predicted: pd.DataFrame) -> None:
-    """Draw an arrow at the cliff, and what the model says about both of its sizes."""
+    """Draw an arrow at the cliff, and write what the model predicts for both of its sizes."""
     middle = (cliff["time_us"] + cliff["after_us"]) / 2
     axes.annotate(
         f"{int(cliff['m'])} → {int(cliff['after'])}",
@@ -156,21 +159,21 @@ def _explain(axes: Axes, cliff: pd.Series, predicted: pd.DataFrame) -> None:
 def _mark_edges(axes: Axes, row: pd.Series, predicted: pd.DataFrame, sms: int) -> None:
     """Mark where one more row needs another row of tiles, and where it needs another wave.
 
-    Only those edges are marked on both sides of which the model expects the same kernel.
+    An edge is marked only if the model expects the kernel of ``row`` on both sides of it.
 
     Args:
         axes: where to draw.
-        row: a prediction; the edges are those of its tile and its split of K.
+        row: a prediction, whose tile and split of K have the edges.
         predicted: the predictions at all sizes that are shown.
         sms: number of SMs of the machine.
     """
-    # 1. Edges lie at multiples of the tile's height; one row of tiles has ``across`` tiles.
+    # 1. Find all edges, at multiples of the tile's height. One row of tiles has ``across`` tiles.
     height = int(str(row["tile"]).partition("x")[0])
     across = round(row["tiles"] / ceil_div(int(row["m"]), height))
     sizes = predicted["m"].to_numpy()
     edges = height * np.arange(1, int(sizes[-1]) // height + 1)
-    # 2. Keep those between two sizes at which the model expects this kernel. No size may lie beyond
-    # the last edge, and then only the size at the edge counts.
+    # 2. Keep the edges with this kernel at the edge and at the next size beyond it. If no size is
+    # beyond the last edge, only the size at the edge counts.
     is_same = ((predicted["tile"] == row["tile"]) & (predicted["split"] == row["split"])).to_numpy()
     at_edge = np.searchsorted(sizes, edges)
     beyond_edge = np.minimum(np.searchsorted(sizes, edges, side="right"), len(sizes) - 1)
@@ -183,10 +186,13 @@ def _mark_edges(axes: Axes, row: pd.Series, predicted: pd.DataFrame, sms: int) -
         count = len(marked)
         if not count:
             continue
-        too_many = count > _MOST_MARKED
-        for edge in () if too_many else marked:
-            axes.axvline(edge, color=NEUTRAL, linestyle=style, linewidth=width, alpha=0.7, zorder=0)
-        # An empty line gives the legend its entry.
         label = f"{count} {name} edge{'s' * (count > 1)} of {row['tile']} tiles"
-        label += ", too many to draw" if too_many else ""
+        if count > _MOST_MARKED:
+            label += ", too many to draw"
+        else:
+            for edge in marked:
+                axes.axvline(
+                    edge, color=NEUTRAL, linestyle=style, linewidth=width, alpha=0.7, zorder=0
+                )
+        # A line without points gives the legend its entry.
         axes.plot([], [], color=NEUTRAL, linestyle=style, label=label)

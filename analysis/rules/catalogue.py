@@ -1,4 +1,4 @@
-"""Read the field's rules from ``rules.toml``."""
+"""Read the catalogue of rules, which are common performance advice, from ``rules.toml``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _FILE = Path(__file__).with_name("rules.toml")
 
 @dataclass(frozen=True)
 class Rule:
-    """A piece of advice as an experiment; ``rules.toml`` explains the fields."""
+    """A piece of advice and the experiment that tests it; ``rules.toml`` explains the fields."""
 
     id: str
     statement: str
@@ -38,7 +38,7 @@ class Rule:
 
 @functools.cache
 def all_rules() -> dict[str, Rule]:
-    """Return every rule of ``rules.toml`` by id, in its order."""
+    """Return every rule of ``rules.toml`` by its id, in the order of the file."""
     entries: list[dict[str, Any]] = tomllib.loads(_FILE.read_text(encoding="utf-8"))["rule"]
     rules: dict[str, Rule] = {}
     for entry in entries:
@@ -49,9 +49,9 @@ def all_rules() -> dict[str, Rule]:
 
 
 def rule_sweeps() -> list[str]:
-    """Return the sweeps that rules need, each once.
+    """Return the sweeps that rules need, without duplicates.
 
-    Sweeps that one rule needs together are joined by commas, as the command line takes them.
+    The sweeps of one rule are joined by commas, as the command line takes them.
     """
     groups = (",".join(rule.sweeps) for rule in all_rules().values())
     return list(dict.fromkeys(group for group in groups if group))

@@ -1,4 +1,4 @@
-"""Collect the recordings and profiled models by which a machine's rules are judged."""
+"""Collect the recordings and profiled models by which rules are judged on a machine."""
 
 from __future__ import annotations
 
@@ -28,9 +28,12 @@ from kernels.machine import Machine, known_machines
 
 @dataclass(frozen=True)
 class RuleInputs:
-    """Recordings of one machine, PyTorch and driver, and profiled models, to judge rules by.
+    """Recordings and profiled models of one machine, by which rules are judged.
 
-    ``folder`` is where the verdicts go: next to the machine's sweeps.
+    Attributes:
+        recordings: recordings of the same machine, PyTorch and driver.
+        steps: profiled training steps of models.
+        folder: folder that the verdicts are written to, next to the machine's sweeps.
     """
 
     recordings: Sequence[Recording]
@@ -49,16 +52,19 @@ class RuleInputs:
 
     @property
     def caption(self) -> str:
-        """Machine, versions and all dates."""
+        """Line with the machine, the versions and, unless it was imported, the dates of runs."""
         dates = sorted({recording.run["run"][:10] for recording in self.recordings})
         return self.recordings[0].caption(() if self.public else dates)
 
 
 def rule_inputs(machine: str | None, results: Path = RESULTS) -> RuleInputs:
-    """Return a machine's sweeps, and its measurements for rules, which lie under ``rules/``.
+    """Return the recordings of a machine's sweeps and those of its measurements for rules.
 
-    Without a name, the machine that was measured last is used. Only recordings of the same PyTorch
-    and driver as the newest one are used.
+    Only recordings with the same PyTorch and driver as the newest one are used.
+
+    Args:
+        machine: name of the machine; if it is None, the machine that was measured last is used.
+        results: folder of all results; its folder ``rules`` has the measurements for rules.
 
     Raises:
         UserError: if the machine has no results to judge rules by.
@@ -82,7 +88,7 @@ def rule_inputs(machine: str | None, results: Path = RESULTS) -> RuleInputs:
         raise UserError(
             f"there are no results{scope} to judge rules by; run {target('rules', 'record')} first."
         )
-    # 2. Read all usable runs of both folders; if a folder has none, its unusable run.
+    # 2. Read all usable runs of both folders. A folder without any contributes its unusable run.
     recordings: list[Recording] = []
     for folder in folders:
         recording = load(folder)
@@ -90,7 +96,7 @@ def rule_inputs(machine: str | None, results: Path = RESULTS) -> RuleInputs:
             recordings.append(recording)
         else:
             recordings += usable_runs(recording) or [recording]
-    # 3. Keep those of the machine, PyTorch and driver of the newest one.
+    # 3. Keep the recordings with the machine, PyTorch and driver of the newest recording.
     newest = max(recordings, key=lambda recording: _time_of_change(recording.folder))
     slug = newest.machine.slug
     kept = [
@@ -100,33 +106,33 @@ def rule_inputs(machine: str | None, results: Path = RESULTS) -> RuleInputs:
     ]
     steps = [step for recording in kept for step in read_profiled_steps(recording.folder)]
     # 4. Verdicts are written next to the sweeps, even if only measurements for rules are kept.
-    places = (results, results / PUBLISHED, folder_of(results, slug).parent)
-    of_sweeps = (recording.folder for recording in kept if recording.folder.parent in places)
-    return RuleInputs(kept, steps, folder=next(of_sweeps, results / slug))
+    parents = (results, results / PUBLISHED, folder_of(results, slug).parent)
+    sweep_folders = (recording.folder for recording in kept if recording.folder.parent in parents)
+    return RuleInputs(kept, steps, folder=next(sweep_folders, results / slug))
 
 
 def _time_of_change(folder: Path) -> float:
-    """Return when a recording was written last, in seconds."""
+    """Return the time at which a recording was last written, in seconds since the epoch."""
     return (folder / "run.json").stat().st_mtime
 
 
-def _find(machine: str | None, place: Path) -> Path | None:
-    """Return the folder of a machine's recording below a place; None if there is none."""
+def _find(machine: str | None, results: Path) -> Path | None:
+    """Return the folder of a machine's recording in a folder of results, or None."""
     try:
-        return find_recording(machine, place)
+        return find_recording(machine, results)
     except UserError:
         return None
 
 
 def _versions(recording: Recording) -> tuple[Any, ...]:
-    """Return the versions on which times depend most."""
+    """Return the versions of PyTorch and the driver, on which times depend most."""
     return tuple(recording.run["software"].get(name) for name in ("torch", "driver"))
 
 
 def judge_inputs(inputs: RuleInputs) -> list[RuleResult]:
     """Return the result of every rule.
 
-    Cases of two recordings are never paired, and an unusable recording has no pairs.
+    Cases of different recordings are never paired. An unusable recording contributes no pairs.
     """
     evidence = [
         Evidence.from_unusable(recording)

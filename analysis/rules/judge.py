@@ -1,4 +1,4 @@
-"""Judge the field's rules: the evidence for each in a recording, and the resulting verdict.
+"""Judge common performance rules by the evidence that recordings contain.
 
 ``rules.toml`` says what each rule claims, which sweeps test it and which cases are its pairs. Both
 cases of a pair come from one run. Verdicts depend only on intervals
@@ -33,17 +33,26 @@ from kernels.problem import TIMED_DTYPES, Problem
 from kernels.timemodel.estimate import Array
 from kernels.timemodel.workload_time import moving_seconds, workload_seconds
 
-_MAX_GROUPS = 6
+_MAX_GROUPS = 6  # groups of pairs whose effects a reason lists
 NOT_MEASURED = "not measured here"
 _UNUSABLE = "measured, but unusable"
 
 
 @dataclass(frozen=True)
 class RuleResult:
-    """Result of a rule: the verdict, the effect with its interval, and what these rest on.
+    """Result of a rule: the verdict, the effect with its interval, and their basis.
 
-    ``effect`` is a ratio, None if nothing was measured. ``predicted`` is the model's prediction of
-    it, None if the model does not know the operation. ``cases`` is the number of pairs.
+    Attributes:
+        id: id of the rule.
+        statement: the claim that was judged.
+        source: where the claim comes from.
+        verdict: verdict on the claim, or :data:`NOT_MEASURED`.
+        effect: ratio of times or speeds, above 1 if the advice pays; None if nothing was measured.
+        lo: lower end of the effect's 95% interval.
+        hi: upper end of this interval.
+        predicted: the effect that the model predicts; None if it does not know the operation.
+        cases: number of pairs.
+        reason: what was compared, or what the rule needs to be judged.
     """
 
     id: str
@@ -59,20 +68,25 @@ class RuleResult:
 
     @property
     def unusable(self) -> bool:
-        """True if its cases were measured, but only by a run that is unusable."""
+        """True if the rule's cases were measured, but only by an unusable run."""
         return self.verdict == NOT_MEASURED and self.reason.startswith(_UNUSABLE)
 
     def to_json(self) -> dict[str, Any]:
-        """Return a record of rules.json."""
+        """Return the result as a record of rules.json."""
         return asdict(self)
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """Cases of one run on one machine that rules may pair, and the predicted seconds of each.
+    """Cases of one run on one machine that rules may pair.
 
-    ``planned`` are the sweeps that the run was to measure; its budget may have left out the cases
-    that a rule needs. ``unusable`` are the sweeps that an unusable run measured.
+    Attributes:
+        machine: the machine.
+        cases: timed cases.
+        predicted: predicted seconds of each case; NaN if the model cannot predict it.
+        public: True if the cases come from a public table, which has no sweeps and no intervals.
+        planned: sweeps that the run was to measure; its budget may have excluded cases of them.
+        unusable: sweeps that the run measured, if it is unusable.
     """
 
     machine: Machine
@@ -89,21 +103,21 @@ class Evidence:
 
     @classmethod
     def from_unusable(cls, recording: Recording) -> Evidence:
-        """Return evidence without any case, only with the sweeps that an unusable run measured."""
+        """Return evidence that has no cases, but names the sweeps that an unusable run measured."""
         measured = frozenset(recording.ok["sweep"])
         return replace(cls.none(recording.machine), unusable=measured)
 
     @classmethod
     def from_recording(cls, recording: Recording) -> Evidence:
-        """Return the burst cases of vendor libraries in a recording.
+        """Return the cases of vendor libraries that a recording timed in bursts.
 
-        A case that two sweeps contain counts as two cases. GEMMs and convolutions are predicted by
-        constants that were fitted without them.
+        A case that two sweeps contain counts as two cases. Each GEMM and convolution is predicted
+        by constants that were fitted without it.
         """
         if recording.public:
             return cls._from_imported(recording)
-        # 1. All cases with times, corrected for the machine's speed in each round. If there are
-        # very many GEMMs, only a sample of them is fitted.
+        # 1. Collect all cases with times, corrected for the machine's speed in each round. The
+        # model is only fitted to a sample of the GEMMs and convolutions if there are very many.
         products = recording.products
         products = products.iloc[drawn(products)]
         is_fitted = recording.ok.index.isin(products.index)
@@ -121,7 +135,8 @@ class Evidence:
             gpus,
         )
         cases = [TimedCase(*row) for row in zip(*columns, strict=True)]
-        # 2. Predictions: held-out ones of fitted cases, and plain ones of all others.
+        # 2. Predict the fitted cases by models that were fitted without them, and all others by the
+        # fitted model.
         model = Model(recording.machine)
         predicted = np.full(len(cases), np.nan)
         if len(products):
@@ -130,8 +145,8 @@ class Evidence:
             predicted[is_fitted] = calibration.held_back.estimate.time
         others = np.flatnonzero(~is_fitted)
         predicted[others] = predicted_seconds([cases[i] for i in others], model)
-        # 3. Rules are only about bursts of the vendor libraries. A case has an error, and with it
-        # an interval, from six samples on.
+        # 3. Keep the cases that rules are about: bursts of vendor libraries. A case with fewer than
+        # six samples has no error, so it has no interval and is left out.
         is_library = ~rows["implementation"].isin(list(HAND_WRITTEN))
         is_burst = rows["mode"] == "burst"
         kept = np.flatnonzero(is_library & is_burst & np.isfinite(error))
@@ -144,12 +159,12 @@ class Evidence:
         """Return the cases of an imported table, like :meth:`from_public`.
 
         The predictions come from fits without the predicted cases. fp8 is left out, because its
-        times contain more than the GEMMs that rules are about.
+        times include the quantisation of the activations.
 
         Raises:
             UserError: if the import is incomplete.
         """
-        # The rows of predicted.csv are those that were drawn here, in their order.
+        # predicted.csv has one row for each case of the same sample, in the same order.
         products = recording.products
         products = products.iloc[drawn(products)]
         path = recording.folder / "predicted.csv"
@@ -175,7 +190,7 @@ class Evidence:
     def matches(self, rule: Rule) -> tuple[list[TimedCase], list[Match], Array]:
         """Return the cases that a rule may use, the matches among them, and predicted seconds.
 
-        There are none if the rule is about whole models, or about another kind of machine.
+        All three are empty if the rule is about whole models, or about another kind of machine.
         """
         if rule.models or (rule.on and rule.on != self.machine.kind):
             return [], [], np.empty(0)
@@ -201,7 +216,7 @@ def predicted_seconds(cases: Sequence[TimedCase], model: Model) -> Array:
     """Return the predicted seconds of each case: the sum over its GEMMs and convolutions.
 
     The time of a layer that only moves memory is a launch plus its bytes over the machine's
-    bandwidth. The result is NaN for an unknown dtype.
+    bandwidth. A dtype that the machine does not support gets NaN.
     """
     machine = model.machine
     products: list[Sequence[tuple[int, Any]]] = []
@@ -212,7 +227,7 @@ def predicted_seconds(cases: Sequence[TimedCase], model: Model) -> Array:
         moving.append(moving_seconds(case.workload, machine) if is_known else np.nan)
 
     def seconds_of(owners: Sequence[int], problems: Sequence[Problem]) -> Array:
-        """Predict problems; ``owners`` has the position of the case that each belongs to."""
+        """Predict problems; ``owners`` has the position of the case that each one belongs to."""
         names = [cases[i].implementation for i in owners]
         return model.predict(Query.with_implementations(problems, names)).estimate.time
 
@@ -220,7 +235,7 @@ def predicted_seconds(cases: Sequence[TimedCase], model: Model) -> Array:
 
 
 def _products(case: TimedCase) -> Sequence[tuple[int, Any]]:
-    """Return the GEMMs and convolutions of a case, each with how often it is computed.
+    """Return the GEMMs and convolutions of a case, each after the number of its computations.
 
     A series that the library fuses is computed as one operation.
     """
@@ -231,7 +246,7 @@ def _products(case: TimedCase) -> Sequence[tuple[int, Any]]:
 
 
 class _Candidate(NamedTuple):
-    """Evidence that may judge a rule, and what it shows about the rule."""
+    """Evidence of one run, and what :meth:`Evidence.matches` returns for a rule."""
 
     evidence: Evidence
     cases: list[TimedCase]
@@ -247,7 +262,7 @@ def judge_all(
     The result of a rule without matches says what the rule needs.
 
     Args:
-        evidence: runs of one machine; cases of several runs are never paired.
+        evidence: runs of one machine. Cases of different runs are never paired.
         model_rows: results of the rules about profiled models, by the rule's id.
     """
     rows = []
@@ -275,9 +290,10 @@ def judge_all(
 
 
 def _strength(matches: Sequence[Match]) -> tuple[bool, int]:
-    """Return a sort key: any pairs with a control come before any number of pairs without one.
+    """Return a sort key of evidence: whether pairs have a control, then the number of pairs.
 
-    The claim of the rule is about the pairs with a control.
+    Pairs with a control are better than any number of pairs without one, because the rule's claim
+    is about them.
     """
     return any(match.control is not None for match in matches), len(matches)
 
@@ -285,10 +301,13 @@ def _strength(matches: Sequence[Match]) -> tuple[bool, int]:
 def not_measured(
     rule: Rule, on_gpu: bool = False, planned: bool = False, unusable: bool = False
 ) -> RuleResult:
-    """Return the result of a rule without evidence, with what it needs, here or elsewhere.
+    """Return the result of a rule that could not be judged, with what it needs as the reason.
 
-    If a run had ``planned`` its sweeps, the rule needs more time. If only ``unusable`` runs have
-    measured them, the rule needs a quieter machine.
+    Args:
+        rule: the rule.
+        on_gpu: True if a GPU was measured.
+        planned: True if a run was to measure the rule's sweeps, so that it needs more time.
+        unusable: True if an unusable run measured them, so that it needs a quieter machine.
     """
     run = f"run {target('rules', 'record')}"
     if unusable:
@@ -319,9 +338,9 @@ def _judge_rule(
 
     Args:
         rule: the rule.
-        evidence: the run.
+        evidence: evidence of the run, of which only the machine is used.
         cases: cases that the rule may use.
-        matches: pairs of them, by their positions in ``cases``.
+        matches: pairs of these cases, by positions in ``cases``.
         predicted: predicted seconds of each case.
     """
     if rule.claim is not None:
@@ -329,9 +348,11 @@ def _judge_rule(
     pairs = pairs_of(cases, matches, rule.by, predicted)
     finding = find_verdict(pairs, rule.largest, rule.tolerance)
     if not np.isfinite(finding.effect.hi):
-        return not_measured(rule, on_gpu=True)  # a single pair without an interval
+        # A single pair without an interval cannot decide, so more pairs are needed.
+        return not_measured(rule, on_gpu=True)
     log_predicted = pairs.log_predicted
-    if rule.largest:  # the effect is that of one group, so the prediction has to be, too
+    if rule.largest:
+        # The effect is that of one group, so the prediction must be of the same group.
         best = next(name for name, effect in finding.groups.items() if effect is finding.effect)
         log_predicted = pairs.by_group()[best].log_predicted
     log_predicted = log_predicted[np.isfinite(log_predicted)]

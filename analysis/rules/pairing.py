@@ -23,8 +23,8 @@ from kernels.operation import Layer, Workload
 from kernels.problem import Conv, Gemm
 from kernels.timemodel.estimate import Array
 
-_REACH = 0.125  # largest relative distance between a round size and one that is not
-_JUST_PAST = 16  # largest distance past an edge in elements; more would be more work
+_REACH = 0.125  # largest relative distance between a size and the round size that it is paired with
+_JUST_PAST = 16  # largest difference, in elements, between the sizes on both sides of an edge
 
 
 @dataclass(frozen=True)
@@ -41,15 +41,22 @@ class TimedCase:
     sweep: str
     seconds: float
     error: float
-    gpu: int = 0  # number of its worker and GPU; cases of two GPUs are never paired
+    gpu: int = 0  # number of the worker and GPU that timed it; two GPUs' cases are never paired
 
 
 @dataclass(frozen=True)
 class Match:
-    """One pair, given by the positions of its cases.
+    """One pair of cases, which are given by their positions.
 
-    The time of ``plus`` is added to the time of ``against``. ``control`` has two more cases, one
-    against and one following the advice; the ratio of the pair is divided by theirs.
+    Attributes:
+        against: the case against the advice.
+        following: the case that follows the advice.
+        work: factor on the pair's ratio of times, such as the ratio of FLOPs (second over first).
+        claim: ratio that the rule's source claims; NaN if it claims no number.
+        words: words that name the pair's group, by kind, such as ``{"dim": "m"}``.
+        plus: case whose time is added to that of ``against``.
+        control: two more cases, one against the advice and one following it. The pair's ratio is
+            divided by theirs.
     """
 
     against: int
@@ -67,11 +74,17 @@ Pairing = Callable[..., Iterator[Match]]
 def switch(
     cases: Sequence[TimedCase], machine: Machine, axis: str, against: str, following: Sequence[str]
 ) -> Iterator[Match]:
-    """Pair cases that differ only in ``axis``: config, dtype or layout.
+    """Pair cases that differ only in their configuration, dtype or layout.
 
-    ``against`` and ``following`` are values on that axis, of which each of the latter makes a pair.
+    Args:
+        cases: the cases.
+        machine: not used.
+        axis: what differs: ``config``, ``dtype`` or ``layout``.
+        against: value on this axis in the case against the advice.
+        following: values that follow the advice, each of which makes a pair.
     """
-    by_key: dict[Any, dict[str, int]] = defaultdict(dict)  # cases by their values on the axis
+    # Positions of the cases that differ only on the axis, by their values on it.
+    by_key: dict[Any, dict[str, int]] = defaultdict(dict)
     for i, case in enumerate(cases):
         value, key = _split_axis(case, axis)
         by_key[key][value] = i
@@ -84,7 +97,7 @@ def switch(
 def separable(cases: Sequence[TimedCase], machine: Machine) -> Iterator[Match]:
     """Pair a separable convolution with the dense one, and compare their speeds.
 
-    The separable one consists of a depthwise and a pointwise convolution; their times are added.
+    A separable convolution is a depthwise and a pointwise convolution, whose times are added.
     """
     by_shape: dict[Any, dict[str, int]] = defaultdict(dict)
     for i, case in enumerate(cases):
@@ -123,15 +136,15 @@ def rounded(
     Args:
         cases: the cases.
         machine: not used.
-        dims: fields of the workload; ``m+n`` changes both together.
+        dims: fields of the workload, one of which differs; in ``m+n``, both change together.
         unit: number that a size should be a multiple of.
-        units: unit of each dtype for which it differs from ``unit``.
-        among: only sizes that are multiples of this are compared.
-        whole: if True, times are compared with the next larger multiple only, which does all of the
-            work; otherwise, speeds are compared with the nearest multiple on either side.
+        units: exceptions to ``unit``, by dtype.
+        among: only sizes that are multiples of this number are compared.
+        whole: if True, only the next larger multiple is compared, by time, because it does all of
+            the work; otherwise, the nearest multiples on both sides are compared, by speed.
     """
     for dim, by_size in _lines(cases, dims):
-        first_case = cases[next(iter(by_size.values()))]  # all of a line have its dtype
+        first_case = cases[next(iter(by_size.values()))]  # all cases of a line have its dtype
         step = (units or {}).get(first_case.workload.dtype, unit)
         round_sizes = sorted(size for size in by_size if size % step == 0)
         for size, i in by_size.items():
@@ -149,9 +162,13 @@ def rounded(
 def padded(
     cases: Sequence[TimedCase], machine: Machine, dims: Sequence[str], to: Mapping[str, int]
 ) -> Iterator[Match]:
-    """Pair each size that ``to`` names with its padded size in ``to``, all else being equal.
+    """Pair sizes with padded sizes, all else being equal.
 
-    The keys of ``to`` are text, because they come from TOML.
+    Args:
+        cases: the cases.
+        machine: not used.
+        dims: fields of the workload that may be padded.
+        to: the padded size of each size, which is a text because keys in TOML are.
     """
     for dim, by_size in _lines(cases, dims):
         for small, large in to.items():
@@ -166,7 +183,15 @@ def doubled(
     per: str = "flops",
     claim: float = math.nan,
 ) -> Iterator[Match]:
-    """Pair each size with twice that size; compare times per unit of ``per`` (flops, bytes)."""
+    """Pair each size with twice that size, and compare times per FLOP or per byte.
+
+    Args:
+        cases: the cases.
+        machine: not used.
+        dims: fields of the workload that may be doubled.
+        per: ``flops`` or ``bytes``.
+        claim: ratio that the rule's source claims; NaN if it claims no number.
+    """
     for dim, by_size in _lines(cases, dims):
         for size, i in by_size.items():
             if 2 * size in by_size:
@@ -186,11 +211,20 @@ def threshold(
     dtypes: Sequence[str] = (),
     over: str = "",
 ) -> Iterator[Match]:
-    """Pair sizes of ``least`` to ``small`` with the first size of at least ``large``, by speed.
+    """Pair each small size with the first large size, and compare their speeds.
 
-    If ``dtypes`` are named, only cases in these are paired. If ``over`` names a dtype, the pairs
-    that were also measured in that dtype are compared by their speed-ups over it, and the claim is
-    about these. If there are no such pairs, speeds are compared without a claim.
+    Args:
+        cases: the cases.
+        machine: not used.
+        dims: fields of the workload, one of which differs.
+        small: largest size that counts as small.
+        large: smallest size that counts as large.
+        claim: ratio that the rule's source claims; NaN if it claims no number.
+        least: smallest size that is paired.
+        dtypes: dtypes whose cases are paired; all if empty.
+        over: if given, pairs that were also measured in this dtype are compared by their speed-ups
+            over it, and the claim is about speed-ups. Without such pairs, speeds are compared
+            without a claim.
     """
     matches = []
     for dim, by_size in _lines(cases, dims):
@@ -210,9 +244,9 @@ def threshold(
 def _speed_ups(
     cases: Sequence[TimedCase], matches: Sequence[Match], over: str, claim: float
 ) -> list[Match]:
-    """Return the matches with both cases measured in ``over``, too, and use those as controls.
+    """Return the matches whose cases were also measured in the dtype ``over``, as controls.
 
-    ``claim`` is the ratio that a source claims for their speed-ups.
+    ``claim`` is the ratio that a source claims for the speed-ups over that dtype.
     """
     # The key is equal for cases that differ only in dtype.
     keys = [_split_axis(case, "dtype")[1] for case in cases]
@@ -233,10 +267,15 @@ def _speed_ups(
 
 
 def edge(cases: Sequence[TimedCase], machine: Machine, kind: str) -> Iterator[Match]:
-    """Pair a GEMM just past an edge of a ``wave`` or a ``tile`` with the one just before it.
+    """Pair a GEMM just past an edge with the GEMM just before it, and compare their times.
 
-    The tile is the one that large GEMMs get on this machine. The claim about a wave is the ratio of
-    the numbers of waves. Nothing is claimed about a tile within the same wave.
+    The edges are those of the tile that the library uses for large GEMMs on this machine.
+
+    Args:
+        cases: the cases.
+        machine: the machine.
+        kind: ``wave`` for edges that begin another wave, whose claim is the ratio of the numbers of
+            waves; ``tile`` for edges that begin another tile in the same wave, without a claim.
     """
     if machine.kind == "cpu" and kind == "wave":
         return
@@ -252,7 +291,7 @@ def edge(cases: Sequence[TimedCase], machine: Machine, kind: str) -> Iterator[Ma
             more_waves = waves_after > waves_before
             if kind == "wave" and more_waves:
                 yield Match(j, i, 1.0, waves_after / waves_before, {"dim": dim})
-            # A CPU computes no waves, so any of its tile edges counts.
+            # A CPU computes no waves, so all of its tile edges count.
             within_wave = machine.kind == "cpu" or not more_waves
             if kind == "tile" and tiles_after > tiles_before and within_wave:
                 yield Match(j, i, 1.0, math.nan, {"dim": dim})
@@ -261,14 +300,14 @@ def edge(cases: Sequence[TimedCase], machine: Machine, kind: str) -> Iterator[Ma
 def intensity(cases: Sequence[TimedCase], machine: Machine) -> Iterator[Match]:
     """Pair a layer of low arithmetic intensity with the linear layer 4096 × 1024 at batch 512.
 
-    Speeds are compared. The claim is their ratio under the machine's roofs.
+    Speeds are compared. The claim is the ratio of the speeds that the machine's roofline allows.
     """
 
     def roof(workload: Workload) -> float:
-        """Return the FLOP/s that arithmetic and memory allow."""
+        """Return the FLOP/s that the roofline allows."""
         return min(machine.peak(workload.dtype), workload.intensity * machine.bandwidth)
 
-    # Take the largest case of each layer, in which the launch counts least.
+    # Take the largest case of each layer, because the launch is the smallest share of its time.
     largest: dict[tuple[str, str], int] = {}
     for i, case in enumerate(cases):
         name = _intensity_name(case.workload)
@@ -295,10 +334,10 @@ def _intensity_name(workload: Workload) -> str:
 
 
 def ridge(cases: Sequence[TimedCase], machine: Machine) -> Iterator[Match]:
-    """Pair the layer with most bytes per second with the GEMM with most FLOPs per second.
+    """Pair the layer with the most bytes per second with the GEMM with the most FLOPs per second.
 
-    There is one pair per dtype. The ratio is the reached FLOP/s over the reached bytes/s, divided
-    by the same ratio of the datasheet.
+    There is one pair per dtype. Its ratio is the GEMM's FLOP/s over the layer's bytes/s, divided by
+    the same ratio of the datasheet.
     """
     if machine.kind == "cpu":
         return
@@ -330,23 +369,23 @@ def pairs_of(
 
     Args:
         cases: the cases.
-        matches: pairs of them. Either all or none have a control.
-        by: words that together name the group of a pair, such as ``dtype`` or ``dim``.
+        matches: pairs of these cases. Either all or none have a control.
+        by: kinds of words that together name the group of a pair, such as ``dtype`` or ``dim``.
         predicted: predicted seconds of each case.
     """
     cases, matches = list(cases), list(matches)
-    # 1. Two cases with times to add become one additional case.
+    # 1. If the times of two cases are to be added, append a case with their sum.
     for number, match in enumerate(matches):
         if match.plus is not None:
             first = cases[match.against]
             second = cases[match.plus]
             seconds = first.seconds + second.seconds
-            # Errors of logs are relative; it is the absolute ones that add in quadrature.
+            # Errors of logarithms are relative errors, but only absolute errors add in quadrature.
             error = math.hypot(first.seconds * first.error, second.seconds * second.error) / seconds
             matches[number] = replace(match, against=len(cases))
             cases.append(replace(first, seconds=seconds, error=error))
             predicted = np.append(predicted, predicted[match.against] + predicted[match.plus])
-    # 2. One element per pair. The predicted ratios are not known yet.
+    # 2. Make the arrays, without predicted ratios for now.
     controls = [match.control for match in matches if match.control is not None]
     groups = []
     for match in matches:
@@ -363,7 +402,7 @@ def pairs_of(
         group=groups,
         control=np.array(controls, dtype=np.intp) if controls else None,
     )
-    # 3. Predicted ratios are the same contrasts, of predicted instead of measured times.
+    # 3. Compute predicted ratios like measured ones, with predicted instead of measured times.
     log_predicted = replace(pairs, log_time=np.log(predicted)).log_ratio
     return replace(pairs, log_predicted=log_predicted)
 
@@ -376,7 +415,7 @@ def _group_word(name: str, case: TimedCase, words: Mapping[str, str]) -> str:
     if name == "pass":
         if isinstance(workload, Conv):
             return workload.pass_
-        # The layout of a linear layer's operands tells its pass.
+        # The layout of a linear layer's operands shows its pass.
         passes = {"nt": "forward", "nn": "dgrad", "tn": "wgrad"}
         return passes[workload.layout]  # type: ignore[union-attr]
     if name == "size":
@@ -406,7 +445,7 @@ def _fields_of(workload: Workload) -> dict[str, Any]:
 
 
 def _lines(cases: Sequence[TimedCase], dims: Sequence[str]) -> Iterator[tuple[str, dict[int, int]]]:
-    """Yield each line of cases that differ only in one of the dimensions, with that dimension.
+    """Yield lines of cases that differ only in one dimension, each after that dimension.
 
     A line maps each size to the position of its case.
     """
@@ -419,7 +458,7 @@ def _lines(cases: Sequence[TimedCase], dims: Sequence[str]) -> Iterator[tuple[st
                 continue
             values = _fields_of(workload)
             sizes = {values.pop(name) for name in tied}
-            if len(sizes) == 1:  # fields that change together are equal
+            if len(sizes) == 1:  # fields that change together must be equal
                 key = workload.op, tuple(values.items()), case.config, case.cache
                 lines[(*key, case.implementation, case.gpu)][sizes.pop()] = i
         for by_size in lines.values():

@@ -2,10 +2,10 @@
 
 A pair is two cases of one run, one *against* a piece of advice and one *following* it. Its ratio is
 the time of the first over that of the second, multiplied by the work of the second over that of the
-first if the two compute different amounts. Above 1, following the advice is faster. An effect is
-the geometric mean of the ratios of some pairs. If a claim is about a gain, such as the speed-up of
-one dtype over another, a pair has a *control*: two more cases. The pair's ratio is divided by the
-ratio of its control.
+first if the two compute different amounts. A ratio above 1 means that following the advice is
+faster. An effect is the geometric mean of the ratios of several pairs. If a claim is about a gain,
+such as the speed-up of one dtype over another, a pair has a *control*: two more cases. The pair's
+ratio is divided by the ratio of its control.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ UNCERTAIN = "the times are too uncertain to tell"
 FAMILYWISE_ALPHA = 0.01
 """Probability that any group of a rule seems to differ from the others only by chance."""
 
-_LEVEL = 0.05
+_LEVEL = 0.05  # one minus the coverage of an effect's interval
 _MAX_NO_EFFECT = 1.2  # "no effect" needs an interval that rules out a larger effect
 _CLAIM_REACHED = 0.9  # share of a claimed ratio that is enough, because sources round
 _MIN_SCATTER_PAIRS = 4  # with fewer, the scatter says less than the measured intervals
@@ -65,7 +65,7 @@ class Pairs:
 
     @property
     def contrast(self) -> csr_array:
-        """Sign with which each case (columns) counts in each pair (rows)."""
+        """Matrix of the sign with which each case (a column) counts in each pair (a row)."""
         signed_cases = [(1.0, self.against), (-1.0, self.following)]
         if self.control is not None:  # the pair's ratio is divided by the control's
             signed_cases += [(-1.0, self.control[:, 0]), (1.0, self.control[:, 1])]
@@ -110,7 +110,7 @@ class Effect:
 
     @property
     def sign(self) -> int:
-        """1 if following the advice is faster beyond doubt, -1 if it is slower, 0 if neither."""
+        """1 if following the advice is significantly faster, -1 if significantly slower, else 0."""
         if self.lo > 1 and self.value >= MIN_EFFECT:
             return 1
         if self.hi < 1 and self.value <= 1 / MIN_EFFECT:
@@ -124,19 +124,20 @@ class Effect:
 def mean_effect(pairs: Pairs, level: float = _LEVEL) -> Effect:
     """Return the effect of the pairs, with an interval of coverage 1 − ``level``.
 
-    The mean is a weighted sum of log times, in which a case that several pairs share counts several
-    times. The interval is the widest of these:
+    The log of the effect is a weighted sum of log times. A case that several pairs share counts
+    several times. The interval is the widest of these:
 
     1. The interval from the measured errors of the cases.
-    2. The interval from the scatter of the ratios, if errors of cases are independent and of equal
-       size s. The scatter around the mean then estimates s² without bias: E[r'Mr] = s² tr(M Σ),
-       where M centres, Σ = D D' and D is the contrast of each pair. The degrees of freedom are
-       Satterthwaite's. Such errors cancel if one pair ends at the case at which the next begins.
+    2. The interval from the scatter of the ratios r, if errors of cases are independent and have
+       the same standard deviation s. The scatter around the mean then estimates s² without bias:
+       E[r'Mr] = s² tr(M Σ), where M is the centring matrix, Σ = D D', and each row of D is the
+       contrast of a pair. The degrees of freedom are Satterthwaite's. If one pair ends at the case
+       at which the next one begins, the errors of that case cancel in the mean.
     3. The interval of a mean of independent ratios, because true differences between pairs do not
        cancel.
-    4. The same with one ratio per control, if pairs share a control.
+    4. The interval of a mean of independent ratios, after averaging the pairs that share a control.
 
-    Fewer than four pairs with measured intervals are judged only by the first.
+    Fewer than four pairs with measured errors are judged only by the first interval.
     """
     n = len(pairs)
     ratios = pairs.log_ratio
@@ -144,26 +145,27 @@ def mean_effect(pairs: Pairs, level: float = _LEVEL) -> Effect:
     # The weight of each case in the mean: +1/n for each pair in which it is against the advice,
     # −1/n for each in which it follows. In a chain of pairs, weights of inner cases cancel.
     weights = np.asarray(contrast.sum(axis=0)).ravel() / n
-    half = _measured_half_width(pairs.error, weights, level)
-    # A few pairs with measured intervals are judged only by these, all others by scatter, too.
-    if n >= _MIN_SCATTER_PAIRS or not np.isfinite(half):
-        half = np.nanmax([half, _scatter_half_width(ratios, contrast, weights, level)])
-        half = max(half, _independent_half_width(ratios, level))
+    half_width = _measured_half_width(pairs.error, weights, level)
+    # Few pairs show too little of the scatter, but without measured errors it is all that is known.
+    if n >= _MIN_SCATTER_PAIRS or not np.isfinite(half_width):
+        from_scatter = _scatter_half_width(ratios, contrast, weights, level)
+        half_width = np.nanmax([half_width, from_scatter])
+        half_width = max(half_width, _independent_half_width(ratios, level))
         if pairs.control is not None:
             # Ratios that share a control share its error, so their mean counts as one ratio.
             per_control = _group_means(ratios, pairs.control[:, 1])
-            half = max(half, _independent_half_width(per_control, level))
+            half_width = max(half_width, _independent_half_width(per_control, level))
     mean = float(ratios.mean())
     value = float(np.exp(mean))
-    lo = float(np.exp(mean - half))
-    hi = float(np.exp(mean + half))
+    lo = float(np.exp(mean - half_width))
+    hi = float(np.exp(mean + half_width))
     return Effect(value, lo, hi, n)
 
 
 def _measured_half_width(error: Array, weights: Array, level: float) -> float:
     """Return half the log interval of the mean ratio, from the measured errors of its cases.
 
-    NaN if the error of a case that counts is unknown.
+    It is NaN if a case that counts has no measured error.
     """
     # A case whose weights cancel does not count, even if its error is unknown.
     counted = np.where(weights != 0, error, 0.0)
@@ -173,7 +175,7 @@ def _measured_half_width(error: Array, weights: Array, level: float) -> float:
 def _scatter_half_width(ratios: Array, contrast: csr_array, weights: Array, level: float) -> float:
     """Return half the log interval of the mean ratio, from the scatter; infinite for one pair."""
     n = len(ratios)
-    # The covariance of the ratios over s²: pairs that share a case are correlated.
+    # Covariance of the ratios, divided by s². Pairs that share a case are correlated.
     sigma = contrast @ contrast.T
     ones = np.ones(n)
     row_sums = sigma @ ones
@@ -201,7 +203,7 @@ def _independent_half_width(ratios: Array, level: float) -> float:
 def _group_means(ratios: Array, keys: NDArray[np.intp]) -> Array:
     """Return the mean ratio of each distinct key.
 
-    For a single key, these are the ratios themselves, because one mean does not show any scatter.
+    If there is only one key, return the ratios themselves, because one mean shows no scatter.
     """
     _, group = np.unique(keys, return_inverse=True)
     means = np.bincount(group, ratios) / np.bincount(group)
@@ -226,15 +228,15 @@ def find_verdict(
     - ``holds``: following the advice is faster, by as much as was claimed if a number was claimed.
     - ``holds, weaker``: following the advice is faster, but by less than claimed.
     - ``no longer``: following the advice is slower.
-    - ``no effect``: neither is certain, and the interval rules out a large effect.
+    - ``no effect``: the effect is not significant, and the interval rules out a large one.
     - ``depends: …``: groups have different verdicts, or the interval is too wide to tell.
 
     Args:
         pairs: the evidence.
         largest: if True, the claim is "up to", so that the effect of the best group counts.
         tolerance: if given, the claim is that ratios *are* the claimed one (1 without a number),
-            within this share. The rule then ``holds`` if the whole interval is within the
-            tolerance, is ``no longer`` true if the whole interval is outside, and ``holds, weaker``
+            within this share. The verdict is then ``holds`` if the whole interval is within the
+            tolerance, ``no longer`` if the whole interval is outside, and ``holds, weaker``
             otherwise.
     """
     by_group = pairs.by_group()
@@ -242,9 +244,10 @@ def find_verdict(
     groups = {name: mean_effect(members, level) for name, members in by_group.items()}
     effect = mean_effect(pairs)
     claims = pairs.log_claim
-    if largest:  # the best group whose gain is beyond doubt; if none is, the best of all
-        certain = [name for name, group in groups.items() if group.sign > 0]
-        best = max(certain or groups, key=lambda name: groups[name].value)
+    if largest:
+        # Take the group with the largest significant gain; if no gain is significant, the largest.
+        significant = [name for name, group in groups.items() if group.sign > 0]
+        best = max(significant or groups, key=lambda name: groups[name].value)
         claims = by_group[best].log_claim
         effect = groups[best]
     claim = None if np.isnan(claims).all() else float(np.exp(np.nanmean(claims)))
@@ -252,7 +255,7 @@ def find_verdict(
         verdict = _judge_equality(effect, groups, claim or 1.0, 1 + tolerance)
     elif largest:
         verdict = _judge_claim(effect, claim)
-        # Another group than the best may still reach the claim, if its interval is wide.
+        # A group with a wide interval may reach the claim, although the best group does not.
         if verdict == "holds, weaker" and claim is not None:
             reach = _CLAIM_REACHED * claim
             possible = [name for name, group in groups.items() if group.hi >= reach]
@@ -266,7 +269,7 @@ def find_verdict(
 def _judge_claim(effect: Effect, claim: float | None) -> str:
     """Return the verdict on the claim that following the advice is faster, by ``claim`` if given.
 
-    A claim is kept as long as the interval of the effect reaches it.
+    A claimed ratio is not refuted as long as the effect's interval reaches most of it.
     """
     if effect.sign < 0:
         return "no longer"
@@ -285,8 +288,9 @@ def _judge_equality(
 
     Args:
         effect: the effect of all pairs.
-        groups: the effect of each group. If some of them refute the claim, the verdict depends.
-        claim: the ratio.
+        groups: the effect of each group. If only some of them refute the claim, the verdict is
+            ``depends: …``.
+        claim: the claimed ratio.
         within: factor above 1 by which a ratio may be larger or smaller.
     """
     low = claim / within
@@ -302,11 +306,11 @@ def _judge_equality(
 
 
 def _contradiction(groups: Mapping[str, Effect]) -> str:
-    """Return ``depends: …`` if groups contradict one another beyond doubt, else an empty text.
+    """Return ``depends: …`` if groups significantly contradict one another, else an empty text.
 
-    A group contradicts those that gain if it is slower, or if its interval ends below half of the
-    smallest gain among them (both as logarithms). A group of few pairs has a wide interval and does
-    neither.
+    A group contradicts the groups that gain if it is significantly slower, or if its interval ends
+    below half of their smallest gain (both as logarithms). A group of few pairs has a wide interval
+    and contradicts nothing.
     """
     gaining = [name for name, group in groups.items() if group.sign > 0]
     losing = [name for name, group in groups.items() if group.sign < 0]
@@ -328,7 +332,7 @@ def _contradiction(groups: Mapping[str, Effect]) -> str:
     return f"depends: {', '.join(phrases)}"
 
 
-_MAX_LISTED = 4
+_MAX_LISTED = 4  # groups that a verdict names
 
 
 def _listed(names: Sequence[str], groups: Mapping[str, Effect]) -> str:

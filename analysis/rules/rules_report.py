@@ -1,4 +1,4 @@
-"""Write ``rules.{csv,md,json}`` of a machine, and its report on the use of Tensor Cores."""
+"""Write a machine's ``rules.csv``, ``.json`` and ``.md``, and its report on Tensor Core use."""
 
 from __future__ import annotations
 

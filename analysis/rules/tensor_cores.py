@@ -1,7 +1,8 @@
 """Report which operations could use Tensor Cores, which do, and what that could speed up.
 
-This is the table that PyProf and DLProf used to print, made from the traces of two models' training
-steps, which ``models.json`` names. The command ``explain`` makes it of any trace.
+This is the table that PyProf and DLProf used to print. It is made from traces of the training steps
+of two models, which ``models.json`` names. The command ``explain`` makes a similar table from any
+trace.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -26,24 +27,32 @@ from kernels.common.program import target
 from sweeps.schema import SCHEMA
 from sweeps.timing.statistics import median, median_interval
 
-_EXACT = "FP32 is IEEE: TF32 is not asked for"
-_NO_PRODUCT = "not a matrix operation"
-_MAX_OPERATIONS = 25
-_MIN_USED_SHARE = 0.9  # share of the eligible time above which a model counts as using them
+_EXACT_FP32 = "FP32 is IEEE: TF32 is not asked for"
+_NOT_MATRIX = "not a matrix operation"
+_MAX_OPERATIONS = 25  # rows of a step's table
+_MIN_USED_SHARE = 0.9  # share of the eligible time from which a step counts as using Tensor Cores
 _MODELS = {
     "machine": {"kind": str},
     "models": [{"model": str, "dtype": str, "seconds": [POSITIVE], "trace?": str}],
 }
-_TRACE = re.compile(r"traces/[a-z0-9][a-z0-9.-]*")
+_TRACE = re.compile(r"traces/[a-z0-9][a-z0-9.-]*")  # a file in the folder of traces, nowhere else
 
 
 @dataclass(frozen=True)
 class TimedStep:
-    """A model's step in one dtype: the seconds of several steps, and the account of one."""
+    """A model's training step in one dtype, which was timed several times and traced once.
+
+    Attributes:
+        name: name of the model.
+        dtype: dtype of the step.
+        kind: kind of the machine, ``gpu`` or ``cpu``.
+        account: account of the time of the traced step.
+        seconds: time of each timed step.
+    """
 
     name: str
     dtype: str
-    kind: str  # kind of the machine: gpu or cpu
+    kind: str
     account: ProfileAccount
     seconds: Sequence[float] = ()
 
@@ -65,24 +74,25 @@ class TimedStep:
             for operation in self.account.operations
             if not self.why_not(operation) and operation.uses_tensor_cores is not None
         ]
-        total = sum(o.time_us for o in known)
-        return sum(o.time_us for o in known if o.uses_tensor_cores) / total if total else None
+        total = sum(operation.time_us for operation in known)
+        used = sum(operation.time_us for operation in known if operation.uses_tensor_cores)
+        return used / total if total else None
 
     def why_not(self, operation: ProfiledOperation) -> str:
         """Return why an operation is not eligible for Tensor Cores; empty if it is.
 
-        Operations in fp32 are eligible in a step that asks for TF32.
+        An operation in fp32 is eligible only in a step that allows TF32.
         """
         if not operation.matrix:
-            return _NO_PRODUCT
-        return _EXACT if operation.dtype == "fp32" and self.dtype != "tf32" else ""
+            return _NOT_MATRIX
+        return _EXACT_FP32 if operation.dtype == "fp32" and self.dtype != "tf32" else ""
 
 
 def read_profiled_steps(folder: Path) -> list[TimedStep]:
     """Return the profiled steps of a folder; empty if no model was profiled.
 
-    Models whose traces show no matrix operation are left out, and so are those of an earlier
-    version, which kept no traces.
+    Models whose traces show no matrix operation are left out. Models that an earlier version
+    profiled are left out, too, because it kept no traces.
 
     Raises:
         UserError: if a file cannot be read, or has another schema version.
@@ -90,17 +100,17 @@ def read_profiled_steps(folder: Path) -> list[TimedStep]:
     path = folder / "models.json"
     if not path.exists():
         return []
-    again = target("rules FRESH=1", "profile --fresh")
-    unreadable = f"{path} cannot be read; {again} writes it again."
+    rewrite = target("rules FRESH=1", "profile --fresh")
+    unreadable = f"{path} cannot be read; {rewrite} writes it again."
     try:
         document = json.loads(path.read_bytes())
         schema = document["schema"]
     except (OSError, ValueError, KeyError, TypeError):
         raise UserError(unreadable) from None
-    # The schema comes first: a file with another one may have another layout.
+    # Check the schema first, because a file with another schema may have other fields.
     if schema != SCHEMA:
         raise UserError(
-            f"{path} has schema {schema}; this version reads {SCHEMA}. {again} writes it again."
+            f"{path} has schema {schema}; this version reads {SCHEMA}. {rewrite} writes it again."
         )
     if misfit(document, _MODELS):
         raise UserError(unreadable)
@@ -111,6 +121,12 @@ def read_profiled_steps(folder: Path) -> list[TimedStep]:
 
 
 def _model_step(folder: Path, entry: dict[str, Any], kind: str, unreadable: str) -> TimedStep:
+    """Return the step of an entry of models.json, with the account of its trace.
+
+    Raises:
+        UserError: with the message ``unreadable`` if the entry's trace is outside of the folder of
+            traces; or if the trace cannot be read.
+    """
     if not _TRACE.fullmatch(entry["trace"]):
         raise UserError(unreadable)
     account = account_of([folder / entry["trace"]])
@@ -128,16 +144,25 @@ def step_markdown(step: TimedStep) -> str:
         "|---|---|---|---|---|---|---|",
     ]
     total = step.account.total_us
-    for o in step.account.operations[:_MAX_OPERATIONS]:
-        reason = step.why_not(o)
-        eligible = f"no: {reason}" if reason else "yes"
-        used = {True: "yes", False: "no", None: "–"}[o.uses_tensor_cores]
-        used = "none here" if step.kind == "cpu" else used
-        cells = [o.op, o.shape or "–", str(o.calls), eligible, used]
-        lines.append(table_row([*cells, f"{o.time_us:.0f} µs", f"{o.time_us / total:.1%}"]))
+    for operation in step.account.operations[:_MAX_OPERATIONS]:
+        reason = step.why_not(operation)
+        if step.kind == "cpu":
+            used = "none here"
+        else:
+            used = {True: "yes", False: "no", None: "–"}[operation.uses_tensor_cores]
+        cells = [
+            operation.op,
+            operation.shape or "–",
+            str(operation.calls),
+            f"no: {reason}" if reason else "yes",
+            used,
+            f"{operation.time_us:.0f} µs",
+            f"{operation.time_us / total:.1%}",
+        ]
+        lines.append(table_row(cells))
     left_out = step.account.operations[_MAX_OPERATIONS:]
     if left_out:
-        share = sum(o.time_us for o in left_out) / total
+        share = sum(operation.time_us for operation in left_out) / total
         lines.append(f"| {len(left_out)} others | | | | | | {share:.1%} |")
     lines += ["", f"{step.matrix_share:.0%} of the time is in matrix operations."]
     if np.isfinite(step.bound):
@@ -155,6 +180,16 @@ def model_rules(steps: Sequence[TimedStep]) -> dict[str, RuleResult]:
     return {"amdahl": _amdahl(on_gpu), "tc-used": _tc_used(on_gpu)}
 
 
+class _SpeedUp(NamedTuple):
+    """Speed-up of a model's step by TF32; speed-ups are ordered by their share of the bound."""
+
+    share_of_bound: float
+    interval: tuple[float, float]  # of the ratio
+    model: str
+    ratio: float
+    bound: float
+
+
 def _amdahl(steps: Sequence[TimedStep]) -> RuleResult:
     """Judge the ``amdahl`` rule: TF32 speeds up only matrix operations.
 
@@ -162,30 +197,37 @@ def _amdahl(steps: Sequence[TimedStep]) -> RuleResult:
     """
     rule = all_rules()["amdahl"]
     by_key = {(step.name, step.dtype): step for step in steps}
-    speed_ups = []  # share of the bound, interval, name, ratio, bound
+    # 1. Compare the steps of each model in FP32 and TF32.
+    speed_ups = []
     for (name, dtype), exact in by_key.items():
         fast = by_key.get((name, "tf32"))
         if dtype != "fp32" or fast is None or not np.isfinite(exact.bound):
             continue
-        ends = [median_interval(list(s.seconds)) for s in (exact, fast)]
-        if ends[0] is None or ends[1] is None:
+        exact_interval = median_interval(list(exact.seconds))
+        fast_interval = median_interval(list(fast.seconds))
+        if exact_interval is None or fast_interval is None:
             continue
         ratio = median(list(exact.seconds)) / median(list(fast.seconds))
-        interval = (ends[0][0] / ends[1][1], ends[0][1] / ends[1][0])
-        speed_ups.append((ratio / exact.bound, interval, name, ratio, exact.bound))
+        interval = exact_interval[0] / fast_interval[1], exact_interval[1] / fast_interval[0]
+        speed_ups.append(_SpeedUp(ratio / exact.bound, interval, name, ratio, exact.bound))
     if not speed_ups:
         return not_measured(rule)
-    # The model that comes closest to its bound decides.
-    value, interval, *_, bound = max(speed_ups)
-    lo, hi = (end / bound for end in interval)
-    listing = "; ".join(f"{n}: {r:.2f}× of at most {limit:.2f}×" for *_, n, r, limit in speed_ups)
-    verdict = "holds" if hi <= 1 else "no longer" if lo > 1 else f"depends: {UNCERTAIN}"
+    # 2. Judge the rule by the model that comes closest to its bound.
+    closest = max(speed_ups)
+    lo, hi = (end / closest.bound for end in closest.interval)
+    if hi <= 1:
+        verdict = "holds"
+    elif lo > 1:
+        verdict = "no longer"
+    else:
+        verdict = f"depends: {UNCERTAIN}"
+    listing = "; ".join(f"{s.model}: {s.ratio:.2f}× of at most {s.bound:.2f}×" for s in speed_ups)
     return RuleResult(
         rule.id,
         rule.statement,
         rule.source,
         verdict,
-        value,
+        closest.share_of_bound,
         lo,
         hi,
         None,
@@ -195,21 +237,25 @@ def _amdahl(steps: Sequence[TimedStep]) -> RuleResult:
 
 
 def _tc_used(steps: Sequence[TimedStep]) -> RuleResult:
-    """Judge the ``tc-used`` rule by the shares of eligible time in Tensor Core kernels."""
+    """Judge the ``tc-used`` rule by the shares of eligible time in Tensor Core kernels.
+
+    The interval of the effect reaches from the step with the lowest share to that with the highest.
+    """
     rule = all_rules()["tc-used"]
-    shares = {f"{s.name} {s.dtype}": s.used_share for s in steps if s.dtype != "fp32"}
+    shares = {
+        f"{step.name} {step.dtype}": step.used_share for step in steps if step.dtype != "fp32"
+    }
     known = {name: share for name, share in shares.items() if share is not None}
     if not known:
         return not_measured(rule)
     low, high = min(known.values()), max(known.values())
     listing = "; ".join(f"{name} {share:.0%}" for name, share in known.items())
-    verdict = (
-        "holds"
-        if low >= _MIN_USED_SHARE
-        else "no longer"
-        if high < _MIN_USED_SHARE
-        else f"depends: {listing}"
-    )
+    if low >= _MIN_USED_SHARE:
+        verdict = "holds"
+    elif high < _MIN_USED_SHARE:
+        verdict = "no longer"
+    else:
+        verdict = f"depends: {listing}"
     return RuleResult(
         rule.id,
         rule.statement,

@@ -1,10 +1,10 @@
 """Account for the time of a traced step: which operations took it, and why the GPU was idle.
 
-On a GPU, an operation's time is that of its kernels. A kernel belongs to the innermost operation
-that multiplies matrices around its launch, with the copies and transposes that it launches, or else
-to the innermost operation of any kind. Kernels of several streams may overlap; each counts its own
-time, and the GPU is busy while any of them runs. On a CPU, an operation's time is its own, without
-that of the operations within it.
+On a GPU, an operation's time is that of its kernels. A kernel belongs to the innermost matrix
+operation around its launch, so that the copies and transposes that this operation launches count
+for it. Without a matrix operation, the kernel belongs to the innermost operation of any kind.
+Kernels of several streams may overlap; each counts with its full time, and the GPU is busy while
+any of them runs. On a CPU, an operation's time excludes that of the operations within it.
 """
 
 from __future__ import annotations
@@ -37,14 +37,15 @@ LAUNCH_BOUND, HOST_BOUND, COPY_BOUND, BETWEEN_KERNELS, UNKNOWN_IDLE = (
 )  # fmt: skip
 """Reasons for which a GPU was idle.
 
-``launching``: the next kernel was launched too late, by a host that launched one after another.
-``host``: the host did something else, or waited for the GPU. ``copies``: data was copied between
-host and device. ``between kernels``: the next kernel had been launched in time.
+``launching``: the host launched kernels one after another, but not fast enough. ``host``: the host
+did something else, or waited for the GPU. ``copies``: data was copied between host and device.
+``between kernels``: the next kernel had been launched in time. ``unknown``: the trace does not have
+the launch of the next kernel.
 """
 
 GRAPH, NO_OPERATION = "CUDA graph", "no operation"
-"""Names that stand for the operation of kernels that were launched by a graph, or by no operation
-that the trace has."""
+"""Names that stand in for the operation of a kernel that a CUDA graph launched, or whose operation
+is not in the trace."""
 
 MULTIPLYING = ("gemm", "conv", "winograd", "fft", "attention", "gemv")
 """Kinds of kernels that do the arithmetic of a matrix operation."""
@@ -59,18 +60,19 @@ something else needs milliseconds. The value lies between the two.
 
 @dataclass(frozen=True)
 class ProfiledOperation:
-    """Operations of one name, shape and place in the model. Times are of all calls, in µs.
+    """Sum of the calls of operations with the same name, shape and module.
 
     Attributes:
-        op: name without ``aten::``; :data:`GRAPH` or :data:`NO_OPERATION` for other kernels.
-        works: what a call multiplies; both gradients of a convolution if one call computes them and
-            its kernels' names do not tell which is which; empty if that is not known.
-        module: classes of the modules around it, such as ``GPT2Model.GPT2Block.Linear``; empty if
-            the trace has none.
-        matrix: True if it multiplies matrices, even if the shapes are not known.
+        op: name without ``aten::``; :data:`GRAPH` or :data:`NO_OPERATION` for kernels without an
+            operation.
+        works: problems that one call computes: one, or both gradients of a convolution if the names
+            of the call's kernels do not distinguish them; empty if the shapes are not known.
+        module: classes of the modules around the operation, such as
+            ``GPT2Model.GPT2Block.Linear``; empty if the trace has no modules.
+        matrix: True if the operation multiplies matrices, even if the shapes are not known.
         calls: number of calls.
-        time_us: time of all calls.
-        kernels: time of all calls by the kernel's name; empty on a CPU.
+        time_us: time of all calls, in µs.
+        kernels: time of all calls by the kernel's name, in µs; empty on a CPU.
     """
 
     op: str
@@ -83,7 +85,7 @@ class ProfiledOperation:
 
     @property
     def each_us(self) -> float:
-        """Mean time of one call in µs; an operation that only calls itself has no calls."""
+        """Mean time of one call in µs, or the whole time if no call was counted."""
         return self.time_us / max(self.calls, 1)
 
     @property
@@ -93,10 +95,13 @@ class ProfiledOperation:
 
     @property
     def shape(self) -> str:
-        """Words for what a call multiplies; empty if that is not known."""
-        *first, last = self.works or ("",)
-        if len(first) == 1 and isinstance(last, Conv) and isinstance(first[0], Conv):
-            return f"{first[0].pass_} and {last}"  # both gradients of one convolution
+        """Text for the problem that a call computes; empty if it is not known."""
+        if not self.works:
+            return ""
+        first, last = self.works[0], self.works[-1]
+        # Two convolutions are both gradients of one.
+        if len(self.works) == 2 and isinstance(first, Conv) and isinstance(last, Conv):
+            return f"{first.pass_} and {last}"
         return str(last)
 
     @property
@@ -106,20 +111,21 @@ class ProfiledOperation:
 
     @property
     def bytes(self) -> int:
-        """Least traffic of one call in bytes; 0 if it is not known."""
+        """Minimum traffic of one call in bytes; 0 if it is not known."""
         known = [work.bytes for work in self.works if isinstance(work, Gemm | Conv)]
         return sum(known) if len(known) == len(self.works) else 0
 
     @property
     def kernel(self) -> str:
-        """Name of the main kernel: of those that multiply, the one that takes longest."""
-        order = sorted(self.kernels, key=lambda name: -self.kernels[name])
-        multiplying = [name for name in order if read_name(name).kind in MULTIPLYING]
-        return next(iter((*multiplying, *order)), "")
+        """Name of the main kernel: the longest that multiplies, or else the longest of all."""
+        longest_first = sorted(self.kernels, key=lambda name: -self.kernels[name])
+        multiplying = [name for name in longest_first if read_name(name).kind in MULTIPLYING]
+        candidates = multiplying or longest_first
+        return candidates[0] if candidates else ""
 
     @property
     def kernel_name(self) -> KernelName:
-        """Facts that the main kernel's name shows."""
+        """Properties of the main kernel that its name shows."""
         return read_name(self.kernel)
 
     @property
@@ -129,15 +135,17 @@ class ProfiledOperation:
 
     def share_of_kind(self, kind: str) -> float:
         """Return the share of the time in kernels of a kind, from :data:`kernels.names.KINDS`."""
-        total = sum(self.kernels.values())
-        of_kind = sum(us for name, us in self.kernels.items() if read_name(name).kind == kind)
-        return of_kind / total if total else 0.0
+        total_us = sum(self.kernels.values())
+        kind_us = sum(us for name, us in self.kernels.items() if read_name(name).kind == kind)
+        return kind_us / total_us if total_us else 0.0
 
 
 def any_tensor_cores(kernels: Iterable[str]) -> bool | None:
     """Return True if any kernel uses Tensor Cores; None if no kernel's name shows it."""
     uses = [read_name(name).tensor_cores for name in kernels]
-    return True if any(uses) else False if False in uses else None
+    if any(uses):
+        return True
+    return False if False in uses else None
 
 
 @dataclass(frozen=True)
@@ -146,8 +154,8 @@ class DeviceTime:
 
     Attributes:
         file: name of the trace.
-        span_us: from the first to the last activity.
-        busy_us: time in which anything was running.
+        span_us: time from the first activity to the last.
+        busy_us: time in which any activity was running.
         idle_us: the rest of the span, by reason.
     """
 
@@ -164,13 +172,14 @@ class ProfileAccount:
     Attributes:
         kind: ``gpu`` or ``cpu``.
         device_names: names of the GPUs.
-        operations: the operations, those that take longest first.
+        operations: the operations, those with the longest time first.
         devices: busy and idle time of each traced device; a CPU is one device without idle time.
-        calls_without_kernel: calls of matrix operations whose kernels the trace does not have,
-            because records were lost or a graph was captured.
+        calls_without_kernel: number of calls of matrix operations whose kernels the trace does not
+            have, because records were lost or a graph was captured.
         with_shapes: True if any matrix operation has the shapes of its inputs.
-        with_strides: True unless shapes lack their strides, so that layouts are assumed.
-        left_out: events with impossible times.
+        with_strides: False if inputs have shapes without strides, so that layouts are assumed.
+        left_out: number of events that were left out, because they have impossible times or no
+            name.
     """
 
     kind: str
@@ -210,8 +219,8 @@ class ProfileAccount:
     @property
     def bound(self) -> float:
         """Amdahl's bound: the speed-up if matrix work took no time; infinite without other work."""
-        rest = 1 - self.matrix_share
-        return 1 / rest if rest > 1e-9 else float("inf")
+        other_share = 1 - self.matrix_share
+        return 1 / other_share if other_share > 1e-9 else float("inf")
 
     @property
     def graph_us(self) -> float:
@@ -220,9 +229,9 @@ class ProfileAccount:
 
 
 def account_of(paths: Sequence[Path]) -> ProfileAccount:
-    """Account for the time of traces of one job, such as one of each rank.
+    """Account for the time of the traces of one job, such as one trace of each rank.
 
-    Operations of one name, shape and module are added up.
+    Calls of operations with the same name, shape and module are added up.
 
     Raises:
         UserError: if there is no trace, or one cannot be read.
@@ -237,7 +246,7 @@ def account_of(paths: Sequence[Path]) -> ProfileAccount:
 
 @dataclass
 class _OperationSum:
-    """Sum of the calls of one kind of operation."""
+    """Sum of the calls of operations with the same key."""
 
     calls: int = 0
     time_ns: float = 0.0
@@ -252,17 +261,18 @@ class _OperationSum:
 
 
 _Key = tuple[str, tuple[Work, ...], str, bool]
+"""Name, problems, module and whether it is a matrix operation: what calls are added up by."""
 
 
 class _Sums:
-    """Sums of traces that are read one after another."""
+    """Sums over traces that are read one after another."""
 
     def __init__(self) -> None:
-        self._operations: dict[_Key, _OperationSum] = defaultdict(_OperationSum)
-        self._own: dict[_Key, _OperationSum] = defaultdict(_OperationSum)
+        self._gpu_sums: dict[_Key, _OperationSum] = defaultdict(_OperationSum)
+        self._cpu_sums: dict[_Key, _OperationSum] = defaultdict(_OperationSum)
         self._devices: list[DeviceTime] = []
         self._hosts: list[DeviceTime] = []
-        self._names: dict[str, None] = {}
+        self._names: dict[str, None] = {}  # names of devices, in order of appearance
         self._without_kernel = 0
         self._with_shapes, self._with_strides = False, True
         self._left_out = 0
@@ -279,44 +289,49 @@ class _Sums:
             self._add_kernels(trace, joined, products)
             self._devices += _device_times(trace, joined)
         else:
-            self._add_own_times(trace, joined, products)
+            self._add_host_times(trace, joined, products)
 
     def _add_kernels(self, trace: TraceEvents, joined: TraceJoin, products: _ProductCalls) -> None:
-        # 1. Collect the kernels of each call of an operation. Other kernels have no call.
+        """Add the times of the kernels of a trace of a GPU."""
+        # 1. Collect the kernels of each call of an operation. Without an operation, the kernel's
+        # name takes the place of the module, so that only kernels of one name are added up.
         device, names = trace.device, trace.names
-        of_call: dict[int, list[tuple[str, float]]] = defaultdict(list)
+        kernels_by_call: dict[int, list[tuple[str, float]]] = defaultdict(list)
         for place, operation in enumerate(joined.operation):
             kernel = names[device.name[place]], float(device.duration[place])
             if operation != NOTHING:
                 product = products.around[operation]
-                of_call[operation if product == NOTHING else product].append(kernel)
+                call = operation if product == NOTHING else product
+                kernels_by_call[call].append(kernel)
                 continue
             multiplies = device.kind[place] == KERNEL and read_name(kernel[0]).kind in MULTIPLYING
             op = GRAPH if joined.in_graph[place] else NO_OPERATION
-            # The kernel's name tells them apart in place of a module.
-            self._operations[op, (), kernel[0], multiplies].add_kernels([kernel])
+            self._gpu_sums[op, (), kernel[0], multiplies].add_kernels([kernel])
         # 2. Add up the calls by name, shape and module.
-        for call, kernels in of_call.items():
-            for works, part in _by_pass(products.works.get(call, ()), kernels):
-                self._operations[_key(trace, joined, call, works)].add_kernels(part)
-        self._without_kernel += sum(call not in of_call for call in products.works)
+        for call, kernels in kernels_by_call.items():
+            for works, pass_kernels in _by_pass(products.works.get(call, ()), kernels):
+                self._gpu_sums[_key(trace, joined, call, works)].add_kernels(pass_kernels)
+        self._without_kernel += sum(call not in kernels_by_call for call in products.works)
 
-    def _add_own_times(
+    def _add_host_times(
         self, trace: TraceEvents, joined: TraceJoin, products: _ProductCalls
     ) -> None:
+        """Add the times of the operations of a trace of a CPU."""
         begins, ends = [], []
         name = trace.host.name
-        inner: dict[int, list[int]] = defaultdict(list)
+        children: dict[int, list[int]] = defaultdict(list)
         for event in joined.order:
-            inner[joined.parent[event]].append(event)
+            children[joined.parent[event]].append(event)
         for event in joined.order:
             if trace.host.kind[event] != OPERATION:
                 continue
-            total = self._own[_key(trace, joined, event, products.works.get(event, ()))]
+            total = self._cpu_sums[_key(trace, joined, event, products.works.get(event, ()))]
             total.time_ns += max(joined.own_ns[event], 0)
-            # An operation on a scalar only calls itself on a tensor, which is not a second call.
-            within = inner[event]
-            total.calls += len(within) != 1 or name[within[0]] != name[event]
+            # An operation on a scalar only calls itself with a tensor. Both together are one call.
+            within = children[event]
+            only_calls_itself = len(within) == 1 and name[within[0]] == name[event]
+            if not only_calls_itself:
+                total.calls += 1
             begins.append(trace.host.begin[event])
             ends.append(_end(trace.host, event))
         if begins:
@@ -324,7 +339,7 @@ class _Sums:
             self._hosts.append(DeviceTime(trace.path.name, span, span, {}))
 
     def account(self) -> ProfileAccount:
-        """Return the account; if any trace has kernels, only those of kernels count."""
+        """Return the account. If any trace has kernels, traces without kernels are ignored."""
         on_gpu = bool(self._devices)
         operations = [
             ProfiledOperation(
@@ -336,7 +351,7 @@ class _Sums:
                 total.time_ns / 1e3,
                 {name: ns / 1e3 for name, ns in total.kernels.items()},
             )
-            for key, total in (self._operations if on_gpu else self._own).items()
+            for key, total in (self._gpu_sums if on_gpu else self._cpu_sums).items()
         ]
         return ProfileAccount(
             "gpu" if on_gpu else "cpu",
@@ -351,20 +366,22 @@ class _Sums:
 
 
 def _key(trace: TraceEvents, joined: TraceJoin, event: int, works: tuple[Work, ...]) -> _Key:
-    """Return what an operation is added up by. Only matrix operations are told apart by module."""
+    """Return the key by which calls are added up. Only matrix operations keep their module."""
     name = trace.names[trace.host.name[event]]
-    place = joined.module[event]
-    module = joined.modules[place] if works and place != NOTHING else ""
+    module_number = joined.module[event]
+    module = joined.modules[module_number] if works and module_number != NOTHING else ""
     is_matrix = bool(works) or MATRIX.search(name.removeprefix("aten::")) is not None
     return name, works, module, is_matrix
 
 
 @dataclass(frozen=True)
 class _ProductCalls:
-    """Calls of operations whose shapes are known.
+    """Calls of matrix operations with known shapes; if one calls another, only the inner one.
 
-    ``works`` is what each call multiplies. Where one such operation calls another, only the inner
-    one counts. ``around`` is the innermost such call around each host event, itself included.
+    Attributes:
+        works: the problems that each such call computes, by the call's host event.
+        around: for each host event, the innermost such call around it, which may be the event
+            itself; NOTHING if there is none.
     """
 
     works: Mapping[int, tuple[Work, ...]]
@@ -372,39 +389,47 @@ class _ProductCalls:
 
 
 def _products(trace: TraceEvents, joined: TraceJoin) -> _ProductCalls:
-    known = [works_of(inputs) for inputs in trace.inputs]
+    """Return the calls of matrix operations with known shapes."""
+    # 1. Find the calls whose inputs show what they compute.
+    works_by_inputs = [works_of(inputs) for inputs in trace.inputs]
     inputs, parent = trace.host.inputs, joined.parent
     works = {
-        event: known[inputs[event]]
+        event: works_by_inputs[inputs[event]]
         for event in joined.order
-        if inputs[event] != NOTHING and known[inputs[event]]
+        if inputs[event] != NOTHING and works_by_inputs[inputs[event]]
     }
-    # 1. Leave out the operations around other products, such as aten::linear around aten::addmm.
+    # 2. Leave out those around other such calls, such as aten::linear around aten::addmm.
     outer: set[int] = set()
     for event in works:
         around = parent[event]
         while around != NOTHING and around not in outer:
             outer.add(around)
             around = parent[around]
-    works = {event: multiplied for event, multiplied in works.items() if event not in outer}
-    # 2. Find the product around each operation. Outer operations come first in the order.
-    inner = [NOTHING] * len(parent)
+    works = {event: computed for event, computed in works.items() if event not in outer}
+    # 3. Find the call around each operation. Outer operations come first in the order, so the
+    # result of a parent is known before its children.
+    innermost = [NOTHING] * len(parent)
     for event in joined.order:
         if event in works:
-            inner[event] = event
+            innermost[event] = event
         elif parent[event] != NOTHING:
-            inner[event] = inner[parent[event]]
-    return _ProductCalls(works, inner)
+            innermost[event] = innermost[parent[event]]
+    return _ProductCalls(works, innermost)
 
 
 def _by_pass(
     works: tuple[Work, ...], kernels: Sequence[tuple[str, float]]
 ) -> list[tuple[tuple[Work, ...], list[tuple[str, float]]]]:
-    """Return a call's kernels with what they multiply, a part for each gradient if names tell them.
+    """Divide a call's kernels between the two gradients of a convolution if their names allow it.
 
-    Kernels that do not name their pass, such as transposes, are divided in proportion to the time
-    of those that do. Multiplying fp32 operands on Tensor Cores is tf32.
+    Args:
+        works: problems that the call computes.
+        kernels: name and time in ns of each kernel.
+
+    Returns:
+        Problems with their kernels: one entry for each gradient, or only one entry for all.
     """
+    # 1. Correct the dtype: fp32 operands that Tensor Cores multiply are multiplied in tf32.
     names = [name for name, _ in kernels]
     if any_tensor_cores(names):
         works = tuple(
@@ -413,6 +438,8 @@ def _by_pass(
             else work
             for work in works
         )
+    # 2. Sum the times of the kernels that name their pass. Unless both passes have such a kernel,
+    # the kernels cannot be divided.
     passes = {work.pass_: work for work in works if isinstance(work, Conv)}
     times = dict.fromkeys(passes, 0.0)
     for name, ns in kernels:
@@ -420,45 +447,49 @@ def _by_pass(
             times[pass_] += ns if pass_ in name.lower() else 0.0
     if len(passes) < 2 or not all(times.values()):
         return [(works, list(kernels))]
+    # 3. Give each pass its kernels, and a share of those that name no pass, such as transposes.
     total = sum(times.values())
-    parts: list[tuple[tuple[Work, ...], list[tuple[str, float]]]] = []
+    divided: list[tuple[tuple[Work, ...], list[tuple[str, float]]]] = []
     for pass_, work in passes.items():
-        part = []
+        pass_kernels = []
         for name, ns in kernels:
-            named = [other for other in passes if other in name.lower()]
-            if not named:
-                part.append((name, ns * times[pass_] / total))
-            elif pass_ in named:
-                part.append((name, ns))
-        parts.append(((work,), part))
-    return parts
+            named_passes = [other for other in passes if other in name.lower()]
+            if not named_passes:
+                pass_kernels.append((name, ns * times[pass_] / total))
+            elif pass_ in named_passes:
+                pass_kernels.append((name, ns))
+        divided.append(((work,), pass_kernels))
+    return divided
 
 
 def _device_times(trace: TraceEvents, joined: TraceJoin) -> list[DeviceTime]:
     """Return the busy and idle time of each device of a trace."""
+    # 1. Sort the activities of each device by their begin.
     device = trace.device
     by_device: dict[int, list[int]] = defaultdict(list)
-    for place in sorted(range(len(device.begin)), key=device.begin.__getitem__):
-        by_device[device.device[place]].append(place)
-    before = _calls_before(trace, joined)
+    for activity in sorted(range(len(device.begin)), key=device.begin.__getitem__):
+        by_device[device.device[activity]].append(activity)
+    # 2. Add up the gaps in which no activity is running; ``latest`` is the one that ends last.
+    call_before = _calls_before(trace, joined)
     times = []
-    for places in by_device.values():
-        idle: dict[str, float] = defaultdict(float)
-        begin = end = device.begin[places[0]]
-        last = places[0]
-        for place in places:
-            if device.begin[place] > end:
-                reason = _idle_reason(trace, joined, before, (last, place), end)
-                idle[reason] += (device.begin[place] - end) / 1e3
-            if device.begin[place] + device.duration[place] >= end:
-                end, last = device.begin[place] + device.duration[place], place
-        span = (end - begin) / 1e3
-        times.append(DeviceTime(trace.path.name, span, span - sum(idle.values()), dict(idle)))
+    for activities in by_device.values():
+        idle_us: dict[str, float] = defaultdict(float)
+        latest = activities[0]
+        span_begin = end = device.begin[latest]
+        for activity in activities:
+            if device.begin[activity] > end:
+                reason = _idle_reason(trace, joined, call_before, (latest, activity), end)
+                idle_us[reason] += (device.begin[activity] - end) / 1e3
+            if device.begin[activity] + device.duration[activity] >= end:
+                end, latest = device.begin[activity] + device.duration[activity], activity
+        span_us = (end - span_begin) / 1e3
+        busy_us = span_us - sum(idle_us.values())
+        times.append(DeviceTime(trace.path.name, span_us, busy_us, dict(idle_us)))
     return times
 
 
 def _calls_before(trace: TraceEvents, joined: TraceJoin) -> dict[int, int]:
-    """Return, for each call of the runtime, the call before it on the same thread."""
+    """Return the call before each call of CUDA's runtime or driver, on the same thread."""
     thread = trace.host.thread
     pairs = zip(joined.calls, joined.calls[1:], strict=False)
     return {call: before for before, call in pairs if thread[call] == thread[before]}
@@ -471,27 +502,35 @@ def _end(host: HostEvents, event: int) -> int:
 def _idle_reason(
     trace: TraceEvents,
     joined: TraceJoin,
-    before: Mapping[int, int],
+    call_before: Mapping[int, int],
     around: tuple[int, int],
-    ended: int,
+    idle_begin: int,
 ) -> str:
-    """Return why a device was idle from ``ended``, in ns, until an activity began.
+    """Return the reason for which a device was idle between two activities.
 
-    ``around`` are the activities before and after the idle time.
+    Args:
+        trace: the trace.
+        joined: its links.
+        call_before: the call before each call, from :func:`_calls_before`.
+        around: the activities before and after the idle time.
+        idle_begin: beginning of the idle time, in ns.
     """
+    # 1. An activity next to the idle time copies between host and device.
     host, device = trace.host, trace.device
-    names = [trace.names[device.name[place]] for place in around if device.kind[place] == COPY]
-    if any("HtoD" in name or "DtoH" in name for name in names):
+    copies = [trace.names[device.name[place]] for place in around if device.kind[place] == COPY]
+    if any("HtoD" in name or "DtoH" in name for name in copies):
         return COPY_BOUND
+    # 2. The next activity was launched before the idle time.
     call = joined.launch[around[1]]
     if call == NOTHING:
         return UNKNOWN_IDLE
-    if _end(host, call) <= ended:
+    if _end(host, call) <= idle_begin:
         return BETWEEN_KERNELS
-    previous = before.get(call, NOTHING)
-    # A call of the runtime that makes this call of the driver is not a call before it.
+    # 3. The launch came late. What did the thread do before it? A call of the runtime that contains
+    # this call of the driver does not count as a call before it.
+    previous = call_before.get(call, NOTHING)
     while previous != NOTHING and _end(host, previous) > host.begin[call]:
-        previous = before.get(previous, NOTHING)
+        previous = call_before.get(previous, NOTHING)
     if previous == NOTHING or "Synchronize" in trace.names[host.name[previous]]:
         return HOST_BOUND
     pause = host.begin[call] - _end(host, previous)

@@ -1,4 +1,4 @@
-"""Keep what is needed of a trace's events, and join operations with the kernels they launched.
+"""Read the events of a trace into columns, and join operations with the kernels they launched.
 
 An operation runs on a thread of the host, within other operations. It launches kernels by calls of
 CUDA's runtime, and a kernel has the number of its call (``correlation``). A kernel therefore
@@ -6,8 +6,8 @@ belongs to the innermost operation that was running on the call's thread when th
 record of the call is lost, the kernel's ``External id`` names the operation. The kernels of a CUDA
 graph were all launched by one call, so no operation is known for them.
 
-Events are kept as columns of numbers, some two hundred bytes each with their links, so a trace of
-gigabytes fits in memory.
+Events are kept as columns of numbers. An event with its links takes about two hundred bytes, so a
+trace of gigabytes fits in memory.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from array import array
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,7 +34,7 @@ KERNEL, COPY, MEMSET = range(3)
 """Kinds of device events."""
 
 NOTHING = -1
-"""Number that stands for no event, no name and no id."""
+"""Number that stands for a missing event, name or id."""
 
 _HOST_KINDS = {
     "cpu_op": OPERATION, "user_annotation": ANNOTATION, "python_function": MODULE,
@@ -42,7 +42,7 @@ _HOST_KINDS = {
 }  # fmt: skip
 _DEVICE_KINDS = {"kernel": KERNEL, "gpu_memcpy": COPY, "gpu_memset": MEMSET}
 _MODULE_NAME = "nn.Module: "
-_INSTANCE = re.compile(r"_\d+\b")  # number that tells modules of one class apart
+_INSTANCE = re.compile(r"_\d+\b")  # number that distinguishes modules of one class
 
 MATRIX = re.compile(
     r"(^|_)(mm|addmm|bmm|baddbmm|linear|matmul|mv|addmv)_?(_v2)?$"
@@ -54,23 +54,26 @@ _INPUT_KEYS = ("Input Dims", "Input type", "Input Strides", "Concrete Inputs")
 """Arguments of an operation that describe its inputs. Only the first two are in every trace with
 shapes; earlier versions of PyTorch did not write the others."""
 
-_LATEST = 1e16  # µs; three centuries, so that every clock in use fits
+_LATEST = 1e16  # largest time in µs: three centuries, so that every clock in use fits
 _LONGEST_NS = 100_000 * 10**9  # an event of more than a day is damaged
-_LONGEST_SPAN_NS = _LONGEST_NS  # so is a trace of more than a day
-_LARGEST_ID = 2**62
+_LONGEST_SPAN_NS = _LONGEST_NS  # a trace of more than a day is damaged, too
+_LARGEST_ID = 2**62  # ids are kept as signed 64-bit integers
 _SLACK_NS = 1000  # earlier versions of PyTorch round times down to µs
 _LONGEST_NAME = 1000  # characters of a name; kernels of templates have hundreds
 _LONGEST_ARGUMENTS = 10_000  # characters of an operation's sizes and settings
-_MOST_EVENTS = 20_000_000  # four gigabytes of columns
+_MOST_EVENTS = 20_000_000  # events of four gigabytes
 
 
 @dataclass(frozen=True)
 class OperationInputs:
-    """Inputs of an operation as the trace has them, in the order of its arguments.
+    """Inputs of an operation as the trace has them, with one element per argument.
 
-    ``dims`` and ``strides`` have a list of numbers for each tensor, and an empty list for anything
-    else. ``types`` are names such as ``c10::BFloat16``. ``settings`` are arguments that are not
-    tensors, as text. Without strides in the trace, ``strides`` is empty.
+    Attributes:
+        name: name of the operation, with ``aten::``.
+        dims: sizes of each tensor; empty for an argument that is not a tensor.
+        strides: strides of each tensor, in elements; no element at all if the trace has none.
+        types: name of each argument's type, such as ``c10::BFloat16``.
+        settings: arguments that are not tensors, as text; no element at all if the trace has none.
     """
 
     name: str
@@ -82,11 +85,20 @@ class OperationInputs:
 
 @dataclass
 class HostEvents:
-    """Columns of the host's events. Times are in ns; ``thread`` numbers threads of all processes.
+    """Columns of the host's events.
 
-    ``inputs`` is the position of the operation's inputs in :attr:`TraceEvents.inputs`.
-    ``sequence`` is the number of the autograd node that an operation made or, if ``backward`` is 1,
-    whose gradient it computes.
+    Attributes:
+        kind: ``OPERATION``, ``ANNOTATION``, ``MODULE`` or ``LAUNCH``.
+        name: position of the event's name in :attr:`TraceEvents.names`.
+        thread: number of the event's thread among the threads of all processes.
+        begin: time at which the event began, in ns.
+        duration: duration in ns.
+        inputs: position of an operation's inputs in :attr:`TraceEvents.inputs`.
+        external: id by which device events name an operation.
+        correlation: id by which device events name the call that launched them.
+        sequence: number of the autograd node that an operation made or, if ``backward`` is 1, whose
+            gradient it computes.
+        backward: 1 for an operation of the backward pass.
     """
 
     kind: array[int] = field(default_factory=lambda: array("b"))
@@ -103,9 +115,17 @@ class HostEvents:
 
 @dataclass
 class DeviceEvents:
-    """Columns of the devices' events. Times are in ns.
+    """Columns of the devices' events.
 
-    ``graph`` is 1 for a kernel that the trace itself describes as part of a CUDA graph.
+    Attributes:
+        kind: ``KERNEL``, ``COPY`` or ``MEMSET``.
+        name: position of the event's name in :attr:`TraceEvents.names`.
+        device: id of the device.
+        begin: time at which the event began, in ns.
+        duration: duration in ns.
+        external: id of the operation that launched the event.
+        correlation: id of the call that launched the event.
+        graph: 1 for a kernel that the trace describes as part of a CUDA graph.
     """
 
     kind: array[int] = field(default_factory=lambda: array("b"))
@@ -122,8 +142,16 @@ class DeviceEvents:
 class TraceEvents:
     """Events of one trace, as columns, with the texts that they share.
 
-    ``device_names`` are those of the GPUs that computed something, or of all GPUs of the node if
-    none did. ``left_out`` counts events whose times are impossible or that have no name.
+    Attributes:
+        path: file of the trace.
+        host: events of the host.
+        device: events of all devices.
+        names: names that events refer to by position.
+        inputs: inputs of operations that events refer to by position.
+        device_names: names of the GPUs that computed something, or of all GPUs of the node if none
+            did.
+        left_out: number of events that were left out, because they have impossible times or no
+            name.
     """
 
     path: Path
@@ -161,7 +189,12 @@ def read_trace(path: Path) -> TraceEvents:
 
 
 def _device_names(properties: Any, used: Collection[int]) -> tuple[str, ...]:
-    """Return the names of the used GPUs, from what a trace says about all GPUs of the node."""
+    """Return the names of the used GPUs, or of all GPUs of the node if no used one is listed.
+
+    Args:
+        properties: the trace's list of the node's GPUs.
+        used: ids of the devices with events.
+    """
     entries = properties if isinstance(properties, list) else []
     names = {
         _id(entry.get("id")): name
@@ -173,7 +206,7 @@ def _device_names(properties: Any, used: Collection[int]) -> tuple[str, ...]:
 
 
 class _Columns:
-    """Adds events to the columns of a trace, and numbers the texts that they share."""
+    """Adder of events to the columns of a trace, which numbers the texts that events share."""
 
     def __init__(self, trace: TraceEvents) -> None:
         self._trace = trace
@@ -199,7 +232,7 @@ class _Columns:
             return
         if host_kind == MODULE and not (isinstance(name, str) and name.startswith(_MODULE_NAME)):
             return
-        # 2. Leave out and count those whose times are impossible.
+        # 2. Leave out and count events with impossible times or without a name.
         begin, duration = _time_ns(event.get("ts")), _time_ns(event.get("dur"))
         text = _short_text(name)
         if begin is None or duration is None or duration > _LONGEST_NS or not text:
@@ -208,7 +241,7 @@ class _Columns:
         arguments = event.get("args")
         if not isinstance(arguments, dict):
             arguments = {}
-        # 3. Add the numbers of the others.
+        # 3. Add the event to its columns.
         if device_kind is not None:
             self._add_device(device_kind, text, begin, duration, event, arguments)
         elif host_kind is not None:
@@ -233,7 +266,7 @@ class _Columns:
             name = _INSTANCE.sub("", name.removeprefix(_MODULE_NAME))
         host.kind.append(kind)
         host.name.append(self._number_of(name))
-        # Each process numbers its threads by itself.
+        # The ids of threads are unique only within a process.
         thread = f"{event.get('pid')} {event.get('tid')}"[:_LONGEST_NAME]
         host.thread.append(self._threads.setdefault(thread, len(self._threads)))
         host.begin.append(begin)
@@ -266,13 +299,17 @@ class _Columns:
         device.graph.append(_id(arguments.get("graph id")) > 0)
 
     def _number_of(self, name: str) -> int:
+        """Return the position of a name among the trace's names, and add it if it is new."""
         number = self._names.setdefault(name, len(self._names))
         if number == len(self._trace.names):
             self._trace.names.append(name)
         return number
 
     def _inputs_of(self, name: str, arguments: Mapping[str, Any]) -> int:
-        """Return the number of an operation's inputs if it multiplies matrices, else NOTHING."""
+        """Return the position of a matrix operation's inputs, and add them if they are new.
+
+        NOTHING stands for another operation, and for inputs that the trace does not describe.
+        """
         if not MATRIX.search(name.removeprefix("aten::")):
             return NOTHING
         parts = [arguments.get(key, []) for key in _INPUT_KEYS]
@@ -297,31 +334,30 @@ class _Columns:
 
 
 def _time_ns(value: Any) -> int | None:
-    """Return a time given in µs in ns; None if it is not a time."""
+    """Convert a time from µs to ns; return None if the value is not a time."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return round(value * 1000) if 0 <= value <= _LATEST else None  # not NaN, either
+    # NaN fails the comparison, too.
+    return round(value * 1000) if 0 <= value <= _LATEST else None
 
 
 def _id(value: Any) -> int:
-    """Return an id from a trace, or NOTHING if it is not a whole number from 0 on."""
+    """Return an id from a trace, or NOTHING if the value is not a whole number of at least 0."""
     usable = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _LARGEST_ID
     return value if usable else NOTHING
 
 
 def _sizes(value: Any) -> tuple[int, ...]:
-    """Return the sizes or strides of a tensor; empty for anything else, such as lists of tensors.
-
-    A size is a whole number from 0 on.
-    """
+    """Return the sizes or strides of a tensor; empty for anything else, such as a tensor list."""
     if not isinstance(value, list):
         return ()
+    # Sizes and strides are whole numbers of at least 0, like ids.
     sizes = tuple(map(_id, value))
     return () if NOTHING in sizes else sizes
 
 
 def _short_text(value: Any) -> str:
-    """Return a name that can be printed; empty if the value is not text."""
+    """Return a name that is printable and not too long; empty if the value is not text."""
     return printable(value[:_LONGEST_NAME]).strip() if isinstance(value, str) else ""
 
 
@@ -334,12 +370,12 @@ class TraceJoin:
     """Links between the events of a trace. Values are positions of host events, or NOTHING.
 
     Attributes:
-        order: operations and annotations, each after the one that is around it.
-        calls: calls of CUDA's runtime and driver, by thread and time.
+        order: operations and annotations, each after the one that contains it.
+        calls: calls of CUDA's runtime and driver, sorted by thread and time.
         parent: the innermost operation or annotation around each host event.
         own_ns: time of each operation and annotation without those within it, in ns.
-        module: for each host event, the position in ``modules`` of the modules around it. Those of
-            a gradient are around its forward operation.
+        module: for each host event, the position in ``modules`` of the path of modules around it. A
+            gradient has the path of its forward operation.
         modules: paths of modules by class, such as ``GPT2Model.GPT2Block.Linear``.
         operation: the operation that launched each device event.
         launch: the call that launched each device event.
@@ -360,28 +396,91 @@ class TraceJoin:
 def join(trace: TraceEvents) -> TraceJoin:
     """Find the operation around each operation and each launch, and that of each kernel."""
     host = trace.host
-    # 1. Walk over the host's events by time, with the events that are running on each thread.
+    # 1. Find what is around each host event. A longer event that begins at the same time is around
+    # a shorter one, so it comes first.
     begin, duration = _numbers(host.begin), _numbers(host.duration)
     order = np.lexsort((-duration, begin, _numbers(host.thread))).tolist()
+    nesting = _nest(trace, order)
+    operations = [event for event in order if host.kind[event] in (OPERATION, ANNOTATION)]
+    _pass_modules_on(host, operations, nesting)
+    # 2. Find the call that launched each device event, and whether it launched a CUDA graph.
+    calls = [event for event in order if host.kind[event] == LAUNCH]
+    call_by_correlation = {host.correlation[event]: event for event in calls}
+    launch = [
+        call_by_correlation.get(number, NOTHING) if number != NOTHING else NOTHING
+        for number in trace.device.correlation
+    ]
+    in_graph = [
+        bool(graph) or (call != NOTHING and "GraphLaunch" in trace.names[host.name[call]])
+        for graph, call in zip(trace.device.graph, launch, strict=True)
+    ]
+    # 3. Find the operation of each device event: around its launch, or else by its external id.
+    operation_by_id = {
+        host.external[event]: event
+        for event in operations
+        if host.kind[event] == OPERATION and host.external[event] != NOTHING
+    }
+    device_operations = []
+    for place, call in enumerate(launch):
+        if in_graph[place]:
+            device_operations.append(NOTHING)
+            continue
+        operation = nesting.parent[call] if call != NOTHING else NOTHING
+        while operation != NOTHING and host.kind[operation] == ANNOTATION:
+            operation = nesting.parent[operation]
+        if operation == NOTHING:
+            operation = operation_by_id.get(trace.device.external[place], NOTHING)
+        device_operations.append(operation)
+    return TraceJoin(
+        operations,
+        calls,
+        nesting.parent,
+        nesting.own_ns,
+        nesting.module,
+        nesting.modules,
+        device_operations,
+        launch,
+        in_graph,
+    )
+
+
+class _Nesting(NamedTuple):
+    """Operation and modules around each host event; the fields are those of :class:`TraceJoin`."""
+
+    parent: list[int]
+    own_ns: list[int]
+    module: list[int]
+    modules: list[str]
+
+
+def _nest(trace: TraceEvents, order: Sequence[int]) -> _Nesting:
+    """Walk over the host's events, with a stack of the events that are running on the thread.
+
+    Args:
+        trace: the trace.
+        order: the host's events, sorted by thread and begin, with longer events first.
+    """
+    host = trace.host
     parent = [NOTHING] * len(order)
     module = [NOTHING] * len(order)
-    own = list(host.duration)
-    paths: dict[tuple[int, int], int] = {}
+    own_ns = list(host.duration)
+    paths: dict[tuple[int, int], int] = {}  # position of a module's path, by outer path and name
     modules: list[str] = []
-    running: list[tuple[int, int, int]] = []  # end, operation and modules of what is running
+    running: list[tuple[int, int, int]] = []  # end, operation and path of each running event
     thread = NOTHING
     for event in order:
         if host.thread[event] != thread:
             thread = host.thread[event]
             running.clear()
-        # What has ended is not around this event, nor is what ends before it. A time of 13 digits
-        # in µs has an error of up to a nanosecond. A launch is timed by CUDA's clock, so it may
-        # seem to end after its operation.
+        # 1. Remove the events that are not around this one, because they ended before it began or
+        # end before it does. A time of 13 digits in µs has an error of up to a nanosecond, hence
+        # the 2 ns. A launch is timed by CUDA's clock, so it may seem to end after its operation.
         end = host.begin[event] + host.duration[event]
         ends_within = end - _SLACK_NS if host.kind[event] != LAUNCH else 0
         while running and running[-1][0] < max(host.begin[event] + 2, ends_within):
             running.pop()
         _, around, path = running[-1] if running else (0, NOTHING, NOTHING)
+        # 2. A module extends the path of modules.
         kind = host.kind[event]
         if kind == MODULE:
             key = path, host.name[event]
@@ -391,14 +490,22 @@ def join(trace: TraceEvents) -> TraceJoin:
                 modules.append(f"{modules[path]}.{name}" if path != NOTHING else name)
             path = paths[key]
         parent[event], module[event] = around, path
+        # 3. The time of an operation or annotation does not count for the one around it.
         if kind in (OPERATION, ANNOTATION):
             if around != NOTHING:
-                own[around] -= host.duration[event]
+                own_ns[around] -= host.duration[event]
             around = event
         if kind != LAUNCH:
             running.append((end, around, path))
-    # 2. Give gradients the modules of their forward operations.
-    operations = [event for event in order if host.kind[event] in (OPERATION, ANNOTATION)]
+    return _Nesting(parent, own_ns, module, modules)
+
+
+def _pass_modules_on(host: HostEvents, operations: Sequence[int], nesting: _Nesting) -> None:
+    """Give gradients the modules of their forward operations, in ``nesting.module``.
+
+    Operations without modules get those of their parents, which may be gradients.
+    """
+    parent, module = nesting.parent, nesting.module
     forward = {
         host.sequence[event]: module[event]
         for event in sorted(operations, key=host.begin.__getitem__)
@@ -409,31 +516,3 @@ def join(trace: TraceEvents) -> TraceJoin:
             module[event] = forward.get(host.sequence[event], NOTHING)
         if module[event] == NOTHING and parent[event] != NOTHING:
             module[event] = module[parent[event]]
-    # 3. Find the operation of each device event: around its launch, or by its external id.
-    calls = [event for event in order if host.kind[event] == LAUNCH]
-    launches = {host.correlation[event]: event for event in calls}
-    by_id = {
-        host.external[event]: event
-        for event in operations
-        if host.kind[event] == OPERATION and host.external[event] != NOTHING
-    }
-    launch = [
-        launches.get(number, NOTHING) if number != NOTHING else NOTHING
-        for number in trace.device.correlation
-    ]
-    in_graph = [
-        bool(graph) or (call != NOTHING and "GraphLaunch" in trace.names[host.name[call]])
-        for graph, call in zip(trace.device.graph, launch, strict=True)
-    ]
-    operation = []
-    for place, call in enumerate(launch):
-        if in_graph[place]:
-            operation.append(NOTHING)
-            continue
-        found = parent[call] if call != NOTHING else NOTHING
-        while found != NOTHING and host.kind[found] == ANNOTATION:
-            found = parent[found]
-        if found == NOTHING:
-            found = by_id.get(trace.device.external[place], NOTHING)
-        operation.append(found)
-    return TraceJoin(operations, calls, parent, own, module, modules, operation, launch, in_graph)

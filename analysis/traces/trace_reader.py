@@ -1,9 +1,9 @@
 """Read the events of a trace that PyTorch's profiler wrote, one by one.
 
 A trace is one JSON document, whose list ``traceEvents`` may have millions of small mappings. Only
-a window of the text is in memory at a time. Python's own decoder reads each value at its place in
-the window. This takes as long as ijson takes with its C library, and for 50 MB a tenth of the
-memory of reading the file at once (results/accuracy/trace-speed.jsonl).
+a window of the text is in memory at a time, from which Python's JSON decoder reads one value after
+another. This takes as long as ijson with its C library. For a trace of 50 MB, it needs a tenth of
+the memory that reading the file at once needs (results/accuracy/trace-speed.jsonl).
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ EVENTS = "traceEvents"
 """Name of the list of events in a trace."""
 
 DEVICES = "deviceProperties"
-"""Name of the list of the node's GPUs. All other values of a trace are passed over."""
+"""Name of the list of the node's GPUs in a trace. All other values are ignored."""
 
 _WINDOW = 1 << 20  # characters that are read at a time
 _LONGEST = 16 << 20
-"""Most characters of one value. An event has some hundred, with a long stack some thousand."""
+"""Most characters of one value. An event has hundreds, or thousands with a long stack."""
 
 _GZIP = b"\x1f\x8b"
 _SPACE = re.compile(r"[ \t\r\n]*")
 
 
 def read_events(path: Path, header: dict[str, Any]) -> Iterator[Any]:
-    """Yield the events of a trace in the order of the file, ``.json`` or ``.json.gz``.
+    """Yield the events of a trace in the order of its file.
 
     Args:
-        path: the file.
+        path: the file, ``.json`` or ``.json.gz``.
         header: receives the value of :data:`DEVICES`, which may come after the last event.
 
     Raises:
@@ -54,23 +54,24 @@ def read_events(path: Path, header: dict[str, Any]) -> Iterator[Any]:
 
 
 def _opened(path: Path) -> IO[str]:
+    """Open a file as text, and decompress it if its content is gzip."""
     with open(path, "rb") as file:
         compressed = file.read(len(_GZIP)) == _GZIP
-    # A kernel's name may have bytes of any encoding.
+    # Replace bytes that are not UTF-8, because a kernel's name may have bytes of any encoding.
     if compressed:
         return gzip.open(path, "rt", encoding="utf-8-sig", errors="replace")
     return open(path, encoding="utf-8-sig", errors="replace")
 
 
 def _document(window: _Window, header: dict[str, Any]) -> Iterator[Any]:
-    """Yield the events of a document, which is a mapping or only the list of its events."""
+    """Yield the events of a document, which is a mapping or only the list of events."""
     first = window.next_character()
     if first == "[":
         yield from window.items()
         return
     if first != "{":
         raise window.not_a_trace()
-    found = False
+    has_events = False
     window.skip()
     while window.next_character() != "}":
         name = window.value()
@@ -80,7 +81,7 @@ def _document(window: _Window, header: dict[str, Any]) -> Iterator[Any]:
         if name == EVENTS:
             if window.next_character() != "[":
                 raise window.not_a_trace()
-            found = True
+            has_events = True
             yield from window.items()
         else:
             value = window.value()
@@ -90,7 +91,7 @@ def _document(window: _Window, header: dict[str, Any]) -> Iterator[Any]:
             window.skip()
         elif window.next_character() != "}":
             raise window.damaged()
-    if not found:
+    if not has_events:
         raise window.not_a_trace()
 
 
@@ -105,9 +106,9 @@ class _Window:
         self._values = 0
 
     def next_character(self) -> str:
-        """Return the next character that is not a space, which stays the next one.
+        """Return the next character that is not white space, without reading past it.
 
-        It is empty at the end of the file.
+        At the end of the file, return an empty text.
         """
         while True:
             match = _SPACE.match(self._text, self._place)
@@ -119,14 +120,14 @@ class _Window:
                 return ""
 
     def skip(self) -> None:
-        """Pass the character that :meth:`next_character` returned."""
+        """Move past the character that :meth:`next_character` returned."""
         self._place += 1
 
     def value(self) -> Any:
         """Return the next value.
 
         Raises:
-            UserError: if there is none, or it is too long or too deep.
+            UserError: if there is no value, or the value is too long or nested too deeply.
         """
         self.next_character()
         while True:
@@ -135,16 +136,17 @@ class _Window:
             except RecursionError:
                 raise self.damaged() from None
             except ValueError:
-                end = None
-            # A number at the end of the window may be longer: 1 is a part of 12, and of 1.5.
-            if end is not None and (
-                (end < len(self._text) and self._text[end] not in ".eE") or not self._read_on()
-            ):
-                self._place = end
-                self._values += 1
-                return value
-            if end is None and (len(self._text) - self._place > _LONGEST or not self._read_on()):
-                raise self.damaged()
+                # The value may continue beyond the window.
+                if len(self._text) - self._place > _LONGEST or not self._read_on():
+                    raise self.damaged() from None
+                continue
+            # A number at the end of the window may continue: 1 may be the beginning of 12 or 1.5.
+            may_continue = end == len(self._text) or self._text[end] in ".eE"
+            if may_continue and self._read_on():
+                continue
+            self._place = end
+            self._values += 1
+            return value
 
     def items(self) -> Iterator[Any]:
         """Yield the values of the list that begins here."""
@@ -176,7 +178,7 @@ class _Window:
         )
 
     def _read_on(self) -> bool:
-        """Move the window on by one part; return False at the end of the file."""
+        """Append the file's next part to the unread text; return False at the end of the file."""
         more = self._file.read(_WINDOW)
         if not more:
             return False

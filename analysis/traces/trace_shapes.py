@@ -1,7 +1,7 @@
-"""Read what a traced operation multiplies: its GEMM, convolution or attention.
+"""Derive the GEMM, convolution or attention that a traced operation computes.
 
-An operation appears in a trace with the sizes, strides, types and settings of its inputs. The same
-operations are read from fake tensors by :mod:`sweeps.capture.products`; tests compare the two.
+A trace has the sizes, strides, types and settings of an operation's inputs.
+:mod:`sweeps.capture.products` derives the same from fake tensors; tests compare the two.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _NUMBERS = re.compile(r"\[?(-?\d{1,18}(?:, ?-?\d{1,18})*)?\]?")
 
 
 def works_of(inputs: OperationInputs) -> tuple[Work, ...]:
-    """Return what an operation multiplies: one problem, or both gradients of a convolution.
+    """Return the problems that an operation computes: one, or both gradients of a convolution.
 
-    It is empty for an operation that multiplies nothing, whose kind or dtype is not known, or whose
-    inputs do not fit together.
+    The result is empty for an operation that is not a matrix operation, whose kind or dtype is not
+    known, or whose inputs do not fit together.
     """
     reader = _READERS.get(inputs.name.removeprefix("aten::"))
     if reader is None:
@@ -43,13 +43,14 @@ def works_of(inputs: OperationInputs) -> tuple[Work, ...]:
 
 
 def _dtype(inputs: OperationInputs, place: int) -> str:
+    """Return the dtype of the input at a position; a KeyError means that it is not known."""
     return TRACED_DTYPES[inputs.types[place]]
 
 
 def _stored(inputs: OperationInputs, place: int) -> StoredTensor:
-    """Return the sizes and strides of an input that must be a tensor.
+    """Return the sizes and strides of the input at a position, which must be a tensor.
 
-    Without strides in the trace, those of a tensor with contiguous rows are assumed.
+    If the trace has no strides, the tensor is assumed to be contiguous.
     """
     sizes = inputs.dims[place]
     strides = inputs.strides[place] if inputs.strides else _contiguous(sizes)
@@ -59,18 +60,19 @@ def _stored(inputs: OperationInputs, place: int) -> StoredTensor:
 
 
 def _contiguous(sizes: Sequence[int]) -> tuple[int, ...]:
-    inner = itertools.accumulate(reversed(sizes[1:]), operator.mul, initial=1)
-    return tuple(reversed(list(inner)))
+    """Return the strides of a contiguous tensor: 1 for the last dimension."""
+    last_to_first = itertools.accumulate(reversed(sizes[1:]), operator.mul, initial=1)
+    return tuple(reversed(list(last_to_first)))
 
 
 def _letter(tensor: StoredTensor) -> str:
-    """Return ``t`` if a matrix's columns are contiguous and its rows are not, else ``n``."""
+    """Return a matrix's letter in a layout: ``t`` if only columns are contiguous, else ``n``."""
     rows, columns = tensor.strides[-2:]
     return "t" if columns != 1 and rows == 1 else "n"
 
 
 def _gemm(inputs: OperationInputs, first: int) -> list[Work]:
-    """Return the GEMM of the inputs ``first`` and the next: (…, m, k) and (…, k, n)."""
+    """Return the GEMM of two inputs, (…, m, k) at position ``first`` and (…, k, n) after it."""
     a, b = _stored(inputs, first), _stored(inputs, first + 1)
     *batch, m, k = a.sizes
     if len(batch) > 1 or len(b.sizes) != len(a.sizes) or b.sizes[-2] != k:
@@ -81,18 +83,22 @@ def _gemm(inputs: OperationInputs, first: int) -> list[Work]:
 
 
 def _linear(inputs: OperationInputs) -> list[Work]:
-    """Return the GEMM of x (…, k) and the weight (n, k), for a call without an ``addmm`` in it."""
+    """Return the GEMM of x (…, k) and the weight (n, k).
+
+    It is needed for linear layers that do not call ``addmm``, which would show the GEMM itself.
+    """
     x, weight = _stored(inputs, 0), _stored(inputs, 1)
     rows = math.prod(x.sizes[:-1])
     n, k = weight.sizes
     if x.sizes[-1] != k:
         raise ValueError("not a GEMM")
-    by_columns = _letter(weight) == "n"
-    return [Gemm(rows, n, k, _dtype(inputs, 0), "nt" if by_columns else "nn")]
+    # The weight (n, k) is multiplied transposed, as a matrix (k, n).
+    has_contiguous_rows = _letter(weight) == "n"
+    return [Gemm(rows, n, k, _dtype(inputs, 0), "nt" if has_contiguous_rows else "nn")]
 
 
 def _mv(inputs: OperationInputs, first: int) -> list[Work]:
-    """Return a matrix times a vector as a GEMM with one column."""
+    """Return a matrix at position ``first`` times the vector after it, as a GEMM with N = 1."""
     a, x = _stored(inputs, first), _stored(inputs, first + 1)
     m, k = a.sizes
     if x.sizes != (k,):
@@ -102,6 +108,7 @@ def _mv(inputs: OperationInputs, first: int) -> list[Work]:
 
 
 def _grouped(inputs: OperationInputs) -> list[Work]:
+    """Return the GEMM of a grouped operation, which multiplies the rows of several experts."""
     a, b = _stored(inputs, 0), _stored(inputs, 1)
     dtype, layout = _dtype(inputs, 0), _letter(a) + _letter(b)
     if len(a.sizes) == 3 and len(b.sizes) == 3:
@@ -109,8 +116,8 @@ def _grouped(inputs: OperationInputs) -> list[Work]:
     # Each of the rows (m, k) is multiplied by the weight (k, n) of its expert.
     if len(a.sizes) == 2 and len(b.sizes) == 3:
         return [GroupedGemm(a.sizes[0], b.sizes[2], b.sizes[1], b.sizes[0], dtype, layout)]
-    # The gradients of the weights are A (n, rows) times B (rows, k), each over its expert's rows.
-    # There are as many experts as ends of their rows, which come after A and B (and their scales).
+    # The gradient of each expert's weight is A (n, rows) times B (rows, k) over the expert's rows.
+    # The input after A and B (and their scales) has the end of each expert's rows.
     experts = next(
         sizes[0]
         for sizes, kind in zip(inputs.dims[2:], inputs.types[2:], strict=False)
@@ -121,9 +128,13 @@ def _grouped(inputs: OperationInputs) -> list[Work]:
 
 
 def _attention(inputs: OperationInputs, first: int, causal: int, pass_: str) -> list[Work]:
-    """Return attention of the queries (batch, heads, queries, width) at ``first``, keys and values.
+    """Return the attention of queries, keys and values.
 
-    ``causal`` is the position of the setting ``is_causal``.
+    Args:
+        inputs: inputs of the operation.
+        first: position of the queries (batch, heads, queries, width), before the keys and values.
+        causal: position of the setting ``is_causal``.
+        pass_: pass of the attention.
     """
     q, k, v = (_stored(inputs, first + i).sizes for i in range(3))
     batch, heads, queries, width = q
@@ -134,7 +145,7 @@ def _attention(inputs: OperationInputs, first: int, causal: int, pass_: str) -> 
     return [work]
 
 
-def _list(text: str) -> tuple[int, ...]:
+def _integers(text: str) -> tuple[int, ...]:
     """Read whole numbers such as ``[1, 1]`` or ``1``."""
     match = _NUMBERS.fullmatch(text)
     if match is None:
@@ -148,14 +159,18 @@ def _convolution(
     first: int = 0,
     passes: Sequence[str] = ("fprop",),
 ) -> list[Work]:
-    """Return the passes of the convolution of the input at ``first`` by the filters after it.
+    """Return the convolution of an image by the filters after it, once for each pass.
 
-    ``settings`` has the position of each setting that the function takes. ``stride`` and
-    ``padding`` are always there; the others have PyTorch's defaults.
+    Args:
+        inputs: inputs of the operation.
+        settings: position of each setting that the operation takes. ``stride`` and ``padding`` are
+            always among them; others that are missing have PyTorch's defaults.
+        first: position of the image.
+        passes: passes that the operation computes.
     """
 
     def setting(name: str) -> tuple[int, ...]:
-        return _list(inputs.settings[settings[name]])
+        return _integers(inputs.settings[settings[name]])
 
     x, weight = _stored(inputs, first), _stored(inputs, first + 1)
     dimensions = len(x.sizes) - 2
@@ -179,21 +194,28 @@ def _convolution(
     return list(convolutions_of(x, weight, known, _dtype(inputs, first), passes))
 
 
-_PLAIN = {
+# Positions of the settings among the arguments of each convolution operation of PyTorch.
+_PLAIN_SETTINGS = {
     "stride": 3, "padding": 4, "dilation": 5, "transposed": 6, "output_padding": 7, "groups": 8,
 }  # fmt: skip
-_OF_GRADIENTS = {name: place + 1 for name, place in _PLAIN.items()}
-_OF_CUDNN = {"padding": 2, "stride": 3, "dilation": 4, "groups": 5}
-_OF_MKLDNN = {"padding": 3, "stride": 4, "dilation": 5, "groups": 6}
-_OF_DEPTHWISE = {"stride": 4, "padding": 5, "dilation": 6}
-_OF_SLOW = {"stride": 4, "padding": 5}  # how PyTorch itself computes on one thread of a CPU
+_GRADIENT_SETTINGS = {name: place + 1 for name, place in _PLAIN_SETTINGS.items()}
+_CUDNN_SETTINGS = {"padding": 2, "stride": 3, "dilation": 4, "groups": 5}
+_MKLDNN_SETTINGS = {"padding": 3, "stride": 4, "dilation": 5, "groups": 6}
+_DEPTHWISE_SETTINGS = {"stride": 4, "padding": 5, "dilation": 6}
+_SLOW_SETTINGS = {"stride": 4, "padding": 5}  # PyTorch's slow_conv2d, on one thread of a CPU
 
 
 def _gradients(inputs: OperationInputs, settings: dict[str, int], mask_place: int) -> list[Work]:
-    """Return the gradients that a call computes, as its mask of outputs says."""
+    """Return the gradients that a call computes.
+
+    The call's argument at ``mask_place`` is its mask of outputs, such as ``[True, True, False]``.
+    """
     mask = inputs.settings[mask_place].strip("[]").split(", ")
-    asked = zip(("dgrad", "wgrad"), mask, strict=False)
-    passes = [name for name, wanted in asked if wanted == "True"]
+    passes = [
+        name
+        for name, is_computed in zip(("dgrad", "wgrad"), mask, strict=False)
+        if is_computed == "True"
+    ]
     return _convolution(inputs, settings, first=1, passes=passes)
 
 
@@ -216,14 +238,14 @@ _READERS: dict[str, _Reader] = {
     "linear": _linear,
     "_grouped_mm": _grouped,
     "_scaled_grouped_mm": _grouped,
-    "convolution": lambda inputs: _convolution(inputs, _PLAIN),
-    "_convolution": lambda inputs: _convolution(inputs, _PLAIN),
-    "cudnn_convolution": lambda inputs: _convolution(inputs, _OF_CUDNN),
-    "mkldnn_convolution": lambda inputs: _convolution(inputs, _OF_MKLDNN),
-    "_conv_depthwise2d": lambda inputs: _convolution(inputs, _OF_DEPTHWISE),
-    "_slow_conv2d_forward": lambda inputs: _convolution(inputs, _OF_SLOW),
-    "convolution_backward": lambda inputs: _gradients(inputs, _OF_GRADIENTS, 10),
-    "_slow_conv2d_backward": lambda inputs: _gradients(inputs, _OF_SLOW, 6),
+    "convolution": lambda inputs: _convolution(inputs, _PLAIN_SETTINGS),
+    "_convolution": lambda inputs: _convolution(inputs, _PLAIN_SETTINGS),
+    "cudnn_convolution": lambda inputs: _convolution(inputs, _CUDNN_SETTINGS),
+    "mkldnn_convolution": lambda inputs: _convolution(inputs, _MKLDNN_SETTINGS),
+    "_conv_depthwise2d": lambda inputs: _convolution(inputs, _DEPTHWISE_SETTINGS),
+    "_slow_conv2d_forward": lambda inputs: _convolution(inputs, _SLOW_SETTINGS),
+    "convolution_backward": lambda inputs: _gradients(inputs, _GRADIENT_SETTINGS, 10),
+    "_slow_conv2d_backward": lambda inputs: _gradients(inputs, _SLOW_SETTINGS, 6),
     f"{_SDPA}flash_attention": lambda inputs: _attention(inputs, 0, 4, FORWARD),
     f"{_SDPA}flash_attention_for_cpu": lambda inputs: _attention(inputs, 0, 4, FORWARD),
     f"{_SDPA}efficient_attention": lambda inputs: _attention(inputs, 0, 6, FORWARD),

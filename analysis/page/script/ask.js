@@ -1,8 +1,8 @@
-// Answers about a typed shape: its time, and the other sizes that are worth it.
+// Answers about a typed shape: its time, and nearby sizes that are better.
 //
-// It does what analysis/advice does for `predict` and `recommend`; a test compares the two. Names are
-// those of the Python code, which explains the steps. Options are compared by their measured times
-// where both are measured, else by the model.
+// This file does what analysis/advice does for `predict` and `recommend`; a test compares the two.
+// The names are those of the Python code, which explains the steps. Two sizes are compared by their
+// measured times if both were measured, else by the model.
 
 const QUESTIONS = {
   pad: { allowance: 0.125, choose: false, words: "At least this size, in less time (pad)" },
@@ -49,8 +49,8 @@ const FORM =
   "Type M,N,K,dtype[,layout[,batch]], such as 4096,4104,4096,bf16, or a convolution as " +
   "N,C,H,W,KOUT,R,S,stride,padding,dilation,groups,dtype[,layout[,pass]].";
 
-// The `problem` of a text as --gemm or --conv takes it, or a `fault`: a sentence that says what is
-// wrong with the text.
+// Parses a text in the form that --gemm or --conv takes. Returns the `problem`, or a `fault`: a
+// sentence that says what is wrong with the text.
 function parseShape(text) {
   const typed = text.trim().toLowerCase().replaceAll("×", ",").split(/\s*,\s*/);
   const op = typed.length > FIELDS.gemm.length ? "conv" : "gemm";
@@ -74,7 +74,7 @@ function parseShape(text) {
   return { problem };
 }
 
-// The value of a field of words, or what is wrong with it.
+// Parses a field that is one of a few words. Returns its `value`, or a `fault`.
 function parseWord(name, typed, op) {
   let words = WORD_FIELDS[name];
   // Layouts of GEMMs have two letters, those of convolutions four.
@@ -83,8 +83,8 @@ function parseWord(name, typed, op) {
   return { fault: `${name} is one of ${words.join(", ")}, not '${typed}'.` };
 }
 
-// The value of a field of one number, or of a number for each of two directions, such as 2x1. One
-// number stands for both directions.
+// Parses a field that is a number. Stride, padding and dilation may also be two numbers such as 2x1,
+// one for each direction; a single number stands for both. Returns the `value`, or a `fault`.
 function parseNumbers(name, typed) {
   const isPair = ["stride", "padding", "dilation"].includes(name);
   const digits = name === "padding" ? /^\d{1,6}$/ : /^[1-9]\d{0,11}$/; // only padding may be 0
@@ -96,9 +96,10 @@ function parseNumbers(name, typed) {
   return { value: isPair ? [Number(numbers[0]), Number(numbers.at(-1))] : Number(typed) };
 }
 
-// A number for each of two directions as the command line takes it: 2x1, or 2 if both are equal.
+// Two numbers, one for each direction, in the form that the command line takes: 2x1, or 2 if both
+// are equal.
 const pairText = ([height, width]) => (height === width ? String(height) : `${height}x${width}`);
-// A problem as --gemm or --conv takes it.
+// A problem in the form that --gemm or --conv takes.
 const specOf = (problem) =>
   FIELDS[problem.op]
     .map((name) => (Array.isArray(problem[name]) ? pairText(problem[name]) : problem[name]))
@@ -108,20 +109,20 @@ const dimensions = (problem) => (problem.op === "gemm" ? ["m", "n", "k"] : ["c",
 const fits = (size) => size % (size < 2 * MULTIPLES[0] ? OF_SMALL : MULTIPLES[0]) === 0;
 const lastOfLayout = { nt: "n", tn: "m" }; // the dimension that counts output features
 
-// The current value of a dimension and the sizes near it that may be named, in ascending order.
+// The current size of a dimension and the sizes near it that may be recommended, in ascending order.
 // `tileSizes` are heights and widths of tiles, whose multiples are tried, too.
 function sizesNear(problem, name, { allowance, choose }, tileSizes) {
   const size = problem[name];
   const least = choose ? Math.ceil(size * (1 - allowance)) : size;
   const most = Math.floor(size * (1 + allowance));
-  // 1. The numbers that the sizes may be multiples of.
+  // 1. Collect the numbers that the sizes may be multiples of.
   const steps = new Set([...MULTIPLES, ...tileSizes]);
   if (size < 2 * MULTIPLES[0]) steps.add(OF_SMALL);
   const countsOutputs = problem.batch === 1 && lastOfLayout[problem.layout] === name;
   const isVocabulary = countsOutputs && size >= MIN_VOCABULARY;
   if (isVocabulary) for (const step of OF_VOCABULARY) steps.add(step);
-  // 2. The multiples next to the size. The next multiple of a large step counts even if the size is
-  // a multiple itself.
+  // 2. Collect the multiples next to the size. If the size itself is a multiple of a large step, the
+  // next multiple of this step is tried, too.
   const sizes = new Set();
   for (const step of steps) {
     sizes.add(ceilDiv(size, step) * step);
@@ -134,7 +135,7 @@ function sizesNear(problem, name, { allowance, choose }, tileSizes) {
   return [...new Set([size, ...allowed])].sort((a, b) => a - b);
 }
 
-// Sizes across a window: the multiples of the smallest step that leaves about six.
+// Sizes across a window: the multiples of the smallest step of which the window has about six.
 function across(least, most) {
   const largest = MULTIPLES.at(-1);
   const coarseStep = largest * ceilDiv(most - least, WINDOW_SIZES * largest);
@@ -144,7 +145,7 @@ function across(least, most) {
   return sizes;
 }
 
-// The problem with every combination of the sizes of its dimensions.
+// The variants of a problem with all combinations of the sizes of its dimensions.
 function combined(problem, sizes) {
   let options = [problem];
   for (const [name, values] of Object.entries(sizes)) {
@@ -153,20 +154,22 @@ function combined(problem, sizes) {
   return options;
 }
 
-// The factor on a ratio of times: an option to choose is judged by what it computes per second.
+// The factor on the ratio of two times: for `choose`, the ratio of FLOPs, so that speeds are
+// compared; for `pad`, 1.
 const workOf = (problem, option, { choose }) =>
   choose ? flopsOf(option) / flopsOf(problem) : 1;
 
-// The problem first, then the other sizes of it that a query allows.
+// The problem itself, then its variants with other sizes that a query allows.
 function optionsOf(problem, question, timeModel) {
-  // 1. Sizes of each dimension. Multiples of powers of two are tried in any case.
+  // 1. Find the sizes of each dimension. Multiples of powers of two are tried in any case, so only
+  // the other tile sizes are passed on.
   const { allowance } = question;
   const isPowerOfTwo = (size) => (size & (size - 1)) === 0;
   const tiles = timeModel.groups[groupName(problem)].tiles;
   const tileSizes = tiles.flat().filter((size) => !isPowerOfTwo(size));
   const sizes = {};
   for (const name of dimensions(problem)) sizes[name] = sizesNear(problem, name, question, tileSizes);
-  // 2. Their combinations, as far as they compute neither much more nor much less.
+  // 2. Combine the sizes. Keep the combinations that compute neither much more nor much less.
   const isPossible = (option) =>
     option.op === "gemm" || (option.c % option.groups === 0 && option.kout % option.groups === 0);
   const extraFlops = (option) => flopsOf(option) / flopsOf(problem) - 1;
@@ -177,7 +180,7 @@ function optionsOf(problem, question, timeModel) {
   if (count <= MAX_COMBINATIONS) {
     options = combined(problem, sizes).filter(isAllowed);
   } else {
-    // Of many combinations, only those of the best sizes of each dimension are tried.
+    // There are too many combinations, so only the best sizes of each dimension are combined.
     const best = {};
     for (const [name, values] of Object.entries(sizes)) {
       const singles = values.map((value) => ({ ...problem, [name]: value })).filter(isPossible);
@@ -189,20 +192,20 @@ function optionsOf(problem, question, timeModel) {
     }
     options.push(...combined(problem, best).filter(isAllowed));
   }
-  // 3. Each option once, after the problem itself.
+  // 3. Remove duplicates, and put the problem itself first.
   const unique = new Map(options.map((option) => [specOf(option), option]));
   unique.delete(specOf(problem));
   return [problem, ...unique.values()];
 }
 
-// The 90% range of the error of the log of the problem's time over the option's.
+// The 90% range of the error of log(problem's time / option's time).
 function pairError(problem, option, spreads, group, timeModel) {
   const inPairs = (spread) => [group.pair_low * spread, group.pair_high * spread];
-  const growth = dimensions(problem).map((name) => option[name] / problem[name]);
-  const least = Math.min(...growth);
-  const most = Math.max(...growth);
-  // The range of pairs was measured over shapes in which one pads the other slightly. An option that
-  // is further away gets the range of any two shapes.
+  const sizeRatios = dimensions(problem).map((name) => option[name] / problem[name]);
+  const least = Math.min(...sizeRatios);
+  const most = Math.max(...sizeRatios);
+  // The range for pairs was measured on pairs of a shape and a slightly padded one. An option that
+  // differs more from the problem gets the range for any two shapes.
   if (most > 1 + timeModel.near || least < 1 / (1 + timeModel.near)) {
     const half = ((group.high - group.low) * Math.hypot(...spreads)) / Math.SQRT2;
     return [-half, half];
@@ -213,7 +216,7 @@ function pairError(problem, option, spreads, group, timeModel) {
     low = Math.min(timeModel.uncalibrated_pair[0], fitted[0]);
     high = Math.max(timeModel.uncalibrated_pair[1], fitted[1]);
   }
-  // An option that is smaller in some size gets the wider side of the range on both sides.
+  // If any size of the option is smaller, both sides of the range are as wide as the wider one.
   return least < 1 ? [Math.min(low, -high), Math.max(high, -low)] : [low, high];
 }
 
@@ -224,8 +227,8 @@ function predictedRatio(problem, option, before, after, timeModel) {
   const ratio = before.time / after.time;
   let [low, high] = pairError(problem, option, spreads, group, timeModel);
   if (group.aligned_only && alignmentIn(option) > alignmentIn(problem)) {
-    // The true price of misalignment may be zero or twice the assumed one. All other errors are as
-    // large as if both shapes were as well known as the option.
+    // No misaligned shape was measured, so the true price of misalignment may be zero or twice the
+    // assumed one. For all other errors, the problem counts as equally well known as the option.
     const spread = Math.SQRT2 * spreads[1];
     const price = Math.max(Math.log(ratio), 0);
     low = -Math.hypot(group.pair_low * spread, price);
@@ -234,8 +237,8 @@ function predictedRatio(problem, option, before, after, timeModel) {
   return [ratio, low, high];
 }
 
-// The measured time of a problem over an option's, with the 95% range that another framework or
-// version may differ by.
+// The measured time of a problem over an option's, with the 95% range of the differences that
+// another framework or version may make.
 function measuredRatio(problem, option, seconds, timeModel) {
   const group = timeModel.groups[groupName(problem)];
   const spreads = Array(2).fill(Math.max(group.beside, SOFTWARE_ERROR));
@@ -243,10 +246,10 @@ function measuredRatio(problem, option, seconds, timeModel) {
   return [seconds[0] / seconds[1], TO_95 * low, TO_95 * high];
 }
 
-// The gain of an option by the best evidence, its interval, probability and verdict.
+// The gain of an option according to the best evidence, with its interval, probability and rank.
 function weigh(problem, option, before, question, run) {
   const after = predict(option, run.model);
-  // 1. The ratio of times: of measured ones if the table has both.
+  // 1. Compute the ratio of times, from measured times if the table has both.
   const seconds = [secondsInTable(problem, run), secondsInTable(option, run)];
   const evidence = seconds.includes(null) ? "predicted" : "measured";
   const [ratio, low, high] =
@@ -255,14 +258,14 @@ function weigh(problem, option, before, question, run) {
       : predictedRatio(problem, option, before, after, run.model);
   const work = workOf(problem, option, question);
   const [gain, lo, hi] = [0, low, high].map((error) => ratio * work * Math.exp(error) - 1);
-  // 2. The probability of a gain, if errors of its logarithm follow a Laplace distribution. The scale
-  // follows from the end of the interval on the side of zero gain.
+  // 2. Compute the probability of a gain, if errors of its logarithm follow a Laplace distribution.
+  // Its scale follows from the end of the interval on the side of zero gain.
   const end = gain > 0 ? lo : hi;
   const scale = Math.abs(Math.log1p(end) - Math.log1p(gain)) / -Math.log(OUTSIDE[evidence]);
   const tail = scale ? 0.5 * Math.exp(-Math.abs(Math.log1p(gain)) / scale) : 0;
   const opposite = Math.max(tail, 1 - SUREST);
   const probability = gain > 0 ? 1 - opposite : opposite;
-  // 3. The verdict and the rank, by the gain after the price of additional FLOPs.
+  // 3. Decide on the verdict and the rank by the gain minus a price for additional FLOPs.
   const flops = flopsOf(option) / flopsOf(problem) - 1;
   const net = (value) => value - PRICE * Math.max(0, flops);
   const isLikely = net(gain) >= MIN_GAIN && probability >= LEAST_PROBABILITY;
@@ -271,7 +274,7 @@ function weigh(problem, option, before, question, run) {
   return { option, ...time, gain, gainLo: lo, gainHi: hi, flops, probability, isLikely, rank, evidence };
 }
 
-// Largest power of two, at most 16, that divides the bytes of every contiguous row.
+// The largest power of two, at most 16, that divides the bytes of every contiguous row.
 const alignmentIn = (problem) => {
   if (problem.op !== "gemm") return pricedAlignment(problem);
   const { m, n, k, layout, dtype } = problem;
@@ -285,14 +288,15 @@ function neighboursOf(problem, question, run) {
   const seconds = secondsInTable(problem, run);
   const { trees, shift } = run.model.groups[groupName(problem)];
   if (seconds !== null && run.model.trees[trees]?.differs) {
-    // The full model repeats the times that it grew from more closely than its smaller copy.
+    // The full model reproduces the times that it grew from more closely than its smaller copy, so
+    // the measured time is closer to its prediction.
     before = { ...before, time: shifted(seconds, shift) };
   }
   const weighed = options.map((option) => weigh(problem, option, before, question, run));
   return weighed.sort((a, b) => b.isLikely - a.isLikely || b.rank - a.rank);
 }
 
-// What the time rests on: its limit, tiles and waves.
+// The sentences that explain a predicted time by its limit, tiles and waves.
 function explained(problem, answer, { machine }) {
   const counted = (count, noun) => (count === 1 ? `1 ${noun}` : `${count.toLocaleString("en")} ${noun}s`);
   const split = answer.split > 1 ? `, K split in ${answer.split}` : "";
@@ -307,7 +311,7 @@ function explained(problem, answer, { machine }) {
   );
 }
 
-// A problem for people; points have theirs from `shapeOf`.
+// A problem as text for people. `shapeOf` returns the text of a point.
 function shapeText(problem) {
   if (problem.op === "gemm") {
     const { m, n, k, dtype, layout, batch } = problem;
@@ -324,9 +328,10 @@ const changeText = (problem, option) =>
     .map((name) => `${name.toUpperCase()} ${problem[name]} → ${option[name]}`)
     .join(", ");
 
-// What the page answers about a problem on one machine: its time, then what would be better.
+// The elements of the page's answer about a problem on one machine: its time, then better sizes.
 function answerElements(problem, run) {
-  // 1. The time, measured if it was, else predicted. The model is null if the run is unusable.
+  // 1. Report the measured time or, without one, the predicted time. The model is null if the run is
+  // unusable.
   const prefix = runs.length > 1 ? `${run.name}: ` : "";
   const row = exactRow(problem, run);
   const prediction = run.model && predict(problem, run.model);
@@ -342,7 +347,8 @@ function answerElements(problem, run) {
     element("p", `${prefix}${shapeText(problem)}: ${time}, ${speed}.`, { class: "finding" }),
   ];
   if (prediction) elements.push(element("p", explained(problem, prediction, run.model)));
-  // 2. Better sizes: as the recording has them, which knows more than the page, else by the model.
+  // 2. Report better sizes: those that the recording advises, which rest on more than the page
+  // knows, or else those of the model.
   const recorded = run.advice.filter((advice) => advice.spec === specOf(problem));
   for (const advice of recorded) {
     const change = advice.verdict === "leave it" ? "" : `, ${advice.change}, gains ${gain(advice)}`;
@@ -354,12 +360,12 @@ function answerElements(problem, run) {
       elements.push(...betterSizes(problem, question, run));
     }
   }
-  // 3. What the predictions rest on.
+  // 3. Name the source of the predictions.
   if (prediction) elements.push(element("p", sourceText(problem, run.model), { class: "faint" }));
   return elements;
 }
 
-// The answer to a query, and its best three sizes as a table.
+// The elements that answer a query: a sentence, and a table of the best three sizes.
 function betterSizes(problem, question, run) {
   const neighbours = neighboursOf(problem, question, run);
   const [best] = neighbours;
@@ -387,11 +393,11 @@ function betterSizes(problem, question, run) {
 // A time in seconds with its interval.
 const secondsText = ({ time, lo, hi }) => timeText(time * 1e6, lo * 1e6, hi * 1e6);
 
-// The time of an option; a measured one comes from a public table, whose times have no interval.
+// The time of an option. A measured time comes from a public table, whose times have no interval.
 const optionTime = (option) =>
   option.evidence === "measured" ? timeText(option.time * 1e6, null, null) : secondsText(option);
 
-// What predictions of a problem rest on, and how far they can be trusted.
+// The sentences that name the source of predictions of a problem, and how far it can be trusted.
 function sourceText(problem, timeModel) {
   const group = timeModel.groups[groupName(problem)];
   const unlike =

@@ -1,6 +1,6 @@
-// The filters, and the points that are drawn of those that they leave.
+// The filters, and the drawing of the points that they leave.
 
-const MOST_DRAWN = 4000; // points at once: more look the same and take longer
+const MOST_DRAWN = 4000; // most points that are drawn at once; more look the same and take longer
 const COLORS = { bf16: "#0072B2", fp16: "#009E73", tf32: "#E69F00", fp32: "#D55E00", fp8: "#CC79A7" };
 const DARK_COLORS = { bf16: "#56B4E9", fp16: "#3ddba8", tf32: "#F0C24B", fp32: "#FF8A4C", fp8: "#F0A6CF" };
 const MARKERS = { bf16: "circle", fp16: "square", tf32: "triangle", fp32: "diamond", fp8: "inverted_triangle" };
@@ -8,9 +8,9 @@ const dark = matchMedia("(prefers-color-scheme: dark)");
 
 const FACETS = ["run", "dtype", "op", "pass", "implementation", "sweep", "status"];
 const NAMES = { op: "operation", run: "recording" };
-const MANY = 8; // words of a facet: more are folded
+const MANY = 8; // a facet with more words than this is folded
 
-// For each facet: which of its words are wanted, by code.
+// The filter of each facet: the code of each point's word, and which words are wanted, by code.
 const filters = FACETS.filter((name) => points[name].words.length > 1).map((name) => ({
   name,
   codes: Uint32Array.from(points[name].codes),
@@ -24,7 +24,7 @@ function filtered() {
   const rows = [];
   const counts = filters.map((filter) => new Uint32Array(filter.wanted.length));
   for (let i = 0; i < points.length; i++) {
-    // A row that two facets hide counts nowhere, so that no more than two are looked for.
+    // A row that two facets hide counts nowhere, so the search stops at two.
     let hiding = 0;
     let hidingFacet = -1;
     for (let f = 0; f < filters.length && hiding < 2; f++) {
@@ -43,8 +43,8 @@ function filtered() {
   return { rows, counts };
 }
 
-// Makes one row of chips per facet: a box to tick for each word, with its number of rows, which
-// `refresh` writes. A facet of many words opens on demand.
+// Makes a row of chips for each facet: a box to tick for each word, with its number of rows, which
+// `refresh` writes. A facet with many words is folded.
 function makeFilters() {
   const form = byId("filters");
   for (const filter of filters) {
@@ -85,18 +85,18 @@ const model = (name) =>
   Bokeh.documents.map((document_) => document_.get_model_by_name(name)).find(Boolean);
 const color = (dtype) => (dark.matches ? DARK_COLORS : COLORS)[dtype] ?? "#888888";
 
-// Rows spread evenly over all of them, the same ones each time.
+// At most `most` of the rows, evenly spread over them and always the same.
 function spread(rows, most) {
   if (rows.length <= most) return rows;
   return Array.from({ length: most }, (_, i) => rows[Math.floor((i * rows.length) / most)]);
 }
 
-// Charts of many points have fixed ranges, so that only whoever looks at one changes what is seen.
+// Charts of many points have fixed ranges, so that only the reader changes what is in view.
 const inView = (value, range) => value >= range.start && value <= range.end;
 let shown = []; // rows that are drawn now
 
-// Draws those of some rows that have a time. If there are too many, only those in view count, and a
-// part of these is drawn. Returns how many could be drawn, and how many are.
+// Draws the rows that have a time and an intensity. If they are too many, only an evenly spread part
+// of those in view is drawn. Returns how many rows could be drawn, and how many are.
 function drawPoints(rows) {
   const timed = rows.filter((i) => points.time_us[i] !== null && points.intensity[i] !== null);
   const { x_range: intensities, y_range: speeds } = model("roofline");
@@ -105,7 +105,7 @@ function drawPoints(rows) {
   const visible = timed.length > MOST_DRAWN ? timed.filter(isInView) : timed;
   shown = spread(visible, MOST_DRAWN);
   const column = (valueOf) => shown.map(valueOf);
-  // The highest speed belongs to the shortest time. Bokeh draws nothing for NaN.
+  // The lowest speed (`lo`) belongs to the longest time. Bokeh draws nothing for NaN.
   const speedOrNaN = (i, time) => (time === null ? NaN : drawnSpeed(i, time));
   model("shown").selected.indices = [];
   model("shown").data = {
@@ -143,7 +143,8 @@ const INK = [
 ];
 const LINES = ["minor_tick_line_color", "grid_line_color", "outline_line_color"];
 
-// Charts are drawn on a canvas, where the page's colours do not reach: gives them to each part.
+// Gives the page's colours to each part of the charts, because they are drawn on a canvas, which has
+// no style sheet.
 function colour() {
   const style = getComputedStyle(document.documentElement);
   const [ink, line, faint] = ["--ink", "--line", "--faint"].map((name) => style.getPropertyValue(name).trim());

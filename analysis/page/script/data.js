@@ -1,12 +1,12 @@
-// The script of the page, in seven files that are one: data, tables, charts, formula (the time
-// model), ask (answers from it), neighbours, page.
-// Whatever comes from a recording is set as text, never as markup.
+// The page's script is one module, joined from seven files: data, tables, charts, formula (the time
+// model), ask (answers from it), neighbours and page. Text from a recording is only shown as text,
+// never as markup.
 //
-// This one: the page's data, unpacked, and what they are as text.
+// This file unpacks the page's data, and formats points as text.
 
 const byId = (id) => document.getElementById(id);
 
-// The documents of all recordings, from the compressed JSON in the page.
+// The data of all recordings, from the compressed JSON in the page.
 async function unpacked() {
   const bytes = Uint8Array.from(atob(byId("data").textContent), (c) => c.charCodeAt(0));
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
@@ -45,10 +45,10 @@ function appendWords({ codes, words }, column) {
 
 const runs = await unpacked();
 const points = joined(runs);
-// Everywhere, ``i`` is the row of a point in the columns.
+// In all files, `i` is the row of a point in the columns of `points`.
 const word = (name, i) => points[name].words[points[name].codes[i]];
 const speedOf = (i, time) => points.flops[i] / time / 1e6; // TFLOP/s of a time in microseconds
-const machineOf = (i) => runs[points.run.codes[i]];
+const runOf = (i) => runs[points.run.codes[i]];
 
 const round = (value, digits = 3) => String(Number(value.toPrecision(digits)));
 const rate = (tflops) =>
@@ -56,7 +56,7 @@ const rate = (tflops) =>
 const percent = (share, digits = 1) => `${(100 * share).toFixed(digits)}%`;
 const gain = (row) => `${percent(row.gain)} (${percent(row.lo)} to ${percent(row.hi)})`;
 
-// A point's sizes for people; the name of an operation that is neither a GEMM nor a convolution.
+// A point's sizes as text, or the name of an operation that is neither a GEMM nor a convolution.
 function shapeOf(i) {
   if (!word("spec", i)) return word("op", i);
   const size = (name) => points[name][i];
@@ -70,14 +70,15 @@ function shapeOf(i) {
   );
 }
 
-// Everything but sizes that tells a case from others. The status "ok" says nothing.
+// Everything except its sizes that distinguishes a case. A status is only shown if it is not "ok".
 const caseOf = (i) =>
   ["dtype", "layout", "implementation", "config", "cache", "mode", "sweep", "status"]
     .map((name) => word(name, i))
     .filter((text) => text && text !== "ok")
     .join(" ");
 
-// One formatter for all: making one for each number takes most of the time of a filter.
+// All numbers share one formatter, because making one for each number would take most of the time
+// that a filter takes.
 const FOUR_DIGITS = new Intl.NumberFormat("en", { maximumSignificantDigits: 4 });
 
 // A time with its interval, from microseconds, in the unit that suits it. A time without an interval
@@ -89,7 +90,7 @@ function timeText(time, low, high) {
   return `${scaled(time)} ${unit}${interval}`;
 }
 
-// A point's measured time; without one, why it has none.
+// A point's measured time, or the reason why it has none.
 function timeOf(i) {
   const time = points.time_us[i];
   if (time === null) return word("message", i) || word("status", i);
@@ -106,7 +107,7 @@ function shareOfPeak(tflops, run, dtype) {
 function speedText(i) {
   if (points.time_us[i] === null || points.flops[i] === null) return "–";
   const speed = speedOf(i, points.time_us[i]);
-  return rate(speed) + shareOfPeak(speed, machineOf(i), word("dtype", i));
+  return rate(speed) + shareOfPeak(speed, runOf(i), word("dtype", i));
 }
 
 // A point's predicted time with its 90% interval, or a dash.

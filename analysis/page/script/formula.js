@@ -1,9 +1,9 @@
 // The time model: the formula, its trees and its intervals, for one GEMM or convolution at a time.
 //
-// It computes what analysis/model and kernels/timemodel compute for `predict`; a test compares the
-// two on random shapes. Names and steps are those of the Python code, which explains them. Sizes are
-// element counts, times are seconds. `s` is a row of sizes and traffic (`shapeRow`), and `c` are the
-// constants of its group.
+// This file computes what analysis/model and kernels/timemodel compute for `predict`; a test
+// compares the two on random shapes. Names and steps are those of the Python code, which explains
+// them. Sizes are in elements, times in seconds. `s` is a row of sizes and traffic (`shapeRow`), and
+// `c` are the constants of its group.
 
 const ELEMENT_BYTES = { fp32: 4, tf32: 4, fp16: 2, bf16: 2, fp8: 1 };
 const WIDE_BYTES = 16;
@@ -33,7 +33,8 @@ const alignmentOf = (sizes, dtype) =>
 
 const outputSize = (size, taps, stride, padding, dilation) =>
   Math.floor((size + 2 * padding - (dilation * (taps - 1) + 1)) / stride) + 1;
-// Height and width of a convolution's output. Strides and the like are pairs: down, across.
+// Height and width of a convolution's output. Stride, padding and dilation are pairs: vertical,
+// horizontal.
 function outputOf({ h, w, r, s, stride, padding, dilation }) {
   return [
     outputSize(h, r, stride[0], padding[0], dilation[0]),
@@ -48,7 +49,7 @@ function flopsOf(problem) {
   return 2 * n * p * q * kout * (c / groups) * r * s;
 }
 
-// Elements of both operands and the result; for a convolution: input, filters and output.
+// Elements of both operands and the result. For a convolution, these are image, filters and output.
 function operandElements(problem) {
   if (problem.op === "gemm") {
     const { m, n, k } = problem;
@@ -59,11 +60,11 @@ function operandElements(problem) {
   return [n * c * h * w, kout * (c / groups) * r * s, n * kout * p * q];
 }
 
-// Rows (or columns) of an image that a filter reads: a stride beyond its size leaves some out.
+// Rows (or columns) of an image that a filter reads. A stride larger than the filter skips some.
 const rowsRead = (size, positions, taps, stride) =>
   stride > taps ? Math.min(size, positions * taps) : size;
 
-// The minimum traffic: every operand once.
+// The minimum traffic: bytes of both operands and the result, each moved once.
 function bytesOf(problem) {
   let [a, b, result] = operandElements(problem);
   const element = ELEMENT_BYTES[problem.dtype];
@@ -79,7 +80,7 @@ function bytesOf(problem) {
   return (a + b + result) * element;
 }
 
-// The GEMM that a convolution is without an algorithm of its own, with one batch entry per group.
+// The GEMM that computes a convolution without a special algorithm, with one batch entry per group.
 function impliedGemm(problem) {
   if (problem.op === "gemm") return problem;
   const { n, h, w, r, s, groups, dtype } = problem;
@@ -96,7 +97,8 @@ function impliedGemm(problem) {
   return { op: "gemm", ...sizes, dtype, layout: "nt", batch: groups };
 }
 
-// The GEMMs of Winograd's algorithm with tiles of `tile` × `tile` outputs; null if it does not apply.
+// The GEMMs of Winograd's algorithm with tiles of `tile` × `tile` outputs; null if it is not
+// applicable.
 function winogradGemm(conv, tile) {
   const plain = [...conv.stride, ...conv.dilation, conv.groups].every((value) => value === 1);
   if (conv.r !== 3 || conv.s !== 3 || !plain || conv.pass === "wgrad") return null;
@@ -121,8 +123,9 @@ function pricedAlignment(problem) {
 
 // --- The formula: as in kernels/timemodel/estimate.py.
 
-// Sizes, traffic and helper kernels of a problem, as a GEMM. With a tile, a convolution to which
-// Winograd's algorithm applies is computed by it; 0 stands for the implied GEMM.
+// Sizes, traffic and helper kernels of a problem, as a GEMM. If `winogradTile` is not 0, Winograd's
+// algorithm with this tile computes a convolution to which it is applicable. All other convolutions
+// are computed as their implied GEMMs.
 function shapeRow(problem, winogradTile) {
   const element = ELEMENT_BYTES[problem.dtype];
   const row = {
@@ -141,8 +144,8 @@ function shapeRow(problem, winogradTile) {
   if (transformed) {
     return { ...row, ...transformed, ...winogradTraffic(problem, transformed, winogradTile) };
   }
-  // Tensor Core kernels compute channels last. Activations in another layout are transposed before
-  // and after, by one kernel each that reads and writes them once.
+  // Tensor Core kernels need channels last. In another layout, one kernel transposes the input
+  // before and one the output after. Each of them reads and writes its tensor once.
   const gemm = impliedGemm(problem);
   if (problem.layout === "nchw" && problem.dtype !== "fp32") {
     const [x, , y] = operandElements(problem);
@@ -191,7 +194,7 @@ function work(s, [bm, bn], split, machine, group) {
   return { count, waves, steps, compute, feed, latency, epilogue, total, intake };
 }
 
-// The seconds for which the memory is busy, with `count` tiles.
+// The seconds for which the memory is busy. `count` is the number of tiles.
 function memorySeconds(s, split, count, machine, c) {
   const ratio = (s.first / Math.max(RESIDENT_SHARE * machine.l2_bytes, 1)) ** 4;
   const hits = (s.first * c.resident) / (1 + ratio);
@@ -201,7 +204,7 @@ function memorySeconds(s, split, count, machine, c) {
   return (traffic / bandwidth) * (1 + c.ramp / Math.min(count, machine.sms));
 }
 
-// The time with one tile and split of K, the seconds of each limit, and what else is shown of it.
+// The time with one tile and split of K, the seconds of each limit, and the figures that explain it.
 function estimate(s, tile, split, machine, group) {
   const c = group.constants;
   const done = work(s, tile, split, machine, group);
@@ -228,7 +231,7 @@ function estimate(s, tile, split, machine, group) {
   };
 }
 
-// The fastest of the library's tiles, each with the split of K that suits the shape.
+// The estimate with the fastest of the library's tiles, each with its best split of K.
 function fastest(s, machine, group) {
   const c = group.constants;
   const seconds = (tile, split) => {
@@ -370,7 +373,8 @@ function shifted(seconds, { log_seconds: knots, log_ratios: ratios }) {
 
 const groupName = (problem) => `${problem.pass ?? problem.op} ${problem.dtype}`;
 
-// The predicted time with its 90% interval, and its parts; null if the model lacks the group.
+// The predicted time with its 90% interval, and the formula's estimate; null if the model lacks the
+// problem's group.
 function predict(problem, timeModel) {
   const group = timeModel.groups[groupName(problem)];
   if (!group) return null;
@@ -393,7 +397,8 @@ function predict(problem, timeModel) {
     const features = featuresOf(problem, shapes, guess, machine, group);
     const { mean, deviation } = trees.timeForest.predict(features);
     time *= Math.exp(mean);
-    // Small trees have a second forest for the spread; own trees show it by their disagreement.
+    // Smaller trees come with a second forest for the spread. The disagreement of the original trees
+    // is their spread.
     if (trees.spread) {
       trees.spreadForest ??= new Forest(trees.spread);
       spread = Math.exp(trees.spreadForest.predict(features).mean);

@@ -1,8 +1,8 @@
-// The neighbours of a shape along each of its sizes, and the shape that somebody typed.
+// The measured neighbours of a shape along each of its sizes, and the answer about a typed shape.
 
-const NEAR = 6; // neighbours to each side that are shown at least
-const MOST_EDGES = 60; // of tiles or waves: more are only counted
-const MOST_COUNTED = 10000; // more are not
+const NEAR = 6; // this many neighbours on each side are shown in any case
+const MOST_EDGES = 60; // edges of a kind that are drawn; if there are more, none is
+const MOST_COUNTED = 10000; // edges that are computed; if there are more, none is
 const GEMM_SIZES = ["m", "n", "k"];
 const CONV_SIZES = ["batch", "c", "kout"];
 const SAME = ["run", "op", "pass", "dtype", "layout", "implementation", "config", "mode", "cache"];
@@ -20,7 +20,8 @@ function lineThrough(i, along) {
     if (WORDS.every((name) => points[name].codes[other] === points[name].codes[i])) rows.push(other);
   }
   rows.sort((a, b) => points[along][a] - points[along][b]);
-  // A case of several sweeps is one point of the line. For the case of row `i`, that is row `i`.
+  // A case of several sweeps has several rows, of which the line has only one. For the case of row
+  // `i`, this is row `i` itself.
   const bySize = new Map();
   for (const row of rows) {
     const size = points[along][row];
@@ -39,8 +40,8 @@ function edgesOf(i, along, low, high) {
   if (!tile || along === "k" || word("op", i) !== "gemm") return edges;
   const [, tileRows, tileColumns] = tile.map(Number);
   const block = along === "m" ? tileRows : tileColumns;
-  const across = points.tiles[i] / ceil(points[along][i], block); // tiles at each place along it
-  const slots = machineOf(i).kind === "gpu" ? machineOf(i).sms : 0; // a CPU computes no waves
+  const across = points.tiles[i] / ceil(points[along][i], block); // tiles per block of the dimension
+  const slots = runOf(i).kind === "gpu" ? runOf(i).sms : 0; // a CPU computes no waves
   const first = Math.max(1, ceil(low, block));
   const last = Math.floor((high - 1) / block);
   if (!block || last - first > MOST_COUNTED) return edges;
@@ -52,8 +53,8 @@ function edgesOf(i, along, low, high) {
   return edges;
 }
 
-// The ends of what is shown of a line: half and twice the size, and at least the six nearest sizes to
-// each side. The other points are there for whoever moves the chart.
+// The smallest and the largest size of a line that are in view. All sizes from half to twice the
+// size are in view, and at least the six nearest on each side. Moving the chart shows the others.
 function endsAround(sizes, size) {
   const place = sizes.indexOf(size);
   const nearest = sizes.slice(Math.max(0, place - NEAR), place + NEAR + 1);
@@ -62,14 +63,14 @@ function endsAround(sizes, size) {
   return [Math.min(...shownSizes), Math.max(...shownSizes)];
 }
 
-// Draws the chart at a place: the times along one size of row `i`, the edges of its tiles and waves,
-// and the same as a table.
+// Draws the chart number `place`: the times along one size of row `i`, and the edges of its tiles
+// and waves. Also fills the table of these times.
 function drawLine(place, i, along) {
   const name = `line-${place}`;
   const line = lineThrough(i, along);
   const sizeOf = (row) => points[along][row];
   const size = along.toUpperCase();
-  // 1. The times, and a ring around the chosen one.
+  // 1. Fill in the times, and the ring around the chosen one.
   const column = (valueOf) => line.map(valueOf);
   model(name).data = {
     x: column(sizeOf),
@@ -77,13 +78,15 @@ function drawLine(place, i, along) {
     lo: column((row) => points.time_lo_us[row] ?? NaN),
     hi: column((row) => points.time_hi_us[row] ?? NaN),
     expected: column((row) => points.predicted_us[row] ?? NaN),
-    said: column((row) => `${size} ${sizeOf(row)}: ${timeOf(row)}; predicted ${predictedText(row)}`),
+    description: column(
+      (row) => `${size} ${sizeOf(row)}: ${timeOf(row)}; predicted ${predictedText(row)}`,
+    ),
   };
   model(`${name}-here`).data =
     points.time_us[i] === null
       ? { x: [], time: [] }
       : { x: [sizeOf(i)], time: [points.time_us[i]] };
-  // 2. The range that is shown. A line without another size has only its heading.
+  // 2. Set the range that is in view. A line without another size has only its heading.
   const isSingle = line.every((row) => row === i);
   const [low, high] = endsAround(line.map(sizeOf), sizeOf(i));
   const inside = line.filter((row) => sizeOf(row) >= low && sizeOf(row) <= high);
@@ -97,7 +100,7 @@ function drawLine(place, i, along) {
     Object.assign(chart.x_range, { start: low - margin, end: high + margin });
     Object.assign(chart.y_range, { start: 0, end: 1.1 * top });
   }
-  // 3. The edges, from the bottom to the top.
+  // 3. Draw the edges, from the bottom to the top of the chart.
   const edges = isSingle ? { tiles: [], waves: [] } : edgesOf(i, along, low, high);
   for (const kind of ["tiles", "waves"]) {
     const drawn = edges[kind].length > MOST_EDGES ? [] : edges[kind];
@@ -107,24 +110,24 @@ function drawLine(place, i, along) {
       high: drawn.map(() => 1.1 * top),
     };
   }
-  // 4. The heading and the table.
+  // 4. Write the heading and the table.
   const box = byId(`line-${place}`);
   for (const part of box.querySelectorAll(".chart, details")) part.hidden = isSingle;
   box.querySelector("h3").textContent = isSingle
     ? `Along ${size}: no other size was measured`
-    : `Along ${size}: ${line.length} sizes${edgesText(edges, machineOf(i))}`;
+    : `Along ${size}: ${line.length} sizes${edgesText(edges, runOf(i))}`;
   lineTables[place].set(line.map((row) => ({ row, along })));
 }
 
 // The end of a heading that counts the edges; empty if there are none, or too many to be of use.
-function edgesText({ tiles, waves }, machine) {
+function edgesText({ tiles, waves }, run) {
   const count = tiles.length + waves.length;
   if (count === 0 || count > MOST_EDGES) return "";
-  const ofWaves = machine.kind === "gpu" ? `, ${waves.length} of waves` : "";
-  return `; ${tiles.length} edges of tiles${ofWaves}`;
+  const wavesText = run.kind === "gpu" ? `, ${waves.length} of waves` : "";
+  return `; ${tiles.length} edges of tiles${wavesText}`;
 }
 
-// A row of the longest line of GEMMs, whose neighbourhood shows most; null if no GEMM has a time.
+// A row of the longest line of GEMMs, which has the most neighbours; null if no GEMM has a time.
 function firstToShow() {
   let longest = { count: 0, row: null };
   const counts = new Map(); // number of rows of each line
@@ -141,19 +144,19 @@ function firstToShow() {
   return longest.row;
 }
 
-// Whether a point was timed plainly: in bursts, with no configuration, and with operands from where
-// most of the recording's came from.
+// Whether a point was timed plainly: in bursts, without a configuration, and with the operands in
+// the same caches as in most of the recording.
 function isPlain(i) {
-  const { cache } = machineOf(i);
+  const { cache } = runOf(i);
   return !word("config", i) && word("mode", i) === "burst" && word("cache", i) === cache;
 }
 
-// How wide a point's interval is, as a ratio of its ends.
+// The width of a point's interval, as the ratio of its ends.
 const width = (i) =>
   points.time_lo_us[i] === null ? Infinity : points.time_hi_us[i] / points.time_lo_us[i];
 
-// The rows that a shape's time is taken from, by recording and shape: of those that were timed
-// plainly, the one with the narrowest interval.
+// The row that a shape's time is taken from, by recording and shape. It is the one with the
+// narrowest interval among those that were timed plainly.
 const plainRows = new Map();
 for (let i = 0; i < points.length; i++) {
   if (points.time_us[i] === null || !word("spec", i) || !isPlain(i)) continue;
@@ -165,14 +168,16 @@ for (let i = 0; i < points.length; i++) {
 // The row with a problem's time in a recording; undefined if it was not measured.
 const exactRow = (problem, run) => plainRows.get(`${runs.indexOf(run)} ${specOf(problem)}`);
 
-// The seconds of a problem in a public table, whose times have no interval; null if it has none.
+// The seconds of a problem in a public table, whose times have no interval; null if the problem is
+// not in the table, or if the recording is not a public table.
 function secondsInTable(problem, run) {
   const row = exactRow(problem, run);
   return row === undefined || points.time_lo_us[row] !== null ? null : points.time_us[row] * 1e-6;
 }
 
-// The row that is nearest to a problem, among those that were timed with its dtype; undefined if
-// there is none. A size is as far as its ratio says, another word as far as twice a size.
+// The row that is nearest to a problem, among those that were timed in its dtype; undefined if there
+// is no such row. The distance adds the logarithms (base 2) of the ratios of sizes, and 1 for each
+// other word, such as a layout, that differs.
 function nearestRow(problem) {
   // Points name a convolution's images ``batch``, and have pairs such as strides as text.
   const wanted = FIELDS[problem.op].map((name) => [
@@ -193,8 +198,8 @@ function nearestRow(problem) {
   return nearest.row;
 }
 
-// Shows the measured times next to a row, along each size. `asked` is the problem that somebody
-// asked about, if the row is only the nearest one to it.
+// Shows the measured times next to a row, along each size. If the row is only the nearest one to the
+// problem that the reader asked about, `asked` is that problem.
 function choose(i, asked = null) {
   const share = asked === null ? 1 : points.flops[i] / flopsOf(asked);
   const isFar = share < 0.5 || share > 2;
@@ -215,7 +220,7 @@ function ask(problem) {
   else choose(chosen, measuredRow === undefined ? problem : null);
 }
 
-// Answers a typed text, or says what is wrong with it and hides what an earlier text was answered.
+// Answers a typed text, or says what is wrong with it and hides the answer to an earlier text.
 function askTyped(text) {
   const { problem, fault } = parseShape(text);
   byId("fault").textContent = fault ?? "";

@@ -1,6 +1,7 @@
-// The page's tables, what answers to a click, and the order in which all of it begins.
+// The page's tables, its event handlers, and the calls that start everything.
 
-// A column of a table: `textOf` a row is shown. A column of figures is sorted by `valueOf` a row.
+// Columns of a table. A cell shows the text that `textOf(row)` returns. A column of figures is
+// sorted by the number that `valueOf(row)` returns.
 const text = (title, textOf) => ({ title, text: textOf });
 const figure = (title, textOf, valueOf) => ({ title, text: textOf, value: valueOf });
 const lineTables = [0, 1, 2].map(
@@ -24,7 +25,7 @@ const pointTable = new Table(byId("points-table"), "the points", [
   text("kernel", (i) => word("kernel", i)),
 ]);
 
-// Answers about a point that was clicked, and scrolls there.
+// Answers about a point that was clicked, and scrolls to the answer.
 function show(i) {
   if (!word("spec", i)) return; // neither a GEMM nor a convolution
   byId("shape").value = word("spec", i);
@@ -34,7 +35,7 @@ function show(i) {
   byId("shape").focus({ preventScroll: true });
 }
 
-// Draws what the filters leave: the counts of their words, the points and the table of points.
+// Applies the filters: updates the counts of their words, the points and the table of points.
 function refresh() {
   const { rows, counts } = filtered();
   for (const [f, filter] of filters.entries()) {
@@ -58,7 +59,8 @@ function adviceTable() {
   const rows = runs.flatMap((run) =>
     run.advice.filter((row) => row.verdict !== "leave it").map((row) => ({ ...row, run: run.name })),
   );
-  // The surest come first, and of equally sure ones those that gain at least so much.
+  // Confirmed changes come first. Changes with the same verdict are sorted by the lower end of the
+  // gain's interval.
   rows.sort((a, b) => (b.verdict === "do it") - (a.verdict === "do it") || b.lo - a.lo);
   const recordingColumn = runs.length > 1 ? [text("recording", (row) => row.run)] : [];
   const table = new Table(
@@ -79,7 +81,7 @@ function adviceTable() {
   table.set(rows);
 }
 
-// Fills the table of rules, if the page has one. Rules that were not measured come last.
+// Fills the table of rules, if the page has one. Rules without an effect come last.
 function rulesTable() {
   if (!byId("rules-table")) return;
   const rows = runs.flatMap((run) => run.rules.map((rule) => ({ ...rule, run: run.name })));
@@ -102,9 +104,10 @@ function rulesTable() {
   table.set(rows);
 }
 
-// Draws the mean error by powers of two of M (lines) and powers of four of N·K (columns).
+// Makes a table of mean errors by M, rounded down to a power of two (lines), and N·K, rounded down
+// to a power of four (columns).
 function errorsByShape() {
-  // 1. Sum the errors by both exponents of two.
+  // 1. Sum the errors for each pair of exponents of M and N·K.
   const sums = new Map();
   const lines = new Set();
   const columns = new Set();
@@ -121,7 +124,7 @@ function errorsByShape() {
     sum.count++;
     sums.set(key, sum);
   }
-  // 2. Make a table of them, with a cell for each pair of exponents.
+  // 2. Make the table, with a cell for each pair of exponents.
   const sorted = (exponents) => [...exponents].sort((a, b) => a - b);
   const table = element("table");
   const head = element("tr");
@@ -137,7 +140,7 @@ function errorsByShape() {
   byId("errors-by-shape").replaceChildren(table);
 }
 
-// Returns a cell with a mean error. Larger errors are redder; without a case, the cell is empty.
+// Returns a cell with a mean error. Larger errors are redder. Without cases, the cell is empty.
 function errorCell(sum) {
   if (!sum) return element("td", "", { class: "heat" });
   const mean = sum.error / sum.count;
@@ -147,7 +150,8 @@ function errorCell(sum) {
   return cell;
 }
 
-// The points of the same case in the first two recordings, each by its fastest implementation.
+// The pairs of rows of the same case in the first two recordings, each with its fastest
+// implementation.
 function commonPairs() {
   const fastestRows = [new Map(), new Map()];
   for (let i = 0; i < points.length; i++) {
@@ -165,7 +169,7 @@ function commonPairs() {
     .map(([key, first]) => ({ first, second: secondRows.get(key) }));
 }
 
-// Draws the speeds of the second recording over those of the first, and the same as a table.
+// Draws the speeds of the second recording over those of the first, and fills the table of them.
 function sideBySide() {
   if (runs.length < 2) return;
   const pairs = commonPairs();
@@ -199,7 +203,7 @@ function sideBySide() {
   table.set(pairs);
 }
 
-// Connects clicks, the form, zooming, printing and the change to dark mode with what they do.
+// Adds the handlers of clicks, the form, zooming, printing and a change of dark mode.
 function listen() {
   const source = model("shown");
   source.selected.properties.indices.change.connect(() => {
@@ -210,8 +214,8 @@ function listen() {
     event.preventDefault();
     askTyped(byId("shape").value);
   });
-  // Once it is zoomed, points that were left out are drawn where there is room for them. Zooming
-  // changes the ranges many times, and only the last change draws.
+  // Zooming in makes room for points that were left out, so the points are drawn again. It changes
+  // the ranges many times, and only the last change draws.
   let waiting = 0;
   const chart = model("roofline");
   for (const range of [chart.x_range, chart.y_range]) {
@@ -222,7 +226,7 @@ function listen() {
       }, 250);
     });
   }
-  // Paper shows no buttons.
+  // Hide the charts' buttons on paper.
   for (const [event, visible] of [["beforeprint", false], ["afterprint", true]]) {
     addEventListener(event, () => {
       for (const root of Bokeh.index.roots) root.model.toolbar.visible = visible;
@@ -235,7 +239,7 @@ function listen() {
   });
 }
 
-// Waits until Bokeh has made the charts, which it does later than this script begins.
+// Waits until Bokeh has made the charts, which happens after this script has begun.
 function bokehIsReady() {
   return new Promise((resolve) => {
     const look = () => (model("shown") ? resolve() : setTimeout(look, 10));

@@ -1,9 +1,10 @@
-// Tables that are sorted by their heads, searched, and copied row by row as Markdown.
+// Tables that the reader can sort by their headings, search, and copy row by row as Markdown.
 
-const FIRST = matchMedia("(max-width: 900px)").matches ? 5 : 12; // rows of a table at first
-const PAGE = 100; // rows that each press of its button adds
+const FIRST = matchMedia("(max-width: 900px)").matches ? 5 : 12; // rows that a table shows at first
+const PAGE = 100; // rows that each press of "More rows" adds
 
-// A text that Markdown shows as it is: no cell ends early, no picture is fetched where it is pasted.
+// Escapes a text for Markdown, so that it neither ends a cell nor fetches a picture where it is
+// pasted.
 const plain = (text) => text.replaceAll(/[\\`*<\]|&]/g, "\\$&").replaceAll(/\s+/g, " ");
 
 // A new element of the page. Its text is never read as markup.
@@ -14,9 +15,9 @@ function element(tag, text = "", attributes = {}) {
   return made;
 }
 
-// A table of rows that is sorted by its heads and searched by a word. A column has a title, a
-// function `text` of a row and, if it is sorted as a number, a function `value` of a row. If it has
-// `choose`, its cells are buttons that call it.
+// A table that the reader can sort by its headings and search. A column has a title, a function
+// `text` of a row and, if it is sorted as a number, a function `value` of a row. If a column has a
+// function `choose`, its cells are buttons that call it with the row.
 class Table {
   // The table fills the element `place`. `copies` gives each row a button that copies it, `tools`
   // adds a search field, and `first` is the number of rows that are shown before "More rows" is
@@ -114,16 +115,17 @@ class Table {
     return line;
   }
 
-  // Sorts by the column at a place: first numbers from the largest, texts from A, then reversed.
+  // Sorts by the column at a position: numbers begin with the largest, texts with A. Sorting by the
+  // same column again reverses the order.
   sort(place) {
     this.down = place === this.sorted ? !this.down : Boolean(this.columns[place].value);
     this.sorted = place;
     this.draw();
-    // The head was drawn again, so that the pressed button is another element.
+    // The headings were drawn again, so the pressed button is a new element, which needs the focus.
     this.table.querySelectorAll("th button")[place].focus();
   }
 
-  // Copies a row with the heads, as a Markdown table.
+  // Copies a row with the headings, as a Markdown table.
   async copy(row, button) {
     const line = (texts) => `| ${texts.join(" | ")} |`;
     const titles = this.columns.map((column) => plain(column.title));
@@ -132,7 +134,7 @@ class Table {
     try {
       await navigator.clipboard.writeText(text);
     } catch {
-      // A file from the disk may not write to the clipboard everywhere.
+      // Some browsers do not let a page from the disk write to the clipboard.
       const area = element("textarea", text);
       document.body.append(area);
       area.select();
