@@ -4,7 +4,10 @@ from __future__ import annotations
 
 
 def rate_unit(top: float) -> tuple[float, str]:
-    """Return a suitable unit for rates of up to ``top`` TFLOP/s, after the factor from TFLOP/s."""
+    """Return the factor from TFLOP/s to a suitable unit, and the name of this unit.
+
+    ``top`` is the highest rate that is shown, in TFLOP/s.
+    """
     return (1e3, "GFLOP/s") if top < 1 else (1.0, "TFLOP/s")
 
 

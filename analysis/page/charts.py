@@ -29,8 +29,9 @@ The script fills these columns.
 """
 
 _TOOLS = "pan,wheel_zoom,box_zoom,reset,save"
-_INTENSITY_MARGIN = 1.3  # end of the axis over the largest intensity; the labels of roofs need it
-_PEAK_MARGIN = 1.6  # end of the axis over the highest peak, whose label is above its line
+# Ratio of the end of each of the roofline's axes to the largest value, which leaves room for the
+# labels of the roofs.
+_INTENSITY_MARGIN, _PEAK_MARGIN = 1.3, 1.6
 _MIN_TERA = 1.0  # highest peak in TFLOP/s below which speeds are drawn in GFLOP/s
 _GOOD, _BAD = "#0072B2", "#D55E00"  # blue and vermilion, distinguishable with any colour vision
 
@@ -231,8 +232,8 @@ def neighbours(place: int) -> figure:
         line_dash="dashed",
         line_alpha=0.7,
     )
-    # 3. Draw predicted times. The tag tells the script to give them the page's grey, which is
-    # another one in dark mode.
+    # 3. Draw predicted times. The tag tells the script to give them the page's grey, which differs
+    # in dark mode.
     predicted_line = chart.line("x", "expected", source=points, color=NEUTRAL, line_width=1.5)
     predicted_line.tags = ["neutral"]
     predicted_dots = chart.scatter(

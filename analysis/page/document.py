@@ -48,9 +48,9 @@ def page_html(reports: Sequence[PageReport]) -> str:
     """Return the page as HTML.
 
     Args:
-        reports: contents about one or more recordings, whose points share the same charts.
+        reports: content about each recording. The points of all recordings share the same charts.
     """
-    # 1. Make the charts. The roofline and the accuracy share one source of points, which the
+    # 1. Make the charts. The roofline and the accuracy chart share one source of points, which the
     # script fills.
     source = charts.shown_points()
     points_by_report = [points_of(report.analysis) for report in reports]

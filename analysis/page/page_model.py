@@ -27,7 +27,7 @@ from kernels.timemodel.estimate import Array
 MOST_NODES = 300_000
 """Largest number of tree nodes that a page contains, which take 1.7 MB of it.
 
-A model with more nodes is replaced by smaller trees.
+The trees of a model with more nodes are replaced by smaller trees.
 """
 
 # Number of smaller trees, and minimum number of shapes in a leaf. For a public table of 36,000
@@ -35,8 +35,8 @@ A model with more nodes is replaced by smaller trees.
 # because the width of an interval matters less than the time.
 _TREES, _LEAF = 16, 24
 _SPREAD_TREES, _SPREAD_LEAF = 8, 100
-_RANDOM_SHAPES = 12_000  # random GEMMs from which the smaller trees grow, in addition
-_HELD_OUT = 2_000  # shapes that the smaller trees do not grow from, to compare them on
+_RANDOM_SHAPES = 12_000  # random GEMMs that are added to the shapes that smaller trees grow from
+_HELD_OUT = 2_000  # shapes held out from the smaller trees, on which both models are compared
 _M, _N, _K = (1, 2**17), (16, 2**17), (16, 2**16)  # ranges of random sizes
 _STEPS = (1, 8, 16, 64, 128)  # random sizes are multiples of one of these
 

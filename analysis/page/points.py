@@ -33,7 +33,7 @@ MOST_POINTS = 40_000
 If there are more cases, the page shows a random sample of them, and says so.
 """
 
-_TIME_DIGITS = 9  # significant digits of times: a picosecond of a millisecond
+_TIME_DIGITS = 9  # significant digits of times, which resolve a picosecond in a millisecond
 _DIGITS = 4  # significant digits of estimates: the page shows no more, and more would enlarge it
 
 

@@ -93,7 +93,7 @@ def draw_curve(curve: Sequence[CurvePoint], floor: Errors | None) -> Figure:
 
 
 def curve_title(curve: Sequence[CurvePoint]) -> str:
-    """Say how far additional calibration rows improve predictions of other rows."""
+    """Say how much additional calibration rows improve predictions of other rows."""
     # The sentence is about the hold-out "rows", with which the curve begins.
     same_holdout = [point for point in curve if point.holdout == curve[0].holdout]
     fewest = min(same_holdout, key=lambda point: point.count)

@@ -172,8 +172,8 @@ def _mark_edges(axes: Axes, row: pd.Series, predicted: pd.DataFrame, sms: int) -
     across = round(row["tiles"] / ceil_div(int(row["m"]), height))
     sizes = predicted["m"].to_numpy()
     edges = height * np.arange(1, int(sizes[-1]) // height + 1)
-    # 2. Keep the edges with this kernel at the edge and at the next size beyond it. If no size is
-    # beyond the last edge, only the size at the edge counts.
+    # 2. Keep an edge if the model expects this kernel both there and at the next larger size. If no
+    # size is larger than the last edge, only the size at the edge counts.
     is_same = ((predicted["tile"] == row["tile"]) & (predicted["split"] == row["split"])).to_numpy()
     at_edge = np.searchsorted(sizes, edges)
     beyond_edge = np.minimum(np.searchsorted(sizes, edges, side="right"), len(sizes) - 1)

@@ -1,1 +1,1 @@
-"""Test the field's rules as experiments, and compute a verdict for each."""
+"""Test common performance rules by experiments, and compute a verdict on each."""

@@ -88,7 +88,7 @@ def rule_inputs(machine: str | None, results: Path = RESULTS) -> RuleInputs:
         raise UserError(
             f"there are no results{scope} to judge rules by; run {target('rules', 'record')} first."
         )
-    # 2. Read all usable runs of both folders. A folder without any contributes its unusable run.
+    # 2. Read all usable runs of both folders; if a folder has no usable run, read its unusable one.
     recordings: list[Recording] = []
     for folder in folders:
         recording = load(folder)

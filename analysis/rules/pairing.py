@@ -168,7 +168,7 @@ def padded(
         cases: the cases.
         machine: not used.
         dims: fields of the workload that may be padded.
-        to: the padded size of each size, which is a text because keys in TOML are.
+        to: padded sizes by original size. The original sizes are text, because they are TOML keys.
     """
     for dim, by_size in _lines(cases, dims):
         for small, large in to.items():

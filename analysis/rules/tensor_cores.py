@@ -35,7 +35,7 @@ _MODELS = {
     "machine": {"kind": str},
     "models": [{"model": str, "dtype": str, "seconds": [POSITIVE], "trace?": str}],
 }
-_TRACE = re.compile(r"traces/[a-z0-9][a-z0-9.-]*")  # a file in the folder of traces, nowhere else
+_TRACE = re.compile(r"traces/[a-z0-9][a-z0-9.-]*")  # paths that stay in the folder of traces
 
 
 @dataclass(frozen=True)
@@ -124,8 +124,8 @@ def _model_step(folder: Path, entry: dict[str, Any], kind: str, unreadable: str)
     """Return the step of an entry of models.json, with the account of its trace.
 
     Raises:
-        UserError: with the message ``unreadable`` if the entry's trace is outside of the folder of
-            traces; or if the trace cannot be read.
+        UserError: if the trace cannot be read, or if its path leaves the folder of traces (with the
+            message ``unreadable``).
     """
     if not _TRACE.fullmatch(entry["trace"]):
         raise UserError(unreadable)
@@ -184,7 +184,7 @@ class _SpeedUp(NamedTuple):
     """Speed-up of a model's step by TF32; speed-ups are ordered by their share of the bound."""
 
     share_of_bound: float
-    interval: tuple[float, float]  # of the ratio
+    interval: tuple[float, float]  # interval of the ratio
     model: str
     ratio: float
     bound: float

@@ -261,7 +261,7 @@ class _OperationSum:
 
 
 _Key = tuple[str, tuple[Work, ...], str, bool]
-"""Name, problems, module and whether it is a matrix operation: what calls are added up by."""
+"""Key by which calls are added up: name, problems, module, and if it is a matrix operation."""
 
 
 class _Sums:
@@ -376,7 +376,7 @@ def _key(trace: TraceEvents, joined: TraceJoin, event: int, works: tuple[Work, .
 
 @dataclass(frozen=True)
 class _ProductCalls:
-    """Calls of matrix operations with known shapes; if one calls another, only the inner one.
+    """Calls of matrix operations with known shapes, except those that call another of them.
 
     Attributes:
         works: the problems that each such call computes, by the call's host event.
@@ -464,7 +464,7 @@ def _by_pass(
 
 def _device_times(trace: TraceEvents, joined: TraceJoin) -> list[DeviceTime]:
     """Return the busy and idle time of each device of a trace."""
-    # 1. Sort the activities of each device by their begin.
+    # 1. Sort the activities of each device by the time at which they begin.
     device = trace.device
     by_device: dict[int, list[int]] = defaultdict(list)
     for activity in sorted(range(len(device.begin)), key=device.begin.__getitem__):
@@ -526,8 +526,8 @@ def _idle_reason(
         return UNKNOWN_IDLE
     if _end(host, call) <= idle_begin:
         return BETWEEN_KERNELS
-    # 3. The launch came late. What did the thread do before it? A call of the runtime that contains
-    # this call of the driver does not count as a call before it.
+    # 3. The launch came late, because of what the thread did before it. A call of the runtime that
+    # contains this call of the driver does not count as a call before it.
     previous = call_before.get(call, NOTHING)
     while previous != NOTHING and _end(host, previous) > host.begin[call]:
         previous = call_before.get(previous, NOTHING)

@@ -59,9 +59,9 @@ _LONGEST_NS = 100_000 * 10**9  # an event of more than a day is damaged
 _LONGEST_SPAN_NS = _LONGEST_NS  # a trace of more than a day is damaged, too
 _LARGEST_ID = 2**62  # ids are kept as signed 64-bit integers
 _SLACK_NS = 1000  # earlier versions of PyTorch round times down to µs
-_LONGEST_NAME = 1000  # characters of a name; kernels of templates have hundreds
-_LONGEST_ARGUMENTS = 10_000  # characters of an operation's sizes and settings
-_MOST_EVENTS = 20_000_000  # events of four gigabytes
+_LONGEST_NAME = 1000  # characters of a name that are kept; template kernels' names have hundreds
+_LONGEST_ARGUMENTS = 10_000  # characters; an operation with longer sizes and settings is ignored
+_MOST_EVENTS = 20_000_000  # events that are kept in memory, in four gigabytes
 
 
 @dataclass(frozen=True)
@@ -196,17 +196,17 @@ def _device_names(properties: Any, used: Collection[int]) -> tuple[str, ...]:
         used: ids of the devices with events.
     """
     entries = properties if isinstance(properties, list) else []
-    names = {
-        _id(entry.get("id")): name
-        for entry in entries
-        if isinstance(entry, dict) and (name := _short_text(entry.get("name")))
-    }
-    chosen = [name for number, name in names.items() if number in used]
-    return tuple(dict.fromkeys(chosen or names.values()))
+    names: dict[int, str] = {}
+    for entry in entries:
+        name = _short_text(entry.get("name")) if isinstance(entry, dict) else ""
+        if name:
+            names[_id(entry.get("id"))] = name
+    used_names = [name for device, name in names.items() if device in used]
+    return tuple(dict.fromkeys(used_names or names.values()))
 
 
 class _Columns:
-    """Adder of events to the columns of a trace, which numbers the texts that events share."""
+    """Writer of events into a trace's columns, which numbers the texts that events share."""
 
     def __init__(self, trace: TraceEvents) -> None:
         self._trace = trace
@@ -288,6 +288,7 @@ class _Columns:
         arguments: Mapping[str, Any],
     ) -> None:
         device = self._trace.device
+        # Traces show each device as a process, whose number is that of the device.
         number = arguments.get("device", event.get("pid"))
         device.kind.append(kind)
         device.name.append(self._number_of(name))
@@ -394,7 +395,7 @@ class TraceJoin:
 
 
 def join(trace: TraceEvents) -> TraceJoin:
-    """Find the operation around each operation and each launch, and that of each kernel."""
+    """Find the operation around each host event, and the operation that launched each kernel."""
     host = trace.host
     # 1. Find what is around each host event. A longer event that begins at the same time is around
     # a shorter one, so it comes first.

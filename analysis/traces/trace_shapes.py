@@ -85,7 +85,8 @@ def _gemm(inputs: OperationInputs, first: int) -> list[Work]:
 def _linear(inputs: OperationInputs) -> list[Work]:
     """Return the GEMM of x (…, k) and the weight (n, k).
 
-    It is needed for linear layers that do not call ``addmm``, which would show the GEMM itself.
+    A linear layer that calls ``addmm`` needs no reader, because the trace shows that call as well.
+    This function is for layers that do not.
     """
     x, weight = _stored(inputs, 0), _stored(inputs, 1)
     rows = math.prod(x.sizes[:-1])
@@ -103,7 +104,7 @@ def _mv(inputs: OperationInputs, first: int) -> list[Work]:
     m, k = a.sizes
     if x.sizes != (k,):
         raise ValueError("not a matrix and a vector")
-    # The vector as a matrix (k, 1) has the stride of the vector along k, and 1 along its column.
+    # The vector is a matrix (k, 1). Its rows have one element, so they are contiguous: letter n.
     return [Gemm(m, 1, k, _dtype(inputs, first), f"{_letter(a)}n")]
 
 

@@ -83,8 +83,8 @@ function parseWord(name, typed, op) {
   return { fault: `${name} is one of ${words.join(", ")}, not '${typed}'.` };
 }
 
-// Parses a field that is a number. Stride, padding and dilation may also be two numbers such as 2x1,
-// one for each direction; a single number stands for both. Returns the `value`, or a `fault`.
+// Parses a field that is a number. Stride, padding and dilation may also be two numbers such as
+// 2x1, one for each direction; a single number stands for both. Returns the `value`, or a `fault`.
 function parseNumbers(name, typed) {
   const isPair = ["stride", "padding", "dilation"].includes(name);
   const digits = name === "padding" ? /^\d{1,6}$/ : /^[1-9]\d{0,11}$/; // only padding may be 0
@@ -109,8 +109,8 @@ const dimensions = (problem) => (problem.op === "gemm" ? ["m", "n", "k"] : ["c",
 const fits = (size) => size % (size < 2 * MULTIPLES[0] ? OF_SMALL : MULTIPLES[0]) === 0;
 const lastOfLayout = { nt: "n", tn: "m" }; // the dimension that counts output features
 
-// The current size of a dimension and the sizes near it that may be recommended, in ascending order.
-// `tileSizes` are heights and widths of tiles, whose multiples are tried, too.
+// The current size of a dimension and the sizes near it that may be recommended, in ascending
+// order. `tileSizes` are heights and widths of tiles, whose multiples are tried, too.
 function sizesNear(problem, name, { allowance, choose }, tileSizes) {
   const size = problem[name];
   const least = choose ? Math.ceil(size * (1 - allowance)) : size;
@@ -121,8 +121,8 @@ function sizesNear(problem, name, { allowance, choose }, tileSizes) {
   const countsOutputs = problem.batch === 1 && lastOfLayout[problem.layout] === name;
   const isVocabulary = countsOutputs && size >= MIN_VOCABULARY;
   if (isVocabulary) for (const step of OF_VOCABULARY) steps.add(step);
-  // 2. Collect the multiples next to the size. If the size itself is a multiple of a large step, the
-  // next multiple of this step is tried, too.
+  // 2. Collect the multiples next to the size. If the size itself is a multiple of a large step,
+  // the next multiple of this step is tried, too.
   const sizes = new Set();
   for (const step of steps) {
     sizes.add(ceilDiv(size, step) * step);
@@ -220,7 +220,8 @@ function pairError(problem, option, spreads, group, timeModel) {
   return least < 1 ? [Math.min(low, -high), Math.max(high, -low)] : [low, high];
 }
 
-// The predicted time of a problem over an option's, and the 90% range of the error of its logarithm.
+// The predicted time of a problem over an option's, and the 90% range of the error of its
+// logarithm.
 function predictedRatio(problem, option, before, after, timeModel) {
   const group = timeModel.groups[groupName(problem)];
   const spreads = [before, after].map(({ lo, hi }) => Math.log(hi / lo) / (group.high - group.low));
@@ -330,8 +331,8 @@ const changeText = (problem, option) =>
 
 // The elements of the page's answer about a problem on one machine: its time, then better sizes.
 function answerElements(problem, run) {
-  // 1. Report the measured time or, without one, the predicted time. The model is null if the run is
-  // unusable.
+  // 1. Report the measured time or, without one, the predicted time. The model is null if the run
+  // is unusable.
   const prefix = runs.length > 1 ? `${run.name}: ` : "";
   const row = exactRow(problem, run);
   const prediction = run.model && predict(problem, run.model);

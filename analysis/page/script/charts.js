@@ -18,8 +18,8 @@ const filters = FACETS.filter((name) => points[name].words.length > 1).map((name
   counts: [],
 }));
 
-// The rows that no filter hides and, for each word of each facet, how many rows would be left if its
-// own facet hid none.
+// The rows that no filter hides and, for each word of each facet, how many rows would be left if
+// its own facet hid none.
 function filtered() {
   const rows = [];
   const counts = filters.map((filter) => new Uint32Array(filter.wanted.length));
@@ -95,8 +95,8 @@ function spread(rows, most) {
 const inView = (value, range) => value >= range.start && value <= range.end;
 let shown = []; // rows that are drawn now
 
-// Draws the rows that have a time and an intensity. If they are too many, only an evenly spread part
-// of those in view is drawn. Returns how many rows could be drawn, and how many are.
+// Draws the rows that have a time and an intensity. If they are too many, only an evenly spread
+// part of those in view is drawn. Returns how many rows could be drawn, and how many are.
 function drawPoints(rows) {
   const timed = rows.filter((i) => points.time_us[i] !== null && points.intensity[i] !== null);
   const { x_range: intensities, y_range: speeds } = model("roofline");
@@ -143,8 +143,8 @@ const INK = [
 ];
 const LINES = ["minor_tick_line_color", "grid_line_color", "outline_line_color"];
 
-// Gives the page's colours to each part of the charts, because they are drawn on a canvas, which has
-// no style sheet.
+// Gives the page's colours to each part of the charts, because they are drawn on a canvas, which
+// has no style sheet.
 function colour() {
   const style = getComputedStyle(document.documentElement);
   const [ink, line, faint] = ["--ink", "--line", "--faint"].map((name) => style.getPropertyValue(name).trim());

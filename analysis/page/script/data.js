@@ -81,8 +81,8 @@ const caseOf = (i) =>
 // that a filter takes.
 const FOUR_DIGITS = new Intl.NumberFormat("en", { maximumSignificantDigits: 4 });
 
-// A time with its interval, from microseconds, in the unit that suits it. A time without an interval
-// has null for both ends.
+// A time with its interval, from microseconds, in the unit that suits it. A time without an
+// interval has null for both ends.
 function timeText(time, low, high) {
   const [unit, scale] = time < 1e4 ? ["µs", 1] : time < 1e7 ? ["ms", 1e-3] : ["s", 1e-6];
   const scaled = (value) => FOUR_DIGITS.format(value * scale);

@@ -2,8 +2,8 @@
 //
 // This file computes what analysis/model and kernels/timemodel compute for `predict`; a test
 // compares the two on random shapes. Names and steps are those of the Python code, which explains
-// them. Sizes are in elements, times in seconds. `s` is a row of sizes and traffic (`shapeRow`), and
-// `c` are the constants of its group.
+// them. Sizes are in elements, times in seconds. `s` is a row of sizes and traffic (`shapeRow`),
+// and `c` are the constants of its group.
 
 const ELEMENT_BYTES = { fp32: 4, tf32: 4, fp16: 2, bf16: 2, fp8: 1 };
 const WIDE_BYTES = 16;
@@ -109,8 +109,9 @@ function winogradGemm(conv, tile) {
   return { m, n: out, k: into, batch: (tile + 2) ** 2 };
 }
 
-// Bytes, at most 16, that divide the rows whose misalignment costs time. A matrix-vector
-// multiplication costs the same whether the rows of its output are aligned or not.
+// The largest power of two, at most 16, that divides the bytes of the rows whose misalignment costs
+// time. A matrix-vector multiplication costs the same whether the rows of its output are aligned or
+// not.
 function pricedAlignment(problem) {
   if (problem.op !== "gemm") {
     return alignmentOf([problem.c / problem.groups, problem.kout / problem.groups], problem.dtype);
@@ -154,9 +155,9 @@ function shapeRow(problem, winogradTile) {
   return { ...row, ...gemm, density: flopsOf(problem) / flopsOf(gemm) };
 }
 
-// What Winograd's algorithm moves. F(2 × 2) is one kernel, which transforms input and result inside,
-// after a kernel that transforms the filters. F(4 × 4) is four kernels, and the transformed tensors
-// go through memory.
+// The traffic of Winograd's algorithm. F(2 × 2) is one kernel, which transforms input and result
+// inside, after a kernel that transforms the filters. F(4 × 4) is four kernels, and the transformed
+// tensors go through memory.
 function winogradTraffic(conv, gemm, tile) {
   const [x, filters, y] = operandElements(conv);
   const element = ELEMENT_BYTES[conv.dtype];
@@ -174,7 +175,7 @@ const tileCount = (s, bm, bn, split = 1) => s.batch * ceilDiv(s.m, bm) * ceilDiv
 const tailEfficiency = (tiles, slots) => tiles / (ceilDiv(tiles, slots) * slots);
 const partialBytes = (s, split) => (split > 1 ? s.batch * s.m * s.n * 8 * split : 0);
 
-// What the SMs compute and load with one tile: the terms of a step along K, and the total seconds.
+// The work of the SMs with one tile: the seconds of each part of a step along K, and in total.
 function work(s, [bm, bn], split, machine, group) {
   const c = group.constants;
   const count = tileCount(s, bm, bn, split);
@@ -204,7 +205,8 @@ function memorySeconds(s, split, count, machine, c) {
   return (traffic / bandwidth) * (1 + c.ramp / Math.min(count, machine.sms));
 }
 
-// The time with one tile and split of K, the seconds of each limit, and the figures that explain it.
+// The time with one tile and split of K, the seconds of each limit, and the figures that explain
+// it.
 function estimate(s, tile, split, machine, group) {
   const c = group.constants;
   const done = work(s, tile, split, machine, group);
@@ -303,8 +305,8 @@ function featuresOf(problem, shapes, guess, machine, group) {
 }
 
 // Trees in preorder; the left child of a node is the next node. `feature` is the number of the
-// feature that a node tests, negative in a leaf. `number` is the cut above which a row goes right or,
-// in a leaf, the value. Both are arrays of bytes, as base64.
+// feature that a node tests, negative in a leaf. `number` is the cut above which a row goes right
+// or, in a leaf, the value. Both are arrays of bytes, as base64.
 class Forest {
   constructor({ feature, number }) {
     const bytes = (text) => Uint8Array.from(atob(text), (char) => char.charCodeAt(0));
@@ -397,8 +399,8 @@ function predict(problem, timeModel) {
     const features = featuresOf(problem, shapes, guess, machine, group);
     const { mean, deviation } = trees.timeForest.predict(features);
     time *= Math.exp(mean);
-    // Smaller trees come with a second forest for the spread. The disagreement of the original trees
-    // is their spread.
+    // Smaller trees come with a second forest for the spread. The disagreement of the original
+    // trees is their spread.
     if (trees.spread) {
       trees.spreadForest ??= new Forest(trees.spread);
       spread = Math.exp(trees.spreadForest.predict(features).mean);

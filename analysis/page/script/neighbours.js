@@ -175,9 +175,9 @@ function secondsInTable(problem, run) {
   return row === undefined || points.time_lo_us[row] !== null ? null : points.time_us[row] * 1e-6;
 }
 
-// The row that is nearest to a problem, among those that were timed in its dtype; undefined if there
-// is no such row. The distance adds the logarithms (base 2) of the ratios of sizes, and 1 for each
-// other word, such as a layout, that differs.
+// The row that is nearest to a problem, among those that were timed in its dtype; undefined if
+// there is no such row. The distance adds the logarithms (base 2) of the ratios of sizes, and 1 for
+// each other word, such as a layout, that differs.
 function nearestRow(problem) {
   // Points name a convolution's images ``batch``, and have pairs such as strides as text.
   const wanted = FIELDS[problem.op].map((name) => [
@@ -198,8 +198,8 @@ function nearestRow(problem) {
   return nearest.row;
 }
 
-// Shows the measured times next to a row, along each size. If the row is only the nearest one to the
-// problem that the reader asked about, `asked` is that problem.
+// Shows the measured times next to a row, along each size. If the row is only the nearest one to
+// the problem that the reader asked about, `asked` is that problem.
 function choose(i, asked = null) {
   const share = asked === null ? 1 : points.flops[i] / flopsOf(asked);
   const isFar = share < 0.5 || share > 2;
