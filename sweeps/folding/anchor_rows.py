@@ -25,14 +25,15 @@ def anchor_rows(
     events: Sequence[Event],
     gpus: Sequence[Mapping[str, Any]],
 ) -> list[dict[str, Any]]:
-    """Return one row per GPU, anchor and phase, from the last time that the GPU timed its anchors.
+    """Return one row per GPU, anchor and phase, from the GPU's latest timing of its anchors.
 
-    For sustained work only the second half counts, in which power and clocks are steady.
-    ``energy_j`` is the board's energy per launch in that half, in joules.
+    In the phase ``alone``, the node's other GPUs are idle; in ``together``, all of them work. For
+    sustained work only the second half counts, in which power and clocks are steady. ``energy_j``
+    is the board's energy per launch in that half, in joules.
 
     Args:
         run: the run's name.
-        anchors: the anchors' cases.
+        anchors: the entries of the anchor cases in run.json.
         events: all events of the run.
         gpus: the list ``gpus`` of run.json, whose items have ``gpu``, ``id`` and ``node``.
     """
@@ -42,14 +43,16 @@ def anchor_rows(
         key = event["worker"], event.get("gpu"), event["case"], event["phase"]
         samples_by_key[key].append(event)
     # 2. Make the rows.
-    place_by_gpu = {place["gpu"]: place for place in gpus}
+    gpu_records = {record["gpu"]: record for record in gpus}
     cases = {entry.case.id: entry.case for entry in anchors}
     rows = []
     for (worker, gpu, case, phase), every_sample in samples_by_key.items():
         if case not in cases:
             continue
+        # Sustained work counts from the moment at which it is steady. All samples of a burst count.
         settled = settled_windows(every_sample)
-        samples = settled or every_sample  # bursts have no windows
+        samples = settled or every_sample
+        gpu_record = gpu_records.get(gpu, {})
         seconds = [event["s"] for event in samples]
         interval = median_interval(seconds)
         reasons = {reason for event in samples for reason in event.get("throttled", ())}
@@ -57,8 +60,8 @@ def anchor_rows(
             "run": run,
             "worker": worker,
             "gpu": gpu,
-            "gpu_id": place_by_gpu.get(gpu, {}).get("id"),
-            "node": place_by_gpu.get(gpu, {}).get("node", 0),
+            "gpu_id": gpu_record.get("id"),
+            "node": gpu_record.get("node", 0),
             "phase": phase,
             "time_utc": utc(samples[-1]["at"]),
             **cases[case].columns(),
@@ -107,13 +110,13 @@ def steady_report(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         rows: the rows of :func:`anchor_rows`.
 
     Returns:
-        Entries with ``gpu``, ``problem``, ``tflops``, ``share`` (the sustained speed over the
-        burst's) with its 95% interval ``lo`` to ``hi`` (None if either time has no interval),
-        ``sm_mhz``, ``power_w`` and ``energy_j``.
+        Entries with ``gpu``, ``problem``, ``tflops``, ``sm_mhz``, ``power_w`` and ``energy_j``, and
+        with ``share``, the sustained speed divided by the burst's. The 95% interval of ``share`` is
+        ``lo`` to ``hi``; both are None if either time has no interval.
     """
 
     def key(row: Mapping[str, Any]) -> tuple[Any, ...]:
-        """Return what a sustained case and its burst have in common."""
+        """Return a key that a sustained case shares with its burst."""
         identity = [row.get(name) for name in IDENTITY if name != "mode"]
         return row["worker"], row["gpu"], *identity
 
@@ -147,7 +150,10 @@ def settled_windows(samples: Sequence[Event]) -> list[Event]:
 
 
 def _joules_per_launch(windows: Sequence[Event]) -> float | None:
-    """Return the energy of one launch in joules, from the board's counter; None without a count."""
+    """Return the energy of one launch in joules, from the readings of the board's energy counter.
+
+    Return None if fewer than two windows have a reading, or if the counter did not increase.
+    """
     counted = [event for event in windows if event.get("joules") is not None]
     if len(counted) < 2:
         return None
@@ -159,12 +165,12 @@ def _joules_per_launch(windows: Sequence[Event]) -> float | None:
 
 
 def latest_anchor_events(events: Sequence[Event]) -> Iterator[Event]:
-    """Yield the samples since each worker last began to time the anchors of its GPU.
+    """Yield the anchors' samples from the latest timing of each worker's GPU.
 
-    A resumed run may time its anchors again, and only the latest time counts. The events of each
-    worker must be in the order of their file.
+    A resumed run may time its anchors again, and then only the latest timing counts. The events of
+    each worker must be in the order of their file.
     """
-    # Later events replace earlier ones of the same place.
+    # Later events replace earlier ones of the same worker and GPU.
     latest_begin = {
         place_of(event): i for i, event in enumerate(events) if event["event"] == "anchoring"
     }

@@ -16,7 +16,7 @@ from sweeps.store import Event
 from sweeps.timing.speed import STEADY, MachineSpeed
 from sweeps.timing.statistics import is_narrow, median
 
-_MESSAGE_LENGTH = 300
+_MAX_MESSAGE = 300  # characters of a message in measurements.csv
 
 
 def fold_rows(
@@ -32,10 +32,10 @@ def fold_rows(
         run: the run's name.
         planned: the run's cases.
         events: all events of the run.
-        machine: the machine's facts. A time that the machine cannot reach becomes an error; None:
-            times are not checked.
-        speeds: the machine's speed over the run, by place. Intervals are widened to cover its
-            changes; None: the speed was steady.
+        machine: the machine's facts. A time that the machine cannot reach becomes an error. If this
+            is None, times are not checked.
+        speeds: the machine's speed over the run, for each worker and GPU. Intervals are widened to
+            cover changes of the speed. If this is None, the speed counts as steady.
     """
     history_by_case = histories(events)
     rows = []
@@ -56,11 +56,11 @@ def fold_rows(
 def rounds_table(
     planned: Sequence[PlanEntry], known: Mapping[str, History]
 ) -> list[dict[str, Any]]:
-    """Return, for each case, those samples behind its time whose round is known.
+    """Return, for each case, the samples behind its median time and the round of each sample.
 
-    Two cases' samples of the same round, by one worker on one GPU, were taken in one pass over all
-    open cases. Their ratio depends less on how fast the machine was at the moment than the ratio of
-    samples from two passes.
+    In a round, a worker takes one sample of each of many cases, one right after the other. The
+    ratio of two samples of one round therefore depends less on the machine's speed at the moment
+    than the ratio of samples of different rounds. Samples without a recorded round are left out.
     """
     table = []
     for case in dict.fromkeys(entry.case.id for entry in planned):
@@ -81,10 +81,10 @@ def rounds_table(
 
 
 def confirmed_table(events: Iterable[Event], known: Mapping[str, History]) -> list[dict[str, Any]]:
-    """Return the log time ratios of re-timed pairs: the first case over the second.
+    """Return the log ratios of re-timed pairs: the first case's time divided by the second's.
 
-    Each process has one row for each pair, with one ratio for each block. A block has two samples
-    of each case.
+    There is one row for each process and pair, with one ratio for each block. A block has two
+    samples of each case.
 
     A process counts if it completed all :data:`BLOCKS` blocks, on the same GPU as the latest such
     process. A pair counts if at least :data:`PROCESSES` processes count, and then only the latest
@@ -94,7 +94,7 @@ def confirmed_table(events: Iterable[Event], known: Mapping[str, History]) -> li
         events: events of a run.
         known: the histories of the run's cases.
     """
-    # 1. Collect the blocks of each pair and process. A process is named by the moment of its start.
+    # 1. Collect the blocks of each pair and process. The start time identifies a process.
     blocks_by_pair: dict[tuple[str, str], dict[float, list[Event]]] = defaultdict(
         lambda: defaultdict(list)
     )
@@ -123,9 +123,10 @@ def confirmed_table(events: Iterable[Event], known: Mapping[str, History]) -> li
 
 
 def _counting_processes(blocks_by_process: Mapping[float, Sequence[Event]]) -> list[float]:
-    """Return the processes of a pair that count, in order; empty if they are too few.
+    """Return the processes of a pair that count, in the order of their starts.
 
-    See :func:`confirmed_table`. Times of two GPUs are never combined.
+    Return an empty list if fewer than :data:`PROCESSES` count. :func:`confirmed_table` says which
+    processes count. Times of two GPUs are never combined.
     """
     places = {
         process: place_of(blocks[0])
@@ -140,7 +141,7 @@ def _counting_processes(blocks_by_process: Mapping[float, Sequence[Event]]) -> l
 
 
 def _log_ratio(seconds: Sequence[float]) -> float:
-    """Return the log ratio of a block A B B A: the geometric mean of A's times over that of B's."""
+    """Return the log ratio of the geometric means of A's and B's times, given a block A B B A."""
     first_a, first_b, second_b, second_a = seconds
     return math.log(first_a * second_a / (first_b * second_b)) / 2
 
@@ -157,7 +158,7 @@ def _exposed_outcome(history: History) -> Event:
 
 def _failed_columns(outcome: Event) -> dict[str, Any]:
     """Return the columns of a case that has an outcome instead of a time."""
-    message = " ".join(str(outcome["message"]).split())[:_MESSAGE_LENGTH]
+    message = " ".join(str(outcome["message"]).split())[:_MAX_MESSAGE]
     return {
         "status": outcome["status"],
         "message": message,
@@ -213,9 +214,9 @@ def _measured_columns(
 
 
 def _crash_remark(history: History) -> str:
-    """Return a remark on a case that was timed after crashes; empty if it never crashed."""
+    """Return a remark on a case that was timed after crashes, or "" if it never crashed."""
     if not history.crashes:
         return ""
     times = "once" if history.crashes == 1 else f"{history.crashes} times"
     cause = f": {history.last_crash}" if history.last_crash else ""
-    return f"before this case ran, the process ended {times} while visiting it{cause}."
+    return f"before this case was timed, the process crashed {times} while handling it{cause}."

@@ -1,4 +1,4 @@
-"""Progress of a run: counted event by event while it lasts, and by sweep when it is folded."""
+"""Count the progress of a run: event by event while it runs, and by sweep when it is folded."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ from sweeps.progress import Reporter
 from sweeps.store import Event
 
 STOPPED = "time"
-"""Reason given by a call that ends at its time limit. The others are ``done`` and ``budget``."""
+"""Reason why measuring ended: the call reached its time limit.
+
+The other reasons are ``done`` and ``budget``."""
 
 
 def count_by_sweep(
     planned: Sequence[PlanEntry], rows: Sequence[Mapping[str, Any]], known: Mapping[str, History]
 ) -> dict[str, dict[str, int]]:
-    """Count each sweep's cases that are planned, measured and open.
+    """Count the planned, measured and open cases of each sweep.
 
-    Open cases are those that more time would advance: they need more samples or a check, or their
-    kernels are not named yet.
+    A case is open if it needs more samples or a check, or if its kernels are not named yet. More
+    measuring time would therefore advance it.
     """
     counts: dict[str, dict[str, int]] = {}
     for entry in planned:
@@ -37,7 +39,10 @@ def count_by_sweep(
 
 
 def counts_sentence(record: Mapping[str, Any]) -> str:
-    """Return a sentence on what became of a run's cases, from its run.json."""
+    """Return a sentence on how many cases of a run were measured, failed or were left out.
+
+    ``record`` is the content of the run's run.json.
+    """
     counts = record["counts"]
     failed = [
         f"{counts[name]} {name}"
@@ -56,10 +61,15 @@ def counts_sentence(record: Mapping[str, Any]) -> str:
 
 
 class Tally:
-    """Progress of a shard, kept up to date event by event."""
+    """Progress of a shard, updated with each of its events."""
 
     def __init__(self, planned: Sequence[PlanEntry], events: Sequence[Event]) -> None:
-        """Count all events of the shard so far. ``planned`` are the cases of this call."""
+        """Count all events that the shard has so far.
+
+        Args:
+            planned: the cases that this call measures, whose progress is counted.
+            events: the shard's events, including those of cases that are not planned.
+        """
         self.histories = {entry.case.id: History() for entry in planned}
         self._unplanned: dict[str, History] = defaultdict(History)
         self._seen: set[str] = set()
@@ -76,7 +86,8 @@ class Tally:
         case = event["case"]
         self.spent += event.get("cost", 0.0)
         self._costs[case] += event.get("cost", 0.0)
-        if event["event"] == "moved":  # the case starts over on another GPU
+        # A moved case starts over on another GPU, so the time spent on it no longer counts.
+        if event["event"] == "moved":
             self.spent -= self._costs.pop(case)
         if event["event"] == "end":
             self._end = event
@@ -107,23 +118,23 @@ class Tally:
         return len(self._closed | self._seen)
 
     def is_over(self, budget: float) -> bool:
-        """Return True if the shard ended by itself, with a budget of at least ``budget`` seconds.
+        """Return True if the shard finished its cases or used up a budget of ``budget`` seconds.
 
-        A shard that was stopped earlier or interrupted is not over.
+        A shard that was interrupted, or stopped by a time limit, is not over.
         """
         end = self._end
         return end is not None and end["why"] != STOPPED and end["budget"] >= budget
 
     def ended(self, why: str, budget: float) -> bool:
-        """Return True if the shard's last end had this reason and this budget."""
+        """Return True if the shard's latest ``end`` event has this reason and this budget."""
         return self._end is not None and (self._end["why"], self._end["budget"]) == (why, budget)
 
     def all(self) -> dict[str, History]:
-        """Return the history of every case, including the canary and cases of other calls."""
+        """Return the history of every case, including the canary and cases of earlier calls."""
         return {**self._unplanned, **self.histories}
 
     def unnamed(self) -> list[str]:
-        """Return the cases that have times but no kernel names yet."""
+        """Return the ids of the cases that have times but no kernel names yet."""
         return [case for case, history in self.histories.items() if history.unnamed]
 
     def report(self, reporter: Reporter, budget: float) -> None:

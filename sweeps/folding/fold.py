@@ -32,14 +32,14 @@ from sweeps.store import (
     write_table,
 )
 
-_FOLDED = Path("samples", "folded.json")  # size of each sample file that the last fold has read
-_MOST_DAMAGED = 0.1  # share of the sample lines
+_FOLDED = Path("samples", "folded.json")  # size of each sample file when it was last folded
+_MAX_DAMAGED = 0.1  # largest share of sample lines that may be damaged
 
 
 def too_damaged(events: int, damaged: int) -> bool:
     """Return True if too many of a run's sample lines are damaged to trust the others."""
     # One damaged line is always tolerated, because a crash may cut the last line.
-    return damaged > max(1, _MOST_DAMAGED * (events + damaged))
+    return damaged > max(1, _MAX_DAMAGED * (events + damaged))
 
 
 def fold(folder: Path, written: Iterable[Path] | None = None) -> dict[str, Any]:
@@ -48,17 +48,18 @@ def fold(folder: Path, written: Iterable[Path] | None = None) -> dict[str, Any]:
     Args:
         folder: the run's folder.
         written: sample files that the caller has finished. If the last fold has already read all of
-            them, nothing is done. Nodes that end together therefore fold only once or twice.
+            them, nothing is done. Many nodes that end together therefore fold the run only once or
+            twice. If None, the run is always folded.
 
     Raises:
-        UserError: if too many sample lines are damaged; the table is then left as it was.
+        UserError: if too many sample lines are damaged. The tables are then left as they were.
     """
     with folding(folder):
         record = read_run(folder)
         if written is not None and _is_folded(folder, written):
             return record
-        # 1. Read the plan and the samples. Sizes are taken first: what is written to a file after
-        # that does not count as folded.
+        # 1. Read the plan and the samples. The files' sizes are read first, so that lines that are
+        # appended in the meantime count as not folded.
         sizes = _sizes((folder / "samples").glob("*.jsonl"))
         planned = [PlanEntry.from_json(row) for row in record["plan"]["cases"]]
         events, damaged = read_events(folder)
@@ -113,8 +114,8 @@ def fold(folder: Path, written: Iterable[Path] | None = None) -> dict[str, Any]:
         folded["health"] = health(
             {**record, **folded}, machine, planned, rows, events, speeds.values()
         )
-        # 5. Update run.json. Other nodes may have planned or joined the run in the meantime, and
-        #    what they wrote is kept.
+        # 5. Update run.json. Other nodes may have changed it in the meantime, by planning or by
+        # joining the run, so it is read again.
         with planning(folder):
             record = {**read_run(folder), **folded}
             write_run(folder, record)
@@ -123,7 +124,7 @@ def fold(folder: Path, written: Iterable[Path] | None = None) -> dict[str, Any]:
 
 
 def _sizes(paths: Iterable[Path]) -> dict[str, int]:
-    """Return the bytes of each file that exists, by the file's name."""
+    """Return the size in bytes of each file that exists, by the file's name."""
     return {path.name: path.stat().st_size for path in paths if path.exists()}
 
 
@@ -133,4 +134,4 @@ def _is_folded(folder: Path, written: Iterable[Path]) -> bool:
         folded_sizes = json.loads((folder / _FOLDED).read_text(encoding="utf-8"))["sizes"]
         return all(folded_sizes.get(name) == size for name, size in _sizes(written).items())
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        return False  # never folded, or the file is damaged: fold again
+        return False  # the run was never folded, or the file is damaged

@@ -1,14 +1,15 @@
 """Health of a run: how far its times can be trusted.
 
-The verdict depends on whether medians repeat, in another process and from round to round:
+The verdict depends on whether the cases' medians repeat, in another process and from round to
+round:
 
-- ``quiet``: they repeat, and intervals cover all of the uncertainty.
-- ``noisy``: they differ, and intervals are widened by as much.
-- ``unusable``: repeated medians differ by 30% or more beyond their intervals, or something other
-  than the cases was timed.
+- ``quiet``: the medians repeat, and their intervals cover all of the uncertainty.
+- ``noisy``: the medians differ by more than their intervals, which are widened accordingly.
+- ``unusable``: the medians differ by 30% or more beyond their intervals, or something other than
+  the cases was timed.
 
-How busy the host was does not affect the verdict. It is listed as the likely cause if a run is not
-quiet.
+How busy the host was does not affect the verdict. If a CPU's run is not quiet, other processes that
+used its cores are listed as a likely cause.
 """
 
 from __future__ import annotations
@@ -34,40 +35,41 @@ VERDICTS = ("quiet", "noisy", "unusable")
 QUIET, _, UNUSABLE = VERDICTS
 
 HealthFinding = tuple[str, str]
-"""A verdict and its reason, a sentence without its full stop."""
+"""A verdict on one aspect of a run, and its reason: a sentence without its full stop."""
 
 _TICKS = (0.001, 0.002, 1 / 300, 0.004, 0.008, 0.010, 0.012, 0.016, 0.020)
 """Common periods of the operating system's scheduler tick, in seconds."""
-# Largest distance from whole ticks that counts as near them, as a share of a tick. By chance, twice
-# this share of unrelated times is as near.
+# A batch counts as lasting whole ticks if its time is at most this far from a multiple of the tick,
+# as a share of the tick. By chance, twice this share of unrelated times is as near.
 _NEAR_TICK = 0.03
-_MAX_TICKS = 8
+_MAX_TICKS = 8  # longest batch that is judged, in ticks
 _MIN_AT_TICK = 8  # cases; fewer may last whole ticks by chance, because cases resemble one another
+_MIN_SHARE_AT_TICK = 0.4  # share of a case's batches from which the case counts as lasting ticks
 
 
 @dataclass(frozen=True)
 class _Limits:
-    """Thresholds from which a value makes a run noisy or unusable."""
+    """Smallest values of a quantity that make a run noisy or unusable."""
 
     noisy: float
     unusable: float = float("inf")
 
     def verdict(self, value: float) -> str:
-        """Return the verdict on a run that has this value."""
+        """Return the verdict on a run in which the quantity has this value."""
         if value >= self.unusable:
             return "unusable"
         return "noisy" if value >= self.noisy else "quiet"
 
 
-_BETWEEN = _Limits(0.03, 0.3)
-_SPEED = _Limits(0.03)
-_CANARY = _Limits(0.05)
-_HALF_WIDTH = _Limits(0.05)
-_AT_TICKS = _Limits(0.25, 0.5)  # similar cases may last a whole tick by chance
-_THROTTLED = _Limits(0.05)
-_STEAL = 0.02
-_OTHERS = 0.05
-_MIN_ROWS = 8
+_BETWEEN = _Limits(0.03, 0.3)  # variation of re-timed medians beyond their intervals
+_SPEED = _Limits(0.03)  # relative change of the machine's speed
+_CANARY = _Limits(0.05)  # relative spread of the canary's times
+_HALF_WIDTH = _Limits(0.05)  # half the width of an interval, relative to its median
+_AT_TICKS = _Limits(0.25, 0.5)  # share of the cases; similar ones may last a tick by chance
+_THROTTLED = _Limits(0.05)  # share of the cases
+_STEAL = 0.02  # share of the cores' time that other virtual machines may use
+_OTHERS = 0.05  # share of the cores' time that other processes may use
+_MIN_ROWS = 8  # times with an interval, below which the noise is not judged
 
 
 def health(
@@ -78,15 +80,17 @@ def health(
     events: Sequence[Event],
     speeds: Iterable[MachineSpeed],
 ) -> dict[str, Any]:
-    """Judge a run and give the reasons: the worst first, then likely causes.
+    """Return the entry ``health`` of run.json: the verdict on a run, and its reasons.
+
+    The worst reasons come first, and likely causes last.
 
     Args:
         record: the run's record, with ``canary`` and ``repeats``.
-        machine: the machine's facts.
+        machine: the machine's facts; None if they are not recorded.
         planned: the run's cases.
-        rows: the rows of its table.
-        events: all of its events.
-        speeds: the machine's speed over the run, one for each place.
+        rows: the run's rows of measurements.csv.
+        events: all events of the run.
+        speeds: the machine's speed over the run, one for each worker and GPU.
     """
     ok = [row for row in rows if row["status"] == "ok"]
     host_events = [event for event in events if event["event"] == "host"]
@@ -98,7 +102,7 @@ def health(
         *_judge_gpu_use(host_events),
         *_judge_merged(record),
     ]
-    # The worst findings come first. Sorting keeps the order above among those of one verdict.
+    # Sorting keeps the order above among findings of the same verdict.
     concerns = [(verdict, reason) for verdict, reason in findings if verdict != QUIET]
     concerns.sort(key=lambda finding: VERDICTS.index(finding[0]), reverse=True)
     if not concerns:
@@ -114,12 +118,13 @@ def health_sentence(run: Mapping[str, Any]) -> str:
     """Return the verdict of :func:`health` in one line, with what it means for the intervals.
 
     Args:
-        run: run.json, with ``health`` and ``repeats``.
+        run: the content of run.json, with ``health`` and ``repeats``.
     """
     verdict, reasons = run["health"]["verdict"], run["health"]["reasons"]
     text = f"Health: {verdict}"
     if repeats := run.get("repeats"):
-        # The first reason is given only where the repeats do not explain the verdict.
+        # The line always has the repeats. If they do not explain the verdict, it has the first
+        # reason as well.
         if verdict == "noisy" and repeats["between"] < _BETWEEN.noisy:
             text += f"; {reasons[0]}"
         text += f"; repeated medians differ by {repeats['between']:.0%}"
@@ -133,7 +138,7 @@ def health_sentence(run: Mapping[str, Any]) -> str:
 
 
 def _judge_repeats(record: Mapping[str, Any]) -> Iterator[HealthFinding]:
-    """Judge the medians that another process repeated, or the canary GEMM if there are none."""
+    """Judge the medians that another process re-timed, or the canary GEMM if it re-timed none."""
     canary, repeats = record.get("canary"), record.get("repeats")
     if repeats:
         yield (
@@ -149,18 +154,19 @@ def _judge_repeats(record: Mapping[str, Any]) -> Iterator[HealthFinding]:
 
 
 def _judge_speed(spread: float) -> Iterator[HealthFinding]:
-    """Judge how much the machine's speed changed from round to round, as all cases show it.
+    """Judge how much the machine's speed changed from round to round.
 
-    Intervals cover these changes.
+    ``spread`` is that change as a log ratio, fitted to the samples of all cases. Intervals are
+    already widened to cover it.
     """
     change = math.expm1(spread)
     yield _SPEED.verdict(change), f"the machine's speed changed by {change:.0%}"
 
 
 def _judge_rows(ok: Sequence[Mapping[str, Any]]) -> Iterator[HealthFinding]:
-    """Judge how wide the intervals are and how often the clock was throttled.
+    """Judge how wide the intervals are and in how many cases the GPU throttled its clock.
 
-    ``ok`` are the rows of cases with a time.
+    ``ok`` has the rows of the cases with a time.
     """
     widths = [
         (row["time_hi_us"] - row["time_lo_us"]) / 2 / row["time_us"]
@@ -180,16 +186,17 @@ def _judge_rows(ok: Sequence[Mapping[str, Any]]) -> Iterator[HealthFinding]:
 def _judge_ticks(events: Sequence[Event], planned: Sequence[PlanEntry]) -> Iterator[HealthFinding]:
     """Judge whether a CPU's batches last whole scheduler ticks.
 
-    Launches then waited for the scheduler. Sustained batches are left out because they are made to
-    last 60 ms. Batches of a GPU are left out because a GPU has its own clock.
+    If they do, the launches waited for the scheduler, and their times say little about the kernels.
+    Sustained batches are left out because they are made to last 60 ms. Batches on a GPU are left
+    out because the GPU itself times them.
     """
     bursts = {entry.case.id for entry in planned if entry.case.mode == "burst"}
     batches: dict[str, list[float]] = defaultdict(list)
     for event in timed(events):
         if event["case"] in bursts and event.get("gpu") is None and "n" in event:
             batches[event["case"]].append(event["s"] * event["n"])
-    # Whole ticks of 16 ms are also whole ticks of 4 ms. If several ticks have the same count, the
-    # longest one is reported.
+    # Whole ticks of 16 ms are also whole ticks of 4 ms. If several periods have the same count,
+    # ``max`` takes the longest one.
     counts = [(_cases_at_ticks(batches.values(), tick), tick) for tick in _TICKS]
     count, tick = max(counts)
     share = count / max(1, len(batches))
@@ -206,36 +213,41 @@ def _cases_at_ticks(batches: Iterable[Sequence[float]], tick: float) -> int:
     """Count the cases in which at least 40% of the batches last whole ticks.
 
     Only batches between half a tick and eight ticks are judged, and only cases that have mostly
-    such batches. The count is 0 if as many cases are expected by chance.
+    such batches. The count is 0 if chance could explain it.
+
+    Args:
+        batches: the seconds of each batch, for each case.
+        tick: the scheduler's period in seconds.
     """
-    shares = []  # of the judged batches that last whole ticks, for each case
+    # 1. Find the share of each case's batches that last whole ticks.
+    shares = []
     for seconds in batches:
         judged = [s for s in seconds if tick / 2 < s < _MAX_TICKS * tick]
         if 2 * len(judged) >= len(seconds):
             ticks = np.array(judged) / tick
             shares.append(float(np.mean(np.abs(ticks - np.round(ticks)) < _NEAR_TICK)))
-    count = sum(share >= 0.4 for share in shares)
-    # This many cases would be near a tick by chance. The count must exceed that by five standard
-    # errors.
-    chance = 2 * _NEAR_TICK * len(shares)
-    return count if count >= max(_MIN_AT_TICK, chance + 5 * math.sqrt(chance)) else 0
+    count = sum(share >= _MIN_SHARE_AT_TICK for share in shares)
+    # 2. Compare the count with chance. ``expected`` cases would be near a tick by chance, and the
+    # count must exceed them by five standard errors.
+    expected = 2 * _NEAR_TICK * len(shares)
+    return count if count >= max(_MIN_AT_TICK, expected + 5 * math.sqrt(expected)) else 0
 
 
 def _judge_gpu_use(host_events: Sequence[Event]) -> Iterator[HealthFinding]:
     """Report other processes that used the GPU during the run."""
-    others = max((look.get("gpu_processes", 0) for look in host_events), default=0)
+    others = max((event.get("gpu_processes", 0) for event in host_events), default=0)
     if others:
         yield "noisy", f"{others} other process{'es' if others > 1 else ''} used the GPU"
 
 
 def _likely_causes(host_events: Sequence[Event]) -> Iterator[str]:
-    """Name who else used the CPU's cores during the run."""
+    """Name what else used the CPU's cores during the run."""
     total_seconds = sum(event["seconds"] for event in host_events)
     for name, limit, who in (
         ("steal", _STEAL, "other virtual machines"),
         ("others", _OTHERS, "other processes"),
     ):
-        # The events have shares of spans that are not equally long.
+        # Each event has the share of its own time span, so shares are weighted by the spans.
         used_seconds = sum(event.get(name, 0.0) * event["seconds"] for event in host_events)
         share = used_seconds / max(total_seconds, 1e-9)
         if share >= limit:
@@ -243,7 +255,7 @@ def _likely_causes(host_events: Sequence[Event]) -> Iterator[str]:
 
 
 def _judge_merged(record: Mapping[str, Any]) -> Iterator[HealthFinding]:
-    """Report the verdicts on the recordings that this one was merged from.
+    """Report noisy and unusable recordings that were merged into this one.
 
     A disturbed recording might otherwise go unnoticed among quiet ones.
     """

@@ -23,26 +23,31 @@ than it is."""
 PROCESSES = 2
 """Number of processes that re-time a pair.
 
-How far their ratios differ shows what the samples of one process have in common."""
+Their ratios differ by the error that all samples of one process share."""
 
 
 @dataclass
 class History:
-    """Everything that is known about one case."""
+    """Everything that a run's events say about one case."""
 
     samples: dict[int | None, list[Event]] = field(default_factory=lambda: defaultdict(list))
+    """Samples that count towards the case's time, by GPU."""
     exposed: list[Event] = field(default_factory=list)
     """Samples in which gaps between launches may show. They do not count towards any time."""
     facts: Mapping[str, Any] = field(default_factory=dict)
+    """Columns of the case other than times, such as the kernel's name."""
     outcome: Event | None = None
+    """Event that says why the case gets no time; None if it may get one."""
     too_long: bool = False
+    """True if six samples would take more time than one case may."""
     crashes: int = 0
+    """Number of processes that crashed while they handled the case."""
     last_crash: str = ""
+    """Description of the end of the latest of these processes, such as ``killed by SIGSEGV``."""
     sound: dict[int | None, int] = field(default_factory=dict)
     """Number of samples up to the latest correct result of the case, by GPU."""
     verified: dict[int | None, int] = field(default_factory=dict)
     """Number of samples up to the latest correct result on inputs new to all launches, by GPU."""
-
     repeats: list[Event] = field(default_factory=list)
     """Samples of another process, which show how well medians repeat. They do not count towards any
     time."""
@@ -54,7 +59,7 @@ class History:
 
     @property
     def best(self) -> list[Event]:
-        """Samples of the GPU that took the most. Samples of two GPUs are never pooled."""
+        """Samples of the GPU that took the most of them. Samples of two GPUs are never pooled."""
         return max(self.samples.values(), key=len, default=[])
 
     @property
@@ -82,17 +87,17 @@ class History:
         best = self.best
         if not best:
             return False
-        # A crash may come between the last sample and the check after it. That check is then still
-        # due.
+        # A crash may come between the last sample and the check after it. The case is then still to
+        # be checked.
         is_checked = self.verified.get(best[0].get("gpu")) == len(best)
         return is_checked and finished([sample["s"] for sample in best])
 
     @property
-    def weight(self) -> tuple[bool, bool, int, bool]:
-        """Sort key of two workers' histories of one case: the greater one counts.
+    def rank(self) -> tuple[bool, bool, int, bool]:
+        """Sort key for several workers' histories of one case, of which the highest counts.
 
-        A result that was found to be wrong stays wrong. Otherwise a case with a time counts before
-        one without, and of two times the one with more samples.
+        A wrong result ranks highest, because it must not be hidden by a time from another worker.
+        Then come histories with a time, and among them the one with the most samples.
         """
         failed = self.outcome is not None
         wrong = self.outcome is not None and self.outcome["status"] == "wrong"
@@ -107,7 +112,7 @@ class History:
     def add(self, event: Event) -> None:
         """Add an event of the case. After a ``moved`` event the case starts over on another GPU."""
         match event["event"]:
-            # A sample has ``hidden`` only if it is False.
+            # ``hidden`` is False if gaps between launches may show, and missing otherwise.
             case "sample" if event.get("hidden", True):
                 self.samples[event.get("gpu")].append(event)
                 if "checking" in event:
@@ -139,21 +144,21 @@ class History:
 def histories(events: Iterable[Event]) -> dict[str, History]:
     """Return the history of each case. The canary is a case like any other.
 
-    Several workers may have timed a case, as in a merged recording. Then only one history counts:
-    the one with the greatest :attr:`History.weight`, or the first of equals. Nothing of the others
-    enters it.
+    Several workers may have timed a case, as in a merged recording. Then only the history with the
+    highest :attr:`History.rank` counts, or the first of several with that rank. The others are
+    ignored.
     """
     by_case: dict[str, dict[str, History]] = defaultdict(lambda: defaultdict(History))
     for event in events:
         by_case[event["case"]][event["worker"]].add(event)
     return {
-        case: max(by_worker.values(), key=lambda history: history.weight)
+        case: max(by_worker.values(), key=lambda history: history.rank)
         for case, by_worker in by_case.items()
     }
 
 
 def spent_seconds(events: Iterable[Event]) -> float:
-    """Return the measuring time of a run so far, over all its resumes."""
+    """Return the seconds of measuring in these events, which may come from several calls."""
     return sum(event.get("cost", 0.0) for event in events)
 
 
@@ -164,7 +169,7 @@ def checking_seconds(events: Iterable[Event]) -> float:
 
 def timed(events: Iterable[Event]) -> Iterator[Event]:
     """Return the samples whose time counts: those in which no gaps between launches show."""
-    return (e for e in events if e["event"] == "sample" and e.get("hidden", True))
+    return (event for event in events if event["event"] == "sample" and event.get("hidden", True))
 
 
 SamplePlace = tuple[str, int | None]
@@ -172,10 +177,10 @@ SamplePlace = tuple[str, int | None]
 
 
 def place_of(event: Event) -> SamplePlace:
-    """Return the place where a sample was taken."""
+    """Return the worker and the GPU of a sample."""
     return event["worker"], event.get("gpu")
 
 
 def utc(moment: float) -> str:
-    """Format a moment, in seconds since 1970, as measurements.csv has it."""
+    """Format a moment, in seconds since 1970, as in measurements.csv."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(moment))

@@ -1,9 +1,10 @@
 """Lower limit of a launch's time. A shorter time is wrong, or it is the time of something else.
 
-- Arithmetic: the multiplications that remain when Winograd's or Fourier's algorithm has saved all
-  that it can (Winograd 1980: at least one for each output, channel and filter), at the highest
-  clock.
-- Memory: the operands of a GEMM that begins with an empty cache.
+The limit is the longer of two times:
+
+- The arithmetic at the highest clock. Winograd's and Fourier's algorithms save multiplications, but
+  at least one remains for each output, channel and filter (Winograd 1980).
+- Reading the operands of a GEMM from memory, if the launch begins with an empty cache.
 """
 
 from __future__ import annotations
@@ -12,19 +13,20 @@ from kernels.machine import Machine, known_machines
 from kernels.problem import DTYPE_BYTES, Conv, Gemm
 from sweeps.cases.case import Case
 
-_SLACK = 1.03  # factor for errors of clocks and event timers, which are smaller
-_MEASURED_SLACK = 1.15  # a measured ceiling may be exceeded by up to this factor
+_SLACK = 1.03  # factor that exceeds the errors of clocks and event timers
+_MEASURED_SLACK = 1.15  # factor by which a measured ceiling may be exceeded
 
 
 def min_seconds(case: Case, machine: Machine) -> float:
-    """Return the shortest possible time of one launch in seconds; 0 without the machine's rates."""
+    """Return the shortest possible time of one launch in seconds; 0 if no rate is known."""
     problem = case.problem
     peak = machine.peaks.get(problem.dtype, 0.0)
     flops = problem.flops
     if isinstance(problem, Conv):
         # Winograd's or Fourier's algorithm may save all multiplications of a filter but one.
         flops //= problem.r * problem.s
-    if machine.tensor_mhz:  # the vendor states the rate at a clock below the highest
+    # The vendor may state the peak at a clock below the highest.
+    if machine.tensor_mhz:
         peak *= max(1.0, machine.boost_mhz / machine.tensor_mhz)
     seconds = flops / peak if peak else 0.0
     # A burst that begins with an empty cache must read its operands from memory.
@@ -37,16 +39,16 @@ def min_seconds(case: Case, machine: Machine) -> float:
 
 
 def _is_from_datasheet(machine: Machine) -> bool:
-    """Return True if the machine's facts were looked up, and neither measured nor derived."""
+    """Return True if the machine's facts are from a datasheet, neither measured nor derived."""
     return machine.slug in known_machines()
 
 
 def too_fast(case: Case, seconds: float, machine: Machine) -> tuple[bool, str]:
     """Return whether a time is impossible, and a sentence about it.
 
-    The sentence is empty for a time that is possible. Ceilings that were measured, or derived from
-    what a device reports, may be wrong themselves. The sentence is then only a remark, and the time
-    counts as possible.
+    The sentence is empty if the time is above the lower limit. Ceilings that were measured, or
+    derived from what a device reports, may be wrong themselves. A time below their limit therefore
+    counts as possible, and the sentence is only a remark.
     """
     minimum = min_seconds(case, machine)
     if _is_from_datasheet(machine):

@@ -1,8 +1,9 @@
-"""Ceilings of a CPU over a whole run, because a shared machine may be slow at any one moment.
+"""Ceilings of a CPU (peak FLOP/s by dtype, and memory bandwidth), as the whole run saw them.
 
-A run measures the ceilings at its start, in the middle and at its end, and keeps the best. If a
-GEMM of the run was faster still, beyond its interval and in two processes, the peak is raised to
-what this GEMM reached. No share of a ceiling is then above 100%.
+A shared machine may be slow when its ceilings are measured. A run therefore measures them at its
+start, in the middle and at its end, and keeps the highest. If a GEMM of the run exceeded the peak
+by more than its interval, in two processes, the peak is raised to what this GEMM reached.
+Otherwise the tables would show more than 100% of the peak.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from sweeps.timing.statistics import median, median_interval
 
 @dataclass(frozen=True)
 class RaisedCeilings:
-    """The machine with the ceilings of the whole run, and the entry about them in run.json."""
+    """Machine with the ceilings of the whole run, and the entry ``ceilings`` of run.json."""
 
     machine: Machine
     record: Mapping[str, Any] | None
@@ -40,15 +41,15 @@ def raise_ceilings(
     Args:
         record: the run's record. If the run was folded before, its ``ceilings`` contain those
             measured at the start.
-        machine: the machine's facts; those of a GPU stay as they are.
+        machine: the machine's facts. A GPU is returned unchanged.
         events: all events of the run.
         planned: the run's cases.
         known: the histories of these cases.
     """
     if machine.kind != "cpu":
         return RaisedCeilings(machine, None)
-    # 1. Take the best of the ceilings that were measured. ``machine`` may have been raised by an
-    # earlier fold, so the ceilings of the start are kept apart.
+    # 1. Take the highest of the measured ceilings. An earlier fold may have raised those of
+    # ``machine``, so the ones measured at the start are stored separately.
     earlier_summary = record.get("ceilings") or {}
     start = earlier_summary.get("start")
     if not start:  # this is the first fold
@@ -61,11 +62,11 @@ def raise_ceilings(
     }
     # 2. Raise each peak to what the fastest GEMM reached.
     raised = {}
-    for dtype, entry in beyond(planned, known, peaks).items():
+    for dtype, entry in gemms_above_peak(planned, known, peaks).items():
         problem, history = entry.case.problem, known[entry.case.id]
         first = [sample["s"] for sample in history.trusted]
         repeated = [sample["s"] for sample in history.repeats]
-        # Another process must have exceeded the peak beyond its interval as well.
+        # Another process must have exceeded the peak by more than its interval, too.
         repeated_interval = median_interval(repeated)
         if repeated_interval is None or problem.flops / repeated_interval[1] <= peaks[dtype]:
             continue
@@ -78,10 +79,12 @@ def raise_ceilings(
     return RaisedCeilings(replace(machine, peaks=peaks, bandwidth=bandwidth), summary)
 
 
-def beyond(
+def gemms_above_peak(
     planned: Sequence[PlanEntry], known: Mapping[str, History], peaks: Mapping[str, float]
 ) -> dict[str, PlanEntry]:
-    """Find, for each dtype, the GEMM that exceeds the peak the most, beyond its interval.
+    """Return, for each dtype, the GEMM that exceeds the peak the most.
+
+    A GEMM exceeds the peak if it does so even in the longest time of its interval.
 
     Args:
         planned: the cases.

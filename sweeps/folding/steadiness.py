@@ -1,4 +1,4 @@
-"""Steadiness of a machine over a run, judged by all samples, the canary and another process."""
+"""Judge how steady a machine was: by all samples, by the canary GEMM, and by re-timed cases."""
 
 from __future__ import annotations
 
@@ -17,19 +17,20 @@ from sweeps.store import Event
 from sweeps.timing.speed import MachineSpeed, machine_speed
 from sweeps.timing.statistics import CHECKPOINTS, median, median_interval
 
-_REPEATED = 24  # cases that are re-timed at the end of a run
-_REPEATED_SHARE = 0.05  # share of the budget for re-timing them
-# Least seconds for re-timing, unless a quarter of the budget is less, as when advice measures a few
-# cases.
+_MAX_REPEATED = 24  # cases that are re-timed at the end of a run
+_MIN_REPEATED = 4  # fewer cases say too little about how well medians repeat
+_REPEATED_SHARE = 0.05  # share of the budget that is for re-timing
+# Shortest time for re-timing, in seconds. If a quarter of the budget is less, as when advice
+# measures a few cases, re-timing gets that quarter.
 _REPEATED_SECONDS = 2.0
-_MIN_REPEATED = 4
 _FEW_CASES = 12  # up to this many cases, the expensive ones are re-timed as well
-_CUT = 3.0  # robust standard deviations
-_FEW = {6: 1.200, 7: 1.140, 8: 1.129, 9: 1.107}  # corrections for few values, by their count
+_CUT = 3.0  # robust standard deviations at which a deviation is cut
+# Corrections of the median absolute deviation of few values, by their number.
+_FEW = {6: 1.200, 7: 1.140, 8: 1.129, 9: 1.107}
 
 
 def machine_speeds(events: Iterable[Event]) -> dict[SamplePlace, MachineSpeed]:
-    """Return the speed of each place over the run."""
+    """Return the machine's speed over the run, for each worker and GPU."""
     samples: dict[SamplePlace, list[Event]] = defaultdict(list)
     for event in timed(events):
         samples[place_of(event)].append(event)
@@ -48,16 +49,15 @@ def machine_speeds(events: Iterable[Event]) -> dict[SamplePlace, MachineSpeed]:
 def canary_report(events: Iterable[Event]) -> dict[str, Any] | None:
     """Report how steady the machine was: the canary's spread and drift.
 
-    ``drift`` compares the last quarter of the samples with the first. ``certain`` is True if the
-    intervals of these quarters do not overlap, which leaves no doubt that the machine drifted.
-    ``spread`` is the range of the samples without the fastest and the slowest tenth, relative to
-    the median. Samples of several shards or GPUs are not mixed: only those of the place that took
-    the most are reported.
+    ``drift`` is the relative change of the median from the first quarter of the samples to the
+    last. ``certain`` is True if the intervals of these medians do not overlap. ``spread`` is the
+    range of the samples without the fastest and the slowest tenth, relative to the median. Samples
+    of several workers or GPUs are not mixed: only those of the one with the most samples count.
 
     Returns:
         The entry ``canary`` of run.json; None for fewer than eight samples.
     """
-    # 1. Take the canary's samples in the order of their times, by place.
+    # 1. Take the canary's samples in the order of their times, by worker and GPU.
     by_place: dict[SamplePlace, list[float]] = defaultdict(list)
     canaries = (event for event in timed(events) if event["case"] == CANARY)
     for event in sorted(canaries, key=lambda event: event["at"]):
@@ -100,12 +100,12 @@ def choose_repeats(
     """Choose the cases to be re-timed, and add the ``wanted`` ones.
 
     Candidates are the cases with an interval: the cheaper half of them, or all if they are few. As
-    many as fit the time are taken, spread evenly over the plan.
+    many as fit the time are chosen, spread evenly over the plan.
 
-    Nothing is chosen if any case was re-timed before, or if too few cases have an interval. Cases
-    that advice asked for are ignored unless the plan has no others: advice re-times them for its
-    own purposes.
+    Nothing is chosen if any case was re-timed before, or if too few cases have an interval.
     """
+    # 1. Find the candidates. Cases that advice asked for count only if the plan has no others,
+    # because advice re-times its best candidates itself.
     planned = [entry for entry in planned if entry.case.sweep != CONFIRM] or planned
     if any(known[entry.case.id].repeats for entry in planned if entry.case.id in known):
         return []
@@ -120,11 +120,11 @@ def choose_repeats(
         candidates = [entry for entry in usable if entry.expected <= median_cost]
     if len(candidates) < _MIN_REPEATED:
         return []
-    # Try fewer and fewer cases, until they fit the time.
+    # 2. Try fewer and fewer cases, until they fit the time.
     limit = repeating_seconds(budget)
-    for count in range(min(_REPEATED, len(candidates)), _MIN_REPEATED - 1, -1):
-        places = np.linspace(0, len(candidates) - 1, count).round().astype(int)
-        chosen = [candidates[i] for i in dict.fromkeys(places.tolist())]
+    for count in range(min(_MAX_REPEATED, len(candidates)), _MIN_REPEATED - 1, -1):
+        positions = np.linspace(0, len(candidates) - 1, count).round().astype(int)
+        chosen = [candidates[i] for i in dict.fromkeys(positions.tolist())]
         if sum(entry.expected for entry in chosen) <= limit:
             return [*chosen, *(entry for entry in wanted if entry not in chosen)]
     return []
@@ -133,20 +133,20 @@ def choose_repeats(
 def repeats_report(known: Mapping[str, History]) -> dict[str, Any] | None:
     """Report how well medians repeat in another process, which re-timed some cases after the run.
 
-    ``ratio`` is the second median over the first, as the median over the cases. ``between`` is the
-    standard deviation of the ratio's logarithm beyond what the intervals of both medians explain.
-    ``between_cases`` is what remains of it without the change that all cases share, which does not
+    ``ratio`` is the median, over the cases, of the second median divided by the first. ``between``
+    is the standard deviation of the ratio's logarithm that the intervals of both medians do not
+    explain. ``between_cases`` is the same without the change that all cases share, which does not
     affect the ratio of two cases.
 
-    A case whose memory happens to lie badly in one of the processes can take twice as long there.
-    To keep such a case from widening the intervals of all others, no case counts for more than
-    three robust standard deviations.
+    A case whose memory happens to be placed badly in one of the processes can take twice as long
+    there. Such a case must not widen the intervals of all others. No case therefore counts for more
+    than three robust standard deviations.
 
     Returns:
         The entry ``repeats`` of run.json; None if too few cases were re-timed.
     """
-    # 1. Collect the log ratio of each case's two medians, and the variance that its intervals
-    # explain.
+    # 1. Collect the log ratio of each case's two medians, and the variance that their noise
+    # explains.
     log_ratios, variances = [], []
     for history in known.values():
         if history.outcome is not None or not history.trusted:
@@ -160,12 +160,13 @@ def repeats_report(known: Mapping[str, History]) -> dict[str, Any] | None:
         variances.append(_variance_of_median(np.log(first)) + _variance_of_median(np.log(repeated)))
     if len(log_ratios) < _MIN_REPEATED:
         return None
-    # 2. Subtract that variance from the variance of the ratios.
+    # 2. Subtract that variance from the mean square of the log ratios.
     logs, noise = np.array(log_ratios), float(np.mean(variances))
     middle = float(np.median(logs))
     between = _mean_square(logs, noise) - noise
-    degrees = len(logs) / (len(logs) - 1)  # the middle is estimated from the same cases
-    between_cases = degrees * _mean_square(logs - middle, noise) - noise
+    # The middle is estimated from the same cases, which costs one degree of freedom.
+    correction = len(logs) / (len(logs) - 1)
+    between_cases = correction * _mean_square(logs - middle, noise) - noise
     return {
         "cases": len(log_ratios),
         "ratio": math.exp(middle),
@@ -177,7 +178,7 @@ def repeats_report(known: Mapping[str, History]) -> dict[str, Any] | None:
 def _mean_square(logs: NDArray[np.float64], noise: float) -> float:
     """Return the mean square of deviations from 0, each cut at three robust standard deviations.
 
-    ``noise`` is the least variance that the deviations are taken to have.
+    The robust standard deviation is taken to be at least the square root of ``noise``, a variance.
     """
     # 1.4826 makes the median absolute deviation of normal values their standard deviation.
     deviation = max(1.4826 * float(np.median(np.abs(logs))), math.sqrt(noise))
@@ -186,15 +187,16 @@ def _mean_square(logs: NDArray[np.float64], noise: float) -> float:
 
 
 def _variance_of_median(values: NDArray[np.float64]) -> float:
-    """Return the variance of a sample's median.
+    """Return the variance of the median of ``values``.
 
-    It is derived from the median absolute deviation by normal theory. The correction for few values
-    is by Croux and Rousseeuw, "Time-efficient algorithms for two highly robust estimators of scale"
-    (1992). The order-statistic interval is not used here: of six to eight values it is their whole
-    range, which would give a variance several times as large.
+    The variance follows from the median absolute deviation, as for normally distributed values. The
+    correction for few values is by Croux and Rousseeuw, "Time-efficient algorithms for two highly
+    robust estimators of scale" (1992). The order-statistic interval is not used here. For six to
+    eight values it is their whole range, which would give a variance several times as large.
     """
     n = len(values)
     deviation = float(np.median(np.abs(values - np.median(values))))
     correction = _FEW.get(n, n / (n - 0.8))
+    # 1.4826 makes the median absolute deviation of normal values their standard deviation.
     sigma = 1.4826 * correction * deviation
     return math.pi / 2 * sigma**2 / n  # a median's variance is π/2 times that of a mean

@@ -1,1 +1,1 @@
-"""The parent of a run: it opens the run, starts child processes, and survives their crashes."""
+"""The parent process of a run. It opens the run, starts child processes, and survives crashes."""

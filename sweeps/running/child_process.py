@@ -1,4 +1,4 @@
-"""A child process of a run as its parent sees it: how it starts, sends messages and ends."""
+"""Start a child process of a run, wait for its messages, and describe how it ended."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from multiprocessing.process import BaseProcess
 from sweeps.measuring.child import Assignment, work
 from sweeps.process import is_stopped
 
-# Seconds of one poll. A stop of this process uses up at most this much of a child's patience.
+# Seconds of one poll. If this process is stopped (Ctrl-Z), a child loses at most this much of its
+# patience.
 _LISTENING_STEP = 1.0
-_START_SECONDS = 300.0  # for a child to import modules, fill its arena and compile
+_START_SECONDS = 300.0  # time for a child to import modules, fill its arena and compile
 
 
 @dataclass
@@ -24,24 +25,30 @@ class Child:
 
     process: BaseProcess
     connection: Connection
-    cases: tuple[str, ...] = ()  # cases in flight, which are to blame if it dies now
-    since: float = field(default_factory=time.monotonic)  # when it, or its latest visit, began
-    patience: float = _START_SECONDS  # seconds without a message after which it counts as hung
+    cases: tuple[str, ...] = ()
+    """Ids of the cases in flight, which are to blame if the process dies now."""
+    since: float = field(default_factory=time.monotonic)
+    """Moment at which it began to handle these cases; before that, the moment of its start."""
+    patience: float = _START_SECONDS
+    """Seconds without a message after which it counts as hung."""
     samples: int = 0
+    """Number of samples that it has taken."""
     spoke: bool = False
+    """True once it has sent a message."""
 
     @classmethod
     def start(cls, order: Assignment) -> Child:
         """Start a new child process and send it its assignment."""
-        context = get_context("spawn")  # a fork would inherit CUDA's and OpenMP's state
+        context = get_context("spawn")  # a forked process would inherit CUDA's and OpenMP's state
         parent_end, child_end = context.Pipe()
         process = context.Process(
             target=work, args=(child_end,), name="rooftile-worker", daemon=True
         )
         process.start()
-        child_end.close()  # an open copy here would hide the child's death from recv()
-        # The assignment is not an argument of the process: passing a large one would never return
-        # if the child died before reading it.
+        # If this process kept the child's end open, recv() would not notice the child's death.
+        child_end.close()
+        # The assignment is sent through the pipe. As an argument of the process, a large one would
+        # block this process forever if the child died before reading it.
         with suppress(BrokenPipeError, ConnectionResetError):
             parent_end.send(order)
         return cls(process, parent_end)
@@ -49,8 +56,8 @@ class Child:
     def sends_in_time(self) -> bool:
         """Return True if the child sends a message before its patience is used up.
 
-        Time in which the child or this process is stopped does not count. If this process is
-        stopped during a poll, the poll counts as one of normal length, however long it lasted.
+        Time during which the child or this process is stopped does not count. If this process is
+        stopped during a poll, the poll counts with its normal length, however long it lasted.
         """
         waited = 0.0
         while waited < self.patience:

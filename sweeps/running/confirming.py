@@ -1,7 +1,8 @@
-"""Measure what advice is about: time candidates next to the original shape, then re-time the best.
+"""Measure candidates for advice together with the original shape, then re-time the best ones.
 
-Choosing the fastest of several by their samples makes it look faster than it is. The gain that is
-claimed for it therefore comes from samples that were taken after the choice, in other processes.
+The candidate that looks fastest in its samples looks faster than it is, because chance helped to
+choose it. The gain that advice claims therefore comes from samples that were taken after the
+choice, in other processes.
 """
 
 from __future__ import annotations
@@ -26,18 +27,18 @@ from sweeps.running.supervisor import carry_out, confirm
 from sweeps.store import read_run
 from sweeps.timing.statistics import CHECKPOINTS
 
-_LARGEST_SHARE = 0.5  # share of the budget for one candidate, since there are few
+_LARGEST_SHARE = 0.5  # share of the budget that one candidate may take, because there are few
 
 CANDIDATE_COST = CHECKPOINTS[1] / CHECKPOINTS[0]
-"""Ratio of a candidate's samples to those that the plan expects of a case."""
+"""Number of a candidate's samples, divided by the number that the plan expects of a case."""
 PAIR_COST = 4 * BLOCKS * PROCESSES / CHECKPOINTS[0]
-"""Ratio of a re-timed pair's samples to those that the plan expects of a case."""
+"""Number of a re-timed pair's samples, divided by the number that the plan expects of a case."""
 
 
 def machine_here(request: Request) -> Machine:
-    """Return the machine that would be measured, as its recording describes it.
+    """Return the machine that a request would measure, as its recording describes it.
 
-    Without a recording, a CPU's ceilings are measured now.
+    If there is no recording, a CPU's ceilings are measured now.
 
     Raises:
         UserError: if the device cannot be used.
@@ -61,12 +62,13 @@ def other_implementations(problem: Problem, machine: Machine) -> list[str]:
 def seconds_of(
     contenders: Sequence[Contender], machine: Machine
 ) -> dict[Contender, tuple[float, float]]:
-    """Return the seconds that measuring each problem and implementation takes.
+    """Return how long measuring each contender is expected to take, as two times in seconds.
 
-    The first number is for a candidate, the second for half of a re-timed pair.
+    The first time is for measuring it as a candidate, the second for re-timing it as half of a
+    pair.
     """
     cases = {contender: _case(contender, machine) for contender in contenders}
-    # The plan is made for its expected times, so its budget of 1e9 seconds admits every case.
+    # The plan is only made for its expected times. Its budget of 1e9 seconds admits every case.
     plan = make_plan({CONFIRM: list(cases.values())}, machine, 1e9, in_order=True)
     expected = {entry.case.id: entry.expected for entry in plan.planned}
     return {
@@ -86,8 +88,8 @@ def explore(
     Args:
         request: the device, the folder of results, and the budget.
         contenders: the problems to time, each with its implementation.
-        note: called with a sentence about what happens.
-        quickly: True if somebody is waiting; kernels are then named by a later call.
+        note: called with each sentence for the user.
+        quickly: True if the user is waiting. A later call then names the kernels.
 
     Returns:
         The run, for :func:`confirm_choices`.
@@ -96,16 +98,13 @@ def explore(
         UserError: if the device cannot be used, or another process is measuring.
         KeyboardInterrupt: if the user interrupts, after folding.
     """
-    run = begin(
-        replace(request, names=(), add=True),
-        note,
-        {
-            CONFIRM: lambda machine: [
-                _case(contender, machine) for contender in dict.fromkeys(contenders)
-            ]
-        },
-    )
-    # How well medians repeat describes the machine, so one measurement of it is enough.
+
+    def cases_of_contenders(machine: Machine) -> list[Case]:
+        """Return the case of each contender, without duplicates."""
+        return [_case(contender, machine) for contender in dict.fromkeys(contenders)]
+
+    run = begin(replace(request, names=(), add=True), note, {CONFIRM: cases_of_contenders})
+    # How well medians repeat is a property of the machine, so it is measured only once.
     repeats_known = read_run(run.folder).get("repeats") is not None
     run = replace(
         run,
@@ -121,12 +120,12 @@ def explore(
 def confirm_choices(
     run: Run, chosen: Sequence[tuple[Contender, Contender]], note: Callable[[str], None]
 ) -> None:
-    """Re-time pairs of the original shape and its best candidate, and fold them into the recording.
+    """Re-time pairs of an original shape and its best candidate, and fold them into the recording.
 
     Args:
-        run: the run in which :func:`explore` timed them.
+        run: the run in which :func:`explore` timed the candidates.
         chosen: for each pair the original shape and the candidate, with their implementations.
-        note: called with a sentence about what happens.
+        note: called with each sentence for the user.
 
     Raises:
         UserError: if another process is measuring, or the disk is full.
@@ -135,7 +134,7 @@ def confirm_choices(
     entries = {entry.case.id: entry for entry in run.planned}
 
     def entry_of(contender: Contender) -> PlanEntry:
-        """Return the run's entry of a problem and its implementation."""
+        """Return the entry of a contender in the run's plan."""
         return entries[_case(contender, run.arguments["machine"]).id]
 
     pairs = [(entry_of(original), entry_of(candidate)) for original, candidate in chosen]

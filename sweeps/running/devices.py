@@ -1,8 +1,9 @@
-"""Places where a run takes its samples: which GPUs on which nodes, numbered within the run.
+"""Register the places where a run takes its samples: GPUs on nodes, numbered within the run.
 
-A GPU is recognised by a hash of its UUID with a random salt. The salt stays with the results, so
-that nobody who has only the published files can find out which card it was. On one node, a GPU
-keeps the number that PyTorch gives it, if that is free. The places of a CPU's run are its nodes.
+A GPU is recognised by a hash of its UUID with a random salt. The salt is stored with the results
+but never published, so that nobody can tell from published files which card was measured. A GPU
+keeps the number that PyTorch gives it on its node, unless another GPU of the run has that number.
+The places of a CPU's run are its nodes.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from sweeps.timing.telemetry import nvml_handle, open_nvml
 
 _SALT = ".salt"
 _PLACES = Path("samples", "places.json")
-# Two limits that differ by no more than this share are the same: boards report rounded values.
-_SAME = 0.02
+# Relative difference up to which two limits count as equal, because boards report rounded values.
+_SAME_LIMIT = 0.02
 _LIMITS = {
     "power_limit_w": "a power limit of {:.0f} W",
     "sm_limit_mhz": "an SM clock of {:.0f} MHz",
@@ -37,19 +38,19 @@ _LIMITS = {
 
 
 def arrive(folder: Path, results: Path, device: Device) -> tuple[int, list[dict[str, Any]]]:
-    """Register a device with the run of a folder. Return its number and all places of the run.
+    """Register a device with the run in a folder.
 
-    Call this only while nobody else plans in that folder.
+    Call this only while no other process plans in that folder.
 
     Args:
         folder: the run's folder.
-        results: the folder of the salt, so that a GPU has one hash in all runs there.
+        results: the folder with the salt, so that a GPU has the same hash in all runs there.
         device: the device that will take samples.
 
     Returns:
-        The device's number within the run, and for each place ``gpu`` (its number), ``id``,
-        ``node`` (a number), and the settings ``power_limit_w`` and ``sm_limit_mhz`` (None: not
-        known).
+        The device's number within the run, and all places of the run. Each place has ``gpu`` (its
+        number), ``id`` (its hash), ``node`` (a number), and the limits ``power_limit_w`` and
+        ``sm_limit_mhz``, which are None if they are not known.
 
     Raises:
         UserError: if the device's power or clocks are limited differently from those of the run.
@@ -74,7 +75,7 @@ def arrive(folder: Path, results: Path, device: Device) -> tuple[int, list[dict[
     if place is None:
         taken_numbers = {place["gpu"] for place in places}
         number = device.gpu or 0
-        if number in taken_numbers:  # another node has a GPU with this number
+        if number in taken_numbers:  # a GPU of another node has this number
             number = max(taken_numbers) + 1
         nodes = list(dict.fromkeys([*(place["host"] for place in places), host]))
         place = {
@@ -86,7 +87,7 @@ def arrive(folder: Path, results: Path, device: Device) -> tuple[int, list[dict[
         }
         places.append(place)
         write_json(folder / _PLACES, {"places": places})
-    # 3. Return the places as run.json lists them, where a node has only its number.
+    # 3. Return the places as run.json lists them, without the hashes of the nodes' names.
     public_places = [
         {name: value for name, value in place.items() if name != "host"} for place in places
     ]
@@ -96,12 +97,13 @@ def arrive(folder: Path, results: Path, device: Device) -> tuple[int, list[dict[
 def take_part(folder: Path, request: Request, device: Device) -> int:
     """Register a device with a folder's run, and list the run's GPUs in run.json.
 
-    Return the device's number within the run. Call this only while nobody else plans in that
-    folder, because it writes the GPUs to run.json.
+    Return the device's number within the run. Call this only while no other process plans in that
+    folder, because run.json is rewritten.
 
     Args:
         folder: the run's folder.
-        request: the results folder, and whether run.json identifies GPUs.
+        request: the options of the run. ``results`` has the salt, and ``identify`` tells whether
+            run.json shows the GPUs' hashes.
         device: the device that will take samples.
 
     Raises:
@@ -121,7 +123,7 @@ def take_part(folder: Path, request: Request, device: Device) -> int:
 
 
 def read_places(folder: Path) -> list[dict[str, Any]]:
-    """Return the places of a run as its nodes recognise them; none if they are not recorded.
+    """Return the places of a run, or an empty list if they are not recorded.
 
     Each place has what :func:`arrive` returns, and ``host``, a hash of the node's name.
     """
@@ -134,22 +136,22 @@ def read_places(folder: Path) -> list[dict[str, Any]]:
 def limits_apart(
     settings: Mapping[str, Any], places: Sequence[Mapping[str, Any]]
 ) -> tuple[str, str] | None:
-    """Compare the limits of a GPU with those of the other places.
+    """Compare the power and clock limits of a GPU with those of the run's places.
 
-    Return the first limit that differs, for the GPU and for the others, in words; None if all
-    agree. A limit that is not known agrees with any other.
+    Return the first limit that differs, in words, for the GPU and for the places. Return None if
+    all limits agree. An unknown limit agrees with any other.
     """
     for name, words in _LIMITS.items():
         limit = settings.get(name)
         # The places agree with each other, so the first known limit stands for all of them.
         run_limit = next((place[name] for place in places if place.get(name)), None)
-        if limit and run_limit and abs(limit / run_limit - 1) > _SAME:
+        if limit and run_limit and abs(limit / run_limit - 1) > _SAME_LIMIT:
             return words.format(limit), words.format(run_limit)
     return None
 
 
 def _salt(results: Path) -> str:
-    """Return the salt of a results folder; draw and store it at first use."""
+    """Return the salt of a results folder. At first use, draw it at random and store it."""
     path = results / _SALT
     with claimed(path):
         try:
@@ -160,14 +162,15 @@ def _salt(results: Path) -> str:
 
 
 def _hashed(salt: str, text: str) -> str:
-    """Return eight hex digits that stand for a text and do not reveal it without the salt."""
+    """Return eight hex digits that identify a text without revealing it."""
     return hashlib.sha256(f"{salt} {text}".encode()).hexdigest()[:8]
 
 
 def _identity(device: Device) -> str:
-    """Return what identifies a card: its UUID.
+    """Return a text that identifies a card: its UUID.
 
-    An old PyTorch does not report the UUID. The node and the PCI address stand in for it then.
+    Old versions of PyTorch do not report the UUID. The text then has the node's name and the card's
+    PCI address.
     """
     import torch
 
@@ -178,7 +181,7 @@ def _identity(device: Device) -> str:
 
 
 def _settings(device: Device) -> dict[str, float | None]:
-    """Return the limits that were set for power and clocks; None if NVML does not report them."""
+    """Return the GPU's limits of power (W) and SM clock (MHz); None for an unknown limit."""
     settings: dict[str, float | None] = dict.fromkeys(_LIMITS)
     nvml = None if device.gpu is None else open_nvml()
     if nvml is None:
@@ -186,7 +189,7 @@ def _settings(device: Device) -> dict[str, float | None]:
     import torch
 
     handle = nvml_handle(nvml, torch.cuda.get_device_properties(device.gpu))
-    # Newer bindings drop queries that newer drivers no longer answer.
+    # Drivers and NVML bindings drop queries over time. A limit that cannot be read stays None.
     with suppress(nvml.NVMLError, AttributeError):
         milliwatts = nvml.nvmlDeviceGetPowerManagementLimit(handle)
         settings["power_limit_w"] = float(milliwatts) * 1e-3
@@ -197,9 +200,9 @@ def _settings(device: Device) -> dict[str, float | None]:
 
 
 def last_place(events: Iterable[Event]) -> int | None:
-    """Return the place where a shard was last measured: the number of the GPU or of a CPU's node.
+    """Return the number of the GPU, or of a CPU's node, where a shard was last measured.
 
-    Return None if it was not measured.
+    Return None if the shard was never measured.
     """
     visits = [(event["at"], event["place"]) for event in events if event["event"] == "place"]
     if not visits:
@@ -209,16 +212,16 @@ def last_place(events: Iterable[Event]) -> int | None:
 
 
 def begun_elsewhere(planned: Sequence[PlanEntry], known: Mapping[str, History]) -> list[str]:
-    """Return the ids of cases that have events and belong to a series that is not finished.
+    """Return the ids of cases that have events and belong to an unfinished series.
 
-    A series has the cases that are compared with each other (:mod:`sweeps.planning.lines`), so one
-    GPU must measure all of them.
+    The cases of a series are compared with each other (:mod:`sweeps.planning.lines`), so one GPU
+    must measure all of them.
 
     Args:
         planned: the shard's cases.
         known: the histories of these cases.
     """
-    from sweeps.planning.lines import series_of  # needs SciPy, which most runs do without
+    from sweeps.planning.lines import series_of  # imports SciPy, which most runs do not need
 
     series_numbers = series_of([entry.case for entry in planned])
     series_by_case = {

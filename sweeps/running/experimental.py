@@ -1,4 +1,4 @@
-"""Experimental features of kernels. A feature that ends its process is not retried in that run."""
+"""Find the cases with an experimental feature of a kernel, to refuse them after its first crash."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def feature_of(case: Case) -> Feature | None:
 def crashed_features(
     planned: Sequence[PlanEntry], known: Mapping[str, History]
 ) -> dict[Feature, None]:
-    """Return the features of the cases that ended their process, in the order of the plan.
+    """Return the features of the cases during which a process crashed, in the order of the plan.
 
     The dictionary is used as a set that keeps its order.
     """
@@ -42,6 +42,6 @@ def open_with(
 
 
 def refusal(feature: Feature, how: str) -> str:
-    """Return why a case with a feature is not tried; ``how`` says how another such case ended."""
+    """Return why a case is not tried. ``how`` says how the process of another such case ended."""
     implementation, name = feature
     return f"not tried: {implementation} with {name} ended the process in another case ({how})."

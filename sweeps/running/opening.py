@@ -1,4 +1,4 @@
-"""Begin a run or resume one: choose its device, folder and plan."""
+"""Begin a new run or resume an old one: choose its device, folder and plan."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from sweeps.store import (
 from sweeps.timing.sampler import PROTOCOL
 from sweeps.timing.telemetry import is_shared
 
-_LEAST_WITH_ANCHORS = 60.0  # seconds of a budget from which a run of one GPU times anchors
+_MIN_ANCHOR_BUDGET = 60.0  # seconds; a run of one GPU with a smaller budget times no anchors
 
 CasesOf = Callable[[Machine], Sequence[Case]]
 """Function that returns the cases of a sweep on a machine."""
@@ -67,9 +67,9 @@ def begin(
 
     Args:
         request: the options of the run.
-        note: called with a sentence about what happens.
-        asked: cases that advice asks for, by the name of their sweep, instead of the request's
-            sweeps. Only they are measured now, and the budget is for them.
+        note: called with each sentence for the user.
+        asked: functions that return the cases that advice asks for, by the name of their sweep.
+            They replace the request's sweeps: only these cases are measured, with the whole budget.
 
     Raises:
         UserError: if a sweep is unknown, the device cannot be used, or the folder has a plan that
@@ -81,9 +81,9 @@ def begin(
     opening = _Opening(request, device, folder, sweeps, for_advice=bool(asked))
     make_folder(folder / "samples")
     with planning(folder):
-        record, why_not = _record_to_resume(opening)
+        record, reason = _record_to_resume(opening)
         if record is None:
-            record = _start_over(opening, why_not, note)
+            record = _start_over(opening, reason, note)
         else:
             extended = _extended_record(record, opening)
             if extended is not record:
@@ -95,20 +95,21 @@ def begin(
     return _run_of_sweeps(record, opening, place)
 
 
-def _start_over(opening: _Opening, why_not: str, note: Callable[[str], None]) -> dict[str, Any]:
-    """Write the record of a new run; first set an old one aside if ``why_not`` gives a reason."""
+def _start_over(opening: _Opening, reason: str, note: Callable[[str], None]) -> dict[str, Any]:
+    """Write the record of a new run. If there is a ``reason``, set the old run aside first."""
     record = _new_record(opening, note)
-    if why_not:
-        note(f"{why_not}. The old run is kept in {set_aside(opening.folder)}.")
+    if reason:
+        note(f"{reason}. The old run is kept in {set_aside(opening.folder)}.")
         make_folder(opening.folder / "samples")
     write_run(opening.folder, record)
     return record
 
 
 def _extended_record(record: dict[str, Any], opening: _Opening) -> dict[str, Any]:
-    """Return the record of a resumed run with what this request adds, or itself if it adds nothing.
+    """Return a resumed run's record with what this request adds to it.
 
-    A request adds sweeps (or what advice asks for), or a larger budget, or time for advice.
+    A request may add sweeps (or cases that advice asks for), a larger budget, or time for advice.
+    If it adds nothing, return the same object.
     """
     plan, request = record["plan"], opening.request
     if _adds(request, opening.sweeps, plan):
@@ -122,24 +123,25 @@ def _extended_record(record: dict[str, Any], opening: _Opening) -> dict[str, Any
 
 
 def _with_sweeps(record: dict[str, Any], opening: _Opening) -> dict[str, Any]:
-    """Return the record with the sweeps' cases in its plan, and a budget that counts from now."""
+    """Return the record with the sweeps' cases in its plan, and with additional budget for them."""
     request, sweeps = opening.request, opening.sweeps
     added_seconds = request.measuring_on(opening.device.machine.kind)
-    if opening.for_advice:  # its budget is not part of the plan's, which 0.0 leaves as it is
+    if opening.for_advice:
+        # Measuring for advice is not part of the plan's budget, which 0.0 leaves unchanged.
         return _with_cases(record, opening, sweeps, added_seconds, 0.0)
     events, _ = read_events(opening.folder)
     # The time for advice, spent or left, is not part of the plan's budget.
     confirming_seconds = _confirming_seconds(record["plan"], events)
     budget = spent_seconds(events) - confirming_seconds + added_seconds
     record = _with_cases(record, opening, sweeps, added_seconds, budget)
-    left = confirming_seconds + request.left(added_seconds)
-    return {**record, "plan": {**record["plan"], "left_s": left}}
+    left_seconds = confirming_seconds + request.left(added_seconds)
+    return {**record, "plan": {**record["plan"], "left_s": left_seconds}}
 
 
 def _with_larger_budget(record: dict[str, Any], opening: _Opening, budget: float) -> dict[str, Any]:
-    """Return the record with the cases of its own sweeps that a larger budget has room for."""
+    """Return the record with further cases of its sweeps, as many as fit a larger budget."""
     plan = record["plan"]
-    # A sweep from a file of the user is known only if the file is named again.
+    # A sweep from a user's file is known only if the request names the file again.
     cases_by_name = {**cases_of(all_sweeps()), **opening.sweeps}
     same_sweeps = {name: cases_by_name[name] for name in plan["sweeps"] if name in cases_by_name}
     added_seconds = budget - plan["budget_s"]
@@ -148,7 +150,7 @@ def _with_larger_budget(record: dict[str, Any], opening: _Opening, budget: float
 
 
 def _run_of_sweeps(record: Mapping[str, Any], opening: _Opening, place: int) -> Run:
-    """Return the run of a shard's cases, or of those of the sweeps that the request names."""
+    """Return the run of a shard's cases, or only of the cases of the sweeps that are requested."""
     plan, request = record["plan"], opening.request
     all_planned = read_plan(plan)
     planned = all_planned
@@ -160,7 +162,7 @@ def _run_of_sweeps(record: Mapping[str, Any], opening: _Opening, place: int) -> 
         run,
         # Measuring for advice comes on top of the plan's budget.
         budget=plan["budget_s"] + _confirming_seconds(plan, events),
-        # Cases for advice do not count, because the shard ends without them.
+        # A shard ends when its other cases are measured, so cases for advice do not count.
         whole=len(_without_advice(planned)) == len(_without_advice(all_planned)),
         anchors=[PlanEntry.from_json(row) for row in record.get("anchors", ())],
     )
@@ -169,7 +171,7 @@ def _run_of_sweeps(record: Mapping[str, Any], opening: _Opening, place: int) -> 
 def _run_for_advice(record: Mapping[str, Any], opening: _Opening, place: int) -> Run:
     """Return the run of the cases that advice asks for.
 
-    The first shard measures them, with a budget of their own.
+    The first shard measures these cases. Their budget is not part of the plan's budget.
     """
     machine = Machine.from_json(record["machine"])
     shard = (1, record["plan"]["shards"])
@@ -193,7 +195,7 @@ def _run(
     planned: Sequence[PlanEntry],
     shard: tuple[int, int],
 ) -> Run:
-    """Return a shard's run with the settings that do not depend on its purpose."""
+    """Return a shard's run with the settings that sweeps and advice have in common."""
     plan, device = record["plan"], opening.device
     return Run(
         folder=opening.folder,
@@ -220,9 +222,9 @@ def _without_advice(planned: Sequence[PlanEntry]) -> list[PlanEntry]:
 
 
 def cases_of(sweeps: Mapping[str, Sweep], dtypes: Sequence[str] = ()) -> dict[str, CasesOf]:
-    """Return, for each sweep, the function that makes its cases.
+    """Return, for each sweep, a function that makes its cases for a machine.
 
-    It makes only cases of ``dtypes``, if any are given.
+    If ``dtypes`` are given, the function makes only cases of these dtypes.
     """
     return {
         name: functools.partial(sweep_cases, sweep, dtypes=dtypes) for name, sweep in sweeps.items()
@@ -251,8 +253,8 @@ def _record_to_resume(opening: _Opening) -> tuple[dict[str, Any] | None, str]:
     """Find the run to resume.
 
     Returns:
-        The record of that run and an empty text; or None and the reason why the old run is set
-        aside (empty if there is no old run).
+        The record of that run and an empty text. If no run is resumed: None, and the reason why the
+        old run is set aside (empty if there is no old run).
 
     Raises:
         UserError: if the old run can neither be resumed nor set aside.
@@ -262,9 +264,9 @@ def _record_to_resume(opening: _Opening) -> tuple[dict[str, Any] | None, str]:
     has_plan = (folder / "run.json").exists()
     if not has_plan and not any((folder / "samples").glob("*.jsonl")):
         return None, ""
-    # A run that is set aside in any case may have a run.json that cannot be read.
+    # A request that sets any run aside must work even if run.json is damaged, so it is not read.
     record = read_run(folder) if has_plan and not request.sets_all_aside else None
-    # 2. Resume it if nothing speaks against that.
+    # 2. Resume it, unless there is a reason not to.
     if not has_plan:
         why = "the folder has samples but no plan"
     elif record is None or request.sets_aside(record):
@@ -272,11 +274,11 @@ def _record_to_resume(opening: _Opening) -> tuple[dict[str, Any] | None, str]:
     else:
         why = _why_not_resumed(record, opening)
         if not why:
-            read_plan(record["plan"])  # raises if the plan is damaged, before anything uses it
+            read_plan(record["plan"])  # refuses a damaged plan before anything uses it
             if not opening.for_advice:
                 _check_same_plan(record["plan"], request, opening.sweeps)
             return record, ""
-        # Other nodes measure a run with several shards, so one node must not set it aside.
+        # Other nodes may be measuring a run with several shards, so one node must not set it aside.
         shards = record["plan"].get("shards", 1)
         if shards > 1 and shards == request.shard[1]:
             raise UserError(
@@ -284,16 +286,16 @@ def _record_to_resume(opening: _Opening) -> tuple[dict[str, Any] | None, str]:
                 "software, or --fresh to set that run aside and start a new one.",
                 exit_code=1,
             )
-    # 3. Otherwise, it is set aside, which must not happen while somebody writes to it.
+    # 3. Otherwise the caller sets it aside, which must not happen while a process writes to it.
     refuse_if_running(folder)
     return None, why
 
 
 def _why_not_resumed(record: dict[str, Any], opening: _Opening) -> str:
-    """Return why the recorded run must be set aside; empty if it can be resumed.
+    """Return why the recorded run must be set aside, or "" if it can be resumed.
 
     Raises:
-        UserError: if the recording is merged, which can only be set aside by request.
+        UserError: if the recording is merged. It is set aside only if the user requests that.
     """
     if "merged" in record:
         raise UserError(
@@ -304,17 +306,18 @@ def _why_not_resumed(record: dict[str, Any], opening: _Opening) -> str:
     why = _why_outdated(record, opening.device)
     has_new_sweeps = not set(opening.sweeps) <= set(record["plan"]["sweeps"])
     adds = opening.for_advice or (opening.request.add and has_new_sweeps)
-    # A request that only adds cases does not ask for the old ones again.
+    # An unusable run is measured again, but not by a request that only adds cases.
     if why or adds:
         return why
     return _why_again(opening.folder, record)
 
 
 def _why_again(folder: Path, record: Mapping[str, Any]) -> str:
-    """Return why a finished run must be measured again: it is unusable. Empty if it need not be.
+    """Return why a finished run must be measured again, or "" if it need not be.
 
-    An unusable run that was interrupted is resumed, because more samples may improve it. A run with
-    several shards is resumed as well, because other nodes may still be measuring it.
+    A finished run is measured again if it is unusable. If it was interrupted, it is resumed
+    instead, because more samples may improve it. A run with several shards is resumed as well,
+    because other nodes may still be measuring it.
     """
     health = record.get("health", {})
     if health.get("verdict") != UNUSABLE or record["plan"]["shards"] > 1:
@@ -326,16 +329,16 @@ def _why_again(folder: Path, record: Mapping[str, Any]) -> str:
 
 
 def _why_outdated(record: dict[str, Any], device: Device) -> str:
-    """Return why the recorded run cannot be resumed here; empty if it can."""
+    """Return why the recorded run cannot be resumed here, or "" if it can."""
     if (record["schema"], record["protocol"]) != (SCHEMA, PROTOCOL):
         return "the recorded run was measured with another protocol or schema"
     return other_software(record["software"], software(device))
 
 
 def _check_same_plan(plan: dict[str, Any], request: Request, sweeps: Mapping[str, CasesOf]) -> None:
-    """Refuse a request that does not resume the plan.
+    """Refuse a request that can neither resume the plan nor extend it.
 
-    A request may resume the plan with a larger budget, or with added sweeps.
+    A request may extend the plan by a larger budget or by further sweeps.
 
     Raises:
         UserError: if the request has other shards, adds sweeps to several shards, or has a smaller
@@ -354,17 +357,17 @@ def _check_same_plan(plan: dict[str, Any], request: Request, sweeps: Mapping[str
             "or use --fresh to set it aside and start a new one."
         )
     planned_budget = plan["budget_s"] + plan.get("left_s", 0.0)
-    # Without a budget, any plan is resumed.
+    # A request without a budget resumes any plan.
     if not adds and (request.budget or math.inf) < planned_budget:
         raise UserError(
             f"the run in this folder was planned with a budget of {planned_budget:g} s, not "
-            f"{request.budget:g}. Leave the option out to resume it, or use {USE_FRESH} to set "
-            "it aside and start a new one."
+            f"{request.budget:g}. Leave the budget out to resume it, or use {USE_FRESH} to set it "
+            "aside and start a new one."
         )
 
 
 def refuse_other_sweeps(folder: Path, request: Request, plan: Mapping[str, Any]) -> None:
-    """Refuse to add sweeps to a run that several shards share, or to leave some out.
+    """Refuse a request that adds sweeps to a run with several shards, or leaves some out.
 
     Raises:
         UserError: if the request names sweeps, and they are not exactly those of the plan.
@@ -373,14 +376,14 @@ def refuse_other_sweeps(folder: Path, request: Request, plan: Mapping[str, Any])
     planned = [name for name in plan["sweeps"] if name != CONFIRM]
     if named and named != {*planned}:
         raise UserError(
-            f"the run in {folder} covers {', '.join(planned)}, and a run on several GPUs takes "
-            f"no more sweeps. Name exactly those or none, or use {USE_FRESH} to set it aside "
-            "and start a new run."
+            f"the run in {folder} covers {', '.join(planned)}, and the sweeps of a run on several "
+            f"GPUs cannot be changed. Name exactly those or none, or use {USE_FRESH} to set it "
+            "aside and start a new run."
         )
 
 
 def _adds(request: Request, sweeps: Mapping[str, CasesOf], plan: Mapping[str, Any]) -> bool:
-    """Return True if the sweeps are measured in addition to a plan, with a budget from now on.
+    """Return True if a request adds its sweeps to a plan, with additional budget for them.
 
     This is the case if the request
 
@@ -392,7 +395,7 @@ def _adds(request: Request, sweeps: Mapping[str, CasesOf], plan: Mapping[str, An
     restricts_dtypes = bool(request.dtypes)
     names_other_sweeps = bool(request.names) and set(sweeps) != {*plan["sweeps"]} - {CONFIRM}
     has_new_sweeps = not set(sweeps) <= set(plan["sweeps"])
-    # A user's file may declare other cases than before. Shards keep to their plan.
+    # A user's file may have changed since it was planned. A run with several shards ignores that.
     has_file = any(map(is_file, request.sweeps)) and plan["shards"] == 1
     return request.add or restricts_dtypes or names_other_sweeps or has_new_sweeps or has_file
 
@@ -406,9 +409,9 @@ def _with_cases(
 ) -> dict[str, Any]:
     """Return the record with further cases of the sweeps.
 
-    Cases are added that the record lacks, as far as they fit ``seconds`` of measuring. The plan's
-    budget becomes ``budget`` if that is larger. New cases come after the old ones, so that every
-    shard keeps its own.
+    The cases that the record lacks are added, as many as fit ``seconds`` of measuring. The plan's
+    budget becomes ``budget`` if that is larger. The old cases keep their order and their shards,
+    and the new ones come after them.
     """
     # 1. Find the cases that the record lacks.
     plan, machine = record["plan"], Machine.from_json(record["machine"])
@@ -416,8 +419,7 @@ def _with_cases(
     planned_ids = {row["id"] for row in plan["cases"]}
     begun_sweeps = {row["sweep"] for row in plan["cases"]}
     cases = {name: make_cases(machine) for name, make_cases in sweeps.items()}
-    # A sweep that was begun here is resumed here, even if it was recorded elsewhere in the
-    # meantime.
+    # A sweep that this run has begun is resumed, even if it was recorded elsewhere in the meantime.
     elsewhere = {
         *plan["recorded_elsewhere"],
         *_recorded_sweeps(cases, request, opening.device),
@@ -455,9 +457,9 @@ def _with_cases(
 
 
 def _new_record(opening: _Opening, note: Callable[[str], None]) -> dict[str, Any]:
-    """Plan a new run, after measuring the ceilings and costs of a CPU. Return its record."""
+    """Plan a new run and return its record. On a CPU, measure ceilings and costs first."""
     request, device, sweeps = opening.request, opening.device, opening.sweeps
-    # 1. Measure the ceilings of a CPU; those of a GPU are known.
+    # 1. Measure the ceilings of a CPU. Those of a GPU are known.
     if device.gpu is None:
         note(f"Measuring the ceilings of {device.machine.name} …")
         device = with_measured_ceilings(device)
@@ -514,11 +516,11 @@ def _new_record(opening: _Opening, note: Callable[[str], None]) -> dict[str, Any
 
 
 def _anchors(machine: Machine, budget: float, shards: int) -> list[dict[str, Any]]:
-    """Return the anchors that every GPU of a run times first.
+    """Return the entries of the anchors, the cases that every GPU of a run times first.
 
-    A run of one CPU has none, nor has a short run of one GPU.
+    A run of one CPU has no anchors, and neither has a short run of one GPU.
     """
-    if shards == 1 and (machine.kind == "cpu" or budget < _LEAST_WITH_ANCHORS):
+    if shards == 1 and (machine.kind == "cpu" or budget < _MIN_ANCHOR_BUDGET):
         return []
     return [entry.to_json() for entry in anchor_cases(machine)]
 
@@ -526,10 +528,10 @@ def _anchors(machine: Machine, budget: float, shards: int) -> list[dict[str, Any
 def _recorded_sweeps(
     cases: Mapping[str, Sequence[Case]], request: Request, device: Device
 ) -> list[str]:
-    """Return the sweeps that were recorded elsewhere by this machine, with this PyTorch and driver.
+    """Return the sweeps that this machine has recorded in another results folder.
 
     That recording has a time for every case of each returned sweep, and for every case of the other
-    sweeps in its group.
+    sweeps in its group. It must have the same versions of PyTorch and the driver.
     """
     results = request.skip_recorded
     if results is None:
@@ -547,8 +549,9 @@ def _recorded_sweeps(
         for sweep, cases_of_sweep in cases.items()
         if any(case.id not in timed_ids for case in cases_of_sweep)
     }
-    # A group is compared within one recording, so it is measured here if it lacks anything there.
+    # The sweeps of a group are compared within one recording. If one of them is incomplete, all of
+    # them are measured here.
     groups = [{*map(sweep_name, group)} for group in request.groups]
     needed = incomplete.union(*(group for group in groups if incomplete & group))
-    # A sweep without cases on this machine is recorded nowhere.
+    # A sweep without cases on this machine does not count as recorded.
     return [sweep for sweep in cases if cases[sweep] and sweep not in needed]

@@ -1,4 +1,4 @@
-"""Measure what cases cost on this CPU now: prepare, check and time a few of them for the plan.
+"""Measure what cases cost on this CPU: prepare, check and time a few of them before planning.
 
 A GPU is not probed, because the process that plans must not open it.
 """
@@ -18,18 +18,19 @@ from sweeps.measuring.bench import Refusal
 from sweeps.measuring.torch_bench import TorchBench
 from sweeps.planning.plan import Costs, checked_bytes, expected_seconds, kind_of
 
-_SECONDS = 6.0  # no further probe begins after this time
-_SIZES = (0.1, 0.5, 0.95)  # quantiles of a kind's cases by FLOPs
-# Largest factor between a probe's launch and its estimate, either way.
-_MOST_FACTOR = 50.0
+_SECONDS = 6.0  # seconds after which no further case is probed
+_SIZES = (0.1, 0.5, 0.95)  # quantiles of the FLOPs of a kind's cases
+# Largest ratio between a launch's time and its estimate that is believed, in either direction.
+_MAX_FACTOR = 50.0
 
 
 def probe(cases: Mapping[str, Sequence[Case]], machine: Machine) -> Costs:
-    """Return the costs of cases like these on a CPU.
+    """Measure some cases on a CPU, and return what cases like these cost.
 
     A small, a medium and a large case of each kind (operation, pass and dtype) are probed, as far
     as the time allows. The cost of preparing is the median over all probes. The cost of checking is
-    fitted to the bytes that the checks move. Launches are compared with the estimate, kind by kind.
+    fitted to the bytes that the checks move. Launch times are compared with their estimates for
+    each kind.
 
     Args:
         cases: the cases of each sweep, by its name.
@@ -39,8 +40,10 @@ def probe(cases: Mapping[str, Sequence[Case]], machine: Machine) -> Costs:
     chosen = _choose_cases([case for cases_of_sweep in cases.values() for case in cases_of_sweep])
     bench = TorchBench(machine, machine.kind, None, chosen)
     preparing_seconds: list[float] = []
-    moving_seconds: list[float] = []  # of a check's passes over the operands at full bandwidth
+    # Time that each check's passes over the operands would take at full bandwidth.
+    moving_seconds: list[float] = []
     checking_seconds: list[float] = []
+    # FLOPs of each case, and the ratio of its launch's time to the estimate, for each kind.
     factors: dict[str, list[tuple[float, float]]] = defaultdict(list)
     # 1. Prepare, check and time cases until the time is used up.
     begin = time.monotonic()
@@ -55,15 +58,15 @@ def probe(cases: Mapping[str, Sequence[Case]], machine: Machine) -> Costs:
         launch = bench.sampler.estimate(result.subject.launch, warmed_up=True)
         (estimate,) = expected_seconds([case.problem], machine)
         if launch and estimate:
-            factor = min(max(launch / estimate, 1 / _MOST_FACTOR), _MOST_FACTOR)
+            factor = min(max(launch / estimate, 1 / _MAX_FACTOR), _MAX_FACTOR)
             factors[kind_of(case)].append((float(case.problem.flops), factor))
-        # Preparing includes the check and launches. The check includes a launch, too.
+        # The time of preparing includes a check and a launch. The check includes a launch, too.
         preparing_seconds.append(max(0.0, prepared - result.subject.checking - launch))
         moving_seconds.append(checked_bytes(case) / machine.bandwidth)
         checking_seconds.append(result.subject.checking - launch)
     if not preparing_seconds:
         return default
-    # 2. Fit the costs. A check costs a fixed time and several times what moving its bytes takes.
+    # 2. Fit the costs. A check takes a fixed time plus a multiple of the time to move its bytes.
     check, passes = _fit_line(np.array(moving_seconds), np.array(checking_seconds))
     return replace(
         default,
@@ -75,15 +78,16 @@ def probe(cases: Mapping[str, Sequence[Case]], machine: Machine) -> Costs:
 
 
 def _choose_cases(cases: Sequence[Case]) -> list[Case]:
-    """Return cases of each kind at quantiles of their FLOPs, the large ones of all kinds last.
+    """Return cases of each kind at quantiles of their FLOPs, the small ones of all kinds first.
 
-    The time may not suffice for all, and the small ones take the least.
+    The time may not suffice for all, and small cases take the least.
     """
     kinds: dict[str, list[Case]] = defaultdict(list)
     for case in cases:
         if case.mode == "burst" and case.problem.flops:
             kinds[kind_of(case)].append(case)
-    # Used as a set that keeps its order: a kind with few cases has the same one at two quantiles.
+    # The dictionary is used as a set that keeps its order. A kind with few cases has the same case
+    # at two quantiles.
     chosen: dict[Case, None] = {}
     for quantile in _SIZES:
         for kind_cases in kinds.values():
@@ -94,7 +98,7 @@ def _choose_cases(cases: Sequence[Case]) -> list[Case]:
 
 def _fit_line(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
     """Fit a line by least squares. Return its intercept and slope, both at least 0."""
-    # Without two different x, any slope fits equally well.
+    # If all x are equal, any slope fits equally well.
     slope = float(np.polyfit(x, y, 1)[0]) if np.ptp(x) > 0 else 0.0
     slope = max(0.0, slope)
     intercept = max(0.0, float(np.mean(y - slope * x)))

@@ -1,4 +1,4 @@
-"""The request for a run: its options as the command line gave them."""
+"""Options of a run, as the user gave them on the command line."""
 
 from __future__ import annotations
 
@@ -16,21 +16,27 @@ DEFAULT_BUDGET = {"gpu": 600.0, "cpu": 120.0}
 
 @dataclass(frozen=True)
 class Request:
-    """Options of one run, as the command line gave them; None where it left the choice open."""
+    """Options of one run. None means that the user left the choice open."""
 
     names: tuple[str, ...] = ()
-    """Names of sweeps. Sweeps joined by commas are needed together."""
+    """Names of sweeps. Names joined by commas are sweeps that are needed together."""
     budget: float | None = None
+    """Seconds of measuring on each GPU, including those kept for advice."""
     results: Path = Path()
+    """Folder of all results, in which each machine has a folder."""
     shard: tuple[int, int] = (1, 1)
+    """Number of the shard to measure, counted from 1, and the number of shards."""
     fresh: bool = False
+    """True to set an old run aside and begin a new one."""
     device: str = "auto"
+    """``auto``, ``gpu`` or ``cpu``."""
     gpu: int = 0
+    """Ordinal of the GPU, counted from 0."""
     dtypes: tuple[str, ...] = ()
-    """Dtypes to measure, emulated ones included; empty: those that the sweeps declare."""
+    """Dtypes to measure, emulated ones included; empty for those that the sweeps declare."""
     skip_recorded: Path | None = None
-    """Folder of other results. Sweeps that this machine's recording there has completely are left
-    out, provided that it also has all others that are needed together with them."""
+    """Folder of other results. Sweeps are left out if this machine's recording there has all of
+    their cases, and all cases of the sweeps that are needed together with them."""
     add: bool = False
     """True to add the sweeps to the plan and measure only them, for ``budget`` from now."""
     stop_at: float | None = None
@@ -40,9 +46,9 @@ class Request:
     identify: bool = True
     """True if run.json tells GPUs apart by a hash."""
     fresh_since: float | None = None
-    """Moment, in seconds since 1970, from which a run is fresh.
+    """Moment, in seconds since 1970. A run that began since then already counts as fresh.
 
-    If several nodes ask for a fresh run, one of them begins it and the others resume that one."""
+    If several nodes request a fresh run, one of them begins it and the others resume that one."""
 
     @property
     def sets_all_aside(self) -> bool:
@@ -57,36 +63,39 @@ class Request:
             return True
         try:
             begun = datetime.strptime(record["run"], "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
-        except ValueError:  # damaged: no node has just begun it
+        except ValueError:  # the record is damaged, so no node has just begun the run
             return True
-        # The time in run.json has whole seconds, so a run of this very second is fresh.
+        # The time in run.json has whole seconds, so a run that began in this second is fresh.
         return begun.timestamp() < math.floor(self.fresh_since)
 
     @property
     def measuring(self) -> float | None:
-        """Seconds of the budget without those kept for advice; None if it was left open."""
+        """Seconds of the budget without those kept for advice; None if no budget was given."""
         return None if self.budget is None else self.budget * (1 - self.leave)
 
     def measuring_on(self, kind: str) -> float:
-        """Return :attr:`measuring`, or that of the kind's default budget if none was given."""
+        """Return :attr:`measuring`, computed from the default budget if no budget was given.
+
+        ``kind`` is that of the machine, ``gpu`` or ``cpu``.
+        """
         budget = self.budget or DEFAULT_BUDGET[kind]
         return budget * (1 - self.leave)
 
     def left(self, measuring: float) -> float:
         """Return the seconds to keep for advice in addition to ``measuring`` seconds.
 
-        They are the share :attr:`leave` of both together.
+        The kept seconds are the share :attr:`leave` of the sum of both.
         """
         return measuring * self.leave / (1 - self.leave)
 
     @property
     def groups(self) -> list[tuple[str, ...]]:
-        """Names in groups; the names of a group are needed together."""
+        """Groups of names that are needed together; a sweep by itself is a group of one."""
         return [tuple(name.split(",")) for name in self.names]
 
     @property
     def together(self) -> list[tuple[str, ...]]:
-        """Groups of several sweeps that are needed together, by the sweeps' own names."""
+        """Groups of several sweeps that are needed together, by the sweeps' names."""
         return [tuple(map(sweep_name, group)) for group in self.groups if len(group) > 1]
 
     @property

@@ -1,4 +1,4 @@
-"""A run as it is carried out: its files, its cases and the bench that they run on."""
+"""Description of a run for the process that carries it out: files, cases, bench and limits."""
 
 from __future__ import annotations
 
@@ -16,50 +16,56 @@ MEASURE = "measure"
 
 @dataclass(frozen=True)
 class NodePeers:
-    """Peers of a run: the workers that measure with other GPUs of its node at the same time."""
+    """Peers of a run: the workers that measure on other GPUs of its node at the same time."""
 
     workers: int
     """Number of workers that share the host, this one included."""
     parent: int
-    """Id of the process that started all of them, and that folds when they have ended."""
+    """Id of the process that started all workers. It folds the run after they have ended."""
     wait: Callable[[str], None]
-    """Function that is called before each of the anchors' phases and before :data:`MEASURE`. It
-    blocks until that phase may begin."""
+    """Function that blocks until the phase with the given name may begin. It is called before each
+    of the anchors' phases and before :data:`MEASURE`."""
 
 
 @dataclass
 class Run:
-    """A run of one shard: its files, its cases and the bench that they run on."""
+    """Run of one shard, as the process that carries it out needs to know it."""
 
     folder: Path
+    """Folder of the run's files."""
     planned: Sequence[PlanEntry]
+    """Cases to measure."""
     budget: float
+    """Seconds of measuring, including those that earlier calls spent."""
     bench: str = TORCH_BENCH
+    """``module:callable`` that makes the bench."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of that callable: the machine and the device."""
     shard: tuple[int, int] = (1, 1)
+    """Number of the shard, counted from 1, and the number of shards."""
     whole: bool = True
     """True if ``planned`` has all cases of the shard, so that the shard ends when they do."""
     place: int | None = None
-    """Number of the GPU, or of a CPU's node, within the run; None: not known."""
+    """Number of the GPU, or of a CPU's node, within the run; None if it is not known."""
     anchors: Sequence[PlanEntry] = ()
-    """Cases that show how fast each GPU is. They are timed before the others."""
+    """Cases that every GPU times first, to show how fast it is compared with the others."""
     anchor_options: Mapping[str, Any] = field(default_factory=dict)
     """Further arguments of :func:`sweeps.measuring.anchor_timing.time_anchors`."""
     peers: NodePeers | None = None
     min_patience: float = 30.0
     """Shortest silence, in seconds, after which a child that handles cases counts as hung."""
     compile_in_parallel: bool = True
-    """True if other processes may use the GPU to compile for it."""
+    """True if other processes may open the GPU to compile kernels for it."""
     repeats: bool = True
     """True if some cases are re-timed at the end, in another process."""
     names: bool = True
-    """True if kernels are named at the end, in another process; if not, a later call names them.
+    """True if kernels are named at the end, in another process. If not, a later call names them.
 
     On a CPU, kernels are named before they are timed."""
     longest: float | None = None
-    """Seconds that six samples of a case may take; None: a share of the budget."""
+    """Seconds that six samples of a case may take; None for a share of the budget."""
     stop_at: float | None = None
-    """Moment of ``time.monotonic`` at which this call ends, including naming; None: no limit."""
+    """Moment of ``time.monotonic`` at which this call ends, including naming; None for no limit."""
 
     @property
     def workers(self) -> int:
@@ -73,5 +79,5 @@ class Run:
 
     @property
     def worker(self) -> str:
-        """Name of the shard, as the tables have it."""
+        """Name of the shard in the tables, such as ``1/4``."""
         return f"{self.shard[0]}/{self.shard[1]}"

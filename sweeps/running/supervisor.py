@@ -1,8 +1,8 @@
-"""The parent of a run: it owns the plan, the files, and a child process that may crash.
+"""The parent process of a run, which owns the plan, the files, and a child that may crash.
 
-The parent never measures on a device. The child runs the cases and sends events. The parent writes
-them down, watches the time, and starts another child after a crash. The case in flight is retried
-once.
+The parent never measures on a device. The child runs the cases and sends events. The parent records
+these events, watches the time, and starts another child after a crash. The case during which the
+child crashed is retried once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sweeps.cases.case import Case
 from sweeps.folding.counts import STOPPED, Tally
 from sweeps.folding.fold import fold
 from sweeps.folding.history import BLOCKS, PROCESSES
-from sweeps.folding.raised_ceilings import beyond
+from sweeps.folding.raised_ceilings import gemms_above_peak
 from sweeps.folding.steadiness import choose_repeats, repeating_seconds
 from sweeps.measuring.child import Assignment
 from sweeps.planning.compiling import compiling
@@ -39,11 +39,11 @@ from sweeps.timing.statistics import CHECKPOINTS
 _PATIENCE = 10.0  # multiple of the expected seconds after which a child counts as hung
 _MAX_CRASHES = 2  # crashes of a case, which is therefore retried once
 _MAX_IDLE_CRASHES = 3  # children in a row that crashed without a sample
-_BESIDE = {  # kinds of work other than measuring, for messages
+_SIDE_WORK = {  # kinds of work other than measuring, as messages describe them
     "anchor": "times the anchors",
     "repeat": "re-times cases", "confirm": "re-times pairs", "name": "names kernels",
 }  # fmt: skip
-_WITHOUT_LIMIT = 1e9  # seconds of budget for work that may take as long as it needs
+_NO_LIMIT = 1e9  # seconds of budget for work that may take as long as it needs
 _MAX_FUTILE_NAMINGS = 3  # processes in a row that named no kernel
 
 
@@ -52,8 +52,8 @@ def carry_out(run: Run, reporter: Reporter, note: Callable[[str], None]) -> str:
 
     The result is ``done``, ``budget``, or ``time`` if the call's time limit came first.
 
-    However the run ends, even by an interrupt, the samples are folded into the table. Only a run
-    with peers leaves the folding to their parent.
+    However the run ends, even by an interrupt, the samples are folded into the tables. A run with
+    peers does not fold: the process that started all peers does.
 
     Raises:
         UserError: if another process writes this shard, the disk is full, or the bench cannot be
@@ -70,9 +70,9 @@ def confirm(
     reporter: Reporter,
     note: Callable[[str], None],
 ) -> None:
-    """Re-time pairs of the run's cases in processes of their own, and fold the result.
+    """Re-time pairs of the run's cases in new processes, and fold the result.
 
-    Every pair gets as many samples as any other. However the call ends, complete pairs count.
+    Every pair gets the same number of samples. However the call ends, complete pairs count.
 
     Raises:
         UserError: if another process writes this shard, or the disk is full.
@@ -115,7 +115,7 @@ class _Supervisor:
         self._note = note
         self._tally = Tally(run.planned, events)
         self._idle_crashes = 0
-        self._starting = 0.0  # seconds that the last child took until its first message
+        self._starting = 0.0  # seconds from the last child's start to its first message
         # Cases that are handled one by one, because a child died while several were in flight.
         self._careful: set[str] = set()
         self._watch = Watch(self._record, run.worker, run.arguments.get("gpu"), run.parent)
@@ -125,7 +125,8 @@ class _Supervisor:
             event["event"] == "anchor" for event in events
         )
         self._blamed: set[str] = set()  # cases in flight when a confirming process died
-        self._blocks: Counter[tuple[str, ...]] = Counter()  # of each pair, from the present process
+        # Number of blocks that the present confirming process has taken of each pair.
+        self._blocks: Counter[tuple[str, ...]] = Counter()
 
     def supervise(self) -> str:
         """Do all work of the shard. Return why measuring ended, as :func:`carry_out` does."""
@@ -134,10 +135,10 @@ class _Supervisor:
         self._time_anchors()
         if self._run.peers:
             self._run.peers.wait(MEASURE)
-        # 2. Measure, while other processes compile. Strangers on the GPU are counted before and
-        # after that, when no process of ours uses it.
+        # 2. Measure, while other processes compile. Processes of other programs on the GPU are
+        # counted before and after that, while no process of this run uses it.
         self._refuse_crashed_features()
-        compiled_meanwhile = self._waiting() if self._run.compile_in_parallel else []
+        compiled_meanwhile = self._unfinished() if self._run.compile_in_parallel else []
         self._watch.look_at_gpu()
         with compiling(self._run.arguments, compiled_meanwhile, self._run.workers):
             end = self._measure()
@@ -151,7 +152,7 @@ class _Supervisor:
         return end
 
     def _arrive(self) -> None:
-        """Record where the shard is measured now.
+        """Record on which GPU (or node) the shard is measured now.
 
         Unfinished series that an earlier call measured on another GPU start over.
         """
@@ -164,7 +165,7 @@ class _Supervisor:
         self._tell("place", place=run.place)
 
     def _tell(self, event: str, case: str = "", **more: Any) -> None:
-        """Record an event of the parent, about the case with the id ``case`` or about none."""
+        """Record an event of the parent. ``case`` is the id of its case, if it has one."""
         self._record(
             {
                 "event": event,
@@ -179,25 +180,26 @@ class _Supervisor:
     def _time_anchors(self) -> None:
         """Time the anchors, unless an earlier call did so on this GPU and there are no peers.
 
-        Peers time theirs at the same moments, so all of them take part.
+        Peers time their anchors at the same moments, so each of them must take part.
         """
         run = self._run
         has_peers = run.peers is not None
         if run.anchors and (has_peers or not self._anchored):
-            assignment = self._assignment(run.anchors, _WITHOUT_LIMIT, work="anchor")
+            assignment = self._assignment(run.anchors, _NO_LIMIT, work="anchor")
             self._run_child(replace(assignment, options=run.anchor_options, waits=has_peers))
 
     def confirm(self, pairs: Sequence[tuple[PlanEntry, PlanEntry]]) -> None:
         """Re-time pairs, each in several processes.
 
-        The samples of one process have something in common, which shows only in another process.
+        All samples of one process share an error, which only another process can show.
         """
         for number in range(1, PROCESSES + 1):
             self._note(
                 f"Re-timing {len(pairs)} of the best changes, each together with its original "
                 f"shape ({number} of {PROCESSES}) …"
             )
-            # Each case gets this many samples. The plan expects the fewest that a case can have.
+            # A block has two samples of each case. The plan's expected seconds are for the fewest
+            # samples that a case can have.
             samples = 2 * BLOCKS
             planned_seconds = sum(entry.expected for pair in pairs for entry in pair)
             seconds = self._starting + samples / CHECKPOINTS[0] * planned_seconds
@@ -207,8 +209,8 @@ class _Supervisor:
     def _confirm_once(self, pairs: Sequence[tuple[PlanEntry, PlanEntry]]) -> None:
         """Re-time pairs in one process, or in several if one dies.
 
-        The next process leaves out the pair that was in flight when the one before it died, and the
-        pairs that are complete.
+        After a process has died, the next one leaves out the complete pairs, and the pair during
+        which the process died.
         """
         remaining = {tuple(entry.case.id for entry in pair): pair for pair in pairs}
         while remaining:
@@ -216,7 +218,7 @@ class _Supervisor:
             self._blocks.clear()
             careful_before = len(self._careful)
             planned = [entry for pair in remaining.values() for entry in pair]
-            assignment = self._assignment(planned, _WITHOUT_LIMIT, work="confirm")
+            assignment = self._assignment(planned, _NO_LIMIT, work="confirm")
             if self._run_child(assignment) is not None:
                 return
             complete = {pair for pair, blocks in self._blocks.items() if blocks == BLOCKS}
@@ -228,7 +230,7 @@ class _Supervisor:
                 if ids not in complete and self._blamed.isdisjoint(ids)
             }
 
-    def _waiting(self) -> list[Case]:
+    def _unfinished(self) -> list[Case]:
         """Return the cases that are not finished."""
         histories = self._tally.histories
         return [entry.case for entry in self._run.planned if not histories[entry.case.id].closed]
@@ -239,7 +241,7 @@ class _Supervisor:
         Return ``done``, ``budget`` or ``time``.
         """
         run, tally = self._run, self._tally
-        # 1. Find the limits. Naming comes last, and measuring must leave time for it.
+        # 1. Find the limits. Kernels are named last, and measuring must leave time for that.
         seconds_left = run.budget - tally.spent
         until = math.inf
         if run.stop_at is not None:
@@ -260,7 +262,7 @@ class _Supervisor:
                 seconds_after = repeating_seconds(run.budget) if run.repeats else 0.0
                 self._reporter.begin("Measuring", limit, seconds_after)
             end = self._run_child(self._assignment(run.planned, budget, until))
-            # A child reports the limit of time as that of the budget.
+            # A child reports ``budget`` even if it ended at its time limit.
             if end == "budget" and time.monotonic() >= until:
                 return STOPPED
             if end is not None:
@@ -268,27 +270,28 @@ class _Supervisor:
         return "done"
 
     def _naming_reserve(self, seconds: float) -> float:
-        """Return how many of these ``seconds`` are needed to name kernels at the end."""
+        """Return how many of these ``seconds`` are reserved for naming kernels at the end."""
         cases = [entry.case for entry in self._run.planned]
         return naming_reserve(cases, seconds) if self._run.names else 0.0
 
     def _repeat(self) -> None:
         """Re-time some cases in another process, to see how well medians repeat.
 
-        This is done once in a run, because the result describes the machine and not a case.
+        Once in a run is enough, because the result describes the machine and not a case.
         """
         histories, machine = self._tally.histories, self._run.arguments.get("machine")
         exceeding: dict[str, PlanEntry] = {}
         if machine is not None and machine.kind == "cpu":
-            # A ceiling that a case exceeds is raised only if another process exceeds it as well.
-            exceeding = beyond(self._run.planned, histories, machine.peaks)
+            # A peak is raised to what a case reached only if another process reaches it as well.
+            exceeding = gemms_above_peak(self._run.planned, histories, machine.peaks)
         chosen = choose_repeats(self._run.planned, histories, self._run.budget, exceeding.values())
         if not chosen or not self._run.repeats:
             return
         if self._run.stop_at is not None:
             seconds_left = self._run.stop_at - time.monotonic()
             seconds_left -= self._naming_reserve(seconds_left)
-            # A case gets more samples here than the six that its expected time is for.
+            # A case's expected time is for six samples. It gets more here, so twice the time is
+            # required.
             if seconds_left < self._starting + 2 * sum(entry.expected for entry in chosen):
                 return
         self._note(f"Re-timing {len(chosen)} cases in a new process …")
@@ -297,11 +300,11 @@ class _Supervisor:
         self._run_child(self._assignment(chosen, self._run.budget, work="repeat"))
 
     def _name(self) -> None:
-        """Name the kernels of what was timed, in processes that time nothing.
+        """Name the kernels of the timed cases, in processes that time nothing.
 
-        A profiler slows the launches of the process that loads it, even after its session. Names
-        that one process lost are requested from another. After three processes in a row that named
-        nothing, the names stay empty.
+        A profiler slows the launches of the process that loads it, even after its session. If a
+        process ends before it has named all kernels, another one continues. After three processes
+        in a row that named nothing, the remaining names stay empty.
         """
         if not self._run.names:
             return
@@ -309,7 +312,7 @@ class _Supervisor:
         futile_processes = 0
         unnamed = set(self._tally.unnamed())
         while unnamed and futile_processes < _MAX_FUTILE_NAMINGS:
-            # If the time left is only enough to start a process, leave naming to the next call.
+            # If the remaining time only suffices to start a process, leave naming to the next call.
             if time.monotonic() + self._starting > stop_at:
                 return
             self._note(f"Naming the kernels of {len(unnamed)} cases …")
@@ -336,11 +339,11 @@ class _Supervisor:
         until: float = math.inf,
         work: str = "measure",
     ) -> Assignment:
-        """Return an assignment for a child, with what is known of the cases so far.
+        """Return an assignment for a child, with the histories of the cases so far.
 
         Args:
             planned: the cases that the child handles.
-            budget: seconds of the run's budget, including those that are spent.
+            budget: seconds of the run's budget, including those that are already spent.
             until: moment of ``time.monotonic`` at which the child ends.
             work: kind of work: measure, anchor, repeat, confirm or name.
         """
@@ -401,14 +404,15 @@ class _Supervisor:
                     self._run.peers.wait(gate)
                     child.connection.send("go")
                 case "end":
-                    if work == "measure":  # while the child's use of the host can still be read
+                    # The child's use of the host can only be read while the child still runs.
+                    if work == "measure":
                         self._watch.look()
                     return str(content[0])
-                case "poisoned":  # its context on the GPU is broken, so it ends itself
+                case "poisoned":  # the child's context on the GPU is broken, so it ends itself
                     self._handle_death(child, work, str(content[0]))
                     return None
-                case _ if work != "measure":  # the run is complete without such work
-                    self._note(f"The process that {_BESIDE[work]} stopped: {content[0]}")
+                case _ if work != "measure":  # a failure of other work does not end the run
+                    self._note(f"The process that {_SIDE_WORK[work]} stopped: {content[0]}")
                     return None
                 case _:
                     problem = (
@@ -420,9 +424,9 @@ class _Supervisor:
         return None
 
     def _next_message(self, child: Child, work: str) -> tuple[Any, ...] | None:
-        """Return a child's next message, which is its kind and its content.
+        """Return a child's next message, a tuple of its kind and its content.
 
-        Return None if the child died or hung. What its death needs is done then.
+        If the child died or hung, handle its death and return None.
         """
         if not child.sends_in_time():
             child.process.kill()
@@ -436,12 +440,12 @@ class _Supervisor:
             return None
         if not child.spoke:
             child.spoke = True
-            # ``since`` is still the moment at which the child was started.
+            # No visit has begun yet, so ``since`` is the moment at which the child was started.
             self._starting = time.monotonic() - child.since
         return message
 
     def _handle_death(self, child: Child, work: str, how: str) -> None:
-        """Record or note the death of a child that did this kind of work; ``how`` says how."""
+        """Handle the death of a child, depending on its kind of work. ``how`` says how it died."""
         match work:
             case "measure":
                 self._crashed(child, how)
@@ -453,7 +457,7 @@ class _Supervisor:
                 self._note_end(work, how)
 
     def _record(self, event: Event) -> None:
-        """Write an event to the shard's samples, and count it."""
+        """Append an event to the shard's sample file, and count it."""
         self._log.append(event)
         self._measured |= event["event"] == "sample"
         self._tally.add(event)
@@ -465,8 +469,8 @@ class _Supervisor:
 
         If several cases were in flight at once, the next child handles them one by one.
         """
-        # A child that took samples made progress. Only crashes without a sample, in a row, end a
-        # run.
+        # A child that took samples made progress. The run ends only after several children in a row
+        # that took none.
         self._idle_crashes = 0 if child.samples else self._idle_crashes + 1
         # 1. If no single case is to blame, only note which cases were in flight.
         if len(child.cases) != 1:
@@ -483,13 +487,12 @@ class _Supervisor:
         cost = round(time.monotonic() - child.since, 6)
         where = {"case": case, "worker": self._run.worker}
         self._record({"event": "crash", **where, "cost": cost, "message": how})
-        self._note(f"the measuring process ended during this case: {how}.")
+        # The canary is not in the plan and has no experimental feature.
+        planned = next((entry.case for entry in self._run.planned if entry.case.id == case), None)
+        self._note(f"the measuring process ended during {planned or 'the canary'}: {how}.")
         # 3. Give the case up after its second crash, or all cases with its experimental feature.
         crashes = self._tally.all()[case].crashes
-        # The canary is not in the plan and has no experimental feature.
-        feature = next(
-            (feature_of(entry.case) for entry in self._run.planned if entry.case.id == case), None
-        )
+        feature = feature_of(planned) if planned else None
         if crashes >= _MAX_CRASHES or feature:
             times = f"{crashes} times " if crashes > 1 else ""
             self._fail(case, "error", f"the process ended {times}during this case: {how}.")
@@ -497,13 +500,13 @@ class _Supervisor:
             self._refuse_feature(feature, how)
 
     def _crashed_naming(self, child: Child, how: str) -> None:
-        """Give up naming the case in flight, if it was the only one."""
+        """Give up naming the case in flight, if it was the only one in flight."""
         if len(child.cases) == 1:
             self._give_up_naming(*child.cases)
         self._note_end("name", how)
 
     def _crashed_confirming(self, child: Child, how: str) -> None:
-        """Blame the case in flight, whose pair is then left out.
+        """Blame the case in flight, so that its pair is left out by the next process.
 
         If several cases were in flight at once, the next child handles them one by one.
         """
@@ -514,8 +517,8 @@ class _Supervisor:
         self._note_end("confirm", how)
 
     def _note_end(self, work: str, how: str) -> None:
-        """Tell the user how a child ended that did work other than measuring."""
-        self._note(f"the process that {_BESIDE[work]} ended: {how}.")
+        """Tell the user how a child with work other than measuring ended."""
+        self._note(f"the process that {_SIDE_WORK[work]} ended: {how}.")
 
     def _refuse_crashed_features(self) -> None:
         """Refuse features that crashed in earlier calls, even for cases that were added since."""
@@ -523,10 +526,10 @@ class _Supervisor:
             self._refuse_feature(feature, "in an earlier call")
 
     def _refuse_feature(self, feature: Feature, how: str) -> None:
-        """Give up all open cases with an experimental feature after its first crash."""
+        """Give up all unfinished cases with an experimental feature, after its first crash."""
         for case in open_with(feature, self._run.planned, self._tally.histories):
             self._fail(case, "unsupported", refusal(feature, how))
 
     def _fail(self, case: str, status: str, message: str) -> None:
-        """Record that a case gets no time; ``status`` and ``message`` go to the table."""
+        """Record that a case gets no time; ``status`` and ``message`` go to measurements.csv."""
         self._tell("outcome", case, status=status, message=message)

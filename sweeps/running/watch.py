@@ -1,4 +1,4 @@
-"""Observation of other processes on a run's machine: on the host, and on the GPU."""
+"""Record how much other processes use the host and the GPU of a run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sweeps.store import Event
 from sweeps.timing.host import HostWatch
 from sweeps.timing.telemetry import other_processes_on
 
-_LOOK_SECONDS = 10.0
+_LOOK_SECONDS = 10.0  # seconds between two looks at the host
 
 
 class Watch:
@@ -28,10 +28,10 @@ class Watch:
         """Prepare to observe; nothing is recorded yet.
 
         Args:
-            record: called with an event for every look.
+            record: called with each event that is observed.
             worker: the shard's name.
             gpu: the GPU's ordinal; None on a CPU.
-            parent: the process that started this one and others that measure. Neither it nor its
+            parent: id of the process that started this one and its peers. Neither it nor its
                 descendants count as other processes.
         """
         self._record = record
@@ -43,19 +43,22 @@ class Watch:
     def look_at_gpu(self) -> None:
         """Record how many other processes use the GPU.
 
-        Call this while no process of ours uses it, because ours would look like another's.
+        Call this while no process of this run uses it, because it would be counted as well.
         """
         others = other_processes_on(self._gpu)
         if others:
             self._tell(seconds=0.0, gpu_processes=others)
 
     def begin(self, child: int | None) -> None:
-        """Begin to watch how much other processes than this one and its child use the host."""
+        """Begin to watch how much of the host is used by processes that are not of this run.
+
+        ``child`` is the id of the process that measures.
+        """
         parent = self._parent
         measuring = [os.getpid()] if child is None else [os.getpid(), child]
 
         def our_processes() -> list[int]:
-            # The parent may start further processes, so they are listed at every look.
+            # The parent may start further processes, so its descendants are listed at every look.
             return measuring if parent is None else [parent, *descendants(parent)]
 
         self._host = HostWatch(our_processes)
@@ -72,7 +75,7 @@ class Watch:
             self._tell(**asdict(use))
 
     def _tell(self, **seen: float) -> None:
-        """Record an event with what a look has seen."""
+        """Record an event with the values that were observed."""
         self._record(
             {
                 "event": "host",

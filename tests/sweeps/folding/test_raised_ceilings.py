@@ -9,7 +9,7 @@ from kernels.machine import cpu_machine, known_machine
 from kernels.problem import Gemm
 from sweeps.cases.case import Case
 from sweeps.folding.history import histories
-from sweeps.folding.raised_ceilings import beyond, raise_ceilings
+from sweeps.folding.raised_ceilings import gemms_above_peak, raise_ceilings
 from sweeps.folding.steadiness import choose_repeats
 from sweeps.planning.plan import PlanEntry
 from sweeps.store import Event
@@ -68,13 +68,13 @@ def test_what_no_other_process_confirms_raises_nothing() -> None:
 
 
 def test_a_case_within_its_uncertainty_exceeds_nothing() -> None:
-    assert beyond(PLANNED, histories(events_of(FAST, 60.5e9)), CPU.peaks) == {}
+    assert gemms_above_peak(PLANNED, histories(events_of(FAST, 60.5e9)), CPU.peaks) == {}
 
 
 def test_what_exceeds_a_ceiling_is_timed_again() -> None:
     events = [*events_of(FAST, 120e9), *events_of(SLOW, 50e9)]
     known = histories(events)
-    exceeding = beyond(PLANNED, known, CPU.peaks)
+    exceeding = gemms_above_peak(PLANNED, known, CPU.peaks)
     assert exceeding == {"fp32": FAST}
     many = [PlanEntry(Case("s", Gemm(64 + i, 64, 64, "fp32"), "mkl"), 0.001) for i in range(40)]
     events += [event for entry in many for event in events_of(entry, 1e9)]
