@@ -1,1 +1,1 @@
-"""Sweeps as their TOML files declare them, and the cases that they expand to."""
+"""Read sweeps from their TOML files, and expand them into cases."""

@@ -9,10 +9,10 @@ An axis is declared in TOML as one of
     { around = 1024, by = 16, step = 2 }  1008, 1010, … 1040
     "4*m" or "m"                          a multiple of another axis of the same block
 
-The key ``edges = "tiles"`` or ``edges = "waves"`` makes a range or powers denser: it adds every
-edge between the two ends, and the values one below and one above it. Tiles have edges along m, n
-and k. Waves have edges along m and n, and along a linear layer's ``tokens`` in the passes in which
-the tokens are rows of the result.
+The key ``edges = "tiles"`` or ``edges = "waves"`` adds values to a range or to powers: every edge
+of a tile or a wave between the two ends, and the values one below and one above each edge. Tiles
+have edges along m, n and k. Waves have edges along m and n, and along a linear layer's ``tokens``
+in the passes in which the tokens are rows of the result.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ from kernels.common.errors import UserError, nearest
 from kernels.config import ceil_div, large_tile, next_wave_edge
 from kernels.machine import Machine
 
-# Required and optional keys of a range, of powers, and of a neighbourhood.
+# Required and optional keys of a range, of powers, and of a neighbourhood (``around``).
 _FORMS: tuple[tuple[set[str], set[str]], ...] = (
     ({"from", "to", "step"}, {"edges"}),
     ({"from", "to", "times"}, {"edges"}),
     ({"around", "by"}, {"step"}),
 )
 _KEYS = sorted(set().union(*(required | optional for required, optional in _FORMS)))
-_EDGES = {"tiles": ("m", "n", "k"), "waves": ("m", "n", "tokens")}
-# Name of the size of the result's other dimension. For a linear layer's tokens it depends on the
-# pass.
+_EDGES = {"tiles": ("m", "n", "k"), "waves": ("m", "n", "tokens")}  # axes that have such edges
+# Name of the size that is the result's other dimension, by pass ("" for a GEMM, which has none).
 _ACROSS = {
     "m": {"": "n"},
     "n": {"": "m"},
     "tokens": {"forward": "features_out", "dgrad": "features_in"},
 }
 PAIRS = ("stride", "padding", "dilation")
+"""Sizes of a convolution that may differ by direction, such as ``2x1`` (vertical x horizontal)."""
 _MAY_BE_ZERO = ("padding",)
-_MOST_VALUES = 20_000
-_K_BLOCK = 64  # depth that a large tile is taken to have, in elements along k
+_MAX_VALUES = 20_000  # values of one axis
+_K_BLOCK = 64  # assumed depth of a large tile, in elements along k
 
 
 @dataclass(frozen=True)
@@ -58,10 +58,11 @@ class Multiple:
 
 @dataclass(frozen=True)
 class Edges:
-    """Values of an axis that become denser near the edges of ``kind`` once the machine is known."""
+    """An axis to which values near the edges of tiles or waves are added for a given machine."""
 
     values: tuple[int, ...]
-    kind: str  # "tiles" or "waves"
+    kind: str
+    """``tiles`` or ``waves``."""
 
 
 Axis = tuple[Any, ...] | Multiple | Edges
@@ -83,7 +84,7 @@ def parse_size_axis(declared: Any, where: str, along: str, sizes: Collection[str
 
     Args:
         declared: the TOML value.
-        where: file and key, for error messages.
+        where: name of the file and of the key, for error messages.
         along: name of the axis.
         sizes: names of the other sizes that this axis may be a multiple of.
     """
@@ -118,7 +119,7 @@ def parse_size_axis(declared: Any, where: str, along: str, sizes: Collection[str
 
 
 def resolution_order(axes: Mapping[str, Axis], where: str = "") -> list[str]:
-    """Return the names of the axes, each one after the axes that it needs.
+    """Return the names of the axes, each one after the axes on which its values depend.
 
     Raises:
         UserError: if axes are multiples of each other.
@@ -142,18 +143,18 @@ def resolution_order(axes: Mapping[str, Axis], where: str = "") -> list[str]:
 
 
 def _needs(axis: Axis, along: str) -> set[str]:
-    """Return the axes whose values must be known before this one can be resolved."""
+    """Return the names of the axes on which the values of an axis depend."""
     if isinstance(axis, Multiple):
         return {axis.axis}
     if not isinstance(axis, Edges):
         return set()
-    # The tile depends on the dtype. A wave also depends on the result's other dimension, which the
-    # pass decides for a linear layer.
+    # The tile depends on the dtype. A wave also depends on the result's other dimension. For a
+    # linear layer, the pass decides which size that is.
     return {"dtype"} if axis.kind == "tiles" else {"dtype", "pass", *_ACROSS[along].values()}
 
 
 def _parse_table(table: Mapping[str, Any], where: str, along: str) -> Axis:
-    """Parse a range, powers or a neighbourhood."""
+    """Parse an axis that is given as a table: a range, powers or a neighbourhood."""
     for key in table:
         if key not in _KEYS:
             raise UserError(f"{where} has no key {key!r}; {nearest(key, _KEYS)}")
@@ -183,12 +184,12 @@ def _spread(table: Mapping[str, Any], where: str) -> Iterable[int]:
         centre, distance = table["around"], table["by"]
         neighbourhood = range(centre - distance, centre + distance + 1, table.get("step", 1))
         # A distance as large as the centre would give values below 1, which are not sizes.
-        return [value for value in _few(neighbourhood, where) if value > 0]
+        return [value for value in _checked_length(neighbourhood, where) if value > 0]
     low, high = table["from"], table["to"]
     if high < low:
         raise UserError(f"{where}.to is {high}, which is less than from = {low}.")
     if "step" in table:
-        return _few(range(low, high + 1, table["step"]), where)
+        return _checked_length(range(low, high + 1, table["step"]), where)
     if table["times"] < 2:
         raise UserError(f"{where}.times must be at least 2; otherwise the powers never end.")
     values = [low]
@@ -197,22 +198,25 @@ def _spread(table: Mapping[str, Any], where: str) -> Iterable[int]:
     return values
 
 
-def _few(values: range, where: str) -> range:
-    """Return a range unchanged; raise an error if it has more values than anybody would wait for.
+def _checked_length(values: range, where: str) -> range:
+    """Return a range unchanged, if it does not have too many values to measure.
 
-    The check runs before the range becomes a list.
+    The length is checked before the range becomes a list, which might not fit the memory.
+
+    Raises:
+        UserError: if the range has too many values.
     """
-    if len(values) > _MOST_VALUES:
+    if len(values) > _MAX_VALUES:
         raise UserError(f"{where} has {len(values):,} values; use a larger step.")
     return values
 
 
 def resolve_axis(axis: Axis, known: Mapping[str, Any], machine: Machine, along: str) -> list[Any]:
-    """Return the values of an axis, given the values of the axes before it.
+    """Return the values of an axis, given the values of the axes on which it depends.
 
     Args:
         axis: the parsed axis.
-        known: values of the block's axes that are resolved already.
+        known: the values of the block's axes that are already resolved, by name.
         machine: machine whose tiles and SMs decide where the edges are.
         along: name of the axis.
     """
@@ -224,21 +228,22 @@ def resolve_axis(axis: Axis, known: Mapping[str, Any], machine: Machine, along: 
 
 
 def _near_edges(axis: Edges, known: Mapping[str, Any], machine: Machine, along: str) -> list[int]:
-    """Return the values of an axis together with the sizes around every edge between its ends."""
+    """Return the values of an axis, and the sizes around every edge between its two ends."""
     low, high = axis.values[0], axis.values[-1]
     # 1. Find the tile's size along the axis, and along the result's other dimension.
     tile_rows, tile_columns = large_tile(machine.generation, str(known.get("dtype", "bf16")))
     block, other_block = (tile_columns, tile_rows) if along == "n" else (tile_rows, tile_columns)
     if along == "k":
         block = _K_BLOCK
-    # The sets below have a value for each block, so a very long range is refused first.
-    _few(range(low, high + 1, block), f"the range of {axis.kind} along {along}")
+    # The sets below have a value for each tile, so a very long range is refused first.
+    _checked_length(range(low, high + 1, block), f"the range of {axis.kind} along {along}")
     # 2. Find the edges between the two ends.
     if axis.kind == "tiles":
         edges = set(range(ceil_div(low, block) * block, high + 1, block))
     else:
         across = _ACROSS[along].get(known.get("pass", ""))
-        # In a weight gradient the tokens are the summed axis, which has no waves.
+        # In a weight gradient the tokens are the reduction dimension, along which there are no
+        # waves.
         if across is None:
             return list(axis.values)
         across_size = int(known[across])
@@ -246,7 +251,7 @@ def _near_edges(axis: Edges, known: Mapping[str, Any], machine: Machine, along: 
             next_wave_edge(size, across_size, block, other_block, machine.sms)
             for size in range(low, high + 1, block)
         }
-    # 3. Add each edge, and the values one below and one above it. The last wave may end beyond the
+    # 3. Add each edge, and the values one below and one above it. The last edge may lie beyond the
     # range.
     near_edges = {edge + offset for edge in edges if edge <= high for offset in (-1, 0, 1)}
     return sorted(set(axis.values) | {size for size in near_edges if low <= size <= high})

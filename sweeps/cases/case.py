@@ -1,4 +1,4 @@
-"""A case of a sweep: one problem, implementation and config, timed in one way.
+"""A case of a sweep: a problem, an implementation and its config, a timing mode and a cache state.
 
 This module does not import PyTorch.
 """
@@ -18,22 +18,23 @@ from sweeps.schema import IDENTITY, problem_columns, problem_of
 
 MODES = ("burst", "sustained")
 CACHES = ("cold", "warm", "weights-cold")
-"""Cache states before a launch: none, all, or only the first of its operands cached.
+"""Cache states before a launch: no operand is cached, all are, or only the first one is.
 
-``weights-cold`` is what inference sees: the first operand (the activations) comes from the cache,
-the second (the weights) from memory. It exists only for GEMMs in bursts."""
+``weights-cold`` is the state in inference: the first operand (the activations) comes from the
+cache, the second (the weights) from memory. It exists only for GEMMs in bursts."""
 FILLS = ("normal",)
+"""Distributions of the operands' values."""
 
 CONFIRM = "confirm"
-"""Name of the sweep that holds the cases requested by the advice; no file declares it."""
+"""Name of the sweep with the cases that advice requests. No file declares it."""
 
 Contender = tuple[Problem, str]
-"""A problem and the implementation that computes it, to be compared with another one."""
+"""A problem and the name of the implementation that computes it, for comparison with another."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One thing to time, identified by its columns from ``sweep`` to ``fill``."""
+    """Case of a sweep, identified by its columns ``sweep`` to ``fill`` in measurements.csv."""
 
     sweep: str
     problem: Workload
@@ -49,7 +50,7 @@ class Case:
         return self.cache == "weights-cold"
 
     def columns(self) -> dict[str, Any]:
-        """Return the identifying columns, without those that do not apply."""
+        """Return the identifying columns, without those that do not apply to the problem."""
         return {
             "sweep": self.sweep,
             **problem_columns(self.problem),
@@ -62,7 +63,7 @@ class Case:
 
     @functools.cached_property
     def id(self) -> str:
-        """Twelve hex digits that stand for the case in sample files and in the plan."""
+        """Twelve hex digits that identify the case in sample files and in the plan."""
         columns = self.columns()
         text = json.dumps([columns.get(name, "") for name in IDENTITY], ensure_ascii=False)
         return hashlib.sha256(text.encode()).hexdigest()[:12]

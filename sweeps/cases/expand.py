@@ -14,8 +14,8 @@ from sweeps.cases.axes import PAIRS, resolution_order, resolve_axis
 from sweeps.cases.case import Case
 from sweeps.cases.spec import SHAPE, SIZES, Block, Filter, Sweep
 
-# Combinations of one block's axes. Looking at that many takes half a minute.
-_MOST_COMBINATIONS = 200_000
+# Largest number of combinations of one block's axes. Checking that many takes half a minute.
+_MAX_COMBINATIONS = 200_000
 _DTYPES_OF = {"gpu": ("fp32", "tf32", "fp16", "bf16"), "cpu": ("fp32", "bf16")}
 _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
     "<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt,
@@ -30,20 +30,21 @@ def expand(sweep: Sweep, machine: Machine, library: Library, configured: Configu
     """Return the cases of a sweep on a machine, in declared order and without duplicates.
 
     Args:
-        sweep: the declaration.
+        sweep: the sweep to expand.
         machine: machine that decides which blocks, dtypes and edges apply.
         library: function that names the vendor library's implementation of a problem.
-        configured: function that returns the texts of the configs with which an implementation
-            computes a problem, given the word that the sweep declares.
+        configured: function that returns the configs with which an implementation computes a
+            problem, as texts. It takes the implementation's name, the sweep's word for the configs,
+            the problem and the machine.
     """
-    cases: dict[Case, None] = {}  # used as a set that keeps its order
+    cases: dict[Case, None] = {}  # the dictionary is used as a set that keeps its order
     for block in sweep.blocks:
         if block.on not in (None, machine.kind):
             continue
         for number, values in enumerate(_combinations(sweep, block, machine)):
-            if number == _MOST_COMBINATIONS:
+            if number == _MAX_COMBINATIONS:
                 raise UserError(
-                    f"{sweep.name}.toml has a block with more than {_MOST_COMBINATIONS:,} "
+                    f"{sweep.name}.toml has a block with more than {_MAX_COMBINATIONS:,} "
                     "combinations; use larger steps."
                 )
             problem = _problem(sweep, values)
@@ -59,7 +60,7 @@ def expand(sweep: Sweep, machine: Machine, library: Library, configured: Configu
 
 
 def _combinations(sweep: Sweep, block: Block, machine: Machine) -> Iterator[dict[str, Any]]:
-    """Yield every combination of the block's axes, as values by the names of the axes.
+    """Yield every combination of the values of a block's axes, as a dictionary by axis name.
 
     The sizes vary fastest.
     """
@@ -88,10 +89,10 @@ def _combinations(sweep: Sweep, block: Block, machine: Machine) -> Iterator[dict
 
 
 def _dtypes(declared: Sequence[str], machine: Machine) -> Sequence[str]:
-    """Return the dtypes that a block's axis means on a machine.
+    """Return the dtypes that a block's ``dtype`` axis means on a machine.
 
     Dtypes that the machine emulates are left out, because they would take most of the time. They
-    are kept if the block names no others, as where it names a single dtype.
+    are kept if the block names only such dtypes.
     """
     if declared == ["emulated"]:
         return machine.emulated
@@ -131,14 +132,14 @@ def _problem(sweep: Sweep, values: Mapping[str, Any]) -> Workload:
 
 
 def _meets(condition: Filter, problem: Workload, values: Mapping[str, Any]) -> bool:
-    """Return True if a problem meets the condition of a filter."""
+    """Return True if a problem with these axis values meets a condition of the block."""
     left, sign, right = condition
 
     def value_of(side: str | float) -> Any:
-        """Return what one side of the condition stands for: a quantity, a size or itself."""
+        """Return the value of one side of the condition: a quantity, a size, or the side itself."""
         if side in ("flops", "bytes", "intensity", "dtype"):
             return getattr(problem, str(side))
-        # Other words are dtypes, which a condition compares with the problem's dtype.
+        # A word that is not the name of a size is a dtype, which stands for itself.
         return float(values[side]) if isinstance(side, str) and side in values else side
 
     return _COMPARE[sign](value_of(left), value_of(right))

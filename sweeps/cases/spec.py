@@ -20,19 +20,20 @@
 - the text of one config.
 
 ``cache`` is ``cold``, ``warm`` or, for GEMMs in bursts, ``weights-cold``: the first operand is warm
-and the second cold, as in inference. Operations other than GEMMs, convolutions and linear layers
-are ``layer`` (an axis of that name says which: relu, layernorm, …), ``projections``, ``timesteps``
-and ``lstm``.
+and the second cold, as in inference.
+
+``op`` may also be ``layer`` (its axis ``layer`` says which: relu, layernorm, …), ``projections``,
+``timesteps`` or ``lstm``.
 
 Shapes can also be listed, either in one block or at the top of the file for all blocks:
 ``shapes = ["4096,4096,1024"]``, with the sizes in the order of the command line. The size that
 counts the batch (a GEMM's ``batch``, a convolution's ``images``, a linear layer's ``tokens``) is
-never part of a listed shape; it stays an axis. ``vary = { n = [-1, 1, 8] }`` adds variants of each
-listed shape, with n one less, one more and eight more. If ``vary`` names several sizes, each
+never part of a listed shape: it is always an axis. ``vary = { n = [-1, 1, 8] }`` adds variants of
+each listed shape, with n one less, one more and eight more. If ``vary`` names several sizes, each
 variant changes only one of them.
 
-``default = false`` at the top keeps a sweep of :file:`specs/` out of the runs that name no sweep. A
-default sweep also has a block for CPUs.
+``default = false`` at the top of a file in :file:`specs/` keeps its sweep out of runs that name no
+sweep. A default sweep also has a block for CPUs.
 """
 
 from __future__ import annotations
@@ -62,7 +63,8 @@ SHAPE: dict[str, tuple[str, ...]] = {
     "timesteps": ("m", "n", "k"),
     "lstm": ("minibatch", "hidden", "features"),
 }
-_BATCH = {
+"""Names of the sizes of a listed shape, by operation and in the order in which they are written."""
+_BATCH = {  # name of the size that counts the batch, by operation
     "gemm": "batch", "conv": "images", "linear": "tokens", "layer": "images",
     "projections": "count", "timesteps": "count", "lstm": "steps",
 }  # fmt: skip
@@ -73,7 +75,7 @@ _DEFAULTS: dict[str, Any] = {
 }  # fmt: skip
 _LAYOUTS = {"gemm": GEMM_LAYOUTS, "conv": CONV_LAYOUTS, "layer": CONV_LAYOUTS}
 _PASSES = {"conv": PASSES, "linear": ("forward", "dgrad", "wgrad")}
-_HOW = ("implementation", "config", "mode", "cache", "fill")
+_OPTIONS = ("implementation", "config", "mode", "cache", "fill")
 _WEIGHTS_COLD = ("gemm", "linear")  # operations that consist of GEMMs and may be weights-cold
 _TOP_KEYS = ("question", "op", "default", "shapes", "block")
 
@@ -88,8 +90,10 @@ class Block:
     """A checked ``[[block]]``: all combinations of its axes that pass its filters."""
 
     on: str | None
+    """Kind of machine that the block is for, ``gpu`` or ``cpu``; None for both."""
     axes: Mapping[str, Axis]
     shapes: tuple[str, ...]
+    """Listed shapes, such as ``4096,4096,1024``; empty if the sizes are axes."""
     where: tuple[Filter, ...]
 
 
@@ -110,13 +114,13 @@ def all_sweeps() -> dict[str, Sweep]:
 
 
 def broken_sweeps() -> dict[str, UserError]:
-    """Return, by sweep name, the error of each file of ``sweeps/specs`` that cannot be read."""
+    """Return, by sweep name, the error of each file in ``sweeps/specs`` that is not valid."""
     return {name: error for name, error in _read_folder().items() if isinstance(error, UserError)}
 
 
 @cache
 def _read_folder() -> dict[str, Sweep | UserError]:
-    """Return, by name, each sweep of ``sweeps/specs``, or the error of its unreadable file."""
+    """Return, by name, each sweep of ``sweeps/specs``, or the error if its file is not valid."""
     sweeps: dict[str, Sweep | UserError] = {}
     for path in sorted(FOLDER.glob("*.toml")):
         try:
@@ -127,7 +131,7 @@ def _read_folder() -> dict[str, Sweep | UserError]:
 
 
 def read_sweep(path: Path) -> Sweep:
-    """Read and check one file.
+    """Read and check the TOML file of a sweep.
 
     Raises:
         UserError: if the file cannot be read or has a wrong word. The message names the file, the
@@ -153,7 +157,7 @@ def read_sweep(path: Path) -> Sweep:
             f"{path.name}: block is not a list of tables; begin each with [[block]], in double "
             "brackets."
         )
-    # Shapes at the top of the file are for every block that lists none itself.
+    # Shapes at the top of the file are for every block that does not list any itself.
     shared_keys = {"shapes": table["shapes"]} if "shapes" in table else {}
     checked_blocks = tuple(
         _read_block({**shared_keys, **block}, table["op"], f"{path.name}: block {number}")
@@ -164,11 +168,11 @@ def read_sweep(path: Path) -> Sweep:
 
 
 def axis_names(op: str) -> tuple[str, ...]:
-    """Return the axes that a block of an operation may have, in the order of the file format."""
+    """Return the names of the axes that a block may have, given the sweep's operation."""
     layer_axis = ("layer",) if op == "layer" else ()
     layout_axis = ("layout",) if op in _LAYOUTS else ()
     pass_axis = ("pass",) if op in _PASSES else ()
-    return (*SIZES[op], *layer_axis, "dtype", *layout_axis, *pass_axis, *_HOW)
+    return (*SIZES[op], *layer_axis, "dtype", *layout_axis, *pass_axis, *_OPTIONS)
 
 
 def _read_block(block: Mapping[str, Any], op: str, where: str) -> Block:
@@ -184,8 +188,8 @@ def _read_block(block: Mapping[str, Any], op: str, where: str) -> Block:
         raise UserError(f"{where} has both shapes and {clashing[0]!r}; give only one of them.")
     if "vary" in block:
         shapes = _read_vary(block["vary"], shapes, op, where)
-    # 2. Read the axes, declared or by default. An axis may be a multiple of the block's other
-    # sizes, whether they are listed or declared.
+    # 2. Read each axis, or take its default. An axis may be a multiple of another size of the
+    # block, whether that size is part of the listed shapes or an axis.
     sizes = {name for name in SIZES[op] if name in block or (shapes and name in SHAPE[op])}
     axes: dict[str, Axis] = {}
     for name in names:
@@ -201,8 +205,8 @@ def _read_block(block: Mapping[str, Any], op: str, where: str) -> Block:
             axes[name] = _PASSES[op] if op == "linear" else ("fprop",)
         elif not (shapes and name in SHAPE[op]):
             raise UserError(f"{where} has no {name!r}; every {op} needs it, or a list of shapes.")
-    # 3. Check the axes together, and read the filters. The listed shapes replace the defaults of
-    # the sizes that they have.
+    # 3. Check the axes together, and read the filters. Listed shapes replace the default values of
+    # their sizes.
     if shapes:
         axes = {name: axis for name, axis in axes.items() if name not in SHAPE[op]}
     resolution_order(axes, where)
@@ -237,10 +241,10 @@ def _check_words(axes: Mapping[str, Axis], op: str, where: str) -> None:
 
 
 def _check_weights_cold(axes: Mapping[str, Axis], op: str, where: str) -> None:
-    """Refuse ``weights-cold`` where it has no meaning.
+    """Refuse ``weights-cold`` for operations and modes in which it has no meaning.
 
-    Only a GEMM's operands are activations and weights. Only a burst keeps them apart: sustained
-    work reuses its operand sets, so that the weights would be in the cache, too.
+    Only a GEMM's operands are activations and weights. Sustained work reuses its operand sets, so
+    that the weights would be in the cache, too.
 
     Raises:
         UserError: if the operation is not a GEMM, or the mode is sustained.
@@ -259,7 +263,7 @@ def _check_weights_cold(axes: Mapping[str, Axis], op: str, where: str) -> None:
 
 
 def _words(axis: Axis) -> tuple[Any, ...]:
-    """Return the words of an axis that is not a size; none for other axes."""
+    """Return the words of an axis such as ``cache``, or an empty tuple for a computed axis."""
     return axis if isinstance(axis, tuple) else ()
 
 
@@ -276,12 +280,12 @@ def _read_shapes(shapes: Any, op: str, where: str) -> tuple[str, ...]:
 
 
 def _read_vary(vary: Any, shapes: Sequence[str], op: str, where: str) -> tuple[str, ...]:
-    """Return each shape, followed by its variants with one size changed by one of its offsets."""
+    """Return each shape, followed by its variants, in which ``vary`` adds an offset to one size."""
     if not shapes:
         raise UserError(f"{where} has vary but no shapes to change; add shapes, or remove vary.")
     _check_type(vary, dict, f"{where}: vary", "a table such as { n = [-1, 1] }")
     _check_keys(vary, [name for name in SHAPE[op] if name not in PAIRS], f"{where}: vary")
-    variants: dict[str, None] = {}  # used as a set that keeps its order
+    variants: dict[str, None] = {}  # the dictionary is used as a set that keeps its order
     for shape in shapes:
         variants[shape] = None
         for name, declared in vary.items():
@@ -305,7 +309,8 @@ def _read_vary(vary: Any, shapes: Sequence[str], op: str, where: str) -> tuple[s
 def _read_filter(text: Any, op: str, where: str) -> Filter:
     """Parse a condition such as ``flops <= 1e12``.
 
-    A dtype is compared with a dtype. Anything else is compared with a number or another quantity.
+    ``dtype`` is compared with a dtype. A size or quantity is compared with a number or with another
+    size or quantity.
     """
     match = _CONDITION.fullmatch(text) if isinstance(text, str) else None
     names = (*SIZES[op], "flops", "bytes", "intensity", "dtype")
@@ -323,7 +328,7 @@ def _read_filter(text: Any, op: str, where: str) -> Filter:
         return left, sign, float(right)
     except ValueError:
         raise UserError(
-            f"{where}: where compares with {right!r}; {nearest(right, names)}"
+            f"{where}: a filter compares with {right!r}; {nearest(right, names)}"
         ) from None
 
 
@@ -335,12 +340,12 @@ def _check_keys(table: Mapping[str, Any], known: Sequence[str], where: str) -> N
 
 
 def _check_type(value: Any, kind: type, where: str, wanted: str) -> None:
-    """Refuse a value of another type; errors have ``wanted``, the type in the user's words."""
+    """Refuse a value of another type; ``wanted`` names the right type in the error message."""
     if not isinstance(value, kind):
         raise UserError(f"{where} must be {wanted}, not {value!r}.")
 
 
 def _check_word(word: Any, known: Sequence[str], where: str) -> None:
-    """Refuse a word that is not in ``known``; the error has the nearest one that is."""
+    """Refuse a word that is not in ``known``; the error message suggests the nearest valid one."""
     if word not in known:
         raise UserError(f"{where} is {word!r}; {nearest(str(word), known)}")

@@ -1,1 +1,1 @@
-"""Choose the cases of a run, their order and their shards, and estimate what they take."""
+"""Choose the cases of a run, their order and their shards, and estimate how long they take."""

@@ -1,4 +1,4 @@
-"""Plan the anchors: the few cases that every GPU of a run times, to tell how fast each GPU is."""
+"""Plan the anchors: the few cases that every GPU of a run times, so that GPUs can be compared."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ ANCHORS = ("anchors", "anchors-memory")
 """Sweeps that declare the anchors."""
 
 _STEADY_SECONDS = 5.0  # boards take one to five seconds until power and clocks are steady
-_STEADY_SHARE = 1 / 12  # limit as a share of the budget, where the budget is small
+_STEADY_SHARE = 1 / 12  # share of the budget, if that is less than _STEADY_SECONDS
 
 
 def anchor_cases(machine: Machine) -> list[PlanEntry]:
-    """Return the anchors of a machine; empty if no sweep declares any."""
+    """Return the entries of a machine's anchors; empty if no sweep declares any."""
     sweeps = all_sweeps()
     cases = {name: sweep_cases(sweeps[name], machine) for name in ANCHORS if name in sweeps}
-    # All anchors are planned: no case exceeds a budget of 1e9 seconds.
+    # The budget of 1e9 seconds admits every case.
     return list(make_plan(cases, machine, 1e9, in_order=True).planned)
 
 
 def steady_seconds(budget: float) -> float:
-    """Return the seconds of sustained work on each anchor, in a run of ``budget`` seconds."""
+    """Return the seconds that each sustained anchor runs, given the run's budget in seconds."""
     return min(_STEADY_SECONDS, _STEADY_SHARE * budget)

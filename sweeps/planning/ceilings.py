@@ -1,4 +1,7 @@
-"""Measure a CPU's ceilings: no datasheet says what a virtual machine's share of a CPU can do."""
+"""Measure a CPU's ceilings: its peak for each dtype, and its memory bandwidth.
+
+No datasheet says what a virtual machine's share of a CPU can do.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +18,16 @@ from kernels.problem import Gemm
 from kernels.registry import library_for
 from sweeps.timing.clock import CpuClock
 
-_PASSES = 20
-_LEAST_PASSES = 3
-_SECONDS = 0.5  # no further pass begins after this time, once there are _LEAST_PASSES
-_SIZE = 1024
-_EMULATED_SIZE = 256
-_COPY_BYTES = 1 << 28
+_MAX_LAUNCHES = 20
+_MIN_LAUNCHES = 3
+_SECONDS = 0.5  # total time after which no launch beyond _MIN_LAUNCHES begins
+_SIZE = 1024  # M, N and K of the GEMM that measures a peak
+_EMULATED_SIZE = 256  # M, N and K for an emulated dtype, which is much slower
+_COPY_BYTES = 1 << 28  # size of the copied tensor, 256 MiB
 
 
 def measured_device(kind: str, gpu: int) -> Device:
-    """Return the requested device; a CPU gets its ceilings measured."""
+    """Return the requested device. If it is a CPU, its ceilings are measured first."""
     device = select_device(kind, gpu)
     return with_measured_ceilings(device) if device.gpu is None else device
 
@@ -38,9 +41,9 @@ def with_measured_ceilings(device: Device) -> Device:
 def measure_ceilings(machine: Machine, dtypes: Iterable[str]) -> tuple[dict[str, float], float]:
     """Measure this CPU's present peak for each dtype (FLOP/s) and its bandwidth (bytes/s).
 
-    A peak is the best of up to 20 GEMMs of 1024³, or of 256³ where the dtype is emulated. The
-    bandwidth is the best of up to 20 copies of 256 MiB, counting both the read and the write. A
-    case may still exceed either, so a run measures them several times
+    A peak is the best of up to 20 GEMMs of 1024³, or of 256³ if the dtype is emulated. The
+    bandwidth is the best of up to 20 copies of 256 MiB, counting both the read and the write.
+    Another moment may show higher ceilings, so a run measures them several times
     (:mod:`sweeps.folding.raised_ceilings`).
     """
     clock = CpuClock()
@@ -63,20 +66,20 @@ def measure_ceilings(machine: Machine, dtypes: Iterable[str]) -> tuple[dict[str,
 
 
 def _best_seconds(clock: CpuClock, launch: Callable[[int], object]) -> float:
-    """Return the seconds of the fastest of 3 to 20 launches, which take about half a second."""
+    """Return the seconds of the fastest of 3 to 20 launches, as many as fit half a second."""
     times: list[float] = []
-    while len(times) < _PASSES and (len(times) < _LEAST_PASSES or sum(times) < _SECONDS):
+    while len(times) < _MAX_LAUNCHES and (len(times) < _MIN_LAUNCHES or sum(times) < _SECONDS):
         times.append(clock.time(launch, [0]).seconds)
     return min(times)
 
 
 def emulated_sentence(machine: Machine) -> str:
-    """Return a sentence about how slow each emulated dtype is; empty if there is none."""
+    """Return a sentence about how slow each emulated dtype is; empty if no dtype is emulated."""
     sentences = [
         (
             f"{dtype} runs at 1/{machine.peak('fp32') / machine.peak(dtype):.0f} of the speed of "
-            f"fp32: this CPU has no {dtype} instructions, so it is not swept; `--dtype {dtype}` "
-            "measures it."
+            f"fp32, because this CPU has no {dtype} instructions. Sweeps leave it out; "
+            f"`--dtype {dtype}` measures it."
         )
         for dtype in machine.emulated
     ]

@@ -1,4 +1,4 @@
-"""Choose the sweeps of a run, expand them for a machine, and count the cases that a plan admits."""
+"""Choose the sweeps of a run, expand them for a machine, and count the cases that are planned."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sweeps.cases.spec import Sweep, all_sweeps, broken_sweeps, read_sweep
 from sweeps.planning.plan import make_plan
 
 EXPERIMENTAL = "experimental"
-"""A sweep's word for the configs that an implementation leaves out by default."""
+"""Value of ``config`` in a sweep that means the configs that are left out by default."""
 
 
 def choose_sweeps(names: Sequence[str]) -> dict[str, Sweep]:
@@ -29,8 +29,8 @@ def choose_sweeps(names: Sequence[str]) -> dict[str, Sweep]:
     A name that ends in ``.toml`` is the path of a file.
 
     Raises:
-        UserError: if a sweep is unknown, its file is wrong, or a file has the name of another
-            sweep. A wrong file that is not named does not prevent measuring.
+        UserError: if a named sweep is unknown, its file is wrong, or a file has the name of another
+            sweep. A wrong file in ``sweeps/specs`` is ignored unless its sweep is named.
     """
     known, broken = all_sweeps(), broken_sweeps()
     if not names:
@@ -52,12 +52,12 @@ def choose_sweeps(names: Sequence[str]) -> dict[str, Sweep]:
 
 
 def sweep_name(name: str) -> str:
-    """Return the name of a sweep that is given by its name or by its file."""
+    """Return the name of a sweep that the user gave by its name or by the path of its file."""
     return Path(name).stem if is_file(name) else name
 
 
 def is_file(name: str) -> bool:
-    """Return True if a sweep is given on the command line by its file."""
+    """Return True if the user gave a sweep by the path of its file."""
     return name.endswith(".toml")
 
 
@@ -65,10 +65,10 @@ def sweep_cases(sweep: Sweep, machine: Machine, dtypes: Sequence[str] = ()) -> l
     """Return the cases of a sweep on a machine, with the configs that the implementations choose.
 
     Args:
-        sweep: the declaration.
+        sweep: the sweep to expand.
         machine: machine that the sweep is expanded for.
-        dtypes: only cases of these dtypes are returned, emulated ones included. Without any, the
-            sweep decides.
+        dtypes: dtypes of the returned cases, emulated ones included. If this is empty, the cases
+            have the dtypes that the sweep declares.
     """
     if dtypes:
         left_out = tuple(dtype for dtype in machine.emulated if dtype not in dtypes)
@@ -76,7 +76,10 @@ def sweep_cases(sweep: Sweep, machine: Machine, dtypes: Sequence[str] = ()) -> l
         return [case for case in cases if case.problem.dtype in dtypes]
 
     def configured(name: str, declared: str, problem: Workload, machine: Machine) -> list[str]:
-        """Return the texts of the configs that the word ``declared`` means; "" is the default."""
+        """Return the configs that the sweep's word ``declared`` means, as texts.
+
+        An empty text is the implementation's default config.
+        """
         # 1. Find the implementation.
         implementation = implementations().get(name)
         if implementation is None and name in HAND_WRITTEN:
@@ -85,7 +88,7 @@ def sweep_cases(sweep: Sweep, machine: Machine, dtypes: Sequence[str] = ()) -> l
             raise UserError(
                 f"{sweep.name}.toml: implementation is {name!r}; {nearest(name, implementations())}"
             )
-        # 2. Return the text of one config as it is, if it is valid.
+        # 2. If the word is a valid config itself, return it unchanged.
         count = _candidate_count(declared)
         if count == 0:
             try:
@@ -95,11 +98,11 @@ def sweep_cases(sweep: Sweep, machine: Machine, dtypes: Sequence[str] = ()) -> l
             return [declared]
         # 3. Let the implementation choose its configs.
         if implementation.supports(problem, machine) is not None:
-            return [""]  # one case, whose row in the table says why it has no time
+            return [""]  # a single case, whose row in measurements.csv says why it has no time
         if declared != EXPERIMENTAL:
             configs = implementation.configs(problem, machine)[:count]
         else:
-            # These are listed together with the others, which the word does not mean.
+            # The implementation lists experimental configs together with all others.
             candidates = implementation.configs(problem, machine, experimental=True)
             configs = [config for config in candidates if config and config.experimental]
         return ["" if config is None else str(config) for config in configs]
@@ -110,18 +113,19 @@ def sweep_cases(sweep: Sweep, machine: Machine, dtypes: Sequence[str] = ()) -> l
 def plan_rows(
     names: Sequence[str], machine: Machine, budget: float, cores: int | None = None
 ) -> list[dict[str, Any]]:
-    """Return a row for each sweep: how many cases it has on a machine, and how many a plan admits.
+    """Return a row for each sweep: how many cases it has on a machine, and how many are planned.
 
     Args:
         names: names of the sweeps; the default sweeps if there are none.
-        machine: machine that is planned for.
-        budget: seconds of the plan.
-        cores: cores of its host, which compile kernels; None means as many as this host has.
+        machine: machine that would be measured.
+        budget: seconds of measuring that the plan may fill.
+        cores: number of the host's cores, which compile kernels. None means as many as this host
+            has.
 
     Returns:
         Dictionaries with ``name``, ``cases``, ``planned`` and two times in seconds: ``expected_s``
-        for six samples of each planned case, and ``checking_s``, the part of it in which results
-        are checked.
+        for six samples of each planned case, and ``checking_s``, the part of that time in which
+        results are checked.
     """
     cases = {name: sweep_cases(sweep, machine) for name, sweep in choose_sweeps(names).items()}
     plan = make_plan(cases, machine, budget, cores=cores)
@@ -140,10 +144,11 @@ def plan_rows(
 
 
 def _candidate_count(declared: str) -> int | None:
-    """Return how many of an implementation's configs a sweep's word means; 0 if it is a config.
+    """Return how many of an implementation's configs a sweep's word means.
 
-    ``""`` means one, the implementation's own choice. ``best 4`` means the four that it ranks
-    first. ``all`` and ``experimental`` mean every config, for which None is returned.
+    ``""`` means one, the implementation's own choice. ``best 4`` means the four that the
+    implementation ranks first. For ``all`` and ``experimental``, return None: there is no limit.
+    For any other word, which must be a config itself, return 0.
     """
     if declared == "":
         return 1

@@ -1,8 +1,8 @@
 """Compile hand-written kernels in other processes while a run times those that are compiled.
 
-Triton keeps what it compiles in a cache on disk. These processes go through the plan ahead of the
-process that times, and fill that cache. They launch nothing and write none of the run's files. If
-one of them dies, its kernels are compiled when their turn comes.
+Triton keeps compiled kernels in a cache on disk. The compiling processes go through the plan ahead
+of the process that times, and fill that cache. They launch nothing and write none of the run's
+files. If one of them dies, the timing process compiles its kernels when it needs them.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from sweeps.process import die_with_parent
 
 _MAX_PROCESSES = 12
 _CONTEXT_BYTES = 5e8  # rough size of one process's context on a GPU
-_MEMORY_SHARE = 0.05  # share of the GPU's memory that all their contexts may take
-_SPARED_CORES = 2  # one core launches, the other reads sensors and writes the files
+_MEMORY_SHARE = 0.05  # share of the GPU's memory that the contexts may take together
+_SPARED_CORES = 2  # cores for the run: one launches, the other reads sensors and writes files
 
 
 def compilers(machine: Machine, cores: int | None = None) -> int:
     """Return the number of processes that may compile in parallel with a run.
 
-    They share ``cores`` cores. None means the cores that this process may use, which a batch system
-    may have limited. Each process also has a context in the GPU's memory, most of which the run
-    needs for itself.
+    Each process needs a core, and memory of the GPU for its context. ``cores`` is the number of
+    cores that they share with the run. None means those that this process may use, which a batch
+    system may have limited.
     """
     most_contexts = int(_MEMORY_SHARE * machine.memory_bytes / _CONTEXT_BYTES)
     spare_cores = (cores or usable_processors()) - _SPARED_CORES
@@ -39,11 +39,12 @@ def compilers(machine: Machine, cores: int | None = None) -> int:
 
 
 def kernel_key(case: Case) -> tuple[object, ...] | None:
-    """Return an approximate key of what Triton compiles for a case.
+    """Return an approximate key of the kernels that Triton compiles for a case.
 
-    Cases with equal keys share their kernels. The key has what the kernels and Triton specialise
-    on: for each size whether it is 1 and the largest power of two up to 16 that divides it, and
-    whether the tiles leave a remainder. None means that nothing is compiled for the case.
+    Cases with equal keys share their kernels. The key has the properties that the kernels and
+    Triton specialise on: for each size, whether it is 1 and the largest power of two up to 16 that
+    divides it, and whether the tiles leave a remainder. Return None if nothing is compiled for the
+    case.
     """
     problem = case.problem
     if case.implementation not in HAND_WRITTEN or not isinstance(problem, Gemm | Conv):
@@ -69,13 +70,13 @@ def kernel_key(case: Case) -> tuple[object, ...] | None:
             problem.dilation,
             *(_specialised(size) for size in pixels),
         )
-    # An odd size, whose divisor is 1, gets (1,), which is not the class of the size 1.
+    # An odd size has the divisor 1. Its class is (1,), which differs from 1, the class of size 1.
     classes = tuple(1 if size == 1 else (math.gcd(size, 16),) for size in sizes)
     return (case.implementation, case.config, problem.dtype, problem.layout, *variant, classes)
 
 
 def _specialised(size: int) -> str:
-    """Return the class of a whole number for which Triton specialises a kernel."""
+    """Return the class of a whole number by which Triton specialises a kernel."""
     if size == 1:
         return "1"
     return "multiple of 16" if size % 16 == 0 else "other"
@@ -85,15 +86,15 @@ def _specialised(size: int) -> str:
 def compiling(where: Mapping[str, Any], cases: Sequence[Case], workers: int = 1) -> Iterator[None]:
     """Compile the kernels of cases in the background, in order, until the block ends.
 
-    Nothing is started without a GPU, with only two cores, or on a small card. The run then compiles
-    each chunk itself.
+    No process is started without a GPU, with only two cores, or on a GPU with little memory. The
+    run then compiles the kernels itself.
 
     Args:
         where: mapping with the ``machine`` and the ordinal of its ``gpu``.
         cases: the cases, in the order in which they will be timed.
-        workers: number of processes like this one that share the host's cores.
+        workers: number of runs that share the host's cores, this one included.
     """
-    # 1. Choose the cases. Those that share their kernels are compiled once, for the first of them.
+    # 1. Choose the cases. Kernels that several cases share are compiled for the first of them.
     first_cases: dict[tuple[object, ...], Case] = {}
     for case in cases:
         key = kernel_key(case)
@@ -106,7 +107,8 @@ def compiling(where: Mapping[str, Any], cases: Sequence[Case], workers: int = 1)
     if machine is not None and gpu is not None:
         cores = max(1, usable_processors() // workers)
         count = min(compilers(machine, cores), len(distinct_cases))
-    # 3. Start the processes. Each gets every count-th case, so that all begin with early cases.
+    # 3. Start the processes. Each of them gets every ``count``-th case, so that all processes begin
+    # with cases that are timed early.
     context = get_context("spawn")
     processes = [
         context.Process(
@@ -119,7 +121,7 @@ def compiling(where: Mapping[str, Any], cases: Sequence[Case], workers: int = 1)
     ]
     for process in processes:
         process.start()
-    # 4. Let the caller time its cases meanwhile, then stop, even if kernels are left.
+    # 4. Let the caller time its cases, then stop the processes, even if kernels are left.
     try:
         yield
     finally:
@@ -129,17 +131,19 @@ def compiling(where: Mapping[str, Any], cases: Sequence[Case], workers: int = 1)
 
 
 def compile_cases(machine: Machine, gpu: int, cases: Sequence[Case]) -> None:
-    """Compile the kernels of some cases; the entry point of a compiling process."""
+    """Compile the kernels of some cases. This is the entry point of a compiling process."""
     die_with_parent()
     os.nice(10)  # the process that launches has priority
     from kernels import implementations
     from kernels.device import make_current
 
-    with suppress(Exception):  # if the device fails here, nothing below compiles either
+    # If the device fails here, the compilations below fail as well, and the timing process reports
+    # it.
+    with suppress(Exception):
         make_current(gpu)
     for case in cases:
         implementation = implementations()[case.implementation]
-        with suppress(Exception):  # a failure is reported when the case is prepared
+        with suppress(Exception):  # the timing process reports a failure when it prepares the case
             if implementation.supports(case.problem, machine) is None:
                 config = implementation.parse_config(case.config)
                 implementation.compile_ahead([(case.problem, config)])

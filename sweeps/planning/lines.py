@@ -1,16 +1,16 @@
 """Group the cases that are compared with each other, so that one GPU measures them.
 
-Cards of one model differ by several percent, which is as much as many of the gains that advice is
-about. Cases that a rule, an analysis of cliffs or alignment, or a recommendation compares are
+GPUs of one model differ in speed by several percent, and many of the gains that advice finds are
+not larger. Cases that a rule, a recommendation, or an analysis of cliffs or alignment compares are
 therefore *linked*:
 
-- cases of one sweep with the same sizes, whatever else differs (dtype, layout, config, cache);
+- cases of one sweep with the same sizes, which differ in dtype, layout, config or cache;
 - cases of one sweep that differ in only one size;
-- problems of any sweeps that are near each other in every size (the options of a recommendation),
-  unless one series contains both already;
-- all cases of sweeps that are needed together, because a rule compares one with the other.
+- problems of any sweeps that are near each other in every size, because a recommendation may
+  compare them, unless one series already contains both;
+- all cases of sweeps that are needed together, because a rule compares one sweep with another.
 
-A *series* contains the cases that these links connect. A plan is shared out by whole series.
+A *series* contains the cases that these links connect. Shards consist of whole series.
 """
 
 from __future__ import annotations
@@ -26,10 +26,13 @@ from kernels.problem import Conv, Gemm
 from sweeps.cases.case import Case
 
 NEAR = 1 / (1 - 0.15)
-"""Largest ratio of two sizes that a recommendation compares: by default, up to 15% fewer."""
+"""Largest ratio of two sizes that a recommendation compares.
 
-_WAYS = ("dtype", "layout", "pass", "implementation", "config", "mode", "cache", "fill")
-_SLACK = 1e-9  # tolerance of logarithms, so that two sizes exactly at the limit are near
+By default, it considers sizes that are up to 15% smaller."""
+
+# Columns that say how a problem is computed and timed, as opposed to its sizes.
+_OPTIONS = ("dtype", "layout", "pass", "implementation", "config", "mode", "cache", "fill")
+_SLACK = 1e-9  # tolerance of log ratios, so that two sizes exactly at the limit are near
 
 
 def series_of(cases: Sequence[Case], together: Collection[Collection[str]] = ()) -> list[int]:
@@ -51,23 +54,25 @@ def series_of(cases: Sequence[Case], together: Collection[Collection[str]] = ())
     for positions, near_positions in _near_pairs(cases):
         pairs = list(itertools.product(positions, near_positions))
         if not any(series.connected(*pair) for pair in pairs):
-            # Several series could be joined. The two smallest are, because small series are easier
-            # to share out evenly.
+            # The cases of the two problems may be in several series. The two smallest series are
+            # joined, because small series are easier to distribute evenly.
             series.merge(*min(pairs, key=lambda pair: sum(map(series.subset_size, pair))))
-    # 3. Number the series. The set knows each of them by one of its cases.
+    # 3. Number the series. ``series[i]`` is the position of a case that represents its series.
     numbers: dict[int, int] = {}
     return [numbers.setdefault(series[i], len(numbers)) for i in range(len(cases))]
 
 
 def lines_of(cases: Sequence[Case]) -> list[list[int]]:
-    """Return groups of cases that are only informative together, as positions in ``cases``.
+    """Return the lines of some cases, as groups of positions in ``cases``.
 
-    A line has the cases of one sweep whose sizes differ in one dimension, with everything that is
-    timed at those sizes: dtypes, layouts, passes, implementations and modes. The longest lines are
-    taken first, and further lines only for sizes that no line has yet. Two lines that cross share
-    the case where they meet. Each remaining size is a group of its own.
+    A line has the cases of one sweep whose sizes differ in one dimension, with all dtypes, layouts,
+    passes, implementations and modes that are timed at those sizes. Its cases are only informative
+    together. The longest lines are taken first, and further lines only if they have sizes that no
+    line has yet. Two lines that cross share the cases where they meet. Sizes that are on no line
+    form groups by themselves.
     """
-    # 1. Collect the points (the sizes at which a sweep has cases) and every line through them.
+    # 1. Collect the points, which are the sizes at which a sweep has cases, and all lines through
+    # them.
     positions: dict[Hashable, list[int]] = defaultdict(list)
     lines: dict[Hashable, dict[Hashable, None]] = defaultdict(dict)
     for i, case in enumerate(cases):
@@ -78,7 +83,7 @@ def lines_of(cases: Sequence[Case]) -> list[list[int]]:
         for varied_name in sizes:
             fixed = tuple((name, value) for name, value in sizes.items() if name != varied_name)
             lines[case.sweep, columns["op"], varied_name, fixed][point] = None
-    # 2. Take lines, the longest first, if they have a point that no line taken before has.
+    # 2. Take lines, the longest first, if they have a point that is on no line yet.
     groups: list[list[int]] = []
     uncovered = dict.fromkeys(positions)
     for line in sorted(lines.values(), key=len, reverse=True):
@@ -86,7 +91,7 @@ def lines_of(cases: Sequence[Case]) -> list[list[int]]:
             groups.append(sorted(i for point in line for i in positions[point]))
             for covered in line:
                 uncovered.pop(covered, None)
-    # 3. Add the points that are on none of them.
+    # 3. Add the points that are on no line.
     return sorted([*groups, *(positions[point] for point in uncovered)])
 
 
@@ -99,19 +104,20 @@ def share_out(
 ) -> list[int]:
     """Return the shard of each case, counted from 1.
 
-    Whole series are given out, the longest first, each to the shard that has the least to do. The
-    busiest shard takes at most 4/3 of what the best sharing of whole series would need (Graham
-    1969).
+    Whole series are assigned, the longest first, each to the shard with the least work. The busiest
+    shard then takes at most 4/3 of the time that the best assignment of whole series would need
+    (Graham 1969).
 
     Args:
-        cases: the cases of a plan, including those that have a shard already.
+        cases: the cases of a plan, including those that already have a shard.
         seconds: expected seconds of each case.
         shards: number of shards.
         together: groups of sweeps that are needed together.
-        taken: shards that some cases have already, by the cases' ids.
+        taken: shards that some cases already have, by the cases' ids.
     """
     taken = taken or {}
-    # 1. Add up the seconds of each series. One that has a case in a shard already goes there, too.
+    # 1. Add up the seconds of each series. A series with a case that has a shard goes to that
+    # shard.
     series_numbers = series_of(cases, together)
     series_seconds: dict[int, float] = defaultdict(float)
     shard_of_series: dict[int, int] = {}
@@ -119,7 +125,7 @@ def share_out(
         series_seconds[series] += expected
         if case.id in taken:
             shard_of_series.setdefault(series, taken[case.id])
-    # 2. Give the other series out.
+    # 2. Assign the other series.
     loads = dict.fromkeys(range(1, shards + 1), 0.0)
     for series, shard in shard_of_series.items():
         loads[shard] += series_seconds[series]
@@ -138,19 +144,19 @@ def _keys(case: Case, together: Collection[Collection[str]]) -> Iterator[Hashabl
     """Yield the keys of a case; cases that share at least one key are compared with each other."""
     columns = case.columns()
     sizes = _sizes(columns)
-    ways = tuple(columns.get(name, "") for name in _WAYS)
+    options = tuple(columns.get(name, "") for name in _OPTIONS)
     sweep = case.sweep, columns["op"]
     yield sweep, tuple(sizes.items())
     for varied_name in sizes:
         fixed = tuple((name, value) for name, value in sizes.items() if name != varied_name)
-        yield sweep, varied_name, ways, fixed
+        yield sweep, varied_name, options, fixed
     for group in together:
         if case.sweep in group:
             yield "together", tuple(group)
 
 
 def _sizes(columns: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the sizes of a case: its columns without its sweep and how it is computed and timed.
+    """Return the sizes of a case: its columns without the sweep, the operation and the options.
 
     A convolution's implied GEMM is left out, because it follows from the convolution's own sizes.
     """
@@ -158,7 +164,7 @@ def _sizes(columns: Mapping[str, Any]) -> dict[str, Any]:
     return {
         name: value
         for name, value in columns.items()
-        if name not in (*_WAYS, *implied, "sweep", "op")
+        if name not in (*_OPTIONS, *implied, "sweep", "op")
     }
 
 
@@ -168,7 +174,7 @@ def _near_pairs(cases: Sequence[Case]) -> Iterator[tuple[list[int], list[int]]]:
     Each problem is given by the positions of its cases in ``cases``. The two problems of a pair
     differ only in sizes that a recommendation changes, each by at most :data:`NEAR`.
     """
-    # 1. Group the problems that agree in everything else.
+    # 1. Group the problems that differ only in these sizes.
     groups: dict[Hashable, dict[tuple[int, ...], list[int]]] = defaultdict(dict)
     for i, case in enumerate(cases):
         problem, columns = case.problem, case.columns()
@@ -179,9 +185,10 @@ def _near_pairs(cases: Sequence[Case]) -> Iterator[tuple[list[int], list[int]]]:
         else:
             continue
         fixed = tuple(value for name, value in _sizes(columns).items() if name not in free_names)
-        ways = tuple(columns.get(name, "") for name in _WAYS)
-        groups[columns["op"], fixed, ways].setdefault(sizes, []).append(i)
-    # 2. Find the near pairs of each group: the logarithms of all their sizes differ by little.
+        options = tuple(columns.get(name, "") for name in _OPTIONS)
+        groups[columns["op"], fixed, options].setdefault(sizes, []).append(i)
+    # 2. Find the near pairs of each group. The logarithms of their sizes differ by at most
+    # log(NEAR) in every size.
     from scipy.spatial import KDTree  # slow to import, and only needed for shards
 
     for problems in groups.values():

@@ -1,9 +1,9 @@
-"""Plan a run: which cases it measures, in which order, and what each is expected to take.
+"""Plan a run: which cases it measures, in which order, and how long each is expected to take.
 
-A plan is made once. Cases are admitted by lines (:func:`sweeps.planning.lines.lines_of`), whole or
-not at all, because a line with holes answers nothing. Lines come in the order of what they add.
-Within a sweep, the first few lines already cover its axes. Among sweeps, each gets the same share
-of the time. A line is admitted if its expected cost fits what is left of the budget.
+A plan is made once. Cases are admitted by whole lines (:func:`sweeps.planning.lines.lines_of`),
+because a line with holes answers nothing. The lines of a sweep are ordered so that the first few
+already cover its axes, and the sweeps take turns so that each gets the same share of the time. A
+line is admitted if its expected cost fits the rest of the budget.
 """
 
 from __future__ import annotations
@@ -34,27 +34,29 @@ from sweeps.timing.statistics import CHECKPOINTS
 
 _T = TypeVar("_T")
 
-_SAMPLES, _PLANNED_SAMPLES = CHECKPOINTS[0], 10
-_SOUGHT = ("alignment", "steps", "conv-layouts")
+_SAMPLES = CHECKPOINTS[0]  # number of samples that a case's expected seconds include
+_PLANNED_SAMPLES = 10  # number of samples for which the plan leaves time
+_PREFERRED = ("alignment", "steps", "conv-layouts")
 """Sweeps that people look for first. If time is short, other sweeps lose lines before these do."""
-_SOUGHT_TIMES = 6.0  # factor on the time that these sweeps get, compared with others
+_PREFERRED_FACTOR = 6.0  # factor on the time that these sweeps get, compared with others
 _ADMITTED = 0.92  # share of the budget that a plan fills, because a machine is slower at times
 _LARGEST_SHARE = 0.02  # share of the budget that one case may take
-# A case may exceed that share by this factor if its line stays whole that way. If even the cheapest
+# A case may exceed that share by this factor if that keeps its line whole. If even the cheapest
 # case of a sweep exceeds the share, the others may cost up to this many times as much as that case.
-_CHEAPEST_TIMES = 2.0
-_BURST_SECONDS = {"cpu": 5e-4, "gpu": 1e-3}  # one batch, with its gate and its flush
+_EXCESS_FACTOR = 2.0
+_BURST_SECONDS = {"cpu": 5e-4, "gpu": 1e-3}  # seconds of one batch, with its gate and its flush
 _CHECK_PASSES = {2: 6, 4: 3}  # passes over all operands for one check, by bytes per element
 
 # Further costs of cases on a GPU. They were not measured: they are expectations for an H200, from
 # reading the sources of PyTorch and Triton.
-_WAKE_SECONDS = 0.3 / 64  # the device is woken after each chunk
+_WAKE_SECONDS = 0.3 / 64  # a case's part of waking the device, once for each chunk of 64 cases
 _CONV_PLAN_SECONDS = 0.05  # cuDNN builds a plan for every new convolution
 _AUTOTUNE_SECONDS = 0.6  # cuDNN's autotuner builds and times ten plans
 _COMPILE_SECONDS = 2.0  # one Triton kernel on one core; the compiling processes share the kernels
 
-_NAMING_START, _NAMING_SECONDS, _NAMING_SHARE = 5.0, 0.005, 0.1
-
+_NAMING_START = 5.0  # seconds to start the process that names kernels
+_NAMING_SECONDS = 0.005  # seconds to name the kernels of one case
+_NAMING_SHARE = 0.1  # largest share of the budget that naming may take
 
 _TEXTS = (
     "id", "sweep", "op", "dtype", "layout?", "implementation", "config", "mode", "cache", "fill",
@@ -72,22 +74,26 @@ _PLANNED = {**dict.fromkeys(_TEXTS, str), "expected_s": NOT_NEGATIVE, "shard?": 
 
 @dataclass(frozen=True)
 class PlanEntry:
-    """A case of the plan, with the expected seconds of its preparation and of six samples."""
+    """A case of the plan, with the seconds that it is expected to take."""
 
     case: Case
     expected: float
-    checking: float = 0.0  # the part of these seconds in which results are checked
-    more: float = 0.0  # seconds of the further samples that the plan leaves time for
-    shard: int | None = None  # number of the shard that measures it; None if there is only one
+    """Seconds of its preparation, its checks and six samples."""
+    checking: float = 0.0
+    """The part of ``expected`` in which results are checked."""
+    more: float = 0.0
+    """Seconds of the further samples for which the plan leaves time."""
+    shard: int | None = None
+    """Number of the shard that measures the case; None if the run has only one."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return the entry as a row of the plan's cases."""
+        """Return the entry as a row of the plan's ``cases`` in run.json."""
         row = {"id": self.case.id, **self.case.columns(), "expected_s": round(self.expected, 6)}
         return row if self.shard is None else {**row, "shard": self.shard}
 
     @classmethod
     def from_json(cls, row: Mapping[str, Any]) -> PlanEntry:
-        """Build an entry from its row; ``checking`` and ``more`` are not stored in it.
+        """Build an entry from its row, which does not have ``checking`` and ``more``.
 
         Raises:
             UserError: if the row does not describe a case.
@@ -112,7 +118,7 @@ def read_plan(plan: Mapping[str, Any]) -> list[PlanEntry]:
     if fault := misfit(plan, _PLAN, "the plan in run.json"):
         raise UserError(f"{fault}. {START_OVER}")
     planned = [PlanEntry.from_json(row) for row in plan["cases"]]
-    # The entries of a plan with one shard need no number.
+    # The entries of a plan with one shard may have no shard number.
     valid_shards = {*range(1, plan["shards"] + 1)} if plan["shards"] > 1 else {None, 1}
     if not {entry.shard for entry in planned} <= valid_shards:
         raise UserError(
@@ -123,9 +129,9 @@ def read_plan(plan: Mapping[str, Any]) -> list[PlanEntry]:
 
 @dataclass(frozen=True)
 class Costs:
-    """Costs of a case in seconds, without its launches, and the launches' ratio to the estimate.
+    """Costs of a case apart from its launches, and corrections of the launches' estimated times.
 
-    The defaults for a CPU were measured on one; a run measures its own
+    The defaults for a CPU were measured on one CPU; a run on a CPU measures its own costs
     (:func:`sweeps.running.probing.probe`). The defaults for a GPU are expectations for an H200.
     """
 
@@ -134,15 +140,15 @@ class Costs:
     check: float = 1.5e-3
     """Seconds that one check of a result takes on the host, which runs 90 operations for it."""
     passes: float = 1.0
-    """Factor on the number of passes over all operands that one check makes at full bandwidth."""
+    """Ratio of the time that a check's passes over the operands take to that at full bandwidth."""
     slower: Mapping[str, Sequence[tuple[float, float]]] = field(default_factory=dict)
     """Corrections of the estimate for each :func:`kind_of`, as pairs of FLOPs and a factor.
 
-    Launches of that size take longer than estimated by that factor. Between the pairs it is
-    interpolated."""
+    A launch with that many FLOPs takes the estimated time multiplied by the factor. Between the
+    pairs, the factor is interpolated."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return the costs as run.json has them."""
+        """Return the costs for run.json."""
         return asdict(self)
 
     @classmethod
@@ -176,7 +182,7 @@ class Costs:
     def _factor(self, case: Case) -> float:
         """Return the factor on the estimate of a case; 1 if its kind was not probed.
 
-        It is interpolated between the logarithms of FLOPs and factors.
+        The factor is interpolated in the logarithms of FLOPs and factors.
         """
         points = self.slower.get(kind_of(case)) if self.slower else None
         if not points:
@@ -190,7 +196,7 @@ class Costs:
 def kind_of(case: Case) -> str:
     """Return a case's operation, pass and dtype as one text, such as ``conv fprop bf16``.
 
-    They decide how well the estimate fits the case.
+    How well the estimate fits a case depends mostly on these.
     """
     columns = case.columns()
     return " ".join(str(columns[name]) for name in ("op", "pass", "dtype") if columns.get(name))
@@ -198,14 +204,14 @@ def kind_of(case: Case) -> str:
 
 @dataclass(frozen=True)
 class Plan:
-    """Admitted cases in order, and how many of each sweep did not fit the budget."""
+    """Planned cases in order, and the number of cases of each sweep that did not fit the budget."""
 
     planned: tuple[PlanEntry, ...]
     left_out: Mapping[str, int]
 
 
 def naming_reserve(cases: Sequence[Case], budget: float) -> float:
-    """Return the seconds of a budget that are left for naming kernels, at most a tenth of it.
+    """Return the seconds of a budget that are reserved for naming kernels, at most a tenth of it.
 
     Naming starts another process, which prepares and launches each case again.
     """
@@ -227,26 +233,30 @@ def make_plan(
     """Order the cases of all sweeps and admit those that fit ``budget`` seconds of each shard.
 
     The next line comes from the sweep that has had the least time, so that every sweep is
-    represented. Sweeps that people look for first get six times as much time as others. With
-    ``in_order``, a sweep begins only when the one before it is complete, and one case may take the
-    whole budget. A sweep of which no line fits gives single cases instead.
+    represented. Sweeps that people look for first get six times as much time as others. If no line
+    of a sweep fits, single cases of it are admitted. No case may take more than 2% of the budget,
+    unless every case of its sweep does.
 
-    Without ``in_order``, no case may take over 2% of the budget, unless every case of its sweep
-    does. Cases that are compared with each other, or with cases planned ``before``, go to one shard
+    With ``in_order``, a sweep begins only when the one before it is complete, and one case may take
+    the whole budget.
+
+    Cases that are compared with each other, or with cases planned ``before``, go to one shard
     (:mod:`sweeps.planning.lines`).
 
     Args:
         sweeps: cases by the names of their sweeps.
-        machine: machine that they will run on.
+        machine: machine on which the cases will run.
         budget: measuring time in seconds.
         shards: number of GPUs that share the work, each with that budget.
-        in_order: complete each sweep before the next one begins.
-        cores: cores of the host, which compile kernels; None means as many as this host has.
+        in_order: True to complete each sweep before the next one begins.
+        cores: number of the host's cores, which compile kernels. None means as many as this host
+            has.
         together: groups of sweeps that are compared with each other.
-        before: entries that are planned already.
-        costs: costs of a case; None means those of an unknown machine of this kind.
+        before: entries that are already planned.
+        costs: costs of a case; None for the default costs of this kind of machine.
     """
-    # 1. Estimate the cost of each case, and the limit that applies to the cases of each sweep.
+    # 1. Estimate the cost of each case, and find the largest cost that a case of each sweep may
+    # have.
     case_limit = budget if in_order else _LARGEST_SHARE * budget
     compile_seconds = _COMPILE_SECONDS / max(1, compilers(machine, cores))
     compiled: set[tuple[object, ...]] = set()
@@ -260,11 +270,11 @@ def make_plan(
     # 2. Assign the cases to shards.
     if shards > 1:
         entries = _shared_out(entries, shards, together, before)
-    # 3. Admit whole lines. The next one is of the sweep with the least time for its weight.
+    # 3. Admit whole lines. The next one is of the sweep with the least time relative to its weight.
     room = _Room(budget, naming=machine.kind == "gpu")
     queues = {name: deque(_in_lines(members)) for name, members in entries.items()}
     spent = dict.fromkeys(queues, 0.0)
-    weight = {name: _SOUGHT_TIMES if name in _SOUGHT else 1.0 for name in queues}
+    weight = {name: _PREFERRED_FACTOR if name in _PREFERRED else 1.0 for name in queues}
     planned: list[PlanEntry] = []
     admitted: set[str] = set()
     while queues:
@@ -275,71 +285,81 @@ def make_plan(
         line = queues[name].popleft()
         if not queues[name]:
             del queues[name]
-        # A line that crosses an admitted one shares a case with it.
-        new_entries = [e for e in _affordable(line, largest[name]) if e.case.id not in admitted]
+        # A line that crosses an admitted one shares cases with it, which are already planned.
+        affordable = _affordable(line, largest[name])
+        new_entries = [entry for entry in affordable if entry.case.id not in admitted]
         if room.take(new_entries):
             spent[name] += sum(entry.expected for entry in new_entries)
             planned += new_entries
             admitted |= {entry.case.id for entry in new_entries}
-    # 4. Admit single cases of the sweeps of which no line fitted.
+    # 4. Admit single cases of the sweeps of which no line fits.
     for name, members in entries.items():
         if not spent[name]:
             for entry in _bit_reversal_order(members):
                 if entry.expected <= largest[name] and room.take([entry]):
                     planned.append(entry)
                     admitted.add(entry.case.id)
+    # 5. Count the cases that were not admitted.
     left_out = {
-        name: sum(e.case.id not in admitted for e in members) for name, members in entries.items()
+        name: sum(entry.case.id not in admitted for entry in members)
+        for name, members in entries.items()
     }
     return Plan(tuple(planned), {name: count for name, count in left_out.items() if count})
 
 
 class _Room:
-    """Time that is left of the budget of each shard.
+    """Time that is left of each shard's budget while a plan is made.
 
-    With ``naming``, time is reserved for naming kernels at the end.
+    If ``naming`` is True, time is reserved for naming kernels at the end.
     """
 
     def __init__(self, budget: float, naming: bool) -> None:
         self._budget = budget
-        self._most_naming = _NAMING_SHARE * budget if naming else 0.0
-        self._total: dict[int | None, float] = defaultdict(float)
+        self._max_naming = _NAMING_SHARE * budget if naming else 0.0
+        # Seconds of measuring and of naming that are taken from each shard's budget.
+        self._measuring: dict[int | None, float] = defaultdict(float)
         self._naming: dict[int | None, float] = defaultdict(
-            lambda: min(self._most_naming, _NAMING_START)
+            lambda: min(self._max_naming, _NAMING_START)
         )
 
     def take(self, entries: Sequence[PlanEntry]) -> bool:
-        """Take the time of some cases if all of them fit, and return whether they do."""
-        # Seconds of measuring and of naming that the shards of these cases would have then.
-        total: dict[int | None, float] = {}
+        """Take the time of some cases from their shards' budgets. Return False if they do not fit.
+
+        If any of the cases does not fit, no time is taken.
+        """
+        # 1. Add up the seconds that would be taken from the shards of these cases.
+        measuring: dict[int | None, float] = {}
         naming: dict[int | None, float] = {}
         for entry in entries:
             shard = entry.shard
-            total[shard] = total.get(shard, self._total[shard]) + entry.expected + entry.more
+            measured_before = measuring.get(shard, self._measuring[shard])
+            measuring[shard] = measured_before + entry.expected + entry.more
             case_naming = _NAMING_SECONDS + _cudnn_seconds(entry.case)
             naming[shard] = min(
-                self._most_naming, naming.get(shard, self._naming[shard]) + case_naming
+                self._max_naming, naming.get(shard, self._naming[shard]) + case_naming
             )
-        if any(total[shard] > _ADMITTED * (self._budget - naming[shard]) for shard in total):
-            return False
-        self._total |= total
+        # 2. Take them if every shard has enough time.
+        for shard, seconds in measuring.items():
+            if seconds > _ADMITTED * (self._budget - naming[shard]):
+                return False
+        self._measuring |= measuring
         self._naming |= naming
         return True
 
 
 def _affordable(line: Sequence[PlanEntry], largest: float) -> Sequence[PlanEntry]:
-    """Return a line without the cases that cost too much, which are those of its largest sizes.
+    """Return a line without the cases that cost more than ``largest`` seconds.
 
-    A line of similar sizes stays whole if the largest ones cost only a little too much.
+    A line of similar sizes stays whole if its most expensive cases cost up to twice as much.
     """
     costs = [entry.expected for entry in line]
-    if min(costs) <= largest and max(costs) <= _CHEAPEST_TIMES * largest:
+    if min(costs) <= largest and max(costs) <= _EXCESS_FACTOR * largest:
         return line
     return [entry for entry in line if entry.expected <= largest]
 
 
 def _in_lines(entries: Sequence[PlanEntry]) -> list[list[PlanEntry]]:
-    """Return the lines of a sweep in bit-reversal order, each of them in that order as well."""
+    """Return the lines of a sweep. Lines, and the cases of each line, are in bit-reversal order."""
     cases = [entry.case for entry in entries]
     lines = [[entries[i] for i in positions] for positions in lines_of(cases)]
     return [_bit_reversal_order(line) for line in _bit_reversal_order(lines)]
@@ -353,8 +373,8 @@ def _shared_out(
 ) -> dict[str, list[PlanEntry]]:
     """Return the entries of each sweep with their shards.
 
-    Series keep the shard that has their cases ``before``. The first shard measures the cases that
-    advice requests. ``together`` has groups of sweeps that are compared with each other.
+    A series with cases that were planned ``before`` keeps their shard. The first shard measures the
+    cases that advice requests. ``together`` has groups of sweeps that are compared with each other.
     """
     entries = [*before, *(entry for queue in queues.values() for entry in queue)]
     assigned = {entry.case.id: entry.shard for entry in before if entry.shard is not None}
@@ -370,20 +390,20 @@ def _shared_out(
 
 
 def _largest_cost(entries: Iterable[PlanEntry], limit: float) -> float:
-    """Return the most seconds that a case of a sweep may cost: ``limit``, unless all cost more.
+    """Return the largest cost in seconds with which a case of a sweep may still be planned.
 
-    A sweep in which every case costs more is represented by its cheapest cases. For example, where
-    a cache of 260 MB is flushed before each of six samples, even the smallest cold GEMM takes half
-    a second.
+    This is ``limit``, unless every case of the sweep costs more. Then the cheapest cases represent
+    the sweep. For example, if a cache of 260 MB is flushed before each of six samples, even the
+    smallest cold GEMM takes half a second.
     """
     cheapest = min(entry.expected for entry in entries)
-    return limit if cheapest <= limit else _CHEAPEST_TIMES * cheapest
+    return limit if cheapest <= limit else _EXCESS_FACTOR * cheapest
 
 
 def _bit_reversal_order(values: Sequence[_T]) -> list[_T]:
     """Return values in bit-reversal order: the first, the middle, the quarters, and so on.
 
-    Any beginning of that order samples the values evenly.
+    The first values in that order, however many, are spread evenly over all values.
     """
     bits = max(1, (len(values) - 1).bit_length())
 
@@ -400,10 +420,14 @@ def _with_costs(
     compiled: set[tuple[object, ...]],
     costs: Costs,
 ) -> list[PlanEntry]:
-    """Return each case with the seconds of its preparation and of six samples.
+    """Return the plan's entry of each case, with its expected seconds.
 
-    ``compiled`` has the kernels that earlier cases have compiled. The kernels of these cases are
-    added to it.
+    Args:
+        cases: the cases of a sweep.
+        machine: machine on which the cases will run.
+        compile_seconds: seconds per kernel while all compiling processes work in parallel.
+        compiled: keys of the kernels that earlier cases need. The keys of these cases are added.
+        costs: costs of a case.
     """
     launch_seconds = costs.launch_seconds(cases, machine)
     planned: list[PlanEntry] = []
@@ -413,7 +437,7 @@ def _with_costs(
         if case.mode == "sustained":
             batch = SUSTAINED_SETTLE + max(seconds, SUSTAINED_BATCH)
         elif machine.kind == "cpu" and case.cache != "warm":
-            batch += 2 * machine.l2_bytes / machine.bandwidth  # the flush
+            batch += 2 * machine.l2_bytes / machine.bandwidth  # the flush of the cache
         # 2. Add up the case's cost. Four launches come before the samples.
         checking = _checking_seconds(case, seconds, machine, costs)
         cost = costs.prepare + 4 * seconds + _SAMPLES * batch + checking
@@ -430,23 +454,24 @@ def _with_costs(
 
 
 def _checking_seconds(case: Case, seconds: float, machine: Machine, costs: Costs) -> float:
-    """Return the seconds for checking a case's results, where one launch takes ``seconds``.
+    """Return the seconds for checking a case's results, if one launch takes ``seconds``.
 
-    Results are checked three times: before the samples, in a launch that also warms up; after them;
-    and in one sample of twelve, where every launch of a cold batch has its own result.
+    Results are checked three times: before the samples, in a launch that also warms up; after the
+    samples; and in one sample of twelve, in which every launch of a cold batch has a separate
+    result.
     """
     check_seconds = costs.passes * checked_bytes(case) / machine.bandwidth
     clock = CudaClock if machine.kind == "gpu" else CpuClock
     if case.cache == "warm":
         results_of_batch = 1
     else:
-        # The estimate is 0 where a workload cannot run; the lower limit keeps the division valid.
+        # The estimate is 0 if the workload cannot run, and the divisor must not be 0.
         results_of_batch = math.ceil(clock.batch_seconds / max(seconds, 1e-9))
     return 3 * costs.check + seconds + (2 + results_of_batch) * check_seconds
 
 
 def checked_bytes(case: Case) -> float:
-    """Return the bytes that one check of a result moves in its passes over the operands."""
+    """Return the bytes that one check of a result moves, in several passes over the operands."""
     return _CHECK_PASSES[DTYPE_BYTES[case.problem.dtype]] * case.problem.bytes
 
 
@@ -458,10 +483,10 @@ def _cudnn_seconds(case: Case) -> float:
 
 
 def expected_seconds(workloads: Sequence[Workload], machine: Machine) -> list[float]:
-    """Return the estimated seconds of one launch of each workload; 0 where it cannot run.
+    """Return the estimated seconds of one launch of each workload; 0 if it cannot run.
 
-    The estimate uses the shipped constants. An operation takes as long as its GEMMs and
-    convolutions or, if it has none, as long as moving its bytes.
+    The estimate uses the default constants of the time model. An operation takes as long as its
+    GEMMs and convolutions. If it has none, it takes as long as moving its bytes.
     """
     products: list[Sequence[tuple[int, Problem]]] = []
     moving: list[float] = []
@@ -471,7 +496,7 @@ def expected_seconds(workloads: Sequence[Workload], machine: Machine) -> list[fl
         moving.append(moving_seconds(workload, machine) if is_supported else 0.0)
 
     def seconds_of(_: Sequence[int], problems: Sequence[Problem]) -> Array:
-        """Return the estimated seconds of each problem; problems of one dtype share a call."""
+        """Return the estimated seconds of each problem, with one call of the model per dtype."""
         seconds = np.empty(len(problems))
         for dtype in {problem.dtype for problem in problems}:
             positions = [i for i, problem in enumerate(problems) if problem.dtype == dtype]
