@@ -1,1 +1,1 @@
-"""Merge recordings that were made without shards, on several nodes or days, into one."""
+"""Merge separate recordings of one machine, made on several nodes or days, into one."""

@@ -1,4 +1,4 @@
-"""Checks that recordings belong together: one machine, the same versions, and none given twice."""
+"""Check that recordings can be merged: same machine, same versions, and no recording twice."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from sweeps.merging.source import MergeSource
 from sweeps.running.devices import limits_apart
 from sweeps.store import other_software
 
-_OWN = ("name", "memory_bytes", "sources")
-"""Facts that each device of a model reports for itself, and that may differ."""
+_REPORTED = ("name", "memory_bytes", "sources")
+"""Facts of a machine that may differ between devices of one model."""
 _MEASURED = ("peaks", "bandwidth")
 """Facts of a CPU that every run measures again."""
 
 
-def refuse_twice(folders: Sequence[Path]) -> None:
-    """Refuse a single folder, or one that is given twice.
+def check_folders(folders: Sequence[Path]) -> None:
+    """Check that there are at least two folders, and that none is given twice.
 
     Raises:
         UserError: if there are fewer than two folders, or if one is given twice.
@@ -33,15 +33,15 @@ def refuse_twice(folders: Sequence[Path]) -> None:
             raise UserError(f"{second} is given twice; give each recording once.")
 
 
-def refuse_strangers(sources: Sequence[MergeSource]) -> None:
-    """Refuse recordings that cannot be merged with one another.
+def check_compatible(sources: Sequence[MergeSource]) -> None:
+    """Check that recordings can be merged with one another.
 
     Raises:
-        UserError: if recordings are of different machines, of one machine in different settings, or
-            of different PyTorch or driver versions, or if they contain the same samples.
+        UserError: if recordings are of different machines, of GPUs with different limits, or of
+            different PyTorch or driver versions, or if they contain the same samples.
     """
     for first, second in combinations(sources, 2):
-        if why := _why_apart(first, second):
+        if why := _why_incompatible(first, second):
             raise UserError(why)
     folder_of_sample: dict[tuple[str, float, float], Path] = {}
     for source in sources:
@@ -54,17 +54,17 @@ def refuse_strangers(sources: Sequence[MergeSource]) -> None:
         folder_of_sample |= dict.fromkeys(samples, source.folder)
 
 
-def _why_apart(first: MergeSource, second: MergeSource) -> str:
-    """Return why two recordings do not belong together, as a sentence; empty if they do."""
+def _why_incompatible(first: MergeSource, second: MergeSource) -> str:
+    """Return a sentence that says why two recordings cannot be merged, or "" if they can."""
     if first.machine.slug != second.machine.slug:
         return (
-            f"{first.folder} is of {first.machine.slug} and {second.folder} of "
+            f"{first.folder} is a recording of {first.machine.slug}, and {second.folder} is one of "
             f"{second.machine.slug}; merge only recordings of one machine."
         )
     for name, value, other_value in _differing_facts(first, second):
         return (
-            f"{first.folder} and {second.folder} are of machines that differ in {name} "
-            f"({_shown(value)} and {_shown(other_value)}), so they cannot be merged."
+            f"{first.folder} and {second.folder} are recordings of machines that differ in {name} "
+            f"({_formatted(value)} and {_formatted(other_value)}), so they cannot be merged."
         )
     if why := other_software(first.record["software"], second.record["software"]):
         return (
@@ -83,21 +83,21 @@ def _why_apart(first: MergeSource, second: MergeSource) -> str:
 
 
 def _differing_facts(first: MergeSource, second: MergeSource) -> Iterator[tuple[str, Any, Any]]:
-    """Yield the facts of the machine in which two recordings differ, with both values."""
-    ignored = (*_OWN, *_MEASURED) if first.machine.kind == "cpu" else _OWN
+    """Yield each fact in which the machines of two recordings differ, with both values."""
+    ignored = (*_REPORTED, *_MEASURED) if first.machine.kind == "cpu" else _REPORTED
     other_facts = asdict(second.machine)
     for name, value in asdict(first.machine).items():
         if name not in ignored and other_facts[name] != value:
             yield name, value, other_facts[name]
 
 
-def _shown(fact: Any) -> str:
-    """Return a fact of a machine as messages show it."""
+def _formatted(fact: Any) -> str:
+    """Format a fact of a machine for a message."""
     return f"{fact:.6g}" if isinstance(fact, float) else str(fact)
 
 
 def _sample_keys(source: MergeSource) -> set[tuple[str, float, float]]:
-    """Return what identifies each sample: its case, its moment and its time."""
+    """Return a key for each sample: its case, the moment at which it was taken, and its seconds."""
     return {
         (event["case"], event["at"], event["s"])
         for event in source.events

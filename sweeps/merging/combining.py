@@ -1,7 +1,7 @@
-"""The run.json and the samples of a merged recording.
+"""Write the run.json and the samples of a merged recording.
 
-A merged recording looks like a run with shards: the i-th of N recordings is its worker ``i/N``. Its
-plan has every case once, as planned by the first recording that has the case.
+A merged recording looks like a run with shards: the i-th of N recordings becomes the worker
+``i/N``. The merged plan has every case once, as planned by the first recording that has the case.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ def write_merged(folder: Path, sources: Sequence[MergeSource]) -> None:
 
 
 def _worker_name(number: int, count: int) -> str:
-    """Return the worker's name for a recording: its number, counted from 1, of ``count``."""
+    """Return the worker name of one of ``count`` recordings, numbered from 1, such as ``2/3``."""
     return f"{number}/{count}"
 
 
 def _lines(source: MergeSource, worker: str, numbers: Mapping[int, int]) -> Iterator[bytes]:
     """Yield the lines of a recording's samples, with the worker and GPUs of the merged recording.
 
-    ``numbers`` has the new number of each GPU. Damaged lines are passed on as they are, so that
-    folding counts them.
+    ``numbers`` has the new number of each GPU. Damaged lines are copied unchanged, so that folding
+    counts them.
     """
     for line in source.lines:
         if isinstance(line, bytes):
@@ -59,9 +59,9 @@ def _lines(source: MergeSource, worker: str, numbers: Mapping[int, int]) -> Iter
 def _merged_record(
     sources: Sequence[MergeSource], numbers: Sequence[Mapping[int, int]]
 ) -> dict[str, Any]:
-    """Return the run.json of the merged recording, which is not folded yet."""
+    """Return the run.json of the merged recording as it is before folding."""
     count = len(sources)
-    # All recordings agree in these, or they would not be merged.
+    # All recordings have the same values of these, or they would not be merged.
     shared_facts = {name: sources[0].record[name] for name in ("schema", "protocol", "software")}
     record = {
         **shared_facts,
@@ -85,9 +85,9 @@ def _merged_record(
 
 
 def _merged_machine(sources: Sequence[MergeSource]) -> Machine:
-    """Return the first recording's machine.
+    """Return the machine of the merged recording: that of the first recording.
 
-    A CPU has the highest ceilings that any recording has measured.
+    If it is a CPU, it gets the highest ceilings that any of the recordings measured.
     """
     machines = [source.machine for source in sources]
     if machines[0].kind != "cpu":
@@ -102,7 +102,7 @@ def _merged_machine(sources: Sequence[MergeSource]) -> Machine:
 
 
 def _anchors(sources: Sequence[MergeSource]) -> list[PlanEntry]:
-    """Return every anchor of the recordings once."""
+    """Return the anchors of all recordings, each once."""
     return list({entry.case.id: entry for source in sources for entry in source.anchors}.values())
 
 
@@ -117,20 +117,25 @@ def _merged_plan(sources: Sequence[MergeSource]) -> dict[str, Any]:
     elsewhere = {name for plan in plans for name in plan["recorded_elsewhere"]}
     return {
         "budget_s": sum(plan["budget_s"] for plan in plans),
-        "left_s": 0.0,  # time for advice: a merged recording measures nothing
+        "left_s": 0.0,  # no time for advice, because a merged recording cannot be resumed
         "shards": len(sources),
         "sweeps": sorted({name for plan in plans for name in plan["sweeps"]}),
         "left_out": _left_out(sources, case_counts),
-        # What one recording left to another may be in the merged one.
+        # A sweep that one recording left out as recorded elsewhere may be in another recording.
         "recorded_elsewhere": sorted(elsewhere - case_counts.keys()),
         "cases": [entry.to_json() for entry in cases.values()],
     }
 
 
 def _left_out(sources: Sequence[MergeSource], planned: Mapping[str, int]) -> dict[str, int]:
-    """Return, by sweep, how many of its cases are in no plan; ``planned`` counts those that are.
+    """Return, by sweep, how many of its cases are in none of the plans.
 
-    The recording with the most cases of a sweep, planned or left out, is taken to have all of them.
+    The recordings do not list these cases. The recording with the most cases of a sweep, planned or
+    left out, is therefore assumed to have all of them.
+
+    Args:
+        sources: the recordings.
+        planned: the number of each sweep's cases in the merged plan.
     """
     totals: Counter[str] = Counter()
     for source in sources:

@@ -12,43 +12,47 @@ from typing import Any
 
 from kernels.common.errors import UserError
 from sweeps.folding.fold import fold
-from sweeps.merging.belonging import refuse_strangers, refuse_twice
+from sweeps.merging.belonging import check_compatible, check_folders
 from sweeps.merging.combining import write_merged
 from sweeps.merging.source import MergeSource, read_source
 from sweeps.process import terminated_as_interrupt
 from sweeps.store import make_folder
 
 MERGED = "merged"
-"""Folder of merged recordings within the results. Each has a folder named after its machine."""
+"""Folder of merged recordings within the results. Each recording's folder is named after the
+machine."""
 
 
 @dataclass(frozen=True)
 class Merged:
-    """A merged recording: its folder, its run.json, and the ids of cases in several recordings."""
+    """A merged recording."""
 
     folder: Path
     record: dict[str, Any]
+    """Content of its run.json."""
     repeated: frozenset[str]
+    """Ids of the cases of which more than one recording has samples."""
 
 
 def merge(folders: Sequence[Path], into: Path | None, results: Path) -> Merged:
     """Merge recordings that were made without shards. Their folders do not change.
 
-    Use ``analysis compare`` to see whether their times agree.
+    Merging does not check whether the recordings' times agree; ``analysis compare`` does.
 
     Args:
-        folders: the recordings.
-        into: the folder to make; None: a folder named after the machine among the merged results.
+        folders: the folders of the recordings.
+        into: the folder to make. If None, it is named after the machine, in the results' folder
+            :data:`MERGED`.
         results: the folder of all results.
 
     Raises:
         UserError: if the recordings cannot be merged, or the folder cannot be made.
     """
-    refuse_twice(folders)
+    check_folders(folders)
     sources = [read_source(folder) for folder in folders]
-    refuse_strangers(sources)
+    check_compatible(sources)
     target = into or results / MERGED / sources[0].machine.slug
-    _refuse_place(target, folders)
+    _check_target(target, folders)
 
     def write(folder: Path) -> dict[str, Any]:
         write_merged(folder, sources)
@@ -58,17 +62,17 @@ def merge(folders: Sequence[Path], into: Path | None, results: Path) -> Merged:
 
 
 def _repeated(sources: Sequence[MergeSource]) -> frozenset[str]:
-    """Return the planned cases that more than one recording has samples of."""
-    recordings_of: Counter[str] = Counter()
+    """Return the ids of the planned cases of which more than one recording has samples."""
+    recording_counts: Counter[str] = Counter()
     for source in sources:
         planned = {entry.case.id for entry in source.planned}
         sampled = {event["case"] for event in source.events if event["event"] == "sample"}
-        recordings_of.update(planned & sampled)
-    return frozenset(case for case, count in recordings_of.items() if count > 1)
+        recording_counts.update(planned & sampled)
+    return frozenset(case for case, count in recording_counts.items() if count > 1)
 
 
-def _refuse_place(target: Path, folders: Sequence[Path]) -> None:
-    """Refuse a target that exists or lies in one of the recordings."""
+def _check_target(target: Path, folders: Sequence[Path]) -> None:
+    """Check that the target does not exist and does not lie inside one of the recordings."""
     if os.path.lexists(target):
         raise UserError(f"{target} already exists; move it away, or choose another --into.")
     for folder in folders:
@@ -79,13 +83,13 @@ def _refuse_place(target: Path, folders: Sequence[Path]) -> None:
 
 
 def _make_atomically(target: Path, write: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
-    """Make a folder by writing it elsewhere and renaming it.
+    """Make a folder by writing it elsewhere and renaming it, so that a failure leaves nothing.
 
-    A failure therefore leaves nothing behind. The folder is written two levels deep, where no
-    command that looks for recordings finds it.
+    ``write`` fills the folder that it is given, and returns the content of its run.json. That
+    folder lies inside a temporary one, where no command that looks for recordings finds it.
     """
-    # A folder can only be renamed within its file system, so it is written next to the target, or
-    # in the nearest folder above that exists.
+    # A folder can only be renamed within its file system. It is therefore written next to the
+    # target, or in the target's nearest parent that exists.
     nearest = next(parent for parent in target.absolute().parents if os.path.exists(parent))
     try:
         with (

@@ -1,9 +1,8 @@
-"""New numbers for the GPUs and nodes of several recordings, all different.
+"""Renumber the GPUs and nodes of several recordings, so that each has a unique number.
 
-A GPU is recognised by its hash. Hashes are salted per folder of results, so that one card may have
-two hashes in recordings of two such folders, and then counts as two cards. Two cards never have the
-same hash. Without hashes, GPUs of different recordings count as different. The same holds for
-nodes.
+A GPU is recognised by its hash. Each folder of results has a different salt for its hashes. A card
+that was recorded in two such folders therefore has two hashes and counts as two cards. GPUs of
+different recordings without hashes count as different cards. The same holds for nodes.
 """
 
 from __future__ import annotations
@@ -18,19 +17,19 @@ from sweeps.store import Event
 def numbers_of_gpus(sources: Sequence[MergeSource]) -> list[dict[int, int]]:
     """Return, for each recording, the new number of each of its GPUs.
 
-    A GPU keeps its number if that is free.
+    A GPU keeps its number unless another card of an earlier recording has it.
     """
     number_of_card: dict[Hashable, int] = {}
     numbers = []
     for i, source in enumerate(sources):
-        # The places stored with the samples have hashes even if run.json shows none.
+        # The places that are stored with the samples have hashes even if run.json does not.
         descriptions = (*source.gpus, *source.places)
         hashes = {place["gpu"]: place["id"] for place in descriptions if "id" in place}
         listed = {place["gpu"] for place in source.gpus}
         sampled = {event["gpu"] for event in source.events if event.get("gpu") is not None}
         new_numbers = {}
         for gpu in sorted(listed | sampled):
-            # Without a hash, the recording and the old number stand for the card.
+            # Without a hash, the recording and the old number identify the card.
             card: Hashable = hashes.get(gpu, (i, gpu))
             if card not in number_of_card:
                 in_use = set(number_of_card.values())
@@ -43,7 +42,7 @@ def numbers_of_gpus(sources: Sequence[MergeSource]) -> list[dict[int, int]]:
 def merged_gpus(
     sources: Sequence[MergeSource], numbers: Sequence[Mapping[int, int]]
 ) -> list[dict[str, Any]]:
-    """Return the GPUs as run.json shows them, in the order of their new numbers.
+    """Return the list ``gpus`` of the merged run.json, in the order of the GPUs' new numbers.
 
     Args:
         sources: the recordings.
@@ -65,10 +64,11 @@ def merged_gpus(
 
 
 def renumbered(event: Event, worker: str, numbers: Mapping[int, int]) -> Event:
-    """Return an event with the worker, GPU and place that the merged recording gives it."""
+    """Return an event with the worker, GPU and place of the merged recording."""
     event = {**event, "worker": worker}
     if event.get("gpu") is not None:
         event["gpu"] = numbers[event["gpu"]]
-    if event["event"] == "place":  # in a CPU's run it is a node, which keeps its number
+    # The place of a CPU's run is a node, which keeps its number.
+    if event["event"] == "place":
         event["place"] = numbers.get(event["place"], event["place"])
     return event

@@ -1,4 +1,4 @@
-"""One of the recordings to be merged, read and checked by itself."""
+"""Read a recording that is to be merged, and check it by itself."""
 
 from __future__ import annotations
 
@@ -24,20 +24,19 @@ _PLACE = {"gpu": COUNT, "id?": str, "host?": str}
 
 @dataclass(frozen=True)
 class MergeSource:
-    """A recording without shards.
-
-    ``lines`` are the lines of its samples: an event, or the bytes of a damaged line. ``places`` are
-    its GPUs, as far as their hashes are stored with the samples: ``gpu`` and, where known, ``id``
-    and ``host``.
-    """
+    """A recording without shards, to be merged with others."""
 
     folder: Path
     record: Mapping[str, Any]
+    """Content of its run.json."""
     machine: Machine
     planned: Sequence[PlanEntry]
     anchors: Sequence[PlanEntry]
     lines: Sequence[Event | bytes]
+    """Lines of its sample file: an event, or the bytes of a damaged line."""
     places: Sequence[Mapping[str, Any]]
+    """GPUs or nodes that are stored with the samples. Each has ``gpu`` (a number) and, if known,
+    the hashes ``id`` (of the GPU) and ``host`` (of the node)."""
 
     @property
     def events(self) -> list[Event]:
@@ -46,9 +45,9 @@ class MergeSource:
 
     @property
     def gpus(self) -> Sequence[Mapping[str, Any]]:
-        """GPUs that its run.json shows; none for a CPU."""
-        shown: Sequence[Mapping[str, Any]] = self.record.get("gpus", ())
-        return shown
+        """The list ``gpus`` of run.json; empty for a CPU."""
+        gpus: Sequence[Mapping[str, Any]] = self.record.get("gpus", ())
+        return gpus
 
 
 def read_source(folder: Path) -> MergeSource:
@@ -82,15 +81,15 @@ def read_source(folder: Path) -> MergeSource:
 
 
 def _why_not_merged(folder: Path, record: Mapping[str, Any]) -> str:
-    """Return why a recording cannot be merged, as the end of a sentence; empty if it can."""
+    """Return why a recording cannot be merged, as the rest of a sentence, or "" if it can."""
     if "merged" in record:
-        return "is itself a merged recording; give the recordings it was made from."
+        return "is a merged recording itself; give the recordings from which it was made."
     if "public" in record:
         return "is an imported table, which has no samples; give recordings of runs."
     if record["plan"].get("shards", 1) > 1:
         return (
-            "was measured in shards, which already are one recording; give recordings measured "
-            "without shards."
+            "was measured in shards, which are one recording already; give recordings that were "
+            "measured without shards."
         )
     logs = {path.name for path in (folder / "samples").glob("*.jsonl")}
     if not logs:
@@ -108,7 +107,11 @@ def _why_not_merged(folder: Path, record: Mapping[str, Any]) -> str:
 
 
 def _read_lines(path: Path) -> list[Event | bytes]:
-    """Read the lines of a sample file, unless too many of them are damaged."""
+    """Read the lines of a sample file: an event, or the bytes of a damaged line.
+
+    Raises:
+        UserError: if the file cannot be read, or too many of its lines are damaged.
+    """
     lines: list[Event | bytes] = []
     faults: list[str] = []
     try:

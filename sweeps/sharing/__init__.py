@@ -1,1 +1,1 @@
-"""One run on several GPUs of a node: a worker for each GPU, and a parent that follows them."""
+"""Carry out one run on several GPUs of a node, with a worker for each GPU."""

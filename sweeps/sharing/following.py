@@ -1,4 +1,4 @@
-"""Follow a run that other processes carry out, by the sample files that they append to."""
+"""Follow the progress of a run that other processes carry out, by reading their sample files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Follower:
         Args:
             folder: the run's folder.
             planned: all cases of the run.
-            shards: the shards to follow, counted from 1.
+            shards: the numbers of the shards to follow, counted from 1.
             total: the number of shards that the run has.
         """
         self._files = {shard: samples_path(folder, (shard, total)) for shard in shards}
@@ -46,7 +46,7 @@ class Follower:
                 appended = file.read()
         except OSError:  # the shard has not begun
             return
-        # The worker may be writing the last line, which is then read at the next look.
+        # The worker may still be writing the last line. That line is read at the next look.
         complete_lines, _, _ = appended.rpartition(b"\n")
         if complete_lines:
             self._bytes_read[shard] += len(complete_lines) + len(b"\n")
@@ -56,7 +56,7 @@ class Follower:
                 yield event
 
     def unfinished(self, budget: float) -> list[int]:
-        """Return the shards that have not ended yet, given their budget in seconds."""
+        """Return the shards that are neither finished nor have used up ``budget`` seconds."""
         return [shard for shard, tally in self._tallies.items() if not tally.is_over(budget)]
 
     @property
@@ -68,7 +68,7 @@ class Follower:
 def report(followers: Iterable[Follower], reporter: Reporter, budget: float) -> None:
     """Report the progress of all shards together.
 
-    The time left is that of the shard that needs longest.
+    The time left is that of the unfinished shard that has spent the least of its budget.
     """
     tallies = [tally for follower in followers for tally in follower.tallies]
     open_tallies = [tally for tally in tallies if not tally.is_over(budget)]

@@ -1,4 +1,4 @@
-"""Choice of the GPUs of a node that share a run."""
+"""Choose the GPUs of a node that share a run."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ ALL = "all"
 
 
 def choose_gpus(text: str, kind: str = "auto") -> dict[int, Device]:
-    """Return the devices that ``all`` or ``0,3`` names, by their numbers.
+    """Return the devices that a text such as ``all`` or ``0,3`` names, by their numbers.
 
-    On a CPU each number stands for a worker that computes with all cores; ``all`` means one worker.
+    On a CPU, each number stands for a worker that computes with all cores, and ``all`` means one
+    worker.
 
     Args:
-        text: the value of the option.
+        text: the value of the option ``--gpus``.
         kind: ``auto``, ``gpu`` or ``cpu``, as :func:`kernels.device.select_device` takes it.
 
     Raises:
-        UserError: if the text names no device, or one twice, or GPUs of several models, or if a
-            device cannot be used.
+        UserError: if the text is not a list of numbers, names a device twice or GPUs of several
+            models, or if a device cannot be used.
     """
     import torch
 
@@ -34,7 +35,7 @@ def choose_gpus(text: str, kind: str = "auto") -> dict[int, Device]:
     else:
         numbers = [int(number) for number in text.split(",")]
     devices = {number: select_device(kind, number) for number in numbers}
-    # The dictionary has a number once that the text has twice.
+    # A number that the text has twice is only once in the dictionary.
     if len(devices) < len(numbers):
         raise UserError(f"--gpus {text} names a GPU twice; name each once.")
     models = {device.machine.slug: device.machine.name for device in devices.values()}

@@ -1,4 +1,4 @@
-"""Slowdown of a node's GPUs when all of them work at once, judged by their anchors."""
+"""Estimate how much a node's GPUs slow down when all of them work at once, from their anchors."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from sweeps.timing.statistics import TOLERANCE, median, median_interval
 
 @dataclass(frozen=True)
 class SharedSlowdown:
-    """Ratio of the anchors' time with all GPUs at work to their time with one.
+    """Ratio of the anchors' time with all GPUs at work to their time with one GPU at work.
 
-    It is the median over the anchors, and ``lo`` to ``hi`` is its 95% interval.
+    ``ratio`` is the median over the anchors, and ``lo`` to ``hi`` is its 95% interval.
     """
 
     ratio: float
@@ -25,20 +25,20 @@ class SharedSlowdown:
 
     @property
     def slowed(self) -> bool:
-        """True if ``ratio`` exceeds 1 by more than a time's tolerance, and ``lo`` exceeds 1."""
+        """True if ``ratio`` exceeds 1 by more than :data:`TOLERANCE`, and ``lo`` exceeds 1."""
         return self.ratio > 1 + TOLERANCE and self.lo > 1
 
 
 def interference(events: Sequence[Event]) -> SharedSlowdown | None:
-    """Return how much working together slows GPUs down.
+    """Return how much working at the same time slows a node's GPUs down.
 
-    The median is taken over the GPUs for each anchor, and then over the anchors. The result is None
-    if fewer than six anchors were timed in both phases.
+    The slowdown of an anchor is the median, over the GPUs, of its time with all GPUs at work
+    divided by its time alone. Return None if fewer than six anchors were timed in both phases.
 
     Args:
-        events: events of the shards that were measured together.
+        events: events of the shards that were measured at the same time.
     """
-    # 1. Collect the times of each anchor on each GPU (of each worker) by phase.
+    # 1. Collect the times of each anchor by worker (each has one GPU) and by phase.
     seconds: dict[tuple[str, str], dict[str, list[float]]]
     seconds = defaultdict(lambda: defaultdict(list))
     for event in latest_anchor_events(events):

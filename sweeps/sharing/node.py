@@ -1,9 +1,9 @@
-"""The parent of a node's workers: it plans, starts them, follows them, and folds.
+"""The parent process of a node, which plans a run, starts and follows its workers, and folds.
 
 A worker is a process that carries out one shard of the run on one GPU. When it ends, its GPU may
-get a worker for another shard. If a worker ends before its shard is finished, a GPU that has
-finished its own takes the shard over. Measurements of finished series are kept, and the other
-series start over there (:mod:`sweeps.running.devices`).
+get a worker for another shard. If a worker ends before its shard is finished, another GPU that is
+idle takes the shard over. Measurements of finished series are kept, and the other series start over
+on that GPU (:mod:`sweeps.running.devices`).
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ from sweeps.store import (
     write_run,
 )
 
-_LOOK_SECONDS = 1.0
-_MOST_DEATHS = 2  # deaths of workers in one shard, so that another GPU tries it once
-_END_SECONDS = 20.0  # for workers to write their last lines after they were told to end
-_START_SECONDS = 1200.0  # until a worker's first message, because many may wait for one plan
-_ANCHOR_SECONDS = 60.0  # if less is left, anchors are not timed
+_LOOK_SECONDS = 1.0  # longest wait for messages before progress is shown again
+_MAX_DEATHS = 2  # workers of one shard that may die; after the first, another GPU tries it once
+_END_SECONDS = 20.0  # time for workers to write their last lines after they were told to end
+_START_SECONDS = 1200.0  # time until a worker's first message; many may wait for the same plan
+_ANCHOR_SECONDS = 60.0  # if fewer seconds are left, anchors are not timed
 
 
 def share(
@@ -63,14 +63,14 @@ def share(
 ) -> Path:
     """Carry out a node's shards of a run with several GPUs. Return the run's folder.
 
-    However the run ends, even by an interrupt, the samples are folded into the table.
+    However the run ends, even by an interrupt, the samples are folded into the tables.
 
     Args:
         request: the options of the run; its shard and GPU are ignored.
         gpus: the devices by their numbers, all of one model.
         node: the number of this node, counted from 1, and the number of nodes.
-        reporter: told the progress of all workers.
-        note: called with a sentence about what happens.
+        reporter: shows the progress of all workers.
+        note: called with each sentence for the user.
         begun: called with the folder of the run once it is planned.
 
     Raises:
@@ -88,18 +88,18 @@ def share(
     # 2. Plan the run, or resume the one that another node has planned.
     run = begin(replace(request, shard=(first_shard, total), gpu=first_gpu), note)
     begun(run.folder)
-    # 3. Carry out the shards. A single one needs no worker.
+    # 3. Carry out the shards. A single shard on a single GPU needs no worker.
     if total == nodes and len(gpus) == 1:
         carry_out(run, reporter, note)
     else:
-        # A worker that asked for a fresh run would set this one aside.
+        # A worker that requested a fresh run would set this one aside.
         request = replace(request, fresh=False)
         _Parent(run.folder, request, gpus, shards, total, reporter, note).carry_out()
     return run.folder
 
 
 def _count_shards(folder: Path, request: Request, nodes: int, gpus: int) -> int:
-    """Return the number of shards: one for each GPU, or as many as the run in the folder has.
+    """Return the run's number of shards: one for each GPU, or as many as an old run has.
 
     Raises:
         UserError: if this number of nodes and GPUs cannot share that run, or if it has other
@@ -111,7 +111,8 @@ def _count_shards(folder: Path, request: Request, nodes: int, gpus: int) -> int:
     if request.sets_aside(record):
         return nodes * gpus
     shards = int(record["plan"].get("shards", 1))
-    # A node may have fewer or more GPUs than shards, but not several GPUs for a single shard.
+    # Each node must get the same number of shards. A node may have fewer or more GPUs than shards,
+    # but not several GPUs for a single shard.
     if shards % nodes or (shards == nodes and gpus > 1):
         raise UserError(
             f"the run in {folder} was planned for {shards} GPU(s), which {nodes} node(s) with "
@@ -125,7 +126,7 @@ def _count_shards(folder: Path, request: Request, nodes: int, gpus: int) -> int:
 
 @dataclass
 class _Worker:
-    """A process that carries out a shard with a GPU, and how it ended."""
+    """A process that carries out a shard on a GPU, and how it ended."""
 
     process: BaseProcess
     connection: Connection
@@ -133,12 +134,15 @@ class _Worker:
     shard: int
     started: float = field(default_factory=time.monotonic)
     spoke: bool = False
+    """True once it has sent a message."""
     is_over: bool = False
+    """True if it reported that its shard is over."""
     failure: str = ""
+    """Sentence about what made it fail; empty if it did not say."""
 
 
 class _Parent:
-    """Parent of a node's workers, which starts and follows them until no shard is left."""
+    """Parent of a node's workers. It starts and follows them until no shard is left."""
 
     def __init__(
         self,
@@ -156,7 +160,7 @@ class _Parent:
         self._total = total
         self._reporter = reporter
         self._note = note
-        self._noted: set[str] = set()  # texts of workers that the user has seen
+        self._noted: set[str] = set()  # notes of workers that the user has already seen
         plan = read_run(folder)["plan"]
         self._budget: float = plan["budget_s"]
         self._follower = Follower(folder, read_plan(plan), shards, total)
@@ -164,9 +168,9 @@ class _Parent:
         self._workers: dict[int, _Worker] = {}  # by GPU
         self._places: dict[int, int] = {}  # number within the run of each GPU that takes part
         self._idle: dict[int, None] = {}  # GPUs that may be given a shard, in order
-        self._due: deque[int] = deque()  # shards that no worker carries out
-        self._deaths: Counter[int] = Counter()  # of workers, by shard
-        self._failure = ""
+        self._due: deque[int] = deque()  # unfinished shards that no worker carries out
+        self._deaths: Counter[int] = Counter()  # number of workers that died, by shard
+        self._failure = ""  # how the latest of these workers ended
 
     def carry_out(self) -> None:
         """Start a worker for each GPU, and further workers until no shard is left.
@@ -194,14 +198,14 @@ class _Parent:
                 fold(self._folder, written)
         if self._due and self._seconds_left() > 0:
             raise UserError(
-                f"{len(self._due)} of {len(self._shards)} shares are not finished "
+                f"{len(self._due)} of {len(self._shards)} shards are not finished "
                 f"({self._failure}). Run the same command to resume.",
                 exit_code=1,
             )
 
     def _start_all(self) -> None:
         """Assign the unfinished shards to the GPUs and start their first workers."""
-        # 1. Assign the shards. The GPUs that get none wait for one to become free.
+        # 1. Assign the shards. GPUs that get none may take over the shard of another GPU later.
         self._follower.look()
         unfinished = self._follower.unfinished(self._budget)
         if not unfinished:
@@ -212,7 +216,7 @@ class _Parent:
         assigned = _assigned(self._places, last_places)
         self._due.extend(shard for shard in unfinished if shard not in assigned.values())
         self._idle.update(dict.fromkeys(gpu for gpu in self._places if gpu not in assigned))
-        # 2. Either all GPUs time the anchors, or none, because all did so in an earlier call.
+        # 2. Decide whether the GPUs time the anchors. All of them do, unless all did so earlier.
         all_timed_before = all(
             last_places[shard] == self._places[gpu]
             and any(event.get("phase") == TOGETHER for event in events[shard])
@@ -231,7 +235,7 @@ class _Parent:
         return math.inf if stop_at is None else stop_at - time.monotonic()
 
     def _take_part(self) -> None:
-        """Let those GPUs take part whose limits agree with the run's.
+        """Register the GPUs with the run, and leave out those whose limits differ from the run's.
 
         Raises:
             UserError: if most of the GPUs have other limits.
@@ -256,18 +260,19 @@ class _Parent:
         return events
 
     def _label(self, gpu: int) -> str:
-        """Return what messages call a GPU, or a worker on a CPU."""
+        """Return the name of a GPU in messages, or of a worker on a CPU."""
         return f"worker {gpu}" if self._gpus[gpu].gpu is None else f"GPU {gpu}"
 
     def _start(self, gpu: int, shard: int, anchors: bool) -> None:
         """Start a worker for a shard on a GPU; ``anchors`` tells whether it times the anchors."""
-        context = get_context("spawn")  # a fork would inherit CUDA's and OpenMP's state
+        context = get_context("spawn")  # a forked process would inherit CUDA's and OpenMP's state
         parent_end, worker_end = context.Pipe()
         request = replace(self._request, shard=(shard, self._total), gpu=gpu)
         job = WorkerJob(request, len(self._gpus), os.getpid(), anchors)
         process = context.Process(target=work, args=(worker_end, job), name="rooftile-gpu")
         process.start()
-        worker_end.close()  # an open copy here would hide the worker's death from recv()
+        # If this process kept the worker's end open, recv() would not notice the worker's death.
+        worker_end.close()
         self._workers[gpu] = _Worker(process, parent_end, gpu, shard)
 
     def _receive(self) -> None:
@@ -290,21 +295,21 @@ class _Parent:
                     worker.is_over = True
                 case "failed":
                     worker.failure = text
-                case _ if text not in self._noted:  # several workers report what concerns all
+                case _ if text not in self._noted:  # several workers may report the same
                     self._noted.add(text)
                     self._note(f"{self._label(worker.gpu)}: {text}")
 
     def _let_go(self, gpus: list[int]) -> None:
         """Tell the workers of some GPUs that they may pass the gate at which they wait."""
         for gpu in gpus:
-            # A worker that has died in the meantime is noticed at its next message.
+            # If a worker has died in the meantime, _receive() notices it.
             with suppress(BrokenPipeError, ConnectionResetError):
                 self._workers[gpu].connection.send("go")
 
     def _kill_silent(self) -> None:
         """Kill workers that do not begin, for example because their GPU is lost.
 
-        All others would wait for them.
+        All other workers would wait for them at a gate.
         """
         for worker in self._workers.values():
             if not worker.spoke and time.monotonic() - worker.started > _START_SECONDS:
@@ -312,7 +317,7 @@ class _Parent:
                 worker.process.kill()
 
     def _ended(self, worker: _Worker) -> None:
-        """Clean up after a worker that has ended, and hand out the shards that are left."""
+        """Clean up after a worker that has ended, and hand out the remaining shards."""
         worker.process.join()
         worker.connection.close()
         del self._workers[worker.gpu]
@@ -324,18 +329,18 @@ class _Parent:
             self._due.append(worker.shard)
             self._failure = worker.failure or how_it_died(worker.process.exitcode)
             self._note(
-                f"The process of {self._label(worker.gpu)} ended before its share was finished "
-                f"({self._failure})."
+                f"The process of {self._label(worker.gpu)} ended before shard {worker.shard} was "
+                f"finished ({self._failure})."
             )
         self._hand_out()
 
     def _hand_out(self) -> None:
         """Give shards that no worker carries out to GPUs that have nothing to do."""
-        for shard in [shard for shard in self._due if self._deaths[shard] < _MOST_DEATHS]:
+        for shard in [shard for shard in self._due if self._deaths[shard] < _MAX_DEATHS]:
             if self._seconds_left() <= 0:
                 return
             free_gpus = [*self._idle]
-            # A GPU whose worker failed is asked again only if there is no other.
+            # A GPU whose worker failed gets another shard only if no other GPU is left.
             if not free_gpus and not self._workers:
                 free_gpus = [*self._places]
             if not free_gpus:
@@ -344,11 +349,14 @@ class _Parent:
             self._due.remove(shard)
             self._idle.pop(gpu, None)
             if self._deaths[shard]:
-                self._note(f"Its cases continue on {self._label(gpu)}.")
+                self._note(f"Shard {shard} continues on {self._label(gpu)}.")
             self._start(gpu, shard, anchors=False)
 
     def _must_take_turns(self, shards: list[int]) -> bool:
-        """Return True if the anchors show that the GPUs slow one another down; record it if so."""
+        """Return True if the anchors show that the GPUs slow one another down.
+
+        In that case, tell the user and record the node in run.json.
+        """
         slowdown = interference([event for shard in shards for event in self._events(shard)])
         if slowdown is None or not slowdown.slowed:
             return False
@@ -370,7 +378,7 @@ class _Parent:
         return True
 
     def _stop_all(self) -> None:
-        """Let all workers end as after an interrupt; kill those that take too long."""
+        """Make all workers end as after an interrupt, and kill those that take too long."""
         until = time.monotonic() + _END_SECONDS
         for worker in self._workers.values():
             worker.process.terminate()
@@ -385,7 +393,7 @@ def _is_cpu(gpus: Mapping[int, Device]) -> bool:
 
 
 def _assigned(places: Mapping[int, int], last: Mapping[int, int | None]) -> dict[int, int]:
-    """Assign a shard to each GPU, as long as shards are left.
+    """Assign a shard to each GPU, as long as shards are left. Return the shards by GPU.
 
     Args:
         places: the number of each GPU within the run.
@@ -393,7 +401,7 @@ def _assigned(places: Mapping[int, int], last: Mapping[int, int | None]) -> dict
     """
     assigned: dict[int, int] = {}
     unassigned = dict(last)
-    # First the shard that the GPU was measuring before, then one that nobody has begun, then any.
+    # A GPU gets the shard that it measured before, or else one that nobody has begun, or else any.
     for is_suitable in (
         lambda place, previous_place: place == previous_place,
         lambda _, previous_place: previous_place is None,

@@ -1,7 +1,8 @@
-"""Gates of a node's workers: each GPU times its anchors with the others idle, then all at once.
+"""Gates for a node's workers: each GPU times its anchors with the others idle, then all at once.
 
-A worker waits at a gate before each phase of its anchors and before it measures. Gates know nothing
-of processes: they are told who arrives and who leaves, and answer who may proceed.
+A worker waits at a gate before each phase of its anchors and before it measures. The class does not
+start or signal processes. It is told which worker arrives or leaves, and returns which ones may
+proceed.
 """
 
 from __future__ import annotations
@@ -11,46 +12,50 @@ from collections.abc import Callable, Iterable
 from sweeps.running.run import MEASURE
 from sweeps.schema import ALONE, PHASES, TOGETHER
 
-_ORDER = (*PHASES, MEASURE)
+_ORDER = (*PHASES, MEASURE)  # gates in the order in which a worker comes to them
 
 
 class Gates:
     """The gates of one node."""
 
     def __init__(self, workers: Iterable[int], take_turns: Callable[[], bool]) -> None:
-        """Expect workers; nobody has come to a gate yet.
+        """Expect workers, none of which has come to a gate yet.
 
         Args:
             workers: the numbers of the workers that are expected.
-            take_turns: called once, when all have timed their anchors. It returns True if the
-                workers slow one another down, so that only one at a time may measure.
+            take_turns: called once, when all workers have timed their anchors. It returns True if
+                the workers slow one another down, so that only one at a time may measure.
         """
         # Position in _ORDER of the last gate that each worker has come to; -1 for none.
         self._last_gate = dict.fromkeys(workers, -1)
         self._waiting: set[int] = set()
         self._take_turns = take_turns
-        self._turns: bool | None = None  # None: nobody has begun to measure
+        # Result of take_turns(); None as long as no worker may measure.
+        self._turns: bool | None = None
 
     def arrive(self, worker: int, gate: str) -> list[int]:
-        """Let a worker wait at a gate, even if it was not expected. Return who may proceed."""
+        """Register a worker that comes to a gate, even an unexpected one.
+
+        Return the workers that may proceed now.
+        """
         self._last_gate[worker] = _ORDER.index(gate)
         self._waiting.add(worker)
         return self._let_go()
 
     def leave(self, worker: int) -> list[int]:
-        """Forget a worker that has ended, however it did. Return who may proceed."""
+        """Forget a worker that has ended for any reason. Return the workers that may proceed."""
         self._last_gate.pop(worker, None)
         self._waiting.discard(worker)
         return self._let_go()
 
     def _let_go(self) -> list[int]:
-        """Return the workers that may proceed now, which no longer wait."""
+        """Return the workers that may proceed now, and mark them as no longer waiting."""
         proceeding = self._first_alone() or self._all_at(TOGETHER) or self._to_measure()
         self._waiting.difference_update(proceeding)
         return proceeding
 
     def _waiting_at(self, gate: str) -> list[int]:
-        """Return the workers that wait at a gate, by their numbers."""
+        """Return the numbers of the workers that wait at a gate, in ascending order."""
         position = _ORDER.index(gate)
         return sorted(worker for worker in self._waiting if self._last_gate[worker] == position)
 
@@ -63,9 +68,9 @@ class Gates:
         )
 
     def _first_alone(self) -> list[int]:
-        """Return the next worker that may time its anchors with the others idle.
+        """Return the next worker that may time its anchors alone, as a list of at most one.
 
-        They do so one at a time, once all have prepared their anchors.
+        Workers do so one at a time, once all of them have prepared their anchors.
         """
         someone_prepares = -1 in self._last_gate.values()
         if someone_prepares or self._busy_with(ALONE):
@@ -73,18 +78,19 @@ class Gates:
         return self._waiting_at(ALONE)[:1]
 
     def _all_at(self, gate: str) -> list[int]:
-        """Return all workers that wait at a gate, once no worker has yet to reach it.
+        """Return all workers that wait at a gate, if they may pass it together.
 
-        A worker that has passed the gate before is waited for until it comes to another one.
+        They may if every worker has reached the gate, and if none that passed it earlier is still
+        at work behind it.
         """
         position = _ORDER.index(gate)
-        is_someone_before = any(last < position for last in self._last_gate.values())
-        if is_someone_before or self._busy_with(gate):
+        someone_is_before = any(last < position for last in self._last_gate.values())
+        if someone_is_before or self._busy_with(gate):
             return []
         return self._waiting_at(gate)
 
     def _to_measure(self) -> list[int]:
-        """Return the workers that may begin to measure: all, or one if they take turns."""
+        """Return the workers that may begin to measure: all, or only one if they take turns."""
         if self._turns is None:
             ready = self._all_at(MEASURE)
             if not ready:

@@ -1,4 +1,4 @@
-"""Process that does one GPU's part of a run that several GPUs of a node share."""
+"""Worker process: it carries out one shard of a run on one of a node's GPUs."""
 
 from __future__ import annotations
 
@@ -30,10 +30,7 @@ class WorkerJob:
 
 
 class _Silent:
-    """Reporter that shows nothing.
-
-    The parent reads what workers write, and shows the progress of all.
-    """
+    """Reporter that shows nothing, because the parent shows the progress of all workers."""
 
     def begin(self, phase: str, seconds: float | None, after: float = 0.0) -> None:
         """Ignore the phase, which the parent shows."""
@@ -43,14 +40,15 @@ class _Silent:
 
 
 def work(connection: Connection, job: WorkerJob) -> None:
-    """Run a worker: carry out its shard, and report.
+    """Carry out a worker's shard, and send messages to the parent.
 
-    The worker sends ("note", text), ("wait", gate) and one end: ("end", why), or ("failed",
-    sentence) if it could not continue. After it has sent ("wait", gate), it waits for a message.
+    The worker sends ("note", text) for the user and ("wait", gate) when it comes to a gate. After
+    ("wait", gate), it waits for a message. Its last message is ("end", reason), or ("failed",
+    sentence) if it could not continue.
     """
     die_with_parent()
-    # Ctrl-C, and the signal of a batch system before a time limit, reach all processes. The parent
-    # acts on them.
+    # Ctrl-C, and the signal of a batch system before a time limit, reach all processes. Only the
+    # parent acts on them, and it ends its workers.
     for number in (signal.SIGINT, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
 

@@ -1,1 +1,1 @@
-"""One run on the nodes of a cluster: a job for each node, and a process that follows the jobs."""
+"""Carry out one run on the nodes of a cluster: submit a job for each node, and follow the jobs."""

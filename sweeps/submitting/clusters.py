@@ -1,8 +1,8 @@
 """Run jobs through submitit: on a Slurm cluster, on this machine, or in this process.
 
-``squeue`` and the local processes show whether a job is alive. Slurm's accounting, which submitit
-would ask, does not exist on every cluster, and a killed job would then stay unknown forever. Only
-the run's own files show whether a job's work is done.
+Whether a Slurm job is alive is read from ``squeue``. submitit would ask Slurm's accounting, which
+not every cluster has, and would then never notice that a job was killed. Whether a job's work is
+done is read from the run's files.
 """
 
 from __future__ import annotations
@@ -27,16 +27,15 @@ CLUSTERS = ("slurm", "local", "debug")
 JOB_NAME = "rooftile"
 
 SIGNAL_SECONDS = 120
-"""Seconds before its time limit at which a job is told to end, so that it can write its samples and
-fold."""
+"""Seconds before its time limit at which a job is told to end, to write its samples and fold."""
 
-_MOST_REQUEUES = 100  # a job resumes from its files each time
-_SQUEUE_SECONDS = 60.0
+_MAX_REQUEUES = 100  # requeues of one job, which resumes from its files each time
+_SQUEUE_SECONDS = 60.0  # time after which squeue counts as not answering
 
 
 @dataclass(frozen=True)
 class Resources:
-    """Resources that each node's job requests; None: the cluster's default."""
+    """Resources that each node's job requests; None for the cluster's default."""
 
     gpus_per_node: int
     cpus_per_gpu: int
@@ -48,7 +47,7 @@ class Resources:
 
 
 class Cluster:
-    """Interface to a cluster: it submits jobs and tells which of them still wait or run."""
+    """Cluster to which jobs are submitted, and which is asked which of them still wait or run."""
 
     def __init__(self, kind: str, folder: Path, resources: Resources) -> None:
         """Open a cluster.
@@ -74,10 +73,10 @@ class Cluster:
             import submitit
         except ModuleNotFoundError:
             raise UserError(needs_extra("submitit", "slurm")) from None
-        # submitit warns again and again if there is no accounting, which is not needed.
+        # Without Slurm's accounting, which is not needed here, submitit would warn repeatedly.
         logging.getLogger("submitit").setLevel(logging.ERROR)
         self.kind = kind
-        options = {"slurm_max_num_timeout": _MOST_REQUEUES} if kind == "slurm" else {}
+        options = {"slurm_max_num_timeout": _MAX_REQUEUES} if kind == "slurm" else {}
         self._executor: submitit.Executor = submitit.AutoExecutor(
             folder=folder, cluster=kind, **options
         )
@@ -95,40 +94,42 @@ class Cluster:
         try:
             jobs = self._executor.map_array(work, nodes)
         except FailedJobError as error:
-            # The last line has the cluster's reason.
+            # The last line of the error is the cluster's reason.
             lines = [line for line in str(error).splitlines() if line.strip()]
             raise UserError(f"The cluster refused the jobs: {lines[-1].strip()}") from None
         self._jobs.update({str(job.job_id): job for job in jobs})
         return {node: str(job.job_id) for node, job in zip(nodes, jobs, strict=True)}
 
     def living(self, ids: Sequence[str]) -> dict[str, str]:
-        """Return those jobs that still wait or run, each with the reason why it waits.
+        """Return which of these jobs still wait or run, each with the reason why it waits.
 
-        The reason is empty for a job that runs. Jobs in ``debug`` are carried out first.
+        The reason is empty for a job that runs. On the cluster ``debug``, the jobs are carried out
+        by this call.
 
         Raises:
             UserError: if Slurm does not answer.
         """
         if self.kind == "slurm":
             return living_in_slurm(ids)
-        # Without Slurm, only jobs of this process can be alive.
+        # Without Slurm, jobs end together with the process that submitted them, so only those of
+        # this process can be alive.
         jobs = {job_id: self._jobs[job_id] for job_id in ids if job_id in self._jobs}
         if self.kind == "debug":
             for job in jobs.values():
-                job.exception()  # carries it out; unlike result(), it does not start a debugger
+                job.exception()  # carries the job out; result() would start a debugger on errors
             return {}
         return {job_id: "" for job_id, job in jobs.items() if not job.done()}
 
     def cancel(self) -> None:
-        """Cancel the jobs that depend on this process: those on this machine."""
+        """Cancel the jobs on this machine. Slurm jobs continue without this process."""
         if self.kind == "local":
             for job in self._jobs.values():
                 job.cancel()
 
 
 def _parameters(kind: str, resources: Resources) -> Mapping[str, Any]:
-    """Return the parameters for submitit, which leaves out those that are None."""
-    # Python finds the program in the checkout, so the job must start there.
+    """Return the parameters for submitit, which ignores those that are None."""
+    # In a checkout, Python finds the package only from the checkout's folder. Jobs start there.
     start_folder = {} if FOLDER is None else {"chdir": str(FOLDER)}
     slurm_only = {
         "slurm_partition": resources.partition,
@@ -150,16 +151,19 @@ def _parameters(kind: str, resources: Resources) -> Mapping[str, Any]:
 
 
 def living_in_slurm(ids: Sequence[str]) -> dict[str, str]:
-    """Return those of our jobs that ``squeue`` lists, each with the reason why it waits.
+    """Return which of these jobs ``squeue`` lists, each with the reason why it waits.
 
     The reason is empty for a job that does not wait.
+
+    Args:
+        ids: the jobs' ids, such as ``12_3``.
 
     Raises:
         UserError: if squeue does not answer.
     """
     if not ids:
         return {}
-    # 1. Ask about the arrays: the job 12_3 is the third of the array 12.
+    # 1. Ask about job arrays: the job 12_3 is part of the array 12.
     arrays = sorted({job_id.split("_")[0] for job_id in ids})
     try:
         answer = subprocess.run(
@@ -179,10 +183,11 @@ def living_in_slurm(ids: Sequence[str]) -> dict[str, str]:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UserError(f"squeue did not answer ({error}).", exit_code=1) from None
-    # squeue fails if asked about a single job that ended long ago, because it no longer knows it.
+    # squeue fails with this message for a job that ended long ago, which it no longer knows.
     if answer.returncode and "Invalid job id" not in answer.stderr:
         raise UserError(f"squeue did not answer: {answer.stderr.strip()}", exit_code=1)
-    # 2. Read the answer, a line such as ``12_3|PD|Resources`` for each job. PD means pending.
+    # 2. Parse the answer, which has a line such as ``12_3|PD|Resources`` for each job. PD means
+    # pending.
     living: dict[str, str] = {}
     for line in answer.stdout.splitlines():
         if line.count("|") < 2:

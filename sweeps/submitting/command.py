@@ -12,7 +12,7 @@ from kernels.cli import DeviceOption, JsonOption, note, parse_seconds, print_jso
 from kernels.common.errors import UserError
 from kernels.common.program import RESULTS
 
-_STARTING_MINUTES = 10  # to load PyTorch, time anchors, name kernels, and fold
+_STARTING_MINUTES = 10  # time to load PyTorch, time anchors, name kernels, and fold
 
 
 def submit_command(
@@ -61,7 +61,10 @@ def submit_command(
             help="Time limit of a job in minutes [default: derived from the budget].",
         ),
     ] = None,
-    budget: Annotated[str | None, typer.Option(help="Measuring time per GPU: 10m, 2h.")] = None,
+    budget: Annotated[
+        str | None,
+        typer.Option(help="Measuring time per GPU: 10m, 2h [default: 10m; 2m on a CPU]."),
+    ] = None,
     results: Annotated[
         Path, typer.Option("--results", help="Folder of all results, visible from every node.")
     ] = RESULTS,
@@ -80,7 +83,7 @@ def submit_command(
     ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Measure with the GPUs of several nodes and wait for them. Run it again to resume."""
+    """Measure with the GPUs of several nodes, and wait for the results. Run it again to resume."""
     from sweeps.folding.counts import counts_sentence
     from sweeps.planning.choice import choose_sweeps
     from sweeps.progress import LiveReporter
@@ -94,13 +97,13 @@ def submit_command(
     if device not in ("gpu", "cpu"):
         raise UserError(f"--device takes gpu or cpu when jobs are submitted, not {device!r}.")
     chosen = tuple(_with_full_paths(group) for group in names or ())
-    choose_sweeps(Request(chosen).sweeps)  # a misspelt name is reported here, not on every node
+    choose_sweeps(Request(chosen).sweeps)  # reports a misspelt name here instead of on every node
     seconds = parse_seconds(budget)
     default_minutes = 2 * (seconds or DEFAULT_BUDGET[device]) / 60 + _STARTING_MINUTES
     time_limit = minutes or round(default_minutes)
     gpus = 0 if device == "cpu" else gpus_per_node
     resources = Resources(gpus, cpus_per_gpu, time_limit, partition, account, exclusive)
-    # 2. Print a script, if that is what the user wants.
+    # 2. Print a script if the user requested that.
     if print_:
         if fresh:
             raise UserError(
@@ -152,9 +155,9 @@ def submit_command(
 
 
 def _with_full_paths(group: str) -> str:
-    """Return sweeps joined by commas, with the full paths of those that are files.
+    """Return names of sweeps, joined by commas, with full paths for those that are files.
 
-    Jobs start in another folder than this process.
+    Jobs start in another folder than this process, so relative paths would be wrong there.
     """
     from sweeps.planning.choice import is_file
 

@@ -1,4 +1,4 @@
-"""A job's work on its node, and its note about where it does that work."""
+"""Carry out a job on its node, and write a note that says in which folder its run is."""
 
 from __future__ import annotations
 
@@ -23,20 +23,22 @@ _FOLDER = ".submitted"
 
 
 def jobs_folder(results: Path) -> Path:
-    """Return the folder of a submission's notes and of its jobs' output."""
+    """Return the folder for the notes of a submission's jobs and for their output."""
     return results / _FOLDER
 
 
 @dataclass(frozen=True)
 class NodeNote:
-    """Note of a node's latest job: the folder of its run, and why it failed, if it did."""
+    """Note that a node's job writes for the process that follows the jobs."""
 
     folder: Path | None
+    """Folder of the run; None if the job has not planned it yet."""
     failure: str
+    """Sentence that says why the job failed; empty if it did not fail."""
 
     @staticmethod
     def path(results: Path, node: tuple[int, int]) -> Path:
-        """Return the path of the note of the I-th of N nodes."""
+        """Return the path of a node's note. ``node`` is its number and the number of nodes."""
         return jobs_folder(results) / f"{node[0]}-of-{node[1]}.json"
 
     @classmethod
@@ -51,7 +53,7 @@ class NodeNote:
             return cls(None, "")
 
     def write(self, results: Path, node: tuple[int, int]) -> None:
-        """Replace the note of a node."""
+        """Write the note of a node, replacing an old one."""
         name = None if self.folder is None else self.folder.name
         make_folder(jobs_folder(results))
         write_json(self.path(results, node), {"folder": name, "failure": self.failure})
@@ -59,22 +61,24 @@ class NodeNote:
 
 @dataclass(frozen=True)
 class NodeJob:
-    """Job that carries out a node's shares of a run. It can be pickled.
+    """Job that carries out a node's shards of a run. It can be pickled.
 
-    The job is called on the node with the node's number. If it is stopped before its end, because
-    its time is over or somebody else needs the node, it is called again from the beginning and
-    resumes from what it has written.
+    The job is called on the node with the node's number. If it is stopped early, because its time
+    is over or another job has priority, it is called again and resumes from the files that it has
+    written.
     """
 
     request: Request
     nodes: int
+    """Number of nodes that share the run."""
     gpus: int
     """Largest number of visible GPUs that the job uses."""
     visible: str | None = None
-    """Value of CUDA_VISIBLE_DEVICES to restore where submitit would replace it."""
+    """Value of CUDA_VISIBLE_DEVICES to restore, because submitit replaces it for local jobs; None
+    to leave it unchanged."""
 
     def __call__(self, number: int) -> None:
-        """Carry out the shares of a node, counted from 1. Write a failure to the node's note."""
+        """Carry out the shards of a node, counted from 1. Write a failure to the node's note."""
         if self.visible is not None:
             os.environ["CUDA_VISIBLE_DEVICES"] = self.visible
         from sweeps.sharing.gpus import ALL, choose_gpus
@@ -96,14 +100,14 @@ class NodeJob:
             sys.exit(130)
         except UserError as error:
             note(str(error))
-            # The note keeps its folder, whose samples count even after a failure.
+            # The note keeps its folder, because the samples there count even after a failure.
             earlier = NodeNote.read(results, node)
             NodeNote(earlier.folder, str(error)).write(results, node)
 
     def checkpoint(self, number: int) -> DelayedSubmission:
-        """Return what to call after a requeue.
+        """Return the call to make after a requeue.
 
-        submitit asks for it before it ends this process.
+        submitit calls this method before it ends the process.
         """
         from submitit.helpers import DelayedSubmission
 

@@ -1,4 +1,4 @@
-"""Script for sbatch that does what a submission does, for a site to adapt."""
+"""Write a script for sbatch that does the same as a submission, for users to adapt."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from kernels.common.program import FOLDER, command_words
 from sweeps.submitting.clusters import JOB_NAME, Resources
 
-_CLOSING_MINUTES = 3  # before Slurm's limit, to write the last samples and fold
+_CLOSING_MINUTES = 3  # time before Slurm's limit to write the last samples and fold
 
 
 def sbatch_script(options: Sequence[str], resources: Resources, nodes: int) -> str:
-    """Return the script of a job array with a task for each node.
+    """Return the script of a job array with one task for each node.
 
     Args:
         options: arguments of the command that each task runs: its sweeps, budget and results.
@@ -43,8 +43,8 @@ def sbatch_script(options: Sequence[str], resources: Resources, nodes: int) -> s
         "",
         "# Submit it again to resume unfinished work.",
         *([] if FOLDER is None else [f"cd {shlex.quote(str(FOLDER))} || exit 1"]),
-        # Because of ``exec``, Slurm's signals reach the program itself, which writes and folds what
-        # it has.
+        # ``exec`` replaces the shell, so that Slurm's signals reach the program itself. It then
+        # writes its samples and folds.
         f"exec {shlex.join(command)} \\",
         f"    {shlex.join(options)} \\",
         f'    --gpus all --shard "$SLURM_ARRAY_TASK_ID/{nodes}" --stop-after {stop_minutes}m',

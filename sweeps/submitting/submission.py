@@ -23,20 +23,22 @@ from sweeps.store import make_folder, read_run, write_json
 from sweeps.submitting.clusters import Cluster, Resources
 from sweeps.submitting.node_job import NodeJob, NodeNote, jobs_folder
 
-_LOOK_SECONDS = 2.0
+_LOOK_SECONDS = 2.0  # seconds between two looks at the files
 _LIST = "jobs.json"
-_MOST_UNANSWERED = 30  # times in a row that a cluster's controller may fail to answer
-# Looks at the files before the cluster's controller, which serves many users, is asked about the
-# jobs.
+_MAX_UNANSWERED = 30  # times in a row that the cluster's controller may fail to answer
+# Number of looks at the files between two questions to the cluster's controller, which serves many
+# users.
 _LOOKS = 5
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Outcome of a submission: the folders of its runs, and a sentence for each missing part."""
+    """Outcome of a submission."""
 
     folders: tuple[Path, ...]
+    """Folders of the run: one for each GPU model, usually one."""
     missing: tuple[str, ...]
+    """A sentence for each node whose shards are not finished or are of another GPU model."""
 
 
 def submit(
@@ -47,18 +49,18 @@ def submit(
     reporter: Reporter,
     note: Callable[[str], None],
 ) -> Outcome:
-    """Submit the nodes that are not done and have no job. Return when no job is left.
+    """Submit a job for each unfinished node that has none. Return when no job is left.
 
-    However the call ends, what was measured is folded. Slurm jobs continue without this process,
-    and the same call follows them again.
+    However the call ends, the samples are folded into the tables. Slurm jobs continue without this
+    process, and the same call follows them again.
 
     Args:
         request: the options of the run; its shard and GPU are ignored.
         nodes: the number of nodes that share the run.
-        kind: kind of cluster.
-        resources: what each node's job requests.
-        reporter: told the progress of all nodes.
-        note: called with a sentence about what happens.
+        kind: the kind of cluster, one of :data:`sweeps.submitting.clusters.CLUSTERS`.
+        resources: the resources that each node's job requests.
+        reporter: shows the progress of all nodes.
+        note: called with each sentence for the user.
 
     Raises:
         UserError: if there is no such cluster, or it refused the jobs.
@@ -73,9 +75,9 @@ def submit(
         f"another submission is following the run in {request.results}; wait for it.",
     )
     try:
-        # For jobs on this machine, submitit would replace this variable.
+        # submitit replaces this variable for jobs on this machine.
         visible = os.environ.get("CUDA_VISIBLE_DEVICES") if kind == "local" else None
-        # On CPUs, no GPUs are requested, and one worker computes on each node.
+        # If no GPUs are requested, the run is on CPUs, with one worker on each node.
         work = NodeJob(request, nodes, max(1, resources.gpus_per_node), visible)
         return _Submission(work, cluster, reporter, note).carry_out()
     finally:
@@ -83,7 +85,7 @@ def submit(
 
 
 class _Submission:
-    """Submission of one run: the jobs of all nodes, until none is left."""
+    """Submission of one run. It submits and follows the jobs of all nodes until none is left."""
 
     def __init__(
         self, work: NodeJob, cluster: Cluster, reporter: Reporter, note: Callable[[str], None]
@@ -95,15 +97,15 @@ class _Submission:
         self._cluster = cluster
         self._reporter = reporter
         self._note = note
-        self._noted: set[str] = set()  # texts of _note_once
-        self._unanswered = 0  # questions in a row that the cluster's controller has not answered
+        self._noted: set[str] = set()  # sentences that _note_once() has told the user
+        self._unanswered = 0  # questions in a row that the cluster's controller did not answer
         self._runs = {
             number: _NodeRun(self._results, (number, work.nodes)) for number in self._nodes
         }
-        self._ids: dict[int, str] = {}  # job of each node
+        self._ids: dict[int, str] = {}  # id of each node's job
 
     def carry_out(self) -> Outcome:
-        """Submit what is not done, follow the jobs to their end, and fold."""
+        """Submit jobs for the unfinished nodes, follow all jobs to their end, and fold."""
         # 1. Find the nodes that have a job (``living``) and those that need one (``due``).
         living = self._find_jobs()
         if self._request.fresh:
@@ -119,7 +121,7 @@ class _Submission:
         if living:
             self._note(f"{len(living)} jobs of an earlier call are still queued or running.")
         if not due and not living:
-            self._note("All shares are already finished.")
+            self._note("All shards are already finished.")
         # 2. Submit and follow jobs until no node needs or has one.
         self._reporter.begin("Measuring", None)
         try:
@@ -143,15 +145,16 @@ class _Submission:
         """
         jobs: dict[int, str] = {}
         nodes = 0
-        # Without a readable list, there is no earlier call to find.
+        # 1. Read the list of jobs. If it cannot be read, there is no earlier call to follow.
         with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
             text = (jobs_folder(self._results) / _LIST).read_text(encoding="utf-8")
             document = json.loads(text)
             nodes = int(document["nodes"])
             jobs = {int(node): str(job) for node, job in document["jobs"].items()}
-        # Other jobs than those of Slurm end together with the process that submitted them.
+        # Only Slurm jobs continue after the process that submitted them has ended.
         if self._cluster.kind != "slurm" or not jobs:
             return set()
+        # 2. Ask which of the jobs are alive, and refuse a call that does not fit them.
         living = self._cluster.living([*jobs.values()])
         self._ids = {node: job for node, job in jobs.items() if job in living}
         if self._ids and (self._request.fresh or nodes != len(self._nodes)):
@@ -163,8 +166,12 @@ class _Submission:
         return {*self._ids}
 
     def _submit_some(self, due: list[int], living: set[int]) -> list[int]:
-        """Submit all due nodes, or one if all would share this machine. Return the nodes left."""
-        is_slurm = self._cluster.kind == "slurm"  # then each job has its own node
+        """Submit jobs for the ``due`` nodes. Return the nodes that must wait for a later call.
+
+        On Slurm, all jobs are submitted, because each has a node to itself. Elsewhere all jobs run
+        on this machine, so one is submitted at a time.
+        """
+        is_slurm = self._cluster.kind == "slurm"
         if is_slurm:
             nodes, later_nodes = due, []
         else:
@@ -174,7 +181,8 @@ class _Submission:
             return later_nodes
         submitted = self._cluster.submit(self._work, nodes)
         self._ids.update(submitted)
-        if is_slurm:  # a later call finds the jobs in this list
+        # Store the list in which another call finds these jobs.
+        if is_slurm:
             jobs = {str(node): job for node, job in sorted(self._ids.items())}
             document = {"nodes": len(self._nodes), "jobs": jobs}
             write_json(jobs_folder(self._results) / _LIST, document)
@@ -183,7 +191,7 @@ class _Submission:
         return later_nodes
 
     def _follow(self, living: set[int]) -> set[int]:
-        """Show the progress of the nodes, and after a while ask which jobs are left.
+        """Show the progress of the nodes for a while, and then ask which jobs are left.
 
         Return the nodes whose jobs still wait or run.
         """
@@ -200,10 +208,11 @@ class _Submission:
         except UserError as error:
             # A busy or restarting controller is not a reason to abandon jobs that take hours.
             self._unanswered += 1
-            if self._unanswered > _MOST_UNANSWERED:
+            if self._unanswered > _MAX_UNANSWERED:
                 raise
             self._note_once(str(error))
-            return living or {*self._ids}  # right after submitting, no job is known to live
+            # Right after submitting, ``living`` is still empty, and all jobs count as alive.
+            return living or {*self._ids}
         self._unanswered = 0
         for node, job in self._ids.items():
             if reason := jobs.get(job):
@@ -211,7 +220,7 @@ class _Submission:
         return {node for node, job in self._ids.items() if job in jobs}
 
     def _note_once(self, text: str) -> None:
-        """Tell the user a sentence, unless an earlier look has told it."""
+        """Tell the user a sentence, unless the same sentence was told before."""
         if text not in self._noted:
             self._noted.add(text)
             self._note(text)
@@ -223,13 +232,13 @@ class _Submission:
 
     @property
     def _folders(self) -> list[Path]:
-        """Folders of the runs, the folder of most nodes first."""
+        """Folders of the run, the one with the most nodes first."""
         counts = Counter(run.folder for run in self._runs.values() if run.folder is not None)
         return [folder for folder, _ in counts.most_common()]
 
     def _missing(self, budget: float) -> Iterator[str]:
-        """Yield a sentence for each node that is not done or has another GPU than most."""
-        # A run's folder is named after the GPU model.
+        """Yield a sentence for each node that is unfinished or has another GPU model than most."""
+        # The folder of a run is named after the GPU model.
         folder_of_most = next(iter(self._folders), None)
         output = jobs_folder(self._results) / "output"
         for number, run in self._runs.items():
@@ -240,12 +249,12 @@ class _Submission:
             elif run.folder != folder_of_most:
                 yield (
                     f"{label} has a different GPU model than most nodes: its measurements are in "
-                    f"{run.folder}, and its shares of {folder_of_most} are missing."
+                    f"{run.folder}, and its shards of {folder_of_most} are missing."
                 )
 
 
 class _NodeRun:
-    """Progress of one node's shares, by the files that the node writes."""
+    """Progress of one node's shards, read from the files that the node writes."""
 
     def __init__(self, results: Path, node: tuple[int, int]) -> None:
         self._results = results
@@ -254,11 +263,11 @@ class _NodeRun:
         self._followed_plan: tuple[Path, int] | None = None
         self.folder: Path | None = None
         self.failure = ""
-        self.budget = 0.0
+        self.budget = 0.0  # seconds, from the plan
         self.follower: Follower | None = None
 
     def look(self) -> None:
-        """Read what is new: the node's note, the plan and the samples."""
+        """Read the node's note, the plan if it changed, and the new samples."""
         note = NodeNote.read(self._results, self._node)
         self.folder, self.failure = note.folder, note.failure
         plan = self._find_plan()
@@ -273,7 +282,10 @@ class _NodeRun:
             self.follower.look()
 
     def _find_plan(self) -> tuple[Path, int] | None:
-        """Return the folder of the plan and when its run.json was written; None without a plan."""
+        """Return the folder of the plan and the time at which its run.json was written (ns).
+
+        Return None if there is no plan yet.
+        """
         if self.folder is None:
             return None
         try:
@@ -282,7 +294,7 @@ class _NodeRun:
             return None
 
     def _begin(self, folder: Path) -> None:
-        """Follow the plan in a folder if this number of nodes can share it."""
+        """Begin to follow the plan in a folder, if this number of nodes can share it."""
         plan = read_run(folder)["plan"]
         self.budget = plan["budget_s"]
         planned = read_plan(plan)
@@ -295,8 +307,9 @@ class _NodeRun:
         self.follower = Follower(folder, planned, shards, total) if can_share else None
 
     def is_open(self, budget: float) -> bool:
-        """Return True if a job with this budget for each share would advance the node's shares."""
-        if self.follower is None:  # there is no plan yet, or not one for this number of nodes
+        """Return True if a job with this budget for each shard would advance the node's shards."""
+        # There may be no plan yet, or the plan may be for another number of nodes.
+        if self.follower is None:
             return True
         return bool(self.follower.unfinished(max(budget, self.budget)))
 
@@ -304,7 +317,7 @@ class _NodeRun:
         """Refuse a request for other sweeps than those of the node's run.
 
         Raises:
-            UserError: if the request names other sweeps.
+            UserError: if the request names sweeps, and they are not exactly those of the run.
         """
         if self.folder is not None:
             refuse_other_sweeps(self.folder, request, read_run(self.folder)["plan"])

@@ -149,9 +149,9 @@ def with_another_limit(two: Path) -> None:
     [
         (
             of_another_machine,
-            f"is of {CPU.slug} and .*b of cpu-other-2t; merge only recordings",
+            f"is a recording of {CPU.slug}, and .*b is one of cpu-other-2t; merge only recordings",
         ),
-        (of_another_cache, "are of machines that differ in l2_bytes"),
+        (of_another_cache, "are recordings of machines that differ in l2_bytes"),
         (of_no_machine, "b: invalid machine description"),
         (of_other_software, "torch is 2.12.0 and was 2.11.0. Measure one of them again"),
         (of_another_protocol, "b was measured with schema 1 and protocol 99, but this"),
@@ -159,7 +159,7 @@ def with_another_limit(two: Path) -> None:
         (without_samples, "b has no samples, as in a published recording"),
         (with_more_samples, "b has samples other than 1-of-1.jsonl"),
         (imported, "b is an imported table, which has no samples"),
-        (merged_before, "b is itself a merged recording"),
+        (merged_before, "b is a merged recording itself"),
         (half_a_document, "b/run.json cannot be read"),
         (without_budget, "b: the plan in run.json has no 'budget_s'"),
         (of_no_size, "b: a case of the plan in run.json has no sizes"),

@@ -48,7 +48,7 @@ def test_two_nodes_on_this_machine_take_turns_and_in_this_process_go_on(tmp_path
     # A larger budget leaves nothing more to do, and no other way of running it starts anew.
     again = submit(tmp_path, "--cluster", "debug", *common)
     assert again.returncode == 0, again.stderr
-    assert "All shares are already finished." in again.stderr
+    assert "All shards are already finished." in again.stderr
     other = submit(tmp_path, "--cluster", "debug", str(mine), "--nodes", "3", "--budget", "10h")
     assert other.returncode == 1
     for node in (1, 2, 3):
