@@ -339,10 +339,10 @@ def _check_keys(table: Mapping[str, Any], known: Sequence[str], where: str) -> N
             raise UserError(f"{where} has no key {key!r}; {nearest(key, known)}")
 
 
-def _check_type(value: Any, kind: type, where: str, wanted: str) -> None:
-    """Refuse a value of another type; ``wanted`` names the right type in the error message."""
+def _check_type(value: Any, kind: type, where: str, expected: str) -> None:
+    """Refuse a value of another type; ``expected`` names the right type in the error message."""
     if not isinstance(value, kind):
-        raise UserError(f"{where} must be {wanted}, not {value!r}.")
+        raise UserError(f"{where} must be {expected}, not {value!r}.")
 
 
 def _check_word(word: Any, known: Sequence[str], where: str) -> None:

@@ -95,9 +95,9 @@ def choose_repeats(
     planned: Sequence[PlanEntry],
     known: Mapping[str, History],
     budget: float,
-    wanted: Collection[PlanEntry] = (),
+    required: Collection[PlanEntry] = (),
 ) -> list[PlanEntry]:
-    """Choose the cases to be re-timed, and add the ``wanted`` ones.
+    """Choose the cases to be re-timed, and add the ``required`` ones.
 
     Candidates are the cases with an interval: the cheaper half of them, or all if they are few. As
     many as fit the time are chosen, spread evenly over the plan.
@@ -126,7 +126,7 @@ def choose_repeats(
         positions = np.linspace(0, len(candidates) - 1, count).round().astype(int)
         chosen = [candidates[i] for i in dict.fromkeys(positions.tolist())]
         if sum(entry.expected for entry in chosen) <= limit:
-            return [*chosen, *(entry for entry in wanted if entry not in chosen)]
+            return [*chosen, *(entry for entry in required if entry not in chosen)]
     return []
 
 

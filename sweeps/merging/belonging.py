@@ -11,7 +11,7 @@ from typing import Any
 
 from kernels.common.errors import UserError
 from sweeps.merging.source import MergeSource
-from sweeps.running.devices import limits_apart
+from sweeps.running.devices import find_different_limit
 from sweeps.store import other_software
 
 _REPORTED = ("name", "memory_bytes", "sources")
@@ -72,7 +72,7 @@ def _why_incompatible(first: MergeSource, second: MergeSource) -> str:
             "Measure one of them again with the other's versions."
         )
     for gpu in second.gpus:
-        different_limits = limits_apart(gpu, first.gpus)
+        different_limits = find_different_limit(gpu, first.gpus)
         if different_limits is not None:
             second_limit, first_limit = different_limits
             return (

@@ -55,6 +55,7 @@ def merge(folders: Sequence[Path], into: Path | None, results: Path) -> Merged:
     _check_target(target, folders)
 
     def write(folder: Path) -> dict[str, Any]:
+        """Write the merged recording into a folder, and return the content of its run.json."""
         write_merged(folder, sources)
         return fold(folder)
 

@@ -266,27 +266,27 @@ def make_plan(
         for name, cases in sweeps.items()
         if cases
     }
-    largest = {name: _largest_cost(members, case_limit) for name, members in entries.items()}
+    max_costs = {name: _max_cost(members, case_limit) for name, members in entries.items()}
     # 2. Assign the cases to shards.
     if shards > 1:
-        entries = _shared_out(entries, shards, together, before)
+        entries = _with_shards(entries, shards, together, before)
     # 3. Admit whole lines. The next one is of the sweep with the least time relative to its weight.
     room = _Room(budget, naming=machine.kind == "gpu")
     queues = {name: deque(_in_lines(members)) for name, members in entries.items()}
     spent = dict.fromkeys(queues, 0.0)
-    weight = {name: _PREFERRED_FACTOR if name in _PREFERRED else 1.0 for name in queues}
+    weights = {name: _PREFERRED_FACTOR if name in _PREFERRED else 1.0 for name in queues}
     planned: list[PlanEntry] = []
     admitted: set[str] = set()
     while queues:
         if in_order:
             name = next(iter(queues))
         else:
-            name = min(queues, key=lambda sweep: spent[sweep] / weight[sweep])
+            name = min(queues, key=lambda sweep: spent[sweep] / weights[sweep])
         line = queues[name].popleft()
         if not queues[name]:
             del queues[name]
         # A line that crosses an admitted one shares cases with it, which are already planned.
-        affordable = _affordable(line, largest[name])
+        affordable = _affordable(line, max_costs[name])
         new_entries = [entry for entry in affordable if entry.case.id not in admitted]
         if room.take(new_entries):
             spent[name] += sum(entry.expected for entry in new_entries)
@@ -296,7 +296,7 @@ def make_plan(
     for name, members in entries.items():
         if not spent[name]:
             for entry in _bit_reversal_order(members):
-                if entry.expected <= largest[name] and room.take([entry]):
+                if entry.expected <= max_costs[name] and room.take([entry]):
                     planned.append(entry)
                     admitted.add(entry.case.id)
     # 5. Count the cases that were not admitted.
@@ -347,15 +347,15 @@ class _Room:
         return True
 
 
-def _affordable(line: Sequence[PlanEntry], largest: float) -> Sequence[PlanEntry]:
-    """Return a line without the cases that cost more than ``largest`` seconds.
+def _affordable(line: Sequence[PlanEntry], max_cost: float) -> Sequence[PlanEntry]:
+    """Return a line without the cases that cost more than ``max_cost`` seconds.
 
     A line of similar sizes stays whole if its most expensive cases cost up to twice as much.
     """
     costs = [entry.expected for entry in line]
-    if min(costs) <= largest and max(costs) <= _EXCESS_FACTOR * largest:
+    if min(costs) <= max_cost and max(costs) <= _EXCESS_FACTOR * max_cost:
         return line
-    return [entry for entry in line if entry.expected <= largest]
+    return [entry for entry in line if entry.expected <= max_cost]
 
 
 def _in_lines(entries: Sequence[PlanEntry]) -> list[list[PlanEntry]]:
@@ -365,8 +365,8 @@ def _in_lines(entries: Sequence[PlanEntry]) -> list[list[PlanEntry]]:
     return [_bit_reversal_order(line) for line in _bit_reversal_order(lines)]
 
 
-def _shared_out(
-    queues: Mapping[str, Sequence[PlanEntry]],
+def _with_shards(
+    sweeps: Mapping[str, Sequence[PlanEntry]],
     shards: int,
     together: Collection[Collection[str]],
     before: Sequence[PlanEntry],
@@ -376,7 +376,7 @@ def _shared_out(
     A series with cases that were planned ``before`` keeps their shard. The first shard measures the
     cases that advice requests. ``together`` has groups of sweeps that are compared with each other.
     """
-    entries = [*before, *(entry for queue in queues.values() for entry in queue)]
+    entries = [*before, *(entry for members in sweeps.values() for entry in members)]
     assigned = {entry.case.id: entry.shard for entry in before if entry.shard is not None}
     assigned |= {entry.case.id: 1 for entry in entries if entry.case.sweep == CONFIRM}
     cases = [entry.case for entry in entries]
@@ -384,12 +384,12 @@ def _shared_out(
     numbers = share_out(cases, seconds, shards, together, assigned)
     shard_of = {case.id: number for case, number in zip(cases, numbers, strict=True)}
     return {
-        name: [replace(entry, shard=shard_of[entry.case.id]) for entry in queue]
-        for name, queue in queues.items()
+        name: [replace(entry, shard=shard_of[entry.case.id]) for entry in members]
+        for name, members in sweeps.items()
     }
 
 
-def _largest_cost(entries: Iterable[PlanEntry], limit: float) -> float:
+def _max_cost(entries: Iterable[PlanEntry], limit: float) -> float:
     """Return the largest cost in seconds with which a case of a sweep may still be planned.
 
     This is ``limit``, unless every case of the sweep costs more. Then the cheapest cases represent

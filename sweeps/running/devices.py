@@ -58,7 +58,7 @@ def arrive(folder: Path, results: Path, device: Device) -> tuple[int, list[dict[
     # 1. Refuse a device whose limits differ.
     places = read_places(folder)
     settings = _settings(device)
-    different_limits = limits_apart(settings, places)
+    different_limits = find_different_limit(settings, places)
     if different_limits is not None:
         limit_here, limit_of_run = different_limits
         raise UserError(
@@ -133,7 +133,7 @@ def read_places(folder: Path) -> list[dict[str, Any]]:
     return []
 
 
-def limits_apart(
+def find_different_limit(
     settings: Mapping[str, Any], places: Sequence[Mapping[str, Any]]
 ) -> tuple[str, str] | None:
     """Compare the power and clock limits of a GPU with those of the run's places.

@@ -30,7 +30,7 @@ def crashed_features(
     return dict.fromkeys(feature for feature in features if feature is not None)
 
 
-def open_with(
+def unfinished_with(
     feature: Feature, planned: Sequence[PlanEntry], known: Mapping[str, History]
 ) -> list[str]:
     """Return the ids of the unfinished cases that have a feature."""

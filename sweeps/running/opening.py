@@ -61,24 +61,27 @@ class _Opening:
 
 
 def begin(
-    request: Request, note: Callable[[str], None], asked: Mapping[str, CasesOf] | None = None
+    request: Request,
+    note: Callable[[str], None],
+    advice_cases: Mapping[str, CasesOf] | None = None,
 ) -> Run:
     """Open a run: resume the one whose plan is in the folder, or begin a new one.
 
     Args:
         request: the options of the run.
         note: called with each sentence for the user.
-        asked: functions that return the cases that advice asks for, by the name of their sweep.
-            They replace the request's sweeps: only these cases are measured, with the whole budget.
+        advice_cases: functions that return the cases that advice asks for, by the name of their
+            sweep. They replace the request's sweeps: only these cases are measured, with the whole
+            budget.
 
     Raises:
         UserError: if a sweep is unknown, the device cannot be used, or the folder has a plan that
             is not the requested one.
     """
-    sweeps = asked or cases_of(choose_sweeps(request.sweeps), request.dtypes)
+    sweeps = advice_cases or cases_of(choose_sweeps(request.sweeps), request.dtypes)
     device = select_device(request.device, request.gpu)
     folder = request.results / device.machine.slug
-    opening = _Opening(request, device, folder, sweeps, for_advice=bool(asked))
+    opening = _Opening(request, device, folder, sweeps, for_advice=bool(advice_cases))
     make_folder(folder / "samples")
     with planning(folder):
         record, reason = _record_to_resume(opening)
@@ -238,9 +241,9 @@ def left_for_confirming(folder: Path) -> float:
         UserError: if the folder has no run.
     """
     plan = read_run(folder)["plan"]
-    kept: float = plan.get("left_s", 0.0)
+    reserved_seconds: float = plan.get("left_s", 0.0)
     events, _ = read_events(folder)
-    return kept - _confirming_seconds(plan, events)
+    return reserved_seconds - _confirming_seconds(plan, events)
 
 
 def _confirming_seconds(plan: Mapping[str, Any], events: Sequence[Event]) -> float:
@@ -309,10 +312,10 @@ def _why_not_resumed(record: dict[str, Any], opening: _Opening) -> str:
     # An unusable run is measured again, but not by a request that only adds cases.
     if why or adds:
         return why
-    return _why_again(opening.folder, record)
+    return _why_measured_again(opening.folder, record)
 
 
-def _why_again(folder: Path, record: Mapping[str, Any]) -> str:
+def _why_measured_again(folder: Path, record: Mapping[str, Any]) -> str:
     """Return why a finished run must be measured again, or "" if it need not be.
 
     A finished run is measured again if it is unusable. If it was interrupted, it is resumed

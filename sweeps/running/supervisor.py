@@ -30,7 +30,13 @@ from sweeps.process import terminated_as_interrupt, undisturbed
 from sweeps.progress import Reporter
 from sweeps.running.child_process import Child, how_it_died
 from sweeps.running.devices import begun_elsewhere, last_place
-from sweeps.running.experimental import Feature, crashed_features, feature_of, open_with, refusal
+from sweeps.running.experimental import (
+    Feature,
+    crashed_features,
+    feature_of,
+    refusal,
+    unfinished_with,
+)
 from sweeps.running.run import MEASURE, Run
 from sweeps.running.watch import Watch
 from sweeps.store import Event, SampleLog, read_events
@@ -527,7 +533,7 @@ class _Supervisor:
 
     def _refuse_feature(self, feature: Feature, how: str) -> None:
         """Give up all unfinished cases with an experimental feature, after its first crash."""
-        for case in open_with(feature, self._run.planned, self._tally.histories):
+        for case in unfinished_with(feature, self._run.planned, self._tally.histories):
             self._fail(case, "unsupported", refusal(feature, how))
 
     def _fail(self, case: str, status: str, message: str) -> None:

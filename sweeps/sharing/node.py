@@ -136,7 +136,7 @@ class _Worker:
     spoke: bool = False
     """True once it has sent a message."""
     is_over: bool = False
-    """True if it reported that its shard is over."""
+    """True if it reported that it has ended without a failure."""
     failure: str = ""
     """Sentence about what made it fail; empty if it did not say."""
 
@@ -401,19 +401,24 @@ def _assigned(places: Mapping[int, int], last: Mapping[int, int | None]) -> dict
     """
     assigned: dict[int, int] = {}
     unassigned = dict(last)
-    # A GPU gets the shard that it measured before, or else one that nobody has begun, or else any.
-    for is_suitable in (
-        lambda place, previous_place: place == previous_place,
-        lambda _, previous_place: previous_place is None,
-        lambda *_: True,
-    ):
+
+    def assign(is_suitable: Callable[[int, int | None], bool]) -> None:
+        """Assign a suitable shard to each GPU that has none.
+
+        ``is_suitable`` takes a GPU's place and the place that measured a shard last.
+        """
         for gpu, place in places.items():
             suitable = [
-                shard
-                for shard, previous_place in unassigned.items()
-                if is_suitable(place, previous_place)
+                shard for shard, last_place in unassigned.items() if is_suitable(place, last_place)
             ]
             if gpu not in assigned and suitable:
                 assigned[gpu] = suitable[0]
                 del unassigned[suitable[0]]
+
+    # 1. Give each GPU the shard that it measured before.
+    assign(lambda place, last_place: place == last_place)
+    # 2. Give the other GPUs shards that nobody has begun.
+    assign(lambda _, last_place: last_place is None)
+    # 3. Give the remaining GPUs any of the remaining shards.
+    assign(lambda _, __: True)
     return assigned
