@@ -1,9 +1,9 @@
 """Predict the time of fused attention from measurements of public tables.
 
-A formula with a few constants for each machine and framework gives the share of the peak, or of the
-bandwidth, that a kernel reaches. If the machine's tables were imported, trees correct the formula.
-Frameworks differ by more than the errors within one of them, so the interval covers all frameworks
-unless one is named.
+A formula predicts which share of the peak, or of the bandwidth, a kernel reaches. Its constants are
+fitted for each machine and framework. If the machine's tables were imported, trees correct the
+formula. Frameworks differ from each other by more than the error of a prediction for one framework,
+so the interval covers all frameworks unless the user names one.
 
 Three kinds of calls are measured and predicted separately: ``context`` is the causal attention of a
 prompt, ``full`` has no mask, and ``decode`` has one query for each sequence.
@@ -24,34 +24,37 @@ from kernels.machine import Machine
 from kernels.timemodel.estimate import Array
 
 _TILE = 128
-"""Queries of a tile. FlashAttention-2 and -3 have 64 to 192 (Dao 2023; Shah et al. 2024)."""
+"""Number of queries in a tile. FlashAttention-2 and -3 use 64 to 192 (Dao 2023; Shah et al. 2024).
+"""
 
-_SHARP = 8  # power with which hits in the cache become rare as operands outgrow it
-_TREES = 40
-_LEAF = 3
+_SHARPNESS = 8  # power with which cache hits become rare as operands outgrow the cache
+_TREES = 40  # number of trees
+_LEAF_ROWS = 3  # minimum number of calls in a leaf
 _MOST_ROWS = 8000
-"""Calls from which trees grow. More take longer and lower the error of 3% by less than a point."""
+"""Largest number of calls from which trees grow. More calls take longer and lower the error of 3%
+by less than a percentage point."""
 
-_TRAINING = 0.8  # share of the calls that a fit is made from; the others judge it
+_TRAINING_SHARE = 0.8  # share of the calls to which a fit is made; the others are held out
 NINE_TENTHS = (0.05, 0.95)
-"""Ends of a 90% interval."""
+"""Quantiles at the two ends of a 90% interval."""
 
 
 @dataclass(frozen=True)
 class AttentionConstants:
-    """Constants of the formula for one kind of calls, machine and framework.
+    """Constants of the formula for one kind of call, one machine and one framework.
 
     Attributes:
-        share: share of the peak that long sequences reach with heads 128 wide.
-        width: exponent by which the share grows with the width of a head.
-        half: number of keys at which half of that share is reached.
+        share: share of the machine's peak that long sequences reach with heads of width 128.
+        width: exponent with which that share grows with the width of a head.
+        half: number of keys per query at which half of that share is reached.
         launch: fixed time of every call, in seconds.
-        memory: share of the bandwidth that is reached.
-        waves: 1 if a partial wave of tiles costs as much as a full one, 0 if it costs only its
-            share of one; values in between interpolate.
-        ramp: bytes in flight at which half of the bandwidth is reached.
-        cached: speed of the last-level cache over that of memory.
-        fits: share of the last-level cache up to which operands stay in it between calls.
+        memory: share of the datasheet's bandwidth that is reached.
+        waves: 1 if a partial wave of tiles takes as long as a full one, 0 if its time is
+            proportional to its tiles. Values in between interpolate.
+        ramp: number of bytes at which half of that bandwidth is reached.
+        cached: bandwidth of the last-level cache over that of memory.
+        fits: share of the last-level cache that operands may fill and still stay in it between
+            calls.
     """
 
     share: float
@@ -67,38 +70,42 @@ class AttentionConstants:
     def seconds(
         self, shapes: AttentionShapes, kind: str, machine: Machine, warm: bool = True
     ) -> Array:
-        """Return the time of each call in seconds."""
+        """Return the time of each call in seconds; the arguments are those of :meth:`parts`."""
         return self.parts(shapes, kind, machine, warm).sum(axis=0)
 
     def parts(
         self, shapes: AttentionShapes, kind: str, machine: Machine, warm: bool = True
     ) -> Array:
-        """Return the seconds of the launch, of arithmetic and of memory accesses, one row each.
+        """Return the seconds of launch, arithmetic and memory accesses of each call.
 
-        Arithmetic and memory accesses overlap. Only the longer of the two counts for a call; the
-        other one is 0.
+        Arithmetic and memory accesses overlap, so only the longer of the two counts for a call. The
+        shorter one is returned as 0.
 
         Args:
             shapes: the calls.
             kind: kind of the calls, one of :data:`analysis.attention_shapes.KINDS`.
             machine: the machine.
-            warm: True if operands that fit into the last-level cache come from there, as in public
-                tables, which repeat a call without flushing the cache. In a model, weights and
-                other layers' keys and values have replaced them.
+            warm: True if operands that fit into the last-level cache are read from there, as in
+                public tables, which repeat a call without flushing the cache. Between two calls in
+                a model, weights and other layers' keys and values replace them in the cache.
+
+        Returns:
+            An array of shape (3, calls): launch, arithmetic, memory.
         """
-        # 1. Arithmetic: tiles of queries fill the SMs in waves, and long sequences amortise a tile.
+        # 1. Arithmetic: tiles of queries fill the SMs in waves, and more keys per query amortise
+        #    the fixed cost of a tile.
         tiles = shapes.batch * shapes.heads * np.ceil(shapes.queries / _TILE)
         waves = tiles / machine.sms
         # Fewer tiles than SMs still take the time of one wave.
-        waves_of_time = np.maximum(self.waves * np.ceil(waves) + (1 - self.waves) * waves, 1.0)
+        timed_waves = np.maximum(self.waves * np.ceil(waves) + (1 - self.waves) * waves, 1.0)
         share = self.share * (shapes.width / 128) ** self.width / (1 + self.half / shapes.seen)
-        arithmetic = shapes.flops(kind) / (peak_of(machine) * share * waves / waves_of_time)
-        # 2. Memory: a few bytes do not fill the pipes to memory.
+        arithmetic = shapes.flops(kind) / (peak_of(machine) * share * waves / timed_waves)
+        # 2. Memory: a call that moves only a few bytes does not reach the full bandwidth.
         moved_bytes = shapes.bytes()
         hits: Array | float = 0.0  # share of the bytes that come from the cache
         if warm:
-            hits = 1 / (1 + (moved_bytes / (self.fits * machine.l2_bytes)) ** _SHARP)
-        # Bytes from the cache count for less, because it is faster than memory.
+            hits = 1 / (1 + (moved_bytes / (self.fits * machine.l2_bytes)) ** _SHARPNESS)
+        # The cache is faster than memory, so its bytes count for less.
         effective_bytes = moved_bytes * (1 - hits + hits / self.cached)
         memory = (effective_bytes + self.ramp) / (machine.bandwidth * self.memory)
         # 3. Keep the longer of the two.
@@ -113,14 +120,17 @@ class AttentionConstants:
 
 
 _START = AttentionConstants(0.6, 0.2, 500.0, 5e-6, 0.7, 0.5, 1e5, 3.0, 0.7)
+"""Constants from which a fit starts."""
 _LOW = AttentionConstants(0.01, -1.0, 1.0, 1e-7, 0.05, 0.0, 1.0, 1.0, 0.2)
+"""Lower bounds of the constants."""
 _HIGH = AttentionConstants(1.5, 2.0, 1e5, 1e-3, 1.2, 1.0, 1e9, 10.0, 2.0)
+"""Upper bounds of the constants."""
 _LEAST_BANDWIDTH = 0.6
-"""Smallest share of the bandwidth in a fit to prompts or encoders. Few of their times depend on it,
-and a lower share would absorb the errors of the arithmetic."""
+"""Lower bound of ``memory`` in a fit to prompts or encoders. Few of their times depend on the
+bandwidth, so a smaller share would absorb errors of the arithmetic."""
 
 _LINEAR = ("width", "waves")
-"""Constants that are fitted as they are; the others are fitted as logarithms."""
+"""Constants that are fitted directly; all others are fitted as logarithms."""
 
 
 def peak_of(machine: Machine) -> float:
@@ -130,11 +140,14 @@ def peak_of(machine: Machine) -> float:
 
 @dataclass(frozen=True)
 class AttentionFit:
-    """Constants of one kind of calls, the trees that correct them, and their errors.
+    """Constants for one kind of call, the trees that correct the formula, and its errors.
 
-    ``low`` and ``high`` are the 5th and the 95th percentile of the logarithm of the true time over
-    the predicted one, on held-out calls. ``calls`` is the number of measured calls. ``forest`` is
-    None where only constants are shipped.
+    Attributes:
+        constants: constants of the formula.
+        low: 5th percentile of log(measured / predicted) on held-out calls.
+        high: 95th percentile of the same log ratios.
+        calls: number of measured calls.
+        forest: trees that predict log(measured / formula); None if only constants are shipped.
     """
 
     constants: AttentionConstants
@@ -147,20 +160,27 @@ class AttentionFit:
     def from_times(
         cls, shapes: AttentionShapes, seconds: Array, kind: str, machine: Machine
     ) -> Self:
-        """Fit constants and trees to a random part of the calls, and judge them by the rest."""
+        """Fit constants and trees to a random part of the calls, and judge them by the others.
+
+        Args:
+            shapes: the measured calls.
+            seconds: measured seconds of each call.
+            kind: kind of the calls, one of :data:`analysis.attention_shapes.KINDS`.
+            machine: the machine that was measured.
+        """
         order = np.random.default_rng(0).permutation(len(seconds))
-        training_count = min(_MOST_ROWS, round(_TRAINING * len(seconds)))
+        training_count = min(_MOST_ROWS, round(_TRAINING_SHARE * len(seconds)))
         training, held_out = order[:training_count], order[training_count:]
         training_shapes = shapes.where(training)
         constants = fit_constants(training_shapes, seconds[training], kind, machine)
         residual = np.log(seconds[training] / constants.seconds(training_shapes, kind, machine))
         forest = grown(features(training_shapes, kind, machine), residual)
-        # The ends of the interval are 0 until the held-out calls give them.
+        # judged() replaces the ends of the interval, which are 0 here.
         fit = cls(constants, 0.0, 0.0, len(seconds), forest)
         return fit.judged(shapes.where(held_out), seconds[held_out], kind, machine)
 
     def judged(self, shapes: AttentionShapes, seconds: Array, kind: str, machine: Machine) -> Self:
-        """Return the same fit with the 90% interval of its errors on these calls."""
+        """Return the fit with the 90% range of its errors on the given calls."""
         log_ratios = np.log(seconds / self.seconds(shapes, kind, machine))
         low, high = np.quantile(log_ratios, NINE_TENTHS)
         return replace(self, low=float(low), high=float(high))
@@ -190,7 +210,7 @@ class AttentionFit:
         """Read what :meth:`to_json` returned.
 
         Raises:
-            KeyError, TypeError, ValueError: if the document is not such a fit.
+            KeyError, TypeError, ValueError: if the document is not a valid fit.
         """
         forest = Forest.from_json(data["forest"]) if "forest" in data else None
         constants = {name: float(value) for name, value in data["constants"].items()}
@@ -203,16 +223,17 @@ class AttentionFit:
 def fit_constants(
     shapes: AttentionShapes, seconds: Array, kind: str, machine: Machine
 ) -> AttentionConstants:
-    """Fit the formula's constants to measured times, by least squares of logarithms.
+    """Fit the formula's constants to measured times, by robust least squares of log ratios.
 
-    Errors of more than about a tenth count less than by their square.
+    Errors above about 10% count less than by their square.
     """
-    from scipy.optimize import least_squares  # takes longer to import than to predict
+    # SciPy is imported here because its import takes longer than a prediction, which needs no fit.
+    from scipy.optimize import least_squares
 
     names = list(vars(_START))
 
     def to_numbers(constants: AttentionConstants) -> list[float]:
-        """Return the numbers that are fitted, most of them logarithms."""
+        """Return the numbers to fit: constants, most of them as logarithms."""
         values = vars(constants)
         return [values[name] if name in _LINEAR else math.log(values[name]) for name in names]
 
@@ -238,9 +259,9 @@ def fit_constants(
 
 
 def features(shapes: AttentionShapes, kind: str, machine: Machine) -> Array:
-    """Return the trees' features: sizes, query heads per key head, tiles, FLOPs and bytes.
+    """Return the features that the trees test, as an array of shape (calls, features).
 
-    The array has the shape (calls, features).
+    They are sizes of the call, query heads per key head, tiles per SM, FLOPs and bytes.
     """
     tiles = shapes.batch * shapes.heads * np.ceil(shapes.queries / _TILE)
     columns = [
@@ -262,11 +283,11 @@ def features(shapes: AttentionShapes, kind: str, machine: Machine) -> Array:
 
 
 def grown(rows: Array, residual: Array) -> Forest:
-    """Grow trees from at most :data:`_MOST_ROWS` rows, drawn at random.
+    """Grow trees from at most :data:`_MOST_ROWS` calls, drawn at random.
 
     Args:
-        rows: features, one row per call.
-        residual: log of the measured over the formula's time of each call.
+        rows: features of each call, as :func:`features` returns them.
+        residual: log(measured / formula) of each call.
     """
     chosen = np.random.default_rng(0).permutation(len(rows))[:_MOST_ROWS]
-    return Forest.grown(rows[chosen], residual[chosen], _TREES, _LEAF)
+    return Forest.grown(rows[chosen], residual[chosen], _TREES, _LEAF_ROWS)

@@ -1,4 +1,4 @@
-"""Find the fits for attention on a machine, and predict calls with an interval."""
+"""Find the fits for fused attention on a machine, and predict the time of a call."""
 
 from __future__ import annotations
 
@@ -20,26 +20,31 @@ from kernels.machine import Machine, known_machine
 from sweeps.capture.captured import Attention
 
 FILE = "attention.json"
-"""File of an imported machine's fits, next to its measurements."""
+"""Name of the file with the fits to a machine's imported tables, next to its measurements."""
 
 FRAMEWORKS = ("vllm", "trtllm", "sglang")
-"""Frameworks with measured attention. If no framework is named, the first one with fits for the
-machine answers: its kernels are FlashAttention's, like those of PyTorch."""
+"""Frameworks with measured attention. If the user names no framework, the first one with fits for
+the machine is predicted. vLLM comes first because it uses FlashAttention, as PyTorch does."""
 
 _SHIPPED = Path(__file__).parents[2] / "kernels" / "timemodel" / "attention.json"
-_FEW = 16  # queries per sequence up to which keys and values decide the time, as when decoding
-_LIKE = 8  # keys per query from which a call is like decoding
+_MAX_DECODE_QUERIES = 16  # most queries per sequence of a call that counts as decoding
+_MIN_DECODE_RATIO = 8  # fewest keys per query of a call that counts as decoding
 _DTYPES = ("bf16", "fp16")
 
 Fits = Mapping[str, Mapping[str, AttentionFit]]
-"""Fits by framework and kind of call."""
+"""Fits by framework, then by kind of call."""
 
 
 class AttentionTime(NamedTuple):
-    """Predicted time of a call in seconds, with its 90% interval and what limits it.
+    """Predicted time of one attention call.
 
-    ``limit`` is ``compute``, ``memory`` or ``launch``. ``spread`` is the half width of the 90%
-    interval of the logarithm of its ratio to a similar call by the same framework.
+    Attributes:
+        seconds: predicted time.
+        lo: lower end of its 90% interval, in seconds.
+        hi: upper end of its 90% interval, in seconds.
+        limit: what limits the call: ``compute``, ``memory`` or ``launch``.
+        spread: half width of the 90% interval of the log ratio of this time to that of a similar
+            call by the same framework.
     """
 
     seconds: float
@@ -51,17 +56,17 @@ class AttentionTime(NamedTuple):
 
 @dataclass(frozen=True)
 class AttentionBasis:
-    """Fits for attention on a machine, and where they come from.
+    """Fits for fused attention on a machine, and where they come from.
 
     Attributes:
-        machine: the machine that is predicted.
-        measured_on: the machine that was measured; another one if this one was not.
-        fits: fits by framework and kind of call.
-        kind: ``public`` if the fits are to imported tables, ``shipped`` if they are constants that
-            are shipped for the machine, ``generation`` if they are those of another machine.
-        spreads: by kind of call, the 90% interval of the logarithm of the true time over the
-            predicted one. It replaces a fit's own interval if the framework is not known, or if
-            another machine was measured.
+        machine: the machine to predict.
+        measured_on: slug of the machine to whose times the fits were made.
+        fits: fits by framework, then by kind of call.
+        kind: ``public`` for fits to imported tables of the machine, ``shipped`` for constants that
+            are shipped for it, ``generation`` for shipped constants of another machine.
+        spreads: for each kind of call, the 5th and 95th percentile of log(measured / predicted) for
+            an unknown framework or for another machine. They replace the fit's own percentiles if
+            no framework is named, or if another machine was measured.
     """
 
     machine: Machine
@@ -71,7 +76,7 @@ class AttentionBasis:
     spreads: Mapping[str, tuple[float, float]]
 
     def framework(self, named: str | None) -> str:
-        """Return the framework to predict: the named one, or else the first one with fits.
+        """Return the framework to predict: the named one, or the first of FRAMEWORKS with fits.
 
         Raises:
             UserError: if the named framework was not measured on the machine.
@@ -86,7 +91,7 @@ class AttentionBasis:
         return named
 
     def source(self, named: str | None) -> str:
-        """Name the framework and the tables behind a prediction, in words."""
+        """Describe the framework and the tables behind a prediction, in words for the user."""
         framework = self.framework(named)
         tables = "public tables" if self.kind == "public" else "constants from public tables"
         origin = "" if self.measured_on == self.machine.slug else f" of {self.measured_on}"
@@ -98,12 +103,13 @@ class AttentionBasis:
 
         Args:
             work: the call.
-            named: framework whose kernel computes it; None if it is not known.
+            named: framework whose kernel computes the call; None if it is not known.
         """
         framework = self.framework(named)
         kind = kind_of(work)
-        # 1. Choose the fit. Not every machine has fits for encoders. A call without a mask does
-        #    twice the work of a causal one, as if it had twice the queries.
+        # 1. Choose the fit. Some machines have no fit for calls without a mask. Such a call does
+        #    twice the work of a causal one, so it is predicted as a causal call with twice as many
+        #    queries.
         fits = self.fits[framework]
         measured_kind = kind if kind in fits else CONTEXT
         query_factor = 1.0 if measured_kind == kind else 2.0
@@ -115,17 +121,17 @@ class AttentionBasis:
             "queries": query_factor * work.queries,
             "keys": work.keys,
             "width": (work.width + work.value_width) / 2,
-            "seen": min(work.keys, work.window or work.keys),  # 0 means no window
+            "seen": min(work.keys, work.window or work.keys),  # a window of 0 means no window
         }
         shapes = AttentionShapes(**{name: np.array([float(size)]) for name, size in sizes.items()})
-        # 2. Predict. Between two decoding steps, weights and other layers replace a layer's keys
-        #    and values in the cache.
+        # 2. Predict. In decoding, keys and values come from memory, because between two steps other
+        #    layers replace them in the cache.
         warm = measured_kind != DECODE
         seconds = float(fit.seconds(shapes, measured_kind, self.machine, warm)[0])
         parts = fit.constants.parts(shapes, measured_kind, self.machine, warm)[:, 0]
         limit = ("launch", "compute", "memory")[int(np.argmax(parts))]
-        # 3. The fit's own interval only holds for the framework and the machine that it was fitted
-        #    to.
+        # 3. Choose the interval. The fit's own interval only holds for the framework and machine
+        #    whose times it was fitted to.
         low, high = fit.low, fit.high
         if named is None or self.measured_on != self.machine.slug:
             low, high = self.spreads[measured_kind]
@@ -139,28 +145,33 @@ class AttentionBasis:
 
 
 def kind_of(work: Attention) -> str:
-    """Return the kind of measured calls that a call is most like."""
-    if work.queries <= _FEW and work.keys >= _LIKE * work.queries:
+    """Return the kind of measured calls that predicts a call.
+
+    A call with few queries and many more keys counts as decoding, even if it has more than one
+    query per sequence, because reading keys and values determines its time.
+    """
+    if work.queries <= _MAX_DECODE_QUERIES and work.keys >= _MIN_DECODE_RATIO * work.queries:
         return DECODE
     return CONTEXT if work.causal else FULL
 
 
 def find_attention(machine: Machine, dtype: str, folder: Path | None) -> AttentionBasis | None:
-    """Find the best fits for attention on a machine.
+    """Find the best fits for fused attention on a machine.
 
-    These are, in this order:
+    These are the first that exist in this list:
 
     1. fits to the machine's imported tables;
-    2. the constants that are shipped for it;
-    3. the constants of the measured machine with the nearest peak, of the same generation if there
-       is one.
+    2. constants that are shipped for the machine;
+    3. constants that are shipped for the machine with the nearest peak. Machines of the same
+       generation take precedence.
 
-    The result is None for a CPU, and for dtypes other than bf16 and fp16, which were not measured.
+    The result is None for a CPU, and for dtypes other than bf16 and fp16, because no public table
+    has such times.
 
     Args:
-        machine: the machine.
+        machine: the machine to predict.
         dtype: dtype of the operands.
-        folder: folder of the machine's imported tables; None if there is none.
+        folder: folder of the machine's imported tables; None if nothing was imported.
 
     Raises:
         UserError: if the imported fits cannot be read.
@@ -174,7 +185,7 @@ def find_attention(machine: Machine, dtype: str, folder: Path | None) -> Attenti
             fits = fits_from_json(json.loads(path.read_bytes()))
         except (ValueError, KeyError, TypeError, AttributeError):
             raise UserError(f"{path} cannot be read. Import the tables again.") from None
-        # The file has no fits if the imported tables have no attention.
+        # The file is empty if the imported tables have no times of attention.
         if fits:
             spreads = _spreads(shipped["software"]["trees"])
             return AttentionBasis(machine, machine.slug, fits, "public", spreads)
@@ -189,7 +200,14 @@ def find_attention(machine: Machine, dtype: str, folder: Path | None) -> Attenti
 
 
 def nearest_measured(machine: Machine, slugs: list[str]) -> str:
-    """Return the slug with the nearest peak, from the machine's generation if one of them is."""
+    """Return the slug of the measured machine with the nearest 16-bit peak.
+
+    Only machines of the same generation are compared, if there are any.
+
+    Args:
+        machine: the machine to predict.
+        slugs: the measured machines.
+    """
     measured = [known_machine(slug) for slug in slugs]
     siblings = [other for other in measured if other.generation == machine.generation]
 
@@ -200,16 +218,18 @@ def nearest_measured(machine: Machine, slugs: list[str]) -> str:
 
 
 def _spreads(data: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
-    """Convert intervals by kind of call, as JSON has them, for :class:`AttentionBasis`."""
+    """Read the percentiles for each kind of call from the document in attention.json."""
     return {kind: (float(low), float(high)) for kind, (low, high) in data.items()}
 
 
 def fit_tables(
     tables: Sequence[AttentionTable], machine: Machine | None = None
 ) -> dict[str, dict[str, AttentionFit]]:
-    """Fit each collection of one machine, and return the fits by framework and kind of call.
+    """Fit each table of attention times, and return the fits by framework and kind of call.
 
-    ``machine`` is the machine of all tables; if it is None, each table names its own.
+    Args:
+        tables: tables of one machine, at most one for each framework and kind of call.
+        machine: the machine of all tables; None if each table names its machine.
     """
     fits: dict[str, dict[str, AttentionFit]] = {}
     for table in tables:
@@ -224,7 +244,7 @@ def fits_from_json(data: Mapping[str, Any]) -> dict[str, dict[str, AttentionFit]
     """Read what :func:`fits_to_json` returned.
 
     Raises:
-        KeyError, TypeError, ValueError: if the document does not have such fits.
+        KeyError, TypeError, ValueError: if the document has invalid fits.
     """
     return {
         framework: {kind: AttentionFit.from_json(fit) for kind, fit in kinds.items()}
@@ -233,7 +253,7 @@ def fits_from_json(data: Mapping[str, Any]) -> dict[str, dict[str, AttentionFit]
 
 
 def fits_to_json(fits: Fits) -> dict[str, Any]:
-    """Return fits as a document."""
+    """Return fits as a document for JSON."""
     return {
         framework: {kind: fit.to_json() for kind, fit in kinds.items()}
         for framework, kinds in fits.items()
@@ -242,6 +262,6 @@ def fits_to_json(fits: Fits) -> dict[str, Any]:
 
 @functools.cache
 def _shipped() -> dict[str, Any]:
-    """Read the fits that are shipped for some machines, and how far they may be off."""
+    """Read the shipped fits, with their errors for other frameworks and machines."""
     document: dict[str, Any] = json.loads(_SHIPPED.read_bytes())
     return document

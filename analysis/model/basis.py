@@ -1,4 +1,4 @@
-"""Basis of the answers about a machine: its own recording, a public table, or constants."""
+"""Find the basis of the answers about a machine: its recording, a public table, or constants."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from sweeps.cases.case import CONFIRM
 
 
 class Origin(NamedTuple):
-    """Basis of the answers about one group; the fields are as in :class:`Basis`."""
+    """Basis of the answers about one group. The fields are those of :class:`Basis`."""
 
     kind: str
     source: str
@@ -56,16 +56,22 @@ class Basis:
 
     ``kind`` is one of:
 
-    - ``recorded``: measured by this project, or imported from a file of the user;
-    - ``public``: an imported public table;
-    - ``shipped``: constants fitted to that very machine;
-    - ``generation``: constants of other machines, some of them of its generation;
+    - ``recorded``: measurements by Rooftile, or imported from the user's file;
+    - ``public``: an imported public table of the machine;
+    - ``shipped``: constants that are shipped for the machine;
+    - ``generation``: constants of other machines, at least one of them of the same generation;
     - ``none``: constants of other generations only.
 
-    ``folder`` is the folder of the recording, None without one. ``warm`` is True if operands come
-    from the cache where they fit it, as in public tables. ``calibrated`` is False if the recording
-    was not calibrated yet. ``measured`` is the source of times that were measured on the machine
-    itself while the model comes from elsewhere.
+    Attributes:
+        model: the model that answers.
+        kind: one of the kinds above.
+        source: where the model comes from, in words for the user.
+        folder: folder of the recording; None without a recording.
+        warm: True if the model predicts warm times, for which operands that fit into the last-level
+            cache are already there, as in public tables.
+        calibrated: False if the recording was not calibrated yet.
+        measured: where the times of pad/choose queries come from, in words, if the machine has no
+            other measurements. The model then has another source.
     """
 
     model: Model
@@ -76,13 +82,15 @@ class Basis:
     calibrated: bool = True
     measured: str = ""
     origins: Mapping[str, Origin] = field(default_factory=dict)
-    """Origins of the groups that rest on something other than what ``kind`` and ``source`` name."""
+    """Origin of each group whose basis differs from ``kind``, ``source`` and ``warm``."""
 
     def library(self, problem: Problem) -> str:
-        """Return the library that such problems were measured with, otherwise the vendor library.
+        """Return the library with which problems of this operation and dtype were measured.
+
+        Without any such measurement, the result is the machine's vendor library.
 
         Raises:
-            UserError: if the machine is a CPU that does not compute the dtype.
+            UserError: if the machine is a CPU that does not support the dtype.
         """
         operation = problem.pass_ if isinstance(problem, Conv) else problem.op
         for group in self.model.fits:
@@ -91,21 +99,23 @@ class Basis:
             if matches and implementation not in HAND_WRITTEN:
                 return implementation
         if self.model.machine.kind == "cpu":
-            self.model.machine.peak(problem.dtype)  # raises an error for an unsupported dtype
+            self.model.machine.peak(problem.dtype)  # raises a UserError for an unsupported dtype
             return _library_of_cpu(problem, self.model.machine)
         return "cublas" if problem.op == "gemm" else "cudnn"
 
     def kind_and_source(self, problem: Problem, measured: bool = False) -> tuple[str, str]:
         """Return the kind and the source of an answer about one problem.
 
-        If nobody measured its operation and dtype, only constants of the generation are left. An
-        answer from times of the problem itself (``measured``) rests on those times, whatever the
-        model knows.
+        Args:
+            problem: the problem.
+            measured: True if the answer consists of measured times of the problem itself. The
+                model does not matter then.
         """
         if measured and self.measured:
             return "recorded", self.measured
-        if measured:  # the model comes from the same recording as the times
+        if measured:  # the times are from the recording to which the model was fitted
             return self.kind, self.source
+        # Without measurements of the operation and dtype, the group's prior answers.
         group = group_of(self.library(problem), problem)
         if group not in self.model.fits:
             prior = prior_without_tables(self.model.machine, group)
@@ -118,42 +128,45 @@ class Basis:
         )
 
     def _origin(self, group: str) -> Origin:
-        """Return what the fit of a group rests on."""
+        """Return the kind, source and cache state of the data behind a group's fit."""
         return self.origins.get(group, Origin(self.kind, self.source, self.warm))
 
     def query(self, problems: Sequence[Problem]) -> Query:
         """Return a query with each problem's library and the cache state of its measurements."""
         libraries = [self.library(problem) for problem in problems]
         groups = map(group_of, libraries, problems)
-        # Constants for a group without a fit are for operands from memory.
+        # A group without a fit is predicted with cold operands, which come from memory.
         warm = [group in self.model.fits and self._origin(group).warm for group in groups]
         return replace(Query.with_implementations(problems, libraries), cached=warm)
 
 
 def _library_of_cpu(problem: Problem, machine: Machine) -> str:
-    """Return the library that PyTorch calls on this CPU or, if PyTorch is missing, on most CPUs."""
+    """Return the library that PyTorch calls for a problem on a CPU.
+
+    Without PyTorch, the result is the library that it calls on most CPUs.
+    """
     try:
-        from kernels.registry import library_for  # asks PyTorch what it was built with
+        from kernels.registry import library_for  # this import needs PyTorch
     except ModuleNotFoundError:
         return "mkl" if (problem.op, problem.dtype) == ("gemm", "fp32") else "onednn"
     return library_for(problem, machine)
 
 
 def find_basis(machine: str | None, results: Path) -> Basis:
-    """Find the best basis for a machine: its own measurements, then a public table, then constants.
+    """Find the best basis for a machine: its measurements, else a public table, else constants.
 
     Args:
         machine: slug of the machine; None for the machine that was measured last.
-        results: the folder of all machines' results.
+        results: folder with the results of all machines.
 
     Raises:
-        UserError: if nobody knows the machine, or its calibration cannot be read.
+        UserError: if the machine is unknown, or its calibration cannot be read.
     """
     return _with_missing_dtypes(_measured_basis(machine, results))
 
 
 def _measured_basis(machine: str | None, results: Path) -> Basis:
-    """Find the best basis as :func:`find_basis` does, without dtypes that were not measured."""
+    """Find the best basis as :func:`find_basis` does, but only with fits for measured dtypes."""
     if machine is not None:
         if not isinstance(machine, str):
             raise UserError(f"give one machine, such as nvidia-h200, not {machine!r}.")
@@ -161,13 +174,14 @@ def _measured_basis(machine: str | None, results: Path) -> Basis:
     if machine is None or machine in recorded_machines(results):
         folder = find_recording(machine, results)
         run = load_run(folder)
-        # Only pad/choose queries were measured, and no sweep.
+        # A run of the sweep CONFIRM has only the times of pad/choose queries, which are too few to
+        # fit a model.
         if set(run["plan"].get("sweeps", ())) == {CONFIRM}:
             return _basis_with_queries(folder, run, results)
         reason = why_unusable(folder)
         if not reason:
             return _basis_from_recording(folder)
-        # A public table or constants are better than the times of an unusable run.
+        # The times of the run are unusable, so use a public table or constants.
         machine = run["machine"]["slug"]
         if is_complete(folder_of(results, machine)):
             return _basis_from_recording(folder_of(results, machine))
@@ -177,18 +191,19 @@ def _measured_basis(machine: str | None, results: Path) -> Basis:
 
 
 def _with_missing_dtypes(basis: Basis) -> Basis:
-    """Add fits for dtypes that were not measured.
+    """Return the basis with fits for dtypes that were not measured.
 
-    Measured dtypes answer for others: each 16-bit dtype for the other one if both have the same
-    peak, and bf16 for tf32, because no public table has fp16 or tf32. GEMMs of the vendor library
-    in the remaining dtypes get the machine's prior if it was learned from warm operands.
+    A fit for one 16-bit dtype is used for the other one if both have the same peak, and a fit for
+    bf16 is used for tf32. Public tables need this, because none has fp16 or tf32. For other missing
+    dtypes, GEMMs of the vendor library get the machine's prior if it predicts warm times.
     """
     machine = basis.model.machine
-    if machine.kind == "cpu":  # each of its dtypes has its own units, and no public table has any
+    # The dtypes of a CPU do not share arithmetic units, and no public table is of a CPU.
+    if machine.kind == "cpu":
         return basis
     fits = dict(basis.model.fits)
     origins: dict[str, Origin] = {}
-    # 1. Let measured dtypes answer for others.
+    # 1. Use the fits of measured dtypes for other dtypes.
     for group, fit in basis.model.fits.items():
         implementation, operation, dtype = group.split()
         if dtype not in TWINS or implementation in HAND_WRITTEN:
@@ -202,8 +217,8 @@ def _with_missing_dtypes(basis: Basis) -> Basis:
                 if shared is not None:
                     fits[name] = shared.fit
                     origins[name] = Origin(shared.kind, shared.source, shared.warm)
-    # 2. Add the priors of the dtypes that are still missing. Model.fit would find the same fits,
-    #    but only an origin says that their operands come from the cache.
+    # 2. Add the priors of the dtypes that are still missing. Model.fit would find the same fits
+    #    later, but their origins must say here that they predict warm times.
     for group in (f"{LIBRARY} gemm {dtype}" for dtype in machine.peaks):
         prior = prior_without_tables(machine, group)
         if group not in fits and prior.warm:
@@ -213,19 +228,19 @@ def _with_missing_dtypes(basis: Basis) -> Basis:
 
 
 def machine_rows(results: Path) -> list[dict[str, Any]]:
-    """Return a row for each machine that is known or recorded, for ``machines --json``.
+    """Return the output of ``machines --json``: one entry for each known or recorded machine.
 
-    Errors are fractions on held-out measurements of the largest group, and None for a machine
-    without a fit.
+    An entry has the errors on held-out measurements of the machine's largest group, as fractions.
+    They are None for a machine without a fit.
     """
     slugs = [*known_machines(), *sorted(recorded_machines(results) - known_machines().keys())]
     return [_machine_row(slug, find_basis(slug, results)) for slug in slugs]
 
 
 def _machine_row(slug: str, basis: Basis) -> dict[str, Any]:
-    """Return the row of one machine, with the rows and errors of its largest group."""
+    """Return the entry of one machine for ``machines --json``."""
     largest = max(basis.model.fits.values(), key=lambda fit: fit.rows, default=None)
-    # Constants that were carried over from another machine have no rows.
+    # Constants that were carried over from another machine have 0 rows.
     rows = None if largest is None or largest.rows == 0 else largest.rows
     return {
         "slug": slug,
@@ -242,7 +257,13 @@ def _machine_row(slug: str, basis: Basis) -> dict[str, Any]:
 def _basis_with_queries(folder: Path, run: Mapping[str, Any], results: Path) -> Basis:
     """Return the basis of a machine on which only pad/choose queries were measured, and no sweep.
 
-    The times are the machine's own; the model is the one that it would have without them.
+    Measured queries are answered with their times. The model is the one that the machine would have
+    without these measurements.
+
+    Args:
+        folder: folder of the run that measured the queries.
+        run: content of its run.json.
+        results: folder with the results of all machines.
     """
     machine = Machine.from_json(run["machine"])
     published = results / PUBLISHED / machine.slug
@@ -252,17 +273,19 @@ def _basis_with_queries(folder: Path, run: Mapping[str, Any], results: Path) -> 
         basis = _basis_from_recording(folder_of(results, machine.slug))
     else:
         basis = _basis_from_constants(known_machines().get(machine.slug, machine))
-    # Times of an unusable run answer nothing; only the model is left.
+    # The times of an unusable run must not be used, but the model can.
     if why_unusable(folder):
         return replace(basis, folder=None)
     return replace(basis, folder=folder, measured=f"measured {run['run'][:10]}")
 
 
 def basis_at(folder: Path, fitted: Model) -> Basis:
-    """Return the basis that the recording in a folder gives.
+    """Return the basis from the recording in a folder.
 
-    ``fitted`` is a model that was fitted to it just now. It is used where the recording has no
-    calibration.json, so that all answers about a recording come from the same model.
+    Args:
+        folder: folder of the recording.
+        fitted: model that was just fitted to the recording. It is only used if the recording has no
+            calibration.json, because all answers about a recording must come from the same model.
 
     Raises:
         UserError: if the calibration cannot be read.
@@ -274,7 +297,7 @@ def basis_at(folder: Path, fitted: Model) -> Basis:
 
 
 def _basis_from_recording(folder: Path) -> Basis:
-    """Return the basis that a recording gives; without a calibration, its model has no fits."""
+    """Return the basis from a recording; without a calibration.json, its model has no fits."""
     run = load_run(folder)
     machine = Machine.from_json(run["machine"])
     path = folder / "calibration.json"
@@ -292,27 +315,27 @@ def _basis_from_recording(folder: Path) -> Basis:
 
 
 def _recorded_basis(folder: Path, run: Mapping[str, Any], model: Model) -> Basis:
-    """Return the basis that a recording gives with a model that was fitted to it."""
-    public = run.get("public")  # None for a recording by this project
+    """Return the basis from a recording and the model that was fitted to it."""
+    public = run.get("public")  # None if Rooftile measured the recording
     warm = public is not None and public["cache"] == "warm"
-    # The user's own measurements are those by this project and those in a file of the user.
-    is_own = public is None or public["framework"] == FILE
+    # Measurements by Rooftile and in the user's file are of the framework that the user runs.
+    is_user_data = public is None or public["framework"] == FILE
     source = f"measured {run['run'][:10]}"
     if public:
-        row_words = f"{public['rows']:,} rows of" if is_own else f"{public['rows']:,} public rows,"
-        source = f"{row_words} {public['source']}, {public['cache']}"
-    if not is_own:
+        rows = f"{public['rows']:,} rows of" if is_user_data else f"{public['rows']:,} public rows,"
+        source = f"{rows} {public['source']}, {public['cache']}"
+    if not is_user_data:
         model = for_any_framework(model)
-    # Groups may share a start; each is named once.
+    # Name each prior once, even if the fits of several groups started from it.
     starts = dict.fromkeys(_start_of(fit) for fit in model.fits.values())
     source += "".join(f", on top of {start}" for start in starts if start)
-    return Basis(model, "recorded" if is_own else "public", source, folder, warm)
+    return Basis(model, "recorded" if is_user_data else "public", source, folder, warm)
 
 
 def _start_of(fit: Fit) -> str:
-    """Name the public tables or, where rows are few, the constants that a fit started from.
+    """Name the prior that still matters for a fit, in words; "" if only its measurements matter.
 
-    The name is empty if the fit rests only on its own rows.
+    The prior is the public tables, or constants if the group has too few rows for trees.
     """
     if fit.offsets:
         return fit.offsets.source
@@ -320,14 +343,14 @@ def _start_of(fit: Fit) -> str:
 
 
 def for_any_framework(model: Model) -> Model:
-    """Return a copy of a public table's model, measured with one framework, for any framework."""
+    """Widen the intervals of a public table's model, so that they hold for any framework."""
     slug = model.machine.slug
     fits = {}
     for group, fit in model.fits.items():
         dtype = group.split()[-1]
         fit = fit.for_software(software_of(slug, dtype), shift_of(slug, group))
-        # The factors for kinds of shapes were learned from bf16 GEMMs. They also hold for fp16,
-        # which runs on the same units; intervals of other dtypes stay the same for all kinds.
+        # The factors for kinds of shapes were learned from bf16 GEMMs. They are also used for fp16,
+        # which runs on the same arithmetic units, but not for other dtypes.
         if dtype in TWINS:
             fit = replace(fit, groups=factors_of_prior("public", model.machine.generation))
         fits[group] = fit
@@ -335,6 +358,9 @@ def for_any_framework(model: Model) -> Model:
 
 
 def _basis_from_constants(machine: Machine) -> Basis:
-    """Return the best prior that needs no imported table, still without the fits of its dtypes."""
+    """Return a basis from the best prior that needs no imported table.
+
+    Its model has no fits yet, so the prior of each group answers.
+    """
     prior = prior_without_tables(machine, GROUP)
     return Basis(Model(machine), prior.kind, prior.source, warm=prior.warm)

@@ -1,8 +1,7 @@
-"""Fit the time model to a machine's measurements, and measure how wrong it is.
+"""Fit the time model to a machine's measurements, and cross-validate it.
 
-The problems are cut into folds, and each fold is predicted by a fit to the others. Each measurement
-thus has a prediction from a fit that never saw it, which keeps the error figures honest. The fit
-that is kept uses all measurements.
+The problems are split into folds, and each fold is predicted by a fit to the other folds. The
+reported errors are those of these held-out predictions. The final fit uses all measurements.
 """
 
 from __future__ import annotations
@@ -33,25 +32,30 @@ from kernels.machine import Machine
 from kernels.problem import WIDE_BYTES, Gemm, Problem
 from kernels.timemodel.estimate import Array, Estimate, priced_alignment
 
-_FOLDS = 3  # for few measurements; each further fold costs another fit
-_FOLDS_OF_MANY = 5  # for many, where a fit to two thirds is worse than the one that is kept
-_TAIL = 0.05  # share of the log ratios beyond each end of the interval
-_MIN_WIDTH = 0.02  # neither end of an interval is closer to 0 than the measurements' scatter
-_TWO_SIDED = 10  # errors; fewer say nothing about a single side
-_PRIOR_ROWS = 5  # number of measurements that the prior's range counts as
+_FOLDS = 3
+"""Number of folds of up to :data:`MANY_ROWS` measurements. Each fold costs another fit."""
+
+_FOLDS_OF_MANY = 5
+"""Number of folds of more measurements. With three folds, held-out errors would be too pessimistic:
+a fit to two thirds of so many measurements is clearly worse than the final fit to all of them."""
+
+_TAIL = 0.05  # share of the errors beyond each end of a 90% interval
+_MIN_WIDTH = 0.02  # smallest distance of an interval's end from 0: the scatter of measurements
+_TWO_SIDED = 10  # smallest number of errors from which each end is estimated separately
+_PRIOR_ROWS = 5  # weight of the prior's range in an interval, as a number of measurements
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """A model fitted to a recording, and the prediction of each case by a fit that never saw it."""
+    """A model fitted to measurements, and a held-out prediction of each measured case."""
 
     model: Model
-    held_back: Prediction
+    held_out: Prediction
 
     def to_json(self) -> dict[str, Any]:
         """Return the document of calibration.json.
 
-        It has the constants, the error figures and the number of rows of each group.
+        It has the constants, the errors and the number of measurements of each group.
         """
         return {
             "machine": self.model.machine.slug,
@@ -65,11 +69,12 @@ def calibrate(
     rows: pd.DataFrame,
     priors: Mapping[str, Prior] | None = None,
 ) -> Calibration:
-    """Fit every group of a recording's measurements.
+    """Fit the model to the measurements of a recording, one fit per group.
 
     Args:
-        machine: the machine on which the rows were measured.
-        rows: rows of a recording, as loaded, all with the status ``ok``.
+        machine: the machine that was measured.
+        rows: measured cases as :func:`analysis.recordings.load.load` returns them, all with the
+            status ``ok``.
         priors: as in :func:`calibrate_query`.
     """
     seconds = rows["time_us"].to_numpy(dtype=float) * 1e-6
@@ -86,18 +91,18 @@ def calibrate_query(
     algorithms: Sequence[str] | None = None,
     priors: Mapping[str, Prior] | None = None,
 ) -> Calibration:
-    """Fit every group of a query to its measured times.
+    """Fit the model to the measured times of a query, one fit per group.
 
     Args:
         machine: the machine on which the cases were measured.
-        query: the cases.
-        seconds: the time of one launch of each case.
-        folds: number of folds that the problems are cut into. The default is three, or five for
-            many measurements.
-        algorithms: how each case was computed, where this is known
-            (:func:`kernels.names.conv_algorithm`). Fits use it, predictions never do.
-        priors: what each group starts from. A group without an entry starts from the best prior
-            that needs no imported table.
+        query: the measured cases.
+        seconds: measured seconds of one launch of each case.
+        folds: number of folds. The default is three, or five for a group of more than
+            :data:`analysis.model.residual.MANY_ROWS` cases.
+        algorithms: the algorithm that computed each case, empty where it is not known
+            (:func:`kernels.names.conv_algorithm`). Only fits use it, predictions do not.
+        priors: the prior from which the fit of each group starts. A group without an entry starts
+            from the best prior that needs no imported table.
     """
     groups = query.groups()
     unknown = [""] * len(seconds)
@@ -107,53 +112,55 @@ def calibrate_query(
     for group in dict.fromkeys(groups):
         rows = np.flatnonzero(groups == group)
         prior = (priors or {}).get(group) or prior_without_tables(machine, group)
-        # 1. Predict each fold by a fit to the others, then fit all measurements of the group.
+        # 1. Predict each fold by a fit to the other folds, then fit all cases of the group.
         fold_count = folds or (_FOLDS_OF_MANY if len(rows) > MANY_ROWS else _FOLDS)
         fold = np.array([_fold_of(query.problems[int(i)], fold_count) for i in rows])
         by_fold = _predict_folds(machine, query, seconds, known_algorithms, rows, fold, prior)
         fitted = fit_group(machine, query.take(rows), seconds[rows], known_algorithms[rows], prior)
-        # If a fit to the other folds had too few rows to grow trees, no held-out error tells what
-        # trees are worth, so the group gets none.
-        fewest_training_rows = len(rows) - max(len(part.where) for part in by_fold)
+        # If any fold was predicted without trees, because the other folds had too few cases to
+        # grow them, the held-out errors do not show how good trees are. The group then gets none.
+        fewest_training_rows = len(rows) - max(len(part.positions) for part in by_fold)
         if fewest_training_rows < MIN_RESIDUAL_ROWS:
             fitted = fitted._replace(residual=None)
         # 2. Turn the held-out errors of single times and of time ratios into intervals.
-        where = np.concatenate([part.where for part in by_fold])
-        times = Times(np.concatenate([part.estimate.time for part in by_fold]), seconds[where])
+        positions = np.concatenate([part.positions for part in by_fold])
+        times = Times(np.concatenate([part.estimate.time for part in by_fold]), seconds[positions])
         log_ratio = np.log(times.measured / times.predicted)
         spread = np.concatenate([part.spread for part in by_fold])
-        small, large = neighbours(query.take(where), times.predicted)
+        small, large = neighbours(query.take(positions), times.predicted)
         pair_spread = np.hypot(spread[small], spread[large])
         ratio_errors = (log_ratio[small] - log_ratio[large]) / pair_spread
         fit = _fit_with_errors(fitted, log_ratio, spread, ratio_errors, prior)
-        # 3. Measure how the errors add up in sums, and note which kinds of shapes were measured.
-        problems = [query.problems[i] for i in where]
+        # 3. Estimate how the errors add up in sums of times, and record which alignments and
+        #    layouts were measured.
+        problems = [query.problems[i] for i in positions]
         fits[group] = replace(
             _fit_with_sum_errors(fit, times, spread, small, large),
             aligned_only=all(priced_alignment(problem) >= WIDE_BYTES for problem in problems),
             layout=_only_layout(problems),
         )
-        # 4. Give each held-out prediction its interval, split by fold like the estimates.
+        # 4. Give each held-out prediction its interval. The arrays have the cases of all folds, one
+        #    fold after the other, so they are split like the estimates.
         low, high = _leave_one_out_ranges(log_ratio / spread, *_prior_range(prior, len(rows) - 1))
-        cuts = np.cumsum([len(part.where) for part in by_fold])[:-1]
+        cuts = np.cumsum([len(part.positions) for part in by_fold])[:-1]
         fold_lows = np.split(low * spread, cuts)
         fold_highs = np.split(high * spread, cuts)
         parts += [
-            PartialPrediction(part.where, part.estimate, fold_low, fold_high)
+            PartialPrediction(part.positions, part.estimate, fold_low, fold_high)
             for part, fold_low, fold_high in zip(by_fold, fold_lows, fold_highs, strict=True)
         ]
-    held_back = Prediction.from_parts(len(seconds), parts)
-    return Calibration(Model(machine, fits), held_back)
+    held_out = Prediction.from_parts(len(seconds), parts)
+    return Calibration(Model(machine, fits), held_out)
 
 
 class _FoldEstimate(NamedTuple):
     """Estimates of the cases of one fold, by a fit to the other folds.
 
-    ``where`` has the positions of the cases in the query. ``spread`` is the relative spread of each
+    ``positions`` are those of the cases in the query. ``spread`` is the relative spread of each
     estimate's error.
     """
 
-    where: NDArray[np.intp]
+    positions: NDArray[np.intp]
     estimate: Estimate
     spread: Array
 
@@ -169,7 +176,14 @@ def _predict_folds(
 ) -> list[_FoldEstimate]:
     """Predict each fold of a group's cases by a fit to the other folds.
 
-    ``rows`` has the positions of the group's cases in the query, and ``fold`` the fold of each.
+    Args:
+        machine: the machine on which the cases were measured.
+        query: the cases of all groups.
+        seconds: measured seconds of each case.
+        known_algorithms: the algorithm that computed each case, empty where it is not known.
+        rows: positions of the group's cases in the query.
+        fold: number of the fold of each of these cases.
+        prior: the prior from which the fits start.
     """
     by_fold: list[_FoldEstimate] = []
     for number in np.unique(fold):
@@ -189,7 +203,7 @@ def _predict_folds(
 
 
 def _only_layout(problems: Sequence[Problem]) -> str:
-    """Return the layout that all problems have if they are single GEMMs, otherwise ""."""
+    """Return the layout of the problems if all are unbatched GEMMs of one layout, otherwise ""."""
     layouts = {
         problem.layout if isinstance(problem, Gemm) and problem.batch == 1 else ""
         for problem in problems
@@ -198,9 +212,10 @@ def _only_layout(problems: Sequence[Problem]) -> str:
 
 
 def _fold_of(problem: Problem, folds: int) -> int:
-    """Return the fold of a problem, from 0: a hash of its spec.
+    """Return the number of the fold of a problem, from 0.
 
-    Repeats of a problem, also in other sweeps, are thus in one fold and never predict one another.
+    The number is a hash of the problem's spec. Repeated measurements of a problem, even in several
+    sweeps, are therefore in the same fold, and none is predicted by a fit to another.
     """
     return zlib.crc32(problem.spec().encode()) % folds
 
@@ -208,20 +223,20 @@ def _fold_of(problem: Problem, folds: int) -> int:
 def _fit_with_sum_errors(
     fit: Fit, times: Times, spread: Array, small: NDArray[np.intp], large: NDArray[np.intp]
 ) -> Fit:
-    """Add how held-out errors add up in sums of times and in changes of such sums.
+    """Return the fit with the factors for intervals of sums of times and of changes of such sums.
 
     Args:
         fit: the group's fit, with its intervals.
-        times: held-out predictions and measured times.
+        times: held-out predicted and measured time of each case.
         spread: relative spread of each prediction's error.
         small: positions of GEMMs that have a padding, as in :func:`neighbours`.
-        large: positions of their paddings.
+        large: position of the padding of each of these GEMMs.
     """
     lo = times.predicted * np.exp(fit.low * spread)
     hi = times.predicted * np.exp(fit.high * spread)
     sum_low, sum_high = sum_factors(times, lo, hi)
-    # The error of a pair is positive if the padding takes less time than predicted, given the time
-    # of the small GEMM.
+    # The error of a pair is positive if the padding takes less time than the model predicts from
+    # the measured time of the small GEMM.
     before = Times(times.predicted[small], times.measured[small])
     after = Times(times.predicted[large], times.measured[large])
     pair_spread = np.hypot(spread[small], spread[large])
@@ -240,19 +255,20 @@ def _fit_with_sum_errors(
 def _fit_with_errors(
     fitted: Fitted, log_ratio: Array, spread: Array, ratio_errors: Array, prior: Prior
 ) -> Fit:
-    """Add the held-out errors: |predicted/measured − 1| and the 90% range of log ratios.
+    """Combine a fit with the errors of held-out predictions and the intervals that follow.
 
     Args:
-        fitted: result of a fit to all measurements of the group.
-        log_ratio: log of the measured over the held-out predicted time of each measurement.
+        fitted: result of a fit to all cases of the group.
+        log_ratio: log(measured / predicted) of each case, with its held-out prediction.
         spread: relative spread of each prediction's error.
         ratio_errors: errors of time ratios, as in :func:`pair_errors`.
-        prior: what the fit started from.
+        prior: the prior from which the fit started.
     """
     error = np.abs(np.exp(-log_ratio) - 1)
     low, high = _range(log_ratio / spread, *_prior_range(prior, len(log_ratio)))
     pair_low, pair_high = _range(ratio_errors, *_prior_pair_range(prior, high - low))
-    # A warm prior comes from public tables. If its collections are weighted, the offsets name them.
+    # The constants of a warm prior come from public tables. If the fit has weights for these
+    # tables, its offsets already name them.
     start = prior.source if prior.warm and not prior.collections else ""
     return Fit(
         constants=fitted.constants,
@@ -273,26 +289,38 @@ def _fit_with_errors(
 
 
 def _faded(groups: Mapping[str, tuple[float, float]], rows: int) -> dict[str, tuple[float, float]]:
-    """Return the prior's factors for kinds of shapes, closer to 1 the more rows were measured."""
-    share = _PRIOR_ROWS / (rows + _PRIOR_ROWS)
-    return {name: (below**share, above**share) for name, (below, above) in groups.items()}
+    """Return the prior's factors for kinds of shapes, closer to 1 the more cases were measured.
+
+    Args:
+        groups: factors of the lower and of the upper end of the interval, by kind of shape.
+        rows: number of measured cases.
+    """
+    prior_share = _PRIOR_ROWS / (rows + _PRIOR_ROWS)
+    return {
+        name: (below**prior_share, above**prior_share) for name, (below, above) in groups.items()
+    }
 
 
 def _prior_range(prior: Prior, rows: int) -> tuple[float, float]:
-    """Return the prior's range of log ratios after ``rows`` measurements corrected its scale."""
+    """Return the prior's 90% range of log ratios after its scale was fitted to ``rows`` cases."""
     spread = prior.fit.typical_spread * prior.spread.narrowing(rows)
     return prior.fit.low * spread, prior.fit.high * spread
 
 
 def _prior_pair_range(prior: Prior, width: float) -> tuple[float, float]:
-    """Return the range of the error of a time ratio of neighbours before any pair was measured.
+    """Return the 90% range of the error of a pair's time ratio before any pair was measured.
 
-    This is the prior's range for pairs, because neighbours share the error of the scale. It is
-    never wider than if the errors of two neighbours lay at opposite ends of the range of single
-    times, which is ``width`` wide.
+    This is the prior's range for pairs. Measurements do not narrow it, because the two shapes of a
+    pair share the error of the scale, which cancels in their ratio. In the worst case, the errors
+    of the two shapes lie at opposite ends of the range of single times, so the range for pairs is
+    never wider than that.
+
+    Args:
+        prior: the prior.
+        width: width of the 90% range of the log ratios of single times.
     """
     # Errors of pairs are multiples of the root of the sum of both squared spreads. For two equal
-    # spreads, this is √2 times one of them.
+    # spreads, this root is √2 times one of them.
     limit = width / math.sqrt(2)
     low = prior.fit.pair_low * prior.fit.typical_spread
     high = prior.fit.pair_high * prior.fit.typical_spread
@@ -302,19 +330,19 @@ def _prior_pair_range(prior: Prior, width: float) -> tuple[float, float]:
 def _range(errors: Array, prior_low: float, prior_high: float) -> tuple[float, float]:
     """Return the range that contains the next error of the same kind in 90% of cases.
 
-    This is split conformal prediction. Each end is averaged with the prior's on a logarithmic
-    scale; the prior counts as :data:`_PRIOR_ROWS` measurements.
+    The ends come from split conformal prediction. Each end is then averaged with that of the prior
+    on a logarithmic scale, with the weight of :data:`_PRIOR_ROWS` errors for the prior.
     """
     if not len(errors):
         return prior_low, prior_high
-    return _blended(*_own_ends(errors), len(errors), prior_low, prior_high)
+    return _blended(*_conformal_ends(errors), len(errors), prior_low, prior_high)
 
 
-def _own_ends(errors: Array) -> tuple[float, float]:
-    """Return the k-th smallest and k-th largest of n errors, k = ⌊(n + 1)·5%⌋ and at least 1.
+def _conformal_ends(errors: Array) -> tuple[float, float]:
+    """Return the k-th smallest and the k-th largest of n errors, with k = max(⌊(n + 1)·5%⌋, 1).
 
-    Fewer than ten errors say nothing about a single side. Then both ends are at the largest
-    absolute error.
+    Fewer than ten errors are too few to estimate the two ends separately. Both ends are then the
+    largest absolute error away from 0.
     """
     if len(errors) < _TWO_SIDED:
         largest = float(np.abs(errors).max())
@@ -325,14 +353,17 @@ def _own_ends(errors: Array) -> tuple[float, float]:
 
 
 def _blended(low: Any, high: Any, rows: int, prior_low: float, prior_high: float) -> Any:
-    """Return the weighted geometric mean of a range from measured errors and the prior's.
+    """Return the weighted geometric mean of a range from measured errors and the prior's range.
 
     Args:
-        low: lower ends from measured errors.
-        high: upper ends from measured errors.
-        rows: number of errors.
+        low: lower end from measured errors, a number or an array of them; not above 0.
+        high: upper end from measured errors, of the same shape; not below 0.
+        rows: number of measured errors, which is their weight.
         prior_low: lower end of the prior's range.
         prior_high: upper end of the prior's range.
+
+    Returns:
+        The lower and the upper end, of the same shape as ``low`` and ``high``.
     """
     share = rows / (rows + _PRIOR_ROWS)
 
@@ -345,21 +376,21 @@ def _blended(low: Any, high: Any, rows: int, prior_low: float, prior_high: float
 def _leave_one_out_ranges(
     errors: Array, prior_low: float, prior_high: float
 ) -> tuple[Array, Array]:
-    """Return for each error the :func:`_range` of all others.
+    """Return for each error the :func:`_range` of all other errors.
 
-    Its own error is left out so that no case widens its own interval.
+    Leaving an error out ensures that no case widens the interval by which it is judged.
     """
     n = len(errors)
-    k = int(n * _TAIL)  # ⌊(n − 1 + 1)·5%⌋: one error is left out
-    # For fewer than 20 errors, :func:`_own_ends` has special cases.
+    k = int(n * _TAIL)  # as in _conformal_ends with one error fewer: ⌊(n − 1 + 1)·5%⌋
+    # If k is 0, there are fewer than 20 errors, and _conformal_ends handles these specially.
     if k == 0:
         ranges = [_range(np.delete(errors, i), prior_low, prior_high) for i in range(n)]
         return np.array([low for low, _ in ranges]), np.array([high for _, high in ranges])
-    # Sorting the order gives the rank of each error, from 0.
+    # Sorting the sort order gives the rank of each error, from 0.
     rank = np.argsort(np.argsort(errors, kind="stable"), kind="stable")
     ordered = np.sort(errors)
-    # If the error that is left out is among the k smallest, the k-th smallest of the rest is the
-    # (k+1)-th smallest of all; otherwise it stays the k-th. The same holds for the largest.
+    # If the error that is left out is among the k smallest, the k-th smallest of the others is the
+    # (k+1)-th smallest of all errors; otherwise it is the k-th. The same holds for the largest.
     low = np.where(rank < k, ordered[k], ordered[k - 1])
     high = np.where(rank >= n - k, ordered[-k - 1], ordered[-k])
     return _blended(low, high, n - 1, prior_low, prior_high)
@@ -368,18 +399,19 @@ def _leave_one_out_ranges(
 def pair_errors(
     query: Query, predicted: Array, log_ratio: Array, spread: Array, min_gain: float = -1.0
 ) -> Array:
-    """Return the errors of log time ratios over pairs of :func:`neighbours`.
+    """Return the errors of the predicted time ratios of all pairs of :func:`neighbours`.
 
-    Pairs that promise a gain of less than ``min_gain`` are left out. The more a pair promises, the
-    more optimistic its prediction tends to be. Errors are multiples of the root of the sum of both
-    squared spreads, as if the two predictions were independent.
+    An error is the log of the measured over the predicted ratio. It is divided by the root of the
+    sum of both squared spreads, as if the errors of the two predictions were independent.
 
     Args:
         query: the cases.
-        predicted: predicted time of each case.
-        log_ratio: log of the measured over the predicted time of each case.
+        predicted: predicted seconds of each case.
+        log_ratio: log(measured / predicted) of each case.
         spread: relative spread of each prediction's error.
-        min_gain: gain in time, as a fraction; the default leaves out no pair.
+        min_gain: smallest predicted gain of a pair to include, as a fraction of the padding's
+            time. Large predicted gains tend to be too optimistic, so they have errors of a
+            different kind. The default includes all pairs.
     """
     small, large = neighbours(query, predicted)
     promised = predicted[small] > (1 + min_gain) * predicted[large]
@@ -388,24 +420,25 @@ def pair_errors(
 
 
 def neighbours(query: Query, predicted: Array) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Return pairs of GEMMs, the second of which pads the first.
+    """Pair each GEMM with the padding of it that is predicted to be fastest.
 
-    They differ in size by up to :data:`NEAR` in every dimension, and in nothing else. Of all
-    measured paddings of a shape, the one that is predicted to be fastest makes the pair. Advice
-    chooses that padding, too, and with it the errors that make it look fast.
+    A padding of a GEMM is another case of the query that differs only in size: each dimension is as
+    large or larger by at most :data:`NEAR`. Advice also recommends the padding that is predicted to
+    be fastest, so errors that make a padding look fast affect both in the same way.
 
     Returns:
-        Positions of the small GEMMs and of the large ones.
+        Positions of the original GEMMs in the query, and of the padding of each.
     """
-    # 1. Collect the indices of cases that differ only in size.
-    kinds: dict[tuple[Any, ...], list[int]] = {}
+    # 1. Group the cases that differ only in size.
+    same_conditions: dict[tuple[Any, ...], list[int]] = {}
     for index, problem in enumerate(query.problems):
         if isinstance(problem, Gemm):
             conditions = (query.configs[index], query.cached[index], query.sustained[index])
-            kinds.setdefault((problem.layout, problem.batch, *conditions), []).append(index)
-    # 2. Find the pairs in each kind. The empty pair is for a query without GEMMs.
+            key = (problem.layout, problem.batch, *conditions)
+            same_conditions.setdefault(key, []).append(index)
+    # 2. Find the pairs in each group. The empty pair of arrays is for a query without GEMMs.
     pairs = [(np.empty(0, dtype=np.intp),) * 2]
-    for indices in kinds.values():
+    for indices in same_conditions.values():
         members = np.array(indices, dtype=np.intp)
         sizes = np.array([[getattr(query.problems[i], d) for d in "mnk"] for i in members])
         small, large = _best_pads(sizes, predicted[members])
@@ -415,31 +448,33 @@ def neighbours(query: Query, predicted: Array) -> tuple[NDArray[np.intp], NDArra
 
 
 def _best_pads(sizes: NDArray[np.int_], predicted: Array) -> tuple[NDArray[np.intp], ...]:
-    """Return the shapes that have paddings, each with the padding that is predicted to be fastest.
+    """Find the padding of each shape that is predicted to be fastest.
 
     Args:
-        sizes: M, N and K of each shape, one row per shape.
+        sizes: M, N and K (columns) of each shape (rows).
         predicted: predicted seconds of each shape.
 
     Returns:
-        Positions of the padded shapes, and of the padding of each.
+        Positions of the shapes that have a padding, and of the fastest padding of each.
     """
-    # The paddings of a shape lie in a cube above it in log sizes, which a k-d tree finds. Comparing
-    # all 35,700 shapes of a public table with one another would take 20 GB.
-    # The cube is a little larger, so that rounding loses no padding at its surface.
+    # 1. Collect candidates. In log sizes, the paddings of a shape lie in a cube with the shape at
+    #    its lowest corner. A k-d tree finds them, because comparing all 35,700 shapes of a public
+    #    table with one another would take 20 GB. The factor 1.001 makes the cube a little larger,
+    #    so that rounding loses no padding at its surface.
     half_edge = math.log(1 + NEAR) / 2
     candidates = KDTree(np.log(sizes)).query_ball_point(
         np.log(sizes) + half_edge, half_edge * 1.001, p=np.inf
     )
-    small = np.repeat(np.arange(len(sizes)), [len(where) for where in candidates])
-    large = np.concatenate([np.array(where, dtype=np.intp) for where in candidates])
+    small = np.repeat(np.arange(len(sizes)), [len(positions) for positions in candidates])
+    large = np.concatenate([np.array(positions, dtype=np.intp) for positions in candidates])
+    # 2. Keep the candidates that are paddings by their exact sizes.
     size_ratios = sizes[large] / sizes[small]
     is_near = ((size_ratios >= 1) & (size_ratios <= 1 + NEAR)).all(axis=1)
     is_padding = is_near & (size_ratios > 1).any(axis=1)
     small, large = small[is_padding], large[is_padding]
-    # Sort by shape and, within a shape, the fastest padding first; of equals, the first one.
+    # 3. Sort the pairs by shape, then by the predicted time of the padding, then by its position.
     order = np.lexsort((large, predicted[large], small))
     small, large = small[order], large[order]
-    # The first row of each shape has its fastest padding.
+    # The first pair of each shape has its fastest padding.
     fastest = np.flatnonzero(np.diff(small, prepend=-1))
     return small[fastest], large[fastest]

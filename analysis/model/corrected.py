@@ -1,4 +1,4 @@
-"""The formula's estimate, corrected by public tables and by trees."""
+"""Correct the formula's estimate by public tables and by trees."""
 
 from __future__ import annotations
 
@@ -16,18 +16,22 @@ from kernels.timemodel.estimate import Array, Estimate
 def corrected_estimate(
     inputs: Inputs, constants: Constants, residual: Residual | None, offsets: Offsets | None = None
 ) -> tuple[Estimate, Array]:
-    """Return each case's estimate, and the relative spread of its error, which is 1 without trees.
+    """Estimate each case by the formula, then correct it by public tables and by trees.
 
     Args:
         inputs: the cases, all of one group.
         constants: constants of the formula.
-        residual: trees that grew from the formula's errors on the machine's own measurements.
-        offsets: log ratios that public tables predict; None without such tables.
+        residual: trees that grew from the remaining errors on the machine's measurements, if any.
+        offsets: corrections that were learned from public tables, if any.
+
+    Returns:
+        The corrected estimates, and the relative spread of each one's error, which is 1 without
+        trees.
     """
     guess = inputs.estimate(constants)
     log_ratio = np.zeros(len(guess.time))
     spread = np.ones(len(guess.time))
-    columns = None  # what each collection predicts, which the residual's trees look at
+    columns = None  # log ratio by each collection: features of the residual's trees
     if offsets is not None:
         estimates = offsets.at(inputs)
         columns = estimates.columns

@@ -1,4 +1,4 @@
-"""Cases of one group as arrays, from which the formula and the residual compute."""
+"""Cases of one group as arrays: inputs of the formula, and features of the trees."""
 
 from __future__ import annotations
 
@@ -26,21 +26,25 @@ from kernels.timemodel.estimate import (
     fastest,
 )
 
-_DESIGN_FEATURES = 5  # the first features: sizes, time and intensity
+_DESIGN_FEATURES = 5  # number of the first features that Inputs.design returns
 
 _USUAL_TILES = ((64, 64), (128, 64), (64, 128), (128, 128), (256, 128), (128, 256))
+"""Rows and columns of output tiles that vendor libraries often use."""
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """Cases of one group as arrays, to be estimated with different sets of constants.
+    """Cases of one group as arrays, ready for estimates with different constants.
 
     Attributes:
-        tiles: the tile of each case where the configs name them; None where the vendor library
-            chooses.
-        winograd: the same cases computed by each of Winograd's algorithms, if the vendor library
-            has them.
-        known: the algorithm by which each case was computed, empty where it is not known.
+        machine: the machine to predict.
+        dtype: dtype of all cases.
+        problems: the problem of each case.
+        shapes: the cases as arrays, computed as (implicit) GEMMs.
+        tiles: the tile of each case if the configs state it; None if the vendor library chooses.
+        winograd: for each of Winograd's algorithms that the vendor library may choose, the cases as
+            arrays, computed by that algorithm.
+        known: the algorithm that computed each case, empty where it is not known.
     """
 
     machine: Machine
@@ -55,7 +59,14 @@ class Inputs:
     def from_query(
         cls, machine: Machine, query: Query, known: NDArray[Any] | None = None
     ) -> Inputs:
-        """Convert a query whose cases are all of one group; no algorithm is known by default."""
+        """Convert a query whose cases are all of one group.
+
+        Args:
+            machine: the machine to predict.
+            query: the cases.
+            known: the algorithm that computed each case, empty where it is not known. None if no
+                algorithm is known.
+        """
         in_cache = [
             warm and problem.bytes <= machine.l2_bytes
             for warm, problem in zip(query.cached, query.problems, strict=True)
@@ -67,15 +78,14 @@ class Inputs:
         config_type = HAND_WRITTEN.get(query.implementations[0])
         if config_type is not None and all(query.configs):
             configs = [config_type.parse(text) for text in query.configs]
-            pairs = zip(configs, query.problems, strict=True)
-            rows = [
+            tile_rows = [
                 (config.bm, config.bn, config.parts(problem.implied_gemm))
-                for config, problem in pairs
+                for config, problem in zip(configs, query.problems, strict=True)
             ]
-            tiles = Tiles(*np.array(rows, dtype=np.float64).T)
+            tiles = Tiles(*np.array(tile_rows, dtype=np.float64).T)
         winograd = {}
-        # Winograd's algorithms were only seen in fp32; no public table names the kernels of 16-bit
-        # convolutions.
+        # Winograd's algorithms were only observed in fp32. No public table has the kernel names of
+        # 16-bit convolutions, which would show the algorithm.
         on_gpu_library = config_type is None and machine.kind == "gpu"
         if on_gpu_library and isinstance(first, Conv) and first.dtype == "fp32":
             for name in list(ALGORITHMS)[1:]:  # the first one is the implicit GEMM
@@ -88,11 +98,14 @@ class Inputs:
 
     @property
     def _library_tiles(self) -> Tiles:
-        """Tiles from which the vendor library chooses."""
+        """Tiles that the vendor library can choose from."""
         return Tiles.library(self.machine, self.dtype)
 
     def estimate(self, constants: Constants) -> Estimate:
-        """Estimate by the formula only, with the known tiles and algorithms or else the fastest."""
+        """Estimate by the formula only.
+
+        Where a tile or an algorithm is not known, the fastest one is assumed.
+        """
         peak = self.machine.peak(self.dtype)
         if self.tiles is not None:
             guess = estimate(self.shapes, self.tiles, self.machine, peak, constants)
@@ -103,13 +116,13 @@ class Inputs:
             transformed = replace(
                 transformed, algorithm=np.full(len(shapes), list(ALGORITHMS).index(name))
             )
-            # Without a known algorithm, the library is expected to choose the fastest.
+            # If the algorithm is not known, assume that the library chooses the fastest.
             is_chosen = (self.known == "") & (transformed.time < guess.time)
             guess = guess.where(transformed, is_chosen | (self.known == name))
         return guess
 
     def settled(self, guess: Estimate) -> Inputs:
-        """Fix each case to the tile and the algorithm that an estimate found for it."""
+        """Fix each case to the tile and the algorithm that were the fastest in an estimate."""
         shapes = self.shapes
         for name, transformed in self.winograd.items():
             shapes = shapes.where(transformed, guess.algorithm == list(ALGORITHMS).index(name))
@@ -117,36 +130,38 @@ class Inputs:
         return replace(self, shapes=shapes, tiles=tiles, winograd={})
 
     def _fastest(self, shapes: Shapes, constants: Constants) -> Estimate:
-        """Estimate each shape with the library's tile that is fastest for it."""
+        """Estimate each shape with the fastest of the library's tiles."""
         peak = self.machine.peak(self.dtype)
         return fastest(shapes, self._library_tiles, self.machine, peak, constants)
 
     def design(self, constants: Constants) -> Array:
-        """Return the features over which rows to measure are spread: sizes, time and intensity."""
+        """Return the features by which rows to measure are chosen: sizes, time and intensity."""
         return self.features(constants, self.estimate(constants))[:, :_DESIGN_FEATURES]
 
     def features(
         self, constants: Constants, guess: Estimate, offsets: Array | None = None
     ) -> Array:
-        """Return everything that a residual may depend on, one row per case.
+        """Return the features of a residual's trees, one row per case.
 
         The columns are, in this order:
 
-        - logs of the sizes, of the estimate, and of the intensity over the ridge point;
+        - logs of M, N and K, of the estimated time, and of the intensity over the ridge point;
         - logs of the product and of the ratio of every two sizes;
-        - the share of each limit in the estimate, and its tile, waves and efficiencies;
-        - how well the usual tiles fill their last wave;
-        - the powers of two that divide the sizes, because libraries look at them;
-        - with public tables, the log ratio that each of them predicts, and the size of the operands
-          relative to the cache, from which operands come in public tables but not in our runs;
+        - the share of each limit in the estimated time;
+        - the tile, split of K, tiles, waves and efficiencies of the estimate;
+        - the tail efficiency with each usual tile;
+        - how many times two divides M, N and K, because libraries choose kernels by alignment;
+        - with public tables, the log ratio that each of them predicts, and the log of the operands'
+          size over the cache's. Operands come from the cache in public tables, but not in
+          Rooftile's own runs;
         - for a convolution, its images, their size, filter, stride and alignment, the log of each
           algorithm's time over the estimate, and the padding of Winograd's tiles.
 
         Args:
             constants: the constants of the estimate.
-            guess: what :meth:`estimate` returned for these constants.
-            offsets: a column for each collection, as in
-                :class:`analysis.model.offsets.CollectionEstimates`.
+            guess: result of :meth:`estimate` with these constants.
+            offsets: log ratios that public tables predict, one column for each collection, as in
+                :class:`analysis.model.offsets.CollectionEstimates`; None without public tables.
         """
         shapes, machine = self.shapes, self.machine
         flops = 2 * shapes.batch * shapes.m * shapes.n * shapes.k * shapes.density
@@ -183,17 +198,17 @@ class Inputs:
             np.log(self._fastest(shapes, constants).time / guess.time) for shapes in algorithms
         ]
         for name in self.winograd:
-            side = ALGORITHMS[name]  # outputs along a side of Winograd's tile
+            side = ALGORITHMS[name]  # side of Winograd's tile, in outputs
             padded_area = np.ceil(height / side) * np.ceil(width / side) * side**2
             columns.append(np.log(padded_area / (height * width)))
         return columns
 
 
 def _factors_of_two(sizes: Array) -> Array:
-    """Return how many times two divides each size, at most eight.
+    """Return how many times two divides each size, at most eight times.
 
-    No tile is a multiple of a larger power of two.
+    Larger powers of two do not matter, because no side of a tile is a multiple of 2⁹ = 512.
     """
-    # x & -x is the largest power of two that divides x.
+    # For an integer x, x & -x is the largest power of two that divides x.
     integers = sizes.astype(np.int64)
     return np.minimum(np.log2(integers & -integers), 8.0)

@@ -1,4 +1,4 @@
-"""Constants of one group, and how wrong they are on measurements that they had not seen."""
+"""The fit of one group: its constants, trees and intervals, and its errors on held-out cases."""
 
 from __future__ import annotations
 
@@ -18,45 +18,51 @@ from kernels.timemodel.constants import Constants
 from kernels.timemodel.estimate import Array, priced_alignment
 
 UNCALIBRATED = (-0.7, 0.7)
-"""Log ratio of measured to predicted time within which nine shapes in ten should lie without any
-measurement: a factor of two either way. It held at least 98% of the times in public tables of H100,
-A100 and V100, but 67% of those of T4 and none of those of L4."""
+"""Assumed 90% range of log(measured / predicted) without any measurement: a factor of two either
+way.
+
+It contains at least 98% of the times in public tables of H100, A100 and V100, but 67% of those of
+T4 and none of those of L4."""
 
 UNCALIBRATED_PAIR = (-0.2, 0.2)
-"""The same range for the time ratio of two neighbouring shapes, whose errors are largely the same.
-It holds nine in ten pairs of six out of nine public tables. For V100 in fp16, T4 and L4, the range
-of nine in ten pairs reaches up to 0.34 (results/accuracy/neighbours.json)."""
+"""Assumed 90% range for the log time ratio of two neighbouring shapes, whose errors are largely the
+same.
+
+It contains nine in ten pairs of six out of nine public tables. For V100 in fp16, T4 and L4, the
+measured 90% range reaches up to 0.34 (results/accuracy/neighbours.json)."""
 
 FP32_LIKE = (-0.1, 0.35)
-"""The same range for fp32 GEMMs on a GPU with the compute capability of a measured one. It holds
-more than nine in ten linear layers of sitar-lab/NeuSight on H100, A100 (40 and 80 GB) and V100; no
-constants were ever fitted to the A100 40 GB. Other GPUs do not get this range, because T4 and L4
-take twice as long as predicted (results/accuracy/fp32-interval.json)."""
+"""Range that replaces :data:`UNCALIBRATED` for fp32 GEMMs on a GPU with the compute capability of a
+measured GPU.
+
+It contains more than nine in ten linear layers of sitar-lab/NeuSight on H100, A100 (40 and 80 GB)
+and V100, although no constants were fitted to the A100 40 GB. Other GPUs do not get this range,
+because T4 and L4 take twice as long as predicted (results/accuracy/fp32-interval.json)."""
 
 NEAR = 0.125
-"""Share by which the larger of two neighbouring shapes may exceed the smaller one in each
-dimension."""
-
+"""Largest relative difference of two neighbouring shapes in each dimension."""
 
 SOFTWARE_ERROR = 0.05
-"""Standard deviation of the log ratio that another framework adds to a prediction's error. Trees
-agree about the shapes that they grew from, and on some machines about most shapes, but another
-framework differs at all of them. With a smaller value, an interval holds too few times at the
-shapes that the trees had seen (``coverage_90_seen`` in results/accuracy/software.json)."""
+"""Standard deviation of the error that another framework adds to a prediction, as a log ratio.
 
-_NORMAL = 1.645
-"""Number of standard deviations on either side that hold nine in ten values of a normal
-distribution."""
+The disagreement of trees does not show this error. Trees agree about the shapes from which they
+grew, and on some machines about most shapes, but another framework differs at all of them. With a
+smaller value, the 90% interval contains too few times at shapes that the trees had seen
+(``coverage_90_seen`` in results/accuracy/software.json)."""
+
+_NORMAL = 1.645  # half width of a normal distribution's 90% interval, in standard deviations
 
 
 @dataclass(frozen=True)
 class SoftwareRange:
     """90% range of the log ratio of another framework's time to the predicted time.
 
-    Its ends are multiples of a prediction's spread, which combines the model's own error and
-    :data:`SOFTWARE_ERROR` (:meth:`Fit.for_software`). Such a range also bounds the errors of
-    constants that are shipped, or carried over from another machine of the generation. ``pair_low``
-    and ``pair_high`` bound the time ratios of two neighbouring shapes, as in :class:`Fit`.
+    The ends are multiples of a prediction's spread, which combines the model's own error and
+    :data:`SOFTWARE_ERROR` (:meth:`Fit.for_software`). ``pair_low`` and ``pair_high`` bound the time
+    ratio of two neighbouring shapes, as in :class:`Fit`.
+
+    The same class also holds the range of the errors of constants that are shipped, or carried over
+    from another machine of the generation.
     """
 
     low: float
@@ -65,7 +71,7 @@ class SoftwareRange:
     pair_high: float
 
     def joined(self, other: SoftwareRange) -> SoftwareRange:
-        """Return the smallest range that contains both."""
+        """Return the smallest range that contains this one and ``other``."""
         return SoftwareRange(
             min(self.low, other.low),
             max(self.high, other.high),
@@ -74,11 +80,11 @@ class SoftwareRange:
         )
 
     def to_json(self) -> dict[str, float]:
-        """Return the ends by name; :class:`Fit` has the same names."""
+        """Return the ends by name, as a document for JSON."""
         return asdict(self)
 
 
-_FIGURES = {
+_JSON_SHAPE = {
     "constants": Each(Number()), "residual": Maybe(dict), "offsets?": Maybe(dict),
     "shift?": Maybe(dict),
     **dict.fromkeys(("low", "pair_low"), Number(-10, 0)),
@@ -94,45 +100,46 @@ _FIGURES = {
 
 @dataclass(frozen=True)
 class Fit:
-    """Constants of one group, and how wrong they are.
+    """Constants and trees of one group, with the intervals and errors of their predictions.
 
-    :meth:`spreads` combines the spread of the trees with ``scale`` and ``beside``: √((``scale`` ×
-    trees)² + ``beside``²). The ends of intervals are multiples of this spread.
+    The spread of a prediction is the unit of its interval. It combines the disagreement of the
+    trees with two constants: spread = √((``scale`` × disagreement)² + ``beside``²).
 
     Attributes:
         constants: constants of the formula.
-        residual: trees that predict what the formula and public tables miss.
-        low: lower end of the range of nine in ten log ratios of measured to predicted time, on
-            measurements that the constants had not seen, as a multiple of the prediction's spread.
+        residual: trees that predict the log ratios that formula and public tables miss.
+        low: lower end of the 90% range of log(measured / predicted) on held-out measurements, as a
+            multiple of the prediction's spread.
         high: upper end of that range.
-        pair_low: lower end of the same range for the time ratio of two neighbouring shapes (see
-            :data:`NEAR`), whose errors are largely the same. It is a multiple of the root of the
-            sum of both squared spreads.
+        pair_low: lower end of the 90% range of the error of a log time ratio of two neighbouring
+            shapes (see :data:`NEAR`), whose errors are largely the same. It is a multiple of the
+            root of the sum of both squared spreads.
         pair_high: upper end of that range.
-        rows: number of measurements.
+        rows: number of measurements to which the constants were fitted.
         pairs: number of pairs of neighbouring shapes among them.
-        median: median absolute relative error on held-out measurements.
+        median: median of |predicted / measured − 1| on held-out measurements, as a fraction.
         mean: mean of these errors.
         p95: 95th percentile of these errors.
-        aligned_only: True if all measurements had sizes in multiples of 16 bytes. The cost of other
-            sizes is then an assumption.
-        layout: layout of all measurements, which then are single GEMMs; empty if there are several.
-        scale: factor of the trees' spread. For users of another framework it makes the spread a
-            standard deviation of the log ratio.
-        beside: standard deviation that the spread gains, in quadrature, for users of another
-            framework.
-        sum_low: factor by which the interval of a sum of times is wider below than the intervals of
-            its parts make it (see :mod:`analysis.model.sum_errors`).
-        sum_high: the same factor above.
-        change_low: the same factor below, after some of the times were replaced by those of
-            neighbouring shapes.
-        change_high: that factor above.
+        aligned_only: True if all rows of the measured operands were multiples of 16 bytes. The cost
+            of other sizes is then an assumption.
+        layout: layout of the measurements if all are unbatched GEMMs of one layout, otherwise "".
+        scale: factor of the trees' disagreement in the spread. For users of another framework, it
+            converts the disagreement to a standard deviation of the log ratio.
+        beside: additional standard deviation for users of another framework, combined in
+            quadrature.
+        sum_low: factor for the lower half of the interval of a sum of times, relative to the
+            interval that follows from those of the single times (see
+            :mod:`analysis.model.sum_errors`).
+        sum_high: the same factor for the upper half.
+        change_low: factor for the lower half of the interval of a sum in which some times were
+            replaced by those of neighbouring shapes.
+        change_high: the same factor for the upper half.
         offsets: log ratios that public tables predict for the machine.
-        groups: factors of both ends of the interval for kinds of shapes (see
+        groups: factors of the lower and of the upper end of the interval, by kind of shape (see
             :mod:`analysis.model.groups`).
-        start: source of the constants that the fit started from, in words, if they come from public
-            tables; empty if ``offsets`` names the tables.
-        shift: expected difference for users of another framework than the measurements come from.
+        start: source of the constants from which the fit started, in words, if they come from
+            public tables. It is empty if ``offsets`` names the tables.
+        shift: expected difference in time for users of a framework other than the measured one.
     """
 
     constants: Constants
@@ -160,7 +167,11 @@ class Fit:
     shift: Shift = field(default_factory=Shift)
 
     def has_like(self, problem: Problem) -> bool:
-        """Return True if problems with this one's alignment, layout and batch were measured."""
+        """Return True if the measurements include problems like this one.
+
+        A misaligned problem is unlike measurements that are all aligned. A batched GEMM, or one in
+        another layout, is unlike measurements that are all unbatched GEMMs in one layout.
+        """
         if self.aligned_only and priced_alignment(problem) < WIDE_BYTES:
             return False
         if not self.layout:  # several layouts were measured
@@ -169,9 +180,14 @@ class Fit:
         return is_single_gemm and problem.layout == self.layout
 
     def for_software(self, software: SoftwareRange, shift: Shift) -> Fit:
-        """Return the fit for users of another framework than the measurements come from."""
-        # The spread of a prediction times this factor is the standard deviation of its error. The
-        # ends are divided by it, because they are multiples of the scaled spread.
+        """Return the fit for users of a framework other than the measured one.
+
+        Args:
+            software: 90% range of the log ratios of other frameworks' times to predictions.
+            shift: expected difference in time of other frameworks.
+        """
+        # Multiplied by this deviation, the disagreement of trees becomes the standard deviation of
+        # a prediction's error. Dividing the ends by it keeps the interval as wide as before.
         deviation = (self.high - self.low) / (2 * _NORMAL)
         moved = replace(
             self,
@@ -185,15 +201,16 @@ class Fit:
         )
         return moved.widened(software)
 
-    def widened(self, to: SoftwareRange) -> Fit:
+    def widened(self, software: SoftwareRange) -> Fit:
         """Return the fit with its intervals widened as far as needed to contain a range."""
         return replace(
             self,
-            low=min(self.low, to.low),
-            high=max(self.high, to.high),
-            pair_low=min(self.pair_low, to.pair_low),
-            pair_high=max(self.pair_high, to.pair_high),
-            # Another framework is faster or slower at many shapes at once, so errors do not cancel.
+            low=min(self.low, software.low),
+            high=max(self.high, software.high),
+            pair_low=min(self.pair_low, software.pair_low),
+            pair_high=max(self.pair_high, software.pair_high),
+            # Another framework is faster or slower at many shapes at once. Errors in a sum then
+            # cancel less than measurements with one framework show.
             sum_low=max(self.sum_low, 1.0),
             sum_high=max(self.sum_high, 1.0),
             change_low=max(self.change_low, 1.0),
@@ -202,44 +219,43 @@ class Fit:
 
     @property
     def range(self) -> SoftwareRange:
-        """Ends of the intervals."""
+        """Ends of the intervals for single times and for time ratios."""
         return SoftwareRange(self.low, self.high, self.pair_low, self.pair_high)
 
     def stretched(self, factor: float) -> Fit:
-        """Return the fit with intervals that reach ``factor`` times as far."""
+        """Return the fit with the ends of its intervals multiplied by a factor."""
         names = ("low", "high", "pair_low", "pair_high")
         return replace(self, **{name: factor * getattr(self, name) for name in names})
 
-    def spreads(self, of_trees: Array) -> Array:
-        """Return the spread of each case; the ends of its interval are multiples of it.
+    def spreads(self, disagreement: Array) -> Array:
+        """Return the spread of the prediction of each case.
 
         Args:
-            of_trees: spread of the trees for each case, which typically is 1.
+            disagreement: disagreement of the trees about each case, relative to the typical one.
         """
-        return np.hypot(of_trees * self.scale, self.beside)
+        return np.hypot(disagreement * self.scale, self.beside)
 
     @property
     def typical_spread(self) -> float:
-        """Spread where the trees disagree as they typically do, or where there are none."""
+        """Spread of a prediction if the trees disagree as much as usual, or without any trees."""
         return math.hypot(self.scale, self.beside)
 
     def spread(self, lo: float, hi: float) -> float:
-        """Return the spread of a prediction, given the ends of its 90% interval."""
+        """Return the spread of a prediction, given the ends of its 90% interval in seconds."""
         return math.log(hi / lo) / (self.high - self.low)
 
     def ratio_range(self, near: bool, spreads: tuple[float, float]) -> tuple[float, float]:
         """Return the 90% range of the error of a log time ratio.
 
         Args:
-            near: True for a ratio of two neighbouring shapes, False for one of any two shapes.
-            spreads: spreads of the two predictions. Where the residual's trees disagree, both
-                predictions are less certain.
+            near: True for the ratio of two neighbouring shapes, False for that of any two shapes.
+            spreads: spreads of the two predictions.
         """
         combined = math.hypot(*spreads)
         if near:
             return self.pair_low * combined, self.pair_high * combined
-        # The errors of unlike shapes may lie at opposite ends of their ranges. For two equal
-        # spreads, the combined one is √2 times each of them.
+        # The errors of two different shapes may lie at opposite ends of the range of single times.
+        # If both spreads are equal, the combined spread is √2 times each of them.
         half = (self.high - self.low) * combined / math.sqrt(2)
         return -half, half
 
@@ -260,14 +276,14 @@ class Fit:
         """Inverse of :meth:`to_json`.
 
         Raises:
-            ValueError: if a figure is missing or is not a number.
-            TypeError: if there are figures that no fit has.
+            ValueError: if a value is missing or invalid.
+            TypeError: if there is a value that no fit has.
         """
-        if fault := misfit(data, _FIGURES):
+        if fault := misfit(data, _JSON_SHAPE):
             raise ValueError(fault)
         if data["low"] == data["high"]:
             raise ValueError("low and high are equal: the interval is empty")
-        # Older files have this figure, which is always 0.
+        # Older files also have min_spread, which is always 0.
         data = {name: value for name, value in data.items() if name != "min_spread"}
         residual, offsets = data["residual"], data.get("offsets")
         groups = data.get("groups", {})

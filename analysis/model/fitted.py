@@ -1,4 +1,7 @@
-"""The table of measured and predicted times that plots, reports and recommendations read."""
+"""Fit the model to a recording, and build the table of measured and predicted times.
+
+Plots, reports and recommendations read this table.
+"""
 
 from __future__ import annotations
 
@@ -20,25 +23,30 @@ from sweeps.schema import IDENTITY
 from sweeps.store import write_csv, write_json
 
 PREDICTED = "predicted_"
-"""Prefix of the columns of :meth:`analysis.model.predict.Prediction.frame` in the tidy table."""
-
+"""Prefix of the predicted columns in the table. They are those of
+:meth:`analysis.model.predict.Prediction.frame`."""
 
 MOST_ROWS = 36_000
-"""Number of rows of one operation, dtype and implementation up to which all are analysed; public
-tables have fewer. Of more rows, only a sample is analysed."""
+"""Largest number of cases of one operation, dtype and implementation that are all analysed. If
+there are more, only a sample of them is. Public tables have fewer."""
 
-_SAMPLE = 10_000  # rows in a sample; twice as many hardly make predictions better
+_SAMPLE = 10_000  # cases in a sample; twice as many hardly improve the predictions
 
 
 @dataclass(frozen=True)
 class Analysis:
-    """A recording, the model fitted to it, and the tidy table of its measured rows.
+    """A recording, the model fitted to it, and a table with one row for each measured case.
 
-    The table has the columns of measurements.csv, the prediction of each row by constants that had
-    not seen it, properties of its problem (flops, least_bytes, intensity, group), and the log time
-    and error that ratios are made of (steady_log, steady_error). Where a group has more than
-    :data:`MOST_ROWS` rows, the table has a random sample of them; ``measured`` is the number of all
-    rows.
+    The table has these columns:
+
+    - the columns of measurements.csv;
+    - the held-out prediction of each case (the prefix is :data:`PREDICTED`);
+    - properties of its problem: flops, least_bytes, intensity and group;
+    - steady_log and steady_error, from which ratios of times are computed (see
+      :func:`analysis.recordings.repetition.steady_ratio`).
+
+    If a group has more than :data:`MOST_ROWS` cases, the table only has a random sample of them.
+    ``measured`` is the number of all measured cases.
     """
 
     recording: Recording
@@ -48,7 +56,7 @@ class Analysis:
 
     @property
     def sampled(self) -> str:
-        """Sentence to print if only a part of the rows is analysed, otherwise empty."""
+        """Sentence to print if only a sample of the cases is analysed, otherwise empty."""
         if len(self.table) == self.measured:
             return ""
         return (
@@ -58,19 +66,22 @@ class Analysis:
 
     @property
     def model(self) -> Model:
-        """Model fitted to all rows of the table."""
+        """Model fitted to all cases of the table."""
         return self.calibration.model
 
     @property
     def errors(self) -> pd.Series:
-        """Absolute error of the prediction of each row, as a fraction of the measured time."""
+        """Absolute error of each case's held-out prediction, as a fraction of the measured time."""
         return (self.table[f"{PREDICTED}time_us"] / self.table["time_us"] - 1).abs()
 
 
 def drawn(rows: pd.DataFrame) -> NDArray[np.intp]:
-    """Return the sorted positions of the rows to fit to: all, or a sample if there are very many.
+    """Return the sorted positions of the cases to analyse: all, or a sample of very many.
 
     Each operation, dtype and implementation is sampled separately, because each has its own fit.
+
+    Args:
+        rows: measured cases, as in measurements.csv.
     """
     groups = rows.groupby(["op", "pass", "dtype", "implementation"], dropna=False).indices
     rng = np.random.default_rng(0)
@@ -83,10 +94,10 @@ def drawn(rows: pd.DataFrame) -> NDArray[np.intp]:
 
 
 def analyse(recording: Recording) -> Analysis:
-    """Calibrate on a recording, and join measured and predicted times in one table.
+    """Fit the model to a recording, and join measured and predicted times in one table.
 
     Raises:
-        UserError: if nothing in the recording has a time.
+        UserError: if the recording has no measured case.
     """
     rows = recording.products.reset_index(drop=True)
     measured = len(rows)
@@ -97,7 +108,7 @@ def analyse(recording: Recording) -> Analysis:
             f"ran already, run {command('sweeps doctor')} to look for the cause."
         )
     calibration = calibrate(recording.machine, rows, priors_for(recording, rows))
-    predicted = calibration.held_back.frame().add_prefix(PREDICTED)
+    predicted = calibration.held_out.frame().add_prefix(PREDICTED)
     problems = problems_of(rows)
     properties = pd.DataFrame(
         {
@@ -118,12 +129,12 @@ def analyse(recording: Recording) -> Analysis:
 def write_predictions(analysis: Analysis) -> None:
     """Write predicted.csv and calibration.json next to the measurements.
 
-    predicted.csv has one row per analysed case.
+    predicted.csv has the held-out prediction of each analysed case.
     """
-    frame = analysis.calibration.held_back.frame()
+    frame = analysis.calibration.held_out.frame()
     identity = analysis.table[list(IDENTITY)].reset_index(drop=True)
     table = pd.concat([identity, frame], axis=1)
-    # None, unlike NaN, is written as an empty cell.
+    # write_csv writes None as an empty cell, but NaN as text.
     records = table.astype(object).where(table.notna(), None).to_dict("records")
     folder = analysis.recording.folder
     write_csv(folder / "predicted.csv", list(table.columns), records)

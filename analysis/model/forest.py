@@ -1,9 +1,9 @@
-"""Extremely randomised trees, grown by scikit-learn, kept as two arrays and evaluated in NumPy.
+"""Extremely randomised trees: grown by scikit-learn, stored in two arrays, evaluated by NumPy.
 
-Every tree is grown from all rows. A node tries one random cut of each feature, or of a random share
-of the features, and keeps the cut that leaves the least squared error (Geurts, Ernst & Wehenkel,
-Extremely randomized trees, Machine Learning 63, 2006). Importing scikit-learn takes longer than a
-prediction, so code that only predicts never imports it.
+Every tree is grown from all rows. A node tries one random threshold for each feature, or for a
+random share of the features, and keeps the one that leaves the least squared error (Geurts, Ernst &
+Wehenkel, Extremely randomized trees, Machine Learning 63, 2006). Importing scikit-learn takes
+longer than a prediction, so code that only predicts never imports it.
 """
 
 from __future__ import annotations
@@ -21,24 +21,25 @@ from kernels.common.errors import UserError
 from kernels.common.program import command
 from kernels.timemodel.estimate import Array
 
-_CHUNK = 1024  # rows at a time, so that their nodes in all trees stay in a cache
-_MANY_ROWS = 5000  # rows from which on growing takes seconds and is worth several cores
-_MIN_DEPTH = 6  # the level down to which hardly any row has reached a leaf
+_CHUNK = 1024  # rows to predict at a time, so that their nodes in all trees stay in a CPU cache
+_MANY_ROWS = 5000  # smallest number of rows whose trees take seconds to grow, on several cores
+_MIN_DEPTH = 6  # levels of a tree on which hardly any row reaches a leaf
 _LEAF = -1  # value of ``feature`` in a leaf, which tests no feature
-_MAX_FEATURES = 127  # the largest value of the signed byte that holds a feature's number
+_MAX_FEATURES = 127  # the largest value of the signed byte that stores a feature's number
 
 
 @dataclass(frozen=True)
 class Forest:
     """Trees, stored one after another in arrays with one element per node.
 
-    Nodes are in preorder: a node, its left subtree, its right subtree. Every inner node has two
-    children, so ``feature``, which tells inner nodes from leaves, determines the shape of every
-    tree.
+    Nodes are in preorder: a node, its left subtree, its right subtree. No pointers to children are
+    stored. Every inner node has two children, so it is enough to know which nodes are leaves.
 
-    ``width`` is the number of features of a row. ``feature`` is the number of the feature that a
-    node tests, −1 in a leaf. ``number`` is the cut above which a row goes right or, in a leaf, the
-    value.
+    Attributes:
+        width: number of features of a row.
+        feature: number of the feature that each node tests; −1 in a leaf.
+        number: threshold of each inner node, above which a row goes right; predicted value of each
+            leaf.
     """
 
     width: int
@@ -49,14 +50,14 @@ class Forest:
     def grown(
         cls, features: Array, values: Array, trees: int, leaf: int, share: float = 1.0
     ) -> Self:
-        """Grow trees. The same rows always grow the same trees.
+        """Grow trees. The result is deterministic: the same rows always give the same trees.
 
         Args:
-            features: one row per measurement.
+            features: array of shape (rows, features).
             values: the value to predict for each row.
             trees: number of trees.
             leaf: minimum number of rows in a leaf.
-            share: share of the features that a node tries; every node draws its own.
+            share: share of the features that a node tries; each node draws them at random.
 
         Raises:
             ValueError: if the rows have more than 127 features, or a feature that is not finite.
@@ -68,7 +69,7 @@ class Forest:
                 f"features have the shape {features.shape}; trees grow from rows of at most "
                 f"{_MAX_FEATURES} features"
             )
-        # With few rows, handing work to other cores takes longer than growing the trees.
+        # For few rows, distributing the work to several cores takes longer than growing the trees.
         cores = -1 if len(values) >= _MANY_ROWS else 1
         regressor = ExtraTreesRegressor(
             trees,
@@ -93,7 +94,7 @@ class Forest:
         """Return the mean and the standard deviation of the trees' values for each row.
 
         Raises:
-            UserError: if the rows do not have as many features as those that the trees grew from.
+            UserError: if the rows do not have ``width`` features.
         """
         if features.shape[1] != self.width:
             raise UserError(
@@ -110,22 +111,23 @@ class Forest:
         return mean, deviation
 
     def _leaves(self, rows: NDArray[np.float32]) -> NDArray[np.intp]:
-        """Return the leaf, as a node number, of every row (columns) in every tree (rows)."""
+        """Return the node number of each row's leaf, as an array of shape (trees, rows)."""
         count, width = rows.shape
-        # 1. Start every pair of a tree and a row at the tree's root. A leaf tests feature 0, which
-        #    is harmless, because both of its children are the leaf itself.
-        cells, tested = rows.ravel(), np.maximum(self.feature, 0)
+        # 1. Start every pair of a tree and a row at the tree's root. A leaf tests feature 0 instead
+        #    of none. The result does not matter, because both of its children are the leaf itself.
+        cells = rows.ravel()
+        tested = np.maximum(self.feature, 0)
         node = np.repeat(self._roots, count)
-        offset = np.tile(np.arange(count) * width, len(self._roots))  # of the pair's row in cells
+        offset = np.tile(np.arange(count) * width, len(self._roots))  # start of a row in cells
         leaves = np.empty_like(node)
-        active = np.arange(len(node))  # the pairs that are still moving
+        active = np.arange(len(node))  # positions of the pairs that are not yet in a leaf
         depth = 0
-        # 2. Move all pairs down one level at a time until each has arrived in a leaf.
+        # 2. Move all pairs down, one level at a time, until each has reached a leaf.
         while len(active):
             right = cells.take(offset + tested.take(node)) > self.number.take(node)
             child = self._children.take(2 * node + right)
             depth += 1
-            # On the first levels, dropping the pairs that have arrived costs more than it saves.
+            # On the first levels, removing the few pairs in leaves takes longer than moving them.
             if depth > _MIN_DEPTH:
                 arrived = child == node
                 leaves[active[arrived]] = node[arrived]
@@ -136,11 +138,12 @@ class Forest:
 
     @cached_property
     def _open_subtrees(self) -> NDArray[np.intp]:
-        """Number of announced subtrees not yet begun, before each node and after the last one.
+        """Number of subtrees that are still expected, before each node and after the last one.
 
-        An inner node begins one subtree and announces two, which adds 1. A leaf begins one and
-        announces none, which subtracts 1. A root is not announced, so each complete tree sums to
-        −1, and the count before tree t (from 0) is −t.
+        Each node is the first of an expected subtree, which lowers the count by 1. An inner node
+        adds two expected subtrees, for its children, so the count changes by +1 at an inner node
+        and by −1 at a leaf. Nothing expects the root of a tree. A complete tree therefore changes
+        the count by −1 in total, and the count before tree t (from 0) is −t.
         """
         steps = np.where(self.feature == _LEAF, -1, 1)
         return np.concatenate([[0], np.cumsum(steps)])
@@ -149,8 +152,8 @@ class Forest:
     def _roots(self) -> NDArray[np.intp]:
         """First node of each tree, which is where the count reaches a new minimum."""
         before = self._open_subtrees[:-1]
-        # Within a tree the count never falls below its value at the root. Only the leaf that ends
-        # the tree takes it one lower, and the next root is the first node to see that.
+        # Within a tree, the count before a node is never below that before the root. The tree's
+        # last leaf lowers it by one more, so the next root is the first node with a lower count.
         minimum = np.minimum.accumulate(before)
         return np.flatnonzero(np.diff(minimum, prepend=1) < 0)
 
@@ -158,15 +161,16 @@ class Forest:
     def _children(self) -> NDArray[np.intp]:
         """Left and right child of each node, interleaved; a leaf is its own left and right child.
 
-        The left child is the next node. An inner node raises the count by one and its left subtree
-        lowers it by one, so the right child is the next node with the same count before it.
+        The left child is the next node. An inner node raises the count of :meth:`_open_subtrees` by
+        one, and its left subtree lowers it by one. The right child is therefore the next node with
+        the same count before it.
         """
         before = self._open_subtrees[:-1]
-        # A stable sort by count keeps nodes of equal count in their order, so each node's successor
-        # in it is the next node of the same count. Leaves get a wrong successor, which is not used.
-        # NumPy sorts 16-bit integers by radix, which is faster than comparing them.
-        short = np.abs(before).max(initial=0) <= np.iinfo(np.int16).max
-        order = np.argsort(before.astype(np.int16) if short else before, kind="stable")
+        # A stable sort by count leaves nodes of equal count in their original order. The next node
+        # in the sorted order is then the right child. Leaves get a wrong one, which is not used.
+        # NumPy sorts 16-bit integers by radix sort, which is faster than a comparison sort.
+        fits_16_bits = np.abs(before).max(initial=0) <= np.iinfo(np.int16).max
+        order = np.argsort(before.astype(np.int16) if fits_16_bits else before, kind="stable")
         right = np.empty_like(order)
         right[order[:-1]] = order[1:]
         node = np.arange(len(order))
@@ -176,8 +180,8 @@ class Forest:
     def to_json(self) -> dict[str, Any]:
         """Return the document for calibration.json.
 
-        The arrays are base64 of little-endian bytes, a fifth of the text that lists of numbers
-        would take.
+        The arrays are little-endian bytes in base64, which take a fifth of the space of numbers in
+        JSON.
         """
         feature = self.feature.astype("i1").tobytes()
         number = self.number.astype("<f4").tobytes()
@@ -192,33 +196,35 @@ class Forest:
         """Inverse of :meth:`to_json`.
 
         Raises:
-            ValueError: if the arrays do not form trees. A recording may come from a stranger, so
-                this is checked.
+            ValueError: if the arrays do not form trees. A recording may come from an untrusted
+                source, so this is checked.
         """
         feature = np.frombuffer(base64.b64decode(data["feature"], validate=True), "i1")
         number = np.frombuffer(base64.b64decode(data["number"], validate=True), "<f4")
         forest = cls(data["width"], feature, number)
         if len(feature) != len(number) or not len(feature):
-            raise ValueError("the trees' arrays are of different lengths, or empty")
+            raise ValueError("the arrays of the trees have different lengths or are empty")
         if feature.min() < _LEAF or feature.max() >= forest.width:
-            raise ValueError("a tree looks at a feature that no row has")
+            raise ValueError("a tree tests a feature that no row has")
         if not np.isfinite(number).all():
-            raise ValueError("a tree has a cut or a value that is not a number")
-        # Complete trees end on a new minimum of the count. In an incomplete one, an inner node
-        # lacks its right child.
+            raise ValueError("a threshold or a value of a tree is not a finite number")
+        # After a complete tree, the count is lower than before any of its nodes. Otherwise an inner
+        # node of the last tree lacks a child.
         if forest._open_subtrees[-1] >= forest._open_subtrees[:-1].min():
-            raise ValueError("the last tree lacks a branch")
+            raise ValueError("the last tree is incomplete: a node lacks a child")
         return forest
 
 
 def _preorder_arrays(tree: Any) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
-    """Return the feature and the number of each node of a scikit-learn tree, in its preorder.
+    """Return ``feature`` and ``number`` of each node of a scikit-learn tree, in preorder.
 
-    The tree's cuts are float64 and the features float32. A cut rounded down to float32 separates
-    the same rows, because no float32 lies between the two.
+    scikit-learn stores its nodes in preorder, too. Its thresholds are float64 and the features
+    float32. A threshold is rounded down to float32. It still separates the same rows, because no
+    float32 lies between the two values.
     """
     is_leaf = tree.children_left < 0
-    cut = tree.threshold.astype(np.float32)
-    cut = np.where(cut > tree.threshold, np.nextafter(cut, np.float32(-np.inf)), cut)
+    threshold = tree.threshold.astype(np.float32)
+    is_above = threshold > tree.threshold
+    threshold = np.where(is_above, np.nextafter(threshold, np.float32(-np.inf)), threshold)
     feature = np.where(is_leaf, _LEAF, tree.feature).astype(np.int8)
-    return feature, np.where(is_leaf, tree.value[:, 0, 0], cut).astype(np.float32)
+    return feature, np.where(is_leaf, tree.value[:, 0, 0], threshold).astype(np.float32)

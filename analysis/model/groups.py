@@ -1,9 +1,9 @@
-"""Kinds of shapes whose predictions are more or less certain than others, and by how much.
+"""Widen or narrow intervals by kind of shape (group-conditional conformal intervals).
 
-Nine in ten of all shapes lie inside an interval, but not nine in ten of each kind: few shapes of
-public tables have a small N, and none has a misaligned one. Both ends of an interval are therefore
-widened or narrowed by kind, as the errors of held-out collections require (group-conditional
-conformal intervals).
+A 90% interval contains the times of nine in ten of all shapes, but not of nine in ten shapes of
+each kind. Few shapes of public tables, for example, have a small N, so such shapes are predicted
+worse. Both ends of the interval are therefore multiplied by a factor for the kind of shape. The
+factors are learned from the errors of held-out collections.
 """
 
 from __future__ import annotations
@@ -18,23 +18,28 @@ from kernels.problem import WIDE_BYTES, Problem
 from kernels.timemodel.estimate import Array, priced_alignment
 
 NARROW_N = 32
-"""Shapes with an N below this are narrow. No aligned GEMM of a public table has so small an N."""
+"""Shapes with an N below this value are narrow. Few GEMMs of public tables have so small an N."""
 
 VOCABULARY_N = 32_768
-"""Shapes with an N from this value on are projections to a vocabulary."""
+"""Shapes with this N or a larger one are projections to a vocabulary."""
 
 FEW_ROWS = 16
-"""Shapes with an M below this belong to decode steps; they do not fill the smallest tile."""
+"""Shapes with an M below this value belong to decode steps. They do not fill the smallest tile."""
 
-_PRIOR_WIDER = 0.5  # collections that the common width counts as if a kind needs a wider one
-_PRIOR_NARROWER = 4.0  # the same if it needs a narrower one; a third framework may differ more
-_FEWEST = 20  # shapes of a kind; a collection with fewer says nothing about it
+_PRIOR_WIDER = 0.5
+"""Weight of a factor of 1, in collections, if the errors of a kind require a wider interval."""
+
+_PRIOR_NARROWER = 4.0
+"""Weight of a factor of 1, in collections, if the errors of a kind allow a narrower interval. It is
+larger, because a framework that was not measured may differ more."""
+
+_FEWEST = 20  # fewest shapes of a kind in a collection from which its errors count
 _BOUNDS = (0.5, 4.0)  # bounds of a factor
-_TAIL = 0.05
+_TAIL = 0.05  # share of the errors beyond each end of a 90% interval
 
 
 def shape_group(problem: Problem) -> str:
-    """Name the kind of a shape by its N and by whether M is small, such as ``aligned, few M``."""
+    """Name the kind of a shape, such as ``aligned, few M``, by its alignment, its N and its M."""
     gemm = problem.implied_gemm
     if priced_alignment(problem) < WIDE_BYTES:
         kind = "misaligned"
@@ -46,10 +51,11 @@ def shape_group(problem: Problem) -> str:
 
 
 class GroupErrors(NamedTuple):
-    """Errors of one collection, and the kind of each shape.
+    """Errors of the predictions of one collection, and the kind of each shape.
 
-    ``relative`` has the log ratios as multiples of the half of the interval on their side. They are
-    negative where the measured time is below the prediction.
+    ``relative`` has log(measured / predicted) of each shape, divided by the distance of the
+    interval's end on that side from 0. It is −1 at the lower end and 1 at the upper end. ``groups``
+    has the kinds, as :func:`shape_group` names them.
     """
 
     relative: Array
@@ -57,20 +63,27 @@ class GroupErrors(NamedTuple):
 
 
 def group_factors(collections: Sequence[GroupErrors]) -> dict[str, tuple[float, float]]:
-    """Compute the factors of an interval's two ends for each kind of shape in some collections.
+    """Compute the factors of an interval's two ends for each kind of shape.
 
-    Each collection counts the same. A wider interval is believed sooner than a narrower one. In a
-    leave-one-out test over the public tables, this keeps all GPUs and nearly all kinds above 80%.
+    Each collection has the same weight. Fewer collections are needed to widen an interval than to
+    narrow it. In a leave-one-out test over the public tables, the intervals then contain at least
+    80% of the times of every GPU and of nearly every kind of shape.
 
     Args:
-        collections: errors of predictions that had not seen the collections.
+        collections: errors of predictions by models that were not fitted to these collections.
+
+    Returns:
+        The factors of the lower and of the upper end, by kind of shape.
     """
     factors = {}
     groups = {str(name) for collection in collections for name in np.unique(collection.groups)}
     for group in sorted(groups):
         # 1. Find the ends between which nine in ten errors of this kind lie.
-        of_group = [collection.relative[collection.groups == group] for collection in collections]
-        errors = [relative for relative in of_group if len(relative) >= _FEWEST]
+        errors = []
+        for collection in collections:
+            relative = collection.relative[collection.groups == group]
+            if len(relative) >= _FEWEST:
+                errors.append(relative)
         if not errors:
             continue
         weights = [np.full(len(relative), 1 / len(relative)) for relative in errors]
@@ -80,8 +93,8 @@ def group_factors(collections: Sequence[GroupErrors]) -> dict[str, tuple[float, 
             weights=np.concatenate(weights),
             method="inverted_cdf",
         )
-        # 2. Errors are multiples of the common interval's halves, so these ends are the factors
-        #    that the kind requires. The fewer collections show them, the closer they move to 1.
+        # 2. Errors are multiples of the ends of the common interval, so these ends are the required
+        #    factors. The fewer collections show them, the closer the factors are moved to 1.
         required = np.clip([-low, high], *_BOUNDS)
         prior_weight = np.where(required > 1, _PRIOR_WIDER, _PRIOR_NARROWER)
         below, above = required ** (len(errors) / (len(errors) + prior_weight))
@@ -92,9 +105,14 @@ def group_factors(collections: Sequence[GroupErrors]) -> dict[str, tuple[float, 
 def factors_of(
     problems: Sequence[Problem], factors: Mapping[str, tuple[float, float]]
 ) -> tuple[Array, Array]:
-    """Return the factors of the lower and the upper end for each problem, 1 where none is known."""
+    """Return the factors of the lower and of the upper end for each problem.
+
+    Args:
+        problems: the problems.
+        factors: both factors by kind of shape. A kind without an entry has factors of 1.
+    """
     if not factors:
         return np.ones(len(problems)), np.ones(len(problems))
     pairs = [factors.get(shape_group(problem), (1.0, 1.0)) for problem in problems]
-    below, above = np.array(pairs).reshape(-1, 2).T  # also without problems
+    below, above = np.array(pairs).reshape(-1, 2).T  # the shape is (0, 2) without problems
     return below, above

@@ -1,4 +1,7 @@
-"""Public collections of a machine and of its siblings, used as priors for its own measurements."""
+"""Build priors for a recording from imported public tables of its machine and of siblings.
+
+Siblings are other GPUs of the machine's generation.
+"""
 
 from __future__ import annotations
 
@@ -26,16 +29,19 @@ from kernels.problem import Gemm, Problem
 from kernels.timemodel.estimate import Array
 
 _DTYPES = {"bf16": "bf16", "fp16": "bf16", "fp8": "fp8"}
-"""Dtype of the collections that are used for each dtype. Both 16-bit dtypes run on the same units,
-so bf16 is used for fp16."""
+"""Dtype of the collections that are used for each measured dtype. Both 16-bit dtypes run on the
+same arithmetic units, so collections in bf16 are used for fp16."""
 
-_MOST_ROWS = 10_000  # own measurements; beyond this number, public tables say nothing new
+_MOST_ROWS = 10_000  # most measurements of a dtype with which public tables still help
 _MOST_SIBLINGS = 3
 
 
 @dataclass(frozen=True)
 class Collection:
-    """Public measurements of one machine and dtype; ``seconds`` has one element for each GEMM."""
+    """Public measurements of one machine, framework and dtype.
+
+    ``source`` names the framework and its version. ``seconds`` has the time of each GEMM.
+    """
 
     machine: Machine
     source: str
@@ -44,17 +50,17 @@ class Collection:
 
     @classmethod
     def from_rows(cls, machine: Machine, source: str, rows: pd.DataFrame) -> Collection:
-        """Convert rows as :func:`analysis.imports.tables.read_rows` returns them."""
+        """Convert the rows that :func:`analysis.imports.tables.read_rows` returns."""
         return cls(machine, source, gemms_of(rows), rows["time_us"].to_numpy(dtype=float) * 1e-6)
 
     def without(
         self, shapes: NDArray[np.int64], levels: Sequence[NDArray[np.int64]] = ()
     ) -> Collection:
-        """Return the collection without some shapes and without all shapes that have certain sizes.
+        """Return the collection without some shapes and without some sizes.
 
         Args:
-            shapes: M, N and K (columns) of the shapes to leave out.
-            levels: the values of M, of N and of K whose shapes are left out.
+            shapes: M, N and K (columns) of each shape to leave out (rows).
+            levels: values of M, values of N and values of K. A shape with any of them is left out.
         """
         sizes = sizes_of(self.gemms)
         removed = set(map(tuple, shapes.tolist()))
@@ -70,14 +76,18 @@ class Collection:
 
 
 def fitted_all(machine: Machine, collections: Sequence[Collection]) -> tuple[CollectionTrees, ...]:
-    """Fit the collections near a machine, its own first.
+    """Fit collections of a machine and of its siblings; those of the machine come first.
 
-    The machine's own collections and those that answer without own measurements
-    (:func:`analysis.model.prior.leaders`) get finer trees than the others. Collections with fewer
+    The machine's collections, and those that answer before any measurement
+    (:func:`analysis.model.prior.leaders`), get finer trees than the others. Collections with fewer
     than :data:`analysis.model.residual.MIN_ROWS` GEMMs are left out.
+
+    Args:
+        machine: the machine to predict.
+        collections: the collections, the most trusted first.
     """
     large = [collection for collection in collections if len(collection.gemms) >= MIN_ROWS]
-    # False sorts before True, so the machine's own collections come first.
+    # False sorts before True, so the collections of the machine itself come first.
     large.sort(key=lambda collection: collection.machine.slug != machine.slug)
     leading = leaders(machine, [collection.machine for collection in large])
     fitted = []
@@ -88,21 +98,22 @@ def fitted_all(machine: Machine, collections: Sequence[Collection]) -> tuple[Col
 
 
 def sizes_of(problems: Sequence[Problem]) -> NDArray[np.int64]:
-    """Return M, N and K (columns) of each problem's GEMM (rows)."""
+    """Return M, N and K (columns) of the (implied) GEMM of each problem (rows)."""
     gemms = (problem.implied_gemm for problem in problems)
     return np.array([(g.m, g.n, g.k) for g in gemms], dtype=np.int64).reshape(-1, 3)
 
 
 def priors_for(recording: Recording, rows: pd.DataFrame) -> dict[str, Prior]:
-    """Build a prior for each group of a recording that imported public tables apply to.
+    """Build priors from imported public tables for the groups of a recording.
 
-    The tables are those of the machine itself and of its siblings. Shapes of the recording are left
-    out of them, so that no prior has seen such a shape. Published recordings and imported public
-    tables get no priors, because they must not depend on what else was imported.
+    The tables are those of the machine and of its siblings. Shapes of the recording are left out of
+    the tables, so that no prior was fitted to a shape that it predicts. The result is empty for
+    published recordings and for imported public tables, because their models must not depend on
+    what else was imported.
 
     Args:
-        recording: the recording; imports are looked for next to its folder.
-        rows: the rows that the model will be fitted to.
+        recording: the recording. Its folder is next to those of imported tables.
+        rows: measured cases to which the model will be fitted.
     """
     if (
         recording.machine.kind != "gpu"
@@ -110,10 +121,10 @@ def priors_for(recording: Recording, rows: pd.DataFrame) -> dict[str, Prior]:
         or recording.is_public_table
     ):
         return {}
-    if not can_grow():  # without scikit-learn, only the formula predicts
+    if not can_grow():  # the trees of a collection need scikit-learn
         return {}
     results = recording.folder.parent
-    # The recording of an imported file lies among the imported tables.
+    # The recording of an imported file is in the folder of imported tables, one level deeper.
     if results.name == PLACE:
         results = results.parent
     priors: dict[str, Prior] = {}
@@ -144,22 +155,26 @@ def _nearby_collections(results: Path, machine: Machine, dtype: str) -> Iterator
     ]
     yield from _read_machine(results, machine, dtype)
     by_sibling = (_read_machine(results, sibling, dtype) for sibling in siblings)
-    # Siblings without imported tables do not count.
-    imported = filter(None, by_sibling)
-    for collections in itertools.islice(imported, _MOST_SIBLINGS):
+    # The limit counts only siblings with imported tables.
+    not_empty = filter(None, by_sibling)
+    for collections in itertools.islice(not_empty, _MOST_SIBLINGS):
         yield from collections
 
 
 def _read_machine(results: Path, machine: Machine, dtype: str) -> list[Collection]:
-    """Read a machine's collections in one dtype; report a damaged file and return none."""
+    """Read the imported collections of a machine in one dtype.
+
+    If a file is damaged, the user is told and the result is empty, because one machine's damaged
+    file must not prevent the calibration of others.
+    """
     try:
         by_source = read_collections(folder_of(results, machine.slug))
-    except UserError as error:  # a damaged file must not keep the other machines from calibrating
+    except UserError as error:
         note(str(error))
         return []
-    of_dtype = {source: rows[rows["dtype"] == dtype] for source, rows in by_source.items()}
-    return [
-        Collection.from_rows(machine, source, rows)
-        for source, rows in of_dtype.items()
-        if len(rows)
-    ]
+    collections = []
+    for source, all_rows in by_source.items():
+        rows = all_rows[all_rows["dtype"] == dtype]
+        if len(rows):
+            collections.append(Collection.from_rows(machine, source, rows))
+    return collections

@@ -1,19 +1,20 @@
-"""Offsets: log ratios that public tables predict for a machine with few measurements.
+"""Offsets: corrections of the formula that are learned from public tables.
 
-For each collection of a machine, or of a sibling of its generation, trees learn how much its times
-differ from the formula. Own measurements then only need to show what is left: constants and the
-weights of collections are fitted together, and trees grow from the rest
-(:func:`analysis.model.fitting.fit_group`).
+A collection is a public table of one machine, measured with one framework. For each collection of a
+machine or of its siblings (GPUs of the same generation), trees learn how the measured times differ
+from the formula. The offset of a shape is the weighted sum of these log ratios. Constants and
+weights are fitted together to the machine's measurements, and further trees learn what this fit
+misses (:func:`analysis.model.fitting.fit_group`).
 
 A collection of the machine itself has one weight for each kind of limit, because one framework's
-table may say most about launches and another's most about memory. A collection of a sibling has a
-single weight; together with the sibling's other collections it shows what a framework changes.
+table may predict launches best and another's memory accesses. A collection of a sibling has a
+single weight. The differences between a sibling's collections show what a framework changes.
 
-The trees must not have seen the shapes of the machine's own measurements. They would predict those
-shapes better than others, and the fit would trust them too much.
+The trees must not grow from shapes that were measured on the machine itself. They would predict
+those shapes better than others, so the fit would give the collections too much weight.
 
-Three alternatives were tried and did worse: pooling the rows of all machines with their facts as
-features, Gaussian processes, and boosted trees.
+Three alternatives were tried and predicted worse: one set of trees for all machines, with facts of
+the machine as features; Gaussian processes; and boosted trees.
 """
 
 from __future__ import annotations
@@ -36,27 +37,30 @@ from kernels.timemodel.constants import Constants, scaled_constants
 from kernels.timemodel.estimate import Array, Estimate
 
 LIBRARY = "cublas"
-"""Library with which all collections were measured."""
+"""Implementation with which all collections were measured."""
 
-_USUAL = 0.02  # log ratio by which trees disagree about shapes like those they grew from
-_KINDS = (("launch",), ("compute", "feed", "latency"), ("memory",))  # kinds of limits
-_SHARPNESS = 4  # exponent of the times that weigh the kinds, so that the largest dominates
+_USUAL_DISAGREEMENT = 0.02  # standard deviation of the trees' log ratios at familiar shapes
+_KINDS = (("launch",), ("compute", "feed", "latency"), ("memory",))  # limits of each kind
+_SHARPNESS = 4  # power of a kind's time in its weight; a high one lets the largest time dominate
 
 
 @dataclass(frozen=True)
 class TreeSettings:
-    """Number of trees that grow from a collection, and minimum number of rows in a leaf."""
+    """Number of trees that grow from a collection, and minimum number of its rows in a leaf."""
 
     trees: int
     leaf_rows: int
 
 
 WHOLE = TreeSettings(64, 2)
-COARSE = TreeSettings(16, 4)
-"""Settings for collections of sibling machines that are not among the leading ones. There are many
-of them and each has a small weight, so fewer and coarser trees are enough."""
+"""Settings for collections of the machine itself, and for those that answer before any measurement
+(:func:`analysis.model.prior.leaders`)."""
 
-_FIGURES = {
+COARSE = TreeSettings(16, 4)
+"""Settings for all other collections of siblings. There are many of these and each has a small
+weight, so fewer and coarser trees are enough."""
+
+_JSON_SHAPE = {
     "source": str, "dtype": str, "rows": COUNT, "machine": dict, "constants": Each(Number()),
     "trees": dict,
 }  # fmt: skip
@@ -64,10 +68,17 @@ _FIGURES = {
 
 @dataclass(frozen=True)
 class CollectionTrees:
-    """Fitted constants of one collection of one machine and dtype, and trees grown from its rows.
+    """Constants and trees that were fitted to one collection of one machine and dtype.
 
-    ``source`` names the framework and its version. ``rows`` is the number of rows, from all of
-    which the trees grew. Operands came from the cache where they fit it.
+    They predict warm times: operands that fit into the last-level cache are already there.
+
+    Attributes:
+        machine: the machine that was measured.
+        source: framework and version of the collection, in words.
+        dtype: dtype of the measured GEMMs.
+        rows: number of measured GEMMs.
+        constants: constants of the formula.
+        trees: trees that predict log(measured / formula).
     """
 
     machine: Machine
@@ -83,7 +94,12 @@ class CollectionTrees:
         return f"{self.source} of {self.machine.slug}"
 
     def constants_on(self, machine: Machine, dtype: str) -> Constants:
-        """Return the constants scaled to another machine of the generation by both datasheets."""
+        """Scale the constants to another machine of the generation, by the two datasheets.
+
+        Args:
+            machine: the machine to predict.
+            dtype: dtype of the GEMMs to predict.
+        """
         return scaled_constants(self.constants, self.machine, machine, dtype)
 
     @classmethod
@@ -93,7 +109,7 @@ class CollectionTrees:
         source: str,
         gemms: Sequence[Gemm],
         seconds: Array,
-        c: Constants,
+        constants: Constants,
         settings: TreeSettings = WHOLE,
     ) -> Self:
         """Grow the trees of a collection.
@@ -101,27 +117,28 @@ class CollectionTrees:
         Args:
             machine: the machine that was measured.
             source: framework and version of the collection, in words.
-            gemms: the GEMM of each row, all of one dtype.
-            seconds: their times.
-            c: constants that were fitted to them.
+            gemms: the measured GEMMs, all of one dtype.
+            seconds: measured seconds of each GEMM.
+            constants: constants of the formula that were fitted to these times.
             settings: number of trees, and minimum number of rows in a leaf.
         """
         inputs = Inputs.from_query(machine, Query.plain(gemms, LIBRARY, warm=True))
-        guess = inputs.estimate(c)
-        features = inputs.features(c, guess)
+        guess = inputs.estimate(constants)
+        features = inputs.features(constants, guess)
         log_ratios = np.log(seconds / guess.time)
         trees = Forest.grown(features, log_ratios, settings.trees, settings.leaf_rows)
-        return cls(machine, source, gemms[0].dtype, len(gemms), c, trees)
+        return cls(machine, source, gemms[0].dtype, len(gemms), constants, trees)
 
     def log_ratios(self, gemms: Sequence[Gemm]) -> tuple[Array, Array]:
-        """Predict the log of measured time over the formula's time for some shapes.
+        """Predict log(measured / formula) of GEMMs on the collection's machine.
 
         Args:
-            gemms: GEMMs of any dtype and layout; they are looked up by their sizes.
+            gemms: GEMMs of any dtype and layout. The prediction is for GEMMs of the same sizes in
+                the collection's dtype and layout.
 
         Returns:
-            The log ratios, and the standard deviation of the trees, which is larger for unfamiliar
-            shapes.
+            The log ratio of each GEMM, and the standard deviation over the trees, which is larger
+            for unfamiliar shapes.
         """
         queried = [replace(gemm, dtype=self.dtype, layout="nt") for gemm in gemms]
         inputs = Inputs.from_query(self.machine, Query.plain(queried, LIBRARY, warm=True))
@@ -144,9 +161,9 @@ class CollectionTrees:
         """Inverse of :meth:`to_json`.
 
         Raises:
-            ValueError: if something is missing or is not a number. This includes UserErrors.
+            ValueError: if a value is missing or invalid. A UserError is a ValueError, too.
         """
-        if fault := misfit(data, _FIGURES):
+        if fault := misfit(data, _JSON_SHAPE):
             raise ValueError(fault)
         return cls(
             Machine.from_json(data["machine"]),
@@ -159,14 +176,14 @@ class CollectionTrees:
 
 
 class CollectionEstimates(NamedTuple):
-    """Predictions of several collections for some cases of a machine.
+    """Predictions of several collections for the same cases. In all arrays, a row is a case.
 
     Attributes:
-        columns: log of the time that each collection (columns) predicts for each case (rows), over
-            the time of the formula with the first collection's constants.
-        deviations: how much the trees of each collection disagree about each case.
-        shares: weight of each kind of limit (columns) in each case (rows). It is proportional to
-            the fourth power of the limit's time, and the weights of a case sum to one.
+        columns: log ratio of the time that each collection (columns) predicts for a case, to the
+            time of the formula with the first collection's constants.
+        deviations: standard deviation over the trees of each collection (columns).
+        shares: weight of each kind of limit (columns). It is proportional to the fourth power of
+            the kind's time in the case, and the weights of a case sum to one.
     """
 
     columns: Array
@@ -175,12 +192,13 @@ class CollectionEstimates(NamedTuple):
 
     @classmethod
     def from_trees(cls, collections: Sequence[CollectionTrees], inputs: Inputs) -> Self:
-        """Predict GEMMs by each collection: by its formula, plus what its trees add."""
+        """Predict GEMMs by each collection: by the formula with its constants, then its trees."""
 
         def estimate_with(collection: CollectionTrees) -> Estimate:
             return inputs.estimate(collection.constants_on(inputs.machine, inputs.dtype))
 
-        # 1. Predict the log ratios of all collections to the formula of the first one.
+        # 1. Predict log ratios by each collection. All refer to the formula with the constants of
+        #    the first collection.
         gemms = [problem for problem in inputs.problems if isinstance(problem, Gemm)]
         first = estimate_with(collections[0])
         columns, deviations = [], []
@@ -188,29 +206,33 @@ class CollectionEstimates(NamedTuple):
             log_ratios, disagreement = collection.log_ratios(gemms)
             columns.append(log_ratios + np.log(estimate_with(collection).time / first.time))
             deviations.append(disagreement)
-        # 2. Weigh the kinds of limits. The time of a kind is that of its longest limit.
-        kind_times = [np.max([getattr(first, name) for name in kind], axis=0) for kind in _KINDS]
+        # 2. Compute the weights of the kinds of limits. The time of a kind is that of its longest
+        #    limit.
+        kind_times = []
+        for kind in _KINDS:
+            limit_times = [getattr(first, name) for name in kind]
+            kind_times.append(np.max(limit_times, axis=0))
         powers = (np.column_stack(kind_times) / first.time[:, None]) ** _SHARPNESS
         shares = powers / powers.sum(axis=1, keepdims=True)
         return cls(np.column_stack(columns), np.column_stack(deviations), shares)
 
-    def take(self, where: NDArray[np.intp]) -> Self:
+    def take(self, positions: NDArray[np.intp]) -> Self:
         """Return the estimates of the cases at some positions."""
-        return type(self)(*(array[where] for array in self))
+        return type(self)(*(array[positions] for array in self))
 
-    def regressors(self, own: Sequence[bool]) -> Array:
-        """Return the factor of each weight (columns) in each case (rows).
+    def regressors(self, same_machine: Sequence[bool]) -> Array:
+        """Return the matrix whose product with the weights is the offset of each case.
 
         Args:
-            own: for each collection, True if it is of the machine itself. It then has a weight for
-                each kind of limit, otherwise a single weight.
+            same_machine: for each collection, True if it was measured on the machine itself. It
+                then has one weight, and one column, for each kind of limit; otherwise it has one.
         """
         # Each collection's column keeps a second axis, so that it can be multiplied by the shares.
         columns = self.columns.T[:, :, None]
         return np.hstack(
             [
-                column * self.shares if is_own else column
-                for column, is_own in zip(columns, own, strict=True)
+                column * self.shares if is_same else column
+                for column, is_same in zip(columns, same_machine, strict=True)
             ]
         )
 
@@ -219,7 +241,7 @@ class CollectionEstimates(NamedTuple):
 class Offsets:
     """Weighted sum of the log ratios that several collections predict.
 
-    ``weights`` has for each collection one weight per kind of limit: fixed costs, the work of the
+    ``weights`` has three weights for each collection, one per kind of limit: launch, work of the
     SMs, and memory.
     """
 
@@ -228,36 +250,49 @@ class Offsets:
 
     @classmethod
     def from_regression(
-        cls, collections: Sequence[CollectionTrees], own: Sequence[bool], weights: Sequence[float]
+        cls,
+        collections: Sequence[CollectionTrees],
+        same_machine: Sequence[bool],
+        weights: Sequence[float],
     ) -> Self:
-        """Take the weights that belong to the columns of :meth:`CollectionEstimates.regressors`.
+        """Read the weights that a regression found.
 
-        A sibling's collection has a single column, whose weight then holds for each kind of limit.
+        Args:
+            collections: the collections.
+            same_machine: for each collection, True if it was measured on the machine itself. A
+                sibling's collection has a single weight, which holds for each kind of limit.
+            weights: weight of each column of :meth:`CollectionEstimates.regressors`.
         """
-        remaining = iter(weights)
-        rows = []
-        for is_own in own:
-            if is_own:
-                rows.append(tuple(next(remaining) for _ in _KINDS))
+        remaining_weights = iter(weights)
+        weights_by_collection = []
+        for is_same in same_machine:
+            if is_same:
+                weights_by_collection.append(tuple(next(remaining_weights) for _ in _KINDS))
             else:
-                rows.append((next(remaining),) * len(_KINDS))
-        return cls(tuple(collections), tuple(rows))
+                weights_by_collection.append((next(remaining_weights),) * len(_KINDS))
+        return cls(tuple(collections), tuple(weights_by_collection))
 
     @staticmethod
-    def for_regression(own: Sequence[bool], weights: Sequence[float]) -> list[float]:
-        """Repeat the weight of each collection for each of its columns in a regression."""
-        repeated: list[float] = []
-        for is_own, weight in zip(own, weights, strict=True):
-            repeated += [weight] * (len(_KINDS) if is_own else 1)
-        return repeated
+    def for_regression(same_machine: Sequence[bool], weights: Sequence[float]) -> list[float]:
+        """Return one weight for each column of :meth:`CollectionEstimates.regressors`.
+
+        Args:
+            same_machine: for each collection, True if it was measured on the machine itself and
+                therefore has a column for each kind of limit.
+            weights: weight of each collection.
+        """
+        weight_by_column: list[float] = []
+        for is_same, weight in zip(same_machine, weights, strict=True):
+            weight_by_column += [weight] * (len(_KINDS) if is_same else 1)
+        return weight_by_column
 
     @classmethod
     def from_weights(cls, collections: Sequence[CollectionTrees], weights: Sequence[float]) -> Self:
-        """Give each collection one weight, whatever limits a case."""
+        """Give each collection one weight that holds for all kinds of limits."""
         return cls(tuple(collections), tuple((weight,) * len(_KINDS) for weight in weights))
 
     def at(self, inputs: Inputs) -> CollectionEstimates:
-        """Return the predictions of each collection for the cases."""
+        """Return the predictions of each collection for the cases of ``inputs``."""
         return CollectionEstimates.from_trees(self.collections, inputs)
 
     def combined_offsets(self, estimates: CollectionEstimates) -> Array:
@@ -265,12 +300,12 @@ class Offsets:
         return np.sum(estimates.columns * self._weights_at(estimates), axis=1)
 
     def spread(self, estimates: CollectionEstimates) -> Array:
-        """Return how far each offset may be off, by the disagreement of each collection's trees.
+        """Return the relative spread of each offset's error, from how much the trees disagree.
 
-        The spread is in units of :data:`_USUAL` and at least 1.
+        It is 1 where the trees agree, and grows with their disagreement, relative to the usual one.
         """
         weighted = estimates.deviations * self._weights_at(estimates)
-        return np.hypot(1.0, np.hypot.reduce(weighted, axis=1) / _USUAL)
+        return np.hypot(1.0, np.hypot.reduce(weighted, axis=1) / _USUAL_DISAGREEMENT)
 
     def _weights_at(self, estimates: CollectionEstimates) -> Array:
         """Return each collection's weight (columns) in each case (rows)."""
@@ -278,14 +313,14 @@ class Offsets:
 
     @property
     def source(self) -> str:
-        """Collections in words: by name, or how many there are of each machine."""
+        """Collections in words: one or two by name, more of them as a count for each machine."""
         if len(self.collections) <= 2:
             return " and ".join(collection.name for collection in self.collections)
         counts = Counter(collection.machine.slug for collection in self.collections)
         return "public tables: " + ", ".join(f"{count} of {slug}" for slug, count in counts.items())
 
     def named_weights(self) -> dict[str, list[float]]:
-        """Return the weights by the name of each collection."""
+        """Return the weights for each kind of limit, by the name of the collection."""
         pairs = zip(self.collections, self.weights, strict=True)
         return {collection.name: list(values) for collection, values in pairs}
 
@@ -301,13 +336,13 @@ class Offsets:
         """Inverse of :meth:`to_json`.
 
         Raises:
-            ValueError: if something is missing or is not a number, or if there is not one weight
-                for each collection and kind of limit.
+            ValueError: if a value is missing or invalid, or if the number of weights does not match
+                the collections and kinds of limits.
         """
         if fault := misfit(data, {"weights": [[Number()]], "collections": [dict]}):
             raise ValueError(fault)
         collections = tuple(CollectionTrees.from_json(entry) for entry in data["collections"])
         weights = tuple(tuple(row) for row in data["weights"])
         if not collections or [len(row) for row in weights] != [len(_KINDS)] * len(collections):
-            raise ValueError("there is not one weight for each collection and kind of limit")
+            raise ValueError("each collection needs one weight for each kind of limit")
         return cls(collections, weights)

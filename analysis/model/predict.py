@@ -1,8 +1,8 @@
-"""The time model: the estimate's formula with constants that were calibrated on measurements.
+"""The time model: the formula of the estimate, with constants and trees fitted to measurements.
 
-Cases are modelled in groups: an implementation, an operation with its pass, and a dtype. Each group
-has its own constants, error figures and interval. The prior answers for a group without
-measurements (:mod:`analysis.model.prior`).
+A group is all cases with the same implementation, operation (with its pass) and dtype. Each group
+has separate constants, errors and intervals. A group without measurements uses its prior
+(:mod:`analysis.model.prior`).
 """
 
 from __future__ import annotations
@@ -47,39 +47,41 @@ class Model:
         groups = query.groups()
         parts = []
         for group in dict.fromkeys(groups):
-            where = np.flatnonzero(groups == group)
+            positions = np.flatnonzero(groups == group)
             fit = self.fit(group)
-            inputs = Inputs.from_query(self.machine, query.take(where))
-            guess, tree_spread = corrected_estimate(
+            # 1. Predict the times.
+            inputs = Inputs.from_query(self.machine, query.take(positions))
+            guess, disagreement = corrected_estimate(
                 inputs, fit.constants, fit.residual, fit.offsets
             )
             guess = replace(guess, time=fit.shift.applied(guess.time))
-            spread = fit.spreads(tree_spread)
+            # 2. Compute the ends of the intervals, as log ratios to the predicted times.
+            spread = fit.spreads(disagreement)
             below, above = factors_of(inputs.problems, fit.groups)
             low = fit.low * spread * below
             high = fit.high * spread * above
-            # A shape unlike all measured ones has at least the interval that it would have without
-            # any measurement.
+            # For a shape unlike all measured ones, the interval is at least as wide as without any
+            # measurement.
             is_familiar = np.array([fit.has_like(problem) for problem in inputs.problems])
             low = np.where(is_familiar, low, np.minimum(low, UNCALIBRATED[0]))
             high = np.where(is_familiar, high, np.maximum(high, UNCALIBRATED[1]))
-            parts.append(PartialPrediction(where, guess, low, high))
+            parts.append(PartialPrediction(positions, guess, low, high))
         return Prediction.from_parts(len(groups), parts)
 
 
 def model_from_json(machine: Machine, data: Mapping[str, Any]) -> Model:
-    """Read the model from the document of a calibration.json."""
+    """Read a model from the document of calibration.json."""
     return Model(machine, {group: Fit.from_json(fit) for group, fit in data["groups"].items()})
 
 
 @dataclass(frozen=True)
 class PartialPrediction:
-    """Estimates of some of a query's cases, and the 90% range of their log ratios.
+    """Estimates of some cases of a query, with the 90% range of log(measured / predicted) of each.
 
-    ``where`` has the positions of these cases.
+    ``positions`` are those of the cases in the query.
     """
 
-    where: NDArray[np.intp]
+    positions: NDArray[np.intp]
     estimate: Estimate
     low: Array
     high: Array
@@ -87,7 +89,7 @@ class PartialPrediction:
 
 @dataclass(frozen=True)
 class Prediction:
-    """Times in seconds with their 90% intervals, and the estimate that they come from."""
+    """Estimates of all cases of a query, with the ends of their 90% intervals in seconds."""
 
     estimate: Estimate
     lo: Array
@@ -95,21 +97,27 @@ class Prediction:
 
     @classmethod
     def from_parts(cls, cases: int, parts: Sequence[PartialPrediction]) -> Prediction:
-        """Combine the groups' partial predictions in the order of the query's cases.
+        """Combine partial predictions in the order of the query's cases.
 
-        ``cases`` is the number of these cases.
+        Args:
+            cases: number of cases of the query.
+            parts: partial predictions, which together have each case once.
         """
         columns = {f.name: np.empty(cases) for f in fields(Estimate)}
         lo, hi = np.empty(cases), np.empty(cases)
         for part in parts:
             for name, column in columns.items():
-                column[part.where] = getattr(part.estimate, name)
-            lo[part.where] = part.estimate.time * np.exp(part.low)
-            hi[part.where] = part.estimate.time * np.exp(part.high)
+                column[part.positions] = getattr(part.estimate, name)
+            lo[part.positions] = part.estimate.time * np.exp(part.low)
+            hi[part.positions] = part.estimate.time * np.exp(part.high)
         return cls(Estimate(**columns), lo, hi)
 
     def frame(self) -> pd.DataFrame:
-        """Return the columns of predicted.csv: times in microseconds, limit, tiles and traffic."""
+        """Return the predictions as columns of predicted.csv, one row per case.
+
+        The columns are times in µs, what limits them, algorithm, tiles, efficiencies and traffic in
+        bytes.
+        """
         guess = self.estimate
         tiles = [f"{bm:.0f}x{bn:.0f}" for bm, bn in zip(guess.bm, guess.bn, strict=True)]
         limit_times = {f"{name}_us": getattr(guess, name) * 1e6 for name in LIMITS}
@@ -142,14 +150,18 @@ LIMIT_WORDS = {
 }
 """Words for each of :data:`kernels.timemodel.estimate.LIMITS`."""
 
-
 _CORES = {"gpu": "SMs", "cpu": "cores"}
 
 
 def explain(row: Mapping[str, Any], kind: str = "gpu") -> str:
-    """Describe a row of :meth:`Prediction.frame` in one line, for a kind of machine."""
+    """Describe a prediction in one line: its limit, tiles, efficiencies and traffic.
+
+    Args:
+        row: row of :meth:`Prediction.frame`.
+        kind: kind of the machine, ``gpu`` or ``cpu``.
+    """
     limit = LIMIT_WORDS[row["limit"]].format(cores=_CORES[kind])
-    side = ALGORITHMS[row["algorithm"]]  # of Winograd's output tile, 0 for an implicit GEMM
+    side = ALGORITHMS[row["algorithm"]]  # side of Winograd's output tile, 0 for an implicit GEMM
     algorithm = f"Winograd over {side}x{side} outputs, " if side else ""
     split = f", K split in {row['split']}" if row["split"] > 1 else ""
     if kind == "cpu":

@@ -1,22 +1,27 @@
-"""Priors: knowledge about a machine before any of its own measurements, and how certain it is.
+"""Priors: what is assumed about the times on a machine before any of them is measured.
 
-An estimate starts from the best prior there is, in this order:
+A sibling of a machine is another GPU of its generation. A fit starts from the first prior that
+exists in this list:
 
-1. the machine's own public table;
-2. the constants that are shipped for it;
-3. the constants of a sibling, scaled by the two datasheets;
-4. the mean of the constants of all generations, scaled in the same way.
+1. imported public tables of the machine or, if it has none, of its siblings;
+2. constants that are shipped for the machine;
+3. shipped constants of a sibling, scaled by the two datasheets;
+4. the mean of the shipped constants of all generations, scaled in the same way;
+5. default constants of the machine's generation, with an interval of a factor of two.
 
-Each kind of prior has two learned spreads: how much faster or slower the machine as a whole may be
-(``scale``), and how far off single shapes may still be once that is corrected (``shape``). Own
-measurements move the estimate away from the prior only as far as they outweigh these spreads. They
-first move the scale, because it is the least certain and all measurements share it; then single
-constants; then the weights of public tables; then trees (:mod:`analysis.model.fitting`). The 90%
-interval is the prior's, narrowed as the scale becomes known. The more own held-out errors there
-are, the more their interval replaces it (:mod:`analysis.model.calibrate`).
+Each kind of prior has a learned uncertainty. Its ``scale`` is the error that all shapes of a
+machine share, and its ``shape`` the error of a single shape once the shared error is corrected.
+Measurements of the machine move a fit away from the prior only as far as they outweigh this
+uncertainty. A few measurements move little more than the scale, because it is the least certain
+and all measurements share it. More of them also move single constants, the weights of public tables
+and finally trees (:mod:`analysis.model.fitting`).
 
-A sibling is near enough only if both datasheets differ by no more than those of the pairs of
-measured GPUs from which its interval was learned.
+The 90% interval of the prior becomes narrower as measurements determine the scale. An interval from
+held-out errors of the machine's own measurements replaces it gradually
+(:mod:`analysis.model.calibrate`).
+
+A sibling's constants are used only if the two datasheets differ by no more than those of some pair
+of measured GPUs, because the interval was learned from such pairs.
 """
 
 from __future__ import annotations
@@ -51,25 +56,30 @@ from kernels.timemodel.constants import (
 )
 
 DTYPE = "bf16"
-"""Dtype that priors are learned from; public tables say too little about others, or nothing."""
+"""Dtype that priors are learned from. Public tables have few times in other dtypes, or none."""
 
 GROUP = f"{LIBRARY} gemm {DTYPE}"
-"""Group of bf16 GEMMs by the vendor library, named as in the fits of a model."""
+"""Name of the group of bf16 GEMMs by the vendor library, as :class:`analysis.model.predict.Model`
+uses it."""
 
 TWINS = {"bf16": "fp16", "fp16": "bf16"}
-"""The two 16-bit dtypes, which run on the same units."""
+"""The other 16-bit dtype for each of the two; both run on the same arithmetic units."""
 
 _TWIN_WIDER = 1.1
-"""Factor by which an interval is wider in the other 16-bit dtype. The shipped bf16 constants
-predict fp16 Llama layers on an H100 (casys-kaist/LLMServingSim, 10,240 times) with a mean error of
-5.7%, and the 90% interval holds 97% of them (results/accuracy/every-m.jsonl)."""
+"""Factor by which the interval widens where one 16-bit dtype is predicted from the other.
+
+It was checked on fp16 Llama layers on an H100 (casys-kaist/LLMServingSim, 10,240 times). The
+shipped bf16 constants predict these times with a mean error of 5.7%, and the 90% interval contains
+97% of them (results/accuracy/every-m.jsonl)."""
 
 _GROWTH = 0.75
-"""Exponent by which an SM's reads and writes grow with its arithmetic across generations. With 1,
-graphics GPUs, whose arithmetic is halved in 16 bits, are predicted to be too slow. The value was
-chosen by predicting the public tables of each generation from the constants of the others."""
-_TREES_MISFIT = 0.05  # misfit, as a log ratio, where the prior is a public table of the machine
-_NORMAL = 1.645  # standard deviations on either side that hold nine in ten normal values
+"""Exponent with which an SM's read and write rates follow its arithmetic rate across generations.
+
+With an exponent of 1, graphics GPUs would be predicted too slow, because only their 16-bit
+arithmetic rate is halved. The value was chosen by predicting the public tables of each generation
+from the constants of the other generations."""
+_TREES_MISFIT = 0.05  # :attr:`Spread.misfit` of a prior from public tables
+_NORMAL = 1.645  # half width of a normal distribution's 90% interval, in standard deviations
 _FACTOR_OF_TWO = "a factor of two either way"
 _FP32_WORDS = "−10% to +42%, as on GPUs like it"
 
@@ -80,9 +90,10 @@ class Spread:
 
     Attributes:
         scale: error that all shapes of a machine share.
-        shape: error of a single shape once the shared one is corrected.
-        constants: error of each constant once the scale is corrected, a part of ``shape``.
-        misfit: error that the best constants still leave.
+        shape: error of a single shape once the shared error is corrected.
+        constants: error of a single constant's logarithm once the shared error is corrected. It
+            causes a part of ``shape``.
+        misfit: error of a single shape that remains even with the best constants.
     """
 
     scale: float
@@ -91,11 +102,11 @@ class Spread:
     misfit: float = 0.1
 
     def after(self, rows: int) -> float:
-        """Return the standard deviation of one shape's error after ``rows`` measurements."""
+        """Return the standard deviation of one shape's error after ``rows`` measured shapes."""
         return math.hypot(self.shape, 1 / math.sqrt(1 / self.scale**2 + rows / self.shape**2))
 
     def narrowing(self, rows: int) -> float:
-        """Return the factor, at most 1, by which ``rows`` measurements narrow the interval."""
+        """Return the factor, at most 1, by which ``rows`` measured shapes narrow the interval."""
         return self.after(rows) / self.after(0)
 
     @classmethod
@@ -106,23 +117,26 @@ class Spread:
 
 
 UNKNOWN = Spread(scale=0.37, shape=0.2, constants=1.0)
-"""Spread where nothing was learned. Its parts together are as wide as
-:data:`analysis.model.fit.UNCALIBRATED`. The constants are hardly held, because those of a CPU are
-only a starting point."""
+"""Spread of a prior whose errors were never measured.
+
+Scale and shape together give the interval :data:`analysis.model.fit.UNCALIBRATED`. The spread of
+the constants is wide, because the default constants of a CPU are only a starting point."""
 
 
 @dataclass(frozen=True)
 class Prior:
-    """Answer for a group without own measurements, and the start of a fit to own measurements.
+    """Prior of one group: it answers until the machine is measured, and then a fit starts from it.
 
     Attributes:
-        fit: constants, with the intervals of an answer without own measurements.
-        kind: ``public``, ``shipped``, ``generation`` or ``none``.
-        source: where the prior comes from, in words.
+        fit: constants and offsets, with the intervals that hold before any measurement.
+        kind: where the prior comes from: ``public``, ``shipped``, ``generation`` or ``none``, as in
+            :class:`analysis.model.basis.Basis`.
+        source: where the prior comes from, in words for the user.
         spread: how far the prior may be off.
-        warm: True if ``fit`` is for operands that come from the cache where they fit it.
-        collections: public tables whose weights own measurements move.
-        leading: positions of the collections that answer without own measurements.
+        warm: True if ``fit`` predicts warm times, for which operands that fit into the last-level
+            cache are already there.
+        collections: public tables with trees. A fit to measurements changes their weights.
+        leading: positions of those ``collections`` that answer before any measurement.
     """
 
     fit: Fit
@@ -135,17 +149,17 @@ class Prior:
 
     @classmethod
     def bare(cls, constants: Constants, spread: Spread = UNKNOWN) -> Prior:
-        """Make a prior of constants only; its interval comes from ``spread``."""
+        """Make a prior of constants only. Its interval follows from ``spread``."""
         end = _NORMAL * spread.after(0)
         return cls(Fit(constants, low=-end, high=end, aligned_only=True), "none", "", spread)
 
-    def is_own(self, machine: Machine) -> list[bool]:
-        """Return a flag for each collection, True if it is of the machine itself."""
+    def same_machine(self, machine: Machine) -> list[bool]:
+        """Return a flag for each collection: True if it was measured on ``machine`` itself."""
         return [collection.machine.slug == machine.slug for collection in self.collections]
 
     @property
     def weights(self) -> list[float]:
-        """Weight of each collection in an answer without own measurements."""
+        """Weight of each collection before any measurement of the machine."""
         weights = [0.0] * len(self.collections)
         for position in self.leading:
             weights[position] = 1 / len(self.leading)
@@ -153,24 +167,28 @@ class Prior:
 
 
 _TREES_ERROR = 0.04
-"""Typical standard deviation of a public table's log ratios to its own model."""
+"""Typical standard deviation of log(measured / predicted) of a public table by its own fit."""
 
 
 def prior_from_tables(
     machine: Machine, dtype: str, collections: Sequence[CollectionTrees], query: Query
 ) -> Prior:
-    """Build a prior from public tables of a machine or of its siblings.
+    """Build a prior from public tables of a machine and of its siblings.
 
-    The trees of the tables must not have seen the shapes of the query. Without own measurements,
-    the machine's first collection answers; if it has none, the first collections of its siblings
-    answer with equal weights. The interval is the one that was learned from other frameworks. It
-    was learned from tables whose own error is known; here a typical error is assumed.
+    The trees of the tables must not have been grown from the shapes of the query. Before any
+    measurement, the machine's first collection answers. If the machine has none, the first
+    collection of each sibling answers, all with equal weights.
+
+    The interval is the one learned from the differences between frameworks. It is a multiple of the
+    prediction's own error, which was known where the interval was learned. Here a typical error is
+    assumed.
 
     Args:
         machine: the machine to predict.
-        dtype: dtype of the answers; the collections may be of the other 16-bit dtype.
-        collections: the collections, the most trusted first.
-        query: shapes over which the typical disagreement of the trees is taken.
+        dtype: dtype of the predicted GEMMs; the collections may have the other 16-bit dtype.
+        collections: public tables with trees, the most trusted first.
+        query: shapes to be measured or predicted. They determine how much the trees typically
+            disagree.
     """
     leading = leaders(machine, [collection.machine for collection in collections])
     prior = Prior(
@@ -182,7 +200,8 @@ def prior_from_tables(
         tuple(collections),
         tuple(leading),
     )
-    # The scale of the fit makes the error of a shape with a typical spread a typical error.
+    # A shape for which the trees disagree as much as usual gets the typical error. The scale of the
+    # fit converts the trees' disagreement to that error.
     offsets = Offsets.from_weights(collections, prior.weights)
     spreads = offsets.spread(offsets.at(Inputs.from_query(machine, query)))
     typical_spread = float(np.median(spreads))
@@ -204,13 +223,13 @@ def prior_from_tables(
 
 
 def leaders(machine: Machine, machines: Sequence[Machine]) -> list[int]:
-    """Return the positions of the collections that answer without own measurements.
+    """Return the positions of the collections that answer before any measurement of a machine.
 
-    These are the first one of the machine itself or, if it has none, the first one of each sibling.
+    These are the machine's first collection or, if it has none, the first of each sibling.
 
     Args:
         machine: the machine to predict.
-        machines: the machine of each collection.
+        machines: for each collection, the machine on which it was measured.
     """
     slugs = [owner.slug for owner in machines]
     if machine.slug in slugs:
@@ -219,15 +238,15 @@ def leaders(machine: Machine, machines: Sequence[Machine]) -> list[int]:
 
 
 def software_of(slug: str, dtype: str = DTYPE) -> SoftwareRange:
-    """Return how far frameworks differ on a machine, as a range in spreads.
+    """Return how far other frameworks' times lie from predictions, as a range in spreads.
 
-    It is the range of all machines, widened if frameworks differ more on this one. It was learned
-    from bf16. Each framework quantises for fp8 in its own way, so for fp8 the range is that of a
-    machine without any measurement, even where the model's own error is zero.
+    The range was learned from bf16 on all machines. It is widened if frameworks differ more on this
+    machine. For fp8 it is as wide as for an unmeasured machine, because each framework quantises in
+    a different way.
     """
     if dtype == "fp8":
-        # The spread of a prediction without an error of its own is SOFTWARE_ERROR. That of a pair
-        # of such predictions is √2 times as large.
+        # Even a prediction without any model error must get the interval UNCALIBRATED. Its spread
+        # is SOFTWARE_ERROR, and the spread of a pair of such predictions is √2 times as large.
         low, high = (end / SOFTWARE_ERROR for end in UNCALIBRATED)
         pair_low, pair_high = (end / math.sqrt(2) / SOFTWARE_ERROR for end in UNCALIBRATED_PAIR)
         return SoftwareRange(low, high, pair_low, pair_high)
@@ -238,18 +257,25 @@ def software_of(slug: str, dtype: str = DTYPE) -> SoftwareRange:
 
 
 def factors_of_prior(kind: str, generation: str) -> dict[str, tuple[float, float]]:
-    """Return the factors of an interval by kind of shape (:mod:`analysis.model.groups`).
+    """Return the factors of an interval's two ends for each kind of shape.
+
+    :mod:`analysis.model.groups` explains the kinds of shapes.
 
     Args:
         kind: kind of the prior, ``public`` or ``shipped``.
-        generation: generation of the machine.
+        generation: generation of the machine, such as ``hopper``.
     """
     factors = shipped_fits()["groups"][kind].get(generation, {})
     return {name: (low, high) for name, (low, high) in factors.items()}
 
 
 def shift_of(slug: str, group: str = GROUP) -> Shift:
-    """Return the expected difference between a machine's table and other frameworks."""
+    """Return the expected difference in time between a machine's table and other frameworks.
+
+    Args:
+        slug: the machine.
+        group: implementation, operation and dtype, as in :func:`analysis.model.query.group_of`.
+    """
     machines = shipped_fits()["machines"]
     if slug not in machines or group not in machines[slug]["groups"]:
         return Shift()
@@ -257,7 +283,9 @@ def shift_of(slug: str, group: str = GROUP) -> Shift:
 
 
 def floor_sentences(slug: str | None = None) -> list[str]:
-    """Say how far a framework's earlier version is from its later one: the floor of predictions.
+    """Say how well the times of a framework's earlier version predict those of its later one.
+
+    No model can be expected to predict another framework with a smaller error: this is the floor.
 
     Args:
         slug: the machine; None for all machines that were measured with two versions.
@@ -271,7 +299,7 @@ def floor_sentences(slug: str | None = None) -> list[str]:
 
 
 def prior_without_tables(machine: Machine, group: str) -> Prior:
-    """Return the best prior that needs no imported table.
+    """Return the first prior of the module's list that needs no imported table.
 
     Args:
         machine: the machine to predict.
@@ -282,13 +310,14 @@ def prior_without_tables(machine: Machine, group: str) -> Prior:
 
 
 def _measured_prior(machine: Machine, group: str) -> Prior | None:
-    """Return a prior of shipped constants, of a sibling's, or of the mean of all generations.
+    """Return the prior from constants that were fitted to public tables.
 
-    Returns:
-        The first of these that exists; None if there is none.
+    These are the constants of the machine, of a sibling, or the mean of all generations, whichever
+    exists first. The result is None if the group has no such constants.
     """
     shipped = shipped_fits()
-    # 1. The machine's own constants. Their factors for kinds of shapes were learned from bf16.
+    # 1. Use the constants shipped for the machine. The factors for kinds of shapes were learned
+    #    from bf16 GEMMs, so other groups do not get them.
     entry = shipped["machines"].get(machine.slug)
     if entry and group in entry["groups"]:
         fit = Fit.from_json(entry["groups"][group])
@@ -296,7 +325,8 @@ def _measured_prior(machine: Machine, group: str) -> Prior | None:
             fit = replace(fit, groups=factors_of_prior("shipped", machine.generation))
         source = f"shipped constants, fitted to {fit.rows:,} public rows of it, {entry['source']}"
         return Prior(fit, "shipped", f"{source}, warm", Spread.from_shipped("shipped"), True)
-    # 2. The constants of a sibling. These and the mean were learned from bf16 GEMMs only.
+    # 2. Use the constants of the nearest sibling. How far such constants are off, and how far their
+    #    mean is off, was only learned for bf16 GEMMs.
     if group != GROUP or DTYPE not in machine.peaks:
         return None
     fits = {
@@ -312,7 +342,7 @@ def _measured_prior(machine: Machine, group: str) -> Prior | None:
         fit = carried_fit(fits[sibling.slug], sibling, machine, learned)
         fit = replace(fit, groups=factors_of_prior("shipped", machine.generation))
         return Prior(fit, "generation", source, Spread.from_shipped("sibling"), True)
-    # 3. The mean of all generations.
+    # 3. Use the mean of all generations.
     learned = SoftwareRange(**shipped["generations"])
     fit = mean_fit({slug: fit.constants for slug, fit in fits.items()}, machine, learned)
     source = (
@@ -325,9 +355,10 @@ def _measured_prior(machine: Machine, group: str) -> Prior | None:
 
 
 def _twin_prior(machine: Machine, group: str) -> Prior | None:
-    """Return the prior of the other 16-bit dtype at the same peak; for tf32, bf16's constants.
+    """Derive a prior for bf16 or fp16 from the other one, or a prior for tf32 from bf16.
 
-    The result is None if that dtype has no prior, or if the machine lacks one of the two dtypes.
+    The result is None in three cases: the other dtype has no prior from measurements, the machine
+    lacks one of the two dtypes, or two 16-bit dtypes have different peaks.
     """
     operation, _, dtype = group.rpartition(" ")
     twin = TWINS.get(dtype, DTYPE if dtype == "tf32" else None)
@@ -338,16 +369,17 @@ def _twin_prior(machine: Machine, group: str) -> Prior | None:
 
 
 def shared_prior(known: Prior, machine: Machine, twin: str, dtype: str) -> Prior | None:
-    """Transfer what is known about one dtype to another one.
+    """Derive a prior for one dtype from the prior of another dtype.
 
-    tf32 takes the constants of the other dtype at its own peak. Any other dtype takes the whole
-    prior with wider intervals; the result is None if the two dtypes have different peaks.
+    A prior for tf32 takes only the constants of the other dtype, together with the peak of tf32.
+    A prior for any other dtype keeps everything but has wider intervals. It is None if the two
+    dtypes have different peaks.
 
     Args:
-        known: what is known about ``twin``.
+        known: the prior of ``twin``.
         machine: the machine to predict.
         twin: the dtype that was measured.
-        dtype: the other dtype.
+        dtype: the dtype to derive the prior for.
     """
     if dtype == "tf32":
         source = (
@@ -362,9 +394,10 @@ def shared_prior(known: Prior, machine: Machine, twin: str, dtype: str) -> Prior
 
 
 def _default(machine: Machine, group: str) -> Prior:
-    """Return the constants of the machine's generation, with an interval of a factor of two.
+    """Return a prior from the default constants of the machine's generation.
 
-    The interval is narrower for fp32 GEMMs on GPUs like a measured one (:func:`is_fp32_known`).
+    Its interval is a factor of two either way. It is narrower for fp32 GEMMs on a GPU with the
+    compute capability of a measured one (:func:`is_fp32_known`).
     """
     dtype = group.rpartition(" ")[2]
     is_known = is_fp32_known(machine, group)
@@ -379,9 +412,10 @@ def _default(machine: Machine, group: str) -> Prior:
 
 
 def is_fp32_known(machine: Machine, group: str) -> bool:
-    """Return True if a group is of fp32 GEMMs on a compute capability that was measured.
+    """Return True if fp32 GEMMs were measured on a GPU with the machine's compute capability.
 
-    The generation does not suffice: within one, graphics GPUs have twice as many fp32 lanes.
+    The result is False for any other group. A GPU of the same generation would not be enough:
+    graphics GPUs have twice as many fp32 lanes as data-center GPUs of their generation.
     """
     operation, _, dtype = group.rpartition(" ")
     origin = measured_on(machine.generation, dtype)
@@ -391,20 +425,27 @@ def is_fp32_known(machine: Machine, group: str) -> bool:
 
 
 def sibling_pairs(measured: Iterable[str]) -> list[tuple[Machine, Machine]]:
-    """Return the ordered pairs of machines of one generation: source and target of constants."""
+    """Return all ordered pairs of measured machines of one generation.
+
+    The constants of the first machine of a pair can predict the second one.
+
+    Args:
+        measured: slugs of the measured machines.
+    """
     machines = map(known_machine, measured)
     pairs = itertools.permutations(machines, 2)
     return [(source, target) for source, target in pairs if source.generation == target.generation]
 
 
 def nearest_sibling(machine: Machine, measured: Iterable[str]) -> Machine | None:
-    """Return the measured machine whose constants suit another one of its generation, if any.
+    """Return the measured machine of the same generation that is most like a machine, if any.
 
-    Neither peak nor bandwidth may differ by a larger factor than in some pair of measured machines
-    of one generation. If several machines qualify, the one is taken whose two factors have the
-    smallest product. An L4 or an RTX 4090 therefore takes nothing from an L40S, and an H20 takes
-    nothing from an H200, because nobody has shown that constants carry over that far. The function
-    cannot see what a datasheet does not say, such as the lower power limit of a card on PCIe.
+    Neither the peak nor the bandwidth of the two may differ by a larger factor than in some pair of
+    measured machines of one generation. If several machines qualify, the result is the one with the
+    smallest product of the two factors. An L4 or an RTX 4090 therefore does not take the constants
+    of an L40S, nor an H20 those of an H200: no measurement shows that constants carry over that
+    far. The datasheet facts compared here do not include the power limit, which is lower for a card
+    on PCIe.
 
     Args:
         machine: the machine that needs constants.
@@ -430,23 +471,23 @@ def nearest_sibling(machine: Machine, measured: Iterable[str]) -> Machine | None
 
 
 def _log_factors(first: Machine, second: Machine) -> tuple[float, float]:
-    """Return the factors by which two machines' peaks and bandwidths differ, as absolute logs."""
+    """Return the absolute log ratios of two machines' peaks and of their bandwidths."""
     peak_factor = abs(math.log(first.peak(DTYPE) / second.peak(DTYPE)))
     bandwidth_factor = abs(math.log(first.bandwidth / second.bandwidth))
     return peak_factor, bandwidth_factor
 
 
 def carried_fit(fit: Fit, there: Machine, here: Machine, learned: SoftwareRange) -> Fit:
-    """Carry the fit of one machine over to another one that was not measured.
+    """Carry the fit of one machine over to another machine that was not measured.
 
-    Its interval is the one learned from pairs of machines, widened where the fit's own is wider:
-    constants are no more certain on another machine than on the one they were fitted to.
+    The new interval contains both the learned one and the fit's own, because constants are never
+    more certain on another machine than on the machine to whose times they were fitted.
 
     Args:
         fit: the fit to carry over.
-        there: the machine that it was fitted on.
+        there: the machine to whose times it was fitted.
         here: the machine to predict.
-        learned: the range of the errors of such predictions.
+        learned: 90% range of the errors of such predictions, learned from pairs of machines.
     """
     constants = scaled_constants(fit.constants, there, here, DTYPE)
     unseen = replace(
@@ -456,15 +497,16 @@ def carried_fit(fit: Fit, there: Machine, here: Machine, learned: SoftwareRange)
 
 
 def mean_fit(known: Mapping[str, Constants], here: Machine, learned: SoftwareRange) -> Fit:
-    """Average the constants of measured machines for a generation that nobody measured.
+    """Average the constants of measured machines for a machine without a measured sibling.
 
-    Each machine's constants are scaled by the two datasheets, and every generation counts the same.
-    The constants of a single machine, such as one of the nearest generation, are further off.
+    Each machine's constants are first scaled by the two datasheets. Every generation has the same
+    weight. The mean predicts better than the constants of a single machine, even of one from the
+    nearest generation.
 
     Args:
-        known: constants by the slug of the machine that they were fitted on.
+        known: constants of measured machines, by slug.
         here: the machine that needs constants.
-        learned: the range of the errors of such predictions.
+        learned: 90% range of the errors of such predictions.
     """
     by_generation: dict[str, list[Constants]] = {}
     for slug, constants in known.items():
@@ -472,5 +514,5 @@ def mean_fit(known: Mapping[str, Constants], here: Machine, learned: SoftwareRan
         scaled = scaled_constants(constants, origin, here, DTYPE, _GROWTH)
         by_generation.setdefault(origin.generation, []).append(scaled)
     constants = mean_constants([mean_constants(members) for members in by_generation.values()])
-    # An empty interval, once widened, is the learned range.
+    # Widening an empty interval gives exactly the learned range.
     return Fit(constants, aligned_only=True, layout="nt", low=0.0, high=0.0).widened(learned)

@@ -1,4 +1,4 @@
-"""Cases to predict: problems, and how each of them is computed and timed."""
+"""Queries: lists of cases for which the model predicts the time."""
 
 from __future__ import annotations
 
@@ -16,10 +16,16 @@ from kernels.problem import Conv, Problem
 
 @dataclass(frozen=True)
 class Query:
-    """Cases to predict: problems, and how each of them is computed and timed.
+    """Cases to predict: problems, and how each problem is computed and timed.
 
-    ``cached`` is True where operands come from the cache if they fit it. ``sustained`` is True
-    where launches follow each other without pauses.
+    All attributes have one element per case.
+
+    Attributes:
+        problems: the problems.
+        implementations: names of the libraries or kernels that compute them.
+        configs: config of a hand-written kernel; empty for the default one and for libraries.
+        cached: True if operands that fit into the last-level cache are already there.
+        sustained: True if launches follow each other without pauses, False for bursts.
     """
 
     problems: Sequence[Problem]
@@ -30,9 +36,13 @@ class Query:
 
     @classmethod
     def plain(cls, problems: Sequence[Problem], implementation: str, warm: bool = False) -> Query:
-        """Take problems on one implementation, with its default config, timed in bursts.
+        """Make a query in which one implementation computes all problems, with its default config.
 
-        Operands come from memory or, if ``warm``, from the cache where they fit it.
+        Args:
+            problems: the problems, timed in bursts.
+            implementation: name of the library or kernel.
+            warm: True if operands that fit into the last-level cache are already there. Otherwise
+                all operands come from memory.
         """
         return cls.with_implementations(problems, [implementation] * len(problems), warm)
 
@@ -40,7 +50,7 @@ class Query:
     def with_implementations(
         cls, problems: Sequence[Problem], implementations: Sequence[str], warm: bool = False
     ) -> Query:
-        """Take each problem on its own implementation, otherwise as in :meth:`plain`."""
+        """Make a query as :meth:`plain` does, but with an implementation for each problem."""
         count = len(problems)
         return cls(
             problems,
@@ -52,7 +62,7 @@ class Query:
 
     @classmethod
     def from_rows(cls, rows: pd.DataFrame) -> Query:
-        """Read the cases of measured rows."""
+        """Make a query of the measured cases in a table with the columns of measurements.csv."""
         return cls(
             problems_of(rows),
             rows["implementation"].tolist(),
@@ -62,13 +72,16 @@ class Query:
         )
 
     def groups(self) -> NDArray[Any]:
-        """Return the name of each case's group."""
+        """Return the name of each case's group, as :func:`group_of` returns it."""
         pairs = zip(self.implementations, self.problems, strict=True)
         return np.array([group_of(name, problem) for name, problem in pairs], dtype=object)
 
-    def take(self, where: NDArray[np.intp]) -> Query:
-        """Return the cases at some positions."""
-        columns = ([getattr(self, f.name)[i] for i in where] for f in fields(self))
+    def take(self, positions: NDArray[np.intp]) -> Query:
+        """Return a query of the cases at some positions."""
+        columns = []
+        for field in fields(self):
+            values = getattr(self, field.name)
+            columns.append([values[i] for i in positions])
         return Query(*columns)
 
 

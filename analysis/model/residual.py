@@ -1,8 +1,8 @@
-"""Residual of the formula: trees that predict the log of measured over predicted time.
+"""Residual of the formula: trees that predict log(measured / formula).
 
-A library's choice of kernel jumps from one shape to the next, depending on a few features that are
-not always the same. Trees can follow such jumps. Where the trees disagree, their prediction is less
-certain. They are kept only if they predict held-out rows better than noise would.
+A vendor library may choose another kernel from one shape to the next, so the formula's error
+changes abruptly. Trees can model such jumps. Where the trees disagree, their prediction is less
+certain. They are kept only if they predict held-out measurements better than noise would.
 """
 
 from __future__ import annotations
@@ -19,33 +19,42 @@ from analysis.model.forest import Forest
 from kernels.timemodel.estimate import Array
 
 MIN_ROWS = 48
-"""Number of rows below which no trees grow: they would say too little about where the formula is
-wrong."""
+"""Smallest number of measurements from which trees grow. Fewer show too little about where the
+formula is wrong."""
 
 MANY_ROWS = 10_000
-"""Number of rows above which a part of them is enough to judge trees, and none counts as an
-outlier. A row that looks like one, such as a weight whose size is a power of two and lies well in a
-cache, has neighbours that agree with it."""
+"""Number of measurements above which trees are judged on a sample, and outliers are not clipped.
 
-_MIN_CORRELATION = 2.0  # standard errors of a correlation; pure noise passes once in 40
+Among so many, a measurement far from the others is not noise: shapes near it confirm it. An example
+is a weight whose size is a power of two and that stays in the cache well."""
+
+_MIN_CORRELATION = 2.0  # smallest correlation, in standard errors; pure noise passes once in 40
 _MAD_TO_STD = 1.4826  # standard deviation of normal values over their median absolute deviation
-_MAX_DEVIATIONS = 4.0  # robust standard deviations beyond which a row is an outlier
-_LARGE = 0.05  # log-ratio error from which on errors count less than by their square
-_FOLDS = 5  # each row is held out once; a fold's forest has a fifth of the trees
-_TREES = 64  # twice as many reduce the error by a hundredth
-_TREES_OF_A_PART = 48  # for a fold of many rows, because each fold grows its own trees
-_FEATURES_OF_MANY = 0.6  # share that a node tries: halves the time, costs hundredths of the error
+_MAX_DEVIATIONS = 4.0  # robust standard deviations beyond which a measurement is an outlier
+_LARGE_ERROR = 0.05  # log ratio above which an error counts less than by its square
+_FOLDS = 5  # folds of the cross-validation
+_TREES = 64  # twice as many would reduce the error by a hundredth of it
+_TREES_OF_A_FOLD = 48  # fewer if there are many measurements, because each fold grows its trees
+
+_FEATURES_OF_MANY = 0.6
+"""Share of the features that a node tries if there are many measurements. It halves the time and
+increases the error by a few hundredths of it."""
+
 _MIN_LEAF_ROWS = 2  # a leaf of one row would reproduce all of its noise
-_MIN_SPREAD = 0.005  # log ratio; no machine repeats itself more closely
+_MIN_SPREAD = 0.005  # log ratio; no machine repeats a time more precisely
 
 
 @dataclass(frozen=True)
 class Residual:
-    """Trees, and how much they disagree, as standard deviations of the log ratio.
+    """Trees of one group, and how much they typically disagree.
 
-    ``seen`` is the median disagreement about rows that the trees grew from. It is added in
-    quadrature to the disagreement about each row. ``unseen`` is the median of that sum over
-    held-out rows.
+    The disagreement about a row is the standard deviation over the trees' log ratios.
+
+    Attributes:
+        trees: trees that predict log(measured / formula).
+        seen: median disagreement about rows from which the trees grew. It is added in quadrature to
+            the disagreement about any row.
+        unseen: median of this sum over held-out rows.
     """
 
     trees: Forest
@@ -53,10 +62,11 @@ class Residual:
     unseen: float
 
     def predict(self, features: Array) -> tuple[Array, Array]:
-        """Predict the log of measured over predicted time, and its spread, for each row.
+        """Predict log(measured / formula) of each row of features.
 
-        The spread is the trees' disagreement over its median for held-out rows, so it is typically
-        1.
+        Returns:
+            The log ratios, and the trees' disagreement about each row relative to its median for
+            held-out rows. It is typically 1.
         """
         mean, deviation = self.trees.predict(features)
         return mean, np.hypot(deviation, self.seen) / self.unseen
@@ -67,15 +77,18 @@ class Residual:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """Inverse of :meth:`to_json`; older files have the rows to grow the trees from instead.
+        """Inverse of :meth:`to_json`.
+
+        Older files have no trees, but features and log ratios. The trees then grow from these.
 
         Raises:
-            ValueError: if a disagreement is not a positive number, or the arrays do not form trees.
+            ValueError: if ``seen`` or ``unseen`` is not a positive number, or the arrays do not
+                form trees.
         """
         seen, unseen = data["seen"], data["unseen"]
-        # A recording may come from a stranger, so its numbers are checked.
+        # A recording may come from an untrusted source, so its numbers are checked.
         if not all(isinstance(x, float) and 0 < x < math.inf for x in (seen, unseen)):
-            raise ValueError("seen or unseen is not a number above 0")
+            raise ValueError("seen or unseen is not a finite number above 0")
         if "trees" in data:
             return cls(Forest.from_json(data["trees"]), seen, unseen)
         features, log_ratios = np.array(data["features"]), np.array(data["log_ratios"])
@@ -83,37 +96,39 @@ class Residual:
 
 
 def can_grow() -> bool:
-    """Return True if scikit-learn is installed; growing trees needs it, predicting does not."""
+    """Return True if scikit-learn is installed. Growing trees needs it, predicting does not."""
     return importlib.util.find_spec("sklearn") is not None
 
 
 def fit_residual(
     features: Array, log_ratios: Array, shrunk: bool = False, part_of: int | None = None
 ) -> Residual | None:
-    """Grow the trees, and return them if they are worth keeping.
+    """Grow trees, and return them if they predict held-out rows better than noise would.
 
-    The result is None if there are too few rows, if scikit-learn is missing, or if the trees
-    predict held-out rows no better than noise.
+    The result is None if they do not, if there are too few rows, or if scikit-learn is missing.
 
     Args:
-        features: one row per measured shape.
-        log_ratios: logs of measured over predicted time.
-        shrunk: multiply the trees' predictions by the share of them that held-out rows confirm,
-            instead of keeping all of them or none. On top of public tables, a few hundred rows
-            confirm so little that the choice between all and none would be a matter of luck.
-        part_of: number of all rows, if the given rows are those outside one fold. It decides
-            whether there are many rows, so that the trees of a fold grow in the same way as the
-            trees that are kept.
+        features: array of shape (measured cases, features).
+        log_ratios: log(measured / predicted) of each case.
+        shrunk: if True, the trees' predictions are multiplied by the factor from 0 to 1 that fits
+            held-out rows best. If False, the trees are kept as they are or not at all. On top of
+            public tables, trees improve so little that a few hundred rows cannot decide between
+            these two.
+        part_of: number of all rows, if the given rows are the training rows of one fold; otherwise
+            None. This number then decides whether there are many rows, so that the trees of a fold
+            grow in the same way as those of the final fit.
     """
     count = len(log_ratios)
     if count < MIN_ROWS or not can_grow():
         return None
-    # 1. Predict held-out rows.
+    # 1. Predict held-out rows. To decide only whether to keep the trees, without shrinking them, a
+    #    fifth of the trees in each fold is enough.
     trees = _TREES if shrunk else _TREES // _FOLDS
-    kept_trees, share_of_features = _TREES, 1.0
+    kept_trees = _TREES
+    share_of_features = 1.0
     if (part_of or count) > MANY_ROWS:
         if part_of:
-            kept_trees = _TREES_OF_A_PART
+            kept_trees = _TREES_OF_A_FOLD
         share_of_features = _FEATURES_OF_MANY
         sample = np.random.default_rng(0).permutation(count)[:MANY_ROWS]
         judged_rows, training_rows = np.split(sample, [len(sample) // _FOLDS])
@@ -121,25 +136,34 @@ def fit_residual(
         predicted, deviation = forest.predict(features[judged_rows])
     else:
         judged_rows = np.arange(count)
-        # A first cross-validation finds outliers, which then cannot pull the second one.
+        # A first cross-validation finds outliers. They are clipped before the second one.
         first_predicted, _ = _predict_held_out(features, log_ratios, trees)
         log_ratios = _clip_outliers(log_ratios, first_predicted)
         predicted, deviation = _predict_held_out(features, log_ratios, trees)
-    # 2. Decide whether to keep the trees, and which share of their predictions.
+    # 2. Decide whether to keep the trees, and by which factor to shrink their predictions.
     truth = log_ratios[judged_rows]
-    confirmed = _confirmed_share(predicted, truth) if shrunk else 1.0
-    if confirmed <= 0 or not (shrunk or _beats_noise(predicted, truth)):
+    if shrunk:
+        factor = _best_factor(predicted, truth)
+        is_kept = factor > 0
+    else:
+        factor = 1.0
+        is_kept = _beats_noise(predicted, truth)
+    if not is_kept:
         return None
-    # 3. Grow the trees that are kept from all rows.
-    forest = _grow(features, log_ratios, kept_trees, share_of_features).scaled(confirmed)
+    # 3. Grow the final trees from all rows, and measure their disagreement.
+    forest = _grow(features, log_ratios, kept_trees, share_of_features).scaled(factor)
     _, deviation_when_seen = forest.predict(features[judged_rows])
     seen = max(float(np.median(deviation_when_seen)), _MIN_SPREAD)
-    unseen = float(np.median(np.hypot(confirmed * deviation, seen)))
+    unseen = float(np.median(np.hypot(factor * deviation, seen)))
     return Residual(forest, seen, unseen)
 
 
 def _predict_held_out(features: Array, log_ratios: Array, trees: int) -> tuple[Array, Array]:
-    """Predict each row by trees that grew from the other folds; also return their disagreement."""
+    """Predict each row by trees that grew from the other folds.
+
+    Returns:
+        The predicted log ratios, and the standard deviation over the trees for each row.
+    """
     fold = np.random.default_rng(0).permutation(len(log_ratios)) % _FOLDS
     predicted, deviation = np.empty(len(log_ratios)), np.empty(len(log_ratios))
     for number in range(_FOLDS):
@@ -150,35 +174,35 @@ def _predict_held_out(features: Array, log_ratios: Array, trees: int) -> tuple[A
 
 
 def _beats_noise(predicted: Array, log_ratios: Array) -> bool:
-    """Return True if held-out predictions correlate with the truth more than noise would.
+    """Return True if held-out predictions correlate with the true log ratios more than noise would.
 
-    Comparing squared errors would be more direct, but it is too noisy over a few hundred rows with
-    outliers: it rejected trees that reduced the error on all other rows by a seventh.
+    A comparison of squared errors would be more direct, but with a few hundred rows, outliers make
+    it too noisy. It rejected trees that reduced the error on all other rows by a seventh.
     """
-    # Without the floor, constant predictions, whose covariance and scale are 0, would pass.
+    # Constant predictions have a covariance and a scale of 0. The minimum keeps them from passing.
     scale = max(float(np.std(predicted) * np.std(log_ratios)), _MIN_SPREAD**2)
     covariance = np.mean((predicted - predicted.mean()) * log_ratios)
     # A correlation of n independent pairs has a standard error of 1/√n.
     return bool(covariance >= _MIN_CORRELATION / math.sqrt(len(predicted)) * scale)
 
 
-def _confirmed_share(predicted: Array, log_ratios: Array) -> float:
-    """Return the factor from 0 to 1 that brings held-out predictions closest to the truth.
+def _best_factor(predicted: Array, log_ratios: Array) -> float:
+    """Return the factor from 0 to 1 with which held-out predictions fit the log ratios best.
 
-    It is a least-squares fit without a constant term, in which a large error counts by its size and
-    not by its square.
+    It is a least-squares fit without a constant term. The weights make a large error count by its
+    size, not by its square.
     """
-    weight = 1 / np.hypot(1, (log_ratios - predicted) / _LARGE)
-    confirmed = float(np.sum(weight * predicted * log_ratios))
-    predicted_square = float(np.sum(weight * predicted * predicted))
-    return min(max(confirmed / max(predicted_square, _MIN_SPREAD**2), 0.0), 1.0)
+    weight = 1 / np.hypot(1, (log_ratios - predicted) / _LARGE_ERROR)
+    covariance = float(np.sum(weight * predicted * log_ratios))
+    variance = float(np.sum(weight * predicted * predicted))
+    return min(max(covariance / max(variance, _MIN_SPREAD**2), 0.0), 1.0)
 
 
 def _clip_outliers(log_ratios: Array, predicted: Array) -> Array:
-    """Clip rows that are far from both the median and their held-out prediction.
+    """Clip log ratios that are far from both the median and their held-out predictions.
 
-    A row that is only far from the median may be right, because rows with similar features confirm
-    it through the prediction.
+    A log ratio far from the median but near its prediction is kept, because rows with similar
+    features confirm it.
     """
     median = np.median(log_ratios)
     limit = _MAX_DEVIATIONS * _robust_deviation(log_ratios - median)
@@ -188,12 +212,12 @@ def _clip_outliers(log_ratios: Array, predicted: Array) -> Array:
 
 
 def _robust_deviation(errors: Array) -> float:
-    """Estimate the standard deviation from the median absolute error."""
+    """Estimate the standard deviation of errors from their median absolute value."""
     return max(_MAD_TO_STD * float(np.median(np.abs(errors))), _MIN_SPREAD)
 
 
 def _grow(
     features: Array, log_ratios: Array, trees: int = _TREES, share_of_features: float = 1.0
 ) -> Forest:
-    """Grow trees whose nodes try ``share_of_features`` of the features."""
+    """Grow trees, each node of which tries a random share of the features."""
     return Forest.grown(features, log_ratios, trees, _MIN_LEAF_ROWS, share_of_features)

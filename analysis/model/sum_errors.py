@@ -1,8 +1,9 @@
-"""Uncertainty of sums of predicted times: the errors of GEMMs in one step are partly the same.
+"""Uncertainty of sums of predicted times, such as the time of all GEMMs in a training step.
 
-How strongly they are correlated differs between libraries. For each group of calibrated
-measurements, sums of a few of them are therefore drawn at random and compared with the truth, in
-the way that a step of a model sums its GEMMs. Groups of convolutions are treated in the same way.
+The errors of the GEMMs in a step are correlated, and how strongly differs between libraries. For
+each group of measured cases, steps are therefore simulated: a few cases are drawn at random, and
+the sum of their predicted times is compared with the sum of their measured times. Convolutions are
+treated like GEMMs.
 """
 
 from __future__ import annotations
@@ -15,39 +16,41 @@ from numpy.typing import NDArray
 from kernels.timemodel.estimate import Array
 
 LEVEL_CORRELATION = 0.5
-"""Correlation of the errors of two GEMMs' times in one step. A library's kernel that is slower than
-predicted is slower for more than one shape."""
+"""Assumed correlation of the errors of two GEMMs' times in one step. A kernel that is slower than
+predicted is usually slower for several shapes."""
 
 CHANGE_CORRELATION = 0.5
-"""Correlation of the errors of two GEMMs' time ratios, before and after a change."""
+"""Assumed correlation of the errors of two GEMMs' time ratios. Each is the ratio of a GEMM's time
+before a change to its time after the change."""
 
 MOST_PRODUCTS = 12
-"""Largest number of distinct GEMMs in a simulated step; the smallest is :data:`FEWEST_PRODUCTS`."""
+"""Largest number of distinct GEMMs in a simulated step."""
 
 FEWEST_PRODUCTS = 3
+"""Smallest number of distinct GEMMs in a simulated step."""
 
-_MOST_OFTEN = 48  # the largest number of times that a GEMM is in one step
-_DRAWS = 4000
-_ENOUGH = 40  # measurements; fewer make too few different steps
-_TAIL = 0.05  # share of the errors beyond each end of the interval
-_NARROWEST = 0.25  # the smallest factor of an interval
+_MAX_COUNT = 48  # largest number of times that a GEMM occurs in a simulated step
+_DRAWS = 4000  # number of simulated steps
+_MIN_CASES = 40  # fewer measured cases make too few different steps
+_TAIL = 0.05  # share of the errors beyond each end of a 90% interval
+_MIN_FACTOR = 0.25  # smallest factor of an interval
 
 
 class Times(NamedTuple):
-    """Seconds of the same GEMMs, one element each."""
+    """Predicted and measured seconds of the same cases."""
 
     predicted: Array
     measured: Array
 
 
 def half_interval_of_sum(parts: Array, correlation: float) -> Array:
-    """Return half the interval of sums, given half the intervals of their parts.
+    """Return the half width of the interval of sums of times, given those of the single times.
 
     Args:
-        parts: half intervals, of shape (..., parts).
-        correlation: correlation of the errors of any two parts.
+        parts: half widths of the intervals of the times, of shape (..., times in a sum).
+        correlation: correlation of the errors of any two times.
     """
-    # Independent errors add up in quadrature, fully correlated ones directly.
+    # Independent errors add up in quadrature, and fully correlated errors add up directly.
     independent = (parts**2).sum(axis=-1)
     correlated = parts.sum(axis=-1) ** 2
     total: Array = np.sqrt((1 - correlation) * independent + correlation * correlated)
@@ -55,30 +58,34 @@ def half_interval_of_sum(parts: Array, correlation: float) -> Array:
 
 
 def simulated_counts(rng: np.random.Generator, steps: int) -> NDArray[np.int_]:
-    """Draw how often each GEMM is in each of many simulated steps, 0 if it is not in the step.
+    """Draw how often each GEMM occurs in each of many simulated steps.
 
     Returns:
-        An array of shape (steps, :data:`MOST_PRODUCTS`).
+        Counts as an array of shape (steps, :data:`MOST_PRODUCTS`). Steps with fewer distinct GEMMs
+        end with zeros.
     """
-    products = rng.integers(FEWEST_PRODUCTS, MOST_PRODUCTS + 1, (steps, 1))
-    counts = rng.integers(1, _MOST_OFTEN + 1, (steps, MOST_PRODUCTS))
-    return np.where(np.arange(MOST_PRODUCTS) < products, counts, 0)
+    distinct = rng.integers(FEWEST_PRODUCTS, MOST_PRODUCTS + 1, (steps, 1))
+    counts = rng.integers(1, _MAX_COUNT + 1, (steps, MOST_PRODUCTS))
+    return np.where(np.arange(MOST_PRODUCTS) < distinct, counts, 0)
 
 
 def sum_factors(times: Times, lo: Array, hi: Array) -> tuple[float, float]:
-    """Return the factors by which a sum's interval must be wider than its parts' intervals imply.
+    """Return the factors that correct the intervals of sums of times.
 
-    The parts' errors may be more or less alike than assumed, and their tails may be heavier.
+    The interval of a sum follows from the intervals of the single times and an assumed correlation
+    of their errors. It needs a factor because the true correlation may be different, and because
+    errors may have heavier tails than a normal distribution.
 
     Args:
-        times: times of each case, predicted by a fit that had not seen it.
-        lo: lower ends of their 90% intervals.
-        hi: upper ends of their 90% intervals.
+        times: held-out predicted and measured time of each case.
+        lo: lower ends of the 90% intervals of the cases, in seconds.
+        hi: upper ends of the 90% intervals of the cases, in seconds.
 
     Returns:
-        Factors of the half below and of the half above, such that nine sums in ten lie inside.
+        Factors of the lower and of the upper half of the interval, with which it contains nine in
+        ten sums.
     """
-    if len(lo) < _ENOUGH:
+    if len(lo) < _MIN_CASES:
         return 1.0, 1.0
     rng = np.random.default_rng(0)
     counts = simulated_counts(rng, _DRAWS)
@@ -90,25 +97,27 @@ def sum_factors(times: Times, lo: Array, hi: Array) -> tuple[float, float]:
 
 
 def change_factors(before: Times, after: Times, less: Array, more: Array) -> tuple[float, float]:
-    """Return the factors of :func:`sum_factors` for a step after promising changes of its GEMMs.
+    """Return the factors that correct the intervals of sums in which some GEMMs are replaced.
 
-    A change is promising if the prediction for the replacement is faster.
+    A GEMM is only replaced if its replacement is predicted to be faster.
 
     Args:
-        before: times of each GEMM.
-        after: times of the GEMM that would replace it.
-        less: how much less time than predicted the replacement may take, with 90% confidence, given
-            the time of the original GEMM.
-        more: how much more time it may take.
+        before: held-out predicted and measured time of each GEMM.
+        after: the same times of the GEMM that may replace it.
+        less: seconds by which the replacement may be faster than predicted from the time of the
+            original GEMM: the lower half of the 90% interval.
+        more: seconds by which it may be slower: the upper half of that interval.
 
     Returns:
-        Factors of the two halves of the interval of a step's time after the changes.
+        Factors of the lower and of the upper half of the interval of a step's time after the
+        replacements.
     """
     promising = after.predicted < before.predicted
-    if promising.sum() < _ENOUGH:
+    if promising.sum() < _MIN_CASES:
         return 1.0, 1.0
-    # 1. Draw steps, and keep those with at least one promising change. All arrays have the shape
-    #    (steps, products): which GEMM, how often it is in the step, and how often it is changed.
+    # 1. Draw steps, and keep those with at least one replacement. All arrays have the shape
+    #    (steps, GEMMs). ``rows`` are positions of GEMMs, ``counts`` how often each occurs in the
+    #    step, and ``changed`` how many of these are replaced.
     rng = np.random.default_rng(0)
     counts = simulated_counts(rng, _DRAWS)
     rows = rng.integers(0, len(less), counts.shape)
@@ -116,15 +125,15 @@ def change_factors(before: Times, after: Times, less: Array, more: Array) -> tup
     has_change = changed.any(axis=-1)
     rows, counts, changed = rows[has_change], counts[has_change], changed[has_change]
 
-    # 2. Sum the predicted and the measured time of each step, before and after the changes.
+    # 2. Sum the predicted and the measured time of each step, before and after the replacements.
     def sums(before_times: Array, after_times: Array) -> tuple[Array, Array]:
         before_sum = (counts * before_times[rows]).sum(axis=-1)
         return before_sum, before_sum + (changed * (after_times - before_times)[rows]).sum(axis=-1)
 
     predicted_before, predicted_after = sums(before.predicted, after.predicted)
     measured_before, measured_after = sums(before.measured, after.measured)
-    # 3. Compare the sums. A gain is a ratio, so the error of the predicted time before the changes
-    #    does not count.
+    # 3. Compare the sums. A gain is the ratio of the times before and after, so the error of the
+    #    predicted time before the replacements must not count.
     error = predicted_before / (measured_before / measured_after) - predicted_after
     below = half_interval_of_sum(changed * less[rows], CHANGE_CORRELATION)
     above = half_interval_of_sum(changed * more[rows], CHANGE_CORRELATION)
@@ -132,7 +141,13 @@ def change_factors(before: Times, after: Times, less: Array, more: Array) -> tup
 
 
 def _factors(error: Array, below: Array, above: Array) -> tuple[float, float]:
-    """Return factors of the two halves of intervals, such that nine errors in ten lie inside."""
+    """Return the factors of two halves of intervals with which they contain nine in ten errors.
+
+    Args:
+        error: error of each sum, in seconds.
+        below: half width of the interval of each sum, below the prediction.
+        above: half width of the interval of each sum, above the prediction.
+    """
     relative = error / np.where(error < 0, below, above)
     low, high = np.quantile(relative, [_TAIL, 1 - _TAIL])
-    return max(-float(low), _NARROWEST), max(float(high), _NARROWEST)
+    return max(-float(low), _MIN_FACTOR), max(float(high), _MIN_FACTOR)

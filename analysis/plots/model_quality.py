@@ -16,7 +16,7 @@ from analysis.plots.style import NEUTRAL, PREDICTION, panels, save, scatter_pred
 from analysis.validation.error_summary import Errors
 from analysis.validation.holdout import Validation
 from analysis.validation.learning_curve import CurvePoint
-from analysis.validation.validation_report import held_back_table
+from analysis.validation.validation_report import held_out_table
 from kernels.config import ceil_div
 from kernels.problem import Gemm
 from kernels.timemodel.estimate import Array
@@ -44,7 +44,7 @@ def write_validation_plots(
     Returns:
         The PNG of each plot.
     """
-    rows = held_back_table(validation)
+    rows = held_out_table(validation)
     figures = {
         "learning-curve": draw_curve(curve, floor) if curve else None,
         "predicted-measured": draw_scatter(rows),

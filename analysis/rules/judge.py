@@ -142,7 +142,7 @@ class Evidence:
         if len(products):
             calibration = calibrate(recording.machine, products.reset_index(drop=True))
             model = calibration.model
-            predicted[is_fitted] = calibration.held_back.estimate.time
+            predicted[is_fitted] = calibration.held_out.estimate.time
         others = np.flatnonzero(~is_fitted)
         predicted[others] = predicted_seconds([cases[i] for i in others], model)
         # 3. Keep the cases that rules are about: bursts of vendor libraries. A case with fewer than

@@ -1,14 +1,19 @@
-"""Measure what following the advice is worth on held-out rows of a table.
+"""Measure what it is worth to follow the advice, on held-out shapes of a table.
 
-*Choose* takes random neighbourhoods: all measured shapes within ±15% of one of them in every
-dimension. It measures how far the recommended shape's speed is from the best in hindsight.
+For *choose* queries, random neighbourhoods are drawn: all measured shapes within ±15% of one shape
+in every dimension. The regret is how much slower (in FLOP/s) the recommended shape is than the
+fastest shape of the neighbourhood.
 
-*Pad* takes shapes with a measured neighbour that contains them. It measures how much following the
-advice gains, how often it costs time, and what share is changed of the shapes that could gain.
+For *pad* queries, shapes are drawn that have a measured padding: a shape up to 15% larger in every
+dimension. The report says how much time the advice saves, how much it costs in the worst 5% of the
+cases, and what share of the shapes that could gain is padded.
 
-Rooftile's rule changes a shape if that is likely to pay. It is compared with four others: the best
-guess, which changes a shape whenever a gain of at least ``MIN_GAIN`` is predicted; the original
-shape; the biggest shape; and the best one in hindsight.
+Rooftile advises a change if the change is likely to pay. This rule is compared with four others:
+
+- the best guess, which changes a shape if a gain of at least ``MIN_GAIN`` is predicted;
+- keeping the original shape;
+- the biggest shape;
+- the best shape in hindsight.
 """
 
 from __future__ import annotations
@@ -31,24 +36,24 @@ from analysis.validation.holdout import Validation
 from kernels.common.errors import UserError
 from kernels.timemodel.estimate import Array
 
-_MIN_FLOPS = 1e9
-_REACH = 0.15
-_MIN_MEMBERS = 4
-_OPPORTUNITY = 0.05  # gain of the best padding from which on a shape counts as one that could gain
+_MIN_FLOPS = 1e9  # smaller shapes are left out
+_REACH = 0.15  # largest relative difference of neighbours in each dimension
+_MIN_MEMBERS = 4  # fewest shapes of a neighbourhood to choose from
+_OPPORTUNITY = 0.05  # a shape could gain if its best padding gains at least this much
 DRAWS = 4000
-"""Number of neighbourhoods, and of paddings. The mean gain of a few hundred depends mostly on the
-draw."""
+"""Number of neighbourhoods, and of shapes to pad. With a few hundred, the mean gain depends mostly
+on the draw."""
 
 
 @dataclass(frozen=True)
 class Padding:
-    """Worth of one way to pad; gains are fractions.
+    """Value of one rule for padding. Gains and losses are fractions of the time after padding.
 
     Attributes:
         moved: number of shapes that were padded.
         gain: mean gain over all shapes, padded or not.
-        loss_p95: 95th percentile of the loss.
-        found: among the shapes that could gain 5%, the share that was padded.
+        loss_p95: 95th percentile of the loss over all shapes. It is negative if the shape gains.
+        found: share of the shapes that could gain 5% which were padded.
     """
 
     moved: int
@@ -59,16 +64,16 @@ class Padding:
 
 @dataclass(frozen=True)
 class AdviceValue:
-    """Worth of the advice as means over draws; gains and regrets are fractions.
+    """Value of following the advice. Gains and regrets are fractions.
 
     Attributes:
-        neighbourhoods: number of neighbourhoods.
-        regret: mean regret of each way to choose.
-        pads: number of shapes to pad.
-        padding: worth of each way to pad.
-        hindsight: mean gain of the best padding there is.
+        neighbourhoods: number of neighbourhoods that were drawn.
+        regret: mean regret of each rule for choosing, by the name of the rule.
+        pads: number of shapes to pad that were drawn.
+        padding: value of each rule for padding, by the name of the rule.
+        hindsight: mean gain of the best padding in hindsight.
         overclaimed: share of the advised changes, to pad or to choose, that gained less than the
-            lower end of the claimed gain.
+            lower end of the claimed gain; None if the advice was never to change a shape.
     """
 
     neighbourhoods: int
@@ -84,21 +89,21 @@ class AdviceValue:
 
 
 class _Claim(NamedTuple):
-    """Lower end of the gain that advice claims for a change, and the gain in the table."""
+    """Lower end of the gain that the advice claims for a change, and the measured gain."""
 
     low: float
     gain: float
 
 
 def judge_advice(validation: Validation, draws: int = DRAWS) -> AdviceValue:
-    """Judge the advice on a validation's held-out rows above 1e9 FLOP.
+    """Judge the advice on the held-out shapes of a validation that have more than 1e9 FLOP.
 
     Args:
-        validation: the held-out rows; its seed draws the neighbourhoods.
-        draws: number of draws of each kind.
+        validation: the held-out shapes and their predictions. Its seed determines the draws.
+        draws: number of neighbourhoods, and of shapes to pad.
 
     Raises:
-        UserError: if no row has enough neighbours.
+        UserError: if no shape has enough neighbours.
     """
     # Draw shapes with enough neighbours to choose from, and shapes with a padding.
     rows = _HeldOutRows(validation)
@@ -128,10 +133,14 @@ def judge_advice(validation: Validation, draws: int = DRAWS) -> AdviceValue:
 def _judge_choosing(
     rows: _HeldOutRows, centres: Sequence[int]
 ) -> tuple[dict[str, float], list[_Claim]]:
-    """Compare the speed of each pick with the best speed in its neighbourhood.
+    """Compare the speed of the shape that each rule picks with the best in the neighbourhood.
+
+    Args:
+        rows: the held-out shapes.
+        centres: positions of the shapes whose neighbourhoods are drawn.
 
     Returns:
-        The mean regret of each way to choose, and the claims for the advised changes.
+        The mean regret of each rule, and the claims for the advised changes.
     """
     speeds = rows.flops / rows.seconds
     predicted_speeds = rows.flops / rows.predicted
@@ -156,11 +165,15 @@ def _judge_choosing(
 def _judge_padding(
     rows: _HeldOutRows, small_shapes: Sequence[int]
 ) -> tuple[dict[str, Padding], float, list[_Claim]]:
-    """Compare the time of each padding with that of the original shape.
+    """Compare the time of the padding that each rule picks with that of the original shape.
+
+    Args:
+        rows: the held-out shapes.
+        small_shapes: positions of the shapes to pad.
 
     Returns:
-        The worth of each way to pad, the mean gain of the best padding in hindsight, and the claims
-        for the advised changes.
+        The value of each rule, the mean gain of the best padding in hindsight, and the claims for
+        the advised changes.
     """
     best_gains = []
     picks: dict[str, list[int]] = {"advice": [], "best_guess": []}
@@ -185,13 +198,13 @@ def _judge_padding(
 def _padding_value(
     seconds: Array, originals: Sequence[int], picked: Sequence[int], best_gains: Sequence[float]
 ) -> Padding:
-    """Summarise one way to pad.
+    """Summarise the paddings that one rule picked.
 
     Args:
-        seconds: seconds of every row.
-        originals: rows of the original shapes.
-        picked: the row that replaces each of them, which may be itself.
-        best_gains: gain of the best padding of each of them, in hindsight.
+        seconds: measured seconds of all held-out shapes.
+        originals: positions of the original shapes.
+        picked: position of the shape that replaces each original, which may be the original.
+        best_gains: gain of the best padding of each original, in hindsight.
     """
     is_moved = np.not_equal(originals, picked)
     gain = seconds[originals] / seconds[picked] - 1
@@ -206,12 +219,12 @@ def _padding_value(
 
 @dataclass(frozen=True)
 class MeasuredValue:
-    """Worth of measuring the model's best guesses together with the original shape, as fractions.
+    """Value of measuring the model's best guesses together with the original shape, as fractions.
 
     Attributes:
-        choose_regret: mean regret of the shape that is fastest in those measurements.
-        pad_gain: mean gain over all shapes of the best padding in those measurements.
-        pad_loss_p95: 95th percentile of the loss.
+        choose_regret: mean regret of the shape that was measured as the fastest.
+        pad_gain: mean gain over all shapes of the padding that was measured as the fastest.
+        pad_loss_p95: 95th percentile of the loss by that padding.
     """
 
     choose_regret: float
@@ -222,25 +235,26 @@ class MeasuredValue:
 def judge_measured(
     validation: Validation, again: PublicRows, counts: Sequence[int], draws: int = DRAWS
 ) -> dict[int, MeasuredValue]:
-    """Judge advice for which the best guesses are measured first, in a second table of the grid.
+    """Judge the rule that measures the model's best guesses and takes the fastest.
 
-    The second table stands for the measurement, and the validation's own table for the truth, so
-    that a choice does not profit from the noise that it is based on. A shape is kept unless another
-    one is measured to be better by at least :data:`MIN_GAIN`.
+    A second table of the same shapes serves as these measurements, and the table of the validation
+    as the truth. With only one table, a pick would seem better than it is, because the noise by
+    which it was picked would also judge it. A shape is kept unless another one is measured to be
+    better by at least :data:`MIN_GAIN`.
 
     Args:
-        validation: the held-out rows, their predictions, and the seed of the draws.
+        validation: the held-out shapes and their predictions. Its seed determines the draws.
         again: the same problems, measured a second time.
         counts: numbers of best guesses to measure.
-        draws: number of shapes to choose for, and to pad.
+        draws: number of neighbourhoods, and of shapes to pad.
 
     Returns:
-        The worth for each count.
+        The value for each count.
 
     Raises:
-        UserError: if no row has enough neighbours that were measured twice.
+        UserError: if no shape has enough neighbours that were measured twice.
     """
-    # 1. Shuffle the rows that were measured twice.
+    # 1. Shuffle the shapes that were measured twice.
     rows = _HeldOutRows(validation)
     measured = rows.times_in(again)
     shuffled = np.random.default_rng(validation.seed).permutation(len(rows.flops))
@@ -248,7 +262,7 @@ def judge_measured(
     regrets: dict[int, list[float]] = {count: [] for count in counts}
     gains: dict[int, list[float]] = {count: [] for count in counts}
     # 2. For each kind of query, draw shapes with enough neighbours that were measured twice.
-    for question, less, fewest in (("choose", -_REACH, _MIN_MEMBERS), ("pad", 0.0, 2)):
+    for query_kind, less, fewest in (("choose", -_REACH, _MIN_MEMBERS), ("pad", 0.0, 2)):
         neighbourhoods = (
             (i, [j for j in rows.near(i, less) if np.isfinite(measured[j])]) for i in measured_twice
         )
@@ -256,16 +270,16 @@ def judge_measured(
         drawn = list(itertools.islice(large_enough, draws))
         if not drawn:
             raise UserError(f"{again.name} has too few of the same shapes to judge advice.")
-        # 3. Measure the best guesses, and compare the fastest one with the truth. To choose, shapes
-        # are compared by FLOPs per second; to pad, only by their times.
-        work = rows.flops if question == "choose" else np.ones(len(rows.flops))
+        # 3. Pick the best guess by its second measurement, and judge the pick by the first one.
+        #    Shapes are compared by FLOP/s for choose queries, and by time for pad queries.
+        work = rows.flops if query_kind == "choose" else np.ones(len(rows.flops))
         speeds = work / rows.seconds
         for i, members in drawn:
             others = [j for j in members if j != i]
             guesses = sorted(others, key=lambda j: rows.predicted[j] / work[j])
             for count in counts:
                 pick = _best_measured(i, guesses[:count], work / measured)
-                if question == "choose":
+                if query_kind == "choose":
                     regrets[count].append(1 - speeds[pick] / speeds[members].max())
                 else:
                     gains[count].append(speeds[pick] / speeds[i] - 1)
@@ -280,20 +294,25 @@ def judge_measured(
 
 
 def _best_measured(original: int, candidates: Sequence[int], speed: Array) -> int:
-    """Return the candidate measured as fastest; the original shape if the gain is too small."""
+    """Return the candidate with the best measured speed, or the original if it gains too little.
+
+    Args:
+        original: position of the original shape.
+        candidates: positions of the measured candidates.
+        speed: measured speed of all held-out shapes.
+    """
     best = max((original, *candidates), key=lambda j: float(speed[j]))
     return best if speed[best] / speed[original] - 1 >= MIN_GAIN else original
 
 
 class _HeldOutRows:
-    """Held-out rows of more than 1e9 FLOP, as arrays with one element per row.
+    """Held-out shapes of more than 1e9 FLOP, as arrays with one element per shape.
 
-    ``flops`` are those of the rows' problems, ``seconds`` their measured and ``predicted`` their
-    predicted seconds.
+    ``flops`` are those of the shapes, ``seconds`` the measured times and ``predicted`` the
+    predicted times in seconds. Methods identify a shape by its position in these arrays.
     """
 
     def __init__(self, validation: Validation) -> None:
-        """Keep the large rows of a validation."""
         flops = np.array([float(problem.flops) for problem in validation.tested.problems])
         keep = [int(i) for i in np.flatnonzero(flops > _MIN_FLOPS)]
         self._problems = [validation.tested.problems[i] for i in keep]
@@ -306,26 +325,32 @@ class _HeldOutRows:
         self._index = SizeIndex(self._problems)
 
     def times_in(self, source: PublicRows) -> Array:
-        """Return the seconds of each row's problem in another table; NaN where it has none."""
+        """Return the seconds of each shape in another table; NaN where that table lacks it."""
         seconds_by_problem = dict(zip(source.problems, source.seconds, strict=True))
         return np.array([seconds_by_problem.get(problem, np.nan) for problem in self._problems])
 
     def near(self, i: int, less: float) -> list[int]:
-        """Return the rows that differ from row i only in size, by ``less`` (a fraction) to 15%.
+        """Return shape i and the shapes that differ from it only in size, within given limits.
 
-        Row i is one of them.
+        Args:
+            i: the shape.
+            less: smallest relative difference in each dimension, such as −0.15 for shapes that may
+                be smaller by 15%. The largest is 15%.
         """
         return [int(j) for j in self._index.near(self._problems[i], less, _REACH)]
 
-    def decide(self, i: int, members: Sequence[int], question: str) -> tuple[int, float]:
-        """Return the row that the advice takes instead of row i, and the lower end of its gain.
+    def decide(self, i: int, members: Sequence[int], query_kind: str) -> tuple[int, float]:
+        """Ask for advice about shape i.
 
         Args:
-            i: the row to advise about; the advice may be to keep it.
-            members: the rows to choose from, which may include row i.
-            question: ``pad`` or ``choose``.
+            i: the original shape.
+            members: the shapes to choose from, with or without the original.
+            query_kind: ``pad`` or ``choose``.
+
+        Returns:
+            The advised shape, which may be the original, and the lower end of its claimed gain.
         """
-        order = [i, *(j for j in members if j != i)]  # the original shape is the first option
+        order = [i, *(j for j in members if j != i)]  # the original shape must be the first option
         problem = self._problems[i]
         choices = weigh(
             problem,
@@ -333,7 +358,7 @@ class _HeldOutRows:
             self._frame.iloc[order],
             self._model.fit(group_of(self._names[i], problem)),
             Measurements({}),
-            Question(question, _REACH),
+            Question(query_kind, _REACH),
         )
         best = best_choice(choices)
         return order[best], choices[best].gain.lo

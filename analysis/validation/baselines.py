@@ -1,6 +1,9 @@
 """Baselines: simpler predictors that the model must beat.
 
-They are the datasheet, constants set by hand, fitted constants, and the formula without trees.
+- ``datasheet``: the time at the datasheet's peak and bandwidth.
+- ``three_constants``: the same with three constants that were set by hand.
+- ``four_fitted``: a law of four constants, fitted to the calibration measurements.
+- ``physics``: the formula with the model's constants but without its trees.
 """
 
 from __future__ import annotations
@@ -22,13 +25,15 @@ from kernels.timemodel.estimate import Array
 def baseline_errors(
     model: Model, calibrated: PublicRows, tested: PublicRows, query: Query
 ) -> dict[str, Errors | None]:
-    """Return the errors of simpler predictors on the tested rows; None where one does not apply.
+    """Return the errors of each baseline on held-out measurements.
+
+    The errors of ``four_fitted`` are None if there are no calibration measurements.
 
     Args:
-        model: the model to compare with.
-        calibrated: the rows that the model was calibrated on.
-        tested: the rows to predict.
-        query: the tested rows as a query.
+        model: the calibrated model.
+        calibrated: measurements on which the model was calibrated.
+        tested: held-out measurements to predict.
+        query: the same held-out cases as a query.
     """
     machine = model.machine
     without_trees = {group: replace(fit, residual=None) for group, fit in model.fits.items()}
@@ -36,13 +41,13 @@ def baseline_errors(
     arithmetic, memory = floors
     baselines: dict[str, Array | None] = {
         "datasheet": np.maximum(arithmetic, memory),
-        # Set by hand: shares of peak and bandwidth, and the seconds of a launch.
+        # The constants are shares of peak and bandwidth, and the seconds of a launch.
         "three_constants": np.maximum(arithmetic / 0.75, memory / 0.8) + 3e-6,
         "four_fitted": None,
         "physics": Model(machine, without_trees).predict(query).estimate.time,
     }
     if len(calibrated):
-        law = _four_constants(_floors(calibrated, machine), calibrated.seconds)
+        law = _fit_four_constants(_floors(calibrated, machine), calibrated.seconds)
         baselines["four_fitted"] = law(floors)
     return {
         name: None if seconds is None else _finite_errors(seconds, tested.seconds)
@@ -51,32 +56,35 @@ def baseline_errors(
 
 
 def _finite_errors(seconds: Array, measured: Array) -> Errors:
-    """Return the errors of those predicted seconds that are finite."""
+    """Return the errors of predicted seconds, without predictions that are not finite."""
     finite = np.isfinite(seconds)
     return Errors.from_times(seconds[finite], measured[finite])
 
 
 def _floors(source: PublicRows, machine: Machine) -> tuple[Array, Array]:
-    """Return the seconds of each row at the datasheet's peak, and at its bandwidth."""
+    """Return each case's seconds of arithmetic at the peak, and of memory traffic at the bandwidth.
+
+    Peak and bandwidth are those of the datasheet.
+    """
     flops = np.array([float(problem.flops) for problem in source.problems])
     traffic = np.array([float(problem.bytes) for problem in source.problems])
     return flops / machine.peak(source.dtype), traffic / machine.bandwidth
 
 
-def _four_constants(
+def _fit_four_constants(
     floors: tuple[Array, Array], seconds: Array
 ) -> Callable[[tuple[Array, Array]], Array]:
-    """Fit a law of four constants, and return it.
+    """Fit a law of four constants to measured times.
 
     The constants are the shares of peak and bandwidth, the time of a launch, and the exponent that
     combines the times of arithmetic and memory.
 
     Args:
-        floors: seconds of each row at the datasheet's peak, and at its bandwidth.
-        seconds: measured seconds of each row.
+        floors: result of :func:`_floors` for the measured cases.
+        seconds: measured seconds of each case.
 
     Returns:
-        Function from the floors of any rows to their predicted seconds.
+        A function that returns the predicted seconds of any cases, given their :func:`_floors`.
     """
 
     # The logarithms of the constants are fitted, so that the constants stay positive.

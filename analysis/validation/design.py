@@ -1,4 +1,4 @@
-"""Choose rows to measure, or to calibrate on, before any time is known."""
+"""Choose cases to measure, or to calibrate on, before any time is known."""
 
 from __future__ import annotations
 
@@ -9,25 +9,26 @@ from kernels.timemodel.estimate import Array
 
 
 def choose_rows(features: Array, count: int, seed: int = 0) -> NDArray[np.intp]:
-    """Choose ``count`` rows that are spread evenly over the space of their features.
+    """Choose ``count`` candidates that are spread evenly over the space of their features.
 
-    The space is cut in two again and again, and one row is taken from each box. A cut divides the
-    feature with the largest spread in its box, at a quantile, so that every final box has about the
-    same number of rows.
+    The space is divided into boxes by repeated cuts, and one candidate is drawn from each final
+    box. A cut divides a box along the feature with the largest standard deviation in it. The cut is
+    at a quantile, so that all final boxes have about the same number of candidates.
 
     Args:
-        features: one row per candidate; each column is divided by its standard deviation.
-        count: number of rows to choose; all of them if there are fewer.
-        seed: seed that breaks ties and picks the row of a box.
+        features: array of shape (candidates, features). Each feature is standardised first.
+        count: number of candidates to choose; all of them if there are fewer.
+        seed: seed that breaks ties and draws the candidate of a box.
 
     Returns:
-        Positions of the chosen rows, in ascending order.
+        Positions of the chosen candidates, in ascending order.
     """
     rng = np.random.default_rng(seed)
-    # The tiny constant keeps a column of equal values from being divided by zero.
+    # The tiny constant prevents a division by zero for a feature that is the same everywhere.
     standardised = (features - features.mean(axis=0)) / (features.std(axis=0) + 1e-12)
     all_rows = np.arange(len(standardised))
-    boxes = [(all_rows, min(count, len(all_rows)))]  # rows, and how many of them to choose
+    # A box is the positions of its candidates, and how many of them to choose.
+    boxes = [(all_rows, min(count, len(all_rows)))]
     chosen = []
     while boxes:
         rows, to_choose = boxes.pop()
@@ -35,11 +36,12 @@ def choose_rows(features: Array, count: int, seed: int = 0) -> NDArray[np.intp]:
             chosen.append(rng.choice(rows))
             continue
         widest = int(np.argmax(standardised[rows].std(axis=0)))
-        # Grids have many equal values. Noise that is too small to reorder different values makes
-        # the cut between equal ones random.
+        # Grids have many equal values. A little noise decides at random on which side of the cut
+        # equal values are. It is too small to reorder different values.
         column = standardised[rows, widest] + 1e-9 * rng.random(len(rows))
         ordered = rows[np.argsort(column)]
-        # Each side gets rows in proportion to the number to choose from it, and at least as many.
+        # Each side gets candidates in proportion to the number to choose from it, but never fewer
+        # than that number.
         left_share = to_choose // 2
         right_share = to_choose - left_share
         cut = round(len(rows) * left_share / to_choose)

@@ -1,4 +1,4 @@
-"""Summaries of how wrong predicted times are."""
+"""Summarise the errors of predicted times."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from kernels.timemodel.estimate import Array
 
 @dataclass(frozen=True)
 class Errors:
-    """Summary of |predicted / measured − 1|, as fractions; None if there is no row.
+    """Summary of the relative errors |predicted / measured − 1|, as fractions.
 
-    ``rows`` is the number of rows, and ``p95`` the 95th percentile.
+    ``rows`` is the number of cases, and ``p95`` the 95th percentile. The errors are None without
+    any case.
     """
 
     rows: int
@@ -23,7 +24,7 @@ class Errors:
 
     @classmethod
     def from_times(cls, predicted: Array, measured: Array) -> Errors:
-        """Compare predicted with measured seconds."""
+        """Compare the predicted with the measured seconds of the same cases."""
         if not len(measured):
             return cls(0, None, None, None)
         error = np.abs(predicted / measured - 1)

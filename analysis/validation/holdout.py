@@ -1,7 +1,8 @@
-"""Judge the model on held-out measurements, from our recordings or from public tables.
+"""Judge the model on held-out measurements of a recording or of a public table.
 
-Calibration rows are chosen without looking at any time, and everything reported is about other
-rows. Constants that were fitted on the machine under test are never used, not even as a start.
+The model is calibrated on some rows of a table, and all reported errors are those of other rows.
+The calibration rows are chosen without looking at any time. Constants that were fitted to the
+machine under test are never used, not even as the start of a fit.
 """
 
 from __future__ import annotations
@@ -30,18 +31,30 @@ from kernels.machine import Machine
 from kernels.timemodel.constants import foreign_constants
 
 HOLDOUTS = ("rows", "levels", "beyond", "folds")
+"""Ways to choose the held-out rows, which :func:`validate` explains."""
 FOLDS = 5
-_WITHHELD_SHARE = 0.3  # share of the values of M, of N and of K, with the hold-out "levels"
-_MAX_CALIBRATED_M = 2304  # the largest M to calibrate on, with the hold-out "beyond"
-_LARGE_FLOPS = 1e11
+"""Number of folds of a calibration."""
+_WITHHELD_SHARE = 0.3  # hold-out "levels": share of the values of M, N and K that are withheld
+_MAX_CALIBRATED_M = 2304  # hold-out "beyond": largest M to calibrate on
+_LARGE_FLOPS = 1e11  # FLOP above which the errors are also reported separately
 
 
 @dataclass(frozen=True)
 class Validation:
     """Result of a validation.
 
-    ``tested`` are the held-out rows, and ``prediction`` is their prediction. ``prior`` names the
-    public tables that the calibration started from.
+    Attributes:
+        machine: the machine on which the rows were measured.
+        source: all measured rows.
+        seed: seed of the draws.
+        holdout: way in which the held-out rows were chosen, one of :data:`HOLDOUTS`.
+        calibrated: positions in ``source`` of the rows that the model was calibrated on.
+        tested: the held-out rows.
+        prediction: prediction of the held-out rows.
+        model: the calibrated model.
+        constants_from: the machine whose constants predict, if the model was not calibrated.
+        baselines: errors of simpler predictors on the held-out rows.
+        prior: names of the public tables from which the calibration started.
     """
 
     machine: Machine
@@ -63,7 +76,7 @@ class Validation:
 
     @property
     def by_algorithm(self) -> dict[str, Errors]:
-        """Errors by the algorithm in the kernels' names; empty if no name contains one."""
+        """Errors by the algorithm that a kernel's name contains; empty if no name contains one."""
         names = np.array(self.tested.algorithms, dtype=object)
         times = self.prediction.estimate.time
         return {
@@ -73,37 +86,37 @@ class Validation:
 
     @property
     def tile_agreement(self) -> float | None:
-        """Share of the rows with a tile in a kernel's name for which that tile was predicted.
+        """Share of predicted tiles that agree with the tile in the kernel's name.
 
-        None if there is no such row.
+        Only rows whose kernel name contains a tile count. The share is None if there are none.
         """
         estimate = self.prediction.estimate
         predicted = [f"{bm:.0f}x{bn:.0f}" for bm, bn in zip(estimate.bm, estimate.bn, strict=True)]
         agrees = [
             predicted_tile == tile
             for predicted_tile, tile in zip(predicted, self.tested.tiles, strict=True)
-            if tile  # empty if the kernel's name contains none
+            if tile  # "" if the kernel's name contains no tile
         ]
         return float(np.mean(agrees)) if agrees else None
 
     @property
     def coverage(self) -> float:
-        """Share of held-out rows inside their 90% interval."""
-        above_low = self.prediction.lo <= self.tested.seconds
-        below_high = self.tested.seconds <= self.prediction.hi
-        return float((above_low & below_high).mean())
+        """Share of the held-out times inside their 90% intervals."""
+        above_lo = self.prediction.lo <= self.tested.seconds
+        below_hi = self.tested.seconds <= self.prediction.hi
+        return float((above_lo & below_hi).mean())
 
     @property
     def neighbours(self) -> dict[str, Any]:
-        """Errors of predicted time ratios over pairs in which one shape pads its neighbour.
+        """Errors of predicted time ratios of shapes and their paddings.
 
-        The keys are ``pairs`` (their number), and ``low`` and ``high``: the ends of the 90% range
-        of the errors of log ratios, None without any pair.
+        The keys are ``pairs``, the number of pairs, and ``low`` and ``high``, the ends of the 90%
+        range of the errors of log ratios. Both ends are None without any pair.
         """
         predicted = self.prediction.estimate.time
         tested = self.tested
         log_ratio = np.log(tested.seconds / predicted)
-        # With these spreads, each pair's error is divided by 1.
+        # pair_errors divides by the combined spread. It is 1 here, so the errors are log ratios.
         equal_spreads = np.full(len(tested), math.sqrt(0.5))
         query = Query.with_implementations(tested.problems, tested.implementations, tested.warm)
         errors = pair_errors(query, predicted, log_ratio, equal_spreads)
@@ -147,7 +160,7 @@ class Validation:
 
 
 def _figures(errors: Errors) -> dict[str, float | None]:
-    """Return the median, mean and 95th percentile, without the number of rows."""
+    """Return the median, mean and 95th percentile of errors, without the number of rows."""
     return {name: value for name, value in asdict(errors).items() if name != "rows"}
 
 
@@ -159,20 +172,25 @@ def validate(
     holdout: str = "rows",
     constants: str | None = None,
 ) -> Validation:
-    """Calibrate on some rows, and judge the model on others.
+    """Calibrate the model on some rows of a table, and judge it on others.
+
+    The hold-outs choose the rows to test:
+
+    - ``rows``: all rows that the model was not calibrated on.
+    - ``levels``: 30% of the values of M, of N and of K are withheld. Rows with none of these values
+      may be calibrated on. Rows whose M, N and K are all withheld are tested.
+    - ``beyond``: rows with M up to 2304 may be calibrated on. Rows with a larger M are tested.
+    - ``folds``: each fifth of all rows is predicted by a fit to the other four fifths.
 
     Args:
         source: the measured rows.
         machine: the machine on which they were measured.
-        calibrate: number of rows to calibrate on. None stands for all that the hold-out leaves, 0
-            for constants of another machine only.
-        seed: seed that breaks ties in the choice of rows, and chooses the levels that are withheld.
-        holdout: which rows are tested. ``rows``: all rows not calibrated on. ``levels``: 30% of the
-            values of M, of N and of K are withheld; rows with none of them may be calibrated on,
-            rows with three of them are tested. ``beyond``: M up to 2304 may be calibrated on,
-            larger M is tested. ``folds``: each fifth of all rows is predicted by a fit to the other
-            four.
-        constants: the machine to take constants from; the nearest other one if None.
+        calibrate: number of rows to calibrate on; None for all that may be calibrated on. With 0,
+            the constants of another machine predict.
+        seed: seed that breaks ties in the choice of calibration rows, and chooses the withheld
+            values of ``levels``.
+        holdout: one of :data:`HOLDOUTS`.
+        constants: slug of the machine whose constants are used; None for the nearest other machine.
 
     Raises:
         UserError: if there are too few rows, or no constants of another machine.
@@ -189,7 +207,7 @@ def validate(
             "on; give that number or less."
         )
     # 2. Calibrate on rows that are chosen by their features only. Without calibration, the model is
-    # the formula with constants of another machine.
+    #    the formula with constants of another machine.
     chosen = np.empty(0, dtype=np.intp)
     model = Model(machine, {group: Fit(start) for group in dict.fromkeys(query.groups())})
     if calibrate:
@@ -204,18 +222,18 @@ def validate(
             source.take(chosen).algorithms,
             dict.fromkeys(model.fits, prior),
         )
-        # A group without calibrated rows keeps the constants of the other machine.
+        # A group without calibration rows keeps the constants of the other machine.
         model = replace(model, fits={**model.fits, **calibration.model.fits})
-    # 3. Predict the held-out rows, by the model and by simpler predictors.
+    # 3. Predict the held-out rows by the model and by the baselines.
     if holdout != "folds":
         tested = np.setdiff1d(tested, chosen)
     if not len(tested):
         raise UserError(f"{source.name} has no row left to test; give a smaller --calibrate.")
-    held_back = source.take(tested)
-    # With folds, the calibration itself predicted each row by a fit to the other folds.
-    prediction = calibration.held_back if holdout == "folds" else model.predict(query.take(tested))
-    baselines = baseline_errors(model, source.take(chosen), held_back, query.take(tested))
-    if holdout == "folds":  # the fitted baselines have seen the tested rows
+    held_out = source.take(tested)
+    # With folds, the calibration already predicted each row by a fit to the other folds.
+    prediction = calibration.held_out if holdout == "folds" else model.predict(query.take(tested))
+    baselines = baseline_errors(model, source.take(chosen), held_out, query.take(tested))
+    if holdout == "folds":  # these two baselines were fitted to the tested rows
         baselines |= {"physics": None, "four_fitted": None}
     return Validation(
         machine=machine,
@@ -223,7 +241,7 @@ def validate(
         seed=seed,
         holdout=holdout,
         calibrated=chosen,
-        tested=held_back,
+        tested=held_out,
         prediction=prediction,
         model=model,
         constants_from="" if calibrate else constants_from,
@@ -232,7 +250,10 @@ def validate(
 
 
 def _spread(machine: Machine, dtype: str) -> Spread:
-    """Return how far another machine's constants may be off, as learned or as assumed."""
+    """Return the uncertainty of another machine's constants.
+
+    It was learned for 16-bit dtypes on GPUs, and is assumed for everything else.
+    """
     learned = machine.kind == "gpu" and dtype in TWINS
     return Spread.from_shipped("generation") if learned else UNKNOWN
 
@@ -240,10 +261,10 @@ def _spread(machine: Machine, dtype: str) -> Spread:
 def split_rows(
     source: PublicRows, holdout: str, seed: int
 ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Return the rows that may be calibrated on, and the rows that may be tested.
+    """Return the positions of the rows that may be calibrated on, and of those that may be tested.
 
-    With the hold-outs ``rows`` and ``folds``, both are all rows, because what is tested depends on
-    what is calibrated on. :func:`validate` explains the hold-outs.
+    With the hold-outs ``rows`` and ``folds``, both are all rows, because the tested rows depend on
+    the calibration rows. :func:`validate` explains the hold-outs.
     """
     rows = np.arange(len(source), dtype=np.intp)
     if holdout in ("rows", "folds"):

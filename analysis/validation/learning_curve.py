@@ -1,4 +1,7 @@
-"""Measure how much calibration helps (the learning curve) and can help (the noise floor)."""
+"""Measure how the error falls with more calibration rows, and the noise floor below it.
+
+No model can have a smaller error than the noise floor: the scatter of the measurements themselves.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +19,12 @@ from kernels.machine import Machine
 
 _HOLDOUTS = ("rows", "levels")
 COUNTS = (32, 64, 128, 256, 512, 1024, 2048)
+"""Numbers of calibration rows in a learning curve."""
 
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """Errors on the rows that one kind of hold-out leaves, after calibrating on ``count`` rows."""
+    """Errors on held-out rows after calibration on ``count`` rows, with one kind of hold-out."""
 
     holdout: str
     count: int
@@ -30,27 +34,36 @@ class CurvePoint:
 def learning_curve(
     source: PublicRows, machine: Machine, seed: int = 0, counts: Sequence[int] = COUNTS
 ) -> list[CurvePoint]:
-    """Validate with both kinds of hold-out at every count for which the source has enough rows.
+    """Validate the model with increasing numbers of calibration rows.
+
+    There is a curve for each of the hold-outs ``rows`` and ``levels``. A curve ends at the first
+    number for which the source has too few rows.
 
     Args:
         source: the measured rows.
         machine: the machine on which they were measured.
         seed: as in :func:`analysis.validation.holdout.validate`.
-        counts: numbers of calibration rows.
+        counts: numbers of calibration rows, in ascending order.
     """
     points = []
     for holdout in _HOLDOUTS:
         for count in counts:
             try:
                 validation = validate(source, machine, count, seed, holdout)
-            except UserError:  # there are fewer rows, so the curve ends here
+            except UserError:  # the source has too few rows for this count
                 break
             points.append(CurvePoint(holdout, count, validation.errors))
     return points
 
 
 def noise_floor(first: PublicRows, second: PublicRows) -> Errors:
-    """Return the error of a perfect model: the difference of two collections of a grid, over √2.
+    """Estimate the error of a perfect model from two measurements of the same shapes.
+
+    It is the relative difference of the two times, divided by √2.
+
+    Args:
+        first: the measured rows.
+        second: a second measurement of the same shapes.
 
     Raises:
         UserError: if the two have no problem in common.
@@ -64,7 +77,7 @@ def noise_floor(first: PublicRows, second: PublicRows) -> Errors:
     if not times_of_both:
         raise UserError(f"{first.name} and {second.name} have no shape in common.")
     first_seconds, second_seconds = np.array(times_of_both).T
-    # The noise of both collections is in the difference, so that each has 1/√2 of it. It is passed
-    # on as predictions of times of 1.
+    # The noise of both measurements contributes equally to the difference, so each has 1/√2 of it.
     noise = (second_seconds / first_seconds - 1) / math.sqrt(2)
+    # Predictions of 1 + noise for times of 1 have exactly these relative errors.
     return Errors.from_times(1 + noise, np.ones(len(noise)))

@@ -1,10 +1,12 @@
-"""Judge what public tables are worth for a machine with few measurements.
+"""Judge predictions that combine public tables with a few measurements of a machine.
 
-A collection that is not used otherwise plays the machine. Some of its rows serve as measurements,
-and the rest as the test. No prior has seen a tested shape or, with withheld levels, any shape with
-one of these levels, because the shapes that people ask about are mostly in no table. No prior has
-seen a shape that is calibrated on either, because it would know such shapes better than the tested
-ones.
+One public collection takes the role of the machine's measurements and is not used as a prior. The
+model is calibrated on some of its rows and tested on others.
+
+Tested shapes are removed from the priors' collections, because most shapes of a user are not in any
+table. With the hold-out ``levels``, all shapes with a withheld value of M, N or K are removed, too.
+Shapes that are calibrated on are also removed. Otherwise the priors would predict them better than
+the tested shapes, and calibration would trust the priors too much.
 """
 
 from __future__ import annotations
@@ -43,14 +45,14 @@ def named_collections(names: str, judged: Path, machine: Machine, dtype: str) ->
     """Return the collections that ``--prior`` names.
 
     Args:
-        names: files or slugs, separated by commas. A slug stands for all tables that the package
-            has of that machine, beginning with the one that its recording would be made from.
-        judged: the file that is judged, which must not be a prior.
-        machine: the machine of that file.
-        dtype: dtype of the rows.
+        names: files or slugs of machines, separated by commas. A slug stands for all public tables
+            of that machine, beginning with the table that ``import`` would choose for it.
+        judged: file with the measurements under test, which must not be a prior.
+        machine: machine of that file.
+        dtype: dtype of the collections.
 
     Raises:
-        UserError: if a name is not that of a collection, or is that of the judged file.
+        UserError: if a name does not match any collection, or if it is the file under test.
     """
     per_name = (
         _find_collections(name.strip(), judged, machine, dtype) for name in names.split(",")
@@ -59,7 +61,7 @@ def named_collections(names: str, judged: Path, machine: Machine, dtype: str) ->
 
 
 def _find_collections(name: str, judged: Path, machine: Machine, dtype: str) -> list[Collection]:
-    """Return the collections of one name, as :func:`named_collections` does."""
+    """Return the collections for one name; the arguments are as in :func:`named_collections`."""
     if not name:
         raise UserError("--prior has an empty name; give slugs or files separated by commas.")
     path = Path(name)
@@ -70,7 +72,7 @@ def _find_collections(name: str, judged: Path, machine: Machine, dtype: str) -> 
     tables = [table for table in find_tables() if table.rows and table.slug in known_machines()]
     chosen = choose_tables(tables)
     slug = slug_meant(name, chosen)
-    # The table that a recording would be made from comes first.
+    # The table that ``import`` would choose comes first.
     tables_of_slug = [chosen[slug]]
     tables_of_slug += [
         table for table in tables if table.slug == slug and table.path != chosen[slug].path
@@ -87,7 +89,9 @@ def _find_collections(name: str, judged: Path, machine: Machine, dtype: str) -> 
 
 
 def _collection_from_file(name: str, machine: Machine, dtype: str) -> Collection:
-    """Read a table of the package, which names its machine, or a CSV file of the given machine.
+    """Read a collection from a public table (.parquet) or from a CSV file.
+
+    A public table states its machine. A CSV file is taken as measured on ``machine``.
 
     Raises:
         UserError: if the file has rows that are not GEMMs.
@@ -115,29 +119,34 @@ def validate_with_prior(
     seed: int = 0,
     holdout: str = "rows",
 ) -> Validation:
-    """Calibrate on some rows on top of public tables, and judge on rows that neither has seen.
+    """Calibrate on some rows, with public tables as the prior, and judge the model on other rows.
+
+    The hold-outs choose the rows to test:
+
+    - ``rows``: a fifth of the shapes.
+    - ``levels``: as in :func:`analysis.validation.holdout.validate`.
+    - ``folds``: each fifth of the shapes in turn, so that all rows are tested.
 
     Args:
-        source: the rows that play the machine's own measurements.
+        source: rows that take the role of the machine's measurements.
         machine: the machine on which they were measured.
-        named: the public collections. Calibration uses them if they help. Without calibration, the
-            first one of the machine answers, or else the first one of each sibling.
-        calibrate: number of rows that are measured; 0 for none, None for all that the hold-out
-            leaves.
-        seed: seed that breaks ties in the choice of rows, and chooses what is withheld.
-        holdout: what is withheld. ``rows``: a fifth of the shapes. ``levels``: as in
-            :func:`analysis.validation.holdout.validate`. ``folds``: each fifth in turn, so that all
-            rows are tested.
+        named: the public collections, the most trusted first. Calibration fits their weights.
+            Without calibration, the machine's first collection predicts or, if it has none, the
+            first of each sibling.
+        calibrate: number of rows to calibrate on; 0 for no calibration, None for all rows that are
+            not held out.
+        seed: seed that breaks ties in the choice of rows, and chooses what is held out.
+        holdout: one of the hold-outs above.
 
     Raises:
-        UserError: if there are too few rows, or the hold-out is none of these.
+        UserError: if there are too few rows, or the hold-out is unknown.
     """
     if holdout not in _HOLDOUTS:
         *others, last = _HOLDOUTS
         words = f"{', '.join(others)} or {last}"
         raise UserError(f"with --prior, --holdout must be {words}, not {holdout!r}.")
     if not all(isinstance(problem, Gemm) for problem in source.problems):
-        raise UserError("public tables have only GEMMs: --prior cannot judge convolutions.")
+        raise UserError("public tables have only GEMMs, so --prior cannot judge convolutions.")
     source = replace(source, warm=True)
     if holdout != "folds":
         return _validate_once(source, machine, named, calibrate, seed, holdout)
@@ -155,7 +164,11 @@ def _validate_once(
     seed: int,
     holdout: str,
 ) -> Validation:
-    """Validate one split of the rows; with folds, ``seed`` is the number of the tested fifth."""
+    """Validate the model on one split of the rows.
+
+    The arguments are those of :func:`validate_with_prior`. With ``folds``, ``seed`` is the number
+    of the tested fifth.
+    """
     # 1. Choose the rows to calibrate on, without looking at times.
     query = Query.plain(source.problems, LIBRARY, warm=True)
     start, _ = foreign_constants(machine, source.dtype)
@@ -173,8 +186,8 @@ def _validate_once(
     if count:
         features = Inputs.from_query(machine, query.take(pool)).design(start)
         chosen = pool[choose_rows(features, count, seed)]
-    # 2. Fit the public collections to shapes that are neither tested nor calibrated on. The levels
-    # that are withheld are those that no row of the pool has.
+    # 2. Fit the public collections, without shapes that are tested or calibrated on. The withheld
+    #    values of M, N and K are those that no row of the pool has.
     sizes = sizes_of(source.problems)
     excluded = sizes[np.concatenate([tested, chosen])]
     levels = []
@@ -182,14 +195,14 @@ def _validate_once(
         levels = [
             np.setdiff1d(sizes[:, column], sizes[pool, column]) for column in range(sizes.shape[1])
         ]
-    if not count:  # without calibration, only the leading collections answer
+    if not count:  # without calibration, only the leading collections predict
         named = [named[i] for i in leaders(machine, [collection.machine for collection in named])]
     trees = fitted_all(machine, [collection.without(excluded, levels) for collection in named])
     if named and not trees:
         raise UserError(
             "--prior has too few shapes apart from those under test; name another collection."
         )
-    # 3. Calibrate on top of the collections, or let them answer by themselves.
+    # 3. Calibrate with the collections as the prior, or predict by the prior only.
     if count:
         prior = Prior.bare(start, Spread.from_shipped("generation"))
         if trees:
@@ -203,20 +216,21 @@ def _validate_once(
     else:
         raise UserError("there is nothing to judge: give --prior, or --calibrate above 0.")
     # 4. Predict the held-out rows.
-    held_back = source.take(tested)
-    held_query = query.take(tested)
-    baselines = dict(baseline_errors(model, source.take(chosen), held_back, held_query))
+    held_out = source.take(tested)
+    held_out_query = query.take(tested)
+    baselines = dict(baseline_errors(model, source.take(chosen), held_out, held_out_query))
     return Validation(
         machine=machine,
         source=source,
         seed=seed,
         holdout=holdout,
         calibrated=chosen,
-        tested=held_back,
-        prediction=model.predict(held_query),
+        tested=held_out,
+        prediction=model.predict(held_out_query),
         model=model,
         constants_from="",
-        # This baseline only leaves out the residual: the collections' trees would still correct it.
+        # The baseline "physics" would only leave out the residual. The collections' trees would
+        # still correct the formula, so it is not shown.
         baselines=baselines | {"physics": None},
         prior=[collection_trees.name for collection_trees in trees],
     )
@@ -225,22 +239,23 @@ def _validate_once(
 def _split(
     source: PublicRows, holdout: str, seed: int
 ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Return the rows that may be calibrated on, and the rows that are tested.
+    """Return the positions of the rows that may be calibrated on, and of those to test.
 
-    With ``rows`` and ``folds``, a fifth of the shapes is tested; ``seed`` says which one.
+    With ``rows`` and ``folds``, a fifth of the shapes is tested, which ``seed`` selects.
     """
     if holdout == "levels":
         return split_rows(source, holdout, seed)
-    # Only the shape decides, so the same shapes are withheld in every table.
+    # The fifth depends on a hash of the shape, so the same shapes are held out in every table.
     shapes = (f"{m},{n},{k}".encode() for m, n, k in sizes_of(source.problems))
     is_withheld = np.array([zlib.crc32(shape) % FOLDS == seed % FOLDS for shape in shapes])
     return np.flatnonzero(~is_withheld), np.flatnonzero(is_withheld)
 
 
 def _combine_folds(folds: Sequence[Validation], seed: int) -> Validation:
-    """Combine the validations of all fifths of a source.
+    """Combine the validations of all fifths of a source into one.
 
-    The rows come fold by fold. The model is that of the first fold, and there are no baselines.
+    The tested rows are in the order of the folds. The model is that of the first fold, and there
+    are no baselines.
     """
     predictions = []
     begin = 0

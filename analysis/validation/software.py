@@ -1,8 +1,8 @@
-"""Judge the answers from one framework's table by the tables of other frameworks.
+"""Judge predictions from one framework's public table by the tables of other frameworks.
 
-A table comes from one framework and one version of cuBLAS. Users run others, with heuristics that
-choose other kernels, and with operands of other values. The answers from an imported table are
-therefore judged by the other collections of its machine.
+A table was measured with one framework and one version of cuBLAS. Other versions choose other
+kernels, and users' operands have other values. Predictions from an imported table are therefore
+compared with all other public tables, called collections, of the same machine.
 """
 
 from __future__ import annotations
@@ -40,29 +40,32 @@ from kernels.machine import known_machine
 from kernels.timemodel.estimate import Array
 from sweeps.store import write_json
 
-_PROMISED = 0.1  # the least gain that pairs promise; certain advice promises about that much
+_MIN_PREDICTED_GAIN = (
+    0.1  # smallest predicted gain of a pair; certain advice predicts about as much
+)
 _SIZES = ["m", "n", "k"]
 _NO_RANGE = SoftwareRange(0.0, 0.0, 0.0, 0.0)
+"""Range that widens no interval."""
 
 
 @dataclass(frozen=True)
 class CollectionErrors:
-    """Differences of one collection's times from predictions that had not seen it.
+    """Errors of predictions of one collection by a model that was not fitted to it.
 
     Attributes:
         slug: the machine of the collection.
         source: framework and version of the collection.
-        errors: summary of the errors.
-        log_ratios: logs of measured over predicted time.
-        spreads: spreads of the predictions.
-        pair_errors: errors of the time ratios of neighbouring shapes that promise a gain (see
-            :func:`analysis.model.calibrate.pair_errors`).
-        groups: kind of each shape.
-        repeated: errors of the imported table's measured times, taken as predictions; None if the
-            collection is not compared with an imported table.
-        seen: log ratios and spreads of predictions by the model that answers, which was fitted to
-            all shapes.
-        origin: the machine whose constants predict; empty if it is the collection's own.
+        errors: summary of the relative errors.
+        log_ratios: log(measured / predicted) of each shape.
+        spreads: spread of each prediction.
+        pair_errors: errors of the time ratios of neighbouring shapes with a predicted gain of at
+            least 10% (see :func:`analysis.model.calibrate.pair_errors`).
+        groups: kind of each shape, as :func:`analysis.model.groups.shape_group` names it.
+        repeated: errors if the times measured in the imported table are taken as predictions; None
+            if the collection is not compared with an imported table.
+        seen: log ratios and spreads of predictions by the final model, which was fitted to the same
+            shapes in the imported table; None without an imported table.
+        origin: the machine whose constants predict; empty if it is the collection's machine.
     """
 
     slug: str
@@ -85,13 +88,13 @@ class CollectionErrors:
         Args:
             slug: the machine of the collection.
             source: framework and version of the collection.
-            query: the measured shapes.
+            query: the measured shapes as a query.
             predicted: predicted seconds of each shape.
             seconds: measured seconds of each shape.
             spreads: spread of each prediction.
         """
         log_ratios = np.log(seconds / predicted)
-        pairs = pair_errors(query, predicted, log_ratios, spreads, _PROMISED)
+        pairs = pair_errors(query, predicted, log_ratios, spreads, _MIN_PREDICTED_GAIN)
         groups = np.array([shape_group(problem) for problem in query.problems], dtype=object)
         errors = Errors.from_times(predicted, seconds)
         return cls(slug, source, errors, log_ratios, spreads, pairs, groups)
@@ -102,22 +105,23 @@ class CollectionErrors:
         return known_machine(self.slug).generation
 
     def ends(self, interval: ErrorRange) -> tuple[Array, Array]:
-        """Return the lower and the upper end of each row's interval, as log ratios."""
-        # A kind of shape without factors of its own has the range of all shapes.
+        """Return the lower and the upper end of each shape's interval, as log ratios."""
+        # A kind of shape without an entry has the range of all shapes.
         factors = np.array([interval.factors.get(name, (1.0, 1.0)) for name in self.groups])
         below, above = factors.reshape(-1, 2).T
         software = interval.software
         return software.low * self.spreads * below, software.high * self.spreads * above
 
     def inside(self, interval: ErrorRange) -> NDArray[np.bool_]:
-        """Return a mask of the rows that lie inside their interval."""
+        """Return a mask of the shapes whose measured times are inside their intervals."""
         low, high = self.ends(interval)
         return (low <= self.log_ratios) & (self.log_ratios <= high)
 
     def covered_where_seen(self, software: SoftwareRange) -> float | None:
-        """Return the share of rows inside the range around the model that was fitted to all shapes.
+        """Return the share of the shapes whose times are inside the range by the final model.
 
-        It is None if there is no such model.
+        The final model was fitted to the same shapes in the imported table. The result is None if
+        the collection is not compared with an imported table.
         """
         if self.seen is None:
             return None
@@ -126,21 +130,24 @@ class CollectionErrors:
         return float(((software.low <= relative) & (relative <= software.high)).mean())
 
     def relative_to(self, software: SoftwareRange) -> GroupErrors:
-        """Return the errors as multiples of an interval's ends, negative below the prediction."""
+        """Return the errors as multiples of a range's ends.
+
+        They are negative for times below the prediction: −1 is the lower end, and 1 the upper end.
+        """
         relative = self.log_ratios / self.spreads
         ends = np.where(relative < 0, -software.low, software.high)
         return GroupErrors(relative / ends, self.groups)
 
 
 class ErrorRange(NamedTuple):
-    """Range of the errors of all shapes in spreads, and its factors for each kind of shape."""
+    """Range of the errors of all shapes, in spreads, with the factors for each kind of shape."""
 
     software: SoftwareRange
     factors: Mapping[str, tuple[float, float]]
 
 
 def differing(table: PublicTable, other: PublicTable) -> CollectionPair:
-    """Compare the times of two tables at the shapes that both have."""
+    """Compare the times of two public tables of one machine at the shapes that both have."""
     other_times = median_times(other).rename("other_us")
     rows = pd.concat([median_times(table), other_times], axis=1, join="inner")
     seconds = rows["measured_us"].to_numpy() * 1e-6
@@ -153,16 +160,16 @@ def other_collections(
 ) -> list[CollectionErrors]:
     """Compare an imported table's predictions with the other collections of its machine.
 
-    Only the shapes that both have are compared.
+    Only shapes that are in both tables are compared.
 
     Args:
-        folder: recording of the imported table. Each of its predictions is by a fit that had seen
-            neither that shape nor another collection.
-        table: the imported table itself.
+        folder: folder of the recording of the imported table, with held-out predictions. None of
+            its fits used another collection.
+        table: the imported table.
         tables: all public tables, of any machine.
-        shift: expected difference of other frameworks.
+        shift: expected difference in time between the table's framework and others.
     """
-    predictions = _held_back(folder).join(median_times(table), on=_SIZES)
+    predictions = _held_out_predictions(folder).join(median_times(table), on=_SIZES)
     calibration = json.loads((folder / "calibration.json").read_bytes())
     model = model_from_json(known_machine(table.slug), calibration)
     return [
@@ -172,7 +179,7 @@ def other_collections(
 
 
 def other_tables(table: PublicTable, tables: Iterable[PublicTable]) -> list[PublicTable]:
-    """Return the other tables of a table's machine that have rows."""
+    """Return all other tables of a table's machine, without tables that are empty."""
     return [
         other
         for other in tables
@@ -180,8 +187,8 @@ def other_tables(table: PublicTable, tables: Iterable[PublicTable]) -> list[Publ
     ]
 
 
-def _held_back(folder: Path) -> pd.DataFrame:
-    """Read each shape's prediction by a fit that had not seen it, with the prediction's spread.
+def _held_out_predictions(folder: Path) -> pd.DataFrame:
+    """Read the held-out prediction of each bf16 shape of a recording.
 
     Returns:
         The columns m, n, k, dtype, time_us, lo_us, hi_us and spread, with each shape once.
@@ -191,28 +198,30 @@ def _held_back(folder: Path) -> pd.DataFrame:
     columns = [*_SIZES, "dtype", "time_us", "lo_us", "hi_us"]
     rows = pd.read_csv(folder / "predicted.csv", usecols=columns)
     rows = rows[rows["dtype"] == DTYPE]
-    # The interval of each row leaves out its own error, which moves it by one rank of thousands.
+    # The interval of each case was computed without its own error. This changes the ends by one
+    # rank of thousands, so the ends of the whole fit are close enough.
     spread = np.log(rows["hi_us"] / rows["lo_us"]) / (fit["high"] - fit["low"])
     return rows.assign(spread=spread).drop_duplicates(_SIZES)
 
 
 def median_times(table: PublicTable) -> pd.Series:
-    """Return the microseconds of each shape, the median if it was measured several times."""
+    """Return the median time of each shape in µs, by m, n and k."""
     return read_rows(table).groupby(_SIZES)["time_us"].median().rename("measured_us")
 
 
 def _compare_collection(
     model: Model, predictions: pd.DataFrame, table: PublicTable, shift: Shift
 ) -> CollectionErrors:
-    """Compare a collection with predictions at the shapes that both have.
+    """Compare a collection with the predictions from an imported table at common shapes.
 
     Args:
-        model: the model of the imported table, which was fitted to all of its shapes.
-        predictions: table of :func:`_held_back` with the imported table's times as measured_us.
+        model: final model of the imported table, fitted to all of its shapes.
+        predictions: result of :func:`_held_out_predictions`, with the imported table's times in the
+            column measured_us.
         table: the collection.
-        shift: expected difference of other frameworks.
+        shift: expected difference in time between the table's framework and others.
     """
-    # 1. Compare it with predictions by fits that had not seen the shape.
+    # 1. Compare the collection with held-out predictions.
     other_times = median_times(table).rename("other_us")
     rows = predictions.join(other_times, on=_SIZES, how="inner")
     seconds = rows["other_us"].to_numpy() * 1e-6
@@ -223,7 +232,7 @@ def _compare_collection(
     errors = CollectionErrors.from_times(
         table.slug, table.source, query, expected, seconds, spreads
     )
-    # 2. Compare it with the imported table's times, and with the model that has seen the shape.
+    # 2. Compare it with the times of the imported table, and with predictions of the final model.
     imported_seconds = rows["measured_us"].to_numpy() * 1e-6
     inputs = Inputs.from_query(model.machine, query)
     estimate, spread = corrected_estimate(inputs, fit.constants, fit.residual)
@@ -232,17 +241,26 @@ def _compare_collection(
 
 
 def warm_query(rows: pd.DataFrame) -> Query:
-    """Return the shapes as public tables time them: operands from the cache where they fit it."""
-    return Query.plain(gemms_of(rows), LIBRARY, True)
+    """Return a query of warm times, as public tables have them.
+
+    Operands that fit into the last-level cache are then already there.
+    """
+    return Query.plain(gemms_of(rows), LIBRARY, warm=True)
 
 
 def write_validation(folder: Path, table: PublicTable, tables: Iterable[PublicTable]) -> None:
-    """Write validation.json: how wrong an imported table's model is on held-out rows.
+    """Write validation.json: the errors of an imported table's model.
 
-    ``same`` has the errors on rows of the table itself, predicted by a fit to other rows. ``other``
-    has the errors on other frameworks' collections, with the share of rows inside the range
-    ``software``, by which answers are widened. That range was learned from these collections, too;
-    ``judge_model`` in tests/studies/shipping leaves them out.
+    - ``software`` is the 90% range for other frameworks, to which answers are widened.
+    - ``same`` has the errors of held-out predictions of the table itself.
+    - ``other`` has the errors on other frameworks' collections, and the share of their times inside
+      the range ``software``. The share is optimistic, because the range was also learned from these
+      collections; ``judge_model`` in tests/studies/shipping leaves them out.
+
+    Args:
+        folder: folder of the recording of the imported table.
+        table: the imported table.
+        tables: all public tables, of any machine.
     """
     software = software_of(table.slug)
     collection_errors = other_collections(folder, table, tables, shift_of(table.slug))
@@ -260,7 +278,10 @@ def write_validation(folder: Path, table: PublicTable, tables: Iterable[PublicTa
 
 
 def write_own_validation(folder: Path) -> None:
-    """Write validation.json for a user's file, which no other collection can judge."""
+    """Write validation.json for a user's file, for which there is no other collection.
+
+    It only has the errors of held-out predictions of the file itself, by group.
+    """
     fits = json.loads((folder / "calibration.json").read_bytes())["groups"]
     errors = {
         group: {name: fit[name] for name in ("rows", "median", "mean", "p95")}
@@ -270,26 +291,27 @@ def write_own_validation(folder: Path) -> None:
     write_json(folder / VALIDATION, document)
 
 
-def judged_row(one: CollectionErrors, interval: ErrorRange) -> dict[str, Any]:
-    """Return one collection's errors and its coverage by an interval, as a document for JSON.
+def judged_row(collection: CollectionErrors, interval: ErrorRange) -> dict[str, Any]:
+    """Return the errors of one collection and the coverage of an interval, as a document for JSON.
 
-    The coverage is the share of rows inside the interval. ``coverage_by_group`` has that of each
-    kind of shape, with the number of its rows.
+    The coverage is the share of the shapes whose times are inside the interval.
+    ``coverage_by_group`` has the coverage and the number of shapes of each kind of shape.
     """
-    inside = one.inside(interval)
-    low, high = one.ends(interval)
+    inside = collection.inside(interval)
+    low, high = collection.ends(interval)
+    coverage_by_group = {}
+    for name in sorted(set(collection.groups)):
+        inside_of_kind = inside[collection.groups == name]
+        coverage_by_group[name] = [float(inside_of_kind.mean()), len(inside_of_kind)]
     row = {
-        "machine": one.slug,
-        "source": one.source,
-        **asdict(one.errors),
+        "machine": collection.slug,
+        "source": collection.source,
+        **asdict(collection.errors),
         "coverage_90": float(inside.mean()),
         "median_width": float(np.median(np.exp(high) - np.exp(low))),
-        "coverage_by_group": {
-            name: [float(inside[one.groups == name].mean()), int((one.groups == name).sum())]
-            for name in sorted(set(one.groups))
-        },
+        "coverage_by_group": coverage_by_group,
     }
-    if one.repeated is None:
+    if collection.repeated is None:
         return row
-    seen = one.covered_where_seen(interval.software)
-    return {**row, "coverage_90_seen": seen, "repeated": asdict(one.repeated)}
+    seen = collection.covered_where_seen(interval.software)
+    return {**row, "coverage_90_seen": seen, "repeated": asdict(collection.repeated)}

@@ -1,4 +1,4 @@
-"""Format a validation as text: errors of the model and of baselines, by limit and by shape."""
+"""Format the results of a validation as text."""
 
 from __future__ import annotations
 
@@ -14,15 +14,19 @@ from analysis.validation.holdout import Validation
 from analysis.validation.learning_curve import CurvePoint
 from kernels.timemodel.estimate import LIMITS
 
-_M_EDGES = (0, 16, 64, 256, 1024, 4096, np.inf)
+_M_EDGES = (0, 16, 64, 256, 1024, 4096, np.inf)  # edges of the ranges of M that are reported
 
 
-def held_back_table(validation: Validation) -> pd.DataFrame:
-    """Return one row per held-out problem.
+def held_out_table(validation: Validation) -> pd.DataFrame:
+    """Return a table with one row per held-out problem.
 
-    The columns are the sizes ``m``, ``n`` and ``k`` (of the implied GEMM of a convolution),
-    ``class``, ``measured`` and ``predicted`` time in µs, ``limit``, and ``error``: the relative
-    error of the prediction, as a fraction.
+    The columns are:
+
+    - ``m``, ``n`` and ``k``: sizes of the GEMM, or of the implied GEMM of a convolution;
+    - ``class``: class of the shape;
+    - ``measured`` and ``predicted``: time in µs;
+    - ``limit``: predicted limit of the time;
+    - ``error``: predicted / measured − 1.
     """
     gemms = [problem.implied_gemm for problem in validation.tested.problems]
     predicted = validation.prediction.estimate.time
@@ -41,7 +45,11 @@ def held_back_table(validation: Validation) -> pd.DataFrame:
 
 
 def validation_text(validation: Validation) -> str:
-    """Return plain text: the task, errors and baselines, and errors by limit, M and class."""
+    """Return a report in plain text.
+
+    It states what was validated, then the errors of the model and of the baselines, then the errors
+    of the model by limit, by M and by class of shapes.
+    """
     document = validation.to_json()
     skipped = ", ".join(
         f"{count} {reason.replace('_', ' ')}" for reason, count in validation.source.skipped.items()
@@ -63,7 +71,7 @@ def validation_text(validation: Validation) -> str:
         if errors is not None:
             lines.append(_error_line(name.replace("_", " "), errors))
     lines += floor_sentences(validation.machine.slug)
-    lines += _breakdowns(held_back_table(validation))
+    lines += _breakdowns(held_out_table(validation))
     if validation.by_algorithm:
         lines += ["", "by algorithm, according to kernel names"]
         lines += [
@@ -78,13 +86,13 @@ def validation_text(validation: Validation) -> str:
 
 
 def _breakdowns(rows: pd.DataFrame) -> list[str]:
-    """Return lines with the errors by limit, by M and by class.
+    """Return lines with the errors by limit, by M and by class of shapes.
 
     Args:
-        rows: table from :func:`held_back_table`.
+        rows: table from :func:`held_out_table`.
     """
     lines = []
-    # Infinity among the edges makes all of them floats; their names are those of whole numbers.
+    # Because one edge is infinite, all edges are floats. Their labels should be whole numbers.
     by_m = pd.cut(rows["m"], list(_M_EDGES)).astype(str).str.replace(".0", "", regex=False)
     for title, key in (("by limit", rows["limit"]), ("by M", by_m), ("by class", rows["class"])):
         lines += ["", title]
@@ -95,7 +103,7 @@ def _breakdowns(rows: pd.DataFrame) -> list[str]:
 
 
 def curve_text(curve: Sequence[CurvePoint], floor: Errors | None) -> str:
-    """Return lines for the learning curve and the noise floor, if there are any."""
+    """Return the lines of a learning curve and of a noise floor; "" without any of them."""
     lines = []
     for holdout in dict.fromkeys(point.holdout for point in curve):
         lines.append(f"rows calibrated ({holdout} held out)")
@@ -114,7 +122,8 @@ def advice_text(worth: AdviceValue, measured: Mapping[int, MeasuredValue] | None
 
     Args:
         worth: value of the advice.
-        measured: value of measuring, by the number of best guesses that are measured.
+        measured: value of measuring the best guesses, by the number of guesses; None if this was
+            not judged.
     """
     regrets = ", ".join(
         f"{name.replace('_', ' ')} {regret:.2%}" for name, regret in worth.regret.items()
@@ -143,12 +152,12 @@ def advice_text(worth: AdviceValue, measured: Mapping[int, MeasuredValue] | None
 
 
 def _error_line(name: str, errors: Errors) -> str:
-    """Return a line with the number of rows and their errors, or dashes without any row."""
+    """Return a line with a number of cases and their errors; dashes stand for missing errors."""
     figures = (errors.median, errors.mean, errors.p95)
     cells = ["–" if figure is None else f"{figure:.1%}" for figure in figures]
     return _line(name, str(errors.rows), *cells)
 
 
 def _line(name: str, *cells: str) -> str:
-    """Return a line of a table with aligned columns."""
+    """Return a line of a table: a name and cells, each padded to the width of its column."""
     return f"{name:22}" + "".join(f"{cell:>10}" for cell in cells)

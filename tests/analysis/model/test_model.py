@@ -83,8 +83,8 @@ def test_no_row_is_predicted_by_constants_that_saw_it(tmp_path: Path) -> None:
 
     def predicted(name: str, slower: NDArray[np.bool_]) -> NDArray[np.float64]:
         times = np.where(slower, 2 * seconds, seconds)
-        held_back = calibrate(H100, load(record(tmp_path / name, cases, times)).ok).held_back
-        return held_back.estimate.time[own]
+        held_out = calibrate(H100, load(record(tmp_path / name, cases, times)).ok).held_out
+        return held_out.estimate.time[own]
 
     plain = predicted("plain", np.zeros_like(own))
     assert np.allclose(predicted("own", own) / plain, 1.0)
@@ -96,7 +96,7 @@ def test_the_same_problem_is_in_the_same_part_in_every_sweep(tmp_path: Path) -> 
     cases = gemm_cases(sizes, "one") + gemm_cases(sizes, "two")
     seconds = model_law()(problems(cases))
     seconds[len(sizes) :] *= 1.5  # so that the parts learn different constants
-    time = calibrate(H100, load(record(tmp_path, cases, seconds)).ok).held_back.estimate.time
+    time = calibrate(H100, load(record(tmp_path, cases, seconds)).ok).held_out.estimate.time
     assert time[: len(sizes)] == pytest.approx(time[len(sizes) :])  # predicted by the same fit
 
 

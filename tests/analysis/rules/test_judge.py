@@ -164,7 +164,7 @@ class Uncalibrated:
 
     def __init__(self, machine: Machine, rows: object) -> None:
         self.model = Model(machine)
-        self.held_back = self
+        self.held_out = self
         self.estimate = self
         self.time = np.nan
 

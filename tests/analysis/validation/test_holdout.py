@@ -21,7 +21,7 @@ from analysis.validation.design import choose_rows
 from analysis.validation.error_summary import Errors
 from analysis.validation.holdout import Validation, validate
 from analysis.validation.learning_curve import CurvePoint, learning_curve, noise_floor
-from analysis.validation.validation_report import curve_text, held_back_table, validation_text
+from analysis.validation.validation_report import curve_text, held_out_table, validation_text
 from kernels.common.errors import UserError
 from kernels.machine import known_machine
 from kernels.problem import Conv, Gemm, Problem
@@ -284,7 +284,7 @@ def test_the_plots_of_a_validation(found: Validation, tmp_path: Path) -> None:
     curve = [CurvePoint("rows", 60, found.errors), CurvePoint("rows", 120, found.errors)]
     written = write_validation_plots(found, tmp_path, curve, found.errors)
     assert {"learning-curve", "predicted-measured", "error-by-shape"} <= {p.stem for p in written}
-    rows = held_back_table(found)
+    rows = held_out_table(found)
     assert len(rows) == len(found.tested)
     heat = shapes_data(rows)
     assert heat.index.is_monotonic_increasing
