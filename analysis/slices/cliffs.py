@@ -1,4 +1,4 @@
-"""Find cliffs: pairs of neighbouring sizes that take very different times."""
+"""Find cliffs: pairs of neighbouring sizes whose times are very different."""
 
 from __future__ import annotations
 
@@ -11,33 +11,40 @@ from analysis.recordings.repetition import steady_ratio
 from analysis.slices.series import DIMENSIONS
 
 _NEAR = 1.02  # largest ratio of two neighbouring sizes
-_SMALLEST = 16  # size from which on sizes that are one apart are neighbours, whatever their ratio
-_REPEATED = 0.5  # share of a cliff's logarithm that another collection must show to repeat it
+_SMALLEST = 16  # from this size on, two sizes that differ by 1 are neighbours at any ratio
+_REPEATED = 0.5  # smallest share of a cliff's log ratio with which another collection repeats it
 _SAME = ("dtype", "layout", "batch", "implementation", "cache", "mode")
+"""Columns in which the two cases of a pair agree, in addition to the two other sizes."""
 
 
 def steps_of(rows: pd.DataFrame, along: str = "m") -> pd.DataFrame:
-    """Return each pair of neighbouring sizes of GEMMs that are otherwise the same.
+    """Return all pairs of GEMMs that differ only in one size, where the two sizes are neighbours.
 
     Args:
-        rows: rows of measurements.csv with times. Columns that tell cases apart may be missing.
-        along: the dimension, m, n or k.
+        rows: measured cases, with columns of measurements.csv. The columns that distinguish cases
+            of the same sizes may be missing.
+        along: the dimension that differs, m, n or k.
 
     Returns:
-        The rows' columns for the smaller size, with ``after`` (the larger size), ``after_us``,
-        ``ratio`` (of the times, larger size over smaller size) and ``certain``, which is True if
-        the interval of a repetition (:func:`analysis.recordings.repetition.steady_ratio`) is on
-        one side of 1, or if the rows have no interval.
+        A table with one row per pair. It has the columns of ``rows`` for the smaller size, and:
+
+        - ``after``: the larger size;
+        - ``after_us``: its time in µs;
+        - ``ratio``: time at the larger size over time at the smaller size;
+        - ``certain``: True if the interval of the ratio
+          (:func:`analysis.recordings.repetition.steady_ratio`) does not contain 1, or if the ratio
+          has no interval.
     """
-    # 1. Sort the sizes of each line. The shortest of several times of a size counts.
+    # 1. Sort the sizes of each line. If a size was measured several times, the shortest time is
+    #    used.
     fixed = [name for name in DIMENSIONS if name != along]
     keys = [*fixed, *(name for name in _SAME if name in rows)]
     ordered = rows.sort_values([*keys, along, "time_us"]).drop_duplicates([*keys, along])
-    # 2. Put the next larger size of the line next to each size; it is NaN for the largest one.
+    # 2. Find the next larger size on the line of each size. It is NaN for the largest size.
     steady_columns = [name for name in ("steady_log", "steady_error") if name in rows]
     lines = ordered.groupby(keys, dropna=False, observed=True)
     after = lines[[along, "time_us", *steady_columns]].shift(-1)
-    # 3. Judge each pair.
+    # 3. Decide which pairs are neighbours, and which ratios are certain.
     one_more = (after[along] == ordered[along] + 1) & (ordered[along] >= _SMALLEST)
     are_near = one_more | (after[along] <= _NEAR * ordered[along])
     certain = pd.Series(True, index=ordered.index)
@@ -58,18 +65,20 @@ def steps_of(rows: pd.DataFrame, along: str = "m") -> pd.DataFrame:
 
 
 def repeated_steps(steps: pd.DataFrame, others: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
-    """Return the cliffs along M that another collection repeats.
+    """Return the cliffs along M that another public table of the machine confirms.
 
-    That collection must show a cliff in the same direction, at least half as large. The largest
-    cliffs of one collection are partly due to chance, which differs in another collection.
+    That table must show a cliff in the same direction whose log ratio is at least half as large.
+    The largest cliffs of one table are partly noise, which a second table does not repeat.
 
     Args:
-        steps: rows of :func:`steps_of`.
-        others: other collections of the same machine by their names, with m, n, k, dtype, time_us.
+        steps: cliffs, as :func:`steps_of` returns them.
+        others: other tables of the same machine, by name. They need the columns m, n, k, dtype and
+            time_us.
 
     Returns:
-        The cliffs with ``again``, the ratio in another collection, and ``by``, its name. If several
-        collections repeat a cliff, both come from the one in which it is smallest.
+        The confirmed cliffs with two more columns: ``again``, the ratio in the other table, and
+        ``by``, the name of that table. If several tables confirm a cliff, both columns are of the
+        table in which the cliff is smallest.
     """
     shape = ["m", "n", "k", "dtype"]
     repeats = []
@@ -77,7 +86,7 @@ def repeated_steps(steps: pd.DataFrame, others: Mapping[str, pd.DataFrame]) -> p
         times = rows.groupby(shape)["time_us"].min()
         smaller = pd.MultiIndex.from_frame(steps[shape])
         larger = pd.MultiIndex.from_frame(steps[["after", "n", "k", "dtype"]])
-        # A shape that the other collection lacks has NaN as its time, and repeats nothing.
+        # If the other table lacks one of the shapes, the ratio is NaN and confirms nothing.
         repeated_ratio = times.reindex(larger).to_numpy() / times.reindex(smaller).to_numpy()
         with np.errstate(invalid="ignore"):
             cliff = np.log(steps["ratio"])
@@ -91,23 +100,29 @@ def repeated_steps(steps: pd.DataFrame, others: Mapping[str, pd.DataFrame]) -> p
 
 
 def largest(steps: pd.DataFrame, count: int) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return the ``count`` largest certain cliffs upwards, and as many downwards."""
+    """Return the ``count`` largest certain cliffs upwards, and the ``count`` largest downwards.
+
+    At a cliff upwards, the larger size takes more time than the smaller one.
+    """
     certain = steps[steps["certain"]]
     ups, downs = certain[certain["ratio"] > 1], certain[certain["ratio"] < 1]
     return ups.nlargest(count, "ratio"), downs.nsmallest(count, "ratio")
 
 
 def steepest(lines: Mapping[str, pd.DataFrame]) -> tuple[str, pd.Series] | None:
-    """Return the dimension and the row of the largest certain cliff upwards; None without any.
+    """Find the largest certain cliff upwards along any dimension.
 
     Args:
-        lines: for each dimension the rows to search, as :func:`steps_of` takes them.
+        lines: for each dimension, the measured cases to search, as for :func:`steps_of`.
+
+    Returns:
+        The dimension, and the row of the cliff from :func:`steps_of`; None without any cliff.
     """
     ups_by_dimension: dict[str, pd.Series] = {}
     for along, rows in lines.items():
         ups, _ = largest(steps_of(rows, along), 1)
-        for _, row in ups.iterrows():  # at most one
-            ups_by_dimension[along] = row
+        if len(ups):
+            ups_by_dimension[along] = ups.iloc[0]
     if not ups_by_dimension:
         return None
     steepest_along = max(

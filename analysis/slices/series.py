@@ -1,4 +1,7 @@
-"""Slices of the table of measured and predicted times; each answers one question of a sweep."""
+"""Extract series for plots and reports from the table of measured and predicted times.
+
+The table is that of :class:`analysis.model.fitted.Analysis`.
+"""
 
 from __future__ import annotations
 
@@ -11,38 +14,42 @@ from analysis.recordings.repetition import steady_ratio
 
 DIMENSIONS = ("m", "n", "k")
 NEARLY = 0.9
-"""Share of the best speed from which on a size counts as large enough."""
+"""Share of the best speed that a size must reach to count as large enough."""
 ENDS = ["tflops_lo", "tflops_hi"]
+"""Columns with the speeds at the two ends of a time's interval."""
 _STEADY = ["steady_log", "steady_error"]
 
 
 def square_series(table: pd.DataFrame) -> pd.DataFrame:
-    """Return size, dtype, measured and predicted TFLOP/s of square GEMMs on the vendor library.
+    """Return the speeds of square GEMMs by the vendor library, in TFLOP/s.
 
-    ``tflops_lo`` and ``tflops_hi`` belong to the interval of the time.
+    Returns:
+        The columns m, dtype, tflops (measured), tflops_lo, tflops_hi (the speeds at the ends of the
+        time's interval) and predicted_tflops.
     """
     rows = _with_ends(library_rows(table[table["sweep"] == "square"]))
     return rows.sort_values("m")[["m", "dtype", "tflops", *ENDS, "predicted_tflops"]]
 
 
 def _with_ends(rows: pd.DataFrame) -> pd.DataFrame:
-    """Add the speeds at both ends of each time's interval; NaN for a time without one."""
+    """Add the speeds at both ends of each time's interval; NaN for a time without an interval."""
     slowest = rows["flops"] / rows["time_hi_us"] / 1e6
     fastest = rows["flops"] / rows["time_lo_us"] / 1e6
     return rows.assign(tflops_lo=slowest, tflops_hi=fastest)
 
 
 def fast_from(group: pd.DataFrame, speeds: str = "tflops") -> int | None:
-    """Return the smallest size from which on all sizes reach :data:`NEARLY` of the best speed.
+    """Return the size at and above which all sizes reach :data:`NEARLY` of the best speed.
 
     Args:
         group: rows of :func:`square_series` in one dtype.
-        speeds: the column to judge by; an end of the interval shows how certain the size is.
+        speeds: column with the speeds to compare. With an end of the interval instead of the
+            measured speed, the result shows how certain the size is.
 
     Returns:
-        The size; None if the largest size does not reach that speed.
+        The smallest such size; None if the largest size does not reach that speed.
     """
-    # A speed without an interval counts as it is.
+    # Speeds without an interval are compared by their measured value.
     judged = group[speeds].fillna(group["tflops"])
     slow = group[judged < NEARLY * group["tflops"].max()]
     fast = group[group["m"] > slow["m"].max()] if len(slow) else group
@@ -50,12 +57,19 @@ def fast_from(group: pd.DataFrame, speeds: str = "tflops") -> int | None:
 
 
 def steps_series(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """Return the densest line of cases along each of m, n and k that the steps sweep varies."""
+    """Return a line of cases along each dimension that the sweep ``steps`` varies.
+
+    A line is cases that differ in one dimension only. If there are several along a dimension, the
+    result has the one with the most sizes.
+
+    Returns:
+        The rows of the table for each line, by dimension: m, n or k.
+    """
     rows = library_rows(table[table["sweep"] == "steps"])
     lines = {}
     for along in DIMENSIONS:
         fixed = [name for name in DIMENSIONS if name != along]
-        # Fewer than four sizes are not a line.
+        # Fewer than four sizes do not count as a line.
         groups = [group for _, group in rows.groupby(fixed) if group[along].nunique() > 3]
         if groups:
             densest = max(groups, key=lambda group: group[along].nunique())
@@ -64,16 +78,17 @@ def steps_series(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
 
 
 def alignment_series(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the speed at each offset of a dimension from its base, relative to offset 0.
+    """Return how speed depends on alignment: the speed at each offset of a size from its base.
 
     Returns:
-        The columns along (m, n or k), base, offset, dtype, relative, relative_lo and relative_hi.
-        The last two are the interval of a repetition.
+        The columns along (m, n or k), base (an aligned size), offset, dtype, relative (speed over
+        that at the base), relative_lo and relative_hi (the ends of its interval).
     """
     rows = library_rows(table[table["sweep"] == "alignment"])
     parts = []
     for along in DIMENSIONS:
-        # The sweep varies one dimension from a base to 16 more, while both others are the base.
+        # The sweep varies one dimension from a base size to 16 more. Both other dimensions are
+        # equal to the base.
         first, second = (name for name in DIMENSIONS if name != along)
         equal = rows[rows[first] == rows[second]]
         for base in sorted(equal[first].unique()):
@@ -95,9 +110,9 @@ def alignment_series(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _relative_speed(rows: pd.DataFrame, base: pd.Series) -> dict[str, pd.Series]:
-    """Return the speed of each row relative to the base row's; the base row has exactly 1.
+    """Return the speed of each row over that of the base row, which itself gets exactly 1.
 
-    The columns are relative, relative_lo and relative_hi.
+    The keys are relative, relative_lo and relative_hi.
     """
     work = rows["flops"] / base["flops"]
     is_base = rows.index == base.name
@@ -108,7 +123,10 @@ def _relative_speed(rows: pd.DataFrame, base: pd.Series) -> dict[str, pd.Series]
 
 
 def channel_series(table: pd.DataFrame) -> pd.DataFrame:
-    """Return forward convolutions with as many input as output channels, sorted by their number."""
+    """Return forward convolutions with equal numbers of input and output channels.
+
+    They are sorted by that number. Speeds are in TFLOP/s, as in :func:`square_series`.
+    """
     rows = table[(table["sweep"] == "conv-channels") & (table["c"] == table["kout"])]
     rows = rows[(rows["pass"] == "fprop") & (rows["config"] == "")].sort_values("c")
     columns = ["c", "h", "w", "r", "batch", "dtype", "tflops", *ENDS, "predicted_tflops"]
@@ -116,10 +134,11 @@ def channel_series(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def layout_series(table: pd.DataFrame) -> pd.DataFrame:
-    """Return NHWC's speed over NCHW's for pairs of the same convolution, with the interval.
+    """Compare the speed of each convolution in the layout NHWC with that in NCHW.
 
     Returns:
-        The columns label, dtype, pass, ratio, ratio_lo and ratio_hi.
+        The columns label, dtype, pass, ratio (NHWC's speed over NCHW's), ratio_lo and ratio_hi (the
+        ends of its interval).
     """
     rows = table[table["sweep"] == "conv-layouts"]
     keys = ["batch", "c", "h", "w", "kout", "r", "s", "stride", "dtype", "pass", "config"]
@@ -140,14 +159,14 @@ def layout_series(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def layout_summary(pairs: pd.DataFrame) -> tuple[float, int, int]:
-    """Summarise NHWC's speed over NCHW's.
+    """Summarise the ratios of NHWC's speed to NCHW's.
 
     Args:
         pairs: at least one row of :func:`layout_series`.
 
     Returns:
-        The geometric mean, and the numbers of pairs in which NHWC is clearly faster and clearly
-        slower.
+        The geometric mean of the ratios, the number of pairs in which NHWC is significantly faster,
+        and the number in which it is significantly slower.
     """
     faster = int((pairs["ratio_lo"] > 1).sum())
     slower = int((pairs["ratio_hi"] < 1).sum())
@@ -155,18 +174,26 @@ def layout_summary(pairs: pd.DataFrame) -> tuple[float, int, int]:
 
 
 def roofline_series(table: pd.DataFrame, cache: str = "cold") -> pd.DataFrame:
-    """Return each measured case once: intensity, measured and predicted TFLOP/s, predicted limit.
+    """Return the points of a roofline plot, one for each measured case.
 
-    The intensity is in FLOP/byte. ``cache`` is where operands come from.
+    Args:
+        table: the table.
+        cache: cache state of the cases, ``cold`` or ``warm``.
+
+    Returns:
+        The columns intensity (FLOP/byte), tflops (measured), tflops_lo, tflops_hi,
+        predicted_tflops, limit (predicted), dtype and op.
     """
     rows = _with_ends(bursts(table, cache)).rename(columns={"predicted_limit": "limit"})
     return rows[["intensity", "tflops", *ENDS, "predicted_tflops", "limit", "dtype", "op"]]
 
 
 def accuracy_series(table: pd.DataFrame) -> pd.DataFrame:
-    """Return measured time with its interval, predicted time, limit, group and relative error.
+    """Return the measured and the predicted time of each case, with the error of the prediction.
 
-    Times are in µs.
+    Returns:
+        The columns measured, low and high (the interval of the measured time), predicted, limit,
+        group, and error: predicted / measured − 1. Times are in µs.
     """
     names = {
         "time_us": "measured",
