@@ -1,1 +1,1 @@
-"""The time model: constants, residual, calibration, and the table of measured and predicted."""
+"""The time model: priors, fits, calibration, and the table of measured and predicted times."""

@@ -24,12 +24,11 @@ from kernels.machine import Machine
 from kernels.timemodel.estimate import Array
 
 _TILE = 128
-"""Number of queries in a tile. FlashAttention-2 and -3 use 64 to 192 (Dao 2023; Shah et al. 2024).
-"""
+"""Number of queries in a tile. FlashAttention-2 and -3 use 64 to 192 (Dao 2023, Shah 2024)."""
 
-_SHARPNESS = 8  # power with which cache hits become rare as operands outgrow the cache
-_TREES = 40  # number of trees
-_LEAF_ROWS = 3  # minimum number of calls in a leaf
+_SHARPNESS = 8  # Power with which cache hits become rare as operands outgrow the cache.
+_TREES = 40  # Number of trees that correct the formula.
+_LEAF_ROWS = 3  # Minimum number of calls in a leaf.
 _MOST_ROWS = 8000
 """Largest number of calls from which trees grow. More calls take longer and lower the error of 3%
 by less than a percentage point."""

@@ -27,8 +27,8 @@ FRAMEWORKS = ("vllm", "trtllm", "sglang")
 the machine is predicted. vLLM comes first because it uses FlashAttention, as PyTorch does."""
 
 _SHIPPED = Path(__file__).parents[2] / "kernels" / "timemodel" / "attention.json"
-_MAX_DECODE_QUERIES = 16  # most queries per sequence of a call that counts as decoding
-_MIN_DECODE_RATIO = 8  # fewest keys per query of a call that counts as decoding
+_MAX_DECODE_QUERIES = 16  # A call with more queries per sequence does not count as decoding.
+_MIN_DECODE_RATIO = 8  # A call with fewer keys per query does not count as decoding.
 _DTYPES = ("bf16", "fp16")
 
 Fits = Mapping[str, Mapping[str, AttentionFit]]

@@ -198,7 +198,7 @@ def _with_missing_dtypes(basis: Basis) -> Basis:
     dtypes, GEMMs of the vendor library get the machine's prior if it predicts warm times.
     """
     machine = basis.model.machine
-    # The dtypes of a CPU do not share arithmetic units, and no public table is of a CPU.
+    # The dtypes of a CPU do not share arithmetic units, and no public table was measured on a CPU.
     if machine.kind == "cpu":
         return basis
     fits = dict(basis.model.fits)

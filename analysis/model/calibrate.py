@@ -39,10 +39,10 @@ _FOLDS_OF_MANY = 5
 """Number of folds of more measurements. With three folds, held-out errors would be too pessimistic:
 a fit to two thirds of so many measurements is clearly worse than the final fit to all of them."""
 
-_TAIL = 0.05  # share of the errors beyond each end of a 90% interval
-_MIN_WIDTH = 0.02  # smallest distance of an interval's end from 0: the scatter of measurements
-_TWO_SIDED = 10  # smallest number of errors from which each end is estimated separately
-_PRIOR_ROWS = 5  # weight of the prior's range in an interval, as a number of measurements
+_TAIL = 0.05  # Share of the errors beyond each end of a 90% interval.
+_MIN_WIDTH = 0.02  # Smallest distance of an interval's end from 0: the scatter of measurements.
+_TWO_SIDED = 10  # Smallest number of errors from which each end is estimated separately.
+_PRIOR_ROWS = 5  # Weight of the prior's range in an interval, as a number of measurements.
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def calibrate_query(
         by_fold = _predict_folds(machine, query, seconds, known_algorithms, rows, fold, prior)
         fitted = fit_group(machine, query.take(rows), seconds[rows], known_algorithms[rows], prior)
         # If any fold was predicted without trees, because the other folds had too few cases to
-        # grow them, the held-out errors do not show how good trees are. The group then gets none.
+        # grow them, held-out errors do not show how good trees are. The group then has no trees.
         fewest_training_rows = len(rows) - max(len(part.positions) for part in by_fold)
         if fewest_training_rows < MIN_RESIDUAL_ROWS:
             fitted = fitted._replace(residual=None)
@@ -255,7 +255,7 @@ def _fit_with_sum_errors(
 def _fit_with_errors(
     fitted: Fitted, log_ratio: Array, spread: Array, ratio_errors: Array, prior: Prior
 ) -> Fit:
-    """Combine a fit with the errors of held-out predictions and the intervals that follow.
+    """Combine a fit with the errors of held-out predictions, and with the intervals from them.
 
     Args:
         fitted: result of a fit to all cases of the group.
@@ -381,9 +381,9 @@ def _leave_one_out_ranges(
     Leaving an error out ensures that no case widens the interval by which it is judged.
     """
     n = len(errors)
-    k = int(n * _TAIL)  # as in _conformal_ends with one error fewer: ⌊(n − 1 + 1)·5%⌋
-    # If k is 0, there are fewer than 20 errors, and _conformal_ends handles these specially.
-    if k == 0:
+    # _conformal_ends takes ⌊(n + 1)·5%⌋ of n errors. Here one error is left out.
+    k = int(n * _TAIL)
+    if k == 0:  # _conformal_ends handles fewer than 20 errors in a special way
         ranges = [_range(np.delete(errors, i), prior_low, prior_high) for i in range(n)]
         return np.array([low for low, _ in ranges]), np.array([high for _, high in ranges])
     # Sorting the sort order gives the rank of each error, from 0.
@@ -410,8 +410,8 @@ def pair_errors(
         log_ratio: log(measured / predicted) of each case.
         spread: relative spread of each prediction's error.
         min_gain: smallest predicted gain of a pair to include, as a fraction of the padding's
-            time. Large predicted gains tend to be too optimistic, so they have errors of a
-            different kind. The default includes all pairs.
+            time. The larger a predicted gain is, the more optimistic it tends to be. The default
+            includes all pairs.
     """
     small, large = neighbours(query, predicted)
     promised = predicted[small] > (1 + min_gain) * predicted[large]
@@ -423,8 +423,8 @@ def neighbours(query: Query, predicted: Array) -> tuple[NDArray[np.intp], NDArra
     """Pair each GEMM with the padding of it that is predicted to be fastest.
 
     A padding of a GEMM is another case of the query that differs only in size: each dimension is as
-    large or larger by at most :data:`NEAR`. Advice also recommends the padding that is predicted to
-    be fastest, so errors that make a padding look fast affect both in the same way.
+    large or larger by at most :data:`NEAR`. Advice also picks the padding that is predicted to be
+    fastest, so the errors of these pairs show how optimistic such a pick is.
 
     Returns:
         Positions of the original GEMMs in the query, and of the padding of each.

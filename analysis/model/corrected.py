@@ -25,13 +25,13 @@ def corrected_estimate(
         offsets: corrections that were learned from public tables, if any.
 
     Returns:
-        The corrected estimates, and the relative spread of each one's error, which is 1 without
+        The corrected estimates, and the relative spread of the error of each, which is 1 without
         trees.
     """
     guess = inputs.estimate(constants)
     log_ratio = np.zeros(len(guess.time))
     spread = np.ones(len(guess.time))
-    columns = None  # log ratio by each collection: features of the residual's trees
+    columns = None  # log ratios that the collections predict, as features of the residual's trees
     if offsets is not None:
         estimates = offsets.at(inputs)
         columns = estimates.columns

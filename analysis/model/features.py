@@ -26,7 +26,7 @@ from kernels.timemodel.estimate import (
     fastest,
 )
 
-_DESIGN_FEATURES = 5  # number of the first features that Inputs.design returns
+_DESIGN_FEATURES = 5  # number of leading columns of Inputs.features that Inputs.design returns
 
 _USUAL_TILES = ((64, 64), (128, 64), (64, 128), (128, 128), (256, 128), (128, 256))
 """Rows and columns of output tiles that vendor libraries often use."""

@@ -23,12 +23,12 @@ from sweeps.schema import IDENTITY
 from sweeps.store import write_csv, write_json
 
 PREDICTED = "predicted_"
-"""Prefix of the predicted columns in the table. They are those of
+"""Prefix of the predicted columns in the table. Without it, they are the columns of
 :meth:`analysis.model.predict.Prediction.frame`."""
 
 MOST_ROWS = 36_000
 """Largest number of cases of one operation, dtype and implementation that are all analysed. If
-there are more, only a sample of them is. Public tables have fewer."""
+there are more, only a random sample is analysed. Public tables have fewer."""
 
 _SAMPLE = 10_000  # cases in a sample; twice as many hardly improve the predictions
 
@@ -75,7 +75,7 @@ class Analysis:
         return (self.table[f"{PREDICTED}time_us"] / self.table["time_us"] - 1).abs()
 
 
-def drawn(rows: pd.DataFrame) -> NDArray[np.intp]:
+def sampled_positions(rows: pd.DataFrame) -> NDArray[np.intp]:
     """Return the sorted positions of the cases to analyse: all, or a sample of very many.
 
     Each operation, dtype and implementation is sampled separately, because each has its own fit.
@@ -101,7 +101,7 @@ def analyse(recording: Recording) -> Analysis:
     """
     rows = recording.products.reset_index(drop=True)
     measured = len(rows)
-    rows = with_steady_times(rows.iloc[drawn(rows)].reset_index(drop=True), recording)
+    rows = with_steady_times(rows.iloc[sampled_positions(rows)].reset_index(drop=True), recording)
     if rows.empty:
         raise UserError(
             f"{recording.folder} has no measured case yet. Run {target('sweep', 'run')}; if it "

@@ -50,14 +50,14 @@ _MAX_ROWS = 800
 """Number of cases in a fit of constants. More of them cost seconds and change the error by 0.1
 percentage points."""
 
-_STEP = 1e-7  # step of the finite differences, on the constants' fit scales
-_WEIGHT_SPREAD = 0.2  # standard deviation of a collection's weight around the prior's
-_MIN_ROWS_FOR_MISFIT = 40  # smallest number of cases from which the misfit is estimated
-_CLEARLY_LESS = 0.7  # share of the prior's misfit below which a fit is repeated
-_LEAST_MISFIT = 0.01  # the smallest misfit, as a log ratio
-_MAD_TO_STD = 1.48  # standard deviation of normal values over their median absolute deviation
-_WEIGHTS = (-0.5, 1.5)  # bounds of a collection's weight
-_OUTLIER = 0.5  # multiple of the misfit beyond which log ratios count less than by their square
+_STEP = 1e-7  # Step of the finite differences, on the constants' fit scales.
+_WEIGHT_SPREAD = 0.2  # Standard deviation of a collection's weight around the prior's weight.
+_MIN_ROWS_FOR_MISFIT = 40  # Smallest number of cases from which the misfit is estimated.
+_CLEARLY_LESS = 0.7  # A fit is repeated if its misfit is below this share of the prior's misfit.
+_LEAST_MISFIT = 0.01  # Smallest misfit that is assumed, as a log ratio.
+_MAD_TO_STD = 1.48  # Standard deviation of normal values over their median absolute deviation.
+_WEIGHTS = (-0.5, 1.5)  # Bounds of a collection's weight.
+_OUTLIER = 0.5  # Multiple of the misfit beyond which errors count less than by their square.
 _FREE = Spread(scale=10.0, shape=0.1, constants=5.0)
 """Spread that hardly constrains constants, for fits to many cases without a prior."""
 

@@ -21,11 +21,11 @@ from kernels.common.errors import UserError
 from kernels.common.program import command
 from kernels.timemodel.estimate import Array
 
-_CHUNK = 1024  # rows to predict at a time, so that their nodes in all trees stay in a CPU cache
-_MANY_ROWS = 5000  # smallest number of rows whose trees take seconds to grow, on several cores
-_MIN_DEPTH = 6  # levels of a tree on which hardly any row reaches a leaf
-_LEAF = -1  # value of ``feature`` in a leaf, which tests no feature
-_MAX_FEATURES = 127  # the largest value of the signed byte that stores a feature's number
+_CHUNK = 1024  # Rows to predict at a time, so that their nodes in all trees stay in a CPU cache.
+_MANY_ROWS = 5000  # From this number of rows on, growing takes seconds and uses several cores.
+_MIN_DEPTH = 6  # Levels of a tree on which hardly any row reaches a leaf.
+_LEAF = -1  # Value of ``feature`` in a leaf, which tests no feature.
+_MAX_FEATURES = 127  # Largest value of the signed byte that stores a feature's number.
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class Forest:
         """
         if features.shape[1] != self.width:
             raise UserError(
-                f"calibration.json is of another version. Run {command('analysis calibrate')} to "
+                f"calibration.json is from another version. Run {command('analysis calibrate')} to "
                 "write it again."
             )
         rows = features.astype(np.float32)
@@ -142,8 +142,8 @@ class Forest:
 
         Each node is the first of an expected subtree, which lowers the count by 1. An inner node
         adds two expected subtrees, for its children, so the count changes by +1 at an inner node
-        and by −1 at a leaf. Nothing expects the root of a tree. A complete tree therefore changes
-        the count by −1 in total, and the count before tree t (from 0) is −t.
+        and by −1 at a leaf. No node expects the root of a tree, so a complete tree changes the
+        count by −1 in total. The count before tree t (from 0) is therefore −t.
         """
         steps = np.where(self.feature == _LEAF, -1, 1)
         return np.concatenate([[0], np.cumsum(steps)])

@@ -33,9 +33,9 @@ _PRIOR_NARROWER = 4.0
 """Weight of a factor of 1, in collections, if the errors of a kind allow a narrower interval. It is
 larger, because a framework that was not measured may differ more."""
 
-_FEWEST = 20  # fewest shapes of a kind in a collection from which its errors count
-_BOUNDS = (0.5, 4.0)  # bounds of a factor
-_TAIL = 0.05  # share of the errors beyond each end of a 90% interval
+_FEWEST = 20  # A collection with fewer shapes of a kind does not count for that kind.
+_BOUNDS = (0.5, 4.0)  # Bounds of a factor.
+_TAIL = 0.05  # Share of the errors beyond each end of a 90% interval.
 
 
 def shape_group(problem: Problem) -> str:

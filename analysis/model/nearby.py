@@ -32,7 +32,7 @@ _DTYPES = {"bf16": "bf16", "fp16": "bf16", "fp8": "fp8"}
 """Dtype of the collections that are used for each measured dtype. Both 16-bit dtypes run on the
 same arithmetic units, so collections in bf16 are used for fp16."""
 
-_MOST_ROWS = 10_000  # most measurements of a dtype with which public tables still help
+_MOST_ROWS = 10_000  # with more measurements of a dtype, public tables do not help any more
 _MOST_SIBLINGS = 3
 
 

@@ -39,9 +39,9 @@ from kernels.timemodel.estimate import Array, Estimate
 LIBRARY = "cublas"
 """Implementation with which all collections were measured."""
 
-_USUAL_DISAGREEMENT = 0.02  # standard deviation of the trees' log ratios at familiar shapes
-_KINDS = (("launch",), ("compute", "feed", "latency"), ("memory",))  # limits of each kind
-_SHARPNESS = 4  # power of a kind's time in its weight; a high one lets the largest time dominate
+_USUAL_DISAGREEMENT = 0.02  # Standard deviation of the trees' log ratios at familiar shapes.
+_KINDS = (("launch",), ("compute", "feed", "latency"), ("memory",))  # Kinds of limits.
+_SHARPNESS = 4  # The weight of a kind is this power of its time, so that the longest dominates.
 
 
 @dataclass(frozen=True)

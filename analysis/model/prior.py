@@ -63,7 +63,7 @@ GROUP = f"{LIBRARY} gemm {DTYPE}"
 uses it."""
 
 TWINS = {"bf16": "fp16", "fp16": "bf16"}
-"""The other 16-bit dtype for each of the two; both run on the same arithmetic units."""
+"""The 16-bit dtypes, each with the other one. Both run on the same arithmetic units."""
 
 _TWIN_WIDER = 1.1
 """Factor by which the interval widens where one 16-bit dtype is predicted from the other.
@@ -78,8 +78,8 @@ _GROWTH = 0.75
 With an exponent of 1, graphics GPUs would be predicted too slow, because only their 16-bit
 arithmetic rate is halved. The value was chosen by predicting the public tables of each generation
 from the constants of the other generations."""
-_TREES_MISFIT = 0.05  # :attr:`Spread.misfit` of a prior from public tables
-_NORMAL = 1.645  # half width of a normal distribution's 90% interval, in standard deviations
+_TREES_MISFIT = 0.05  # Spread.misfit of a prior from public tables.
+_NORMAL = 1.645  # Half width of a normal distribution's 90% interval, in standard deviations.
 _FACTOR_OF_TWO = "a factor of two either way"
 _FP32_WORDS = "−10% to +42%, as on GPUs like it"
 
@@ -91,8 +91,8 @@ class Spread:
     Attributes:
         scale: error that all shapes of a machine share.
         shape: error of a single shape once the shared error is corrected.
-        constants: error of a single constant's logarithm once the shared error is corrected. It
-            causes a part of ``shape``.
+        constants: error of a single constant's logarithm once the shared error is corrected. This
+            error is a part of ``shape``.
         misfit: error of a single shape that remains even with the best constants.
     """
 
@@ -180,8 +180,8 @@ def prior_from_tables(
     collection of each sibling answers, all with equal weights.
 
     The interval is the one learned from the differences between frameworks. It is a multiple of the
-    prediction's own error, which was known where the interval was learned. Here a typical error is
-    assumed.
+    model's error. This error was measured for the tables from which the interval was learned, but
+    is not known here, so a typical error is assumed.
 
     Args:
         machine: the machine to predict.
@@ -323,7 +323,7 @@ def _measured_prior(machine: Machine, group: str) -> Prior | None:
         fit = Fit.from_json(entry["groups"][group])
         if group == GROUP:
             fit = replace(fit, groups=factors_of_prior("shipped", machine.generation))
-        source = f"shipped constants, fitted to {fit.rows:,} public rows of it, {entry['source']}"
+        source = f"shipped constants, fitted to {fit.rows:,} public rows, {entry['source']}"
         return Prior(fit, "shipped", f"{source}, warm", Spread.from_shipped("shipped"), True)
     # 2. Use the constants of the nearest sibling. How far such constants are off, and how far their
     #    mean is off, was only learned for bf16 GEMMs.
@@ -355,7 +355,7 @@ def _measured_prior(machine: Machine, group: str) -> Prior | None:
 
 
 def _twin_prior(machine: Machine, group: str) -> Prior | None:
-    """Derive a prior for bf16 or fp16 from the other one, or a prior for tf32 from bf16.
+    """Derive a prior for a 16-bit dtype from the other 16-bit dtype, or one for tf32 from bf16.
 
     The result is None in three cases: the other dtype has no prior from measurements, the machine
     lacks one of the two dtypes, or two 16-bit dtypes have different peaks.
@@ -383,13 +383,13 @@ def shared_prior(known: Prior, machine: Machine, twin: str, dtype: str) -> Prior
     """
     if dtype == "tf32":
         source = (
-            f"{known.source}; tf32 by the constants of {twin} at its own peak, {_FACTOR_OF_TWO}"
+            f"{known.source}; tf32 uses the constants of {twin} with tf32's peak, {_FACTOR_OF_TWO}"
         )
         fit = Fit(known.fit.constants, aligned_only=True)
         return Prior(fit, known.kind, source, UNKNOWN, known.warm)
     if machine.peaks[dtype] != machine.peaks[twin]:
         return None
-    source = f"{known.source}; {dtype} uses what is known of {twin}, which has the same peak"
+    source = f"{known.source}; {dtype} uses the fit of {twin}, which has the same peak"
     return replace(known, fit=known.fit.stretched(_TWIN_WIDER), source=source)
 
 
@@ -477,7 +477,7 @@ def _log_factors(first: Machine, second: Machine) -> tuple[float, float]:
     return peak_factor, bandwidth_factor
 
 
-def carried_fit(fit: Fit, there: Machine, here: Machine, learned: SoftwareRange) -> Fit:
+def carried_fit(fit: Fit, origin: Machine, machine: Machine, learned: SoftwareRange) -> Fit:
     """Carry the fit of one machine over to another machine that was not measured.
 
     The new interval contains both the learned one and the fit's own, because constants are never
@@ -485,18 +485,18 @@ def carried_fit(fit: Fit, there: Machine, here: Machine, learned: SoftwareRange)
 
     Args:
         fit: the fit to carry over.
-        there: the machine to whose times it was fitted.
-        here: the machine to predict.
+        origin: the machine to whose times it was fitted.
+        machine: the machine to predict.
         learned: 90% range of the errors of such predictions, learned from pairs of machines.
     """
-    constants = scaled_constants(fit.constants, there, here, DTYPE)
+    constants = scaled_constants(fit.constants, origin, machine, DTYPE)
     unseen = replace(
         fit, constants=constants, shift=Shift(), rows=0, pairs=0, median=None, mean=None, p95=None
     )
     return unseen.widened(learned)
 
 
-def mean_fit(known: Mapping[str, Constants], here: Machine, learned: SoftwareRange) -> Fit:
+def mean_fit(known: Mapping[str, Constants], machine: Machine, learned: SoftwareRange) -> Fit:
     """Average the constants of measured machines for a machine without a measured sibling.
 
     Each machine's constants are first scaled by the two datasheets. Every generation has the same
@@ -505,13 +505,13 @@ def mean_fit(known: Mapping[str, Constants], here: Machine, learned: SoftwareRan
 
     Args:
         known: constants of measured machines, by slug.
-        here: the machine that needs constants.
+        machine: the machine that needs constants.
         learned: 90% range of the errors of such predictions.
     """
     by_generation: dict[str, list[Constants]] = {}
     for slug, constants in known.items():
         origin = known_machine(slug)
-        scaled = scaled_constants(constants, origin, here, DTYPE, _GROWTH)
+        scaled = scaled_constants(constants, origin, machine, DTYPE, _GROWTH)
         by_generation.setdefault(origin.generation, []).append(scaled)
     constants = mean_constants([mean_constants(members) for members in by_generation.values()])
     # Widening an empty interval gives exactly the learned range.

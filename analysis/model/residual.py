@@ -25,23 +25,23 @@ formula is wrong."""
 MANY_ROWS = 10_000
 """Number of measurements above which trees are judged on a sample, and outliers are not clipped.
 
-Among so many, a measurement far from the others is not noise: shapes near it confirm it. An example
-is a weight whose size is a power of two and that stays in the cache well."""
+Among so many measurements, a time far from the others is not noise, because shapes near it confirm
+it. An example is a weight with a power of two as its size, which hits the cache unusually often."""
 
-_MIN_CORRELATION = 2.0  # smallest correlation, in standard errors; pure noise passes once in 40
-_MAD_TO_STD = 1.4826  # standard deviation of normal values over their median absolute deviation
-_MAX_DEVIATIONS = 4.0  # robust standard deviations beyond which a measurement is an outlier
-_LARGE_ERROR = 0.05  # log ratio above which an error counts less than by its square
-_FOLDS = 5  # folds of the cross-validation
-_TREES = 64  # twice as many would reduce the error by a hundredth of it
-_TREES_OF_A_FOLD = 48  # fewer if there are many measurements, because each fold grows its trees
+_MIN_CORRELATION = 2.0  # Smallest correlation, in standard errors; pure noise passes once in 40.
+_MAD_TO_STD = 1.4826  # Standard deviation of normal values over their median absolute deviation.
+_MAX_DEVIATIONS = 4.0  # Robust standard deviations beyond which a measurement is an outlier.
+_LARGE_ERROR = 0.05  # Log ratio above which an error counts less than by its square.
+_FOLDS = 5  # Number of folds of the cross-validation.
+_TREES = 64  # Number of trees; twice as many would reduce the error by 1% of its value.
+_TREES_OF_A_FOLD = 48  # Number for one fold of many measurements, where growing takes long.
 
 _FEATURES_OF_MANY = 0.6
-"""Share of the features that a node tries if there are many measurements. It halves the time and
-increases the error by a few hundredths of it."""
+"""Share of the features that a node tries if there are many measurements. Trying only these halves
+the time to grow the trees, and increases the error by a few percent of its value."""
 
-_MIN_LEAF_ROWS = 2  # a leaf of one row would reproduce all of its noise
-_MIN_SPREAD = 0.005  # log ratio; no machine repeats a time more precisely
+_MIN_LEAF_ROWS = 2  # A leaf of one row would reproduce all of its noise.
+_MIN_SPREAD = 0.005  # Smallest spread, as a log ratio: no machine repeats a time more precisely.
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,8 @@ def _beats_noise(predicted: Array, log_ratios: Array) -> bool:
     A comparison of squared errors would be more direct, but with a few hundred rows, outliers make
     it too noisy. It rejected trees that reduced the error on all other rows by a seventh.
     """
-    # Constant predictions have a covariance and a scale of 0. The minimum keeps them from passing.
+    # Constant predictions have a covariance and a scale of 0. Without this minimum of the scale,
+    # they would pass.
     scale = max(float(np.std(predicted) * np.std(log_ratios)), _MIN_SPREAD**2)
     covariance = np.mean((predicted - predicted.mean()) * log_ratios)
     # A correlation of n independent pairs has a standard error of 1/√n.

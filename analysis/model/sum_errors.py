@@ -1,4 +1,4 @@
-"""Uncertainty of sums of predicted times, such as the time of all GEMMs in a training step.
+"""Uncertainty of sums of predicted times, such as the time of all GEMMs in one step of a model.
 
 The errors of the GEMMs in a step are correlated, and how strongly differs between libraries. For
 each group of measured cases, steps are therefore simulated: a few cases are drawn at random, and
@@ -29,11 +29,11 @@ MOST_PRODUCTS = 12
 FEWEST_PRODUCTS = 3
 """Smallest number of distinct GEMMs in a simulated step."""
 
-_MAX_COUNT = 48  # largest number of times that a GEMM occurs in a simulated step
-_DRAWS = 4000  # number of simulated steps
-_MIN_CASES = 40  # fewer measured cases make too few different steps
-_TAIL = 0.05  # share of the errors beyond each end of a 90% interval
-_MIN_FACTOR = 0.25  # smallest factor of an interval
+_MAX_COUNT = 48  # Largest number of times that a GEMM occurs in a simulated step.
+_DRAWS = 4000  # Number of simulated steps.
+_MIN_CASES = 40  # With fewer measured cases, too few different steps could be drawn.
+_TAIL = 0.05  # Share of the errors beyond each end of a 90% interval.
+_MIN_FACTOR = 0.25  # Smallest factor of an interval.
 
 
 class Times(NamedTuple):

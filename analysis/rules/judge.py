@@ -16,7 +16,7 @@ import pandas as pd
 
 from analysis.imports.public import PublicRows
 from analysis.model.calibrate import calibrate
-from analysis.model.fitted import drawn
+from analysis.model.fitted import sampled_positions
 from analysis.model.predict import Model
 from analysis.model.query import Query
 from analysis.recordings.load import Recording, workloads_of
@@ -119,7 +119,7 @@ class Evidence:
         # 1. Collect all cases with times, corrected for the machine's speed in each round. The
         # model is only fitted to a sample of the GEMMs and convolutions if there are very many.
         products = recording.products
-        products = products.iloc[drawn(products)]
+        products = products.iloc[sampled_positions(products)]
         is_fitted = recording.ok.index.isin(products.index)
         rows = recording.ok.reset_index(drop=True)
         log_time, error = steady_times(rows, recording)
@@ -166,7 +166,7 @@ class Evidence:
         """
         # predicted.csv has one row for each case of the same sample, in the same order.
         products = recording.products
-        products = products.iloc[drawn(products)]
+        products = products.iloc[sampled_positions(products)]
         path = recording.folder / "predicted.csv"
         predicted = pd.read_csv(path, usecols=["time_us"]) if path.exists() else pd.DataFrame()
         if len(predicted) != len(products):

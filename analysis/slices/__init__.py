@@ -1,1 +1,1 @@
-"""Slices of a recording that plots, findings and the page show: series, and cliffs along M."""
+"""Series of times and speeds from a recording, and cliffs, for plots, findings and the page."""

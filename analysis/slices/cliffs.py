@@ -10,9 +10,9 @@ import pandas as pd
 from analysis.recordings.repetition import steady_ratio
 from analysis.slices.series import DIMENSIONS
 
-_NEAR = 1.02  # largest ratio of two neighbouring sizes
-_SMALLEST = 16  # from this size on, two sizes that differ by 1 are neighbours at any ratio
-_REPEATED = 0.5  # smallest share of a cliff's log ratio with which another collection repeats it
+_NEAR = 1.02  # Largest ratio of two neighbouring sizes.
+_SMALLEST = 16  # From this size on, two sizes that differ by 1 are neighbours at any ratio.
+_REPEATED = 0.5  # Share of a cliff's log ratio that another table must show to confirm it.
 _SAME = ("dtype", "layout", "batch", "implementation", "cache", "mode")
 """Columns in which the two cases of a pair agree, in addition to the two other sizes."""
 

@@ -39,7 +39,7 @@ def _with_ends(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def fast_from(group: pd.DataFrame, speeds: str = "tflops") -> int | None:
-    """Return the size at and above which all sizes reach :data:`NEARLY` of the best speed.
+    """Return the smallest size from which all larger sizes reach :data:`NEARLY` of the best speed.
 
     Args:
         group: rows of :func:`square_series` in one dtype.

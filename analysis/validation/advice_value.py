@@ -36,10 +36,10 @@ from analysis.validation.holdout import Validation
 from kernels.common.errors import UserError
 from kernels.timemodel.estimate import Array
 
-_MIN_FLOPS = 1e9  # smaller shapes are left out
-_REACH = 0.15  # largest relative difference of neighbours in each dimension
-_MIN_MEMBERS = 4  # fewest shapes of a neighbourhood to choose from
-_OPPORTUNITY = 0.05  # a shape could gain if its best padding gains at least this much
+_MIN_FLOPS = 1e9  # Shapes of less work are left out.
+_REACH = 0.15  # Largest relative difference of neighbours in each dimension.
+_MIN_MEMBERS = 4  # Smallest number of shapes in a neighbourhood to choose from.
+_OPPORTUNITY = 0.05  # A shape could gain if its best padding gains at least this much.
 DRAWS = 4000
 """Number of neighbourhoods, and of shapes to pad. With a few hundred, the mean gain depends mostly
 on the draw."""
@@ -52,8 +52,8 @@ class Padding:
     Attributes:
         moved: number of shapes that were padded.
         gain: mean gain over all shapes, padded or not.
-        loss_p95: 95th percentile of the loss over all shapes. It is negative if the shape gains.
-        found: share of the shapes that could gain 5% which were padded.
+        loss_p95: 95th percentile of the loss over all shapes; a gain is a negative loss.
+        found: share that was padded, among the shapes that could gain 5%.
     """
 
     moved: int
@@ -73,7 +73,7 @@ class AdviceValue:
         padding: value of each rule for padding, by the name of the rule.
         hindsight: mean gain of the best padding in hindsight.
         overclaimed: share of the advised changes, to pad or to choose, that gained less than the
-            lower end of the claimed gain; None if the advice was never to change a shape.
+            lower end of the claimed gain; None if no change was advised.
     """
 
     neighbourhoods: int

@@ -33,10 +33,10 @@ from kernels.timemodel.constants import foreign_constants
 HOLDOUTS = ("rows", "levels", "beyond", "folds")
 """Ways to choose the held-out rows, which :func:`validate` explains."""
 FOLDS = 5
-"""Number of folds of a calibration."""
-_WITHHELD_SHARE = 0.3  # hold-out "levels": share of the values of M, N and K that are withheld
-_MAX_CALIBRATED_M = 2304  # hold-out "beyond": largest M to calibrate on
-_LARGE_FLOPS = 1e11  # FLOP above which the errors are also reported separately
+"""Number of folds of a calibration in a validation."""
+_WITHHELD_SHARE = 0.3  # Hold-out "levels": share of the values of M, N and K that are withheld.
+_MAX_CALIBRATED_M = 2304  # Hold-out "beyond": largest M to calibrate on.
+_LARGE_FLOPS = 1e11  # Errors of rows with more FLOP are also reported separately.
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Validation:
     def tile_agreement(self) -> float | None:
         """Share of predicted tiles that agree with the tile in the kernel's name.
 
-        Only rows whose kernel name contains a tile count. The share is None if there are none.
+        Rows whose kernel name contains no tile are left out. The share is None if no row is left.
         """
         estimate = self.prediction.estimate
         predicted = [f"{bm:.0f}x{bn:.0f}" for bm, bn in zip(estimate.bm, estimate.bn, strict=True)]

@@ -77,7 +77,8 @@ def noise_floor(first: PublicRows, second: PublicRows) -> Errors:
     if not times_of_both:
         raise UserError(f"{first.name} and {second.name} have no shape in common.")
     first_seconds, second_seconds = np.array(times_of_both).T
-    # The noise of both measurements contributes equally to the difference, so each has 1/√2 of it.
+    # Both measurements contribute equally to the noise of the difference, so the standard deviation
+    # of each is 1/√2 of that of the difference.
     noise = (second_seconds / first_seconds - 1) / math.sqrt(2)
     # Predictions of 1 + noise for times of 1 have exactly these relative errors.
     return Errors.from_times(1 + noise, np.ones(len(noise)))

@@ -102,7 +102,7 @@ def _collection_from_file(name: str, machine: Machine, dtype: str) -> Collection
     source = read_source(path, machine, dtype)
     gemms = [problem for problem in source.problems if isinstance(problem, Gemm)]
     if len(gemms) < len(source):
-        raise UserError(f"{name} has rows that are not GEMMs; remove them, as --prior takes none.")
+        raise UserError(f"{name} has rows that are not GEMMs. Remove them from the file.")
     return Collection(machine, source.name, gemms, source.seconds)
 
 

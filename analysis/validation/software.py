@@ -118,7 +118,7 @@ class CollectionErrors:
         return (low <= self.log_ratios) & (self.log_ratios <= high)
 
     def covered_where_seen(self, software: SoftwareRange) -> float | None:
-        """Return the share of the shapes whose times are inside the range by the final model.
+        """Return the share of the times inside the range around the final model's predictions.
 
         The final model was fitted to the same shapes in the imported table. The result is None if
         the collection is not compared with an imported table.
@@ -164,7 +164,7 @@ def other_collections(
 
     Args:
         folder: folder of the recording of the imported table, with held-out predictions. None of
-            its fits used another collection.
+            these predictions used another collection.
         table: the imported table.
         tables: all public tables, of any machine.
         shift: expected difference in time between the table's framework and others.
@@ -205,7 +205,7 @@ def _held_out_predictions(folder: Path) -> pd.DataFrame:
 
 
 def median_times(table: PublicTable) -> pd.Series:
-    """Return the median time of each shape in µs, by m, n and k."""
+    """Return the median time of each shape in µs, indexed by m, n and k."""
     return read_rows(table).groupby(_SIZES)["time_us"].median().rename("measured_us")
 
 

@@ -61,7 +61,7 @@ def validation_text(validation: Validation) -> str:
     )
     lines = [
         f"{validation.source.name}, {validation.source.dtype}, {validation.machine.name}: "
-        f"{basis}, tested on {len(validation.tested)} others ({validation.holdout} held out); "
+        f"{basis}, tested on {len(validation.tested)} others (hold-out: {validation.holdout}); "
         f"left out: {skipped}",
         "",
         _line("", "rows", "median", "mean", "p95"),
@@ -80,7 +80,7 @@ def validation_text(validation: Validation) -> str:
     lines += ["", f"90% interval: contains {document['coverage_90']:.1%} of the held-out rows"]
     if validation.tile_agreement is not None:
         lines.append(
-            f"tile equal to the kernel name's: {validation.tile_agreement:.1%} of the rows"
+            f"predicted tile is the one in the kernel name: {validation.tile_agreement:.1%} of rows"
         )
     return "\n".join(lines)
 
@@ -106,7 +106,7 @@ def curve_text(curve: Sequence[CurvePoint], floor: Errors | None) -> str:
     """Return the lines of a learning curve and of a noise floor; "" without any of them."""
     lines = []
     for holdout in dict.fromkeys(point.holdout for point in curve):
-        lines.append(f"rows calibrated ({holdout} held out)")
+        lines.append(f"calibration rows (hold-out: {holdout})")
         lines += [
             _error_line(f"  {point.count}", point.errors)
             for point in curve
@@ -131,20 +131,21 @@ def advice_text(worth: AdviceValue, measured: Mapping[int, MeasuredValue] | None
     lines = [f"choose, {worth.neighbourhoods} neighbourhoods, mean regret: {regrets}"]
     lines += [
         (
-            f"pad by {name.replace('_', ' ')}, {worth.pads} shapes: {pad.moved} moved, mean gain "
+            f"pad by {name.replace('_', ' ')}, {worth.pads} shapes: {pad.moved} padded, mean gain "
             f"{pad.gain:.2%} (best possible {worth.hindsight:.2%}), 95th percentile "
-            f"{pad.loss_p95:.1%} slower, {pad.found:.0%} of those that could gain 5% moved"
+            f"{pad.loss_p95:.1%} slower, {pad.found:.0%} of those that could gain 5% padded"
         )
         for name, pad in worth.padding.items()
     ]
     if worth.overclaimed is not None:
         lines.append(
-            f"{worth.overclaimed:.0%} of the advised changes gained less than the lowest claim"
+            f"{worth.overclaimed:.0%} of the advised changes gained less than the interval claimed"
         )
     lines += [
         (
-            f"with the best {count} measured: choose within {value.choose_regret:.2%}, pad gains "
-            f"{value.pad_gain:.2%}, 95th percentile {value.pad_loss_p95:.1%} slower"
+            f"with the best {count} guesses measured: mean regret to choose "
+            f"{value.choose_regret:.2%}, mean gain to pad {value.pad_gain:.2%} (95th percentile "
+            f"{value.pad_loss_p95:.1%} slower)"
         )
         for count, value in (measured or {}).items()
     ]

@@ -149,7 +149,7 @@ def test_validate_also_tells_how_many_shapes_are_predicted_per_second(tmp_path: 
     [
         # A cut without its two branches; a tree of rows with one feature.
         ({"width": 1, "feature": "AA==", "number": "AAAAAA=="}, "calibration.json cannot be read"),
-        ({"width": 1, "feature": "/w==", "number": "AAAAAA=="}, "is of another version"),
+        ({"width": 1, "feature": "/w==", "number": "AAAAAA=="}, "is from another version"),
     ],
 )
 def test_trees_of_a_stranger_are_checked(

@@ -125,7 +125,7 @@ def test_the_other_16_bit_dtype_is_as_fast_and_a_little_less_sure(tmp_path: Path
     assert its_time == time
     assert (its_low, its_high) == pytest.approx((1.1 * low, 1.1 * high))
     assert basis.kind_and_source(half)[0] == basis.kind_and_source(LARGE)[0] == "shipped"
-    assert "fp16 uses what is known of bf16" in basis.kind_and_source(half)[1]
+    assert "fp16 uses the fit of bf16" in basis.kind_and_source(half)[1]
 
 
 def test_tf32_goes_by_the_same_machines_constants(tmp_path: Path) -> None:

@@ -263,7 +263,7 @@ def test_the_learning_curve_falls_and_ends_where_the_rows_do(source: PublicRows)
     assert rows[1].errors.mean is not None
     assert rows[0].errors.mean is not None
     assert rows[1].errors.mean < rows[0].errors.mean
-    assert "rows calibrated (rows held out)" in curve_text(points, None)
+    assert "calibration rows (hold-out: rows)" in curve_text(points, None)
 
 
 def test_the_noise_floor_is_the_difference_of_two_collections_over_root_two(
