@@ -112,45 +112,75 @@ def calibrate_query(
     for group in dict.fromkeys(groups):
         rows = np.flatnonzero(groups == group)
         prior = (priors or {}).get(group) or prior_without_tables(machine, group)
-        # 1. Predict each fold by a fit to the other folds, then fit all cases of the group.
-        fold_count = folds or (_FOLDS_OF_MANY if len(rows) > MANY_ROWS else _FOLDS)
-        fold = np.array([_fold_of(query.problems[int(i)], fold_count) for i in rows])
-        by_fold = _predict_folds(machine, query, seconds, known_algorithms, rows, fold, prior)
-        fitted = fit_group(machine, query.take(rows), seconds[rows], known_algorithms[rows], prior)
-        # If any fold was predicted without trees, because the other folds had too few cases to
-        # grow them, held-out errors do not show how good trees are. The group then has no trees.
-        fewest_training_rows = len(rows) - max(len(part.positions) for part in by_fold)
-        if fewest_training_rows < MIN_RESIDUAL_ROWS:
-            fitted = fitted._replace(residual=None)
-        # 2. Turn the held-out errors of single times and of time ratios into intervals.
-        positions = np.concatenate([part.positions for part in by_fold])
-        times = Times(np.concatenate([part.estimate.time for part in by_fold]), seconds[positions])
-        log_ratio = np.log(times.measured / times.predicted)
-        spread = np.concatenate([part.spread for part in by_fold])
-        small, large = neighbours(query.take(positions), times.predicted)
-        pair_spread = np.hypot(spread[small], spread[large])
-        ratio_errors = (log_ratio[small] - log_ratio[large]) / pair_spread
-        fit = _fit_with_errors(fitted, log_ratio, spread, ratio_errors, prior)
-        # 3. Estimate how the errors add up in sums of times, and record which alignments and
-        #    layouts were measured.
-        problems = [query.problems[i] for i in positions]
-        fits[group] = replace(
-            _fit_with_sum_errors(fit, times, spread, small, large),
-            aligned_only=all(priced_alignment(problem) >= WIDE_BYTES for problem in problems),
-            layout=_only_layout(problems),
+        default_folds = _FOLDS_OF_MANY if len(rows) > MANY_ROWS else _FOLDS
+        fits[group], group_parts = _calibrate_group(
+            machine, query, seconds, known_algorithms, rows, folds or default_folds, prior
         )
-        # 4. Give each held-out prediction its interval. The arrays have the cases of all folds, one
-        #    fold after the other, so they are split like the estimates.
-        low, high = _leave_one_out_ranges(log_ratio / spread, *_prior_range(prior, len(rows) - 1))
-        cuts = np.cumsum([len(part.positions) for part in by_fold])[:-1]
-        fold_lows = np.split(low * spread, cuts)
-        fold_highs = np.split(high * spread, cuts)
-        parts += [
-            PartialPrediction(part.positions, part.estimate, fold_low, fold_high)
-            for part, fold_low, fold_high in zip(by_fold, fold_lows, fold_highs, strict=True)
-        ]
+        parts += group_parts
     held_out = Prediction.from_parts(len(seconds), parts)
     return Calibration(Model(machine, fits), held_out)
+
+
+def _calibrate_group(
+    machine: Machine,
+    query: Query,
+    seconds: Array,
+    known_algorithms: NDArray[Any],
+    rows: NDArray[np.intp],
+    folds: int,
+    prior: Prior,
+) -> tuple[Fit, list[PartialPrediction]]:
+    """Fit the model to the cases of one group, and predict each case by a fit to other cases.
+
+    Args:
+        machine: the machine on which the cases were measured.
+        query: the cases of all groups.
+        seconds: measured seconds of each case.
+        known_algorithms: the algorithm that computed each case, empty where it is not known.
+        rows: positions of the group's cases in the query.
+        folds: number of folds.
+        prior: the prior from which the fits start.
+
+    Returns:
+        The fit with its errors and intervals, and the held-out predictions of each fold.
+    """
+    # 1. Predict each fold by a fit to the other folds, then fit all cases of the group.
+    fold = np.array([_fold_of(query.problems[int(i)], folds) for i in rows])
+    by_fold = _predict_folds(machine, query, seconds, known_algorithms, rows, fold, prior)
+    fitted = fit_group(machine, query.take(rows), seconds[rows], known_algorithms[rows], prior)
+    # If any fold was predicted without trees, because the other folds had too few cases to grow
+    # them, held-out errors do not show how good trees are. The group then has no trees.
+    fewest_training_rows = len(rows) - max(len(part.positions) for part in by_fold)
+    if fewest_training_rows < MIN_RESIDUAL_ROWS:
+        fitted = fitted._replace(residual=None)
+    # 2. Turn the held-out errors of single times and of time ratios into intervals.
+    positions = np.concatenate([part.positions for part in by_fold])
+    times = Times(np.concatenate([part.estimate.time for part in by_fold]), seconds[positions])
+    log_ratio = np.log(times.measured / times.predicted)
+    spread = np.concatenate([part.spread for part in by_fold])
+    small, large = neighbours(query.take(positions), times.predicted)
+    pair_spread = np.hypot(spread[small], spread[large])
+    ratio_errors = (log_ratio[small] - log_ratio[large]) / pair_spread
+    fit = _fit_with_errors(fitted, log_ratio, spread, ratio_errors, prior)
+    # 3. Estimate how the errors add up in sums of times, and record which alignments and layouts
+    #    were measured.
+    problems = [query.problems[i] for i in positions]
+    fit = replace(
+        _fit_with_sum_errors(fit, times, spread, small, large),
+        aligned_only=all(priced_alignment(problem) >= WIDE_BYTES for problem in problems),
+        layout=_only_layout(problems),
+    )
+    # 4. Give each held-out prediction its interval. The arrays have the cases of all folds, one
+    #    fold after the other, so they are split like the estimates.
+    low, high = _leave_one_out_ranges(log_ratio / spread, *_prior_range(prior, len(rows) - 1))
+    cuts = np.cumsum([len(part.positions) for part in by_fold])[:-1]
+    fold_lows = np.split(low * spread, cuts)
+    fold_highs = np.split(high * spread, cuts)
+    parts = [
+        PartialPrediction(part.positions, part.estimate, fold_low, fold_high)
+        for part, fold_low, fold_high in zip(by_fold, fold_lows, fold_highs, strict=True)
+    ]
+    return fit, parts
 
 
 class _FoldEstimate(NamedTuple):

@@ -33,7 +33,7 @@ def corrected_estimate(
     spread = np.ones(len(guess.time))
     columns = None  # log ratios that the collections predict, as features of the residual's trees
     if offsets is not None:
-        estimates = offsets.at(inputs)
+        estimates = offsets.estimates(inputs)
         columns = estimates.columns
         log_ratio = offsets.combined_offsets(estimates)
         spread = offsets.spread(estimates)

@@ -44,7 +44,7 @@ class Inputs:
         tiles: the tile of each case if the configs state it; None if the vendor library chooses.
         winograd: for each of Winograd's algorithms that the vendor library may choose, the cases as
             arrays, computed by that algorithm.
-        known: the algorithm that computed each case, empty where it is not known.
+        algorithms: the algorithm that computed each case, empty where it is not known.
     """
 
     machine: Machine
@@ -53,19 +53,19 @@ class Inputs:
     shapes: Shapes
     tiles: Tiles | None
     winograd: Mapping[str, Shapes]
-    known: NDArray[Any]
+    algorithms: NDArray[Any]
 
     @classmethod
     def from_query(
-        cls, machine: Machine, query: Query, known: NDArray[Any] | None = None
+        cls, machine: Machine, query: Query, algorithms: NDArray[Any] | None = None
     ) -> Inputs:
         """Convert a query whose cases are all of one group.
 
         Args:
             machine: the machine to predict.
             query: the cases.
-            known: the algorithm that computed each case, empty where it is not known. None if no
-                algorithm is known.
+            algorithms: the algorithm that computed each case, empty where it is not known. None if
+                no algorithm is known.
         """
         in_cache = [
             warm and problem.bytes <= machine.l2_bytes
@@ -92,9 +92,9 @@ class Inputs:
                 winograd[name] = Shapes.from_problems(
                     query.problems, in_cache, query.sustained, name
                 )
-        if known is None:
-            known = np.array([""] * len(shapes), dtype=object)
-        return cls(machine, first.dtype, query.problems, shapes, tiles, winograd, known)
+        if algorithms is None:
+            algorithms = np.array([""] * len(shapes), dtype=object)
+        return cls(machine, first.dtype, query.problems, shapes, tiles, winograd, algorithms)
 
     @property
     def _library_tiles(self) -> Tiles:
@@ -117,8 +117,8 @@ class Inputs:
                 transformed, algorithm=np.full(len(shapes), list(ALGORITHMS).index(name))
             )
             # If the algorithm is not known, assume that the library chooses the fastest.
-            is_chosen = (self.known == "") & (transformed.time < guess.time)
-            guess = guess.where(transformed, is_chosen | (self.known == name))
+            is_chosen = (self.algorithms == "") & (transformed.time < guess.time)
+            guess = guess.where(transformed, is_chosen | (self.algorithms == name))
         return guess
 
     def settled(self, guess: Estimate) -> Inputs:

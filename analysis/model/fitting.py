@@ -79,7 +79,7 @@ def fit_group(
     machine: Machine,
     query: Query,
     seconds: Array,
-    known: NDArray[Any],
+    algorithms: NDArray[Any],
     prior: Prior,
     part_of: int | None = None,
 ) -> Fitted:
@@ -94,7 +94,7 @@ def fit_group(
         machine: the machine on which the cases were measured.
         query: the measured cases, all of one group.
         seconds: measured seconds of each case.
-        known: the algorithm that computed each case, empty where it is not known.
+        algorithms: the algorithm that computed each case, empty where it is not known.
         prior: the prior from which the fit starts.
         part_of: as in :func:`analysis.model.residual.fit_residual`.
     """
@@ -102,7 +102,7 @@ def fit_group(
         return unmeasured(prior)
     # 1. Draw a sample of the cases whose algorithm the formula describes. A case with an unknown
     #    algorithm may be one of them.
-    describable = np.flatnonzero([name in ("", *ALGORITHMS) for name in known])
+    describable = np.flatnonzero([name in ("", *ALGORITHMS) for name in algorithms])
     sample = np.random.default_rng(0).permutation(describable)[:_MAX_ROWS]
     constants, _, offsets = unmeasured(prior)
     same_machine = prior.same_machine(machine)
@@ -113,7 +113,7 @@ def fit_group(
         )
     # 2. Fit the constants to the sample, together with the weights of public tables.
     if len(sample):
-        inputs = Inputs.from_query(machine, query.take(sample), known[sample])
+        inputs = Inputs.from_query(machine, query.take(sample), algorithms[sample])
         # Without public tables, no weights are fitted and all cases count the same.
         regressors = np.empty((len(sample), 0))
         sureness = np.ones(len(sample))

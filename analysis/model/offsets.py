@@ -291,23 +291,23 @@ class Offsets:
         """Give each collection one weight that holds for all kinds of limits."""
         return cls(tuple(collections), tuple((weight,) * len(_KINDS) for weight in weights))
 
-    def at(self, inputs: Inputs) -> CollectionEstimates:
+    def estimates(self, inputs: Inputs) -> CollectionEstimates:
         """Return the predictions of each collection for the cases of ``inputs``."""
         return CollectionEstimates.from_trees(self.collections, inputs)
 
     def combined_offsets(self, estimates: CollectionEstimates) -> Array:
         """Return each case's offset: the weighted sum of the collections' estimates."""
-        return np.sum(estimates.columns * self._weights_at(estimates), axis=1)
+        return np.sum(estimates.columns * self._weights_by_case(estimates), axis=1)
 
     def spread(self, estimates: CollectionEstimates) -> Array:
         """Return the relative spread of each offset's error, from how much the trees disagree.
 
         It is 1 where the trees agree, and grows with their disagreement, relative to the usual one.
         """
-        weighted = estimates.deviations * self._weights_at(estimates)
+        weighted = estimates.deviations * self._weights_by_case(estimates)
         return np.hypot(1.0, np.hypot.reduce(weighted, axis=1) / _USUAL_DISAGREEMENT)
 
-    def _weights_at(self, estimates: CollectionEstimates) -> Array:
+    def _weights_by_case(self, estimates: CollectionEstimates) -> Array:
         """Return each collection's weight (columns) in each case (rows)."""
         return estimates.shares @ np.array(self.weights).T
 

@@ -203,7 +203,7 @@ def prior_from_tables(
     # A shape for which the trees disagree as much as usual gets the typical error. The scale of the
     # fit converts the trees' disagreement to that error.
     offsets = Offsets.from_weights(collections, prior.weights)
-    spreads = offsets.spread(offsets.at(Inputs.from_query(machine, query)))
+    spreads = offsets.spread(offsets.estimates(Inputs.from_query(machine, query)))
     typical_spread = float(np.median(spreads))
     software = software_of(machine.slug, dtype)
     fit = Fit(
@@ -368,7 +368,7 @@ def _twin_prior(machine: Machine, group: str) -> Prior | None:
     return twin_prior and shared_prior(twin_prior, machine, twin, dtype)
 
 
-def shared_prior(known: Prior, machine: Machine, twin: str, dtype: str) -> Prior | None:
+def shared_prior(twin_prior: Prior, machine: Machine, twin: str, dtype: str) -> Prior | None:
     """Derive a prior for one dtype from the prior of another dtype.
 
     A prior for tf32 takes only the constants of the other dtype, together with the peak of tf32.
@@ -376,21 +376,22 @@ def shared_prior(known: Prior, machine: Machine, twin: str, dtype: str) -> Prior
     dtypes have different peaks.
 
     Args:
-        known: the prior of ``twin``.
+        twin_prior: the prior of ``twin``.
         machine: the machine to predict.
         twin: the dtype that was measured.
         dtype: the dtype to derive the prior for.
     """
     if dtype == "tf32":
         source = (
-            f"{known.source}; tf32 uses the constants of {twin} with tf32's peak, {_FACTOR_OF_TWO}"
+            f"{twin_prior.source}; tf32 uses the constants of {twin} with tf32's peak, "
+            f"{_FACTOR_OF_TWO}"
         )
-        fit = Fit(known.fit.constants, aligned_only=True)
-        return Prior(fit, known.kind, source, UNKNOWN, known.warm)
+        fit = Fit(twin_prior.fit.constants, aligned_only=True)
+        return Prior(fit, twin_prior.kind, source, UNKNOWN, twin_prior.warm)
     if machine.peaks[dtype] != machine.peaks[twin]:
         return None
-    source = f"{known.source}; {dtype} uses the fit of {twin}, which has the same peak"
-    return replace(known, fit=known.fit.stretched(_TWIN_WIDER), source=source)
+    source = f"{twin_prior.source}; {dtype} uses the fit of {twin}, which has the same peak"
+    return replace(twin_prior, fit=twin_prior.fit.stretched(_TWIN_WIDER), source=source)
 
 
 def _default(machine: Machine, group: str) -> Prior:

@@ -146,19 +146,19 @@ def _judge_choosing(
     predicted_speeds = rows.flops / rows.predicted
     regrets: dict[str, list[float]] = {}
     claims = []
-    for i in centres:
-        members = rows.near(i, -_REACH)
-        advised, low = rows.decide(i, members, "choose")
+    for original in centres:
+        members = rows.near(original, -_REACH)
+        advised, low = rows.decide(original, members, "choose")
         picks = {
             "advice": advised,
             "best_guess": max(members, key=lambda j: predicted_speeds[j]),
             "biggest": max(members, key=lambda j: rows.flops[j]),
-            "as_asked": i,
+            "as_asked": original,
         }
         for name, pick in picks.items():
             regrets.setdefault(name, []).append(1 - speeds[pick] / speeds[members].max())
-        if advised != i:
-            claims.append(_Claim(low, speeds[advised] / speeds[i] - 1))
+        if advised != original:
+            claims.append(_Claim(low, speeds[advised] / speeds[original] - 1))
     return {name: float(np.mean(values)) for name, values in regrets.items()}, claims
 
 
@@ -178,16 +178,16 @@ def _judge_padding(
     best_gains = []
     picks: dict[str, list[int]] = {"advice": [], "best_guess": []}
     claims = []
-    for i in small_shapes:
-        members = rows.near(i, 0.0)
-        advised, low = rows.decide(i, members, "pad")
+    for original in small_shapes:
+        members = rows.near(original, 0.0)
+        advised, low = rows.decide(original, members, "pad")
         guess = min(members, key=lambda j: rows.predicted[j])
-        is_worthwhile = rows.predicted[i] / rows.predicted[guess] - 1 >= MIN_GAIN
+        is_worthwhile = rows.predicted[original] / rows.predicted[guess] - 1 >= MIN_GAIN
         picks["advice"].append(advised)
-        picks["best_guess"].append(guess if is_worthwhile else i)
-        best_gains.append(rows.seconds[i] / rows.seconds[members].min() - 1)
-        if advised != i:
-            claims.append(_Claim(low, rows.seconds[i] / rows.seconds[advised] - 1))
+        picks["best_guess"].append(guess if is_worthwhile else original)
+        best_gains.append(rows.seconds[original] / rows.seconds[members].min() - 1)
+        if advised != original:
+            claims.append(_Claim(low, rows.seconds[original] / rows.seconds[advised] - 1))
     padding = {
         name: _padding_value(rows.seconds, small_shapes, picked, best_gains)
         for name, picked in picks.items()
@@ -263,26 +263,28 @@ def judge_measured(
     gains: dict[int, list[float]] = {count: [] for count in counts}
     # 2. For each kind of query, draw shapes with enough neighbours that were measured twice.
     for query_kind, less, fewest in (("choose", -_REACH, _MIN_MEMBERS), ("pad", 0.0, 2)):
-        neighbourhoods = (
-            (i, [j for j in rows.near(i, less) if np.isfinite(measured[j])]) for i in measured_twice
-        )
-        large_enough = ((i, members) for i, members in neighbourhoods if len(members) >= fewest)
-        drawn = list(itertools.islice(large_enough, draws))
+        drawn: list[tuple[int, list[int]]] = []
+        for original in measured_twice:
+            if len(drawn) == draws:
+                break
+            members = [j for j in rows.near(original, less) if np.isfinite(measured[j])]
+            if len(members) >= fewest:
+                drawn.append((original, members))
         if not drawn:
             raise UserError(f"{again.name} has too few of the same shapes to judge advice.")
         # 3. Pick the best guess by its second measurement, and judge the pick by the first one.
         #    Shapes are compared by FLOP/s for choose queries, and by time for pad queries.
         work = rows.flops if query_kind == "choose" else np.ones(len(rows.flops))
         speeds = work / rows.seconds
-        for i, members in drawn:
-            others = [j for j in members if j != i]
+        for original, members in drawn:
+            others = [j for j in members if j != original]
             guesses = sorted(others, key=lambda j: rows.predicted[j] / work[j])
             for count in counts:
-                pick = _best_measured(i, guesses[:count], work / measured)
+                pick = _best_measured(original, guesses[:count], work / measured)
                 if query_kind == "choose":
                     regrets[count].append(1 - speeds[pick] / speeds[members].max())
                 else:
-                    gains[count].append(speeds[pick] / speeds[i] - 1)
+                    gains[count].append(speeds[pick] / speeds[original] - 1)
     return {
         count: MeasuredValue(
             choose_regret=float(np.mean(regrets[count])),
@@ -329,34 +331,35 @@ class _HeldOutRows:
         seconds_by_problem = dict(zip(source.problems, source.seconds, strict=True))
         return np.array([seconds_by_problem.get(problem, np.nan) for problem in self._problems])
 
-    def near(self, i: int, less: float) -> list[int]:
-        """Return shape i and the shapes that differ from it only in size, within given limits.
+    def near(self, original: int, less: float) -> list[int]:
+        """Return a shape and the shapes that differ from it only in size, within given limits.
 
         Args:
-            i: the shape.
+            original: the shape.
             less: smallest relative difference in each dimension, such as −0.15 for shapes that may
                 be smaller by 15%. The largest is 15%.
         """
-        return [int(j) for j in self._index.near(self._problems[i], less, _REACH)]
+        return [int(j) for j in self._index.near(self._problems[original], less, _REACH)]
 
-    def decide(self, i: int, members: Sequence[int], query_kind: str) -> tuple[int, float]:
-        """Ask for advice about shape i.
+    def decide(self, original: int, members: Sequence[int], query_kind: str) -> tuple[int, float]:
+        """Ask for advice about a shape.
 
         Args:
-            i: the original shape.
+            original: the shape.
             members: the shapes to choose from, with or without the original.
             query_kind: ``pad`` or ``choose``.
 
         Returns:
             The advised shape, which may be the original, and the lower end of its claimed gain.
         """
-        order = [i, *(j for j in members if j != i)]  # the original shape must be the first option
-        problem = self._problems[i]
+        # The original shape must be the first option.
+        order = [original, *(j for j in members if j != original)]
+        problem = self._problems[original]
         choices = weigh(
             problem,
             [self._problems[j] for j in order],
             self._frame.iloc[order],
-            self._model.fit(group_of(self._names[i], problem)),
+            self._model.fit(group_of(self._names[original], problem)),
             Measurements({}),
             Question(query_kind, _REACH),
         )

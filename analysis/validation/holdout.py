@@ -208,31 +208,31 @@ def validate(
         )
     # 2. Calibrate on rows that are chosen by their features only. Without calibration, the model is
     #    the formula with constants of another machine.
-    chosen = np.empty(0, dtype=np.intp)
+    calibration_rows = np.empty(0, dtype=np.intp)
     model = Model(machine, {group: Fit(start) for group in dict.fromkeys(query.groups())})
     if calibrate:
         features = Inputs.from_query(machine, query.take(pool)).design(start)
-        chosen = pool[choose_rows(features, calibrate, seed)]
+        calibration_rows = pool[choose_rows(features, calibrate, seed)]
         prior = Prior.bare(start, _spread(machine, source.dtype))
         calibration = calibrate_query(
             machine,
-            query.take(chosen),
-            source.seconds[chosen],
+            query.take(calibration_rows),
+            source.seconds[calibration_rows],
             FOLDS,
-            source.take(chosen).algorithms,
+            source.take(calibration_rows).algorithms,
             dict.fromkeys(model.fits, prior),
         )
         # A group without calibration rows keeps the constants of the other machine.
         model = replace(model, fits={**model.fits, **calibration.model.fits})
     # 3. Predict the held-out rows by the model and by the baselines.
     if holdout != "folds":
-        tested = np.setdiff1d(tested, chosen)
+        tested = np.setdiff1d(tested, calibration_rows)
     if not len(tested):
         raise UserError(f"{source.name} has no row left to test; give a smaller --calibrate.")
     held_out = source.take(tested)
     # With folds, the calibration already predicted each row by a fit to the other folds.
     prediction = calibration.held_out if holdout == "folds" else model.predict(query.take(tested))
-    baselines = baseline_errors(model, source.take(chosen), held_out, query.take(tested))
+    baselines = baseline_errors(model, source.take(calibration_rows), held_out, query.take(tested))
     if holdout == "folds":  # these two baselines were fitted to the tested rows
         baselines |= {"physics": None, "four_fitted": None}
     return Validation(
@@ -240,7 +240,7 @@ def validate(
         source=source,
         seed=seed,
         holdout=holdout,
-        calibrated=chosen,
+        calibrated=calibration_rows,
         tested=held_out,
         prediction=prediction,
         model=model,

@@ -70,12 +70,12 @@ def _find_collections(name: str, judged: Path, machine: Machine, dtype: str) -> 
             raise UserError(f"{name} is the collection under test; give another one to --prior.")
         return [_collection_from_file(name, machine, dtype)]
     tables = [table for table in find_tables() if table.rows and table.slug in known_machines()]
-    chosen = choose_tables(tables)
-    slug = slug_meant(name, chosen)
+    table_by_slug = choose_tables(tables)
+    slug = slug_meant(name, table_by_slug)
     # The table that ``import`` would choose comes first.
-    tables_of_slug = [chosen[slug]]
+    tables_of_slug = [table_by_slug[slug]]
     tables_of_slug += [
-        table for table in tables if table.slug == slug and table.path != chosen[slug].path
+        table for table in tables if table.slug == slug and table.path != table_by_slug[slug].path
     ]
     collections = [
         _collection_from_table(table, dtype)
@@ -182,14 +182,14 @@ def _validate_once(
     if not len(tested):
         raise UserError(f"{source.name} has no row to test.")
     group = str(query.groups()[0])
-    chosen = np.empty(0, dtype=np.intp)
+    calibration_rows = np.empty(0, dtype=np.intp)
     if count:
         features = Inputs.from_query(machine, query.take(pool)).design(start)
-        chosen = pool[choose_rows(features, count, seed)]
+        calibration_rows = pool[choose_rows(features, count, seed)]
     # 2. Fit the public collections, without shapes that are tested or calibrated on. The withheld
     #    values of M, N and K are those that no row of the pool has.
     sizes = sizes_of(source.problems)
-    excluded = sizes[np.concatenate([tested, chosen])]
+    excluded = sizes[np.concatenate([tested, calibration_rows])]
     levels = []
     if holdout == "levels":
         levels = [
@@ -206,9 +206,13 @@ def _validate_once(
     if count:
         prior = Prior.bare(start, Spread.from_shipped("generation"))
         if trees:
-            prior = prior_from_tables(machine, source.dtype, trees, query.take(chosen))
+            prior = prior_from_tables(machine, source.dtype, trees, query.take(calibration_rows))
         model = calibrate_query(
-            machine, query.take(chosen), source.seconds[chosen], FOLDS, priors={group: prior}
+            machine,
+            query.take(calibration_rows),
+            source.seconds[calibration_rows],
+            FOLDS,
+            priors={group: prior},
         ).model
     elif trees:
         prior = prior_from_tables(machine, source.dtype, trees, query.take(tested))
@@ -218,13 +222,15 @@ def _validate_once(
     # 4. Predict the held-out rows.
     held_out = source.take(tested)
     held_out_query = query.take(tested)
-    baselines = dict(baseline_errors(model, source.take(chosen), held_out, held_out_query))
+    baselines = dict(
+        baseline_errors(model, source.take(calibration_rows), held_out, held_out_query)
+    )
     return Validation(
         machine=machine,
         source=source,
         seed=seed,
         holdout=holdout,
-        calibrated=chosen,
+        calibrated=calibration_rows,
         tested=held_out,
         prediction=model.predict(held_out_query),
         model=model,

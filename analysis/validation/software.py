@@ -146,7 +146,7 @@ class ErrorRange(NamedTuple):
     factors: Mapping[str, tuple[float, float]]
 
 
-def differing(table: PublicTable, other: PublicTable) -> CollectionPair:
+def compare_tables(table: PublicTable, other: PublicTable) -> CollectionPair:
     """Compare the times of two public tables of one machine at the shapes that both have."""
     other_times = median_times(other).rename("other_us")
     rows = pd.concat([median_times(table), other_times], axis=1, join="inner")

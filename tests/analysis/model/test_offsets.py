@@ -152,7 +152,7 @@ def test_without_a_row_the_first_collection_answers(
     # Where its trees disagree it is further off, and its spread says so.
     off = np.abs(said - jumps(asked))
     inputs = Inputs.from_query(H100, Query.plain(asked, "cublas", warm=True))
-    wide = fitted.offsets.spread(fitted.offsets.at(inputs))
+    wide = fitted.offsets.spread(fitted.offsets.estimates(inputs))
     np.testing.assert_allclose(wide, np.hypot(1, deviation / 0.02))
     assert wide.min() >= 1
     assert off[wide > np.median(wide)].mean() > off[wide <= np.median(wide)].mean()

@@ -40,7 +40,7 @@ from analysis.validation.software import (
     _NO_RANGE,
     CollectionErrors,
     ErrorRange,
-    differing,
+    compare_tables,
     judged_row,
     median_times,
     other_tables,
@@ -181,7 +181,10 @@ def sibling_shift(
     alike = [sibling for sibling in siblings if sibling.framework == table.framework]
     every = list(tables)
     return Shift.learned(
-        [[differing(sibling, other) for other in other_tables(sibling, every)] for sibling in alike]
+        [
+            [compare_tables(sibling, other) for other in other_tables(sibling, every)]
+            for sibling in alike
+        ]
     )
 
 
@@ -291,7 +294,7 @@ def framework_floor(tables: Iterable[PublicTable]) -> list[dict[str, Any]]:
     for one, other in itertools.permutations(known, 2):
         alike = (one.slug, one.framework) == (other.slug, other.framework)
         if alike and _version_key(one) < _version_key(other):
-            pair = differing(one, other)
+            pair = compare_tables(one, other)
             later = pair.seconds * np.exp(pair.log_ratios)
             found.append(
                 {
