@@ -1,6 +1,6 @@
 """Trace only one of several identical layers, and count the calls of the others.
 
-A model with 32 identical layers is traced through only one of them.
+In a model with 32 identical layers, for example, only the first one is traced.
 """
 
 from __future__ import annotations
@@ -14,14 +14,18 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+# Types of the attributes of a layer that count as its settings.
 _SCALARS = (bool, int, float, str, type(None), tuple, torch.dtype)
 
 
 @dataclass
 class TracedLayer:
-    """A layer that was traced; ``calls`` counts its calls and those of identical layers.
+    """A layer that was traced.
 
-    ``input_bytes`` is the size of its floating-point inputs. The layer can be recomputed from them.
+    Attributes:
+        input_bytes: bytes of the floating-point inputs of one call, from which the layer can be
+            recomputed.
+        calls: number of calls of this layer and of all layers that are identical to it.
     """
 
     input_bytes: int = 0
@@ -30,10 +34,11 @@ class TracedLayer:
 
 @dataclass
 class AlikeLayers:
-    """Groups of identical layers of a model, and the stack of the layers that are being traced.
+    """Counter of the calls of identical layers of a model.
 
-    The recorder reads ``stack`` at every operation: an operation inside a layer happens as often as
-    the layers around it are called.
+    ``stack`` has the layers that are being traced, the outermost one first. The recorder of
+    operations reads it at every operation, because an operation inside a layer runs as often as the
+    layers around it are called.
     """
 
     stack: list[TracedLayer] = field(default_factory=list)
@@ -42,11 +47,11 @@ class AlikeLayers:
     def skipping(self, model: nn.Module) -> Iterator[None]:
         """Count the calls of layers that are identical to a traced one, instead of running them.
 
-        This lasts while the context is entered. Layers are identical if they lie in one
+        Layers are skipped while the context is entered. Layers are identical if they lie in one
         ``ModuleList`` or ``Sequential`` and differ only in their number. A call is skipped if its
         tensors also have the shapes, strides and dtypes of a traced call.
         """
-        # Functions that layers had in place of their class's ``forward``; None: the layer had none.
+        # The ``forward`` that each layer had as an attribute of its own; None if it had none.
         replaced: dict[nn.Module, Any] = {}
         for module in model.modules():
             if isinstance(module, nn.ModuleList | nn.Sequential) and len(module) > 1:
@@ -68,11 +73,11 @@ class AlikeLayers:
     ) -> Callable[..., Any]:
         """Wrap a layer's ``forward`` so that it runs once per kind of call and then only counts.
 
-        ``traced_calls`` has what ran so far, by the kind of call.
+        ``traced_calls`` has the calls that were traced so far, by their kind.
         """
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            # 1. Only count a call whose kind has run before.
+            # 1. If a call of this kind was traced before, only count this one.
             inputs, structure = tree_flatten((args, kwargs))
             tensors = [value for value in inputs if isinstance(value, Tensor)]
             kinds = [_kind(tensor) for tensor in tensors]
@@ -80,7 +85,7 @@ class AlikeLayers:
             if key in traced_calls:
                 traced_calls[key].layer.calls += 1
                 return traced_calls[key].outputs_like(tensors)
-            # 2. Otherwise, run it. Inputs that share a storage count once.
+            # 2. Otherwise, trace it. In its input bytes, inputs that share a storage count once.
             storages = [
                 tensor.untyped_storage() for tensor in tensors if tensor.is_floating_point()
             ]
@@ -99,11 +104,14 @@ class AlikeLayers:
 
 @dataclass(frozen=True)
 class _TracedCall:
-    """A traced layer, and what is needed to make its outputs without computing them.
+    """A traced layer, and a description of its outputs to imitate them without computing them.
 
-    ``leaves`` has a pair for each leaf of the output's ``tree``. The first element is true for a
-    tensor. The second is the value itself for other leaves. For a tensor, it is either the position
-    of an input tensor of the same kind, or a detached tensor as a template.
+    Attributes:
+        layer: the layer.
+        leaves: pair for each leaf of the output. The first element is True for a tensor. The second
+            element of a tensor is the position of an input tensor of the same kind or, if no input
+            is of that kind, a detached copy as a template. For any other leaf, it is the value.
+        tree: structure that joins the leaves to the output.
     """
 
     layer: TracedLayer
@@ -126,10 +134,10 @@ class _TracedCall:
         return cls(layer, tuple(described), tree)
 
     def outputs_like(self, inputs: list[Tensor]) -> Any:
-        """Return outputs for other inputs.
+        """Return the outputs of a skipped call with these input tensors.
 
-        An output of an input's kind is that input itself, so that gradients pass through the layer.
-        Other output tensors are empty.
+        An output of the same kind as an input is that input itself, so that gradients pass through
+        the layer. Other output tensors are new and empty.
         """
         leaves = []
         for is_tensor, template in self.leaves:
@@ -143,13 +151,13 @@ class _TracedCall:
 
 
 def _kind(tensor: Tensor) -> tuple[Any, ...]:
-    """Return the properties that two tensors must share for one to stand for the other."""
+    """Return the properties in which two tensors must agree to replace one another in a trace."""
     return tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.requires_grad
 
 
 def _identical(layers: list[nn.Module]) -> list[list[nn.Module]]:
     """Return the groups of two or more layers that differ only in their number."""
-    # Each group with the number and the facts of its first layer.
+    # For each group: the number and the facts of its first layer, and all its layers.
     groups: list[tuple[int, dict[str, Any], list[nn.Module]]] = []
     for number, layer in enumerate(layers):
         facts = _facts(layer)
@@ -163,7 +171,7 @@ def _identical(layers: list[nn.Module]) -> list[list[nn.Module]]:
 
 
 def _facts(layer: nn.Module) -> dict[str, Any]:
-    """Return the classes, settings and parameter shapes of a layer and its parts, by name."""
+    """Return the classes, settings and parameter shapes of a layer and its submodules, by name."""
     facts: dict[str, Any] = {}
     for name, module in layer.named_modules():
         facts[name] = type(module)

@@ -1,6 +1,6 @@
 """Trace attention as one operation, whichever function a model calls for it.
 
-Neither the GEMMs of the scores nor the masks then appear in the trace.
+The trace then contains neither the GEMMs inside attention nor its masks.
 """
 
 from __future__ import annotations
@@ -14,18 +14,17 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 NAME = "rooftile"
-"""Name under which transformers finds this attention."""
+"""Name under which this attention is registered with transformers."""
 
 
 @torch.library.custom_op("rooftile::attention", mutates_args=())
 def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool, window: int) -> Tensor:
     """Attention of queries, keys and values (batch, heads, length, width), for tracing only.
 
-    The operation has an output shape and computes nothing.
+    The operation only determines the shape of its output. ``window`` is the number of keys that a
+    query sees; 0 means all of them.
     """
-    raise RuntimeError(
-        "the attention tensors have shapes but no values: they are traced, never computed."
-    )
+    raise RuntimeError("rooftile::attention can only be traced with fake tensors, not computed.")
 
 
 @attention.register_fake
@@ -41,7 +40,7 @@ def attention_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of queries, keys and values, for tracing only."""
     raise RuntimeError(
-        "the attention tensors have shapes but no values: they are traced, never computed."
+        "rooftile::attention_backward can only be traced with fake tensors, not computed."
     )
 
 
@@ -53,14 +52,14 @@ def _(
 
 
 def _save_operands(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    """Save for the backward pass what a fused kernel would save."""
+    """Save the tensors that a fused kernel would save for the backward pass."""
     q, k, v, causal, window = inputs
     ctx.save_for_backward(q, k, v, output)  # fused kernels need the output, too
     ctx.mask = (causal, window)
 
 
 def _backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
-    """Return the gradients of all inputs; the two of the mask have none."""
+    """Return the gradient of each input; it is None for ``causal`` and ``window``."""
     q, k, v, _ = ctx.saved_tensors
     return (*attention_backward(gradient, q, k, v, *ctx.mask), None, None)
 
@@ -71,9 +70,10 @@ attention.register_autograd(_backward, setup_context=_save_operands)
 class OneAttention(TorchFunctionMode):
     """Context in which ``scaled_dot_product_attention`` is traced as :func:`attention`.
 
-    The mode also catches callers that imported the function by name. PyTorch's own modules call it
-    where no mode is active any more, and some of them skip it and take a fused path. For these
-    modules, the function is replaced in ``torch.nn.functional`` and the fused path is switched off.
+    A mode also catches callers that imported the function by name, which replacing the function
+    alone would not. PyTorch's own modules, however, call the function where no mode is active, or
+    take a fused path without calling it. For them, the function is also replaced in
+    ``torch.nn.functional``, and the fused path is switched off.
     """
 
     def __enter__(self) -> OneAttention:
@@ -112,7 +112,7 @@ def _trace_pytorch(
 ) -> Tensor:
     """Call :func:`attention` with the arguments of PyTorch's function.
 
-    The operands may lack the dimension of heads, and may have several batch dimensions.
+    The operands may have no dimension for heads, and may have several batch dimensions.
     """
     q = _cast(query).reshape(-1, *_shape_with_heads(query)[-3:])
     k = _cast(key).reshape(-1, *_shape_with_heads(key)[-3:])
@@ -129,7 +129,7 @@ def _cast(tensor: Tensor) -> Tensor:
 
 
 def _shape_with_heads(tensor: Tensor) -> tuple[int, ...]:
-    """Return a tensor's shape, with a dimension in front if it has only two."""
+    """Return a tensor's shape, with a dimension of size 1 in front if it has only two."""
     return tuple(tensor.shape) if tensor.dim() > 2 else (1, *tensor.shape)
 
 

@@ -1,4 +1,7 @@
-"""Capture one step of a model: what it multiplies and moves, and how its sizes affect both."""
+"""Capture one step of a model: its products, the bytes that it moves, and how sizes affect them.
+
+:mod:`sweeps.capture.captured` explains the terms.
+"""
 
 from __future__ import annotations
 
@@ -29,13 +32,14 @@ from sweeps.capture.step import (
 from sweeps.capture.trace import SavedTensor, trace
 from sweeps.capture.traffic import bytes_moved, largest_operation
 
-# Names of configuration entries that are sizes, of those that count heads, and of entries that are
-# not sizes although _SIZE may match them.
+# Patterns of the names of configuration entries that are sizes.
 _SIZE = re.compile(
     r"size|dim|d_model|d_ff|d_kv|n_embd|n_inner|n_head|heads|rank|experts|width|channels|features"
     r"|ffn|vocab|hidden|stem|classes|intermediate"
 )
+# Entries that count heads.
 _HEADS = re.compile(r"heads|n_head$")
+# Entries that are not sizes, although _SIZE may match them.
 _NO_SIZE = re.compile(
     r"token|layer|position|window|patch|image|kernel|stride|per_tok|top|n_group|factor|chunk|_id$"
     r"|type_vocab|depth|block|bucket|num_labels|index"
@@ -45,9 +49,12 @@ _NO_SIZE = re.compile(
 def capture(
     source: ModelSource, step: ModelStep, changes: Mapping[str, int] | None = None
 ) -> Captured:
-    """Capture one step of a model, with some sizes changed.
+    """Capture one step of a model, which needs neither the model's memory nor a GPU.
 
-    This needs neither the model's memory nor a GPU.
+    Args:
+        source: the model.
+        step: the step to capture.
+        changes: new values of some of the model's sizes, by name.
 
     Raises:
         UserError: if the model cannot be built or called with these sizes.
@@ -83,17 +90,16 @@ def capture(
 def dimensions(
     source: ModelSource, step: ModelStep, base: Captured, named: Sequence[str] = ()
 ) -> list[Dimension]:
-    """Return the sizes of a model that change its products, with their effect.
+    """Return the sizes of a model that affect the sizes of its products, each with its effect.
 
-    Each size is changed by an amount that the model allows, and the products of both captures are
+    Each size is changed by an amount that the model allows, and the products before and after are
     compared.
 
     Args:
         source: the model.
         step: the step to capture.
         base: capture of that step with the model's sizes unchanged.
-        named: names of the sizes to change. If there are none, all entries are changed that are
-            sizes according to their names.
+        named: names of the sizes to change; if empty, all entries whose names suggest a size.
 
     Raises:
         UserError: if the model has no size of a given name.
@@ -109,12 +115,12 @@ def dimensions(
         for name, value in sizes.items()
         if value > 1 and _SIZE.search(name) and not _NO_SIZE.search(name)
     ]
-    # 2. Compare a training step by its forward pass, from which the gradients' sizes follow.
+    # 2. Replace a training step by its forward pass, from which the sizes of gradients follow.
     if step.mode == TRAIN:
         step = replace(step, mode=PREFILL)
         base = capture(source, step)
-    # 3. Change one size at a time. One that grows by this unit remains divisible by every number of
-    # heads.
+    # 3. Change one size at a time. A size that was divisible by a number of heads stays divisible
+    # if it grows by this unit.
     head_counts = [value for name, value in sizes.items() if _HEADS.search(name) and value > 0]
     unit = 2 * math.lcm(1, *head_counts)
     effects = []
@@ -126,14 +132,14 @@ def dimensions(
 
 
 def _saved_recomputed(saved: Sequence[SavedTensor]) -> int:
-    """Return the bytes that are kept if repeated layers keep only their inputs.
+    """Return the bytes kept for the backward pass if repeated layers keep only their inputs.
 
-    Layers are recomputed one at a time, and the layer being recomputed keeps everything. The peak
-    is therefore what is saved outside of layers, the inputs of all calls of all layers, and all
-    that the largest layer saves in one call.
+    Layers are recomputed one at a time, and the layer that is being recomputed keeps all its
+    tensors. The peak is therefore the sum of the bytes saved outside of layers, the inputs of all
+    calls of all layers, and the bytes that the largest layer saves in one call.
     """
     outside_bytes = sum(tensor.bytes for tensor in saved if not tensor.layers)
-    # Bytes by the id of the layer: what one call saves, and the inputs of all calls.
+    # Bytes by the id of a layer: those saved by one call, and those of the inputs of all calls.
     call_bytes: dict[int, int] = {}
     input_bytes: dict[int, int] = {}
     for tensor in saved:
@@ -149,9 +155,10 @@ def _saved_recomputed(saved: Sequence[SavedTensor]) -> int:
 def _dimension(
     source: ModelSource, step: ModelStep, base: Captured, name: str, value: int, unit: int
 ) -> Dimension | None:
-    """Return the effect of one size, or None if changing it changes no product's size.
+    """Return the effect of one size, or None if no size of a product depends on it.
 
-    The first value is used with which the model can be built and has the same products.
+    Several new values are tried. The first one is used with which the model can be built and has
+    the same products.
 
     Args:
         source: the model.
@@ -159,8 +166,9 @@ def _dimension(
         base: capture of that step with the model's sizes unchanged.
         name: name of the size.
         value: the size itself.
-        unit: amount by which a model with heads allows it to grow.
+        unit: growth with which the size stays divisible by every number of heads.
     """
+    # Most models allow the first value. Others allow only certain multiples or factors.
     values_to_try = (value + unit, value + 64, 2 * value, value // 2, value + 8)
     for changed_value in dict.fromkeys(values_to_try):  # each value once
         if changed_value < 1 or changed_value == value:
@@ -193,10 +201,10 @@ def _comparable(first: Sequence[Product], second: Sequence[Product]) -> bool:
 
 
 def _in_context(product: Product, step: ModelStep) -> Product:
-    """Return a product as it is in the context of the step.
+    """Return a captured product, corrected for what the capture does not show about the step.
 
-    When decoding, the keys of attention are those of all tokens so far. With dtype tf32, a product
-    in fp32 is multiplied as TF32.
+    In a decoding step, attention also reads the keys of all earlier tokens. In a step with dtype
+    tf32, products of fp32 operands are computed in TF32.
     """
     if isinstance(product.work, Attention) and step.mode == DECODE:
         decoded = replace(product.work, keys=step.seq + step.tokens, causal=False)
@@ -210,25 +218,25 @@ def _in_context(product: Product, step: ModelStep) -> Product:
 def fake_tensors() -> Iterator[None]:
     """Give tensors shapes but no values while the context is entered, as if on the CPU.
 
-    The device ``meta`` would not do, because masks would be read there and attention would be split
-    into its parts.
+    The device ``meta`` is not suitable, because models read masks there, and PyTorch splits
+    attention into its parts.
     """
     log = logging.getLogger("torch._subclasses.fake_tensor")
-    log.disabled = True  # an error about a size that does not fit is an expected answer here
+    log.disabled = True  # errors about changed sizes that do not fit are expected
     try:
         with (
             warnings.catch_warnings(),
             FakeTensorMode(allow_non_fake_inputs=True),
             torch.device("cpu"),
         ):
-            warnings.simplefilter("ignore")  # models warn about values, which nobody computes here
+            warnings.simplefilter("ignore")  # models warn about values, which fake tensors lack
             yield
     finally:
         log.disabled = False
 
 
 def _autocast(step: ModelStep) -> contextlib.AbstractContextManager[object]:
-    """Return the context in which the step multiplies in its dtype, if it asks for autocast."""
+    """Return the context of autocast to the step's dtype, or an empty one without autocast."""
     if not step.autocast:
         return contextlib.nullcontext()
     return torch.autocast("cpu", dtype=TORCH_DTYPES[step.dtype])

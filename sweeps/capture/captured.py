@@ -1,7 +1,7 @@
-"""Data classes of a captured step: what a model multiplies and moves.
+"""Data classes of a captured step: its products, and the bytes that its other operations move.
 
-A *product* is a GEMM, a grouped GEMM, a convolution or a call of attention. Every other operation
-of a model is one of its *other operations*. This module does not import PyTorch.
+A *product* is a GEMM, a grouped GEMM, a convolution or a call of attention. All remaining
+operations of a model are its *other operations*. This module does not import PyTorch.
 """
 
 from __future__ import annotations
@@ -17,21 +17,22 @@ from kernels.problem import Conv, Gemm
 FORWARD, DGRAD, WGRAD, BACKWARD = "forward", "dgrad", "wgrad", "backward"
 """Passes of a product.
 
-``dgrad`` is the gradient of the input, ``wgrad`` that of the weight, and ``backward`` any gradient
-of an operation that has no weight."""
+``dgrad`` computes the gradient of the input, and ``wgrad`` that of the weight. ``backward``
+computes the gradients of an operation without a weight."""
 
 ROLES = (
     "q", "k", "v", "qkv", "out", "up", "gate", "gate_up", "down", "router", "experts", "head",
     "attention", "convolution", "other",
 )  # fmt: skip
+"""Roles that a product can have in a model."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupedGemm:
     """One GEMM per expert: ``m`` rows in total, distributed over ``experts`` weights of (k, n).
 
-    In the gradient of the weights (``pass_`` is ``wgrad``), each expert's result is (n, k), and the
-    GEMMs sum over the rows.
+    If ``pass_`` is ``wgrad``, the GEMMs compute the gradients of the weights. Each expert's result
+    is then (n, k), and its GEMM sums over the expert's rows.
     """
 
     m: int
@@ -49,7 +50,7 @@ class GroupedGemm:
 
     @property
     def flops(self) -> int:
-        """2 · m · n · k, no matter how the rows are distributed."""
+        """2 · m · n · k, which does not depend on how the rows are distributed."""
         return 2 * self.m * self.n * self.k
 
     def spec(self) -> str:
@@ -62,7 +63,7 @@ class GroupedGemm:
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """Scores, softmax and weighted sum of one call, as one fused kernel computes them.
+    """One call of attention: scores, softmax and weighted sum, computed by one fused kernel.
 
     The queries are (batch, heads, queries, width), the keys (batch, kv_heads, keys, width) and the
     values (batch, kv_heads, keys, value_width). ``window`` is the number of keys that a query sees;
@@ -91,18 +92,18 @@ class Attention:
     def flops(self) -> int:
         """2 · batch · heads · pairs · (width + value_width), and 5/2 of that for the gradients.
 
-        The backward pass has five GEMMs where the forward pass has two, because fused kernels
-        compute the scores again (Dao 2023, FlashAttention-2).
+        The forward pass has two GEMMs. The backward pass has five, because fused kernels recompute
+        the scores (Dao 2023, FlashAttention-2).
         """
         forward = 2 * self.batch * self.heads * self.pairs * (self.width + self.value_width)
         return forward if self.pass_ == FORWARD else forward * 5 // 2
 
     @property
     def pairs(self) -> int:
-        """Number of pairs of a query and a key that the mask leaves.
+        """Number of pairs of a query and a key that are not masked.
 
-        By convention, causal attention of several queries has half of all pairs, unless a window
-        limits the keys that each query sees.
+        By convention, causal attention of several queries counts half of all pairs. With a window,
+        each query counts all keys of the window.
         """
         keys_in_window = min(self.keys, self.window or self.keys)
         pairs = self.queries * keys_in_window
@@ -130,13 +131,20 @@ Work = Gemm | Conv | GroupedGemm | Attention
 
 @dataclass(frozen=True)
 class Product:
-    """A product of one shape, pass and place in the model, which occurs ``count`` times in a step.
+    """A product of one shape and pass, at one place in the model.
 
-    ``path`` is the path of its module, with ``*`` in place of layer numbers. ``shares`` is the same
-    number for products that read the same input, and -1 where that is not known. ``of`` is the
-    position of the forward product whose gradient this is; a forward product has its own position.
-    ``names`` gives each size as a formula of the model's dimensions, such as ``2·hidden``.
-    ``repeated`` says that it is in a layer that has identical copies.
+    Attributes:
+        work: the shape.
+        role: what the product is for, one of :data:`ROLES`.
+        path: path of the product's module, with ``*`` in place of layer numbers.
+        pass_: pass that the product computes, such as :data:`FORWARD`.
+        count: number of times that the product occurs in a step.
+        shares: number that is the same for all products that read the same input; -1 if the input
+            is not known.
+        of: position of the forward product whose gradient this is; for a forward product, its own
+            position.
+        names: formula of each size in terms of the model's dimensions, such as ``2·hidden``.
+        repeated: True if the product is in a layer that has identical copies.
     """
 
     work: Work
@@ -151,7 +159,7 @@ class Product:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Sizes by name; changing the model may change any of them."""
+        """Sizes by name. Changing a dimension of the model may change any of them."""
         names = {
             "gemm": ("m", "n", "k", "batch"),
             "conv": ("n", "c", "h", "w", "kout", "r", "s", "groups"),
@@ -167,7 +175,7 @@ class Product:
 
 @dataclass(frozen=True)
 class MovedBytes:
-    """Bytes that other operations of one kind read and write in a step."""
+    """Bytes that a step's other operations of one kind, ``what``, read and write."""
 
     what: str
     bytes: int
@@ -177,14 +185,19 @@ class MovedBytes:
 class Captured:
     """One step of a model: its products in order, and the bytes that its other operations move.
 
-    ``moved`` counts each operation by itself. ``moved_fused`` counts the operations between two
-    products as one. ``parameters`` is the number of elements of distinct parameters. ``uncounted``
-    has the names of products of unknown kinds.
-
-    ``saved`` is the number of bytes that the forward pass keeps for the backward pass.
-    ``saved_recomputed`` is that number if repeated layers keep only their inputs and are computed
-    again one by one. ``largest_operation`` is the largest number of bytes that the tensors of one
-    operation have, without parameters.
+    Attributes:
+        products: the products, in the order in which they are computed.
+        moved: bytes moved if each operation reads and writes its tensors through memory.
+        moved_fused: bytes moved if all operations between two products are one kernel.
+        parameters: number of elements of all distinct parameters.
+        parameter_bytes: bytes of these parameters.
+        saved: bytes that the forward pass keeps for the backward pass.
+        saved_recomputed: such bytes if repeated layers keep only their inputs and are recomputed
+            one by one.
+        largest_operation: bytes of the tensors of one operation, without parameters, where they
+            are largest.
+        uncounted: names of operations that multiply matrices, but of an unknown kind.
+        assumptions: assumptions about the input, in words.
     """
 
     products: tuple[Product, ...]
@@ -209,7 +222,7 @@ class Dimension:
     """A size of the model that can be changed, and its effect on the sizes of the products.
 
     ``slopes`` maps the position of a product and the name of one of its sizes to the growth of that
-    size when the dimension grows by one.
+    size if the dimension grows by one.
     """
 
     name: str
@@ -221,7 +234,7 @@ def with_names(captured: Captured, dimensions: Sequence[Dimension]) -> Captured:
     """Return the capture with the sizes of its products named after dimensions.
 
     A size that depends on no dimension is named ``fixed``. The sizes of a gradient get no names if
-    it is not known how they follow from those of the forward pass.
+    their relation to the sizes of the forward pass is not known.
     """
     named = []
     for product in captured.products:
@@ -246,30 +259,31 @@ def with_names(captured: Captured, dimensions: Sequence[Dimension]) -> Captured:
 
 
 def out_size(product: Product, forward: Product) -> str:
-    """Return the name of the size that holds the output features of a product's forward pass."""
+    """Return which size of a product is the number of output features of its forward product."""
     if product.pass_ == DGRAD:
         return "k"
     if product.pass_ == WGRAD:
-        # y = x Wᵀ stores W as (out, in), y = x W as (in, out). Its gradient is stored the same way.
+        # y = x Wᵀ stores W as (out, in), and y = x W stores it as (in, out). The gradient of W is
+        # stored like W.
         return "m" if isinstance(forward.work, Gemm) and forward.work.layout[1] == "t" else "n"
     return "n"
 
 
 def in_size(product: Product, forward: Product) -> str:
-    """Return the name of the size that holds the input features of a product's forward pass."""
+    """Return which size of a product is the number of input features of its forward product."""
     if product.pass_ == WGRAD:
         return "n" if out_size(product, forward) == "m" else "m"
     return "n" if product.pass_ == DGRAD else "k"
 
 
 def _formula(position: int, size: str, value: int, dimensions: Sequence[Dimension]) -> str:
-    """Write a size as dimensions multiplied together, or as a sum of their multiples.
+    """Return a formula for a size: a multiple of dimensions, or a sum of multiples of dimensions.
 
     Args:
         position: position of the product.
         size: name of the size.
         value: the size itself.
-        dimensions: dimensions that may affect it.
+        dimensions: dimensions that may affect the size.
     """
     effects = [
         (dimension, dimension.slopes[position, size])
@@ -278,7 +292,7 @@ def _formula(position: int, size: str, value: int, dimensions: Sequence[Dimensio
     ]
     if not effects:
         return "fixed"
-    # A dimension explains the size if the size is its multiple, by the slope and without a rest.
+    # A dimension explains the size if the size is exactly the slope times the dimension.
     sufficient = [dimension for dimension, slope in effects if slope * dimension.value == value]
     # 1. The size is a multiple of all its dimensions multiplied together.
     product = math.prod(dimension.value for dimension, _ in effects)
@@ -286,7 +300,7 @@ def _formula(position: int, size: str, value: int, dimensions: Sequence[Dimensio
         factor = value // product
         factors = [str(factor)] if factor > 1 else []
         return "·".join([*factors, *(dimension.name for dimension in sufficient)])
-    # 2. One dimension explains the size. The others are derived from it, or it from them.
+    # 2. One dimension explains the size by itself, because the others depend on it or it on them.
     if sufficient:
         return sufficient[0].name
     # 3. The size is a sum of multiples of its dimensions and a constant.

@@ -1,7 +1,7 @@
 """Read convolutions from the sizes, strides and settings of PyTorch's operations.
 
-Both a step that is captured by fake tensors and a profiler's trace of a real one are read by this
-module, so they agree on what an operation computes. It does not import PyTorch.
+Steps that are captured with fake tensors and profiler traces of real steps are both read here, so
+that they agree on what an operation computes. This module does not import PyTorch.
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ from dataclasses import dataclass, replace
 from kernels.problem import Conv
 
 _CHANNELS_LAST = (1, 3, 2, 0)  # dimensions of (n, c, h, w), the one that varies fastest first
-_CONTIGUOUS = (3, 2, 1, 0)
+_CONTIGUOUS = (3, 2, 1, 0)  # the same for channels first
 
 
 @dataclass(frozen=True)
 class ConvolutionSettings:
-    """Settings of a convolution in the order in which PyTorch takes them; lists are by dimension.
+    """Settings of a convolution, in the order in which PyTorch's operations take them.
 
-    ``transposed`` convolutions compute the gradient of an ordinary convolution's input.
+    Sequences have one number per spatial dimension. A ``transposed`` convolution computes the
+    gradient of an ordinary convolution's input.
     """
 
     stride: Sequence[int]
@@ -38,19 +39,19 @@ class StoredTensor:
     strides: Sequence[int]
 
     def is_channels_last(self) -> bool:
-        """Return True if images (n, c, h, w) are stored with channels last, and not otherwise.
+        """Return True if a tensor (n, c, h, w) is stored with channels last and not channels first.
 
-        A filter of one tap and an image of one channel are contiguous in both formats at once, so
-        they do not show which format is meant.
+        Filters of one tap and images of one channel are contiguous in both formats at once, so they
+        do not show which format is meant.
         """
         if len(self.sizes) != 4 or len(self.strides) != 4:
             return False
         return self._is_dense(_CHANNELS_LAST) and not self._is_dense(_CONTIGUOUS)
 
     def _is_dense(self, order: Sequence[int]) -> bool:
-        """Return True if elements follow one another in an order of dimensions.
+        """Return True if elements are stored without gaps in an order of dimensions.
 
-        The strides of dimensions of size 1 have no meaning.
+        The strides of dimensions of size 1 are ignored, because they have no meaning.
         """
         expected = 1
         for dimension in order:
@@ -75,31 +76,31 @@ def convolutions_of(
         weight: the filters (kout, c/groups, r, s) or (kout, c/groups, s).
         settings: the settings of the call.
         dtype: dtype of the operands.
-        passes: ``fprop``, ``dgrad`` or ``wgrad``, as seen by the call.
+        passes: ``fprop``, ``dgrad`` or ``wgrad`` of the call, which may be transposed.
 
     Raises:
         KeyError: if the convolution has more than two dimensions.
         UserError: if the sizes do not fit together.
     """
-    # 1. Give a convolution over one dimension a second one of size 1.
+    # 1. Turn a convolution over one dimension into one over images of one row.
     spatial = len(x.sizes) - 2
     if not 1 <= spatial <= 2:
         raise KeyError("a convolution with more than two dimensions")
-    # A convolution over one dimension is a convolution over images of one row.
     ones = [1] * (2 - spatial)
     image, taps = [*ones, *x.sizes[2:]], [*ones, *weight.sizes[2:]]
     pads = [*([0] * len(ones)), *settings.padding]
     steps, dilations = [*ones, *settings.stride], [*ones, *settings.dilation]
-    # 2. Find the layout: NHWC if either tensor is contiguous in that format only.
+    # 2. Find the layout, which is NHWC if one of the tensors is contiguous only in that format.
     nhwc = x.is_channels_last() or weight.is_channels_last()
-    # 3. Collect the sizes of the convolution whose pass this is.
+    # 3. Collect the sizes of the ordinary convolution that the call is a pass of.
     channels, out = x.sizes[1], weight.sizes[0]
     names = list(passes)
     if settings.transposed:
-        # A transposed convolution computes the gradient of a convolution's input, and the gradient
-        # of its own input is that convolution's forward pass.
+        # A transposed convolution computes the gradient of an ordinary convolution's input. The
+        # gradient of the transposed convolution's input is the ordinary forward pass.
         channels, out = weight.sizes[1] * settings.groups, x.sizes[1]
         output_pads = [*([0] * len(ones)), *settings.output_padding]
+        # This is the formula for the output size in the documentation of ConvTranspose2d.
         image = [
             (size - 1) * s - 2 * p + d * (t - 1) + o + 1
             for size, s, p, d, t, o in zip(

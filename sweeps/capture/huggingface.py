@@ -1,4 +1,4 @@
-"""Build transformers' models from a ``config.json``, for every family it knows, without weights."""
+"""Build models of the transformers package from a ``config.json``, without their weights."""
 
 from __future__ import annotations
 
@@ -26,39 +26,42 @@ from sweeps.capture.step import (
     tokens_of,
 )
 
-_TEXT = "only the text part of the model"
+_TEXT = "only the text part of the model"  # assumption that an audit prints
 
 
 @dataclass(frozen=True)
 class HuggingFace:
     """A model that a ``config.json`` describes.
 
-    ``config`` is the content of the file, and ``given`` has the sizes that replace its own.
-    ``of_text`` says that only the text part of the model is built.
+    Attributes:
+        name: path of the file.
+        config: entries of the file that affect the model.
+        new_sizes: sizes that replace those of the file, by name.
+        text_only: True if only the text part of the model is built.
     """
 
     name: str
     config: Mapping[str, Any]
-    given: Mapping[str, int]
-    of_text: bool
+    new_sizes: Mapping[str, int]
+    text_only: bool
 
     @property
     def sizes(self) -> Mapping[str, int]:
-        """Whole numbers of the configuration, including those that the file leaves out."""
+        """Whole numbers of the configuration by name, including defaults that the file lacks."""
         entries = self._configuration({}).to_dict()
         return {name: value for name, value in entries.items() if type(value) is int}
 
     @property
     def positions(self) -> int | None:
-        """Longest sequence according to the configuration; None if it does not say."""
+        """Longest sequence in tokens according to the configuration; None if it states none."""
         sizes = self.sizes
         return sizes.get("max_position_embeddings") or sizes.get("n_positions")
 
     def start(self, step: ModelStep, changes: Mapping[str, int]) -> StartedStep:
-        """Build the model, and its call on token ids or pixels.
+        """Build the model, and a function that calls it on token ids or pixels.
 
-        A training step uses the loss that the model computes itself, or else the mean of the
-        model's result.
+        The loss of a training step is the one that the model computes itself, or else the mean of
+        the model's result.
         """
         config = self._configuration(changes)
         model_class = _class_of(config, self.config)
@@ -68,7 +71,7 @@ class HuggingFace:
         model = _build(model_class, config, step)
         model.train(step.mode == TRAIN)
         inputs = _inputs(model_class, config, step)
-        # The keys of earlier tokens are added to the captured products, so no cache is needed here.
+        # The captured attention is later given the keys of earlier tokens, so no cache is needed.
         arguments = model_class.forward.__code__.co_varnames
         if "use_cache" in arguments:
             inputs["use_cache"] = False
@@ -81,7 +84,7 @@ class HuggingFace:
             return mean_of(result) if loss is None else loss
 
         assumptions = list(tokens_of(step)) if takes_tokens else []
-        if self.of_text:
+        if self.text_only:
             assumptions.append(_TEXT)
         return StartedStep(model, call, tuple(assumptions))
 
@@ -93,7 +96,7 @@ class HuggingFace:
         """
         from transformers import AutoConfig
 
-        settings = {**self.config, **self.given, **changes}
+        settings = {**self.config, **self.new_sizes, **changes}
         family = settings.pop("model_type")
         try:
             return AutoConfig.for_model(family, **settings)
@@ -101,54 +104,55 @@ class HuggingFace:
             raise UserError(f"{self.name}: {first_line(error)}") from None
 
 
-def read_config(path: Path, given: Mapping[str, int]) -> HuggingFace:
-    """Read the configuration of a model.
+def read_config(path: Path, new_sizes: Mapping[str, int]) -> HuggingFace:
+    """Read the configuration of a model, in which ``new_sizes`` replace sizes by name.
 
     Raises:
-        UserError: if the file cannot be read, if transformers is missing or does not know the
-            family, or if the model has no size of a given name.
+        UserError: if the file cannot be read, if transformers is not installed or does not know the
+            family, or if the model has no size of one of the names.
     """
     config = _read_json(path)
     if importlib.util.find_spec("transformers") is None:
         raise UserError(needs_extra("transformers", "models"))
     from transformers import CONFIG_MAPPING
 
-    # 1. Take the text part of a model that has several, such as one of text and images.
+    # 1. Take only the text part of a model that also has others, such as one for images.
     text_config = config.get("text_config")
-    of_text = False
-    if isinstance(text_config, dict) and "model_type" in text_config:
-        of_text = True
+    text_only = isinstance(text_config, dict) and "model_type" in text_config
+    if text_only:
         config = text_config
     # 2. Check the family.
     family = config.get("model_type")
     if not isinstance(family, str):
         raise UserError(f"{path} has no model_type, so the model's family is unknown.")
     if family not in CONFIG_MAPPING:
-        has_own_code = "auto_map" in config
-        advice = (
-            ": it brings its own code, so give the model as module:factory."
-            if has_own_code
-            else f"; {nearest(family, CONFIG_MAPPING)}"
-        )
+        if "auto_map" in config:
+            advice = ": it brings its own code, so give the model as module:factory."
+        else:
+            advice = f"; {nearest(family, CONFIG_MAPPING)}"
         raise UserError(
             f"{path} is of the family {family!r}, which the installed transformers does not know"
             f"{advice}"
         )
-    # 3. Leave out entries that do not affect the shapes, and check the given sizes.
+    # 3. Leave out entries that do not affect the shapes, and check the names of the new sizes.
     ignored = ("auto_map", "torch_dtype", "dtype", "quantization_config", "transformers_version")
     used_entries = {name: value for name, value in config.items() if name not in ignored}
-    source = HuggingFace(str(path), used_entries, dict(given), of_text)
+    source = HuggingFace(str(path), used_entries, dict(new_sizes), text_only)
     sizes = source.sizes
-    for name in given:
+    for name in new_sizes:
         if name not in sizes:
             raise UserError(f"{path} has no size {name!r}; {nearest(name, sizes)}")
     return source
 
 
 def _class_of(config: Any, entries: Mapping[str, Any]) -> Any:
-    """Return the class that the configuration names, else the family's language model or base.
+    """Return the class of a model: one that the file names, or else the family's default.
 
-    ``config`` is transformers' configuration, and ``entries`` are those of the file.
+    The default is the family's causal language model or, if it has none, its base model.
+
+    Args:
+        config: configuration object of transformers.
+        entries: entries of the ``config.json``.
 
     Raises:
         UserError: if transformers has no such class.
@@ -164,15 +168,19 @@ def _class_of(config: Any, entries: Mapping[str, Any]) -> Any:
     for mapping in (transformers.MODEL_FOR_CAUSAL_LM_MAPPING, transformers.MODEL_MAPPING):
         if type(config) in mapping:
             candidate = mapping[type(config)]
-            # A few families have several classes.
+            # A few families have several classes, of which the first one is used.
             return candidate[0] if isinstance(candidate, tuple) else candidate
     raise UserError(f"transformers has no language model of the family {config.model_type!r}.")
 
 
 def _build(model_class: Any, config: Any, step: ModelStep) -> Any:
-    """Build a model with attention as one operation and experts as grouped GEMMs.
+    """Build a model with attention as one operation and experts as grouped GEMMs, if possible.
 
-    Where a family does not support that, its attention is PyTorch's function or its own code.
+    A family that does not support this attention computes it with PyTorch's function or its own
+    code. A family that does not support grouped GEMMs computes experts in its own way.
+
+    Raises:
+        UserError: if the model cannot be built in any of these ways.
     """
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.initialization import no_init_weights
@@ -196,10 +204,10 @@ def _build(model_class: Any, config: Any, step: ModelStep) -> Any:
 
 
 def _inputs(model_class: Any, config: Any, step: ModelStep) -> dict[str, Any]:
-    """Return the arguments with which a model is called: images or token ids.
+    """Return the arguments that a model is called with: images or token ids.
 
     Raises:
-        UserError: if the model takes something else.
+        UserError: if the model's main input is neither images nor token ids.
     """
     name = model_class.main_input_name
     if name == "pixel_values":
@@ -216,7 +224,7 @@ def _inputs(model_class: Any, config: Any, step: ModelStep) -> dict[str, Any]:
     inputs: dict[str, Any] = {"input_ids": tokens}
     if getattr(config, "is_encoder_decoder", False):
         inputs["decoder_input_ids"] = tokens
-    # With labels, these classes compute the loss themselves.
+    # If they get labels, models of these classes compute the loss themselves.
     computes_loss = model_class.__name__.endswith(
         ("ForCausalLM", "LMHeadModel", "ForMaskedLM", "ForConditionalGeneration")
     )

@@ -1,4 +1,7 @@
-"""Models in plain PyTorch, by name. Nothing is downloaded, and only shapes matter."""
+"""Known models by name, written in plain PyTorch.
+
+They have the shapes of the published models, but no trained weights, so nothing is downloaded.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ class Bottleneck(nn.Module):
             nn.ReLU(),
             _convolution(width, out, 1, 1),
         )
-        # A shortcut that changes the shape needs a convolution of its own.
+        # If the block changes the shape, the shortcut needs a convolution.
         keeps_shape = channels == out and stride == 1
         self.shortcut = nn.Identity() if keeps_shape else _convolution(channels, out, 1, stride)
 
@@ -54,7 +57,7 @@ def resnet(
     for stage, count in enumerate(blocks):
         stage_width = width * 2**stage
         for block in range(count):
-            # Each stage but the first begins by halving the image.
+            # Each stage except the first one begins by halving the image.
             stride = 2 if stage > 0 and block == 0 else 1
             layers.append(Bottleneck(channels, stage_width, stride))
             channels = 4 * stage_width
@@ -63,7 +66,7 @@ def resnet(
 
 
 class UNet(nn.Module):
-    """A U-Net (Ronneberger et al. 2015) with padded convolutions: images to 2 maps of their size.
+    """A U-Net (Ronneberger et al. 2015) with padded convolutions: images to two maps of that size.
 
     It has ``width`` channels at full size, and twice as many after each of ``depth`` halvings.
     """
@@ -89,7 +92,7 @@ class UNet(nn.Module):
                 x = functional.max_pool2d(x, 2)
             x = block(x)
             skips.append(x)
-        skips.pop()  # the lowest level has no other side to skip to
+        skips.pop()  # the lowest level has no skip connection
         for rise, block in zip(self.rise, self.up, strict=True):
             x = block(torch.cat([rise(x), skips.pop()], dim=1))
         return self.last(x)
@@ -103,7 +106,7 @@ def _pair(channels: int, out: int) -> nn.Sequential:
 
 
 class Gpt2Block(nn.Module):
-    """One block of GPT-2: attention and a feed-forward layer, normalised before (Radford 2019)."""
+    """One block of GPT-2 (Radford 2019): attention and a feed-forward layer, each after a norm."""
 
     def __init__(self, hidden: int = 768, heads: int = 12, ffn: int = 0) -> None:
         super().__init__()
@@ -126,7 +129,7 @@ class Gpt2Block(nn.Module):
 
 
 class LlamaBlock(nn.Module):
-    """One block of Llama: grouped queries, rotary positions and gates (Touvron et al. 2023)."""
+    """One block of Llama (Touvron et al. 2023): grouped queries, rotary positions and gates."""
 
     def __init__(self, hidden: int, heads: int, kv_heads: int, ffn: int, head_width: int) -> None:
         super().__init__()
@@ -157,14 +160,14 @@ class LlamaBlock(nn.Module):
 
 
 def _rotated(x: Tensor) -> Tensor:
-    """Apply rotary positions (Su et al. 2021); the values of the angles do not matter here."""
+    """Apply rotary positions (Su et al. 2021), with wrong angles, because only shapes matter."""
     angles = torch.ones(x.shape[-2], x.shape[-1], dtype=x.dtype, device=x.device)
     first, second = x.chunk(2, dim=-1)
     return x * angles + torch.cat([-second, first], dim=-1) * angles
 
 
 def _check_heads(total: int, heads: int) -> None:
-    """Raise ValueError if a number of heads does not divide what they share."""
+    """Raise ValueError if a number of heads does not divide the total that they share."""
     if total % heads:
         raise ValueError(f"{heads} does not divide {total}.")
 
@@ -213,7 +216,7 @@ def llama(
 
 @dataclass(frozen=True)
 class Known:
-    """A model that is known by name: its factory, the sizes that may be changed, and its input."""
+    """A known model: its factory, the sizes that may be changed, and its kind of input."""
 
     build: Callable[..., nn.Module]
     sizes: Mapping[str, int]

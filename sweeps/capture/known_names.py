@@ -1,4 +1,4 @@
-"""Names of known models, which are checked without the seconds that importing PyTorch takes."""
+"""Names of known models, in a module that does not import PyTorch, which would take seconds."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ POSITIONS: dict[str, int | None] = {
     "resnet-50": None,
     "unet": None,
 }
-"""Longest sequence that each known model was made for, by name; None for images."""
+"""Longest sequence in tokens that each known model was made for, by name; None for images."""
 
 
 def check_model(model: str) -> None:
-    """Check that ``MODEL`` on the command line can name a model.
+    """Check that the argument ``MODEL`` of the command line can name a model.
 
     Raises:
-        UserError: if it is neither a known name, nor a file or folder, nor ``module:factory``.
+        UserError: if the argument is not a known name, a file or folder, or ``module:factory``.
     """
     path = Path(model)
     if model not in POSITIONS and path.suffix != ".json" and not path.exists() and ":" not in model:

@@ -1,4 +1,4 @@
-"""Turn traced operations into products: what each multiplies, in which layout, for which role."""
+"""Turn traced operations into products, each with its sizes, layout, role and pass."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from sweeps.capture.trace import TracedOperation
 
 DTYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 
-# Names of operations that multiply matrices, including kinds that no reader below understands.
+# Pattern of the names of operations that multiply matrices, even if no function below reads them.
 _LIKE_A_PRODUCT = re.compile(
     r"mm\b|bmm|addmv|\bmv\b|\bdot\b|convolution|conv\d|matmul|linear|attention|_mm|lstm|gru|rnn"
 )
 
 
 def products_of(operations: Sequence[TracedOperation]) -> tuple[list[Product], list[str]]:
-    """Return the products of a step in order, and the names of operations of unknown kinds."""
+    """Return the products of a step in order, and the names of products of unknown kinds."""
     products: list[Product] = []
     unknown: dict[str, None] = {}
-    # Position of each forward product, by its autograd node's number.
+    # Position of each forward product, by the number of its autograd node.
     forward_positions: dict[int, int] = {}
     for operation in operations:
         works = _works(operation)
@@ -44,22 +44,22 @@ def products_of(operations: Sequence[TracedOperation]) -> tuple[list[Product], l
             unknown[operation.name] = None
             continue
         for pass_, work in works:
-            # 1. Find the forward product: for a gradient the one with its node, else the product
-            # itself.
+            # 1. Find the forward product. A gradient has the same autograd node as its forward
+            # product, and a forward product is its own.
             position = len(products)
             if operation.backward:
                 forward_position = forward_positions.get(operation.node, position)
             else:
                 forward_position = position
                 forward_positions.setdefault(operation.node, position)
-            # 2. A gradient takes the role of its forward product.
+            # 2. Find the role. A gradient has the role of its forward product.
             role = role_of(operation.module, work)
             if forward_position < position:
                 forward = products[forward_position]
                 role = forward.role
                 if pass_ in (DGRAD, WGRAD):
                     pass_ = _gradient_of(work, forward.work, pass_)
-            # The first operand of addmm is the bias.
+            # 3. Add the product. The first operand of addmm is the bias, and the second the input.
             inputs = operation.reads[1 if operation.name == "aten::addmm" else 0]
             products.append(
                 Product(
@@ -82,24 +82,23 @@ def is_product(operation: TracedOperation) -> bool:
 
 
 def _works(operation: TracedOperation) -> list[tuple[str, Work]] | None:
-    """Return the passes of an operation, with what each of them multiplies.
+    """Return the passes of a product that an operation computes, each with its shape.
 
-    The list is empty for an operation that is not a product. None stands for an unknown kind of
-    product.
+    The list is empty if the operation is not a product. Return None for an unknown kind of product.
     """
     if not is_product(operation):
         return []
     reader = _READERS.get(operation.name)
     try:
         return None if reader is None else reader(operation)
-    except KeyError:  # the dtype is never timed, or a convolution has more than two dimensions
+    except KeyError:  # the dtype is not supported, or a convolution has more than two dimensions
         return None
 
 
 def _pass(operation: TracedOperation, a: Tensor) -> str:
-    """Return the pass of a GEMM, judging by how its first operand is stored.
+    """Return the pass of a GEMM, judging by how its first operand A is stored.
 
-    The gradient of a parameter sums over the rows, so its operand A is transposed.
+    The gradient of a weight sums over the rows of A, so A is then transposed.
     """
     if not operation.backward:
         return FORWARD
@@ -109,7 +108,8 @@ def _pass(operation: TracedOperation, a: Tensor) -> str:
 def _gradient_of(work: Work, forward: Work, guess: str) -> str:
     """Return which gradient a GEMM computes, judging by its sizes.
 
-    If the sizes fit both gradients or neither, keep the guess, which comes from how A is stored.
+    If the sizes fit both gradients or neither, return ``guess``, which is based on how operand A is
+    stored.
     """
     if not isinstance(work, Gemm) or not isinstance(forward, Gemm):
         return guess
@@ -121,7 +121,7 @@ def _gradient_of(work: Work, forward: Work, guess: str) -> str:
 
 
 def _gemm(a: Tensor, b: Tensor) -> Gemm:
-    """Return the GEMM of (…, m, k) and (…, k, n), with at most one batch dimension."""
+    """Return the GEMM of operands (…, m, k) and (…, k, n), with at most one batch dimension."""
     m, k = a.shape[-2:]
     batch = a.shape[0] if a.dim() == 3 else 1
     layout = _storage_letter(a) + _storage_letter(b)
@@ -129,7 +129,7 @@ def _gemm(a: Tensor, b: Tensor) -> Gemm:
 
 
 def _storage_letter(tensor: Tensor) -> str:
-    """Return ``t`` if a matrix's columns are contiguous and its rows are not, else ``n``."""
+    """Return ``t`` if the columns of a matrix are contiguous and its rows are not, else ``n``."""
     row_stride, column_stride = tensor.stride()[-2:]
     return "t" if column_stride != 1 and row_stride == 1 else "n"
 
@@ -147,7 +147,7 @@ def _addmm(operation: TracedOperation) -> list[tuple[str, Work]]:
 
 
 def _bmm(operation: TracedOperation) -> list[tuple[str, Work]]:
-    """Read ``bmm(a, b)``, a batch of products of two activations."""
+    """Read ``bmm(a, b)``, a batched GEMM of two activations."""
     a, b = operation.args[-2:]
     return [(BACKWARD if operation.backward else FORWARD, _gemm(a, b))]
 
@@ -159,25 +159,26 @@ def _baddbmm(operation: TracedOperation) -> list[tuple[str, Work]]:
 
 
 def _mv(operation: TracedOperation) -> list[tuple[str, Work]]:
-    """Read ``mv(a, x)``: a vector is a matrix with one column."""
+    """Read ``mv(a, x)``, in which the vector x counts as a matrix with one column."""
     a, x = operation.args[-2:]
     return [(_pass(operation, a), _gemm(a, x.unsqueeze(-1)))]
 
 
 def _grouped(operation: TracedOperation) -> list[tuple[str, Work]]:
-    """Read ``_grouped_mm(a, b)``, whose operands tell by their dimensions what is grouped."""
+    """Read ``_grouped_mm(a, b)``, in which the numbers of dimensions say what is grouped."""
     a, b = operation.args[:2]
     dtype = DTYPES[a.dtype]
     layout = _storage_letter(a) + _storage_letter(b)
+    # If both operands have three dimensions, nothing is grouped: this is a batched GEMM.
     if a.dim() == 3 and b.dim() == 3:
         return [(FORWARD, _gemm(a, b))]
-    # Each of the rows (m, k) is multiplied by the weight (k, n) of its expert.
+    # If only B has three, each of the rows (m, k) is multiplied by its expert's weight (k, n).
     if a.dim() == 2 and b.dim() == 3:
         pass_ = DGRAD if operation.backward else FORWARD
         rows = a.shape[0]
         experts, k, n = b.shape
         return [(pass_, GroupedGemm(rows, n, k, experts, dtype, layout, pass_))]
-    # The gradients of the weights are A (n, rows) times B (rows, k), each over its expert's rows.
+    # Otherwise, each gradient of a weight is A (n, rows) times B (rows, k) over its expert's rows.
     n, rows = a.shape[:2]
     k = b.shape[1]
     experts = operation.result.shape[0]
@@ -215,7 +216,7 @@ def _convolution(operation: TracedOperation) -> list[tuple[str, Work]]:
 def _convolution_backward(operation: TracedOperation) -> list[tuple[str, Work]]:
     """Read ``convolution_backward(gradient, x, weight, bias sizes, settings…, output mask)``.
 
-    The mask says which gradients are computed: those of the input, the weight and the bias.
+    The mask has a flag for the gradient of the input, of the weight and of the bias.
     """
     _, x, weight = operation.args[:3]
     is_computed = dict(zip(("dgrad", "wgrad", "bias"), operation.args[-1], strict=True))
@@ -226,17 +227,18 @@ def _convolution_backward(operation: TracedOperation) -> list[tuple[str, Work]]:
 def _convolutions(
     x: Tensor, weight: Tensor, settings: Sequence[Any], pass_: str, passes: tuple[str, ...]
 ) -> list[tuple[str, Work]]:
-    """Return the given passes of one convolution.
+    """Return the given passes of one convolution, each with its shape.
 
     Args:
-        x: the input.
-        weight: the filters.
-        settings: stride, padding, dilation, transposed, output padding and groups.
-        pass_: forward or backward.
-        passes: the passes in the words of :class:`kernels.problem.Conv`.
+        x: the input (n, c, h, w) or (n, c, w).
+        weight: the filters (kout, c/groups, r, s) or (kout, c/groups, s).
+        settings: stride, padding, dilation, transposed, output padding and groups, possibly
+            followed by other arguments.
+        pass_: :data:`FORWARD` or :data:`BACKWARD`.
+        passes: passes to return, as :class:`kernels.problem.Conv` names them.
 
     Raises:
-        KeyError: if the dtype is never timed.
+        KeyError: if the dtype is not supported, or the convolution has more than two dimensions.
     """
     convolutions = convolutions_of(
         StoredTensor(x.shape, x.stride()),
@@ -262,3 +264,4 @@ _READERS: dict[str, Callable[[TracedOperation], list[tuple[str, Work]]]] = {
     "rooftile::attention": _attention,
     "rooftile::attention_backward": _attention,
 }
+"""Functions that read the products of an operation, by the name of the operation."""

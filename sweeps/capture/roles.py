@@ -1,4 +1,4 @@
-"""Infer what a product is for from the name of the module that it belongs to."""
+"""Infer the role of a product in a model from the name of its module."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from kernels.problem import Conv
 from sweeps.capture.captured import Attention, GroupedGemm, Work
 
 _INSIDE = r"(^|[._])(attn|attention|self_attn|attend|SelfAttention|EncDecAttention)\b"
-"""Pattern of the path around the products of an attention."""
+"""Pattern of a module's path for modules inside attention."""
 
-# Each entry has a role, a pattern of the module's own name and a pattern of the path around it,
-# after the names that common families of models give to their layers. The first match decides.
+# Each entry has a role, a pattern of the module's name, and a pattern of the path of the module
+# that contains it. The patterns match the names that common families of models use. The first match
+# decides.
 _NAMES = (
     ("qkv", r"qkv|qkv_proj|c_attn|query_key_value|in_proj|Wqkv|wqkv|to_qkv", ""),
     ("q", r"q|q_proj|query|wq|q_lin|to_q|q_[ab]_proj", ""),
@@ -38,7 +39,8 @@ _NAMES = (
 def role_of(path: str, work: Work) -> str:
     """Return the role of a product, one of :data:`sweeps.capture.captured.ROLES`.
 
-    ``path`` is the path of the module that computes it, such as ``layers.0.self_attn.q_proj``.
+    ``path`` is the path of the module that computes the product, such as
+    ``layers.0.self_attn.q_proj``.
     """
     if isinstance(work, Attention):
         return "attention"
@@ -47,8 +49,8 @@ def role_of(path: str, work: Work) -> str:
     if isinstance(work, Conv):
         return "convolution"
     path_without_numbers = re.sub(r"\.\d+\b", "", path)
-    around, _, name = path_without_numbers.rpartition(".")
-    for role, name_pattern, around_pattern in _NAMES:
-        if re.fullmatch(name_pattern, name) and re.search(around_pattern, around):
+    parent_path, _, name = path_without_numbers.rpartition(".")
+    for role, name_pattern, parent_pattern in _NAMES:
+        if re.fullmatch(name_pattern, name) and re.search(parent_pattern, parent_path):
             return role
     return "other"

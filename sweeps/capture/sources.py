@@ -1,4 +1,4 @@
-"""Find the model to audit: by name, from transformers' ``config.json``, or from a factory."""
+"""Find the model to audit: a known name, a Hugging Face ``config.json``, or a factory function."""
 
 from __future__ import annotations
 
@@ -32,29 +32,29 @@ from sweeps.capture.step import (
 
 @dataclass(frozen=True)
 class KnownModel:
-    """A model of :data:`sweeps.capture.known.KNOWN`, with sizes that replace its own."""
+    """A model of :data:`sweeps.capture.known.KNOWN`, with new values of some of its sizes."""
 
     name: str
-    given: Mapping[str, int] = field(default_factory=dict)
+    new_sizes: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def sizes(self) -> Mapping[str, int]:
-        """Sizes as its factory takes them."""
-        return {**KNOWN[self.name].sizes, **self.given}
+        """Sizes by name, as arguments of the model's factory."""
+        return {**KNOWN[self.name].sizes, **self.new_sizes}
 
     @property
     def positions(self) -> int | None:
-        """Longest sequence that the model was made for."""
+        """Longest sequence in tokens that the model was made for; None for images."""
         return POSITIONS[self.name]
 
     def start(self, step: ModelStep, changes: Mapping[str, int]) -> StartedStep:
-        """Build the model, and its call on token ids or on images of 224 by 224 pixels.
+        """Build the model, and a function that calls it on token ids or 224 × 224 images.
 
-        The loss of a language model is its cross entropy, that of other models the mean of the
-        result.
+        The loss of a language model is its cross entropy. The loss of a model for images is the
+        mean of its result.
         """
         factory = KNOWN[self.name]
-        model = _built(factory.build, {**self.sizes, **changes}, step)
+        model = _build(factory.build, {**self.sizes, **changes}, step)
         if factory.takes == IMAGES:
             refuse_decoding(self.name, step)
             images = torch.empty(step.batch, 3, 224, 224, dtype=step.parameter_dtype)
@@ -72,36 +72,44 @@ class KnownModel:
 
 @dataclass(frozen=True)
 class Factory:
-    """A function that builds a module, and the tensors that the module is called with."""
+    """A function that builds a module, and a description of the module's inputs.
+
+    Attributes:
+        name: the function as ``module:factory``.
+        build: the function.
+        new_sizes: arguments of the function that replace its defaults.
+        inputs: dtype and shape of each tensor that the module is called with; the dtype None stands
+            for that of the step.
+    """
 
     name: str
     build: Callable[..., nn.Module]
-    given: Mapping[str, int]
+    new_sizes: Mapping[str, int]
     inputs: tuple[tuple[torch.dtype | None, tuple[int, ...]], ...]
 
     @property
     def sizes(self) -> Mapping[str, int]:
-        """Whole-number arguments of the factory, as given or by default."""
+        """Arguments of the factory that are whole numbers, by name."""
         parameters = inspect.signature(self.build).parameters
         defaults = {
             name: parameter.default
             for name, parameter in parameters.items()
             if type(parameter.default) is int  # True and False are not sizes
         }
-        return {**defaults, **self.given}
+        return {**defaults, **self.new_sizes}
 
     @property
     def positions(self) -> int | None:
-        """None, because a factory does not state its longest sequence."""
+        """None, because a factory does not state the longest sequence of its module."""
         return None
 
     def start(self, step: ModelStep, changes: Mapping[str, int]) -> StartedStep:
-        """Build the module, and its call on the given inputs.
+        """Build the module, and a function that calls it on its inputs.
 
-        The loss is the mean of the first tensor of floating-point numbers that the module returns.
+        The loss is the mean of the first floating-point tensor that the module returns.
         """
         refuse_decoding(self.name, step)
-        model = _built(self.build, {**self.given, **changes}, step)
+        model = _build(self.build, {**self.new_sizes, **changes}, step)
         if not isinstance(model, nn.Module):
             raise UserError(f"{self.name} returns a {type(model).__name__}, not an nn.Module.")
         tensors = [
@@ -111,40 +119,41 @@ class Factory:
 
 
 def find_source(
-    model: str, given: Mapping[str, int] | None = None, inputs: Sequence[str] = ()
+    model: str, new_sizes: Mapping[str, int] | None = None, inputs: Sequence[str] = ()
 ) -> ModelSource:
-    """Return the model that ``MODEL`` on the command line means.
+    """Return the model that the argument ``MODEL`` of the command line names.
 
     Args:
         model: a ``config.json`` or its folder, a name of :data:`KNOWN`, or ``module:factory``.
-        given: sizes that replace the model's own.
+        new_sizes: sizes that replace the model's, by name.
         inputs: inputs of a factory's module, such as ``int64[8,2048]``.
 
     Raises:
-        UserError: if the model is none of these, or cannot be read.
+        UserError: if the model is none of these, or cannot be read or imported.
     """
     check_model(model)
-    given = dict(given or {})
+    new_sizes = dict(new_sizes or {})
     if model in KNOWN:
         arguments = inspect.signature(KNOWN[model].build).parameters
-        for name in given:
+        for name in new_sizes:
             if name not in arguments:
                 raise UserError(f"{model} has no size {name!r}; {nearest(name, arguments)}")
-        return KnownModel(model, given)
+        return KnownModel(model, new_sizes)
     path = Path(model)
     if path.suffix == ".json" or path.exists():
         from sweeps.capture.huggingface import read_config
 
         file = path / "config.json" if path.is_dir() else path
-        return read_config(file, given)
-    return _factory(model, given, inputs)
+        return read_config(file, new_sizes)
+    return _import_factory(model, new_sizes, inputs)
 
 
-def _factory(name: str, given: Mapping[str, int], inputs: Sequence[str]) -> Factory:
+def _import_factory(name: str, new_sizes: Mapping[str, int], inputs: Sequence[str]) -> Factory:
     """Import the factory that ``module:factory`` names.
 
     Raises:
-        UserError: if it cannot be imported, is not a function, or has no inputs.
+        UserError: if the factory cannot be imported or is not a function, or if no inputs are
+            given.
     """
     module, _, function = name.partition(":")
     if not inputs:
@@ -161,13 +170,17 @@ def _factory(name: str, given: Mapping[str, int], inputs: Sequence[str]) -> Fact
         raise UserError(f"{module} has no {function!r}.")
     if not callable(build):
         raise UserError(f"{name} is not a function.")
-    return Factory(name, build, given, tuple(map(_input, inputs)))
+    return Factory(name, build, new_sizes, tuple(map(_parse_input, inputs)))
 
 
-def _input(text: str) -> tuple[torch.dtype | None, tuple[int, ...]]:
+def _parse_input(text: str) -> tuple[torch.dtype | None, tuple[int, ...]]:
     """Parse ``int64[8,2048]`` into a dtype and a shape.
 
-    The dtype of ``x[8,3,224,224]`` is None, which stands for that of the step.
+    The letter ``x`` in place of a dtype, as in ``x[8,3,224,224]``, stands for the dtype of the
+    step. It is returned as None.
+
+    Raises:
+        UserError: if the text has another form, or the dtype does not exist.
     """
     match = re.fullmatch(r"(\w+)\[(\d+(?:,\d+)*)\]", text.replace(" ", ""))
     if not match:
@@ -184,8 +197,8 @@ def _input(text: str) -> tuple[torch.dtype | None, tuple[int, ...]]:
     return dtype, shape
 
 
-def _built(build: Callable[..., nn.Module], sizes: Mapping[str, int], step: ModelStep) -> nn.Module:
-    """Build a module directly in its dtype, because converting one fails among fake tensors."""
+def _build(build: Callable[..., nn.Module], sizes: Mapping[str, int], step: ModelStep) -> nn.Module:
+    """Build a module directly in its dtype, because converting fake tensors fails."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(step.parameter_dtype)
     try:
@@ -195,10 +208,7 @@ def _built(build: Callable[..., nn.Module], sizes: Mapping[str, int], step: Mode
 
 
 def _store_channels_last(model: nn.Module) -> None:
-    """Store a model's filters with their channels last.
-
-    ``Module.to`` would do that, but fails on fake tensors.
-    """
+    """Store a model's filters with channels last, because ``Module.to`` fails on fake tensors."""
     for module in model.modules():
         weight = getattr(module, "weight", None)
         if isinstance(weight, nn.Parameter) and weight.dim() == 4:
@@ -209,9 +219,9 @@ def _store_channels_last(model: nn.Module) -> None:
 def _with_loss(
     model: nn.Module, inputs: Sequence[Tensor], loss: Callable[[Any], Tensor], step: ModelStep
 ) -> Callable[[], Any]:
-    """Return the call of the forward pass, including the loss if the step trains.
+    """Return a function that runs the forward pass, and computes the loss if the step trains.
 
-    This also puts the model into the mode of the step.
+    Also put the model into training or evaluation mode.
     """
     trains = step.mode == TRAIN
     model.train(trains)

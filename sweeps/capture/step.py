@@ -1,4 +1,4 @@
-"""Data types of a step: its settings, the model that is built for it, and the model's source."""
+"""Data types of a model's step: its settings, and the model that is built for the step."""
 
 from __future__ import annotations
 
@@ -21,11 +21,15 @@ TORCH_DTYPES = {
 
 @dataclass(frozen=True)
 class ModelStep:
-    """Settings of a step: its direction, the number and length of its sequences, and its dtype.
+    """Settings of a step.
 
-    ``mode`` is ``train``, ``prefill`` or ``decode``; ``dtype`` is fp32, tf32, fp16 or bf16.
-    ``autocast`` keeps the parameters in fp32 and multiplies in ``dtype``. A decoding step computes
-    ``tokens`` new tokens of each sequence, after ``seq`` tokens that are known.
+    Attributes:
+        mode: ``train``, ``prefill`` or ``decode``.
+        batch: number of sequences or images.
+        seq: tokens of each sequence; in a decoding step, those that are already known.
+        tokens: new tokens of each sequence that a decoding step computes.
+        dtype: ``fp32``, ``tf32``, ``fp16`` or ``bf16``.
+        autocast: True if parameters stay in fp32, and products are computed in ``dtype``.
     """
 
     mode: str = TRAIN
@@ -55,9 +59,12 @@ class ModelStep:
 
 @dataclass(frozen=True)
 class StartedStep:
-    """A model that was built among fake tensors, and the forward pass of its step.
+    """A model that was built of fake tensors, and the forward pass of its step.
 
-    ``call`` returns the loss if the step trains. Otherwise its result is not used.
+    Attributes:
+        model: the model.
+        call: function that runs the forward pass. It returns the loss if the step trains.
+        assumptions: assumptions about the input, in words.
     """
 
     model: nn.Module
@@ -66,11 +73,11 @@ class StartedStep:
 
 
 class ModelSource(Protocol):
-    """Source of a model, which knows the model's sizes and builds it for a step."""
+    """Source of a model, which lists the model's sizes and builds the model for a step."""
 
     @property
     def name(self) -> str:
-        """Name under which the user asked for the model."""
+        """Name of the model, as the user gave it."""
 
     @property
     def sizes(self) -> Mapping[str, int]:
@@ -78,23 +85,23 @@ class ModelSource(Protocol):
 
     @property
     def positions(self) -> int | None:
-        """Longest sequence that the model was made for; None if that is not known."""
+        """Longest sequence in tokens that the model was made for; None if it is not known."""
 
     def start(self, step: ModelStep, changes: Mapping[str, int]) -> StartedStep:
-        """Build the model with some sizes changed. Call this where tensors are fake."""
+        """Build the model with some sizes changed. Call this while tensors are fake."""
 
 
 def tokens_of(step: ModelStep) -> tuple[str, ...]:
-    """Describe the input that is assumed for a language model."""
+    """Return the assumption about the input of a language model, in words."""
     tokens = "1 token" if step.length == 1 else f"{step.length:,} tokens"
     return (f"a batch of {step.batch}, {tokens} each",)
 
 
 def refuse_decoding(name: str, step: ModelStep) -> None:
-    """Refuse a step that decodes.
+    """Refuse a decoding step, for a model that does not generate tokens one by one.
 
     Raises:
-        UserError: if the step decodes, which only models that generate tokens one by one can do.
+        UserError: if the step decodes.
     """
     if step.mode == DECODE:
         raise UserError(
@@ -104,7 +111,7 @@ def refuse_decoding(name: str, step: ModelStep) -> None:
 
 
 def mean_of(result: Any) -> Tensor:
-    """Return the mean of the first floating-point tensor in a module's result, to serve as a loss.
+    """Return the mean of the first floating-point tensor in a module's result, as a loss.
 
     Raises:
         UserError: if the result has no floating-point tensor.
@@ -124,10 +131,10 @@ def mean_of(result: Any) -> Tensor:
 
 
 def first_line(error: Exception) -> str:
-    """Return the message of an exception in one line.
+    """Return the first informative line of an exception's message.
 
-    If its first line ends with a colon, the line after it is returned. The name of the exception
-    stands for an empty message.
+    If the first line ends with a colon, this is the second line. If the message is empty, it is the
+    name of the exception.
     """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if len(lines) > 1 and lines[0].endswith(":"):

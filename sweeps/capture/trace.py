@@ -1,4 +1,4 @@
-"""Record every operation of a step as PyTorch dispatches it, with its place in the model."""
+"""Record every operation that PyTorch dispatches in a step, with its place in the model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,13 @@ from sweeps.capture.alike import AlikeLayers, TracedLayer
 
 @dataclass(frozen=True)
 class TensorAccess:
-    """A tensor that an operation reads or writes: its storage, its offset and the bytes touched."""
+    """Access of an operation to a tensor.
+
+    Attributes:
+        storage: address that identifies the tensor's storage.
+        offset: offset of the tensor in the storage, in elements.
+        bytes: bytes that the operation reads or writes.
+    """
 
     storage: int
     offset: int
@@ -30,11 +36,20 @@ class TensorAccess:
 
 @dataclass(frozen=True)
 class TracedOperation:
-    """One operation: its name, its arguments, and its place in the model.
+    """One operation, with its arguments and its place in the model.
 
-    ``module`` is the innermost module of the forward pass that the operation belongs to, also for a
-    gradient. ``node`` is the number of an autograd node: the one that the operation made or, if
-    ``backward``, the one whose gradient it computes.
+    Attributes:
+        name: name of the operation, such as ``aten::mm``.
+        args: its positional arguments.
+        result: its result.
+        module: path of the innermost module that called the operation. For a gradient, this is the
+            module that called the forward operation.
+        node: number of an autograd node: the node that the operation made or, if ``backward``, the
+            node whose gradient it computes.
+        backward: True if the operation computes a gradient.
+        layers: traced layers that the operation runs in, the outermost one first.
+        reads: accesses to the tensors among its arguments.
+        writes: accesses to the tensors that it writes.
     """
 
     name: str
@@ -54,10 +69,11 @@ class TracedOperation:
 
 
 class Trace(TorchDispatchMode):
-    """Recorder of operations, active while it is entered, inside the mode of fake tensors.
+    """Recorder of operations, which records while it is entered, inside the mode of fake tensors.
 
-    A gradient finds its place by the number that autograd gives to each node when the forward
-    operation runs. PyTorch's profiler links the two in the same way.
+    When a forward operation runs, autograd gives a number to its node. The place of a gradient in
+    the model is found by this number. PyTorch's profiler links gradients to forward operations in
+    the same way.
     """
 
     def __init__(self, layers: AlikeLayers) -> None:
@@ -65,17 +81,18 @@ class Trace(TorchDispatchMode):
         self.operations: list[TracedOperation] = []
         self._layers = layers
         self._path: list[str] = []
+        # Module and layers of each forward operation, by the number of its autograd node.
         self._places: dict[int, tuple[str, tuple[TracedLayer, ...]]] = {}
-        # Storages are kept alive, so that no other one gets their address.
+        # Storages are kept alive, so that no new storage gets the address of an earlier one.
         self._kept: dict[int, Any] = {}
 
     @contextmanager
     def following(self, model: nn.Module) -> Iterator[None]:
-        """Keep track of the path of the module that is called, while the context is entered."""
+        """Keep track of the module that is being called, while the context is entered."""
         names = {module: name for name, module in model.named_modules()}
 
         def enter(module: nn.Module, args: Any) -> None:
-            # A module that is not part of the model counts as part of the one that calls it.
+            # A module that is not part of the model counts as part of the module that calls it.
             self._path.append(names.get(module, self._current_path()))
 
         def leave(module: nn.Module, args: Any, result: Any) -> None:
@@ -107,12 +124,12 @@ class Trace(TorchDispatchMode):
         inputs = _tensors((args, kwargs or {}))
         outputs = _tensors(result)
         if not outputs:
-            return result  # a query of a tensor, such as the device that it is on
-        # 2. Find its place in the model; a gradient has that of its forward operation.
+            return result  # the operation only queries a property of a tensor, such as its device
+        # 2. Find the operation's place in the model. A gradient has that of its forward operation.
         node = torch._C._current_autograd_node()
         backward = node is not None and not torch.is_grad_enabled()
         if node is None or not backward:
-            # This includes what a checkpoint recomputes while gradients are computed.
+            # Operations that a checkpoint recomputes in the backward pass come here, too.
             number = torch._C._autograd._get_sequence_nr() - 1
             module, layers = self._current_path(), tuple(self._layers.stack)
             # The first operation with a number made the node. Without gradients, no node is made.
@@ -120,13 +137,13 @@ class Trace(TorchDispatchMode):
         else:
             number = node._sequence_nr()
             module, layers = self._places.get(number, ("", ()))
-        # 3. Record what it reads and writes.
+        # 3. Record what the operation reads and writes.
         reads = tuple(map(self._access, inputs))
         input_storages = {access.storage for access in reads}
         writes = tuple(map(self._access, outputs))
         if not func._schema.is_mutable:
             if writes and all(access.storage in input_storages for access in writes):
-                return result  # a view moves nothing
+                return result  # the operation makes a view, which moves nothing
             writes = tuple(access for access in writes if access.storage not in input_storages)
         operation = TracedOperation(
             name=func._schema.name,
@@ -143,10 +160,10 @@ class Trace(TorchDispatchMode):
         return result
 
     def _access(self, tensor: Tensor) -> TensorAccess:
-        """Return the access to all elements of a tensor, and keep its storage alive."""
+        """Return the access to all elements of a tensor, and keep the tensor's storage alive."""
         storage = tensor.untyped_storage()
         self._kept[storage._cdata] = storage
-        # Elements along a dimension of stride 0 share their memory.
+        # Elements along a dimension of stride 0 share their memory, so they count once.
         elements = math.prod(
             size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride
         )
@@ -168,7 +185,12 @@ def _tensors(tree: Any) -> list[Tensor]:
 
 @dataclass(frozen=True)
 class SavedTensor:
-    """Bytes of a tensor that the forward pass keeps for the backward pass, and its layers."""
+    """A tensor that the forward pass keeps for the backward pass.
+
+    Attributes:
+        bytes: bytes of the tensor's storage.
+        layers: traced layers that the tensor was saved in, the outermost one first.
+    """
 
     bytes: int
     layers: tuple[TracedLayer, ...]
@@ -180,17 +202,20 @@ class SavedTensor:
 
 
 class SavedTensors:
-    """Recorder of the tensors that autograd saves, each storage once; parameters do not count."""
+    """Recorder of the tensors that autograd saves, except for parameters and buffers.
+
+    Tensors with the same storage are recorded once.
+    """
 
     def __init__(self, model: nn.Module, layers: AlikeLayers) -> None:
         self.tensors: dict[int, SavedTensor] = {}
         self._layers = layers
         owned = (*model.parameters(), *model.buffers())
-        # Storages are kept alive, so that no other one gets their address.
+        # Tensors are kept alive, so that no new storage gets the address of an earlier one.
         self._kept = {tensor.untyped_storage()._cdata: tensor for tensor in owned}
 
     def pack(self, tensor: Tensor) -> Tensor:
-        """Record a tensor as it is saved."""
+        """Record a tensor that autograd saves, and return it unchanged."""
         storage = tensor.untyped_storage()
         if storage._cdata not in self._kept:
             self._kept[storage._cdata] = tensor
@@ -202,10 +227,15 @@ class SavedTensors:
 def trace(
     model: nn.Module, call: Callable[[], Any], backward: bool
 ) -> tuple[list[TracedOperation], list[SavedTensor]]:
-    """Return the operations of a step, and the tensors that are saved for its backward pass.
+    """Trace a step while tensors are fake.
 
-    The operations are those of ``call`` and, with ``backward``, of its gradients. Call this where
-    tensors are fake.
+    Args:
+        model: the model.
+        call: function that runs the forward pass; it returns the loss if ``backward`` is True.
+        backward: True to trace the gradients of the loss, too.
+
+    Returns:
+        The operations of the step, and the tensors that are saved for its backward pass.
     """
     layers = AlikeLayers()
     recorder = Trace(layers)

@@ -1,4 +1,7 @@
-"""Count the bytes that operations other than products move, one at a time or fused."""
+"""Count the bytes that the other operations of a model move, one at a time or fused.
+
+These are all operations except GEMMs, convolutions and attention.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from sweeps.capture.captured import MovedBytes
 from sweeps.capture.products import is_product
 from sweeps.capture.trace import TensorAccess, TracedOperation
 
+# Kinds of operations, each with a pattern of the operations' names. The first match decides.
 _KINDS = (
     ("nothing", r"empty|detach|alias|_local_scalar|is_same_size|set_"),
     ("normalisation", r"norm"),
@@ -25,7 +29,7 @@ _KINDS = (
 
 
 def kind_of(operation: TracedOperation) -> str:
-    """Return the kind of an operation, judging by its name and by the module that it belongs to."""
+    """Return the kind of an operation, judging by its name and its module."""
     name = operation.name.removeprefix("aten::")
     for kind, pattern in _KINDS:
         if re.search(pattern, name):
@@ -38,10 +42,10 @@ def kind_of(operation: TracedOperation) -> str:
 def bytes_moved(operations: Sequence[TracedOperation], fused: bool) -> tuple[MovedBytes, ...]:
     """Return the bytes that are read and written, by kind of operation, largest first.
 
-    Without ``fused``, each operation reads and writes its tensors through memory. With it, all
-    operations between two products are one kernel, which reads each tensor once and writes only
-    what is used after it. This is a lower bound: a compiler may be unable to keep all intermediate
-    results on the chip.
+    Unless ``fused`` is True, each operation reads and writes its tensors through memory. If it is
+    True, all operations between two products are one kernel, which reads each tensor once and
+    writes only the results that are used later. This is a lower bound, because a compiler may be
+    unable to keep all intermediate results on the chip.
     """
     total: Counter[str] = Counter()
     if fused:
@@ -58,11 +62,11 @@ def bytes_moved(operations: Sequence[TracedOperation], fused: bool) -> tuple[Mov
 
 
 def largest_operation(operations: Sequence[TracedOperation], parameters: Collection[int]) -> int:
-    """Return the largest number of bytes that the tensors of one operation have.
+    """Return the bytes of the tensors of one operation, for the operation where they are largest.
 
     Args:
         operations: the operations of a step.
-        parameters: storages that do not count.
+        parameters: storages of the parameters, which do not count.
     """
 
     def bytes_of(operation: TracedOperation) -> int:
@@ -75,23 +79,23 @@ def largest_operation(operations: Sequence[TracedOperation], parameters: Collect
 def _groups(operations: Sequence[TracedOperation]) -> list[tuple[list[TracedOperation], set[int]]]:
     """Return the groups of operations that lie between two products of one layer.
 
-    Each group comes with the storages of its results that are read later or that the step returns.
+    With each group, return the storages of its results that are used after it.
     """
-    # 1. Divide the operations, and find where each storage is read last. Groups have the places 2,
-    # 4, 6, …. A product lies between two groups, at an odd place.
+    # 1. Divide the operations into groups, and find the place where each storage is read last.
+    # Groups have the places 2, 4, 6 and so on. A product lies between two groups, at an odd place.
     groups: list[list[TracedOperation]] = [[]]
     last_read: dict[int, int] = {}
     for operation in operations:
-        divides = is_product(operation)
-        if divides or (groups[-1] and groups[-1][-1].layers != operation.layers):
+        ends_group = is_product(operation)
+        if ends_group or (groups[-1] and groups[-1][-1].layers != operation.layers):
             groups.append([])
-        place = 2 * len(groups) - 1 if divides else 2 * len(groups)
+        place = 2 * len(groups) - 1 if ends_group else 2 * len(groups)
         for access in operation.reads:
             last_read[access.storage] = place
-        if not divides:
+        if not ends_group:
             groups[-1].append(operation)
-    # 2. Find the results of each group that are used after it. What is never read, such as the
-    # gradient of a parameter, is a result of the step.
+    # 2. Find the results of each group that are used after it. A tensor that no operation reads,
+    # such as the gradient of a parameter, counts as used, because it is a result of the step.
     groups_and_used = []
     for number, group in enumerate(groups, start=1):
         written = {access.storage for operation in group for access in operation.writes}
@@ -103,10 +107,10 @@ def _groups(operations: Sequence[TracedOperation]) -> list[tuple[list[TracedOper
 
 
 def _as_one(group: Sequence[TracedOperation], used_later: set[int]) -> Counter[str]:
-    """Return the bytes that a group moves as one kernel, by kind.
+    """Return the bytes that a group of operations moves as one kernel, by kind of operation.
 
-    A tensor from outside the group counts once, as a read of the first kind that reads it. A result
-    counts as a write if it is used later.
+    A tensor from outside the group counts once, as a read by the first operation that reads it. A
+    result counts as a write only if it is used later.
     """
     read_bytes: Counter[str] = Counter()
     written_bytes: Counter[str] = Counter()
@@ -125,14 +129,14 @@ def _as_one(group: Sequence[TracedOperation], used_later: set[int]) -> Counter[s
             written.add(access.storage)
             if access.storage in used_later:
                 written_bytes[kind] += operation.count * access.bytes
-                used_later = used_later - {access.storage}  # it counts once
+                used_later = used_later - {access.storage}  # so that it counts once
     total = Counter(written_bytes)
     total.update(read_bytes)
     return total
 
 
 def _reads(operation: TracedOperation) -> Sequence[TensorAccess]:
-    """Return the tensors that an operation reads; a lookup reads only as much as it writes."""
+    """Return the reads of an operation; a lookup reads only as many bytes as it writes."""
     if operation.name not in ("aten::embedding", "aten::index", "aten::gather"):
         return operation.reads
     written_bytes = sum(access.bytes for access in operation.writes)
@@ -140,7 +144,7 @@ def _reads(operation: TracedOperation) -> Sequence[TensorAccess]:
 
 
 def _distinct(accesses: Sequence[TensorAccess]) -> list[TensorAccess]:
-    """Return one access for each part of a storage: the largest one that begins there."""
+    """Return one access for each storage and offset: the largest one that begins there."""
     largest: dict[tuple[int, int], TensorAccess] = {}
     for access in accesses:
         place = (access.storage, access.offset)
