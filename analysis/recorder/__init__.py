@@ -1,1 +1,1 @@
-"""``analysis record``: record all that a machine can tell in slices, the most valuable first."""
+"""``analysis record``: record everything about a machine, in several calls if time is short."""

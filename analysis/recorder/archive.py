@@ -1,4 +1,4 @@
-"""Pack everything recorded about a machine into one archive that is small enough to carry."""
+"""Pack the recording of a machine into one archive that is small enough to e-mail."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from pathlib import Path
 from sweeps.store import write_whole
 
 ARCHIVE_BYTES = 16_000_000
-"""Maximum size of an archive in bytes, so that it can be mailed or attached."""
+"""Maximum size of an archive in bytes, so that it can be attached to an e-mail."""
 
-_LEFT_OUT = {"samples", "runs"}
-_ORDER = (".json", ".csv", ".md", ".txt", ".html", ".png", ".svg")
+_LEFT_OUT = {"samples", "runs"}  # names of folders that are not packed
+_ORDER = (".json", ".csv", ".md", ".txt", ".html", ".png", ".svg")  # the most valuable first
 
 
 def write_archive(results: Path, folders: Sequence[Path], limit: int = ARCHIVE_BYTES) -> Path:
-    """Pack a machine's folders, without samples and old runs; return the archive.
+    """Pack a machine's folders, without samples and old runs; return the archive's path.
 
-    The archive is named after the first folder. Files are added in the order of their value, plots
-    last. A file that would exceed ``limit`` bytes is left out, and ``left-out.txt`` in the archive
-    names it. An old archive is replaced atomically.
+    The archive is named after the first folder. The most valuable files are added first, plots
+    last. A file with which the archive would exceed ``limit`` bytes is left out, and
+    ``left-out.txt`` in the archive names it. An old archive is replaced atomically.
     """
     path = results / f"{folders[0].name}.tar.gz"
     buffer = io.BytesIO()
@@ -31,7 +31,7 @@ def write_archive(results: Path, folders: Sequence[Path], limit: int = ARCHIVE_B
     with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
         for file in _files(results, folders):
             name = str(file.relative_to(results))
-            # Compressed by itself, a file takes at least as much as it adds to the archive.
+            # Compressing each file by itself gives an upper bound for what it adds to the archive.
             size = len(gzip.compress(file.read_bytes()))
             if total + size > limit:
                 left_out.append(name)
@@ -57,7 +57,7 @@ def _files(results: Path, folders: Sequence[Path]) -> Iterator[Path]:
             if file.is_file() and not is_hidden and not _LEFT_OUT & folder_names:
                 files.append(file)
     rank = {suffix: number for number, suffix in enumerate(_ORDER)}
-    last = len(_ORDER)  # files of any other kind
+    last = len(_ORDER)  # rank of a file with any other ending
     yield from sorted(files, key=lambda file: (rank.get(file.suffix, last), str(file)))
 
 

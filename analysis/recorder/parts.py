@@ -1,7 +1,7 @@
 """Parts of a machine's recording, the most valuable first, and the commands that make them.
 
-The other packages run as processes, so that nothing here needs PyTorch. A crash costs only the
-command that it happens in.
+The commands run as separate processes, so that this package does not need PyTorch, and a crash
+costs only the command that it happens in.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from kernels.problem import Conv, Gemm
 from sweeps.cases.spec import all_sweeps
 
 PLACES = ("rules", "families")
-"""Folders below the results folder to which steps with a ``place`` write."""
+"""Folders below the results folder that steps with a ``place`` write to."""
 
 CHECKED_GEMMS = (
     "17,33,65,fp32", "128,128,128,fp32", "127,129,257,tf32", "256,256,256,tf32",
@@ -25,19 +25,28 @@ CHECKED_CONVS = (
     "2,8,9,11,16,3,3,1,1,1,1,fp16,nhwc,fprop", "2,8,9,11,16,3,3,1,1,1,1,bf16,nhwc,dgrad",
     "2,16,8,8,32,1,1,2,0,1,1,bf16,nhwc,wgrad", "1,3,17,19,8,7,7,2,3,1,1,fp32,nhwc,fprop",
 )  # fmt: skip
-"""Shapes of the correctness checks: 48 checks with all implementations of a GPU. They have odd and
-even sizes, a single row, a long K, a batch, each dtype and each pass. Each needs kernels of its
-own, and compiling these takes most of the time."""
+"""Shapes of the correctness checks. With all implementations of a GPU, they make 48 checks.
+
+They include odd and even sizes, a single row, a long K, a batch, every dtype and every pass. Each
+shape needs its own kernels, and compiling them takes most of the time."""
 
 
 @dataclass(frozen=True)
 class RecorderStep:
     """One command of a recording.
 
-    A step that measures ``sweeps`` is done when none of their cases is open. Any other step is done
-    when its command has ended by itself. ``seconds`` is the expected time on a GPU and on a CPU;
-    None means that the step is not run there. ``output`` is the file that the standard output is
-    saved as, and ``place`` the folder below the results folder that the command writes to.
+    A step is done when its command has ended without an error and, if it measures ``sweeps``, all
+    their cases are measured.
+
+    Attributes:
+        name: name of the step, unique in the recording.
+        command: words of the command; ``{slug}`` and ``{results}`` are filled in.
+        seconds: expected seconds on a GPU and on a CPU; None if the step is not run there.
+        sweeps: names of the sweeps that the command measures.
+        output: name of the file that stdout is saved to; empty if it is not saved.
+        place: folder below the results folder that the command writes to; empty for the results
+            folder itself.
+        on_device: True if the command takes ``--device`` and ``--gpu``.
     """
 
     name: str
@@ -46,10 +55,10 @@ class RecorderStep:
     sweeps: tuple[str, ...] = ()
     output: str = ""
     place: str = ""
-    on_device: bool = True  # the command takes --device and --gpu
+    on_device: bool = True
 
     def expected(self, kind: str) -> float | None:
-        """Return the expected seconds on a kind of machine; None if the step is not run there."""
+        """Return the step's seconds on a ``gpu`` or ``cpu``; None if the step is not run there."""
         on_gpu, on_cpu = self.seconds
         return on_gpu if kind == "gpu" else on_cpu
 
@@ -64,12 +73,12 @@ class RecorderPart:
 
 
 def all_parts() -> tuple[RecorderPart, ...]:
-    """Return the parts, the most informative per minute first.
+    """Return the parts of a recording, the most informative per minute first.
 
-    The first six take ten minutes on a GPU, including the start of each command. This is enough to
-    say which machine it is, whether its times can be trusted, and what nobody has published yet
-    (channels-last convolutions, misaligned sizes). The parts after them measure the cases that the
-    first six leave out of their sweeps.
+    The first six take ten minutes on a GPU, including the start of each command. They identify the
+    machine, show whether its times can be trusted, and measure what nobody has published yet:
+    channels-last convolutions and misaligned sizes. Later parts measure the public grid, and the
+    cases for which the first six had no time.
     """
     return (
         RecorderPart(
@@ -152,14 +161,14 @@ def all_parts() -> tuple[RecorderPart, ...]:
 def _command(
     name: str, command: str, seconds: tuple[float | None, float | None], output: str = ""
 ) -> RecorderStep:
-    """Return a step that runs a command; ``seconds`` are expected on a GPU and on a CPU."""
+    """Return a step that runs a command, given as text with its options."""
     return RecorderStep(name, tuple(command.split()), seconds, output=output)
 
 
 def _analysis(
     name: str, seconds: tuple[float | None, float | None], place: str = ""
 ) -> RecorderStep:
-    """Return a step that runs a verb of ``analysis`` on the machine's results, on no device."""
+    """Return a step that runs a command of ``analysis``, which needs results but no device."""
     return RecorderStep(
         f"analysis-{name}",
         ("analysis", name, "--machine", "{slug}"),
@@ -176,9 +185,9 @@ def _sweeps(
     place: str = "",
     options: str = "",
 ) -> RecorderStep:
-    """Return a step that measures sweeps into one folder, next to what is already there.
+    """Return a step that measures sweeps, and adds the results to those already in its folder.
 
-    A name in ``sweeps`` may be several sweeps that are planned together, separated by commas.
+    Sweeps that are planned together are one text in ``sweeps``, separated by commas.
     """
     command = ("sweeps", "run", *sweeps, "--add", *options.split())
     measured = tuple(sweep for group in sweeps for sweep in group.split(","))
@@ -186,7 +195,7 @@ def _sweeps(
 
 
 def _gpu_tests() -> tuple[RecorderStep, ...]:
-    """Return the steps that run the checkout's GPU tests; an installation has none."""
+    """Return the steps that run the GPU tests of a checkout; an installed package has no tests."""
     if INSTALLED:
         return ()
     return (
@@ -202,12 +211,15 @@ def _tests(name: str, options: str, seconds: float) -> RecorderStep:
 
 
 def _checks() -> str:
-    """Return the checks as options. Parsing each shape here finds mistakes without a GPU."""
+    """Return the checked shapes as options of ``kernels check``.
+
+    Each shape is parsed first, so that a mistake in one is found without a GPU.
+    """
     gemms: Iterable[str] = (Gemm.parse(text).spec() for text in CHECKED_GEMMS)
     convs: Iterable[str] = (Conv.parse(text).spec() for text in CHECKED_CONVS)
     return " ".join([*(f"--gemm {spec}" for spec in gemms), *(f"--conv {spec}" for spec in convs)])
 
 
 def _defaults() -> tuple[str, ...]:
-    """Return the names of the sweeps that a run measures without being told which."""
+    """Return the names of the sweeps that ``sweeps run`` measures by default."""
     return tuple(name for name, sweep in all_sweeps().items() if sweep.default)

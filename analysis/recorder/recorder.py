@@ -1,7 +1,8 @@
 """Carry out the parts of a recording within a time budget, and say what is missing.
 
-``record.json`` in the machine's folder stores which commands have ended, and when the recording was
-worked on. The cases that a sweep still lacks are in its own run.json.
+A slice is what one call of the command records. ``record.json`` in the machine's folder stores the
+slices, and how each step's command ended. Which cases a sweep still lacks is stored in the
+``run.json`` of the folder that it writes to.
 """
 
 from __future__ import annotations
@@ -31,23 +32,35 @@ from sweeps.store import (
 )
 
 RunCommand = Callable[[Sequence[str], float], tuple[int | None, str]]
-"""Function that runs a command within some seconds. It returns the exit code, None if the command
-did not end, and its output."""
+"""Function that runs a command with a time limit in seconds.
+
+It returns the exit code and the output. The exit code is None if the command was stopped at the
+limit."""
 
 _START_SECONDS = {"gpu": 15.0, "cpu": 5.0}
-"""Seconds that a command takes before it does anything: importing PyTorch, creating a context,
-filling operands."""
-_IMPORT_SECONDS = 4.0  # part of these that passes before a command counts its own time
+"""Seconds that a command needs before it measures: to import PyTorch, create a context and fill
+operands."""
+_IMPORT_SECONDS = 4.0  # part of the start that a command's --stop-after does not include
 _END_SECONDS = 15.0  # reserved for the archive, and for a stopped command to fold its samples
-_PATIENCE, _MIN_PATIENCE = 3.0, 90.0  # limit: a multiple of the expected time, and at least this
-_MIN_SECONDS = 5.0  # a sweep is not begun with less
+_PATIENCE = 3.0  # time limit of a command as a multiple of its expected time
+_MIN_PATIENCE = 90.0  # smallest such limit, in seconds
+_MIN_SECONDS = 5.0  # a sweep with less of its expected time left counts as having used it up
 _GRACE = 6.0  # seconds between asking a command to stop and killing it
-_ANCHOR_SECONDS = {"gpu": 60.0, "cpu": 30.0}
+_ANCHOR_SECONDS = {"gpu": 60.0, "cpu": 30.0}  # time limit of the anchor check, by kind of machine
 
 
 @dataclass(frozen=True)
 class RecorderPlace:
-    """A machine and where its results lie, as ``sweeps doctor --name --json`` reports."""
+    """A machine and the folders of its results, as ``sweeps doctor --name --json`` reports them.
+
+    Attributes:
+        slug: slug of the machine.
+        name: name of the machine for people.
+        kind: ``gpu`` or ``cpu``.
+        folder: the machine's main folder.
+        results: folder of all machines' results.
+        software: versions of the software, by name.
+    """
 
     slug: str
     name: str
@@ -69,7 +82,13 @@ class RecorderPlace:
 
 @dataclass
 class RecorderState:
-    """Content of ``record.json``."""
+    """Content of ``record.json``.
+
+    Attributes:
+        path: the file.
+        slices: one entry per call of the command, with its start, its seconds and its steps.
+        ended: how each step's command ended, by the name of the step.
+    """
 
     path: Path
     slices: list[dict[str, Any]] = field(default_factory=list)
@@ -77,7 +96,7 @@ class RecorderState:
 
     @classmethod
     def read(cls, place: RecorderPlace) -> RecorderState:
-        """Read the state of a folder; return a new one if there is none that can be resumed."""
+        """Read the state of a recording; return an empty one if the file is missing or damaged."""
         path = place.folder / "record.json"
         try:
             document = json.loads(path.read_bytes())
@@ -99,10 +118,11 @@ class RecorderState:
 def run_command(
     interpreter: Sequence[str], command: Sequence[str], limit: float
 ) -> tuple[int | None, str]:
-    """Run ``-m command``. Return its exit code (None if its time was over) and its output.
+    """Run ``-m command``; return its exit code and its output.
 
-    What the command prints on stderr is passed on. When its time is over, the command gets SIGTERM,
-    as from a batch system, so that it can fold what it has measured.
+    The exit code is None if the command was stopped at the time limit. It then gets SIGTERM first,
+    as from a batch system, so that it can save what it has measured. Its stderr is not captured, so
+    that the user sees it.
     """
     process = subprocess.Popen(
         [*interpreter, *command_words(command)],
@@ -123,7 +143,7 @@ def run_command(
 
 
 def _stop(process: subprocess.Popen[str]) -> str:
-    """Ask a command to stop, kill it and all that it started, and return what it had printed."""
+    """Ask a command to stop, then kill it and its child processes; return its output."""
     process.terminate()
     with suppress(subprocess.TimeoutExpired):
         process.wait(_GRACE)
@@ -134,7 +154,7 @@ def _stop(process: subprocess.Popen[str]) -> str:
 
 
 class Recorder:
-    """One slice of a recording: what a single call of the command does."""
+    """One slice of a recording: what one call of the command records."""
 
     def __init__(
         self,
@@ -147,17 +167,17 @@ class Recorder:
         now: Callable[[], float] = time.monotonic,
         began: float | None = None,
     ) -> None:
-        """Set aside a recording of another PyTorch or driver, and read the state of this one.
+        """Read the state of the recording, after setting aside one of another PyTorch or driver.
 
         Args:
             place: the machine and its folders.
-            parts: what to record, in order.
-            budget: seconds that this slice may take in all.
+            parts: parts to record, in order.
+            budget: seconds that this slice may take in total.
             device: the options that select the device.
-            note: prints a line.
-            run: runs a command within a limit in seconds; see :func:`run_command`.
+            note: function that prints a line for the user.
+            run: function that runs a command with a time limit, such as :func:`run_command`.
             now: clock of the host, in seconds.
-            began: start of the budget on the clock ``now``; None for the present.
+            began: time on the clock ``now`` at which the budget starts; None for the present.
         """
         self._place = place
         self._parts = parts
@@ -170,7 +190,7 @@ class Recorder:
         self._state = RecorderState.read(place)
 
     def _set_aside_other_software(self) -> None:
-        """Set aside what another PyTorch or driver measured, before anything new is written."""
+        """Set aside a recording that another PyTorch or driver made, so that nothing is mixed."""
         folder = self._place.folder
         if not (folder / "run.json").exists():
             return
@@ -179,15 +199,15 @@ class Recorder:
             self._note(f"{difference}. The old recording is kept in {set_aside(folder)}.")
 
     def record(self) -> Path:
-        """Carry out unfinished steps until the time is over. Return the path of the archive.
+        """Carry out unfinished steps until the time is over; return the path of the archive.
 
-        However this ends, even by an interrupt, the archive contains what was recorded.
+        The archive is written even if an error or an interrupt ends the slice.
         """
         began = self._now()
         place = self._place
         slices = self._state.slices
         place.folder.mkdir(parents=True, exist_ok=True)
-        # Only an earlier slice with times has anchors to compare this slice with.
+        # Anchors are cases of an earlier slice that are timed again to compare this slice with it.
         has_anchors = bool(slices) and (place.folder / "measurements.csv").exists()
         this_slice: dict[str, Any] = {"began": _utc(), "steps": []}
         slices.append(this_slice)
@@ -215,7 +235,7 @@ class Recorder:
         return sentences
 
     def can_resume(self) -> bool:
-        """Return True if another call would do more than retry what failed."""
+        """Return True if another call would do more than repeat failed steps."""
         return any(not self._failed(step) for step in self._open_steps())
 
     def plan(self) -> list[str]:
@@ -238,10 +258,11 @@ class Recorder:
         return [step for step in part.steps if step.expected(self._place.kind) is not None]
 
     def _open_steps(self) -> Iterator[RecorderStep]:
-        """Yield the steps that can still be done.
+        """Yield the unfinished steps, in the order in which they should run.
 
-        Every step first gets the time that it should take. Sweeps then get the time that is left.
-        Steps that failed in an earlier slice come last, because they may fail or hang again.
+        Every step first gets its expected time. Sweeps with unmeasured cases then get the time that
+        is left. Steps that failed in an earlier slice come last, because they may fail or hang
+        again.
         """
         steps = [step for part in self._parts for step in self._steps(part)]
         failed = [step for step in steps if self._failed(step)]
@@ -257,9 +278,9 @@ class Recorder:
         yield from failed
 
     def _failed(self, step: RecorderStep) -> bool:
-        """Return True if a step's command failed, or used its whole time without ending.
+        """Return True if a step's command failed, or was stopped after its whole expected time.
 
-        A sweep that used its whole time has not failed, because it can be resumed.
+        A stopped sweep has not failed, because it can be resumed.
         """
         ended = self._state.ended.get(step.name)
         if ended is None:
@@ -269,16 +290,16 @@ class Recorder:
         return not step.sweeps and ended["seconds"] >= (step.expected(self._place.kind) or 0.0)
 
     def _used_up(self, step: RecorderStep) -> bool:
-        """Return True if a sweep has used its share of time; the steps after it then come first."""
+        """Return True if a sweep has used up its expected time, so that later steps come first."""
         return bool(step.sweeps) and self._seconds_left(step) < _MIN_SECONDS
 
     def _seconds_left(self, step: RecorderStep) -> float:
-        """Return what is left of the seconds that a step should take, over all slices."""
+        """Return a step's expected seconds, minus those that it used in all slices so far."""
         used = self._state.ended.get(step.name, {}).get("seconds", 0.0)
         return (step.expected(self._place.kind) or 0.0) - used
 
     def _unfinished_reason(self, step: RecorderStep) -> str:
-        """Return a clause that says why a step is not done; empty if it is."""
+        """Return a clause that says why a step is not done; empty if the step is done."""
         ended = self._state.ended.get(step.name)
         if ended is None:
             return f"{step.name} was not started"
@@ -311,22 +332,23 @@ class Recorder:
 
     @property
     def _left(self) -> float:
-        """Seconds that are left before the slice has to be ended."""
+        """Seconds that are left for steps, before the end of the slice has to be prepared."""
         return self._deadline - _END_SECONDS - self._now()
 
     def _fits(self, step: RecorderStep, first: bool) -> bool:
-        """Return True if there is time to begin a step.
+        """Return True if there is enough time left to begin a step.
 
-        A sweep that is stopped resumes in another slice. Any other command that is stopped leaves
-        nothing, so it needs the whole time that it should take. As the first step of a slice it may
-        try anyway.
+        A stopped sweep resumes in another slice, so it only needs time to start. Any other command
+        loses its work if it is stopped, so it needs its whole expected time. The first step of a
+        slice also needs only time to start: otherwise, a small budget could never begin a long
+        command.
         """
         if step.sweeps or first:
             return self._left > _START_SECONDS[self._place.kind]
         return self._left > (step.expected(self._place.kind) or 0.0)
 
     def _carry_out(self, step: RecorderStep) -> None:
-        """Run the command of a step within its time limit, and store how it ended."""
+        """Run the command of a step within a time limit, and store how it ended."""
         # 1. Choose the time limit.
         place = self._place
         left = self._left
@@ -334,8 +356,9 @@ class Recorder:
         self._note(f"{step.name}: about {expected:.0f} s, {left:.0f} s are left …")
         command = self._command(step)
         if step.sweeps:
-            # A sweep stops by itself. Its budget is its own time, and once that is used up, as much
-            # again, because time is left.
+            # A sweep stops by itself, so only the end of the slice limits it. It gets the rest of
+            # its expected time as its budget. If that is used up, the slice has time to spare, and
+            # the sweep gets its whole expected time once more.
             limit = left
             budget = expected if self._used_up(step) else self._seconds_left(step)
             stop_after = max(left - _IMPORT_SECONDS, 1.0)
@@ -354,7 +377,7 @@ class Recorder:
             "at": _utc(),
             "seconds": round(earlier.get("seconds", 0.0) + took, 1),
         }
-        # 3. Save what it printed.
+        # 3. Save the command's output.
         if step.output and output.strip():
             # Tracebacks contain paths, and a path may contain a user's name.
             anonymous = output.replace(str(ROOT), ".").replace(str(Path.home()), "~")
@@ -373,7 +396,7 @@ class Recorder:
         return command + (self._device if step.on_device else [])
 
     def _anchors(self) -> dict[str, Any] | None:
-        """Check if this is still the machine of the earlier slices, at the same speed.
+        """Time anchor cases again, to check that the machine is the same and as fast as before.
 
         Return the report of ``sweeps doctor --again``; None if the check failed or did not end.
         """
@@ -384,7 +407,7 @@ class Recorder:
             return None
         try:
             report: dict[str, Any] = json.loads(output)
-        except ValueError:  # stopped before it had an answer
+        except ValueError:  # the check was stopped before it printed its report
             return None
         self._note(report["sentence"])
         return report
@@ -405,7 +428,7 @@ def part_seconds(part: RecorderPart, kind: str) -> float:
 
 
 def select_parts(parts: Sequence[RecorderPart], names: Sequence[str]) -> list[RecorderPart]:
-    """Return the named parts, in their own order; all if none is named.
+    """Return the parts with the given names, in the order of ``parts``; all if no name is given.
 
     Raises:
         UserError: if a part is not known.
