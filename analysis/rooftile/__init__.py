@@ -6,14 +6,15 @@
     0  2048,2048,4096,bf16,nt,1  46.193434  compute
 
 A shape is text in the order of the command line's ``--gemm`` or ``--conv``, a tuple of the same
-values, or a :class:`Gemm` or :class:`Conv`. Wherever one shape is accepted, so is a list of shapes,
-or a DataFrame with the columns ``m,n,k,dtype``. A machine is a slug of :func:`machines`, or an
-unambiguous part of one (``h200``). Without it, the machine that was measured last is used. Bad
-input raises a :class:`UserError`, which is a ``ValueError``. Its message is one sentence that says
-what to do; an option such as ``--pad`` in it is the argument ``pad``.
+values, or a :class:`Gemm` or :class:`Conv`. Functions that take a shape also take a list of shapes,
+or a DataFrame with the columns ``m,n,k,dtype``. A machine is a slug from :func:`machines`, or an
+unambiguous part of one, such as ``h200``. If no machine is given, the one measured last is used.
 
-Queries need neither a GPU nor PyTorch, except for :func:`audit`, which needs PyTorch. To measure,
-use the command ``rooftile run``, then ``rooftile report``. In a checkout, import this module with
+Bad input raises a :class:`UserError`, which is a ``ValueError``. Its message says what to do. If
+the message names an option such as ``--pad``, the option is the argument ``pad`` in Python.
+
+No query needs a GPU, and only :func:`audit` needs PyTorch. To measure, run the command
+``rooftile run``, then ``rooftile report``. In a checkout, import this module with
 ``from analysis import rooftile``.
 """
 
@@ -53,15 +54,21 @@ def predict(
 
     Args:
         shapes: one or more shapes.
-        machine: one or more machines. A shape's rows on all machines follow one another.
+        machine: one or more machines; the machine measured last if None.
         results: folder of all machines' results.
 
     Returns:
-        One row per shape and machine: ``problem`` and its columns ``op, m, n, k, batch, dtype,
-        layout`` (for a convolution also ``c, h, w, kout, …``), ``machine``, ``time_us`` with its
-        90% interval ``lo_us, hi_us``, ``tflops``, ``limit`` and the other parts of the estimate, an
-        ``explanation``, ``evidence`` (``measured`` if this exact shape was measured, else
-        ``predicted``), and ``basis`` and ``source``, which say what the row rests on.
+        A table with one row per shape and machine; the rows of one shape are adjacent. Its columns
+        include:
+
+        - ``problem`` and its fields ``op, m, n, k, batch, dtype, layout``, for a convolution also
+          ``c, h, w, kout, …``;
+        - ``machine``;
+        - ``time_us`` with its 90% interval ``lo_us, hi_us``, and ``tflops``;
+        - ``limit``, which is what limits the time, the other parts of the estimate, and an
+          ``explanation``;
+        - ``evidence``: ``measured`` if this exact shape was measured, else ``predicted``;
+        - ``basis`` and ``source`` of the answer, as in :func:`machines`.
 
     Raises:
         UserError: if a shape or a machine is not known, or a recording cannot be read.
@@ -84,10 +91,10 @@ def predict(
     names = [machine] if machine is None or isinstance(machine, str) else list(machine)
     if not names:
         raise UserError("give at least one machine, or None for the one measured last.")
-    # Each machine has one row per shape. The rows of a shape are then put together.
-    by_machine = [times_of(problems, find_basis(name, Path(results))) for name in names]
-    by_shape = zip(*by_machine, strict=True)
-    return pd.DataFrame([row for rows_of_shape in by_shape for row in rows_of_shape])
+    # Each machine has one row per shape. In the result, the rows of one shape are adjacent.
+    rows_by_machine = [times_of(problems, find_basis(name, Path(results))) for name in names]
+    rows_by_shape = zip(*rows_by_machine, strict=True)
+    return pd.DataFrame([row for rows_of_shape in rows_by_shape for row in rows_of_shape])
 
 
 def recommend(
@@ -102,27 +109,34 @@ def recommend(
     any_size: bool = False,
     results: str | Path = RESULTS,
 ) -> pd.DataFrame:
-    """Recommend which sizes to pad to or to choose, or to leave a shape as it is.
+    """Recommend faster sizes near a shape, or to leave the shape as it is.
+
+    A pad query looks for larger sizes that take less time. A choose query looks for larger or
+    smaller sizes that are computed at a higher speed.
 
     Args:
         shapes: one or more shapes.
-        machine: the machine that the shapes run on.
+        machine: the machine that the shapes run on; the machine measured last if None.
         pad: how much larger each size and the FLOPs may become, as a fraction or as text such as
             ``"10%"``, up to ``"1000%"``; 0.125 unless ``pad`` or ``choose`` is given.
-        choose: how much larger or smaller the sizes and the FLOPs may become, given like ``pad``.
+        choose: how much larger or smaller each size and the FLOPs may become, given like ``pad``.
         change: the only sizes that may change, such as ``"n"`` or ``"m,k"``; all if empty.
-        fix: sizes that may not change.
-        multiple: number that changed sizes are multiples of.
-        any_size: if True, sizes that are not a multiple of 8 may be named, too.
+        fix: sizes that must not change.
+        multiple: number that divides every changed size.
+        any_size: if True, recommended sizes need not be multiples of 8.
         results: folder of all machines' results.
 
     Returns:
-        One row per shape: ``problem`` and its columns as in :func:`predict`, ``instead`` and its
-        sizes ``new_m, new_n, new_k`` (for a convolution ``new_c, new_kout``), ``change``,
-        ``verdict`` (``do it``, ``likely`` or ``leave it``), the gains as fractions with their
-        intervals (95% of measured ones, 90% of predicted ones), the ``probability`` that the change
-        gains and its ``expected_gain`` after costs, what it costs, a ``reason``, and ``basis`` and
-        ``source``.
+        A table with one row per shape. Its columns include:
+
+        - ``problem`` and its fields, as in :func:`predict`;
+        - ``instead``, the recommended problem, and its sizes ``new_m, new_n, new_k``, for a
+          convolution ``new_c, new_kout``;
+        - ``change`` in words, and the ``verdict``: ``do it``, ``likely`` or ``leave it``;
+        - gains as fractions, with intervals: 95% for measured gains, 90% for predicted ones;
+        - the ``probability`` that the change gains, its ``expected_gain`` after costs, and the
+          costs;
+        - the ``reason``, and ``basis`` and ``source`` of the answer, as in :func:`machines`.
 
     Raises:
         UserError: as in :func:`predict`; also if both ``pad`` and ``choose`` are given.
@@ -177,37 +191,39 @@ def audit(
     inputs: str | Sequence[str] = (),
     results: str | Path = RESULTS,
 ) -> Audit:
-    """Say what takes the time of a model's step, which dimension to change, and what it gains.
+    """Say where the time of a model's step goes, and which dimension to change for what gain.
 
     Args:
         model: a Hugging Face ``config.json``, a name such as ``gpt2-xl``, or ``module:factory``.
-        machine: the machine that the model runs on.
-        mode: ``train``, ``prefill`` or ``decode``.
-        batch: number of sequences or images.
-        seq: tokens of a sequence.
-        tokens: new tokens of each sequence, when decoding.
-        dtype: ``fp32``, ``tf32``, ``fp16`` or ``bf16``.
-        autocast: if True, parameters remain in fp32.
-        tp: tensor-parallel degree.
-        runtime: ``eager`` or ``compile``.
-        fuse: GEMMs that are computed as one, of ``qkv`` and ``gate_up``.
+        machine: the machine that the model runs on; the machine measured last if None.
+        mode: kind of step: ``train``, ``prefill`` or ``decode``.
+        batch: batch size in sequences or images.
+        seq: sequence length in tokens.
+        tokens: number of new tokens per sequence in a decoding step.
+        dtype: dtype of the model: ``fp32``, ``tf32``, ``fp16`` or ``bf16``.
+        autocast: if True, parameters stay in fp32, and GEMMs are computed in ``dtype``.
+        tp: tensor-parallel degree, which is the number of GPUs that share a layer.
+        runtime: PyTorch runtime: ``eager`` or ``compile``.
+        fuse: groups of GEMMs that are computed as one GEMM: ``qkv``, ``gate_up`` or both.
         recompute: if True, the backward pass recomputes the forward pass of repeated layers.
-        loss_chunks: number of parts into which the head and the loss are cut.
+        loss_chunks: number of chunks of tokens in which the head and the loss are computed.
         optimizer: ``adamw``, ``sgd`` or ``none``.
-        attention: share of the peak that attention is assumed to reach; None to use measured times.
+        attention: share of peak FLOP/s that attention reaches; None to use measured times.
         attention_kernel: framework whose attention is used, such as ``vllm``; None if not known.
-        causal_half: if True, a causal mask halves the work of attention.
-        skew: only one in this many experts gets tokens.
+        causal_half: if True, a causal mask halves the FLOPs of attention.
+        skew: expert skew: only one in this many experts gets tokens.
         vary: the only dimensions to vary, such as ``hidden``; all if empty.
-        parameters: how many more parameters the joint change may have, as a fraction.
-        multiple: number that widths have to be multiples of; None for multiples of 64 and more.
-        tries: values of dimensions to compare, in every combination, instead of searching.
-        sizes: sizes of the model that replace its own.
+        parameters: largest growth of the number of parameters if all changes are made, as a
+            fraction.
+        multiple: number that divides every proposed width; None for 64 or larger numbers.
+        tries: values of each dimension to compare, in every combination, instead of searching.
+        sizes: sizes that replace the model's, by name.
         inputs: inputs of a factory's module, such as ``int64[8,2048]``.
         results: folder of all machines' results.
 
     Returns:
-        An :class:`Audit`. Print it, or take its DataFrames ``products`` and ``changes``.
+        An :class:`Audit`. Print it, or use its DataFrames ``products``, with one row per matrix
+        operation, and ``changes``, with one row per proposed change.
 
     Raises:
         UserError: if PyTorch is not installed, the model cannot be built, or an argument's value is
@@ -234,19 +250,23 @@ def audit(
 
     step = ModelStep(mode, batch, seq, tokens, dtype, autocast)
     run_options = Runtime(
-        runtime,
-        names_in(fuse, "fuse"),
-        tp,
-        recompute,
-        loss_chunks,
-        optimizer,
-        None if attention is None else share_of(attention, "attention"),
-        attention_kernel,
-        causal_half,
-        skew,
+        kind=runtime,
+        fuse=names_in(fuse, "fuse"),
+        tp=tp,
+        recompute=recompute,
+        loss_chunks=loss_chunks,
+        optimizer=optimizer,
+        attention=None if attention is None else share_of(attention, "attention"),
+        attention_kernel=attention_kernel,
+        causal_half=causal_half,
+        skew=skew,
     )
-    more_parameters = share_of(parameters, "parameters")
-    search = LeverSearch(names_in(vary, "vary"), more_parameters, multiple, tries or {})
+    search = LeverSearch(
+        vary=names_in(vary, "vary"),
+        more_parameters=share_of(parameters, "parameters"),
+        multiple=multiple,
+        tries=tries or {},
+    )
     source = find_source(str(model), sizes, [inputs] if isinstance(inputs, str) else inputs)
     basis = find_basis(machine, Path(results))
     (result,) = audit_on(source, step, run_options, [basis], search)
@@ -262,23 +282,26 @@ def explain(
     choose: str | float | None = None,
     results: str | Path = RESULTS,
 ) -> TraceExplanation:
-    """Explain a trace of PyTorch's profiler: which shapes take longer than they should.
+    """Find the shapes in a trace of PyTorch's profiler that take longer than they should.
 
     Args:
         traces: a trace, ``.json`` or ``.json.gz``, or several traces of one job.
         machine: the machine to compare with; None for the one that was traced.
-        against: folder of results to look in first.
-        pad: how much larger each size and the FLOPs may become, as in :func:`recommend`; by
-            default, 12.5%, or as much as a multiple of 8 needs.
-        choose: how much larger or smaller the sizes and the FLOPs may become.
+        against: folder of results that is searched for the machine before ``results``.
+        pad: how much larger each size and the FLOPs may become, as in :func:`recommend`; if None,
+            12.5%, or more where the next multiple of 8 needs it.
+        choose: how much larger or smaller each size and the FLOPs may become.
         results: folder of all machines' results.
 
     Returns:
-        A :class:`TraceExplanation`. Printing it gives the command's output. Its ``operations`` are
-        a DataFrame with one row per operation: ``op, problem, calls, time_us`` (of one call),
-        ``share``, ``kernel``, ``tensor_cores``, the expected ``predicted_us`` with its interval
-        ``lo_us, hi_us``, and ``finding``, ``change`` and ``saves_us``. ``to_json()`` returns the
-        document that the command prints.
+        A :class:`TraceExplanation`. Print it for the output of the command ``rooftile explain``.
+        ``to_json()`` returns the document that the command prints with ``--json``. Its
+        ``operations`` are a DataFrame with one row per operation, and with the columns:
+
+        - ``op, problem, calls`` and ``time_us``, which is the time of one call;
+        - ``share`` of the traced time, ``kernel`` and ``tensor_cores``;
+        - ``predicted_us``, the time that the shape should take, with its interval ``lo_us, hi_us``;
+        - ``finding``, ``change`` and ``saves_us``.
 
     Raises:
         UserError: if a trace or a recording cannot be read, or the machine is not known.
@@ -288,13 +311,13 @@ def explain(
     from analysis.explain.explain import explain_traces
     from analysis.explain.explain_report import TraceExplanation
 
-    several = [traces] if isinstance(traces, str | Path) else traces
-    paths = [Path(trace) for trace in several]
+    paths = [Path(traces)] if isinstance(traces, str | Path) else [Path(path) for path in traces]
     question = None
     if pad is not None or choose is not None:
         question = question_of(pad, choose, ANY_DIMENSION)
-    folder = None if against is None else Path(against)
-    return TraceExplanation(explain_traces(paths, machine, Path(results), folder, question))
+    against_folder = None if against is None else Path(against)
+    explained = explain_traces(paths, machine, Path(results), against_folder, question)
+    return TraceExplanation(explained)
 
 
 def load(place: str | Path | None = None, *, results: str | Path = RESULTS) -> Recording:
@@ -306,8 +329,8 @@ def load(place: str | Path | None = None, *, results: str | Path = RESULTS) -> R
 
     Returns:
         A :class:`Recording`. Its ``rows`` are a DataFrame of measurements.csv, with one row per
-        case. ``ok`` are the rows with times, ``machine`` has the facts about the machine, and
-        ``health`` says how quiet it was.
+        case. ``ok`` are the rows with times, ``machine`` describes the machine, and ``health`` says
+        how quiet it was.
 
     Raises:
         UserError: if nothing was recorded, or the recording cannot be read.
@@ -327,15 +350,21 @@ def load(place: str | Path | None = None, *, results: str | Path = RESULTS) -> R
 
 
 def machines(*, results: str | Path = RESULTS) -> pd.DataFrame:
-    """List every machine, and what the answers about it rest on.
+    """List every machine, and what the answers about each of them are based on.
 
     Args:
         results: folder of all machines' results.
 
     Returns:
-        One row per machine: ``slug, name, basis`` (``recorded``, ``public``, ``shipped``,
-        ``generation`` or ``none``), ``rows`` and ``source``, and the errors of predictions
-        ``median, mean, p95`` as fractions, if they are known.
+        A table with one row per machine. Its columns are ``slug`` and ``name``, the ``basis`` of
+        answers, the number of measured ``rows`` and their ``source``, and the errors of predictions
+        ``median, mean, p95`` as fractions, if they are known. The basis is one of:
+
+        - ``recorded``: measurements on the machine itself, or your own imported times;
+        - ``public``: an imported public table;
+        - ``shipped``: constants that were fitted to this machine;
+        - ``generation``: constants of other machines, some of them of the same generation;
+        - ``none``: only constants of other generations.
 
     >>> rooftile.machines()[["slug", "basis"]].head(2)
                         slug       basis
@@ -350,7 +379,7 @@ def machines(*, results: str | Path = RESULTS) -> pd.DataFrame:
 
 
 def __getattr__(name: str) -> object:
-    """Import the types of arguments and results only when they are used, which is rare."""
+    """Import the types of arguments and results when they are first used, which is rare."""
     if name == "Audit":
         from analysis.audit.audit import Audit
 

@@ -15,21 +15,21 @@ GROUPS = {
     "Measure": ("doctor", "run", "record", "import"),
     "Read results": ("report", "compare", "rules"),
 }
-"""Verbs that most people need, as groups of the help; the other verbs are named below them."""
+"""Commands that most people need, by group. The help only names the other commands."""
 
 
 class Verbs(TyperGroup):
-    """Command group whose help lists the verbs by purpose and fits 24 lines of 80 columns."""
+    """Command group whose help lists the commands by purpose, in 24 lines of 80 columns."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write only the verbs, because the options are named in the text above them."""
+        """Write only the list of commands, because the text above it names the options."""
         formatter.write("\n")
         shown = {name for names in GROUPS.values() for name in names}
         width = max(map(len, shown))
         for title, names in GROUPS.items():
             formatter.write(f"{title}:\n")
             for name in names:
-                # A line has four spaces, the name and the text; two columns of 80 stay empty.
+                # Each line has four spaces, the name and the text, and leaves two columns empty.
                 text = self.commands[name].get_short_help_str(limit=74 - width)
                 formatter.write(f"  {name:{width}}  {text}\n")
         formatter.write("Also:\n")
@@ -38,7 +38,7 @@ class Verbs(TyperGroup):
 
 
 def one_command() -> typer.Typer:
-    """Return the application with the commands of all packages, named as :func:`verb` says."""
+    """Return an application with the commands of all packages, with names from :func:`verb`."""
     from analysis.__main__ import app as analysis
     from kernels.__main__ import app as kernels
     from kernels.cli import new_app
@@ -51,9 +51,12 @@ def one_command() -> typer.Typer:
 
     @app.callback()
     def version(
-        version: Annotated[bool, typer.Option("--version", callback=_print_version)] = False,
+        version: Annotated[
+            bool,
+            typer.Option("--version", callback=_print_version, help="Print the version and exit."),
+        ] = False,
     ) -> None:
-        """Take ``--version`` before any verb."""
+        """Declare ``--version``, which comes before any command."""
 
     for package, verbs in (("kernels", kernels), ("sweeps", sweeps), ("analysis", analysis)):
         for command in verbs.registered_commands:

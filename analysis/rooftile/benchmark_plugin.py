@@ -4,9 +4,9 @@
         a, b = torch.randn(512, 512), torch.randn(512, 512)
         kernel_benchmark(my_matmul, a, b, reference=torch.matmul)
 
-The samples become a benchmark of pytest-benchmark, with its table, ``--benchmark-json`` and
-``--benchmark-compare``. An installation registers the plugin. Nothing heavy is imported before a
-test uses the fixture.
+pytest-benchmark receives the samples, so its table, ``--benchmark-json`` and
+``--benchmark-compare`` work as usual. Installing the package registers the plugin. The plugin
+imports PyTorch only when a test uses the fixture.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ import pytest
 
 @pytest.fixture
 def kernel_replay(request: pytest.FixtureRequest) -> KernelReplay:
-    """Return the timer of this test's benchmark, which reads samples that were taken before."""
+    """Return a timer that replays samples, and make it the timer of this test's benchmark."""
     replay = KernelReplay()
     request.node.add_marker(pytest.mark.benchmark(timer=replay.read))
     return replay
 
 
-# The replay comes first, because pytest-benchmark reads the marker when it makes its fixture.
+# kernel_replay comes first, because it sets a marker that pytest-benchmark reads when it creates
+# the fixture ``benchmark``.
 @pytest.fixture
 def kernel_benchmark(kernel_replay: KernelReplay, benchmark: Any) -> KernelBenchmark:
-    """Return the benchmark of one kernel: call it with the kernel and its arguments."""
+    """Return the benchmark of this test, which is called with a kernel and its arguments."""
     return KernelBenchmark(benchmark, kernel_replay)
 
 
@@ -36,7 +37,7 @@ class KernelBenchmark:
     """Benchmark of one kernel in one test."""
 
     def __init__(self, benchmark: Any, replay: KernelReplay) -> None:
-        """Take pytest-benchmark's fixture, whose timer reads ``replay``."""
+        """Wrap pytest-benchmark's fixture, whose timer is ``replay``."""
         self._benchmark, self._replay = benchmark, replay
 
     def __call__(
@@ -48,19 +49,21 @@ class KernelBenchmark:
         tolerance: float | None = None,
         prepares: bool = False,
     ) -> Any:
-        """Time a kernel, and return its result.
+        """Time a kernel on the device of its arguments, and return its result.
 
-        The device is that of the arguments. The test fails if the result differs from the
-        reference's. With ``--benchmark-disable`` the kernel is only checked.
+        The test fails if the result differs from the reference's. With ``--benchmark-disable``, the
+        kernel is checked but not timed.
 
         Args:
-            kernel: launches once, without synchronising.
-            *arguments: what it is called with; each launch gets copies of the tensors.
-            cache: where a launch finds its arguments: ``cold`` in memory, ``warm`` in the cache.
-            reference: the same computation, called with floating-point tensors in float64.
-            tolerance: largest error relative to the reference's largest value [default: by dtype].
-            prepares: true if the kernel only prepares a launch on its arguments, and returns it as
-                a callable without arguments.
+            kernel: function that launches the kernel once, without synchronising.
+            *arguments: arguments of the kernel; each launch gets copies of the tensors.
+            cache: ``cold`` to time launches with the arguments in memory, ``warm`` to time them
+                with the arguments in the cache.
+            reference: function that computes the same result; it is called with all floating-point
+                tensors converted to float64.
+            tolerance: largest error relative to the reference's largest value; by dtype if None.
+            prepares: True if ``kernel`` launches nothing itself, but returns a function without
+                arguments that does.
         """
         from kernels.common.errors import WrongResultError
         from sweeps.measuring.kernel_timing import TimedKernel, timer_for
@@ -82,15 +85,17 @@ class KernelBenchmark:
         self._replay.load(samples.seconds)
         self._benchmark.pedantic(self._replay.take, rounds=len(samples.seconds))
         if self._benchmark.stats["min"] != min(samples.seconds):
-            pytest.fail("a test with kernel_benchmark must not use benchmark, too.", pytrace=False)
+            pytest.fail(
+                "a test that uses kernel_benchmark must not also use benchmark.", pytrace=False
+            )
         return samples.result
 
 
 class KernelReplay:
-    """Timer that reads durations which were sampled before.
+    """Timer that replays samples, so that pytest-benchmark reports them as durations of rounds.
 
-    pytest-benchmark reads a timer before and after each round. It reads 0 before, and after a round
-    the sample that the round took.
+    pytest-benchmark reads its timer before and after each round, and takes the difference. This
+    timer returns 0 before a round, and the next sample after it.
     """
 
     def __init__(self) -> None:
@@ -98,14 +103,14 @@ class KernelReplay:
         self._taken = 0.0
 
     def load(self, samples: Sequence[float]) -> None:
-        """Set the samples of the coming rounds, in seconds."""
+        """Set the samples of the next rounds, in seconds."""
         self._samples = list(reversed(samples))
 
     def take(self) -> None:
-        """Be a round: take the next sample."""
+        """Take the next sample. pytest-benchmark runs this as its round."""
         self._taken = self._samples.pop()
 
     def read(self) -> float:
-        """Return the sample that was taken since the last reading, otherwise 0."""
+        """Return the sample taken since the last reading, or 0 if none was taken."""
         seconds, self._taken = self._taken, 0.0
         return seconds
