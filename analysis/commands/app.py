@@ -1,4 +1,4 @@
-"""Shared parts of the commands: the application, common options, and loading."""
+"""Typer application, and the options and loading functions that the commands share."""
 
 from __future__ import annotations
 
@@ -27,18 +27,24 @@ if TYPE_CHECKING:
 app = new_app("Analyse recordings: model, advice, plots and reports.")
 
 MachineOption = Annotated[
-    str | None, typer.Option("--machine", help="Machine [default: the one measured last].")
+    str | None,
+    typer.Option(
+        "--machine",
+        help="Machine's slug or an unambiguous part of it [default: the machine measured last].",
+    ),
 ]
 ResultsOption = Annotated[
-    Path, typer.Option("--results", help=("Folder with the results of all machines."))
+    Path, typer.Option("--results", help="Folder with the results of all machines.")
 ]
 
 
-def problems(gemm: list[str] | None, conv: list[str] | None, file: Path | None) -> list[Problem]:
-    """Return the problems of the command line; those of a file come last, in its order.
+def problems_given(
+    gemm: list[str] | None, conv: list[str] | None, file: Path | None
+) -> list[Problem]:
+    """Return the problems given by ``--gemm``, ``--conv`` and ``--file``, in this order.
 
     Raises:
-        UserError: if no problem is given.
+        UserError: if no problem is given, or the file cannot be read.
     """
     parsed = parse_problems(gemm, conv)
     if file is not None:
@@ -49,12 +55,12 @@ def problems(gemm: list[str] | None, conv: list[str] | None, file: Path | None) 
 
 
 def basis_of(machine: str | None, results: Path) -> Basis:
-    """Return what answers about a machine rest on; print a note if it is not calibrated yet."""
+    """Return the basis of answers about a machine, and print a note if it is not calibrated."""
     basis = find_basis(machine, results)
     if not basis.calibrated:
         note(
-            "This recording is not calibrated yet, so predictions use shipped constants. To fit "
-            f"the model to it, run: {command('analysis report')}"
+            "The machine's recording is not calibrated yet, so predictions use shipped constants. "
+            f"To fit the model to the recording, run: {command('analysis report')}"
         )
     return basis
 
@@ -62,20 +68,21 @@ def basis_of(machine: str | None, results: Path) -> Basis:
 def analyse_machine(machine: str | None, results: Path) -> Analysis:
     """Return the recording of a machine with the model fitted to it.
 
-    Print a note if scikit-learn is missing, as on a node without access to a package index.
+    Print a note if scikit-learn is not installed, because predictions are then less accurate.
     """
     from analysis.model.fitted import analyse
 
     if not can_grow():
         note(
-            "scikit-learn is missing, so predictions use only the formula. Install it, or "
-            "calibrate on a machine that has it, for smaller errors."
+            "scikit-learn is not installed, so predictions use the time formula without a learned "
+            "correction. For smaller errors, install scikit-learn or calibrate on a machine that "
+            "has it."
         )
     return analyse(load_machine(machine, results))
 
 
 def load_machine(machine: str | None, results: Path) -> Recording:
-    """Read all runs of a machine, or of the one measured last, as one recording."""
+    """Read all runs of a machine as one recording; None means the machine measured last."""
     return load_runs(find_recording(machine, results))
 
 

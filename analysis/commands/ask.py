@@ -13,7 +13,7 @@ from analysis.commands.app import (
     ResultsOption,
     app,
     basis_of,
-    problems,
+    problems_given,
 )
 from analysis.units import rate
 from analysis.words import names_in
@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 FileOption = Annotated[
     Path | None,
     typer.Option(
-        "--file", help=("CSV file of shapes: m,n,k,dtype, or more of the table's columns.")
+        "--file",
+        help="CSV file of shapes, with columns m,n,k,dtype or more columns of measurements.csv.",
     ),
 ]
 
@@ -48,20 +49,25 @@ def predict_command(
         list[str] | None,
         typer.Option(
             "--machine",
-            help="Machine; repeatable [default: the one measured last].",
+            help="Machine's slug or a part of it; repeatable [default: the machine measured last].",
         ),
     ] = None,
     gemm: GemmOption = None,
     conv: ConvOption = None,
     attention: Annotated[
         list[str] | None,
-        typer.Option("--attention", help="B,S,HEADS,KV_HEADS,HEAD_DIM,dtype[,causal|full|decode]"),
+        typer.Option(
+            "--attention",
+            help=(
+                "Attention as B,S,HEADS,KV_HEADS,HEAD_DIM,dtype[,causal|full|decode]; repeatable."
+            ),
+        ),
     ] = None,
     attention_kernel: Annotated[
         str | None,
         typer.Option(
             "--attention-kernel",
-            help="Framework that computes it: vllm, trtllm or sglang [default: not known].",
+            help="Framework that computes --attention: vllm, trtllm or sglang [default: unknown].",
         ),
     ] = None,
     file: FileOption = None,
@@ -70,28 +76,30 @@ def predict_command(
 ) -> None:
     """Predict the time of shapes, and say what limits it.
 
-    Answers for any machine of machines.toml, measured or not.
+    Works for every machine in machines.toml, measured or not.
     """
     from analysis.advice.attention import attention_row, parse_attention
     from analysis.advice.times import times_of
 
-    # 1. Read the shapes. Without any, `problems` says that there is none.
+    # 1. Read the shapes. `problems_given` raises an error if there are no shapes at all.
     calls = [parse_attention(text) for text in attention or ()]
-    asked = problems(gemm, conv, file) if gemm or conv or file or not calls else []
-    # 2. Predict all shapes on each machine. A shape's rows on all machines follow one another.
+    problems = problems_given(gemm, conv, file) if gemm or conv or file or not calls else []
+    # 2. Predict all shapes on each machine.
     chosen: Sequence[str | None] = machines or [None]  # None is the machine measured last
-    columns = []
+    rows_by_machine = []
     for basis in [basis_of(machine, results) for machine in chosen]:
-        times = times_of(asked, basis) if asked else []
+        times = times_of(problems, basis) if problems else []
         attention_rows = [attention_row(call, basis, attention_kernel) for call in calls]
-        columns.append([*times, *attention_rows])
-    rows = [row for rows_of_shape in zip(*columns, strict=True) for row in rows_of_shape]
+        rows_by_machine.append([*times, *attention_rows])
+    # In the output, the rows of one shape on all machines are adjacent.
+    rows_by_shape = zip(*rows_by_machine, strict=True)
+    rows = [row for rows_of_shape in rows_by_shape for row in rows_of_shape]
     # 3. Print the rows, as JSON or as text.
     if json:
         print_json(rows if len(rows) > 1 or file else rows[0])
         return
     for row in rows:
-        prefix = f"{row['machine']}: " if len(columns) > 1 else ""
+        prefix = f"{row['machine']}: " if len(chosen) > 1 else ""
         measured = "measured " if row["evidence"] == "measured" else ""
         print(
             f"{prefix}{row['problem']}: {measured}{row['time_us']:.2f} µs "
@@ -110,14 +118,16 @@ def recommend_command(
         str | None,
         typer.Option(
             "--pad",
-            help="Pad: how much larger sizes and FLOPs may get [default: 12.5%].",
+            help="Pad query: largest growth of a size and of the FLOPs [default: 12.5%].",
         ),
     ] = None,
     choose: Annotated[
         str | None,
         typer.Option(
             "--choose",
-            help="Choose: sizes and FLOPs within this share either way, such as 15%.",
+            help=(
+                "Choose query: largest change of a size and of the FLOPs, up or down, such as 15%."
+            ),
         ),
     ] = None,
     file: FileOption = None,
@@ -126,8 +136,8 @@ def recommend_command(
         typer.Option(
             "--measure",
             help=(
-                "Time the best candidates here and re-time the winners. Without a shape: do so "
-                "for all measured shapes, for the recommendation table."
+                "Time the best candidates on this machine, then re-time the winners. Without a "
+                "shape, do so for the shapes in this machine's recording."
             ),
         ),
     ] = False,
@@ -135,16 +145,24 @@ def recommend_command(
         str | None,
         typer.Option(
             "--budget",
-            help="Measuring time of --measure without a shape [default: what the sweep left].",
+            help=(
+                "Measuring time of --measure without a shape, such as 30s [default: what is left "
+                "of the sweep's budget]."
+            ),
         ),
     ] = None,
     change: Annotated[
         str | None,
-        typer.Option("--change", help=("Dimensions to change, such as N or M,K [default: all].")),
+        typer.Option(
+            "--change", help="Dimensions that may change, such as N or M,K [default: all]."
+        ),
     ] = None,
-    fix: Annotated[str | None, typer.Option("--fix", help="Dimensions to keep.")] = None,
+    fix: Annotated[
+        str | None,
+        typer.Option("--fix", help="Dimensions that must not change, such as K [default: none]."),
+    ] = None,
     multiple: Annotated[
-        int, typer.Option("--multiple", min=1, help="Changed sizes are multiples of this.")
+        int, typer.Option("--multiple", min=1, help="Number that divides every changed size.")
     ] = 1,
     any_size: Annotated[
         bool, typer.Option("--any", help="Include sizes that are not a multiple of 8.")
@@ -160,7 +178,7 @@ def recommend_command(
     from analysis.advice.options import question_of
     from analysis.advice.sizes import SizeConstraints
 
-    # 1. Without a shape, --measure times the best guesses for everything that was measured.
+    # 1. Without a shape, --measure times the best guesses for the shapes of the recording.
     if measure and not (gemm or conv or file):
         if machine is not None or json or pad or choose or change or fix:
             raise UserError(
@@ -173,24 +191,24 @@ def recommend_command(
         return
     if budget or gpus:
         raise UserError("--budget and --gpus need --measure without a shape.")
-    # 2. Read the shapes, and what may change of them.
+    # 2. Read the shapes and the limits on how their sizes may change.
     constraints = SizeConstraints(
         names_in(change, "change"), names_in(fix, "fix"), multiple, any_size
     )
     question = question_of(pad, choose, constraints)
-    asked = problems(gemm, conv, file)
+    problems = problems_given(gemm, conv, file)
     if measure:
-        if any(problem.dtype not in TIMED_DTYPES for problem in asked):
+        if any(problem.dtype not in TIMED_DTYPES for problem in problems):
             raise UserError("fp8 cannot be timed yet; leave --measure out.")
         from analysis.commands.confirm import measure_questions
         from sweeps.running.request import Request
 
         request = Request(results=results, device=device, gpu=gpu)
-        basis = measure_questions(asked, question, machine, request)
+        basis = measure_questions(problems, question, machine, request)
     else:
         basis = basis_of(machine, results)
-    # 3. Answer, as JSON or as text.
-    answers = answers_to(asked, basis, question)
+    # 3. Print the answers, as JSON or as text.
+    answers = answers_to(problems, basis, question)
     if json:
         documents = [answer.to_json() for answer in answers]
         print_json(documents if len(documents) > 1 or file else documents[0])
@@ -201,7 +219,7 @@ def recommend_command(
 
 
 def _note_sources(answers: Sequence[tuple[str, str, str]]) -> None:
-    """Print what answers rest on: once for a machine, or for each problem if sources differ.
+    """Print the source of answers: once per machine, or with its problems if sources differ.
 
     Args:
         answers: machine, problem and source of each answer.
@@ -224,7 +242,7 @@ def _print_answers(answers: Sequence[Advice]) -> None:
             print(f"{answer.problem}: leave it ({answer.reason}).")
             continue
         per_flop = " per FLOP" if answer.question == "choose" else ""
-        # Another implementation may be faster at the same size.
+        # The advice may also be to use another implementation at the same size.
         action = f"{answer.question} {answer.change}" if answer.changed else "unchanged size, but"
         print(
             f"{answer.problem}: {verdict_text(answer.verdict, answer.probability)}: {action} "

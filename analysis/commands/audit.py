@@ -1,4 +1,4 @@
-"""``audit``: find the dimension of a model to change, and what its step gains."""
+"""``audit``: find out which dimension of a model to change, and how much time that saves."""
 
 from __future__ import annotations
 
@@ -22,81 +22,117 @@ if TYPE_CHECKING:
     from analysis.model.basis import Basis
     from sweeps.running.request import Request
 
-_MOST_TRIES = 64  # combinations, each of which is captured in about a second
-_MEASURED_LEVERS = 3  # levers whose GEMMs are timed together with the model's own
-_CONFIRMED_PAIRS = 9  # three GEMMs and their gradients
+_MOST_TRIES = 64  # combinations of --try values; capturing one takes about a second
+_MEASURED_LEVERS = 3  # best changes of a dimension whose GEMMs are timed next to the model's
+_CONFIRMED_PAIRS = 9  # re-timed pairs of GEMMs: enough for three GEMMs and their gradients
 
 
 @app.command("audit")
 def audit_command(
     model: Annotated[
-        str, typer.Argument(help="config.json, a known name such as gpt2-xl, or module:factory.")
+        str,
+        typer.Argument(
+            help="Hugging Face config.json, known name such as gpt2-xl, or module:factory."
+        ),
     ],
     machine: Annotated[
         str | None,
         typer.Option(
             "--machine",
             "--compare",
-            help=("Machines, separated by commas [default: measured last]."),
+            help="Slugs of machines, separated by commas [default: the machine measured last].",
         ),
     ] = None,
-    mode: Annotated[str, typer.Option(help="train, prefill or decode.")] = "train",
-    batch: Annotated[int, typer.Option(min=1, help="Batch size: sequences or images.")] = 1,
+    mode: Annotated[str, typer.Option(help="Kind of step: train, prefill or decode.")] = "train",
+    batch: Annotated[int, typer.Option(min=1, help="Batch size in sequences or images.")] = 1,
     seq: Annotated[int, typer.Option(min=1, help="Sequence length in tokens.")] = 2048,
-    tokens: Annotated[int, typer.Option(min=1, help="New tokens per sequence when decoding.")] = 1,
-    dtype: Annotated[str, typer.Option(help="Dtype: fp32, tf32, fp16 or bf16.")] = "bf16",
-    autocast: Annotated[bool, typer.Option(help="fp32 parameters, GEMMs in --dtype.")] = False,
-    tp: Annotated[int, typer.Option("--tp", min=1, help="Tensor-parallel degree.")] = 1,
-    runtime: Annotated[str, typer.Option(help="Runtime: eager or compile.")] = "eager",
-    fuse: Annotated[str, typer.Option(help="GEMMs to fuse: qkv,gate_up.")] = "",
-    recompute: Annotated[bool, typer.Option(help="Recompute layers in backward.")] = False,
-    loss_chunks: Annotated[int, typer.Option(min=1, help="Parts in which head and loss run.")] = 1,
+    tokens: Annotated[
+        int, typer.Option(min=1, help="Number of new tokens per sequence in a decoding step.")
+    ] = 1,
+    dtype: Annotated[
+        str, typer.Option(help="Dtype of the model: fp32, tf32, fp16 or bf16.")
+    ] = "bf16",
+    autocast: Annotated[
+        bool, typer.Option(help="Keep parameters in fp32, and compute GEMMs in --dtype.")
+    ] = False,
+    tp: Annotated[
+        int, typer.Option("--tp", min=1, help="Tensor-parallel degree: GPUs that share a layer.")
+    ] = 1,
+    runtime: Annotated[str, typer.Option(help="PyTorch runtime: eager or compile.")] = "eager",
+    fuse: Annotated[
+        str, typer.Option(help="GEMMs to fuse: qkv, gate_up or qkv,gate_up [default: none].")
+    ] = "",
+    recompute: Annotated[
+        bool, typer.Option(help="Recompute the repeated layers in the backward pass.")
+    ] = False,
+    loss_chunks: Annotated[
+        int, typer.Option(min=1, help="Number of chunks in which head and loss are computed.")
+    ] = 1,
     optimizer: Annotated[str, typer.Option(help="Optimizer: adamw, sgd or none.")] = "adamw",
     attention: Annotated[
         str | None,
-        typer.Option(help="Attention's share of the peak, such as 50% [default: as measured]."),
+        typer.Option(
+            help="Share of peak FLOP/s that attention reaches, such as 50% [default: as measured]."
+        ),
     ] = None,
     attention_kernel: Annotated[
         str | None,
         typer.Option(
-            help="Framework whose attention is used: vllm, trtllm or sglang [default: not known]."
+            help="Framework whose attention is used: vllm, trtllm or sglang [default: unknown]."
         ),
     ] = None,
-    causal: Annotated[str, typer.Option(help="Count causal attention: half or full.")] = "half",
+    causal: Annotated[
+        str, typer.Option(help="FLOPs that causal attention counts: half or full.")
+    ] = "half",
     skew: Annotated[
-        float, typer.Option(help="Expert skew: one in this many experts gets tokens.")
+        float, typer.Option(help="Expert skew: only one in this many experts gets tokens.")
     ] = 1.0,
-    vary: Annotated[str, typer.Option(help="Dimensions to vary: hidden,ffn.")] = "",
+    vary: Annotated[
+        str, typer.Option(help="Dimensions to vary, such as hidden,ffn [default: all].")
+    ] = "",
     tries: Annotated[
         list[str] | None,
         typer.Option(
             "--try",
-            help="Values to compare, hidden=768,1024; repeatable, for every combination.",
+            help="Values to compare, such as hidden=768,1024; repeatable, for every combination.",
         ),
     ] = None,
     multiple: Annotated[
-        int | None, typer.Option(min=1, help="Propose only widths that are multiples of this.")
+        int | None,
+        typer.Option(min=1, help="Number that divides every proposed width [default: 64 or more]."),
     ] = None,
     parameters: Annotated[
-        str, typer.Option(help="Largest growth in parameters of the joint change.")
+        str, typer.Option(help="Largest growth of the parameters if all changes are made.")
     ] = "1%",
     arg: Annotated[
-        list[str] | None, typer.Option("--arg", help="Model size, hidden=4096; repeatable.")
+        list[str] | None,
+        typer.Option(
+            "--arg", help="Size that replaces the model's, such as hidden=4096; repeatable."
+        ),
     ] = None,
     inputs: Annotated[
-        list[str] | None, typer.Option("--input", help="Module input: int64[8,2048].")
+        list[str] | None,
+        typer.Option(
+            "--input", help="Input of the factory's module, such as int64[8,2048]; repeatable."
+        ),
     ] = None,
-    csv: Annotated[Path | None, typer.Option("--csv", help="CSV file for the GEMMs.")] = None,
+    csv: Annotated[
+        Path | None, typer.Option("--csv", help="CSV file to write, one row per matrix operation.")
+    ] = None,
     markdown: Annotated[
-        Path | None, typer.Option("--markdown", help="Markdown file for a pull request.")
+        Path | None, typer.Option("--markdown", help="Markdown file to write for a pull request.")
     ] = None,
     plots: Annotated[
-        Path | None, typer.Option("--plots", help="Folder for plots of step and levers.")
+        Path | None,
+        typer.Option("--plots", help="Folder for plots of the step's time and of the changes."),
     ] = None,
     measure: Annotated[
-        bool, typer.Option("--measure", help="Time GEMMs and best levers here.")
+        bool,
+        typer.Option(
+            "--measure", help="Time the GEMMs of the model and of the best changes on this machine."
+        ),
     ] = False,
-    budget: Annotated[str, typer.Option(help="Measuring time of --measure.")] = "60s",
+    budget: Annotated[str, typer.Option(help="Measuring time of --measure, such as 60s.")] = "60s",
     device: DeviceOption = "auto",
     gpu: GpuOption = 0,
     results: ResultsOption = RESULTS,
@@ -108,7 +144,7 @@ def audit_command(
     """
     from sweeps.capture.known_names import check_model
 
-    # 1. Check the arguments; those that need no imports of seconds come first.
+    # 1. Check the arguments. Importing PyTorch takes seconds, so checks without it come first.
     check_model(model)
     machines: list[str | None] = [*machine.split(",")] if machine else [None]
     bases = [] if measure else [basis_of(name, results) for name in machines]
@@ -123,7 +159,9 @@ def audit_command(
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
-        raise UserError(f"{needs_extra('torch', 'models')} Its CPU build is enough.") from None
+        raise UserError(
+            f"{needs_extra('torch', 'models')} PyTorch's CPU build is enough."
+        ) from None
     check_option("--causal", causal, ("half", "full"))
     for file in (csv, markdown):
         if file is not None and not file.parent.is_dir():
@@ -131,38 +169,38 @@ def audit_command(
                 f"{file.parent} is not a folder, so {file.name} cannot be written there."
             )
     run_options = Runtime(
-        runtime,
-        names_in(fuse or None, "fuse"),
-        tp,
-        recompute,
-        loss_chunks,
-        optimizer,
-        None if attention is None else share_of(attention, "attention"),
-        attention_kernel,
-        causal == "half",
-        skew,
+        kind=runtime,
+        fuse=names_in(fuse or None, "fuse"),
+        tp=tp,
+        recompute=recompute,
+        loss_chunks=loss_chunks,
+        optimizer=optimizer,
+        attention=None if attention is None else share_of(attention, "attention"),
+        attention_kernel=attention_kernel,
+        causal_half=causal == "half",
+        skew=skew,
     )
     step = ModelStep(mode, batch, seq, tokens, dtype, autocast)
     source = find_source(model, _sizes(arg or []), inputs or [])
     search = LeverSearch(
-        names_in(vary or None, "vary"),
-        share_of(parameters, "parameters"),
-        multiple,
-        _tries(tries or []),
+        vary=names_in(vary or None, "vary"),
+        more_parameters=share_of(parameters, "parameters"),
+        multiple=multiple,
+        tries=_tries(tries or []),
     )
 
-    # 2. Audit on each machine; with --measure, on this one, with new measurements.
+    # 2. Audit the model on each machine or, with --measure, on this machine after measuring.
     def audit_on(*bases: Basis) -> list[Audit]:
         return audit(source, step, run_options, list(bases), search)
 
     if measure:
         if len(machines) > 1:
-            raise UserError("--measure times on this machine; name no other machine.")
+            raise UserError("--measure times on this machine, so --machine takes only one name.")
         request = Request(results=results, device=device, gpu=gpu, budget=parse_seconds(budget))
         audits = measured_audit(audit_on, machines[0], request)
     else:
         audits = audit_on(*bases)
-    # 3. Print the audits, and write the files that were asked for.
+    # 3. Print the audits, and write the requested files.
     if json:
         documents = [result.to_json() for result in audits]
         print_json(documents if len(documents) > 1 else documents[0])
@@ -196,40 +234,43 @@ def measured_audit(
 ) -> list[Audit]:
     """Audit on this machine, after timing the GEMMs of the model and of its best levers.
 
-    Everything is timed once, in shuffled rounds. The shapes that the best lever changes are then
-    re-timed together with the original ones, in other processes. All measurements are added to the
-    machine's recording.
+    A lever is a change of one dimension of the model. All GEMMs are first timed in shuffled rounds.
+    The shapes that the best lever changes are then re-timed together with the original ones, in
+    other processes. All measurements are added to the machine's recording.
 
     Args:
-        audit_on: audits the model by a basis; the result is a list of one audit.
+        audit_on: function that audits the model on one basis, and returns a list of one audit.
         machine: the machine that the user named, if any.
         request: where to measure, and for how long.
 
     Raises:
-        UserError: if ``machine`` is not this machine, or it is too disturbed to measure on.
+        UserError: if ``machine`` is not this machine, or this machine is too busy to measure on.
     """
     from analysis.audit.account import as_problem
     from analysis.commands.confirm import basis_here, usable
     from sweeps.running.confirming import confirm_choices, explore
 
-    # 1. Time the matrix operations of the model and those of the levers that look best.
+    # 1. Time the GEMMs and convolutions of the model and of the levers with the best predictions.
     basis = basis_here(machine, request)
     (predicted,) = audit_on(basis)
-    works = [as_problem(row.product.work) for row in predicted.account.rows]
-    problems = [problem for problem in works if problem is not None]
+    problems = []
+    for row in predicted.account.rows:
+        problem = as_problem(row.product.work)
+        if problem is not None:  # attention has no problem that can be timed
+            problems.append(problem)
     for lever in predicted.levers[:_MEASURED_LEVERS]:
         problems += [after for _, after in lever.pairs]
     cases = [(problem, basis.library(problem)) for problem in dict.fromkeys(problems)]
     note(f"Measuring {len(cases)} GEMMs and convolutions …")
     run = explore(request, cases, note, quickly=True)
-    # 2. Audit again with these times, and re-time what the best lever changes.
+    # 2. Audit again with these times, and re-time the shapes that the best lever changes.
     (measured,) = audit_on(usable(run.folder, request))
     planned = {(entry.case.problem, entry.case.implementation) for entry in run.planned}
     pairs = []
     for lever in measured.levers[:1]:
         for before, after in lever.pairs[:_CONFIRMED_PAIRS]:
             pair = (before, basis.library(before)), (after, basis.library(after))
-            # Measured times may favour another lever, whose problems were not planned.
+            # With measured times, a lever may be best whose problems were not planned for timing.
             if lever.gain.value > 0 and planned.issuperset(pair):
                 pairs.append(pair)
     if not pairs:

@@ -32,12 +32,14 @@ def compare_command(
         str | None,
         typer.Argument(
             help=(
-                "Earlier results: a recording's folder or slug, another program's JSON file, or a "
-                "folder with several of either."
+                "Earlier results: a machine's slug, the folder of a recording, a benchmark's JSON "
+                "file, or a folder with several recordings or files."
             )
         ),
     ] = None,
-    new: Annotated[str | None, typer.Argument(help="Later results, in the same form.")] = None,
+    new: Annotated[
+        str | None, typer.Argument(help="Later results, in any of the forms of OLD.")
+    ] = None,
     kernels: Annotated[
         bool,
         typer.Option(
@@ -50,8 +52,8 @@ def compare_command(
         typer.Option(
             "--gate",
             help=(
-                "Largest slow-down to accept, such as 3%. Answers pass, fail or cannot tell, and "
-                "exits 0, 1 or 3."
+                "Largest slow-down to accept, such as 3%. The answer is pass (exit code 0), fail "
+                "(1) or cannot tell (3)."
             ),
         ),
     ] = None,
@@ -60,19 +62,19 @@ def compare_command(
         typer.Option(
             "--pattern",
             help=(
-                "Problem in the names of cases, such as 'm{m}_n{n}_k{k}_{dtype}', by which cases "
-                "are then matched."
+                "Pattern of the problem in case names, such as 'm{m}_n{n}_k{k}_{dtype}'. Cases "
+                "are then matched by problem [default: by name]."
             ),
         ),
     ] = None,
     results: ResultsOption = RESULTS,
     json: JsonOption = False,
 ) -> None:
-    """Compare two versions. Exits 1 if any case is slower or lost its time."""
+    """Compare two versions. The exit code is 1 if any case is slower or lost its time."""
     if kernels:
         if new is not None or gate is not None or pattern is not None:
             raise UserError(
-                "--kernels is about one recording; leave the second one, --gate and --pattern out."
+                "--kernels takes one recording; leave the second one, --gate and --pattern out."
             )
         _compare_kernels(old, results, json)
         return
@@ -85,15 +87,19 @@ def compare_command(
 
 
 def _is_named(place: str) -> bool:
-    """Return True for a file, and for a folder of several results."""
+    """Return True if a place is a file or a folder of several results, not a single recording.
+
+    Cases of such results are compared by name.
+    """
     path = Path(place)
     return path.is_file() or (path.is_dir() and not (path / "run.json").exists())
 
 
 def _compare_recordings(old: str, new: str, results: Path, json: bool) -> None:
+    """Compare two recordings; exit with 1 if any case is slower or lost its time."""
     from analysis.comparing.compare import compare, comparison_json, comparison_text
 
-    comparison = compare(*(recording_at(place, results) for place in (old, new)))
+    comparison = compare(recording_at(old, results), recording_at(new, results))
     if json:
         print_json(comparison_json(comparison))
     else:
@@ -105,14 +111,14 @@ def _compare_recordings(old: str, new: str, results: Path, json: bool) -> None:
 def _compare_by_name(
     old: str, new: str, gate: str | None, pattern: str | None, results: Path, json: bool
 ) -> None:
-    """Compare cases by name, and answer the gate's question if one was asked."""
+    """Compare cases by name; with a gate, print its verdict and exit with the verdict's code."""
     from analysis.comparing.by_name import compare_by_name, named_json, named_text
     from analysis.comparing.gate import EXIT_CODES, gate_json, gate_text, judge_changes
 
     threshold = None if gate is None else share_of(gate, "gate")
     if threshold == 0:
         raise UserError("--gate takes a slow-down above 0, such as 3%.")
-    changes, lost = _estimated(old, new, pattern, results)
+    changes, lost = _read_changes(old, new, pattern, results)
     if threshold is None:
         comparison = compare_by_name(changes, lost)
         if json:
@@ -131,54 +137,64 @@ def _compare_by_name(
         raise typer.Exit(code)
 
 
-def _estimated(
+def _read_changes(
     old: str, new: str, pattern: str | None, results: Path
 ) -> tuple[CaseChanges, dict[str, str]]:
-    """Read both sides; return the change of each common case, and the cases that lost their time.
+    """Read the old and the new results, and estimate how each common case changed.
+
+    Returns:
+        The changes, and, by the name of each case that lost its time, the reason.
 
     Raises:
-        UserError: if a result cannot be read, or the sides have no case in common.
+        UserError: if a result cannot be read, or the two sides have no case in common.
     """
     from analysis.comparing.changes import common_names, estimate_changes
     from analysis.imports.benchmarks import NamePattern
 
-    names = None if pattern is None else NamePattern.parse(pattern)
+    # 1. Read the results, and check that they come from one machine.
+    name_pattern = None if pattern is None else NamePattern.parse(pattern)
     recordings: list[Recording] = []
-    sides = [_processes(place, names, results, recordings) for place in (old, new)]
-    processes = [process for side in sides for process in side]
-    machines = dict.fromkeys(p.facts["machine"] for p in processes if p.facts.get("machine"))
+    old_processes = _read_processes(old, name_pattern, results, recordings)
+    new_processes = _read_processes(new, name_pattern, results, recordings)
+    processes = [*old_processes, *new_processes]
+    machines = dict.fromkeys(
+        process.facts["machine"] for process in processes if process.facts.get("machine")
+    )
     if len(machines) > 1:
         if recordings:
             raise UserError(
-                f"the results are of {' and '.join(machines)}; give results of one machine."
+                f"the results come from {' and '.join(machines)}; give results of one machine."
             )
         note(f"The results name different machines: {', '.join(machines)}.")
+    # 2. Find the cases that all results have, and those that lost their time.
     shared = common_names(processes)
-    before, after = ({name for p in side for name in p.cases} for side in sides)
+    before = {name for process in old_processes for name in process.cases}
+    after = {name for process in new_processes for name in process.cases}
     lost = {
-        name: why
-        for process in sides[1]
-        for name, why in process.lost.items()
+        name: reason
+        for process in new_processes
+        for name, reason in process.lost.items()
         if name in before and name not in after
     }
     if not shared:
         raise UserError(
-            f"{old} and {new} have no timed case in common; the first are "
+            f"{old} and {new} have no timed case in common; their first cases are "
             f"{next(iter(processes[0].cases))!r} and {next(iter(processes[-1].cases))!r}."
         )
     left_out = len((before | after) - set(shared) - set(lost))
     if left_out:
-        note(f"Left out: {left_out} cases that not all results have.")
-    changes = estimate_changes(sides[0], sides[1])
+        note(f"Left out: {left_out} cases that some of the results lack.")
+    # 3. Estimate the changes.
+    changes = estimate_changes(old_processes, new_processes)
     if (changes.old == changes.new).all():
-        note("All times are the same on both sides, as in copies of one result.")
+        note("All times are identical on both sides, so one may be a copy of the other.")
     return changes, lost
 
 
-def _processes(
+def _read_processes(
     place: str, pattern: NamePattern | None, results: Path, recordings: list[Recording]
 ) -> list[TimedProcess]:
-    """Read all results of one side; add those that are recordings to ``recordings``."""
+    """Read all results of one side as timed processes; append its recordings to ``recordings``."""
     from analysis.imports.benchmarks import benchmark_files, named_by_problem, read_benchmarks
     from analysis.recordings.named_cases import timed_process
 
@@ -193,13 +209,17 @@ def _processes(
         if pattern is None:
             return [process]
         return [replace(process, cases=named_by_problem(place, process.cases), lost={})]
-    inner = sorted(file.parent for file in path.glob("*/run.json"))
-    parts = [str(file) for file in (*inner, *benchmark_files(path))]
-    if not parts:
+    # A folder of several results is read one result at a time.
+    inner_folders = sorted(file.parent for file in path.glob("*/run.json"))
+    inner_places = [str(inner) for inner in (*inner_folders, *benchmark_files(path))]
+    if not inner_places:
         raise UserError(
             f"{place} has neither a run.json nor JSON files; give a recording or other results."
         )
-    return [p for part in parts for p in _processes(part, pattern, results, recordings)]
+    processes = []
+    for inner_place in inner_places:
+        processes += _read_processes(inner_place, pattern, results, recordings)
+    return processes
 
 
 def _compare_kernels(place: str | None, results: Path, json: bool) -> None:

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from analysis.model.basis import Basis
     from sweeps.running.request import Request
 
-_CANDIDATES = 4  # guesses to measure for each query of the user
-_LEAST_SECONDS = 10.0  # smallest time limit for them; a quiet machine needs far less
+_CANDIDATES = 4  # guesses to measure for each shape that the user asks about
+_LEAST_SECONDS = 10.0  # smallest limit for timing all guesses; a quiet machine needs far less
 GUESSES = 2
 """Guesses per problem that are measured after a sweep. On an H100, the second one raises the mean
 gain of padding over all shapes from 1.2% to 1.3% (``measured`` in results/accuracy/advice.json)."""
@@ -30,9 +30,9 @@ gain of padding over all shapes from 1.2% to 1.3% (``measured`` in results/accur
 def measure_best_guesses(
     budget: str | None, device: str, gpu: int, gpus: str | None, results: Path
 ) -> None:
-    """Measure the best guesses for the shapes in this machine's recording.
+    """Measure the best guesses of faster sizes for the shapes in this machine's recording.
 
-    The most promising guesses come first. The recommendation table then rests on measured gains.
+    The most promising guesses come first. The recommendation table then contains measured gains.
     The next call resumes where this one stopped. If several GPUs shared a sweep, the first one is
     used.
 
@@ -70,13 +70,15 @@ def measure_best_guesses(
     if recording.unusable:
         note("Nothing is confirmed: the run is unusable.")
         return
-    # 2. Find trials, and estimate what each costs. What a stopped call timed is free.
+    # 2. Find trials, and estimate the time that each takes. Candidates that an interrupted call
+    # has already timed take none.
     seconds = parse_seconds(budget)
     if seconds is None:
         seconds = left_for_confirming(results / slug)
     note("Looking for the most promising changes …")
     trials = open_trials(analyse_machine(slug, results), GUESSES)
-    # Subtract the time of the search, which on a CPU is a large part of the small budget.
+    # Subtract the time of the search, which is a large part of a CPU's small budget. At least half
+    # of the budget remains.
     seconds = max(seconds / 2, seconds - (time.monotonic() - began))
     rows = recording.products
     explored = read_measurements(rows[rows["sweep"] == CONFIRM], recording)
@@ -99,20 +101,20 @@ def measure_best_guesses(
 
 
 def measure_questions(
-    asked: Sequence[Problem], question: Question, machine: str | None, request: Request
+    problems: Sequence[Problem], question: Question, machine: str | None, request: Request
 ) -> Basis:
-    """Measure the best guesses for problems on this machine; return what answers then rest on.
+    """Measure the best guesses for problems on this machine; return the basis of the answers.
 
     Earlier measurements are not repeated.
 
     Args:
-        asked: the problems.
-        question: what may change of them.
+        problems: the problems that the user asks about.
+        question: the query, which limits how their sizes may change.
         machine: the machine that the user named, if any.
         request: where to measure; its budget is not used.
 
     Raises:
-        UserError: if ``machine`` is not this machine, or it is too disturbed to measure on.
+        UserError: if ``machine`` is not this machine, or this machine is too busy to measure on.
     """
     from analysis.advice.times import measurements_near
     from analysis.advice.trials import trial_of
@@ -120,8 +122,10 @@ def measure_questions(
 
     basis = basis_here(machine, request)
     this_machine = basis.model.machine
-    # A size may shrink by the allowance, which is a larger share of the smaller size.
-    near = measurements_near(basis, asked, 1 / max(1 - question.allowance, 1e-9))
+    # Sizes are searched within a factor up and down. Shrinking by the allowance is the larger one:
+    # shrinking by 20% is a factor of 1.25, and growing by 20% a factor of 1.2. With an allowance of
+    # 100% or more, any size is near.
+    near = measurements_near(basis, problems, 1 / max(1 - question.allowance, 1e-9))
     trials = [
         trial_of(
             problem,
@@ -132,7 +136,7 @@ def measure_questions(
             _CANDIDATES,
             other_implementations(problem, this_machine),
         )
-        for problem in asked
+        for problem in problems
     ]
     open_trials = [trial for trial in trials if trial is not None]
     if not open_trials:
@@ -140,14 +144,14 @@ def measure_questions(
         return basis
     contenders = [contender for trial in open_trials for contender in trial.contenders]
     cost = seconds_of(contenders, this_machine)
-    # This is only a time limit, which a quiet machine does not need.
+    # The limit only matters on a busy machine. A quiet one finishes well within it.
     limit = max(_LEAST_SECONDS, 2 * sum(exploring for exploring, _ in cost.values()))
     folder = measure(open_trials, replace(request, budget=limit), quickly=True)
     return usable(folder, request)
 
 
 def basis_here(machine: str | None, request: Request) -> Basis:
-    """Return what answers about this machine rest on before anything is measured for them.
+    """Return the basis of answers about this machine, before anything is measured for them.
 
     Raises:
         UserError: if ``machine`` is not this machine, or the device cannot be used.
@@ -163,8 +167,8 @@ def basis_here(machine: str | None, request: Request) -> Basis:
     slug = select_device(request.device, request.gpu).machine.slug
     if machine is not None and slug_meant(machine, [slug, *known_machines()]) != slug:
         raise UserError(
-            f"--measure times on this machine ({slug}), but --machine says {machine}; leave one "
-            "of them out."
+            f"--measure times on this machine ({slug}), but --machine is {machine}; leave one of "
+            "the two options out."
         )
     if slug in recorded_machines(request.results) | known_machines().keys():
         return find_basis(slug, request.results)
@@ -172,7 +176,7 @@ def basis_here(machine: str | None, request: Request) -> Basis:
 
 
 def usable(folder: Path, request: Request) -> Basis:
-    """Return what answers rest on after measuring, unless the measurements are unusable.
+    """Return the basis of answers after measuring, if the new measurements are usable.
 
     Raises:
         UserError: if the new measurements are unusable.
@@ -193,12 +197,13 @@ def usable(folder: Path, request: Request) -> Basis:
 def measure(trials: Sequence[Trial], request: Request, quickly: bool = False) -> Path:
     """Time the candidates of trials, then re-time the best of each; return the recording's folder.
 
-    The request's budget is for the candidates. With ``quickly``, a user waits for the result.
+    The request's budget covers the timing of candidates, not the re-timing. ``quickly`` is True if
+    a user waits for the result.
 
     Raises:
         UserError: if the device cannot be used, if another process is measuring, or, with
             ``quickly``, if nothing was timed within the budget.
-        KeyboardInterrupt: after the measurements were folded into the recording.
+        KeyboardInterrupt: if the user interrupts; the measurements are then already saved.
     """
     from analysis.advice.measurements import read_measurements
     from analysis.advice.trials import pairs_to_confirm
@@ -219,7 +224,7 @@ def measure(trials: Sequence[Trial], request: Request, quickly: bool = False) ->
                 "idle.",
                 exit_code=1,
             )
-        # 2. Re-time the best of them together with the original shapes.
+        # 2. Re-time the best candidates together with the original shapes.
         explored = read_measurements(timed, recording)
         pairs = list(pairs_to_confirm(trials, explored))
         if pairs:

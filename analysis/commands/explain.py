@@ -19,34 +19,45 @@ def explain_command(
         list[Path],
         typer.Argument(
             metavar="TRACE…",
-            help="Traces of PyTorch's profiler, .json or .json.gz; several for several ranks.",
+            help="Trace of PyTorch's profiler, .json or .json.gz; one per rank of a job.",
         ),
     ],
     machine: Annotated[
         str | None,
-        typer.Option("--machine", help="Machine to compare with [default: the traced one]."),
+        typer.Option(
+            "--machine", help="Slug of the machine to compare with [default: the traced machine]."
+        ),
     ] = None,
     against: Annotated[
         Path | None,
-        typer.Option("--against", help="Folder of results to look in first."),
+        typer.Option(
+            "--against", help="Folder of results that is searched for the machine before --results."
+        ),
     ] = None,
     pad: Annotated[
         str | None,
         typer.Option(
             "--pad",
             help=(
-                "Pad: how much larger sizes and FLOPs may get [default: 12.5%, or to a multiple "
-                "of 8]."
+                "Pad query: largest growth of a size and of the FLOPs [default: 12.5%, or what a "
+                "multiple of 8 needs]."
             ),
         ),
     ] = None,
     choose: Annotated[
         str | None,
-        typer.Option("--choose", help="Choose: sizes and FLOPs within this share either way."),
+        typer.Option(
+            "--choose",
+            help=(
+                "Choose query: largest change of a size and of the FLOPs, up or down, such as 15%."
+            ),
+        ),
     ] = None,
-    csv: Annotated[Path | None, typer.Option("--csv", help="CSV file for the operations.")] = None,
+    csv: Annotated[
+        Path | None, typer.Option("--csv", help="CSV file to write, one row per operation.")
+    ] = None,
     markdown: Annotated[
-        Path | None, typer.Option("--markdown", help="Markdown file for a pull request.")
+        Path | None, typer.Option("--markdown", help="Markdown file to write for a pull request.")
     ] = None,
     results: ResultsOption = RESULTS,
     json: JsonOption = False,

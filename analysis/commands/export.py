@@ -19,17 +19,24 @@ def export_command(
     to: Annotated[
         str,
         typer.Option(
-            "--to", help="Format to write: pytest-benchmark, csv, parquet or xla-perf-table."
+            "--to", help="Format of the file: pytest-benchmark, csv, parquet or xla-perf-table."
         ),
     ],
     place: Annotated[
         str | None,
-        typer.Argument(help="Recording's folder or slug [default: the machine measured last]."),
+        typer.Argument(
+            help="Folder of a recording, or a machine's slug [default: the machine measured last]."
+        ),
     ] = None,
     output: Annotated[
         Path | None,
         typer.Option(
-            "-o", "--output", help="File to write, or - for stdout [default: SLUG.ENDING here]."
+            "-o",
+            "--output",
+            help=(
+                "File to write, or - for stdout [default: the machine's slug and the format's "
+                "ending, in the current folder]."
+            ),
         ),
     ] = None,
     results: ResultsOption = RESULTS,

@@ -22,18 +22,21 @@ def fleet_command(
         Path | None,
         typer.Argument(
             metavar="[DIR]",
-            help="A recording, or a folder of recordings [default: the results folder].",
+            help="Folder of one recording or of several [default: the results folder].",
         ),
     ] = None,
     margin: Annotated[
-        str, typer.Option("--margin", help="Slowdown against the other GPUs that counts as slow.")
+        str,
+        typer.Option(
+            "--margin", help="Slow-down against the median GPU beyond which a GPU counts as slow."
+        ),
     ] = "5%",
     json: JsonOption = False,
 ) -> None:
     """Say which GPU of a node or a cluster is slow or throttled, and why.
 
     Compares the anchor cases that all GPUs timed. Writes fleet.json and a plot into each recording.
-    --json prints one document for a recording, and a list of them for a folder of recordings.
+    --json prints one document for a recording, and a list of documents for several recordings.
     """
     from analysis.fleet.anchors import anchor_folders
     from analysis.fleet.fleet_report import report_json, report_text
@@ -55,7 +58,7 @@ def fleet_command(
 
 
 def report_on(folder: Path, margin: float) -> tuple[FleetReport, Path | None]:
-    """Write the report on a recording; return it, and the file of its plot if it has one."""
+    """Write the report on a recording; return the report, and the path of its plot if any."""
     from analysis.fleet.fleet_report import make_report, write_report
     from analysis.plots.fleet import write_fleet_plot
 

@@ -47,25 +47,27 @@ def import_command(
         list[Path] | None,
         typer.Argument(
             help=(
-                "Your own times as CSV, the CUTLASS profiler's or TritonBench's CSV, or "
-                "gemm_perf.parquet files [default: the package's tables]."
+                "CSV file of your own times, of the CUTLASS profiler or of TritonBench, or "
+                "gemm_perf.parquet files [default: the tables of the package aiconfigurator-core]."
             )
         ),
     ] = None,
     machine: Annotated[
-        str, typer.Option("--machine", help="Machine, or all that have a table.")
+        str, typer.Option("--machine", help="Machine's slug, or all for all that have a table.")
     ] = _ALL,
     dtype: Annotated[
         str,
-        typer.Option("--dtype", help=("Dtype of all rows of a CSV file that has no such column.")),
+        typer.Option(
+            "--dtype", help="Dtype, such as bf16, of all rows of a CSV file without a dtype column."
+        ),
     ] = "",
     layout: Annotated[
         str,
         typer.Option(
             "--layout",
             help=(
-                "Layout of all rows of a CSV file that has no such column: nn, nt, tn or tt; nt is "
-                "y = x Wᵀ."
+                "Layout of all rows of a CSV file without a layout column: nn, nt, tn or tt, where "
+                "nt is y = x Wᵀ."
             ),
         ),
     ] = "",
@@ -73,21 +75,21 @@ def import_command(
 ) -> None:
     """Import public tables, or your own CSV, as recordings.
 
-    They are written under public/. Run it again to resume.
+    The recordings are written to public/ in the results folder. Run the same command to resume.
     """
-    # 1. A file of times, which is every file but a Parquet file, is imported by itself.
+    # 1. Import a file of times by itself. Every file that is not a Parquet file is a file of times.
     files = files or []
-    timings = [path for path in files if path.suffix != ".parquet"]
-    if timings:
+    timing_files = [path for path in files if path.suffix != ".parquet"]
+    if timing_files:
         if len(files) > 1:
             raise UserError(
                 "give one file of times at a time: each becomes the recording of its machine."
             )
-        _import_file(timings[0], machine, FileDefaults(dtype, layout), results)
+        _import_file(timing_files[0], machine, FileDefaults(dtype, layout), results)
         return
     if dtype or layout:
         raise UserError("--dtype and --layout are only for CSV files without such columns.")
-    # 2. Choose the table of each machine, or of the named one.
+    # 2. Choose one table for each machine, or only for the named machine.
     tables = [read_table(path) for path in files] if files else find_tables()
     by_slug = choose_tables([table for table in tables if table.slug in known_machines()])
     if not by_slug:
@@ -100,15 +102,15 @@ def import_command(
                 f"there is no table for {slug}; there are tables for {', '.join(by_slug)}."
             )
         chosen = {slug: by_slug[slug]}
-    # 3. Import those that are not imported yet.
+    # 3. Import the chosen tables that are not imported yet.
     missing = {
         slug: table
         for slug, table in chosen.items()
         if not _is_imported(table, folder_of(results, slug))
     }
     for slug in sorted(chosen.keys() - missing.keys()):
-        kept = ", as a prior for your file" if is_of_file(folder_of(results, slug)) else ""
-        note(f"{slug}: already imported, {chosen[slug].source}{kept}.")
+        purpose = ", as a prior for your file" if is_of_file(folder_of(results, slug)) else ""
+        note(f"{slug}: already imported, {chosen[slug].source}{purpose}.")
     if missing:
         _import_all(missing, tables, results)
 
@@ -117,8 +119,8 @@ def _import_file(path: Path, machine: str, defaults: FileDefaults, results: Path
     """Import a user's file as a recording.
 
     Raises:
-        UserError: if an option is missing or wrong, the file cannot be read, or the machine already
-            has a recording of its own.
+        UserError: if an option is missing or wrong, the file cannot be read, or the machine itself
+            was already recorded.
     """
     # 1. Check the options.
     if machine == _ALL:
@@ -132,30 +134,32 @@ def _import_file(path: Path, machine: str, defaults: FileDefaults, results: Path
     target = known_machine(machine)
     if (results / target.slug / "run.json").exists():
         raise UserError(
-            f"{target.slug} already has its own recording in {results}, which answers use first; "
-            "choose another folder with --results."
+            f"{target.slug} already has its own recording in {results}, which answers would prefer "
+            "to the import; choose another folder with --results."
         )
-    # 2. Read the file, unless it is already imported. Our own results are read like public formats.
+    # 2. Read the file, unless it is already imported. Recordings are read like public tables.
     is_recording = path.is_dir() or path.name == "measurements.csv"
-    if is_recording and not (path if path.is_file() else path / "measurements.csv").exists():
+    table = path / "measurements.csv" if path.is_dir() else path
+    if is_recording and not table.exists():
         raise UserError(f"{path} has no measurements.csv; give a file of times.")
     folder = folder_of(results, target.slug)
     if path.exists() and is_complete(folder) and is_same_file(folder, path, defaults):
         note(f"{target.slug}: already imported, {path}.")
         return
     timings = None if is_recording else read_timings(path, defaults)
-    timings = timings or read_public(path, target)
-    # 3. Write the recording, and all results that follow.
+    if timings is None:  # a recording, or the table of a published study
+        timings = read_public(path, target)
+    # 3. Write the recording, and all results that are computed from it.
     folder = write_timings(timings, path, defaults, target, results)
     print(f"{target.slug}: {_finish(folder, None, ())}")
     note(f"{target.slug}: {timings.how}, {timings.cache}; {folder}.")
 
 
 def _is_imported(table: PublicTable, folder: Path) -> bool:
-    """Return True if the folder has a complete import of this table, with today's intervals.
+    """Return True if a folder has a complete import of this table, with up-to-date intervals.
 
-    If the folder has a user's file instead, the table only has to be among its collections, as a
-    prior.
+    If a user's file was imported into the folder, the table only has to be among the collections
+    that serve as its prior.
     """
     files = (COLLECTIONS, attention_basis.FILE)
     if not is_complete(folder) or not all((folder / name).exists() for name in files):
@@ -163,7 +167,7 @@ def _is_imported(table: PublicTable, folder: Path) -> bool:
     if is_of_file(folder):
         try:
             return table.source in read_collections(folder)
-        except UserError:  # a damaged file is written again
+        except UserError:  # a damaged file has to be rewritten
             return False
     public: dict[str, Any] = load_run(folder).get("public", {})
     is_same_table = (
@@ -178,7 +182,7 @@ def _is_imported(table: PublicTable, folder: Path) -> bool:
 def _import_all(
     tables: Mapping[str, PublicTable], all_tables: Sequence[PublicTable], results: Path
 ) -> None:
-    """Import tables in parallel, one per core, because growing trees keeps a core busy."""
+    """Import tables in parallel, one per core, because fitting the trees keeps a core busy."""
     note(f"Calibrating on the public tables of {len(tables)} machines, one or two minutes each:")
     workers = min(len(tables), len(os.sched_getaffinity(0)))
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
@@ -191,7 +195,7 @@ def _import_all(
 
 
 def _import_one(table: PublicTable, tables: Sequence[PublicTable], results: Path) -> str:
-    """Write a table's recording and all results that follow from it; return a summary.
+    """Write a table's recording and all results that are computed from it; return a summary.
 
     If a user's file was imported for the machine, the file remains the recording, and the table
     becomes its prior.
@@ -209,12 +213,12 @@ def _import_one(table: PublicTable, tables: Sequence[PublicTable], results: Path
 
 
 def _finish(folder: Path, table: PublicTable | None, tables: Sequence[PublicTable]) -> str:
-    """Calibrate an imported recording and write all results that follow; return a summary.
+    """Calibrate an imported recording, write its results, and return a summary.
 
     Args:
         folder: folder of the recording.
         table: the table that was imported; None for a user's file.
-        tables: all public tables, which serve to judge this one.
+        tables: all public tables, against which ``table`` is validated.
     """
     from analysis.advice.table import build_table, write_table
     from analysis.commands.page import add_page
@@ -225,7 +229,7 @@ def _finish(folder: Path, table: PublicTable | None, tables: Sequence[PublicTabl
     from analysis.rules.rules_report import write_rules
     from analysis.validation.software import write_own_validation, write_validation
 
-    # 1. Write what a report writes, and the verdicts on rules.
+    # 1. Write the files of a report, and the verdicts on the field's rules.
     analysis = analyse(load(folder))
     write_predictions(analysis)
     write_plots(analysis)
@@ -241,7 +245,7 @@ def _finish(folder: Path, table: PublicTable | None, tables: Sequence[PublicTabl
         write_own_validation(folder)
     else:
         write_validation(folder, table, tables)
-    # 3. Summarise the import, with the errors of the operation and dtype that has most rows.
+    # 3. Summarise the import, with the errors for the operation and dtype with the most rows.
     summary = f"{analysis.measured:,} rows, {analysis.recording.run['public']['source']}"
     fit = max(analysis.model.fits.values(), key=lambda fit: fit.rows)
     if fit.median is None or fit.mean is None or fit.p95 is None:

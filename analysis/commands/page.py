@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from analysis.rules.judge import RuleResult
 
 PAGE = "report.html"
-_OLDEST_BOKEH = (3, 6)
+_OLDEST_BOKEH = (3, 6)  # oldest supported version
 
 
 @app.command("page")
@@ -32,18 +32,23 @@ def page_command(
     places: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Machines or folders of recordings to show together [default: measured last]."
+            help=(
+                "Slugs of machines or folders of recordings to show together [default: the "
+                "machine measured last]."
+            )
         ),
     ] = None,
     output: Annotated[
         Path | None,
         typer.Option(
-            "-o", "--output", help=("File to write [default: report.html in the recording].")
+            "-o",
+            "--output",
+            help="HTML file to write [default: report.html in the first recording's folder].",
         ),
     ] = None,
     results: ResultsOption = RESULTS,
 ) -> None:
-    """Write results as one HTML file that needs no network."""
+    """Write results as one interactive HTML file that needs no network."""
     missing = lacks_page()
     if missing:
         raise UserError(f"the page {missing}.")
@@ -58,7 +63,7 @@ def page_command(
 
 
 def lacks_page() -> str:
-    """Return what is missing to write a page, as the end of a sentence; empty if nothing is."""
+    """Return the end of a sentence such as "it needs …"; empty if a page can be written."""
     if importlib.util.find_spec("bokeh") and importlib.util.find_spec("jinja2"):
         major, minor = importlib.metadata.version("bokeh").split(".")[:2]
         if (int(major), int(minor)) >= _OLDEST_BOKEH:
@@ -69,11 +74,11 @@ def lacks_page() -> str:
 def write_page(
     analyses: Sequence[Analysis], advice: Sequence[list[Advice] | None], output: Path | None = None
 ) -> Path:
-    """Write the page of some recordings; return the file.
+    """Write one page about some recordings; return its path.
 
     Args:
-        analyses: the recordings.
-        advice: advice on each recording; None to compute it.
+        analyses: the recordings, each with the model fitted to it.
+        advice: recommendation table of each recording; None to compute it.
         output: the file to write; report.html in the first recording's folder if None.
     """
     from analysis.advice.table import build_table
@@ -91,22 +96,22 @@ def write_page(
 
 
 def add_page(analysis: Analysis, advice: list[Advice] | None = None) -> Path | None:
-    """Write the page after another command; if that fails, print a note and return None."""
+    """Write the page at the end of another command; if that fails, print a note and return None."""
     missing = lacks_page()
     if missing:
         note(f"{PAGE} is left out: it {missing}.")
         return None
     try:
         return write_page([analysis], [advice])
-    except (UserError, ImportError) as error:  # a damaged file, an incomplete installation
+    except (UserError, ImportError) as error:  # a file is damaged, or the installation incomplete
         note(f"{PAGE} is left out: {error}")
         return None
 
 
 def renewed_page(folder: Path) -> Path | None:
-    """Rewrite a recording's page after its folder changed; return the file.
+    """Rewrite a recording's page after its folder changed, and return the page's path.
 
-    None if the folder has no measurements, or the page cannot be written.
+    Return None if the folder has no measurements, or the page cannot be written.
     """
     from analysis.model.fitted import analyse
     from analysis.recordings.runs import load_runs
@@ -118,17 +123,18 @@ def renewed_page(folder: Path) -> Path | None:
 
 
 def _page_report(analysis: Analysis, advice: list[Advice]) -> PageReport:
-    """Collect the content of a page: also the profiled steps and the verdicts on rules.
+    """Collect the content of a page: the analysis, the advice, profiled steps and rule verdicts.
 
-    These lie in the recording's folder, or in the folder of its measurements for rules.
+    Profiled steps and verdicts lie in the recording's folder, or in the folder of the measurements
+    that were made to judge the rules.
     """
     from analysis.page.page_report import PageReport
     from analysis.rules.tensor_cores import read_profiled_steps
 
     folder = analysis.recording.folder
-    folders = (folder, folder.parent / "rules" / folder.name)
-    steps = [step for folder in folders for step in read_profiled_steps(folder)]
-    rules = next(filter(None, map(_read_rules, folders)), [])  # of the first folder that has any
+    rules_folder = folder.parent / "rules" / folder.name
+    steps = [*read_profiled_steps(folder), *read_profiled_steps(rules_folder)]
+    rules = _read_rules(folder) or _read_rules(rules_folder)
     return PageReport(analysis, advice, rules, steps)
 
 
@@ -153,9 +159,9 @@ def _read_rules(folder: Path) -> list[RuleResult]:
 
 
 def _is_sound(row: RuleResult) -> bool:
-    """Return True if the fields of a rule's result are what they can be.
+    """Return True if every field of a rule's result has a possible value.
 
-    An effect has both ends of its interval, or there is none of the three.
+    Either the effect and both ends of its interval have values, or all three are None.
 
     Raises:
         TypeError: if a ratio is not a number.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _WAVE = "wave"
 _FORMATS = ("png", "svg", "pdf")
-_LISTED = 10
+_LISTED = 10  # cliffs that --find lists in each direction
 
 
 @app.command("plot")
@@ -31,35 +31,47 @@ def plot_command(
         list[str] | None,
         typer.Argument(
             help=(
-                "Plots to draw, such as roofline [default: all]; "
-                "or wave, which draws one class of shapes."
+                "Names of plots, such as roofline [default: all], or wave to draw the time over M "
+                "for one N and K."
             )
         ),
     ] = None,
     machine: MachineOption = None,
-    dtype: Annotated[str | None, typer.Option("--dtype", help="Draw only this dtype.")] = None,
-    sweep: Annotated[str | None, typer.Option("--sweep", help="Draw only this sweep.")] = None,
+    dtype: Annotated[
+        str | None, typer.Option("--dtype", help="Dtype to draw [default: all; for wave: bf16].")
+    ] = None,
+    sweep: Annotated[
+        str | None, typer.Option("--sweep", help="Sweep to draw, such as square [default: all].")
+    ] = None,
     formats: Annotated[
         list[str] | None,
-        typer.Option("--format", help=("File format: png, svg or pdf; repeatable.")),
+        typer.Option(
+            "--format", help="File format: png, svg or pdf; repeatable [default: png and svg]."
+        ),
     ] = None,
-    n: Annotated[int | None, typer.Option("--n", min=1, help="For wave: N of the class.")] = None,
-    k: Annotated[int | None, typer.Option("--k", min=1, help="For wave: K of the class.")] = None,
+    n: Annotated[int | None, typer.Option("--n", min=1, help="For wave: N of the GEMMs.")] = None,
+    k: Annotated[int | None, typer.Option("--k", min=1, help="For wave: K of the GEMMs.")] = None,
     m: Annotated[
-        int | None, typer.Option("--m", min=1, help="For wave: M before the cliff.")
+        int | None,
+        typer.Option(
+            "--m", min=1, help="For wave: the M just before the cliff [default: largest cliff]."
+        ),
     ] = None,
     find: Annotated[
-        bool, typer.Option("--find", help="For wave: list the largest cliffs to choose from.")
+        bool, typer.Option("--find", help="For wave: list the N and K with the largest cliffs.")
     ] = False,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="For wave: folder for the plot.")
+        Path | None,
+        typer.Option(
+            "-o", "--output", help="For wave: folder for the plot [default: the recording's plots]."
+        ),
     ] = None,
     results: ResultsOption = RESULTS,
     json: JsonOption = False,
 ) -> None:
     """Draw the plots that a recording has data for.
 
-    Names select some of them. `wave` draws a lesson about waves, for one N and K.
+    Names select some of these plots. `wave` draws a lesson about wave quantisation for one N and K.
     """
     kinds = tuple(formats or ("png", "svg"))
     for kind in kinds:
@@ -73,7 +85,7 @@ def plot_command(
             raise UserError("`plot wave` takes --n and --k, or --find; --json goes with --find.")
         basis = basis_of(machine, results)
         if find:
-            _print_steps(basis, dtype or "bf16", results, json)
+            _print_cliffs(basis, dtype or "bf16", results, json)
             return
         if n is None or k is None:
             raise UserError(
@@ -128,12 +140,12 @@ def _draw_lesson(
     output: Path | None,
     results: Path,
 ) -> Path:
-    """Draw the lesson about waves for a class of GEMMs; return the first file.
+    """Draw the lesson about waves for all GEMMs of one N and K; return the first file.
 
     Args:
         basis: basis of the predictions.
-        gemm: the class; its M is not used.
-        size: the M before the cliff; the largest cliff if None.
+        gemm: a GEMM with this N, K and dtype; its M is not used.
+        size: the M just before the cliff; None for the largest cliff.
         kinds: file formats.
         output: folder for the files; None for the folder of the recording's plots.
         results: folder of all machines' results.
@@ -144,12 +156,12 @@ def _draw_lesson(
     from analysis.plots.style import save
     from analysis.plots.wave import draw_wave, lesson
 
-    rows = _rows(basis, gemm.dtype)
+    rows = _plain_gemms(basis, gemm.dtype)
     line = rows[(rows["n"] == gemm.n) & (rows["k"] == gemm.k)]
     if size is not None and size not in set(line["m"]):
         raise UserError(f"M {size} was not measured with N {gemm.n} and K {gemm.k}.")
     if line.empty:
-        note("Nothing of this class was measured: the plot shows only predictions.")
+        note("No GEMM with this N and K was measured, so the plot shows only predictions.")
     if size is not None and lesson(line, size) is None:
         raise UserError(f"no size next to M {size} was measured with N {gemm.n} and K {gemm.k}.")
     figure = draw_wave(basis, gemm, line, size)
@@ -160,54 +172,58 @@ def _draw_lesson(
     return save(figure, caption, folder, name, kinds)
 
 
-def _print_steps(basis: Basis, dtype: str, results: Path, json: bool) -> None:
-    """Print the largest cliffs along M, up and down.
+def _print_cliffs(basis: Basis, dtype: str, results: Path, json: bool) -> None:
+    """Print the largest cliffs: where one more row makes a GEMM much slower, or much faster.
 
-    If there is another collection of the machine, only cliffs that it repeats are printed.
+    If other collections of public times exist for the machine, only cliffs that one of them repeats
+    are printed.
     """
     from analysis.recordings.imported import folder_of, read_collections
     from analysis.slices.cliffs import largest, repeated_steps, steps_of
 
     # 1. Find the cliffs, and those that other collections repeat.
-    rows = _rows(basis, dtype)
+    rows = _plain_gemms(basis, dtype)
     if rows.empty:
         raise UserError(
             f"there are no {dtype} GEMM measurements for {basis.model.machine.slug}; give another "
             "--dtype, or measure some first."
         )
-    steps = steps_of(rows)
+    cliffs = steps_of(rows)
     others = read_collections(folder_of(results, basis.model.machine.slug))
     if basis.kind == "public":  # the first collection is the one that the rows come from
         others = dict(list(others.items())[1:])
-    count = len(steps)
+    count = len(cliffs)
     if others:
-        steps = repeated_steps(steps, others)
-    ups, downs = largest(steps, _LISTED)
+        cliffs = repeated_steps(cliffs, others)
+    ups, downs = largest(cliffs, _LISTED)
     # 2. Print them, as JSON or as text.
     if json:
         columns = ["m", "after", "n", "k", "dtype", "time_us", "after_us", "ratio"]
         columns += ["again", "by"] if others else []
         print_json({"up": _records(ups[columns]), "down": _records(downs[columns])})
         return
-    for title, cliffs in (("slower", ups), ("faster", downs)):
+    for title, listed in (("slower", ups), ("faster", downs)):
         print(f"One more row, {title}:")
-        for row in cliffs.to_dict("records"):
+        for row in listed.to_dict("records"):
             again = f"; {row['again']:.2f}× according to {row['by']}" if others else ""
             print(
                 f"  M {row['m']} → {row['after']}, N {row['n']}, K {row['k']}: "
                 f"{row['time_us']:.4g} → {row['after_us']:.4g} µs, {row['ratio']:.2f}×{again}"
             )
-    repeated = f", {len(steps):,} of them repeated by another collection" if others else ""
+    repeated = f", {len(cliffs):,} of them repeated by another collection" if others else ""
     note(f"{count:,} pairs of neighbouring sizes{repeated}. {basis.source}.")
 
 
 def _records(frame: pd.DataFrame) -> Any:
-    """Return the rows for JSON, with Python's numbers instead of NumPy's."""
+    """Return the rows of a table for JSON, with Python's numbers instead of NumPy's."""
     return frame.astype(object).to_dict("records")
 
 
-def _rows(basis: Basis, dtype: str) -> pd.DataFrame:
-    """Return the measured plain GEMMs of the vendor library in a dtype; empty if there are none."""
+def _plain_gemms(basis: Basis, dtype: str) -> pd.DataFrame:
+    """Return the vendor library's measured GEMMs in a dtype, in layout nt and without a batch.
+
+    The table is empty if there are no such measurements.
+    """
     from analysis.recordings.load import bursts, library_rows
     from analysis.recordings.repetition import with_steady_times
     from analysis.recordings.runs import load_runs

@@ -1,4 +1,4 @@
-"""``record``: record everything that a machine can tell, by running the other commands."""
+"""``record``: record everything about a machine, by running the other commands."""
 
 from __future__ import annotations
 
@@ -29,43 +29,46 @@ from kernels.common.program import FOLDER, RESULTS, command_words
 from sweeps.process import terminated_as_interrupt
 
 INTERPRETER = [sys.executable]
-"""Command that runs the other packages, as ``-m package``."""
+"""Python interpreter that runs the commands of the other packages as ``-m package``."""
 
-_BUDGET = {"gpu": 3000.0, "cpu": 300.0}
-_MIN_BUDGET = 30.0
+_BUDGET = {"gpu": 3000.0, "cpu": 300.0}  # default seconds by kind of machine
+_MIN_BUDGET = 30.0  # seconds that only starting the commands may take
 
 
 @app.command("record")
 def record_command(
     budget: Annotated[
         str | None,
-        typer.Option(help=("Total time of this call [default: 50m on a GPU, 5m on a CPU].")),
+        typer.Option(help="Total time of this call [default: 50m on a GPU, 5m on a CPU]."),
     ] = None,
     part: Annotated[
         list[str] | None,
-        typer.Option("--part", help=("Part to record; repeatable [default: all].")),
+        typer.Option(
+            "--part", help="Part to record, as --plan lists it; repeatable [default: all]."
+        ),
     ] = None,
     plan: Annotated[
         bool, typer.Option("--plan", help="Only show the parts and their expected times.")
     ] = False,
     machine: Annotated[
         str | None,
-        typer.Option("--machine", help=("With --plan: a GPU other than this machine's.")),
+        typer.Option("--machine", help="With --plan: GPU to plan for [default: this machine]."),
     ] = None,
     cores: Annotated[
-        int | None, typer.Option("--cores", help="With --plan: CPU cores of that GPU's host.")
+        int | None,
+        typer.Option("--cores", help="With --plan --machine: number of CPU cores of its host."),
     ] = None,
     device: DeviceOption = "auto",
     gpu: GpuOption = 0,
     results: ResultsOption = RESULTS,
 ) -> None:
-    """Record everything that this machine can tell. The most valuable parts come first.
+    """Record everything about this machine, most valuable parts first.
 
-    Run it again at any time: it continues from what is already recorded.
+    Run the same command again at any time to resume.
     """
-    # 1. Check the options. A plan for another machine needs nothing of this one.
+    # 1. Check the options. A plan for another machine does not need this machine's device.
     began = time.monotonic()
-    results = results.resolve()  # the commands run in another folder, the checkout
+    results = results.resolve()  # absolute, because the commands run in another folder
     parts = select_parts(all_parts(), part or [])
     device_options = ["--device", device, "--gpu", str(gpu)]
     if not plan and (machine or cores):
@@ -74,8 +77,8 @@ def record_command(
         note("Counting cases and seconds …")
         print("\n".join(plan_lines(parts, machine, cores)))
         return
-    given_seconds = parse_seconds(budget)  # a bad budget is reported at once
-    # 2. Find the machine, and what is already recorded of it.
+    given_seconds = parse_seconds(budget)  # before slow steps, so that a typo is reported at once
+    # 2. Find the machine, and what is already recorded about it.
     place = find_place(results, device_options)
     seconds = given_seconds or _BUDGET[place.kind]
     if seconds < _MIN_BUDGET:
@@ -99,14 +102,16 @@ def record_command(
 
 
 def find_place(results: Path, device_options: Sequence[str]) -> RecorderPlace:
-    """Return the machine and its folders, as a process that may import PyTorch reports them.
+    """Return the machine and its folders, as ``sweeps doctor`` reports them.
+
+    The command runs as another process, because only that one may import PyTorch.
 
     Args:
         results: folder of all machines' results.
         device_options: the options that select the device.
 
     Raises:
-        UserError: if that process reports a problem with the device, with its error message.
+        UserError: if the command reports a problem with the device, with the command's message.
     """
     command = ["sweeps", "doctor", "--name", "--json", "--results", str(results)]
     facts = _ask_json([*command, *device_options])
@@ -121,7 +126,7 @@ def find_place(results: Path, device_options: Sequence[str]) -> RecorderPlace:
 
 
 def plan_lines(parts: Sequence[RecorderPart], machine: str, cores: int | None) -> list[str]:
-    """Return the plan of a GPU's recording: the time of each step, and what sweeps need.
+    """Return the plan of a GPU's recording: each step's time, and the time that its cases need.
 
     Args:
         parts: the parts to record.
@@ -129,7 +134,7 @@ def plan_lines(parts: Sequence[RecorderPart], machine: str, cores: int | None) -
         cores: CPU cores of its host; None if they are not known.
     """
     names = [name for part in parts for step in part.steps for name in step.sweeps]
-    # With a budget of a day, no sweep has to leave out cases.
+    # A budget of a day is enough for every case of every sweep.
     command = ["sweeps", "show", "--plan", *dict.fromkeys(names), "--json"]
     command += ["--machine", machine, "--budget", "24h"]
     command += ["--cores", str(cores)] if cores else []

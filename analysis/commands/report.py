@@ -1,4 +1,4 @@
-"""``calibrate``, ``table`` and ``report``: write the results that follow from a recording."""
+"""``calibrate``, ``table`` and ``report``: write results that are computed from a recording."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def table_command(machine: MachineOption = None, results: ResultsOption = RESULT
 
 @app.command("report")
 def report_command(machine: MachineOption = None, results: ResultsOption = RESULTS) -> None:
-    """Write predictions, plots, table and page. Print what matters most."""
+    """Write predictions, plots, table and page. Print the main findings."""
     from analysis.advice.headlines import UNUSABLE_LINE, headlines, health_of
     from analysis.advice.table import build_table, write_table
     from analysis.commands.page import add_page
@@ -49,7 +49,7 @@ def report_command(machine: MachineOption = None, results: ResultsOption = RESUL
     from analysis.recordings.write import write_records
     from sweeps.progress import LiveReporter
 
-    # 1. Write everything, and show how far it is.
+    # 1. Write all files, and show the progress.
     note("Calibrating the model, drawing plots and searching for better shapes …")
     with LiveReporter("steps") as live:
         live.begin("Reporting", None)
@@ -66,7 +66,7 @@ def report_command(machine: MachineOption = None, results: ResultsOption = RESUL
         live.update(3, _STEPS)
         page = add_page(analysis, advice)
         live.update(4, _STEPS)
-    # 2. Print how far the times can be trusted, what was found, and where the files are.
+    # 2. Print the health of the run, the findings, and the paths of the files.
     folder = analysis.recording.folder
     print()
     for line in health_of(analysis):

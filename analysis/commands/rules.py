@@ -1,4 +1,4 @@
-"""``rules``: judge the field's rules by measurements."""
+"""``rules``: judge the field's rules of thumb by measurements."""
 
 from __future__ import annotations
 
@@ -26,24 +26,29 @@ def rules_command(
     table: Annotated[
         Path | None,
         typer.Option(
-            "--table", help="Public table to judge instead of a recording; needs --machine."
+            "--table",
+            help="Public table to judge by instead of a recording; needs --machine.",
         ),
     ] = None,
     dtype: Annotated[
-        str | None, typer.Option("--dtype", help="Dtype of the table to judge.")
+        str | None,
+        typer.Option(
+            "--dtype",
+            help="Dtype of --table to judge by [default: bf16 if present, else the only one].",
+        ),
     ] = None,
     imported: Annotated[
-        bool, typer.Option("--imported", help="Compare the verdicts of all imported tables.")
+        bool, typer.Option("--imported", help="Print the verdicts of all imported tables.")
     ] = False,
     sweeps: Annotated[
-        bool, typer.Option("--sweeps", help="Only list the sweeps that the rules need.")
+        bool, typer.Option("--sweeps", help="Only list the sweeps that judging the rules needs.")
     ] = False,
     plots: Annotated[
         Path | None, typer.Option("--plots", help="Folder for the plot of --table or --imported.")
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Judge the field's rules by measurements. Writes rules.csv, .md and .json."""
+    """Judge the field's rules of thumb by measurements. Writes rules.csv, .md and .json."""
     from analysis.commands.page import renewed_page
     from analysis.rules.catalogue import rule_sweeps
     from analysis.rules.rules_report import terminal_table
@@ -60,7 +65,8 @@ def rules_command(
         return
     if plots is not None and table is None:
         raise UserError(
-            "--plots needs --table or --imported; a recording's cheat sheet lies next to its rules."
+            "--plots needs --table or --imported; for a recording, the cheat sheet is always "
+            "written next to rules.md."
         )
     if table is not None:
         rows, written = _judge_table(table, machine, dtype, plots)
@@ -84,11 +90,12 @@ def _show_imported(results: Path, plots: Path | None, json: bool) -> None:
     documents = imported_rules(results)
     if json:
         print_json(documents)
-    for document in [] if json else documents:
-        print(f"{document['name']}, {document['source']}")
-        for rule in document["rules"]:
-            ends = f"[{rule['lo']:.3f}, {rule['hi']:.3f}]"
-            print(f"  {rule['statement']}: {rule['verdict']}, {rule['effect']:.3f} {ends}")
+    else:
+        for document in documents:
+            print(f"{document['name']}, {document['source']}")
+            for rule in document["rules"]:
+                interval = f"[{rule['lo']:.3f}, {rule['hi']:.3f}]"
+                print(f"  {rule['statement']}: {rule['verdict']}, {rule['effect']:.3f} {interval}")
     if plots is not None:
         note(str(write_overview(documents, plots)))
 
@@ -108,7 +115,7 @@ def _judge_and_write(
     for recording in inputs.recordings:
         if recording.unusable:
             reasons = "; ".join(recording.health["reasons"])
-            note(f"{recording.folder} judges no rule: the run is unusable ({reasons}).")
+            note(f"{recording.folder} is not used to judge rules: it is unusable ({reasons}).")
     rows = judge_inputs(inputs)
     return rows, [*write_rules(inputs, rows), *write_cheat_sheet(inputs, rows)]
 
@@ -116,7 +123,10 @@ def _judge_and_write(
 def _judge_table(
     path: Path, slug: str | None, dtype: str | None, plots: Path | None
 ) -> tuple[Sequence[RuleResult], Sequence[Path]]:
-    """Return the verdicts on the rules that a public table can answer, and its cheat sheet."""
+    """Judge the rules that a public table has data for.
+
+    Return the results, and the files of the cheat sheet if a folder for plots is given.
+    """
     from analysis.imports.public import read_source
     from analysis.plots.cheat_sheet import write_table_sheet
     from analysis.rules.judge import Evidence, judge_all

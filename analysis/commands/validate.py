@@ -28,42 +28,53 @@ from kernels.common.errors import UserError, nearest
 from kernels.machine import Machine, known_machine, known_machines
 from kernels.problem import DTYPE_BYTES
 
-_TIMED_SHAPES = 20_000
-_NONE = "none"
+_TIMED_SHAPES = 20_000  # largest number of shapes that the speed of predictions is measured on
+_NONE = "none"  # value of --prior for no public tables
 
 
 @app.command("validate")
 def validate_command(
-    file: Path,
+    file: Annotated[
+        Path, typer.Argument(help="Folder of a recording, or file of a public table, to judge by.")
+    ],
     machine: Annotated[
-        str, typer.Option("--machine", help=("Machine whose rows of the file are judged."))
+        str, typer.Option("--machine", help="Slug of the machine whose rows of FILE are used.")
     ],
     dtype: Annotated[
         str | None,
         typer.Option(
-            "--dtype", help=("Dtype to judge [default: bf16 if present, else the only one].")
+            "--dtype", help="Dtype to judge [default: bf16 if present, else the only one]."
         ),
     ] = None,
     calibrate: Annotated[
-        str, typer.Option("--calibrate", help="Rows to calibrate on: a number, 0, or all.")
+        str,
+        typer.Option("--calibrate", help="Number of rows to calibrate on; 0 for none, or all."),
     ] = "256",
-    seed: Annotated[int, typer.Option("--seed", help="Seed that breaks ties among rows.")] = 0,
+    seed: Annotated[
+        int,
+        typer.Option("--seed", help="Seed of the choice of calibration rows and held-out levels."),
+    ] = 0,
     holdout: Annotated[
         str,
         typer.Option(
             "--holdout",
             help=(
-                "Hold-out: rows; levels (M, N and K all unseen); beyond (M above 2304); folds "
-                "(five in turn)."
+                "Rows to hold out: rows (those not calibrated on), levels (M, N and K all unseen), "
+                "beyond (M above 2304) or folds (five, each in turn)."
             ),
         ),
     ] = "rows",
     algorithm: Annotated[
         str | None,
-        typer.Option("--algorithm", help="Convolution algorithm to judge, by kernel name."),
+        typer.Option(
+            "--algorithm", help="Convolution algorithm to judge, by kernel name [default: all]."
+        ),
     ] = None,
     constants: Annotated[
-        str | None, typer.Option("--constants", help="Machine to take constants from.")
+        str | None,
+        typer.Option(
+            "--constants", help="Machine to take constants from [default: the nearest other one]."
+        ),
     ] = None,
     prior: Annotated[
         str,
@@ -74,31 +85,36 @@ def validate_command(
     ] = _NONE,
     curve: Annotated[
         bool,
-        typer.Option("--curve", help=("Add the learning curve, 32 to 2,048 rows; takes minutes.")),
+        typer.Option(
+            "--curve", help="Add the learning curve from 32 to 2,048 rows, which takes minutes."
+        ),
     ] = False,
     again: Annotated[
         Path | None,
         typer.Option(
-            "--again", help=("File of the same grid measured again, for the noise floor.")
+            "--again", help="File of a repeated measurement of the same grid, for the noise floor."
         ),
     ] = None,
     advice: Annotated[
-        bool, typer.Option("--advice", help="Add the value of following the advice.")
+        bool, typer.Option("--advice", help="Add the gain from following the advice.")
     ] = False,
     measured: Annotated[
         str | None,
         typer.Option(
             "--measured",
             help=(
-                "With --advice and --again: add its value when this many of the best "
-                "candidates are measured first, such as 1,2,4."
+                "Numbers of best candidates to measure before following the advice, such as "
+                "1,2,4; needs --advice and --again."
             ),
         ),
     ] = None,
-    plots: Annotated[Path | None, typer.Option("--plots", help="Folder for the plots.")] = None,
+    plots: Annotated[
+        Path | None,
+        typer.Option("--plots", help="Folder for plots of the validation [default: no plots]."),
+    ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Judge the model on held-out measurements: ours, or public tables."""
+    """Judge the model on held-out measurements of a recording or of a public table."""
     from analysis.imports.public import read_source
     from analysis.validation.advice_value import judge_advice, judge_measured
     from analysis.validation.holdout import HOLDOUTS, validate
@@ -126,7 +142,7 @@ def validate_command(
             raise UserError("give either --prior or --constants: a prior includes constants.")
         collections = named_collections(prior, file, judged_machine, source.dtype)
         validation = validate_with_prior(source, judged_machine, collections, rows, seed, holdout)
-    # 2. Add what the options ask for: learning curve, noise floor, plots and the value of advice.
+    # 2. Compute the optional results: learning curve, noise floor, plots and the value of advice.
     points = learning_curve(source, judged_machine, seed) if curve else []
     repeated = read_source(again, judged_machine, dtype) if again else None
     floor = noise_floor(source, repeated) if repeated else None
@@ -162,7 +178,7 @@ def validate_command(
 
 
 def _parse_count(text: str) -> int | None:
-    """Return a number of rows; None for ``all``, which means all rows that are not held out."""
+    """Parse a number of rows; return None for ``all``, which means all rows not held out."""
     if text == "all":
         return None
     if not text.isdecimal():
@@ -171,7 +187,7 @@ def _parse_count(text: str) -> int | None:
 
 
 def _parse_counts(text: str | None) -> list[int]:
-    """Return the numbers of a text such as ``1,2,4``; an empty list for None."""
+    """Parse numbers such as ``1,2,4``; return an empty list for None."""
     words = text.split(",") if text is not None else []
     if not all(word.strip().isdecimal() and int(word) > 0 for word in words):
         raise UserError(f"--measured must be counts such as 1,2,4, not {text!r}.")
@@ -179,10 +195,9 @@ def _parse_counts(text: str | None) -> list[int]:
 
 
 def _machine_of(file: Path, slug: str) -> Machine:
-    """Return the machine to validate.
+    """Return the machine that a slug means: one of machines.toml, or that of the recording.
 
-    It is the recording's machine if the slug means it and machines.toml lacks it; otherwise the one
-    in machines.toml.
+    The facts in the recording are used only if machines.toml lacks the machine.
     """
     folder = file if file.is_dir() else file.parent
     if not (folder / "run.json").exists():
@@ -198,8 +213,8 @@ def _machine_of(file: Path, slug: str) -> Machine:
 def _shapes_per_second(model: Model, query: Query) -> dict[str, float]:
     """Measure how many shapes per second the model predicts on one core.
 
-    The shapes are given as arrays. ``physics`` is the rate of the formula without the residual,
-    ``full`` that of the whole model.
+    ``physics`` is the rate of the time formula without the learned residual, and ``full`` is the
+    rate of the whole model. Reading shapes into arrays is not timed.
     """
     # Only the shapes of one group are timed, because one fit predicts them.
     group = str(query.groups()[0])
@@ -207,8 +222,8 @@ def _shapes_per_second(model: Model, query: Query) -> dict[str, float]:
     inputs = Inputs.from_query(model.machine, cases)
     fit = model.fits[group]
     rates = {}
-    corrections = ("physics", None, None), ("full", fit.residual, fit.offsets)
-    for name, residual, offsets in corrections:
+    variants = ("physics", None, None), ("full", fit.residual, fit.offsets)
+    for name, residual, offsets in variants:
         began = time.perf_counter()
         estimate, spread = corrected_estimate(inputs, fit.constants, residual, offsets)
         # The ends of the interval belong to a prediction, so they are computed and timed, too.

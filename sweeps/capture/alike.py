@@ -55,7 +55,8 @@ class AlikeLayers:
         replaced: dict[nn.Module, Any] = {}
         for module in model.modules():
             if isinstance(module, nn.ModuleList | nn.Sequential) and len(module) > 1:
-                for group in _identical([layer for layer in module if layer not in replaced]):
+                new_layers = [layer for layer in module if layer not in replaced]
+                for group in _groups_of_identical(new_layers):
                     traced_calls: dict[Any, _TracedCall] = {}  # shared by the layers of the group
                     for layer in dict.fromkeys(group):  # a list may have one layer twice
                         replaced[layer] = vars(layer).get("forward")
@@ -155,14 +156,14 @@ def _kind(tensor: Tensor) -> tuple[Any, ...]:
     return tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.requires_grad
 
 
-def _identical(layers: list[nn.Module]) -> list[list[nn.Module]]:
+def _groups_of_identical(layers: list[nn.Module]) -> list[list[nn.Module]]:
     """Return the groups of two or more layers that differ only in their number."""
     # For each group: the number and the facts of its first layer, and all its layers.
     groups: list[tuple[int, dict[str, Any], list[nn.Module]]] = []
     for number, layer in enumerate(layers):
         facts = _facts(layer)
         for first_number, first_facts, group in groups:
-            if _same(facts, number, first_facts, first_number):
+            if _differ_only_in_number(facts, number, first_facts, first_number):
                 group.append(layer)
                 break
         else:
@@ -185,7 +186,7 @@ def _facts(layer: nn.Module) -> dict[str, Any]:
     return facts
 
 
-def _same(
+def _differ_only_in_number(
     facts: dict[str, Any], number: int, first_facts: dict[str, Any], first_number: int
 ) -> bool:
     """Return True if two layers have the same facts, apart from their numbers in the list."""

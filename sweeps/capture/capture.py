@@ -177,18 +177,32 @@ def _dimension(
             changed = capture(source, step, {name: changed_value})
         except UserError:
             continue
-        if not _comparable(base.products, changed.products):
-            continue
-        slopes: dict[tuple[int, str], float] = {}
-        pairs = zip(base.products, changed.products, strict=True)
-        for position, (product, changed_product) in enumerate(pairs):
-            changed_sizes = changed_product.sizes
-            for size, before in product.sizes.items():
-                growth = changed_sizes[size] - before
-                if growth:
-                    slopes[position, size] = growth / (changed_value - value)
-        return Dimension(name, value, slopes) if slopes else None
+        if _comparable(base.products, changed.products):
+            slopes = _slopes(base.products, changed.products, changed_value - value)
+            return Dimension(name, value, slopes) if slopes else None
     return None
+
+
+def _slopes(
+    products: Sequence[Product], changed_products: Sequence[Product], change: int
+) -> dict[tuple[int, str], float]:
+    """Return how each size of the products grows with a dimension, without those that stay.
+
+    Args:
+        products: products before the change.
+        changed_products: the same products after the change.
+        change: difference by which the dimension was changed.
+
+    Returns:
+        Growth per unit of the dimension, by the position of the product and the name of the size.
+    """
+    slopes = {}
+    for position, (before, after) in enumerate(zip(products, changed_products, strict=True)):
+        sizes_after = after.sizes
+        for size, value in before.sizes.items():
+            if sizes_after[size] != value:
+                slopes[position, size] = (sizes_after[size] - value) / change
+    return slopes
 
 
 def _comparable(first: Sequence[Product], second: Sequence[Product]) -> bool:

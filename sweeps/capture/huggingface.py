@@ -117,7 +117,7 @@ def read_config(path: Path, new_sizes: Mapping[str, int]) -> HuggingFace:
     from transformers import CONFIG_MAPPING
 
     # 1. Take only the text part of a model that also has others, such as one for images.
-    text_config = config.get("text_config")
+    text_config: Any = config.get("text_config")
     text_only = isinstance(text_config, dict) and "model_type" in text_config
     if text_only:
         config = text_config

@@ -49,8 +49,8 @@ def bytes_moved(operations: Sequence[TracedOperation], fused: bool) -> tuple[Mov
     """
     total: Counter[str] = Counter()
     if fused:
-        for group, used_later in _groups(operations):
-            total.update(_as_one(group, used_later))
+        for group, used_later in _groups_between_products(operations):
+            total.update(_fused_bytes(group, used_later))
     else:
         for operation in operations:
             if not is_product(operation):
@@ -76,7 +76,9 @@ def largest_operation(operations: Sequence[TracedOperation], parameters: Collect
     return max(map(bytes_of, operations), default=0)
 
 
-def _groups(operations: Sequence[TracedOperation]) -> list[tuple[list[TracedOperation], set[int]]]:
+def _groups_between_products(
+    operations: Sequence[TracedOperation],
+) -> list[tuple[list[TracedOperation], set[int]]]:
     """Return the groups of operations that lie between two products of one layer.
 
     With each group, return the storages of its results that are used after it.
@@ -106,16 +108,17 @@ def _groups(operations: Sequence[TracedOperation]) -> list[tuple[list[TracedOper
     return groups_and_used
 
 
-def _as_one(group: Sequence[TracedOperation], used_later: set[int]) -> Counter[str]:
+def _fused_bytes(group: Sequence[TracedOperation], used_later: set[int]) -> Counter[str]:
     """Return the bytes that a group of operations moves as one kernel, by kind of operation.
 
     A tensor from outside the group counts once, as a read by the first operation that reads it. A
-    result counts as a write only if it is used later.
+    result counts once, as a write, if its storage is one of ``used_later``.
     """
     read_bytes: Counter[str] = Counter()
     written_bytes: Counter[str] = Counter()
     read: set[tuple[int, int]] = set()  # storages and offsets
     written: set[int] = set()  # storages
+    results_to_write = set(used_later)
     for operation in group:
         kind = kind_of(operation)
         if kind == "nothing":
@@ -127,9 +130,9 @@ def _as_one(group: Sequence[TracedOperation], used_later: set[int]) -> Counter[s
                 read_bytes[kind] += operation.count * access.bytes
         for access in _distinct(operation.writes):
             written.add(access.storage)
-            if access.storage in used_later:
+            if access.storage in results_to_write:
                 written_bytes[kind] += operation.count * access.bytes
-                used_later = used_later - {access.storage}  # so that it counts once
+                results_to_write.remove(access.storage)
     total = Counter(written_bytes)
     total.update(read_bytes)
     return total

@@ -108,5 +108,5 @@ def test_a_class_that_nobody_measured_is_predicted(tmp_path: Path) -> None:
     drawn = analysis("plot", "wave", "--machine", "nvidia-h200", "--n", "768", "--k", "10240",
                      "--results", str(tmp_path))  # fmt: skip
     assert drawn.returncode == 0, drawn.stderr
-    assert "Nothing of this class was measured" in drawn.stderr
+    assert "No GEMM with this N and K was measured" in drawn.stderr
     assert (tmp_path / "nvidia-h200" / "plots").is_dir()
