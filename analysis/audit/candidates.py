@@ -201,7 +201,7 @@ def _gated_sizes(dimension: Dimension, captured: Captured) -> Iterator[int]:
 def _fits(values: Values, captured: Captured, tp: int) -> bool:
     """Return True if the model's heads and experts can be built with new values of dimensions."""
     for place, product in enumerate(captured.products):
-        is_forward = product.of == place
+        is_forward = product.forward_position == place
         if isinstance(product.work, GroupedGemm) and is_forward:
             more_experts = _growth(values, (place, "experts"))
             if more_experts and (product.work.experts + more_experts) % tp:

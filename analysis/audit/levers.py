@@ -446,14 +446,14 @@ def _resized(
     growth = value - dimension.value
     forward: list[Product] = []
     for place, product in enumerate(captured.products):
-        if product.of != place:  # the operation is a gradient
+        if product.forward_position != place:  # the operation is a gradient
             continue
         sizes = {
             name: round(size + dimension.slopes.get((place, name), 0.0) * growth)
             for name, size in product.sizes.items()
         }
         try:
-            forward.append(replace(product.resized(sizes), of=len(forward)))
+            forward.append(replace(product.resized(sizes), forward_position=len(forward)))
         except UserError:
             return None
     # 2. Apply the runtime. It fails if the GPUs cannot divide these sizes.

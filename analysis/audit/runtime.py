@@ -94,7 +94,9 @@ class Runtime:
         for role in self.fuse:
             products = _fused(products, role)
         if self.tp > 1:
-            products = [_split(product, products[product.of], self.tp) for product in products]
+            products = [
+                _split(product, products[product.forward_position], self.tp) for product in products
+            ]
         if self.loss_chunks > 1:
             products = [
                 part for product in products for part in _chunked(product, self.loss_chunks)
@@ -143,15 +145,16 @@ def _fused(products: list[Product], role: str) -> list[Product]:
         role: role of the GEMM that the others become, a key of :data:`FUSIONS`.
 
     Returns:
-        The remaining operations of the step. Their ``of`` are positions in the returned list.
+        The remaining operations of the step. Each ``forward_position`` is a position in the
+        returned list.
     """
     # 1. Group the positions of forward GEMMs by parent module and input. Keep complete groups.
     groups: dict[tuple[str, int], list[int]] = {}
     for place, product in enumerate(products):
-        is_forward = product.of == place
-        if is_forward and product.role in FUSIONS[role] and product.shares >= 0:
+        is_forward = product.forward_position == place
+        if is_forward and product.role in FUSIONS[role] and product.input_id >= 0:
             module = product.path.rpartition(".")[0]
-            groups.setdefault((module, product.shares), []).append(place)
+            groups.setdefault((module, product.input_id), []).append(place)
     complete = [group for group in groups.values() if len(group) == len(FUSIONS[role])]
     # 2. The first GEMM of each group, its leader, gets the output features of the others.
     leader_of = {place: group[0] for group in complete for place in group}
@@ -160,19 +163,21 @@ def _fused(products: list[Product], role: str) -> list[Product]:
         works = [products[other].work for other in others]
         more_features[leader] = sum(work.n for work in works if isinstance(work, Gemm))
     # 3. Keep the leaders and drop the others. A gradient has the position of its forward GEMM in
-    #    ``of``, and is kept or dropped with that GEMM.
+    #    ``forward_position``, and is kept or dropped with that GEMM.
     kept: list[Product] = []
     new_places: dict[int, int] = {}
     for place, product in enumerate(products):
-        leader = leader_of.get(product.of, product.of)
-        if product.of != leader:
+        leader = leader_of.get(product.forward_position, product.forward_position)
+        if product.forward_position != leader:
             continue
         if leader in more_features:
             wide = _wider(product, products[leader], more_features[leader])
             product = replace(wide, role=role, names={})
         new_places[place] = len(kept)
         kept.append(product)
-    return [replace(product, of=new_places[product.of]) for product in kept]
+    return [
+        replace(product, forward_position=new_places[product.forward_position]) for product in kept
+    ]
 
 
 def _wider(product: Product, forward: Product, more_features: int) -> Product:

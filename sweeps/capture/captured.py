@@ -139,10 +139,10 @@ class Product:
         path: path of the product's module, with ``*`` in place of layer numbers.
         pass_: pass that the product computes, such as :data:`FORWARD`.
         count: number of times that the product occurs in a step.
-        shares: number that is the same for all products that read the same input; -1 if the input
+        input_id: number that is the same for all products that read the same input; -1 if the input
             is not known.
-        of: position of the forward product whose gradient this is; for a forward product, its own
-            position.
+        forward_position: position of the forward product whose gradient this is; for a forward
+            product, its own position.
         names: formula of each size in terms of the model's dimensions, such as ``2·hidden``.
         repeated: True if the product is in a layer that has identical copies.
     """
@@ -152,8 +152,8 @@ class Product:
     path: str
     pass_: str
     count: int
-    shares: int
-    of: int
+    input_id: int
+    forward_position: int
     names: Mapping[str, str] = field(default_factory=dict)
     repeated: bool = False
 
@@ -238,9 +238,9 @@ def with_names(captured: Captured, dimensions: Sequence[Dimension]) -> Captured:
     """
     named = []
     for product in captured.products:
-        forward = captured.products[product.of]
+        forward = captured.products[product.forward_position]
         forward_names = {
-            size: _formula(product.of, size, value, dimensions)
+            size: _formula(product.forward_position, size, value, dimensions)
             for size, value in forward.sizes.items()
         }
         names: dict[str, str] = {}

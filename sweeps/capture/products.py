@@ -68,8 +68,8 @@ def products_of(operations: Sequence[TracedOperation]) -> tuple[list[Product], l
                     path=re.sub(r"\b\d+\b", "*", operation.module),
                     pass_=pass_,
                     count=operation.count,
-                    shares=-1 if operation.backward else inputs.storage,
-                    of=forward_position,
+                    input_id=-1 if operation.backward else inputs.storage,
+                    forward_position=forward_position,
                     repeated=bool(operation.layers),
                 )
             )

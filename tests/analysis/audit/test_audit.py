@@ -90,7 +90,7 @@ def test_products_that_share_an_input_may_be_one(llama: Captured, h100: Basis) -
     assert works["gate_up", "wgrad"] == Gemm(2 * 14336, hidden, tokens, "bf16", "tn")
     assert not {"q", "k", "v", "gate", "up"} & {p.role for p in fused}
     for product in fused:
-        assert fused[product.of].path == product.path
+        assert fused[product.forward_position].path == product.path
     times = [account_of(llama, how, h100).step_us for how in (Runtime(fuse=("qkv",)), Runtime())]
     assert times[0] < times[1]
 

@@ -77,7 +77,7 @@ def test_roles_and_places_of_gradients_are_those_of_the_forward_product() -> Non
     }
     for product in captured.products:
         assert product.role in ROLES
-        assert captured.products[product.of].path == product.path
+        assert captured.products[product.forward_position].path == product.path
 
 
 def test_a_resnet_s_convolutions_have_all_three_passes() -> None:
