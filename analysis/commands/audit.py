@@ -22,9 +22,14 @@ if TYPE_CHECKING:
     from analysis.model.basis import Basis
     from sweeps.running.request import Request
 
-_MOST_TRIES = 64  # combinations of --try values; capturing one takes about a second
-_MEASURED_LEVERS = 3  # best changes of a dimension whose GEMMs are timed next to the model's
-_CONFIRMED_PAIRS = 9  # re-timed pairs of GEMMs: enough for three GEMMs and their gradients
+# Largest number of combinations of --try values. Capturing one combination takes about a second.
+_MOST_TRIES = 64
+
+# Number of best levers (changes of a dimension) whose GEMMs --measure times.
+_MEASURED_LEVERS = 3
+
+# Largest number of GEMM pairs to re-time: enough for three GEMMs and their gradients.
+_CONFIRMED_PAIRS = 9
 
 
 @app.command("audit")
@@ -94,7 +99,10 @@ def audit_command(
         list[str] | None,
         typer.Option(
             "--try",
-            help="Values to compare, such as hidden=768,1024; repeatable, for every combination.",
+            help=(
+                "Values of a dimension to compare, such as hidden=768,1024; repeatable, for every "
+                "combination."
+            ),
         ),
     ] = None,
     multiple: Annotated[

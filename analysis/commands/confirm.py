@@ -20,8 +20,12 @@ if TYPE_CHECKING:
     from analysis.model.basis import Basis
     from sweeps.running.request import Request
 
-_CANDIDATES = 4  # guesses to measure for each shape that the user asks about
-_LEAST_SECONDS = 10.0  # smallest limit for timing all guesses; a quiet machine needs far less
+# Number of guesses to measure for each shape that the user asks about.
+_CANDIDATES = 4
+
+# Smallest time limit for all guesses, in seconds. A quiet machine needs far less.
+_LEAST_SECONDS = 10.0
+
 GUESSES = 2
 """Guesses per problem that are measured after a sweep. On an H100, the second one raises the mean
 gain of padding over all shapes from 1.2% to 1.3% (``measured`` in results/accuracy/advice.json)."""

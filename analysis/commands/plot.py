@@ -196,7 +196,7 @@ def _print_cliffs(basis: Basis, dtype: str, results: Path, json: bool) -> None:
     if others:
         cliffs = repeated_steps(cliffs, others)
     ups, downs = largest(cliffs, _LISTED)
-    # 2. Print them, as JSON or as text.
+    # 2. Print the cliffs, as JSON or as text.
     if json:
         columns = ["m", "after", "n", "k", "dtype", "time_us", "after_us", "ratio"]
         columns += ["again", "by"] if others else []

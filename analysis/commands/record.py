@@ -31,8 +31,11 @@ from sweeps.process import terminated_as_interrupt
 INTERPRETER = [sys.executable]
 """Python interpreter that runs the commands of the other packages as ``-m package``."""
 
-_BUDGET = {"gpu": 3000.0, "cpu": 300.0}  # default seconds by kind of machine
-_MIN_BUDGET = 30.0  # seconds that only starting the commands may take
+# Default budget in seconds, by kind of machine.
+_BUDGET = {"gpu": 3000.0, "cpu": 300.0}
+
+# Smallest budget in seconds, which is about the time for starting the first command.
+_MIN_BUDGET = 30.0
 
 
 @app.command("record")
@@ -56,7 +59,9 @@ def record_command(
     ] = None,
     cores: Annotated[
         int | None,
-        typer.Option("--cores", help="With --plan --machine: number of CPU cores of its host."),
+        typer.Option(
+            "--cores", help="With --plan: CPU cores of the host of --machine [default: unknown]."
+        ),
     ] = None,
     device: DeviceOption = "auto",
     gpu: GpuOption = 0,

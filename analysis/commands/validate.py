@@ -28,8 +28,11 @@ from kernels.common.errors import UserError, nearest
 from kernels.machine import Machine, known_machine, known_machines
 from kernels.problem import DTYPE_BYTES
 
-_TIMED_SHAPES = 20_000  # largest number of shapes that the speed of predictions is measured on
-_NONE = "none"  # value of --prior for no public tables
+# Largest number of shapes that the speed of predictions is measured on.
+_TIMED_SHAPES = 20_000
+
+# Value of --prior for no public tables.
+_NONE = "none"
 
 
 @app.command("validate")

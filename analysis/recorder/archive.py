@@ -13,8 +13,11 @@ from sweeps.store import write_whole
 ARCHIVE_BYTES = 16_000_000
 """Maximum size of an archive in bytes, so that it can be attached to an e-mail."""
 
-_LEFT_OUT = {"samples", "runs"}  # names of folders that are not packed
-_ORDER = (".json", ".csv", ".md", ".txt", ".html", ".png", ".svg")  # the most valuable first
+# Names of folders that are not packed.
+_LEFT_OUT = {"samples", "runs"}
+
+# Endings of files, the most valuable first.
+_ORDER = (".json", ".csv", ".md", ".txt", ".html", ".png", ".svg")
 
 
 def write_archive(results: Path, folders: Sequence[Path], limit: int = ARCHIVE_BYTES) -> Path:

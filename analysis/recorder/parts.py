@@ -65,7 +65,7 @@ class RecorderStep:
 
 @dataclass(frozen=True)
 class RecorderPart:
-    """Steps with one purpose."""
+    """Part of a recording: steps with one purpose."""
 
     name: str
     purpose: str

@@ -40,13 +40,27 @@ limit."""
 _START_SECONDS = {"gpu": 15.0, "cpu": 5.0}
 """Seconds that a command needs before it measures: to import PyTorch, create a context and fill
 operands."""
-_IMPORT_SECONDS = 4.0  # part of the start that a command's --stop-after does not include
-_END_SECONDS = 15.0  # reserved for the archive, and for a stopped command to fold its samples
-_PATIENCE = 3.0  # time limit of a command as a multiple of its expected time
-_MIN_PATIENCE = 90.0  # smallest such limit, in seconds
-_MIN_SECONDS = 5.0  # a sweep with less of its expected time left counts as having used it up
-_GRACE = 6.0  # seconds between asking a command to stop and killing it
-_ANCHOR_SECONDS = {"gpu": 60.0, "cpu": 30.0}  # time limit of the anchor check, by kind of machine
+
+_IMPORT_SECONDS = 4.0
+"""Part of this start that a sweep's ``--stop-after`` does not include."""
+
+_END_SECONDS = 15.0
+"""Seconds reserved for the archive, and for a stopped command to fold its samples."""
+
+_PATIENCE = 3.0
+"""Time limit of a command that does not measure sweeps, as a multiple of its expected time."""
+
+_MIN_PATIENCE = 90.0
+"""Smallest time limit of such a command, in seconds, unless less time is left."""
+
+_MIN_SECONDS = 5.0
+"""If a sweep has fewer seconds of its expected time left, it counts as having used it up."""
+
+_GRACE = 6.0
+"""Seconds between asking a command to stop and killing it."""
+
+_ANCHOR_SECONDS = {"gpu": 60.0, "cpu": 30.0}
+"""Time limit of the check of anchor cases in seconds, by kind of machine."""
 
 
 @dataclass(frozen=True)
@@ -120,9 +134,9 @@ def run_command(
 ) -> tuple[int | None, str]:
     """Run ``-m command``; return its exit code and its output.
 
-    The exit code is None if the command was stopped at the time limit. It then gets SIGTERM first,
-    as from a batch system, so that it can save what it has measured. Its stderr is not captured, so
-    that the user sees it.
+    The exit code is None if the command was stopped at the time limit. A command is stopped by
+    SIGTERM, as by a batch system, so that it can save what it has measured. Its stderr is not
+    captured, so that the user sees it.
     """
     process = subprocess.Popen(
         [*interpreter, *command_words(command)],
@@ -190,7 +204,7 @@ class Recorder:
         self._state = RecorderState.read(place)
 
     def _set_aside_other_software(self) -> None:
-        """Set aside a recording that another PyTorch or driver made, so that nothing is mixed."""
+        """Set aside a recording by another PyTorch or driver, so that versions are not mixed."""
         folder = self._place.folder
         if not (folder / "run.json").exists():
             return
@@ -366,7 +380,7 @@ class Recorder:
         else:
             # A command that hangs must not use up the time of the steps after it.
             limit = min(left, max(_PATIENCE * expected, _MIN_PATIENCE))
-        # 2. Run it, and store how it ended.
+        # 2. Run the command, and store how it ended.
         began = self._now()
         code, output = self._run(command, limit)
         took = self._now() - began

@@ -86,7 +86,7 @@ class AlikeLayers:
             if key in traced_calls:
                 traced_calls[key].layer.calls += 1
                 return traced_calls[key].outputs_like(tensors)
-            # 2. Otherwise, trace it. In its input bytes, inputs that share a storage count once.
+            # 2. Otherwise, trace it. Inputs that share a storage count once in ``input_bytes``.
             storages = [
                 tensor.untyped_storage() for tensor in tensors if tensor.is_floating_point()
             ]
@@ -109,9 +109,10 @@ class _TracedCall:
 
     Attributes:
         layer: the layer.
-        leaves: pair for each leaf of the output. The first element is True for a tensor. The second
-            element of a tensor is the position of an input tensor of the same kind or, if no input
-            is of that kind, a detached copy as a template. For any other leaf, it is the value.
+        leaves: a pair for each leaf of the output. The first element is True for a tensor. For a
+            tensor, the second element is the position of an input tensor of the same kind or, if no
+            input is of that kind, a detached tensor as a template. For another leaf, the second
+            element is the value itself.
         tree: structure that joins the leaves to the output.
     """
 

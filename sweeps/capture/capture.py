@@ -186,12 +186,12 @@ def _dimension(
 def _slopes(
     products: Sequence[Product], changed_products: Sequence[Product], change: int
 ) -> dict[tuple[int, str], float]:
-    """Return how each size of the products grows with a dimension, without those that stay.
+    """Return the growth of each size of the products that changes with a dimension.
 
     Args:
         products: products before the change.
         changed_products: the same products after the change.
-        change: difference by which the dimension was changed.
+        change: difference between the dimension after and before the change.
 
     Returns:
         Growth per unit of the dimension, by the position of the product and the name of the size.

@@ -66,7 +66,7 @@ def resnet(
 
 
 class UNet(nn.Module):
-    """A U-Net (Ronneberger et al. 2015) with padded convolutions: images to two maps of that size.
+    """A U-Net (Ronneberger et al. 2015) with padded convolutions, which returns two full-size maps.
 
     It has ``width`` channels at full size, and twice as many after each of ``depth`` halvings.
     """
