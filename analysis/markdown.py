@@ -14,8 +14,8 @@ from typing import Any
 _UNPRINTABLE = re.compile(
     r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]+"
 )
-# Characters that format text, or that begin a table cell, a tag, a link or an entity; and the
-# slashes of a URL.
+# The markup to escape: characters that format text, the | between cells, the < of a tag, the ]
+# before a link's target, the & of an entity, and the slashes of a URL.
 _MARKUP = re.compile(r"[\\`*|<]|\](?=[(\[:])|&(?=#?\w+;)|(?<=:)//")
 
 

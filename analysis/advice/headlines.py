@@ -263,7 +263,7 @@ def size(table: pd.DataFrame) -> Headline | None:
         lo = fast_from(group, "tflops_hi") or largest
         hi = fast_from(group, "tflops_lo") or largest
         interval = f" ({lo}–{hi})" if lo != hi else ""
-        texts.append(f"from {value} on in {dtype}{interval}")
+        texts.append(f"at M = {value}{interval} in {dtype}")
         figures.append((value, lo, hi, len(group)))
     if not texts:
         return None

@@ -146,7 +146,7 @@ class Measurements:
     def _compared(self, before: Contender, after: Contender) -> Ratio | None:
         """Return the ratio of two contenders' times, from the place with the narrowest intervals.
 
-        None if no place measured both contenders.
+        None if no place measured both contenders, or if the interval of the ratio is unknown.
         """
         pairs = [
             (before_time, after_time)

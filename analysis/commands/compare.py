@@ -177,9 +177,12 @@ def _read_changes(
         if name in before and name not in after
     }
     if not shared:
+        for side, cases in ((old, before), (new, after)):
+            if not cases:
+                raise UserError(f"{side} has no case with a time. Measure it again.")
         raise UserError(
-            f"{old} and {new} have no timed case in common; their first cases are "
-            f"{next(iter(processes[0].cases))!r} and {next(iter(processes[-1].cases))!r}."
+            f"{old} and {new} have no timed case in common; some of their cases are "
+            f"{min(before)!r} and {min(after)!r}."
         )
     left_out = len((before | after) - set(shared) - set(lost))
     if left_out:

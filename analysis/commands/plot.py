@@ -173,45 +173,45 @@ def _draw_lesson(
 
 
 def _print_cliffs(basis: Basis, dtype: str, results: Path, json: bool) -> None:
-    """Print the largest cliffs: where one more row makes a GEMM much slower, or much faster.
+    """Print the largest cliffs: where the next larger M makes a GEMM much slower, or much faster.
 
-    If other collections of public times exist for the machine, only cliffs that one of them repeats
-    are printed.
+    If other collections of public times exist for the machine, only cliffs that one of them
+    confirms are printed.
     """
     from analysis.recordings.imported import folder_of, read_collections
-    from analysis.slices.cliffs import largest, repeated_steps, steps_of
+    from analysis.slices.cliffs import largest, confirmed_pairs, neighbouring_pairs
 
-    # 1. Find the cliffs, and those that other collections repeat.
+    # 1. Find the pairs of neighbouring sizes, and keep those that other collections confirm.
     rows = _plain_gemms(basis, dtype)
     if rows.empty:
         raise UserError(
             f"there are no {dtype} GEMM measurements for {basis.model.machine.slug}; give another "
             "--dtype, or measure some first."
         )
-    cliffs = steps_of(rows)
+    pairs = neighbouring_pairs(rows)
     others = read_collections(folder_of(results, basis.model.machine.slug))
     if basis.kind == "public":  # the first collection is the one that the rows come from
         others = dict(list(others.items())[1:])
-    count = len(cliffs)
+    count = len(pairs)
     if others:
-        cliffs = repeated_steps(cliffs, others)
-    ups, downs = largest(cliffs, _LISTED)
-    # 2. Print the cliffs, as JSON or as text.
+        pairs = confirmed_pairs(pairs, others)
+    # 2. Print the largest cliffs among them, as JSON or as text.
+    ups, downs = largest(pairs, _LISTED)
     if json:
         columns = ["m", "after", "n", "k", "dtype", "time_us", "after_us", "ratio"]
         columns += ["again", "by"] if others else []
         print_json({"up": _records(ups[columns]), "down": _records(downs[columns])})
         return
-    for title, listed in (("slower", ups), ("faster", downs)):
-        print(f"One more row, {title}:")
+    for title, listed in (("Slower", ups), ("Faster", downs)):
+        print(f"{title} at the next larger M:")
         for row in listed.to_dict("records"):
             again = f"; {row['again']:.2f}× according to {row['by']}" if others else ""
             print(
                 f"  M {row['m']} → {row['after']}, N {row['n']}, K {row['k']}: "
                 f"{row['time_us']:.4g} → {row['after_us']:.4g} µs, {row['ratio']:.2f}×{again}"
             )
-    repeated = f", {len(cliffs):,} of them repeated by another collection" if others else ""
-    note(f"{count:,} pairs of neighbouring sizes{repeated}. {basis.source}.")
+    confirmed = f", {len(pairs):,} of them confirmed by another collection" if others else ""
+    note(f"{count:,} pairs of neighbouring sizes{confirmed}. {basis.source}.")
 
 
 def _records(frame: pd.DataFrame) -> Any:

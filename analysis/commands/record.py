@@ -78,6 +78,8 @@ def record_command(
     device_options = ["--device", device, "--gpu", str(gpu)]
     if not plan and (machine or cores):
         raise UserError("--machine and --cores need --plan: only this machine can be recorded.")
+    if cores and machine is None:
+        raise UserError("--cores needs --machine: this machine's cores are known.")
     if machine is not None:
         note("Counting cases and seconds …")
         print("\n".join(plan_lines(parts, machine, cores)))

@@ -179,7 +179,8 @@ def _choose_dtype(path: Path, dtype: str | None, present: Sequence[str]) -> str:
     """Return the given dtype, else bf16 if it is present, else the only dtype that is present.
 
     Raises:
-        UserError: if the given dtype is not present, or if none is given and several are.
+        UserError: if the given dtype is not present, or if none is given and several dtypes, but
+            not bf16, are present.
     """
     if dtype:
         if dtype not in present:

@@ -1,4 +1,4 @@
-"""Predict the time of fused attention from measurements of public tables.
+"""Predict the time of fused attention from the measurements in public tables.
 
 A formula predicts which share of the peak, or of the bandwidth, a kernel reaches. Its constants are
 fitted for each machine and framework. If the machine's tables were imported, trees correct the

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from analysis.model.basis import Basis
 from analysis.plots.style import DTYPE_STYLE, NEUTRAL, PREDICTION, panels
-from analysis.slices.cliffs import steps_of
+from analysis.slices.cliffs import neighbouring_pairs
 from kernels.config import ceil_div
 from kernels.problem import Gemm
 
@@ -29,9 +29,9 @@ def lesson(line: pd.DataFrame, size: int | None) -> pd.Series | None:
         size: the smaller M of the cliff; None for the largest cliff, up or down.
 
     Returns:
-        A row of :func:`analysis.slices.cliffs.steps_of`, or None if there is no such cliff.
+        A row of :func:`analysis.slices.cliffs.neighbouring_pairs`, or None if there is no such cliff.
     """
-    steps = steps_of(line)
+    steps = neighbouring_pairs(line)
     steps = steps[steps["certain"]] if size is None else steps[steps["m"] == size]
     if steps.empty:
         return None

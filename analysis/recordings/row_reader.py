@@ -70,7 +70,7 @@ def _check_origin(frame: pd.DataFrame, path: Path, run: str) -> None:
             f"{path} has rows of schema {other_schema}; this version reads {SCHEMA}. Measure "
             "again, or read it with the version of Rooftile that wrote it."
         )
-    other_runs = sorted(set(frame["run"].dropna()) - {run, ""})
+    other_runs = sorted(set(frame["run"].dropna()) - {run, ""}) or ["without a name"]
     if (frame["run"] != run).mean() > MOST_DAMAGED:
         raise UserError(
             f"{path} has rows of other runs than its run.json ({', '.join(other_runs)}). Rows of "

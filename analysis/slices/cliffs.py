@@ -17,7 +17,7 @@ _SAME = ("dtype", "layout", "batch", "implementation", "cache", "mode")
 """Columns in which the two cases of a pair agree, in addition to the two other sizes."""
 
 
-def steps_of(rows: pd.DataFrame, along: str = "m") -> pd.DataFrame:
+def neighbouring_pairs(rows: pd.DataFrame, along: str = "m") -> pd.DataFrame:
     """Return all pairs of GEMMs that differ only in one size, where the two sizes are neighbours.
 
     Args:
@@ -55,56 +55,56 @@ def steps_of(rows: pd.DataFrame, along: str = "m") -> pd.DataFrame:
             | (repetition["ratio_hi"] < 1)
             | repetition["ratio_lo"].isna()
         )
-    steps = ordered.assign(
+    pairs = ordered.assign(
         after=after[along],
         after_us=after["time_us"],
         ratio=after["time_us"] / ordered["time_us"],
         certain=certain,
     )
-    return steps[are_near].astype({"after": int}).reset_index(drop=True)
+    return pairs[are_near].astype({"after": int}).reset_index(drop=True)
 
 
-def repeated_steps(steps: pd.DataFrame, others: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
-    """Return the cliffs along M that another public table of the machine confirms.
+def confirmed_pairs(pairs: pd.DataFrame, others: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
+    """Return the pairs along M that another public table of the machine confirms.
 
-    That table must show a cliff in the same direction whose log ratio is at least half as large.
+    That table must show a change in the same direction whose log ratio is at least half as large.
     The largest cliffs of one table are partly noise, which a second table does not repeat.
 
     Args:
-        steps: cliffs, as :func:`steps_of` returns them.
+        pairs: pairs of sizes, as :func:`neighbouring_pairs` returns them.
         others: other tables of the same machine, by name. They need the columns m, n, k, dtype and
             time_us.
 
     Returns:
-        The confirmed cliffs with two more columns: ``again``, the ratio in the other table, and
-        ``by``, the name of that table. If several tables confirm a cliff, both columns are of the
-        table in which the cliff is smallest.
+        The confirmed pairs with two more columns: ``again``, the ratio in the other table, and
+        ``by``, the name of that table. If several tables confirm a pair, both columns are of the
+        table in which the change is smallest.
     """
     shape = ["m", "n", "k", "dtype"]
     repeats = []
     for name, rows in others.items():
         times = rows.groupby(shape)["time_us"].min()
-        smaller = pd.MultiIndex.from_frame(steps[shape])
-        larger = pd.MultiIndex.from_frame(steps[["after", "n", "k", "dtype"]])
+        smaller = pd.MultiIndex.from_frame(pairs[shape])
+        larger = pd.MultiIndex.from_frame(pairs[["after", "n", "k", "dtype"]])
         # If the other table lacks one of the shapes, the ratio is NaN and confirms nothing.
         repeated_ratio = times.reindex(larger).to_numpy() / times.reindex(smaller).to_numpy()
         with np.errstate(invalid="ignore"):
-            cliff = np.log(steps["ratio"])
-            is_repeated = np.log(repeated_ratio) * np.sign(cliff) >= _REPEATED * np.abs(cliff)
-        repeats.append(steps.assign(again=repeated_ratio, by=name)[is_repeated.to_numpy()])
+            change = np.log(pairs["ratio"])
+            is_repeated = np.log(repeated_ratio) * np.sign(change) >= _REPEATED * np.abs(change)
+        repeats.append(pairs.assign(again=repeated_ratio, by=name)[is_repeated.to_numpy()])
     if not repeats:
-        return steps.assign(again=np.nan, by="").head(0)
+        return pairs.assign(again=np.nan, by="").head(0)
     combined = pd.concat(repeats)
     combined["height"] = np.abs(np.log(combined["again"]))
     return combined.sort_values("height").drop_duplicates(shape).drop(columns="height")
 
 
-def largest(steps: pd.DataFrame, count: int) -> tuple[pd.DataFrame, pd.DataFrame]:
+def largest(pairs: pd.DataFrame, count: int) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return the ``count`` largest certain cliffs upwards, and the ``count`` largest downwards.
 
     At a cliff upwards, the larger size takes more time than the smaller one.
     """
-    certain = steps[steps["certain"]]
+    certain = pairs[pairs["certain"]]
     ups, downs = certain[certain["ratio"] > 1], certain[certain["ratio"] < 1]
     return ups.nlargest(count, "ratio"), downs.nsmallest(count, "ratio")
 
@@ -113,14 +113,14 @@ def steepest(lines: Mapping[str, pd.DataFrame]) -> tuple[str, pd.Series] | None:
     """Find the largest certain cliff upwards along any dimension.
 
     Args:
-        lines: for each dimension, the measured cases to search, as for :func:`steps_of`.
+        lines: for each dimension, the measured cases to search, as for :func:`neighbouring_pairs`.
 
     Returns:
-        The dimension, and the row of the cliff from :func:`steps_of`; None without any cliff.
+        The dimension, and the row of the cliff from :func:`neighbouring_pairs`; None without any cliff.
     """
     ups_by_dimension: dict[str, pd.Series] = {}
     for along, rows in lines.items():
-        ups, _ = largest(steps_of(rows, along), 1)
+        ups, _ = largest(neighbouring_pairs(rows, along), 1)
         if len(ups):
             ups_by_dimension[along] = ups.iloc[0]
     if not ups_by_dimension:

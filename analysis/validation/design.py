@@ -36,8 +36,8 @@ def choose_rows(features: Array, count: int, seed: int = 0) -> NDArray[np.intp]:
             chosen.append(rng.choice(rows))
             continue
         widest = int(np.argmax(standardised[rows].std(axis=0)))
-        # Grids have many equal values. A little noise decides at random on which side of the cut
-        # equal values are. It is too small to reorder different values.
+        # Candidates from a grid of sizes often share a value. A little noise decides at random on
+        # which side of the cut equal values are. It is too small to reorder different values.
         column = standardised[rows, widest] + 1e-9 * rng.random(len(rows))
         ordered = rows[np.argsort(column)]
         # Each side gets candidates in proportion to the number to choose from it, but never fewer

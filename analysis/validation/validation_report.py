@@ -61,8 +61,8 @@ def validation_text(validation: Validation) -> str:
     )
     lines = [
         f"{validation.source.name}, {validation.source.dtype}, {validation.machine.name}: "
-        f"{basis}, tested on {len(validation.tested)} others (hold-out: {validation.holdout}); "
-        f"left out: {skipped}",
+        f"{basis}, tested on {len(validation.tested)} others (hold-out: {validation.holdout})"
+        + (f"; left out: {skipped}" if skipped else ""),
         "",
         _line("", "rows", "median", "mean", "p95"),
         _error_line("this model", validation.errors),

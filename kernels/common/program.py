@@ -25,7 +25,7 @@ RESULTS = Path("results") if INSTALLED else ROOT / "results"
 
 USE_CPU = "--device cpu" if INSTALLED else "DEVICE=cpu"
 USE_FRESH = "--fresh" if INSTALLED else "--fresh (FRESH=1 with make)"
-OTHER_TORCH = "install a PyTorch" if INSTALLED else "point PYTHON at a PyTorch"
+OTHER_TORCH = "install a PyTorch" if INSTALLED else "set PYTHON to an interpreter with a PyTorch"
 """Phrases that tell a user what to do if PyTorch cannot use the GPU, or if a run already exists."""
 
 _VERBS = {"kernels list": "implementations"}

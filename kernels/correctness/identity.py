@@ -13,7 +13,7 @@ correctly rounded result, the ratio of remainder to size hardly depends on M, N 
 the product of norms ‖A‖ ‖B‖ ‖V‖ would be √K times as large (V-ABFT, arXiv 2602.08043, compares
 thresholds).
 
-All sums of the test are in fp32, also B·V. This adds an error of 1e-6, far below every limit.
+All sums of the test, including B·V, are in fp32. This adds an error of 1e-6, far below every limit.
 """
 
 from __future__ import annotations

@@ -227,10 +227,12 @@ def _cases_at_ticks(batches: Iterable[Sequence[float]], tick: float) -> int:
             ticks = np.array(judged) / tick
             shares.append(float(np.mean(np.abs(ticks - np.round(ticks)) < _NEAR_TICK)))
     count = sum(share >= _MIN_SHARE_AT_TICK for share in shares)
-    # 2. Compare the count with chance. ``expected`` cases would be near a tick by chance, and the
-    # count must exceed them by five standard errors.
-    expected = 2 * _NEAR_TICK * len(shares)
-    return count if count >= max(_MIN_AT_TICK, expected + 5 * math.sqrt(expected)) else 0
+    # 2. Compare the count with chance. The batches of a case last about equally long, so chance
+    # puts a whole case near a tick about as often as a single batch: with probability
+    # 2 × _NEAR_TICK. The count must exceed the expected one by five standard errors.
+    expected_by_chance = 2 * _NEAR_TICK * len(shares)
+    limit = expected_by_chance + 5 * math.sqrt(expected_by_chance)
+    return count if count >= max(_MIN_AT_TICK, limit) else 0
 
 
 def _judge_gpu_use(host_events: Sequence[Event]) -> Iterator[HealthFinding]:

@@ -84,8 +84,8 @@ class Rounds:
         self._worker = worker
         self._left = min(budget - spent, limit)
         self._margin = _MARGIN * self._left
-        # The ceilings were measured at the start, for the plan. They are measured again in the
-        # middle and at the end. The next time is when this many seconds are left; −∞ means never.
+        # A CPU's ceilings were measured for the plan. They are measured again in the middle and at
+        # the end. The next time is when this many seconds are left; −∞ means never.
         self._ceilings_due = self._left / 2 if self._left >= _LEAST_WITH_CEILINGS else -math.inf
         self._planned = {entry.case.id: entry.expected for entry in planned}
         self._max_seconds = _MAX_SHARE * budget if longest is None else longest

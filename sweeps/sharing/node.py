@@ -210,13 +210,16 @@ class _Parent:
         unfinished = self._follower.unfinished(self._budget)
         if not unfinished:
             return
-        self._take_part()
+        self._take_part()  # finds the GPUs that take part
         events = {shard: self._events(shard) for shard in unfinished}
         last_places = {shard: last_place(events[shard]) for shard in unfinished}
         assigned = _assigned(self._places, last_places)
         self._due.extend(shard for shard in unfinished if shard not in assigned.values())
         self._idle.update(dict.fromkeys(gpu for gpu in self._places if gpu not in assigned))
-        # 2. Decide whether the GPUs time the anchors. All of them do, unless all did so earlier.
+        # 2. Decide whether the GPUs time the anchors: a few cases that all GPUs time, first alone
+        # and then together, to show which GPU is slow and what they do to each other. They do so
+        # if several GPUs have a shard and there is time, unless each of these GPUs has timed them
+        # together with others before, in the shard that it resumes.
         all_timed_before = all(
             last_places[shard] == self._places[gpu]
             and any(event.get("phase") == TOGETHER for event in events[shard])
@@ -224,7 +227,7 @@ class _Parent:
         )
         has_time = self._seconds_left() > _ANCHOR_SECONDS
         anchors = len(assigned) > 1 and has_time and not all_timed_before
-        # 3. Start the workers.
+        # 3. Start the workers. The gates ask whether the GPUs have to take turns.
         self._gates = Gates(assigned, lambda: self._must_take_turns([*assigned.values()]))
         for gpu, shard in assigned.items():
             self._start(gpu, shard, anchors)

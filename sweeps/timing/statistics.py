@@ -24,11 +24,11 @@ Z95 = 1.959964
 CHECKPOINTS = (6, 8, 11, 16, 23, 30)
 """Sample counts at which a case may be finished; at the last one it is finished in any case.
 
-The last count was chosen by comparing the sampler with PyTorch's ``blocked_autorange`` on CPUs.
-Ending at 23 samples repeats worse than that timer: 1.06 times its scatter, in 0.29 of its time
-(geometric means over eight runs). Ending at 37 samples repeats better: 0.81 times its scatter, in
-0.33 of its time. Ending at 30 samples took 0.22 and 0.23 of its time in two runs. The data are in
-results/accuracy (sampler.csv and sampler.json)."""
+The last count was chosen by comparing the sampler with PyTorch's ``blocked_autorange`` on a CPU.
+Ending at 23 samples repeated worse than that timer: 1.06 times its scatter, in 0.29 of its time
+(geometric means over eight runs). Ending at 37 samples repeated better: 0.81 times its scatter, in
+0.33 of its time. The count in use lies between them. The data are in results/accuracy/sampler.csv;
+sampler.json has the comparison for the count in use, on another CPU."""
 TOLERANCE = 0.01
 """Largest distance between the median of a converged case and an end of its interval, relative to
 the median."""

@@ -87,7 +87,7 @@ def test_the_command_draws_finds_and_says_what_is_wrong(results: Path, tmp_path:
     up = json.loads(found.stdout)["up"][0]
     assert (up["m"], up["after"], up["n"], up["k"]) == (1280, 1281, 768, 10240)
     assert (
-        "One more row, slower:\n  M 1280 → 1281, N 768"
+        "Slower at the next larger M:\n  M 1280 → 1281, N 768"
         in analysis("plot", "wave", *where, "--find").stdout
     )
     for arguments, words in (

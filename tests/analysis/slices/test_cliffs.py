@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.slices.cliffs import largest, repeated_steps, steps_of
+from analysis.slices.cliffs import largest, confirmed_pairs, neighbouring_pairs
 
 
 def rows(*times: tuple[int, float], n: int = 768, k: int = 10240, **more: object) -> pd.DataFrame:
@@ -16,20 +16,20 @@ def rows(*times: tuple[int, float], n: int = 768, k: int = 10240, **more: object
 
 
 def test_neighbours_are_one_apart_or_nearly_as_large() -> None:
-    steps = steps_of(rows((1280, 31.0), (1281, 56.0), (1300, 57.0), (1500, 60.0)))
+    steps = neighbouring_pairs(rows((1280, 31.0), (1281, 56.0), (1300, 57.0), (1500, 60.0)))
     assert list(zip(steps["m"], steps["after"], strict=True)) == [(1280, 1281), (1281, 1300)]
     assert steps["ratio"].iloc[0] == pytest.approx(56 / 31)
     assert steps["certain"].all()
-    assert steps_of(rows((1, 1.0), (2, 2.0))).empty  # twice as much to compute
+    assert neighbouring_pairs(rows((1, 1.0), (2, 2.0))).empty  # twice as much to compute
 
 
 def test_lines_of_other_sizes_dtypes_or_implementations_are_apart() -> None:
     one, other = rows((64, 1.0)), rows((65, 9.0), n=1024)
-    assert steps_of(pd.concat([one, other])).empty
+    assert neighbouring_pairs(pd.concat([one, other])).empty
     mixed = pd.concat(
         [rows((64, 1.0), implementation="cublas"), rows((65, 9.0), implementation="x")]
     )
-    assert steps_of(mixed).empty
+    assert neighbouring_pairs(mixed).empty
 
 
 @pytest.mark.parametrize("along", ["m", "n", "k"])
@@ -38,15 +38,15 @@ def test_a_step_is_found_along_each_dimension(along: str) -> None:
     line = pd.DataFrame(
         [{**sizes, along: size, "time_us": us} for size, us in ((32, 1.0), (33, 3.0))]
     )
-    (step,) = steps_of(line, along).to_dict("records")
+    (step,) = neighbouring_pairs(line, along).to_dict("records")
     assert (step[along], step["after"], step["ratio"]) == (32, 33, 3.0)
 
 
 def test_a_step_within_its_intervals_is_not_certain() -> None:
     line = rows((64, 10.0), (65, 10.5), (66, 14.0))
     line = line.assign(steady_log=np.log(line["time_us"]), steady_error=0.05)
-    assert list(steps_of(line)["certain"]) == [False, True]
-    ups, downs = largest(steps_of(line), 5)
+    assert list(neighbouring_pairs(line)["certain"]) == [False, True]
+    ups, downs = largest(neighbouring_pairs(line), 5)
     assert list(ups["m"]) == [65]
     assert downs.empty
 
@@ -54,23 +54,23 @@ def test_a_step_within_its_intervals_is_not_certain() -> None:
 def test_only_steps_that_another_collection_shows_are_repeated() -> None:
     ours = rows((20, 10.0), (21, 20.0), (22, 10.0), (23, 20.0), (30, 10.0), (31, 20.0))
     theirs = rows((20, 5.0), (21, 9.0), (22, 9.5), (23, 9.0), (30, 5.0))
-    again = repeated_steps(steps_of(ours), {"theirs": theirs})
+    again = confirmed_pairs(neighbouring_pairs(ours), {"theirs": theirs})
     assert list(again["m"]) == [20]
     assert again["again"].iloc[0] == pytest.approx(1.8)
     assert again["by"].iloc[0] == "theirs"
-    assert repeated_steps(steps_of(ours), {}).empty
+    assert confirmed_pairs(neighbouring_pairs(ours), {}).empty
 
 
 def test_of_several_collections_the_one_that_shows_least_is_named() -> None:
     ours = rows((20, 10.0), (21, 20.0))
     others = {"much": rows((20, 1.0), (21, 3.0)), "less": rows((20, 1.0), (21, 1.6)),
               "not": rows((20, 1.0), (21, 1.1))}  # fmt: skip
-    (step,) = repeated_steps(steps_of(ours), others).to_dict("records")
+    (step,) = confirmed_pairs(neighbouring_pairs(ours), others).to_dict("records")
     assert (step["by"], round(step["again"], 6)) == ("less", 1.6)
 
 
 def test_the_largest_up_and_down_come_first() -> None:
     times = np.array([10.0, 20.0, 5.0, 6.0])
-    ups, downs = largest(steps_of(rows(*zip(range(24, 28), times, strict=True))), 5)
+    ups, downs = largest(neighbouring_pairs(rows(*zip(range(24, 28), times, strict=True))), 5)
     assert list(ups["m"]) == [24, 26]
     assert list(downs["m"]) == [25]
