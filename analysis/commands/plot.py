@@ -179,7 +179,7 @@ def _print_cliffs(basis: Basis, dtype: str, results: Path, json: bool) -> None:
     confirms are printed.
     """
     from analysis.recordings.imported import folder_of, read_collections
-    from analysis.slices.cliffs import largest, confirmed_pairs, neighbouring_pairs
+    from analysis.slices.cliffs import confirmed_pairs, largest, neighbouring_pairs
 
     # 1. Find the pairs of neighbouring sizes, and keep those that other collections confirm.
     rows = _plain_gemms(basis, dtype)

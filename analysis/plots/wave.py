@@ -29,14 +29,14 @@ def lesson(line: pd.DataFrame, size: int | None) -> pd.Series | None:
         size: the smaller M of the cliff; None for the largest cliff, up or down.
 
     Returns:
-        A row of :func:`analysis.slices.cliffs.neighbouring_pairs`, or None if there is no such cliff.
+        A row of :func:`analysis.slices.cliffs.neighbouring_pairs`; None without such a cliff.
     """
-    steps = neighbouring_pairs(line)
-    steps = steps[steps["certain"]] if size is None else steps[steps["m"] == size]
-    if steps.empty:
+    pairs = neighbouring_pairs(line)
+    cliffs = pairs[pairs["certain"]] if size is None else pairs[pairs["m"] == size]
+    if cliffs.empty:
         return None
     # A drop to half the time is as large as a rise to twice the time.
-    return steps.loc[np.abs(np.log(steps["ratio"])).idxmax()]
+    return cliffs.loc[np.abs(np.log(cliffs["ratio"])).idxmax()]
 
 
 def draw_wave(basis: Basis, gemm: Gemm, line: pd.DataFrame, size: int | None = None) -> Figure:

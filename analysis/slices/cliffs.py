@@ -116,7 +116,7 @@ def steepest(lines: Mapping[str, pd.DataFrame]) -> tuple[str, pd.Series] | None:
         lines: for each dimension, the measured cases to search, as for :func:`neighbouring_pairs`.
 
     Returns:
-        The dimension, and the row of the cliff from :func:`neighbouring_pairs`; None without any cliff.
+        The dimension, and the cliff's row of :func:`neighbouring_pairs`; None without any cliff.
     """
     ups_by_dimension: dict[str, pd.Series] = {}
     for along, rows in lines.items():

@@ -141,8 +141,8 @@ class _Submission:
         """Return the nodes whose jobs of an earlier call still wait or run.
 
         Raises:
-            UserError: if there are such jobs, and this call starts a fresh run or has another number of
-                nodes.
+            UserError: if there are such jobs, and this call starts a fresh run or has another
+                number of nodes.
         """
         jobs: dict[int, str] = {}
         nodes = 0

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.slices.cliffs import largest, confirmed_pairs, neighbouring_pairs
+from analysis.slices.cliffs import confirmed_pairs, largest, neighbouring_pairs
 
 
 def rows(*times: tuple[int, float], n: int = 768, k: int = 10240, **more: object) -> pd.DataFrame:
