@@ -56,9 +56,9 @@ _MOST_PROCESSES = 100
 _LEAST_PROCESSES = 3
 """Number of processes of each version from which on a slow-down fails.
 
-A process may run a case 20% slower than the next one does, because memory lies elsewhere, and all
-its samples agree. With one process of each version, more than half of the unchanged versions then
-have a case that is called slower, and with two some still do (``suspects`` in
+A process may run a case 20% slower than the next one does, because its memory lies elsewhere, and
+all its samples agree. With one or two processes of each version, a case is therefore called slower
+in some comparisons of unchanged versions. With three, none was in twenty (``suspects`` in
 results/accuracy/gate-here.jsonl)."""
 _MORE_PROCESSES = "Time three or more processes of each version, in turn, and give their folders."
 _MAX_LISTED = 20
