@@ -13,19 +13,20 @@ from kernels.problem import WIDE_BYTES
 _HEAD = """# What the compiler makes of the kernels
 
 Written by {written} with Triton {version}; no GPU is needed.
-Each cell is over all layouts (of the convolution, all passes) at the config that would be chosen
-for a 4096³ GEMM or a ResNet's 3 × 3, 256 channels of 14 × 14. It says:
+Each cell covers all layouts of a GEMM, or all passes of a convolution. The config is the one that
+would be chosen for a GEMM of 4096³, or for a 3 × 3 convolution of a ResNet with 256 channels of
+14 × 14 pixels. A cell says:
 
-- the matrix instruction, the most registers of a thread and, where there are any, the bytes that
-  are spilled;
-- the narrowest copy from global to shared memory, in bytes of one thread, or `TMA`, which moves
-  whole blocks; and the shared memory of a CTA;
-- for one turn of the loop over K in machine code, the most instructions and how many of them
-  multiply, such as `88:4`; `waits` where it waits for every wgmma before the next turn;
-- the kernels of one call, where there are several.
+- the matrix instruction; the largest number of registers of a thread; and, if there are any, the
+  bytes that are spilled;
+- the narrowest copy from global to shared memory, in bytes per thread, or `TMA`, which copies whole
+  blocks; and the shared memory of a CTA;
+- for one turn of the loop over K in machine code, the largest number of instructions and how many
+  of them multiply, such as `88:4`; `waits` if the loop waits for every wgmma before the next turn;
+- the number of kernels of one call, if there are several.
 
-Products and bytes of a turn of the inner loop, over those that the tile needs: {products} and
-{copied} over all {aligned} aligned rows."""
+Multiplications and copied bytes of one turn of the inner loop, relative to those that its tile
+needs: {products} and {copied} in all {aligned} aligned rows."""
 
 
 def compile_markdown(rows: Sequence[CompileRow]) -> str:
