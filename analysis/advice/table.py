@@ -219,8 +219,8 @@ def _markdown_table(changes: Sequence[Advice]) -> list[str]:
         return []
     shape = "shape (M×N×K)" if isinstance(changes[0].problem, Gemm) else "convolution"
     lines = [
-        f"| {shape} | verdict | {changes[0].question} | what that is | measured gain "
-        "| predicted gain | more FLOPs | more bytes | by | why |",
+        f"| {shape} | verdict | {changes[0].question} | meaning | measured gain "
+        "| predicted gain | more FLOPs | more bytes | implementation | why |",
         "|---|---|---|---|---|---|---|---|---|---|",
         *map(_row, changes[:_MAX_LISTED]),
         "",

@@ -87,7 +87,7 @@ def tiles(report: PageReport) -> list[Tile]:
         likely = sum(answer.verdict == LIKELY for answer in report.advice)
         value, note = f"{confirmed:,} confirmed", f"and {likely:,} likely"
         if not confirmed:
-            value, note = f"{likely:,} likely", "none was timed again yet"
+            value, note = f"{likely:,} likely", "none re-timed yet"
         figures.append(Tile("changes that gain", value, note))
     return figures
 

@@ -50,7 +50,7 @@ def fleet_title(report: FleetReport) -> str:
     lost = 1 - speeds[report.verdicts.index(gpu)]
     # An explanation is a code and words, separated by a colon.
     reason = gpu.explained.partition(": ")[2] if gpu.explained else "for an unknown reason"
-    return f"{gpu.name} is {lost:.0%} slow in {KIND_WORDS[kind]}: {reason}"
+    return f"{gpu.name} is {lost:.0%} below the median in {KIND_WORDS[kind]}: {reason}"
 
 
 def draw_fleet(report: FleetReport) -> Figure | None:

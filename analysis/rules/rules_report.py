@@ -51,7 +51,7 @@ def rules_markdown(rows: Sequence[RuleResult], machine: Machine, caption: str) -
     if machine.kind == "cpu":
         lines += ["**This is a CPU: the verdicts hold for it and say nothing about a GPU.**", ""]
     lines += [
-        "| rule | statement | verdict | effect | the model says | pairs | of what |",
+        "| rule | statement | verdict | effect | the model says | pairs | what was compared |",
         "|---|---|---|---|---|---|---|",
         *(_table_line(row) for row in measured),
         "",

@@ -174,7 +174,9 @@ def test_a_node_all_of_whose_gpus_are_slow_is_named(tmp_path: Path) -> None:
 def test_one_slow_gpu_is_the_title(tmp_path: Path) -> None:
     fleet, _ = simulate(replace(MAIN, hot=0.0), 0)
     title = fleet_title(make_report(record_fleet(tmp_path / "x", fleet), 0.05))
-    assert title.startswith("GPU 3 (00000003) of node 0 is 9% slow in sustained compute: for an")
+    assert title.startswith(
+        "GPU 3 (00000003) of node 0 is 9% below the median in sustained compute: for an"
+    )
     sound = make_report(record_fleet(tmp_path / "y", simulate(PLAIN, 0)[0]), 0.05)
     assert fleet_title(sound).startswith("None of 64 GPUs is clearly slow: they differ by 0.8%")
 
