@@ -4,7 +4,7 @@
 prompts (``context_attention``), of decoding (``generation_attention``) and of encoders
 (``encoder_attention``). They were measured in the same way as the package's GEMMs
 (:mod:`analysis.imports.tables`). Only calls in bf16, with keys and values in bf16, are read, and
-only those of the kernel that most rows name.
+only those of the kernel that occurs most often among them.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ def _read_table(path: Path, kind: str) -> AttentionTable | None:
 
 
 def read_calls(table: AttentionTable) -> tuple[AttentionShapes, Array]:
-    """Read the shapes of a collection's calls, and their times in seconds."""
-    # 1. Keep calls in bf16, of the kernel that most of these rows name.
+    """Read the shapes of a collection's calls in bf16, and their times in seconds."""
+    # 1. Keep the calls in bf16 that have a time, and among them those of the most frequent kernel.
     frame = pd.read_parquet(table.path)
     kept = (frame["attn_dtype"] == BF16) & (frame["latency"] > 0)
     if "kv_cache_dtype" in frame:
@@ -95,7 +95,7 @@ def read_calls(table: AttentionTable) -> tuple[AttentionShapes, Array]:
         return frame[name].to_numpy(float)
 
     # 2. Translate the columns. In decoding, a call has one query, whose keys are the prompt and the
-    # tokens after it. A window of 0 means that every key is seen.
+    #    tokens after it. A window of 0, or none, means that every key is seen.
     heads = column("num_heads")
     tokens = column("isl")
     keys = tokens + column("step") if table.kind == DECODE else tokens

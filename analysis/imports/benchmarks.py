@@ -3,14 +3,15 @@
 Four JSON formats are recognised by their keys:
 
 - pytest-benchmark (``--benchmark-json``): samples under ``data``, otherwise mean and deviation.
-- NVBench (``--json``, ``--jsonbin``): cold GPU times, with the sample files of ``--jsonbin``.
+- NVBench (``--json``, ``--jsonbin``): cold GPU times (CPU times if the benchmark has no GPU times),
+  with the sample files of ``--jsonbin`` if they exist.
 - Google Benchmark (``--benchmark_out_format=json``): one sample per repetition, or the mean and the
   deviation of ``--benchmark_report_aggregates_only``.
 - ``torch.utils.benchmark``: a document with the fields of its measurements, which the user writes.
   Pickled measurements are never read, because loading one may run any code.
 
 If the user gives a pattern such as ``m{m}_n{n}_k{k}_{dtype}``, the problem of a case is read from
-its name. Cases are then matched by their problem, otherwise by their name.
+its name. Such a case is matched by its problem, and every other case by its name.
 """
 
 from __future__ import annotations
@@ -101,7 +102,10 @@ class _Cases:
     lost: dict[str, str] = field(default_factory=dict)
 
     def add_samples(self, name: str, samples: Sequence[float]) -> None:
-        """Add samples in seconds to a case."""
+        """Add samples in seconds to a case, or record it as lost if one of them is not positive.
+
+        A case without any sample is also lost.
+        """
         if not len(samples) or not all(0 < value < math.inf for value in samples):
             self.lost[name] = "its times are not all positive numbers"
             return
@@ -109,7 +113,19 @@ class _Cases:
         self.times[name] = CaseTimes.from_samples([*earlier, *map(float, samples)])
 
     def add_summary(self, name: str, seconds: float, deviation: float, count: int) -> None:
-        """Add the mean of a case, and the standard deviation of its samples, in seconds."""
+        """Add the mean of a case, and the standard deviation of its samples, in seconds.
+
+        The case is lost if its mean is not a positive number.
+
+        Args:
+            name: name of the case.
+            seconds: the mean.
+            deviation: the standard deviation; NaN if it is unknown.
+            count: number of samples.
+
+        Raises:
+            UserError: if the case already has a time.
+        """
         if not 0 < seconds < math.inf:
             self.lost[name] = "its time is not a positive number"
         elif name in self.times:
@@ -123,7 +139,7 @@ class _Cases:
 
 
 def is_benchmark_file(path: Path) -> bool:
-    """Return True for a path that this module should read."""
+    """Return True if a path is a JSON file, which this module should read."""
     return path.suffix == ".json" and path.is_file()
 
 
@@ -135,8 +151,9 @@ def read_benchmarks(path: Path, pattern: NamePattern | None = None) -> TimedProc
         pattern: finds the problem in a case's name; the case is then named after the problem.
 
     Raises:
-        UserError: if the file cannot be read, has no known format or no time, or if the pattern
-            matches no name, or finds the same problem in two names.
+        UserError: if the file cannot be read, is damaged, has no known format, no time, or a
+            repeated case without samples. Also if the pattern matches no name, or if it finds an
+            invalid problem, or the same problem in two names.
     """
     # 1. Recognise the format, and read the cases.
     document = _load(path)
@@ -181,7 +198,7 @@ def named_by_problem(source: str, cases: Mapping[str, CaseTimes]) -> dict[str, C
         cases: cases by name.
 
     Raises:
-        UserError: if two cases have the same problem.
+        UserError: if two cases would get the same name, because they have the same problem.
     """
     named: dict[str, CaseTimes] = {}
     names: dict[str, str] = {}
@@ -274,7 +291,7 @@ def _read_nvbench(document: Mapping[str, Any], cases: _Cases) -> dict[str, str]:
 
 
 def _sample_file(values: Mapping[str, Any], path: Path) -> Path | None:
-    """Return the file of a state's samples, or None if it does not exist.
+    """Return the file of a state's samples, or None if there is none of the recorded size.
 
     Only the folder of the JSON file and its subfolder with the recorded name are searched, because
     the recorded path may be of another machine.
@@ -298,7 +315,7 @@ _SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
 def _read_google(document: Mapping[str, Any], cases: _Cases) -> dict[str, str]:
-    """Read real times: one sample per repetition, or the aggregates if only these are given."""
+    """Read elapsed times: one sample per repetition, or the aggregates if only these exist."""
     aggregates: dict[str, dict[str, Any]] = {}
     for entry in document["benchmarks"]:
         name = str(entry.get("run_name", entry["name"]))

@@ -83,7 +83,7 @@ def _convert_gemms(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _convert_convolutions(rows: pd.DataFrame) -> pd.DataFrame:
-    """Add the sizes of the GEMM that each convolution implies."""
+    """Fill in the defaults of convolutions, and add the sizes of the GEMMs that they imply."""
     problems = [problem_columns(problem_of(_conv_record(row))) for row in rows.to_dict("records")]
     return rows.assign(**pd.DataFrame(problems, index=rows.index))
 

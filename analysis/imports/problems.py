@@ -24,12 +24,12 @@ _NEEDED = {
     "gemm": ("m", "n", "k", "dtype"), "conv": ("batch", "c", "h", "w", "kout", "r", "s", "dtype"),
 }  # fmt: skip
 _SIZES = {name for names in _NEEDED.values() for name in names}
-_HEADER = "m,n,k,dtype and optionally layout and batch"
+_HEADER = "m,n,k,dtype"
 _MOST_GEMM_FIELDS = 6  # most fields in the text of a GEMM; a convolution has at least 12
 
 Shape = str | tuple[Any, ...] | Gemm | Conv
-"""A problem as people write it: text such as ``"8192,50257,768,bf16"``, a tuple of these fields, or
-an object."""
+"""A problem as people write it: text such as ``"8192,50257,768,bf16"``, a tuple of its fields, or a
+:class:`Gemm` or :class:`Conv`."""
 
 
 def as_problems(shapes: Shape | Iterable[Shape] | pd.DataFrame) -> list[Problem]:
@@ -37,8 +37,9 @@ def as_problems(shapes: Shape | Iterable[Shape] | pd.DataFrame) -> list[Problem]
 
     Args:
         shapes: one shape, as text or a tuple in the order of ``--gemm`` or ``--conv``, or as a
-            :class:`Gemm` or :class:`Conv`; several of these; or a DataFrame with the columns
-            ``m,n,k,dtype`` and optionally other columns of measurements.csv.
+            :class:`Gemm` or :class:`Conv`; several of these; or a DataFrame. The DataFrame has the
+            columns ``m,n,k,dtype`` or ``op``, and may have other columns of measurements.csv, or it
+            has text in a column ``problem`` or ``shape``.
 
     Raises:
         UserError: if a shape does not describe a problem, or if there is no shape.
@@ -92,12 +93,13 @@ def _as_problem(shape: object) -> Problem:
 def read_problems(path: Path) -> list[Problem]:
     """Read the problem of each line, in the order of the file.
 
-    The header has ``m,n,k,dtype`` and optionally other columns of measurements.csv. A line whose
-    ``op`` is ``conv`` is a convolution. An empty or missing cell has the same default as in
+    The header has ``m,n,k,dtype`` or ``op``, and may have other columns of measurements.csv. A line
+    whose ``op`` is ``conv`` is a convolution. An empty or missing cell has the same default as in
     ``--gemm`` and ``--conv``.
 
     Raises:
-        UserError: if the file or a line cannot be read; the message names the line.
+        UserError: if the file cannot be read, a column is missing, repeated or unknown, a line does
+            not describe a problem, or there is no line below the header.
     """
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
@@ -118,8 +120,8 @@ def read_problems(path: Path) -> list[Problem]:
 def _problems_of_frame(frame: pd.DataFrame) -> list[Problem]:
     """Read the problem of each row from the columns that describe it; other columns are ignored.
 
-    A column ``problem`` or ``shape`` is read as text if there is no column ``m``. The results of
-    :func:`rooftile.predict` and :func:`rooftile.recommend` have such a column.
+    If there is no column ``m``, the text in a column ``problem`` or ``shape`` is read. The results
+    of :func:`rooftile.predict` and :func:`rooftile.recommend` have such a column.
     """
     for name in ("problem", "shape"):
         if name in frame and "m" not in frame:
@@ -137,7 +139,7 @@ def _problems_of_frame(frame: pd.DataFrame) -> list[Problem]:
 
 
 def _cell(value: object) -> str:
-    """Convert a cell or a field to text: 3.0 is ``3``, (2, 1) is ``2x1``, a missing cell empty."""
+    """Convert a cell or a field to text: 3.0 to ``3``, (2, 1) to ``2x1``, a missing cell to ""."""
     if isinstance(value, (tuple, list)):
         return "x".join(map(_cell, value))
     if value is None or value is pd.NA or value != value:  # only NaN differs from itself
@@ -158,7 +160,9 @@ def _check_header(name: str, header: Sequence[str]) -> None:
         UserError: if a column is missing, repeated or unknown.
     """
     if not {"m", "n", "k", "dtype"} <= set(header) and "op" not in header:
-        raise UserError(f"{name} does not have the columns {_HEADER}.")
+        raise UserError(
+            f"{name} does not have the columns {_HEADER}; layout and batch are optional."
+        )
     if repeated := [column for column in header if header.count(column) > 1]:
         raise UserError(f"{name} has column {repeated[0]!r} twice.")
     if unknown := [column for column in header if column not in COLUMNS]:

@@ -66,12 +66,15 @@ class PublicRows:
 
     @property
     def algorithms(self) -> list[str]:
-        """Algorithm of each convolution, from its kernels' names; empty where they do not tell."""
+        """Algorithm of each convolution, from its kernels' names; empty if they do not show it."""
         return algorithms_of(self.problems, self.kernels)
 
     @property
     def tiles(self) -> list[str]:
-        """Tile of each row, such as ``128x64``, from the first kernel that names one, or empty."""
+        """Tile of each row, such as ``128x64``; empty if the names of its kernels have none.
+
+        The first kernel that names a tile counts.
+        """
         first_tiles = []
         for names in self.kernels:
             tiles = (read_name(name).tile_text() for name in names)
@@ -135,13 +138,15 @@ def read_source(path: Path, machine: Machine, dtype: str | None = None) -> Publi
     Args:
         path: a folder, or a file in one of the formats, which is recognised by its columns.
         machine: the machine whose rows are kept.
-        dtype: the dtype whose rows are kept. The default is bf16 if there are such rows, otherwise
-            the only dtype.
+        dtype: the dtype whose rows are kept, and that of a CSV file's rows that do not name one.
+            The default is bf16 if there are such rows, otherwise the only dtype.
 
     Raises:
-        UserError: if the file is unreadable, is of no known format, or has no such row.
+        UserError: if the file is unreadable, is of no known format, does not say its dtype, or has
+            no such row. Also if no dtype is given, and there are rows in several dtypes but none in
+            bf16.
     """
-    # 1. Find the readable rows of the machine. A file that names no GPU is taken to be of this one.
+    # 1. Find the readable rows of the machine. A file that names no GPU is taken to be from it.
     rows = _read(path, FileDefaults(dtype or ""))
     slugs = [machine.slug if device is None else slug_of_device(device) for device in rows.devices]
     on_machine = np.array([slug == machine.slug for slug in slugs], dtype=bool)
@@ -197,8 +202,8 @@ def read_public(path: Path, machine: Machine) -> FileTimings:
     """Read a machine's rows in all dtypes from our results or one of the public formats.
 
     Raises:
-        UserError: if the file is unreadable, is of no known format, or has no readable row of the
-            machine.
+        UserError: if the file is unreadable, is of no known format, does not say its dtype, or has
+            no readable row of the machine.
     """
     rows = _read(path)
     cache = "warm" if rows.warm else "cold"
@@ -225,7 +230,8 @@ def _read(path: Path, defaults: FileDefaults = _NO_DEFAULTS) -> _FileRows:
         defaults: dtype and layout for a user's CSV file that does not name them.
 
     Raises:
-        UserError: if the file is unreadable, or is of no known format.
+        UserError: if the file is unreadable, is of no known format, does not say its dtype, or is a
+            CSV file without a row of a vendor library.
     """
     if path.is_dir() or path.name == "measurements.csv":
         return _from_recording(path if path.is_dir() else path.parent)
@@ -251,7 +257,11 @@ def _read(path: Path, defaults: FileDefaults = _NO_DEFAULTS) -> _FileRows:
 
 
 def _from_timings(timings: FileTimings) -> _FileRows:
-    """Convert the times of a CSV file, without those of hand-written kernels."""
+    """Convert the times of a CSV file, without those of hand-written kernels.
+
+    Raises:
+        UserError: if there are no other times.
+    """
     rows = library_rows(timings.rows).reset_index(drop=True)
     if rows.empty:
         raise UserError(
@@ -270,7 +280,7 @@ def _from_timings(timings: FileTimings) -> _FileRows:
 
 
 def _from_recording(folder: Path) -> _FileRows:
-    """Read a recording's times of short batches on the vendor library, like those of tables."""
+    """Read the vendor library's times in short batches from a recording."""
     recording = load(folder)
     rows = library_rows(bursts(recording.products, recording.cache))
     return _FileRows(
@@ -290,7 +300,7 @@ def _aiconfigurator(frame: pd.DataFrame, path: Path) -> _FileRows:
 
     Latencies are in milliseconds. The cache is not flushed between replays, so ``import`` treats
     the times as warm. This reader treats them as cold, because the recorded validations did. The
-    errors of the model differ by 0.1 percentage points between both.
+    choice changes the errors of the model by 0.1 percentage points.
     """
     dtypes = [_DTYPES.get(name, name) for name in frame["gemm_dtype"]]
     problems = [
@@ -445,7 +455,7 @@ def _deepbench_dtype(path: Path) -> str:
 def _conv(
     sizes: Sequence[int], pairs: Sequence[tuple[int, int]], dtype: str, pass_: str
 ) -> Conv | None:
-    """Return a convolution in NCHW with one group; None if its sizes do not fit together.
+    """Return a convolution in NCHW with one group; None if its sizes are invalid.
 
     Args:
         sizes: images, channels, height, width, filters, and the filter's height and width.

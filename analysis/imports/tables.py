@@ -51,7 +51,7 @@ class PublicTable:
         rows: number of rows in bf16.
         package: name and version of the package that the file comes with; empty for a single file.
         licence: licence of the package; empty for a single file.
-        complete: True if the publishers call the table complete.
+        complete: False if the publishers call the table incomplete.
         also_for: later versions for which the publishers reuse this table instead of publishing
             another one.
     """
@@ -86,7 +86,7 @@ def find_tables() -> list[PublicTable]:
     """Find every GEMM table in the installed package.
 
     Raises:
-        UserError: if the package is not installed, or has no table that can be read.
+        UserError: if the package is not installed, has no table, or has one that cannot be read.
     """
     folders, package, licence = package_folders()
     paths = sorted(path for folder in folders for path in folder.rglob(_FILE))
@@ -117,7 +117,7 @@ def read_table(path: Path, package: str = "", licence: str = "") -> PublicTable:
     """Read what a table covers: its GPU, framework and version, and whether it is complete.
 
     Raises:
-        UserError: if the file cannot be read, or is not a table of GEMMs.
+        UserError: if the file cannot be read, is not a table of GEMMs, or has no rows.
     """
     try:
         columns = set(parquet.read_schema(path).names)
@@ -176,10 +176,10 @@ def _later_versions(folder: Path) -> tuple[str, ...]:
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
-    """Read a YAML file next to a table; return an empty dict if it is missing or unreadable.
+    """Read the mapping in a YAML file next to a table.
 
-    PyYAML is installed together with the package of tables. It may be missing if the user gives a
-    single table as a file.
+    The result is empty if the file is missing or unreadable, or if PyYAML is not installed. PyYAML
+    is installed together with the package of tables, but a user may give a single table as a file.
     """
     if not path.is_file() or importlib.util.find_spec("yaml") is None:
         return {}
@@ -195,8 +195,10 @@ def _read_yaml(path: Path) -> dict[str, Any]:
 def choose_tables(tables: Sequence[PublicTable]) -> dict[str, PublicTable]:
     """Choose for each slug the table from which the machine's recording is made.
 
-    A table with enough shapes is preferred to one with few shapes. Among these, complete tables are
-    preferred, then tables of TensorRT-LLM, SGLang and vLLM in this order, then later versions.
+    A table with at least half as many rows in bf16 as the GPU's largest table is preferred to one
+    with fewer rows. Between tables that are equal in this, complete ones are preferred, then those
+    of TensorRT-LLM, SGLang and vLLM in this order, then later versions. Tables without rows in bf16
+    are left out.
     """
     by_slug: dict[str, list[PublicTable]] = {}
     for table in tables:

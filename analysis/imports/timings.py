@@ -1,7 +1,9 @@
 """Read CSV files with times: plain ones, and those of the CUTLASS profiler and of TritonBench.
 
 Each file becomes a frame with columns of measurements.csv and one row per case. Rows that do not
-describe a case, or that have no time, are reported and left out.
+describe a case, or that have no valid time, are reported and left out. Kernels that failed in the
+other program, and operations and dtypes that this project does not support, are left out without a
+report.
 """
 
 from __future__ import annotations
@@ -63,7 +65,8 @@ def read_timings(path: Path, defaults: FileDefaults) -> FileTimings | None:
     """Read the times of a CSV file; return None if it is in none of the three formats.
 
     Raises:
-        UserError: if the file cannot be read, lacks a column, or has too many damaged rows.
+        UserError: if the file cannot be read, lacks a column, has too many damaged rows, has no row
+            with a time, or does not say its dtype.
     """
     header = _header(path)
     if _is_tritonbench(header):
@@ -87,7 +90,8 @@ def _header(path: Path) -> str:
 def _read(path: Path, separator: str = ",", lower: bool = False) -> pd.DataFrame:
     """Read all cells as text, with the line number in the added column ``line``.
 
-    Spaces before a cell are removed, and blank lines are left out. Empty cells are empty text.
+    Spaces before a cell are removed, and lines without content are left out. Empty cells are empty
+    text.
 
     Args:
         path: the file.
@@ -95,7 +99,8 @@ def _read(path: Path, separator: str = ",", lower: bool = False) -> pd.DataFrame
         lower: True to convert the names of the columns to lower case.
 
     Raises:
-        UserError: if the file is not a CSV file with a header and a line below it.
+        UserError: if the file is not a CSV file with a header and a line below it, if a column
+            occurs twice, or if lines have more cells than the header.
     """
     try:
         with warnings.catch_warnings():
@@ -130,7 +135,7 @@ def _read(path: Path, separator: str = ",", lower: bool = False) -> pd.DataFrame
 
 
 def _read_plain(path: Path, defaults: FileDefaults) -> FileTimings:
-    """Read a file with a column ``time_us``, which a user wrote."""
+    """Read a plain CSV file, which a user wrote with a column ``time_us``."""
     frame = _read(path, lower=True)
     # 1. Fill the cells and columns that the file lacks: with the user's dtype and layout, and with
     #    the project's defaults.
@@ -171,7 +176,9 @@ _CUTLASS_CONV = (
 
 
 def _read_cutlass(path: Path) -> FileTimings:
-    """Read a file of one row per kernel and problem, and keep the fastest kernel of a problem.
+    """Read a file with one row per kernel and problem.
+
+    The fastest kernel of each provider and problem is kept.
 
     The columns A, B and C have dtype and order, such as ``bf16:row``. If C is column-major, the row
     is read as the transposed GEMM Cᵀ = Bᵀ Aᵀ, whose result is row-major like ours. Runtime is in

@@ -98,7 +98,12 @@ def _digest(path: Path, defaults: FileDefaults) -> str:
 
 
 def write_collections(tables: Sequence[PublicTable], machine: Machine, results: Path) -> None:
-    """Write all collections of a machine, beginning with the one that became its recording.
+    """Write all collections of a machine into one file.
+
+    Args:
+        tables: the collections, beginning with the preferred one.
+        machine: the machine.
+        results: the folder of all machines' results.
 
     Raises:
         UserError: if the folder cannot be made, or the disk is full.

@@ -1,10 +1,10 @@
 """Times of named cases in one process, from our recordings or from other programs' results.
 
 A comparison needs the typical time of each case and its standard error. If single samples are
-known, the typical time is the 20% trimmed mean of their logarithms. It ignores a few disturbed
-samples, and for normal noise its error is smaller than the median's. Its standard error follows
-from the winsorised variance (Tukey and McLaughlin). Its degrees of freedom are the number of
-samples that are not trimmed, minus one.
+known, the typical time is the 20% trimmed mean of their logarithms. This mean ignores a few
+disturbed samples, and for normal noise its error is smaller than the median's. Its standard error
+is computed from the winsorised variance (Tukey and McLaughlin), and has as many degrees of freedom
+as samples are left after trimming, minus one.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ class CaseTimes:
     """Time of a case in one process.
 
     Attributes:
-        log: logarithm of the central time in seconds.
-        error: standard error of ``log`` within the process; 0 where no scatter is known.
-        freedom: degrees of freedom of ``error``; infinite where it is not estimated.
-        count: number of samples.
-        samples: the samples in seconds; empty where only a summary is known.
-        problem: the problem that was timed; None if the name of the case does not tell it.
+        log: logarithm of the case's typical time in seconds.
+        error: standard error of ``log`` within the process; 0 if no scatter is known.
+        freedom: degrees of freedom of ``error``; infinite if ``error`` is not an estimate.
+        count: number of samples; 1 if it is unknown.
+        samples: the samples in seconds; empty if only a summary is known.
+        problem: the problem that was timed; None if it is unknown.
     """
 
     log: float
@@ -61,7 +61,7 @@ class CaseTimes:
     def from_interval(
         cls, seconds: float, lo: float, hi: float, count: int, problem: Workload | None = None
     ) -> CaseTimes:
-        """Convert a median and its 95% interval in seconds; NaN ends mean an unknown interval."""
+        """Convert a median and its 95% interval in seconds; a NaN end means an unknown interval."""
         if math.isnan(lo + hi):
             return cls(math.log(seconds), count=count, problem=problem)
         error = math.log(hi / lo) / 2 / Z95

@@ -18,7 +18,7 @@ from sweeps.store import CONFIRMED_COLUMNS
 
 _ASSUMED = 0.01  # assumed standard deviation of a log time between processes
 _AS_CASES = 2  # number of re-timed cases that the assumption counts as
-_LEAST_BLOCKS = 4  # fewest blocks of a process; their mean leaves out both extremes
+_LEAST_BLOCKS = 4  # fewest blocks that a process needs, because their mean leaves out both extremes
 _REMEDY = f"Move it away; {target('sweep', 'confirm')} measures the pairs again."
 
 
@@ -34,9 +34,10 @@ class Pair:
         after: the second contender.
         log_ratios: logarithms of the first contender's time over the second's, one tuple for each
             process, with one value for each of its blocks.
-        between: standard deviation of a log time between processes, which the run measured by
-            timing other cases again.
-        cases: number of cases that ``between`` is based on.
+        between: standard deviation of a log time between processes, without the change that all
+            cases share. It combines an assumed value with what the run measured by re-timing some
+            of its cases.
+        cases: number of cases that ``between`` is based on; the assumption counts as two.
     """
 
     before: Contender
@@ -49,9 +50,11 @@ class Pair:
 def confirmed_pairs(recording: Recording) -> list[Pair]:
     """Return the pairs of all runs of a recording, each from the best run that timed it.
 
+    Pairs with a hand-written kernel are only taken from the run in the recording's own folder.
+
     Raises:
-        UserError: if the confirmed.csv in the recording's folder cannot be read, or is too badly
-            damaged.
+        UserError: if the confirmed.csv or the plan in the recording's folder cannot be read, or the
+            confirmed.csv is too badly damaged.
     """
     pairs: dict[tuple[Contender, Contender], Pair] = {}
     for part in recording.parts:
@@ -76,7 +79,10 @@ def _between(repeats: Mapping[str, Any] | None) -> tuple[float, int]:
     """Return how much a log time differs between processes beyond the change that all cases share.
 
     The measured variance is averaged with an assumed one, which matters if few cases were timed
-    again.
+    again. If none were, only the assumption counts.
+
+    Args:
+        repeats: the entry ``repeats`` of run.json; None if too few cases were timed again.
 
     Returns:
         The standard deviation, and the number of cases that it is based on. The assumption counts
@@ -93,8 +99,11 @@ def _read_ratios(part: SourceRun) -> dict[tuple[Contender, Contender], list[tupl
     """Read a run's confirmed.csv, which has one line for each pair and process.
 
     Returns:
-        For each pair, the log ratios of each process that timed it. Pairs that only one process
-        timed are left out. The result is empty if the file is missing.
+        For each pair, the log ratios of each process that timed it. Damaged lines and pairs that
+        only one process timed are left out. The result is empty if the file is missing.
+
+    Raises:
+        UserError: if the file or the run's plan cannot be read, or the file is too badly damaged.
     """
     # 1. Read the lines, which name cases by their ids in the run's plan.
     path = part.folder / "confirmed.csv"
@@ -104,7 +113,7 @@ def _read_ratios(part: SourceRun) -> dict[tuple[Contender, Contender], list[tupl
         planned = {row["id"]: row for row in part.run["plan"]["cases"]}
     except (KeyError, TypeError):
         raise UserError(
-            f"{path} refers to cases in the plan of its run.json, which cannot be read. {_REMEDY}"
+            f"{path} refers to cases by their ids, which the run's plan lacks. {_REMEDY}"
         ) from None
     table = read_csv(path, dict.fromkeys(CONFIRMED_COLUMNS, "text"), _REMEDY)
     parsed = [_pair(row, planned) for row in table.rows.to_dict("records")]
@@ -125,7 +134,9 @@ def _read_ratios(part: SourceRun) -> dict[tuple[Contender, Contender], list[tupl
 def _pair(
     row: Mapping[Any, Any], planned: Mapping[str, Mapping[str, object]]
 ) -> tuple[tuple[Contender, Contender], tuple[float, ...]] | None:
-    """Parse a line into its contenders and the log ratio of each block; None if it is damaged.
+    """Parse a line into its contenders and the log ratio of each block.
+
+    The result is None if the line is damaged or has fewer than four blocks.
 
     Args:
         row: cells of the line by column.

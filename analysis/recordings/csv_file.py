@@ -25,7 +25,9 @@ from kernels.cli import note
 from kernels.common.errors import UserError
 
 MOST_DAMAGED = 0.1
-"""Largest share of a file's lines that may be damaged; a file with more of them is refused."""
+"""Largest share of a file's lines that may be damaged; a file with more of them is refused.
+
+One damaged line is tolerated in any file that has other lines."""
 
 FRAME_TYPES = {"text": "string", "whole": "Int64", "real": "float64", "flag": "boolean"}
 """Pandas type of each kind of column."""
@@ -72,11 +74,12 @@ class Faults:
     def leave_out(self) -> tuple[str, ...]:
         """Report the damaged lines on stderr, and return a sentence for each of them.
 
-        Up to five lines are named, and further ones are only counted. Each line is reported only
-        once, even if the file is read several times.
+        On stderr, up to five lines are named, and further ones are only counted. A process reports
+        each line only once, even if it reads the file several times.
 
         Raises:
-            UserError: if all lines are damaged, or more than a tenth of them and more than one.
+            UserError: if all lines are damaged, or if several lines are damaged and they are more
+                than a tenth of all.
         """
         # Count lines instead of rows, because several rows may come from one line.
         damaged_lines = self._lines[~self.sound].tolist()
@@ -117,7 +120,11 @@ class CsvTable:
     faults: Faults
 
     def sound_rows(self) -> tuple[pd.DataFrame, tuple[str, ...]]:
-        """Return the rows without a fault, and the sentences of :meth:`Faults.leave_out`."""
+        """Return the rows without a fault, and the sentences of :meth:`Faults.leave_out`.
+
+        Raises:
+            UserError: if too many lines are damaged.
+        """
         sentences = self.faults.leave_out()
         rows = self.rows[self.faults.sound] if sentences else self.rows
         return rows.reset_index(drop=True), sentences
@@ -138,8 +145,8 @@ def read_csv(
     Raises:
         UserError: if the file cannot be read, lacks a column, or has a column twice.
     """
-    # 1. Read the lines. A carriage return ends a line only if a line feed follows; elsewhere it
-    #    would split a line in two.
+    # 1. Read the lines. A carriage return ends a line only if a line feed follows. Elsewhere it is
+    #    replaced by a space, because it would split a line in two.
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -178,7 +185,7 @@ def _cells(
         [line.count('"') % 2 == 0 and _REPLACED not in line for line in lines], bool
     )
     kept = np.flatnonzero(complete).tolist()
-    # 2. Parse the others. Arrow calls ``skip`` for each line with too few or too many cells.
+    # 2. Parse the other lines. Arrow calls ``skip`` for each line with too few or too many cells.
     skipped: set[int] = set()
 
     def skip(row: Any) -> str:
@@ -234,7 +241,7 @@ def _converted(cells: Any, kind: str) -> tuple[pd.Series, NDArray[np.bool_]]:
 
 
 def _is_castable(text: pa.Array, kind: str) -> bool:
-    """Return True if all cells can be converted to a kind; missing cells can be."""
+    """Return True if all cells can be converted to a kind; missing cells always can."""
     if kind == "flag":
         is_flag = compute.is_in(text, value_set=pa.array(["true", "false", None], pa.string()))
         return bool(compute.all(is_flag).as_py())

@@ -40,7 +40,7 @@ _DEFAULTS = {
     "config": "", "mode": "burst", "cache": CACHE, "fill": "", "status": "ok", "sweep": PLACE,
     "schema": SCHEMA,
 }  # fmt: skip
-"""Values of the columns that an imported table does not have."""
+"""Default values of columns that an imported table may lack."""
 
 
 def folder_of(results: Path, slug: str) -> Path:
@@ -54,7 +54,11 @@ def is_complete(folder: Path) -> bool:
 
 
 def is_of_file(folder: Path) -> bool:
-    """Return True if an imported recording comes from a user's file, not from a public table."""
+    """Return True if a folder has a recording that was imported from a user's file.
+
+    Raises:
+        UserError: if the folder has a run.json that cannot be read.
+    """
     if not (folder / "run.json").exists():
         return False
     return (read_run(folder).get("public") or {}).get("framework") == FILE
@@ -67,7 +71,7 @@ def read_collections(folder: Path) -> dict[str, pd.DataFrame]:
     result is empty if no collection was imported.
 
     Raises:
-        UserError: if the file cannot be read, or has a row that is not a GEMM with a time.
+        UserError: if the file cannot be read, or has a row with an invalid size or time.
     """
     path = folder / COLLECTIONS
     if not path.exists():
@@ -101,7 +105,7 @@ def _are_sound(rows: pd.DataFrame) -> NDArray[np.bool_]:
 def _unsound(path: Path, sound: NDArray[np.bool_]) -> UserError:
     """Return the error to raise for a file with invalid rows; it names the first of them."""
     return UserError(
-        f"row {int(np.argmin(sound)) + 1} of {path} is not a GEMM with a time; "
+        f"row {int(np.argmin(sound)) + 1} of {path} has an invalid size or time; "
         f"{command('analysis import')} writes it again."
     )
 
@@ -109,11 +113,12 @@ def _unsound(path: Path, sound: NDArray[np.bool_]) -> UserError:
 def read_imported(folder: Path) -> pd.DataFrame:
     """Read an imported table, and return its rows with all columns of measurements.csv.
 
-    A column that the table lacks has its default, or missing values if it has no default.
+    A column that the table lacks has its default, or missing values if it has no default. The
+    column ``tflops`` is computed from the sizes and times of GEMMs.
 
     Raises:
-        UserError: if the file cannot be read, lacks a column, or has a row that is not a GEMM with
-            a time.
+        UserError: if the file cannot be read, lacks the sizes or times, or has a row with an
+            invalid size or time.
     """
     path = folder / MEASUREMENTS
     try:

@@ -54,14 +54,14 @@ class SourceRun:
 
 @dataclass(frozen=True)
 class Recording:
-    """A run as it was recorded, or several runs of one machine with the same software versions.
+    """A run as it was recorded, or several runs of one machine with the same PyTorch and driver.
 
     Attributes:
         folder: folder of the recording.
         machine: the machine that was measured.
         run: the run.json of the run that most rows come from.
         rows: one row per case, with the columns of measurements.csv.
-        damaged: a sentence for each line of measurements.csv that was left out.
+        damaged: a sentence for each line that was left out of the measurements.csv in ``folder``.
         parts: runs that the rows come from, the best first; empty for imported recordings.
     """
 
@@ -111,12 +111,12 @@ class Recording:
 
     @property
     def cache(self) -> str:
-        """Cache state of most cases: cold for our own runs, usually warm for public tables."""
+        """Cache state of most cases: cold in our own runs, and as recorded in imported ones."""
         return str(self.run["public"]["cache"]) if self.public else "cold"
 
     @property
     def source(self) -> str:
-        """Source of a public table; empty for our own measurements."""
+        """Source of an imported recording; empty for our own measurements."""
         public = self.run.get("public")
         if not public:
             return ""
@@ -124,6 +124,8 @@ class Recording:
 
     def caption(self, dates: Sequence[str] = ()) -> str:
         """Return a plot's caption: machine, versions, date, and a warning if the run was disturbed.
+
+        The caption of an imported recording has the machine, the source and the cache state.
 
         Args:
             dates: dates to name; if empty, those of the run.
@@ -148,11 +150,12 @@ def find_recording(machine: str | None, results: Path = RESULTS) -> Path:
     The machine's own run comes first, then a published recording, then an imported table.
 
     Args:
-        machine: name of the machine; None for the machine that was measured last.
+        machine: slug of the machine, or an unambiguous part of it; None for the machine that was
+            measured here last.
         results: the folder of all machines' results.
 
     Raises:
-        UserError: if there is no such recording.
+        UserError: if there is no such recording, or if no machine or several machines match.
     """
     folders = [path.parent for path in results.glob("*/run.json")]
     if machine is None:
@@ -174,10 +177,15 @@ def find_recording(machine: str | None, results: Path = RESULTS) -> Path:
 
 
 def recording_folder(place: str | None, results: Path = RESULTS) -> Path:
-    """Find the folder of a recording, which is given as a path or as the name of a machine.
+    """Find the folder of a recording.
+
+    Args:
+        place: path of the folder, or a machine's name as :func:`find_recording` takes it; None for
+            the machine that was measured here last.
+        results: the folder of all machines' results.
 
     Raises:
-        UserError: if there is no such recording.
+        UserError: if there is no such recording, or if no machine or several machines match.
     """
     if place is not None:
         folder = Path(place)
@@ -202,7 +210,8 @@ def recorded_machines(results: Path) -> set[str]:
 def slug_at(results: Path, word: str) -> str:
     """Return the slug of the known or recorded machine that a word means.
 
-    The complete slug of a CPU is accepted even if that CPU was never recorded.
+    A word that begins with ``cpu-`` counts as the slug of a CPU, even if that CPU was never
+    recorded.
 
     Raises:
         UserError: if the word means no machine, or may mean several.
@@ -217,7 +226,7 @@ def library_rows(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def bursts(rows: pd.DataFrame, cache: str = "cold") -> pd.DataFrame:
-    """Return the cases timed in short batches with pauses, which is how most cases are timed.
+    """Return the cases in one cache state that were timed in short batches with pauses.
 
     Args:
         rows: rows of a recording.
@@ -234,9 +243,9 @@ def stored_ordinarily(rows: pd.DataFrame) -> pd.Series:
 def load(folder: Path) -> Recording:
     """Read the recording in a folder.
 
-    A line that cannot be read or has impossible values is left out and reported. A recording with
-    another schema or protocol, or with rows of several runs, is refused, because its times cannot
-    be compared.
+    A line of a measurements.csv that cannot be read or has impossible values is left out and
+    reported. A recording is refused if it has another schema or protocol, or if more than a tenth
+    of its rows belong to other runs, because its times cannot be compared.
 
     Raises:
         UserError: if a file is missing, unreadable or too badly damaged, or if the recording is
@@ -253,8 +262,11 @@ def load(folder: Path) -> Recording:
 def load_run(folder: Path) -> dict[str, Any]:
     """Read the run.json of a folder, and check that this code reads its schema and protocol.
 
+    Unprintable characters in its texts are replaced by spaces.
+
     Raises:
-        UserError: if the file is unreadable, or has another schema or protocol.
+        UserError: if the file or the plan is unreadable, if the description of the machine is
+            invalid, or if the schema or protocol is another one.
     """
     run: dict[str, Any] = printable(read_run(folder))
     try:
@@ -296,7 +308,10 @@ def kernels_of(rows: pd.DataFrame) -> list[tuple[str, ...]]:
 
 
 def algorithms_of(problems: Sequence[Problem], kernels: Sequence[tuple[str, ...]]) -> list[str]:
-    """Return the algorithm of each convolution, from its kernels' names; empty for a GEMM."""
+    """Return the algorithm of each convolution, from the names of its kernels.
+
+    It is an empty text for a GEMM, and for a convolution whose kernels' names do not show it.
+    """
     return [
         conv_algorithm(names) if isinstance(problem, Conv) else ""
         for problem, names in zip(problems, kernels, strict=True)

@@ -23,7 +23,11 @@ _USUAL = {"mode": "burst", "cache": "cold", "fill": "normal"}
 def timed_process(recording: Recording) -> TimedProcess:
     """Return the named cases of a recording, as one process.
 
-    Samples are corrected for the machine's slowness in each round.
+    A case with at least six recorded samples is summarised from these, corrected for the machine's
+    slowness in each round. Any other case has its recorded median and interval.
+
+    Raises:
+        UserError: if a rounds.csv cannot be read, or is too badly damaged.
     """
     samples = steady_samples(recording)
     ok, failed = keyed(recording.ok), keyed(recording.rows[recording.rows["status"] != "ok"])
@@ -43,11 +47,12 @@ def timed_process(recording: Recording) -> TimedProcess:
 
 
 def keyed(rows: pd.DataFrame) -> pd.DataFrame:
-    """Prepare rows for matching: fill the columns of the identity, and add the column ``choice``.
+    """Prepare rows for matching: add the column ``choice``, and fill the cells of the identity.
 
-    ``choice`` is the config, with one exception. If a hand-written kernel was timed with only one
-    config, the kernel chose that config, and another version may choose a different one. ``choice``
-    is then empty, so that the cases of both versions still match.
+    Missing values in the columns that identify a case become empty text. ``choice`` is the config,
+    with one exception: if a case of a hand-written kernel was timed with only one config, the
+    kernel chose that config itself, and another version of it may choose a different one.
+    ``choice`` is then empty, so that the cases of both versions still match.
     """
     key_columns = [name for name in IDENTITY if name != "config"]
     identity = rows[list(IDENTITY)].astype(object)

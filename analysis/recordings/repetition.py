@@ -1,10 +1,10 @@
 """Compute intervals of a repetition: 95% intervals of what a second run would measure.
 
 They are wider than the confidence interval of a run's median, for two reasons. The median of the
-second run is as noisy as that of the first. And the second run is another process, whose memory
-lies at other addresses. The difference of medians between processes is measured at the end of a run
-by timing some of its cases again (``repeats`` in run.json). Comparisons, advice and rules make
-claims about later runs, so they use the wider intervals.
+second run is as noisy as that of the first. In addition, the second run is another process, whose
+memory lies at other addresses. How much medians differ between processes is measured at the end of
+a run by timing some of its cases again (``repeats`` in run.json). Comparisons, advice and rules
+make claims about later runs, so they use the wider intervals.
 
 The speed of the machine changes during a run, but it is nearly the same for all samples of a round.
 Advice therefore compares two cases by the rounds in which both were sampled, so that the changes
@@ -56,8 +56,8 @@ class MeasuredTime:
 
     Attributes:
         time: the median.
-        lo: lower end of the interval; NaN if there are fewer than six samples.
-        hi: upper end of the interval; NaN if there are fewer than six samples.
+        lo: lower end of the interval; NaN if it is unknown, as with fewer than six samples.
+        hi: upper end of the interval; NaN if it is unknown.
         rounds: the samples by place and round; empty if they are not recorded.
         between: standard deviation of the log ratio between a median of this run and the median of
             the same case in another process.
@@ -86,7 +86,7 @@ class MeasuredTime:
 
     @property
     def repetition(self) -> tuple[float, float]:
-        """95% interval of the median in a second run; NaN if there are fewer than six samples."""
+        """95% interval of the median in a second run; NaN if ``lo`` and ``hi`` are NaN."""
         half_below, half_above = _log_halves(self)
         below = repeated(half_below, Z95 * self.between)
         above = repeated(half_above, Z95 * self.between)
@@ -97,13 +97,14 @@ def repeated_ratio(one: MeasuredTime, other: MeasuredTime) -> tuple[float, float
     """Return the time of one case over that of another, with the 95% interval of a repetition.
 
     A change of speed that all cases share between two processes does not widen the interval. The
-    result is None if the interval is unknown, or if the times were measured at two places (run,
-    worker and GPU), because such times are not comparable.
+    result is None if the times were measured at different places (run, worker and GPU), because
+    such times are not comparable. It is also None if both cases were sampled together in fewer than
+    six rounds, and the interval of one of the times is unknown.
     """
     if one.place != other.place:
         return None
-    # 1. Compute the log ratio in this run, and how far its interval reaches below and above it. The
-    #    interval is narrower if it is computed from rounds in which both cases were sampled.
+    # 1. Compute the log ratio in this run, and how far its interval reaches below and above it. In
+    #    rounds in which both cases were sampled, changes of the machine's speed cancel.
     common = sorted(one.rounds.keys() & other.rounds.keys())
     if len(common) >= CHECKPOINTS[0]:
         logs = [math.log(one.rounds[sample] / other.rounds[sample]) for sample in common]
@@ -144,7 +145,7 @@ def _log_halves(measured: MeasuredTime) -> tuple[float, float]:
 
 
 def between_processes(recording: Recording) -> dict[str, float]:
-    """Return the standard deviation of log medians between processes, for each run."""
+    """Return the standard deviation of log medians between processes, by the name of the run."""
     return {part.run["run"]: _between(part.run, "between") for part in recording.parts}
 
 
@@ -157,7 +158,7 @@ def between_cases(recording: Recording) -> dict[str, float]:
 
 
 def _between(run: Mapping[str, Any], name: str) -> float:
-    """Return the measured deviation or, if no case was timed again, half of the canary's deviation.
+    """Return the measured deviation or, if none was measured, half of the canary's deviation.
 
     If the run recorded neither, the result is 0, as if medians did not differ between processes.
 
@@ -194,10 +195,15 @@ def steady_times(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return the corrected log of each row's time in seconds, and its standard error.
 
-    Where the samples are recorded, the time is corrected for the machine's slowness in each round.
-    That slowness is the median, over all cases sampled in the round, of a sample over its case's
-    median. The standard error is that of a repetition, without the change that all cases share,
-    because the times are meant for ratios. It is NaN where a time has no interval.
+    The time of a case with at least six recorded samples is corrected for the machine's slowness in
+    each round. That slowness is the median, over all cases sampled in the round, of a sample over
+    its case's median. A round with fewer than six cases is not corrected.
+
+    The standard error is that of a repetition, without the change that all cases share, because the
+    times are meant for ratios. It is NaN where a time has no interval.
+
+    Raises:
+        UserError: if a rounds.csv cannot be read, or is too badly damaged.
     """
 
     def log_seconds(name: str) -> NDArray[np.float64]:
@@ -223,6 +229,9 @@ def steady_samples(recording: Recording) -> dict[tuple[str, str], list[float]]:
 
     They are corrected for the machine's slowness in each round, as :func:`steady_times` describes.
     The result is empty if the samples are not recorded.
+
+    Raises:
+        UserError: if a rounds.csv cannot be read, or is too badly damaged.
     """
     logs = {
         case: {sample: math.log(seconds) for sample, seconds in samples.items()}
@@ -249,7 +258,7 @@ def steady_ratio(before: pd.DataFrame, after: pd.DataFrame) -> dict[str, pd.Seri
 
     Args:
         before: rows that :func:`with_steady_times` returned, or a single such row.
-        after: rows to compare them with, with the same index.
+        after: rows to compare them with, which have the same index, or a single such row.
 
     Returns:
         The columns ``ratio``, ``ratio_lo`` and ``ratio_hi``.
@@ -266,9 +275,10 @@ def steady_ratio(before: pd.DataFrame, after: pd.DataFrame) -> dict[str, pd.Seri
 def _slowness_of_rounds(
     cases: Sequence[Mapping[tuple[str, int], float]],
 ) -> dict[tuple[str, int], float]:
-    """Return how slow the machine was in each round, as a log ratio to the cases' medians.
+    """Return how slow the machine was in each round: the median log ratio of samples to medians.
 
-    It is 0 for a round in which fewer than :data:`_MIN_IN_ROUND` cases were sampled.
+    Each sample is compared with the median of its own case. The slowness is 0 for a round in which
+    fewer than :data:`_MIN_IN_ROUND` cases were sampled.
 
     Args:
         cases: for each case, the logs of its samples by place and round.
@@ -302,7 +312,13 @@ def places_of(rows: pd.DataFrame) -> pd.Series:
 
 
 def _read_rounds(path: Path, run: str) -> dict[str, Rounds]:
-    """Read the samples of each case of a run; the result is empty if the file is missing."""
+    """Read the samples of each case of a run, without those of damaged lines.
+
+    The result is empty if the file is missing.
+
+    Raises:
+        UserError: if the file cannot be read, or is too badly damaged.
+    """
     if not path.exists():
         return {}
     table = read_csv(path, dict.fromkeys(ROUND_COLUMNS, "text"), _REMEDY)
@@ -321,8 +337,8 @@ def _read_rounds(path: Path, run: str) -> dict[str, Rounds]:
 
 def _rounds(run: str, row: Mapping[Any, Any]) -> Rounds | None:
     """Parse the samples of a line; None if the line is damaged."""
-    # Every worker counts its own rounds, and may have resumed on another GPU, so both are part of
-    # the place.
+    # Every worker counts its own rounds, and may have resumed on another GPU, so the place names
+    # both the worker and the GPU.
     place = f"{run} {row['worker']} {row['gpu']}"
     try:
         pairs = zip(row["rounds"].split(), row["times_us"].split(), strict=True)

@@ -30,7 +30,7 @@ _WORDS = {
     "op": ("gemm", "conv", *OPERATIONS), "dtype": TIMED_DTYPES, "mode": MODES,
     "cache": CACHES, "status": STATUSES,
 }  # fmt: skip
-"""Words that each of these columns may have."""
+"""Words that the cells of each of these columns may have."""
 
 _WIDEST = max(DTYPE_BYTES.values())  # bytes of an element of the widest dtype
 _RATES = ("tflops", "gbps")
@@ -47,8 +47,8 @@ def read_rows(path: Path, run: str) -> tuple[pd.DataFrame, tuple[str, ...]]:
         run: name of the run that the rows must belong to.
 
     Raises:
-        UserError: if the file cannot be read, has another schema, belongs to other runs, or is too
-            badly damaged.
+        UserError: if the file cannot be read, lacks a column, or is too badly damaged, or if more
+            than a tenth of its rows have another schema or belong to other runs.
     """
     table = read_csv(path, {name: kind for name, (kind, _) in COLUMNS.items()}, _REMEDY)
     _check_origin(table.rows[table.faults.sound], path, run)
@@ -95,7 +95,7 @@ def _record_faults(rows: pd.DataFrame, faults: Faults, run: str) -> None:
 
 
 def _record_time_faults(frame: pd.DataFrame, record: Any) -> None:
-    """Record rows with an impossible time, interval, sample count, rate or sensor reading.
+    """Record rows with an impossible time, interval, count, rate, error or sensor reading.
 
     Args:
         frame: the rows.
@@ -108,8 +108,8 @@ def _record_time_faults(frame: pd.DataFrame, record: Any) -> None:
         return values
 
     time, lo, hi = values_of("time_us"), values_of("time_lo_us"), values_of("time_hi_us")
-    # Times and rates are only checked in rows with the status ok. Rates, levels and temperatures
-    # may be missing.
+    # Times, intervals, rates and sample counts are only checked in rows with the status ok. All
+    # values except the time may be missing.
     with np.errstate(invalid="ignore"):
         record(ok & ~((time > 0) & (time <= _LONGEST)), "time_us is not a time")
         has_interval = ~np.isnan(lo) | ~np.isnan(hi)
@@ -138,7 +138,7 @@ def _is_within(values: NDArray[np.float64], least: float) -> NDArray[np.bool_]:
 def _record_problem_faults(frame: pd.DataFrame, faults: Faults) -> None:
     """Record rows whose columns do not describe a problem, or whose list of kernels is invalid.
 
-    Most rows are GEMMs, so these are checked all at once.
+    Most rows are GEMMs, so GEMMs are checked all at once.
     """
     # 1. Find the rows that are certainly valid GEMMs.
     sizes = frame[["m", "n", "k", "batch"]].to_numpy(dtype=float, na_value=0.0)
@@ -152,7 +152,8 @@ def _record_problem_faults(frame: pd.DataFrame, faults: Faults) -> None:
     listings = frame["kernels"].fillna("")
     kernel_faults = listings.map({text: _fault_of_kernels(text) for text in listings.unique()})
     faults.record(kernel_faults != "", kernel_faults.to_numpy(dtype=object))
-    # 3. Construct the problem of each remaining row. The constructor's error says what is wrong.
+    # 3. Construct the problem of each other row that has no fault yet. The constructor's error says
+    #    what is wrong.
     rows = np.flatnonzero(faults.sound & ~is_valid_gemm)
     records = frame.iloc[rows].to_dict("records") if len(rows) else []
     problem_faults = np.full(len(frame), "", dtype=object)

@@ -1,4 +1,4 @@
-"""Combine all runs of one machine with the same software versions into one recording.
+"""Combine all runs of one machine with the same PyTorch and driver into one recording.
 
 Each case is taken from the best run that timed it. Older runs, which are kept in the folder
 ``runs``, still count, because a newer run may be shorter or disturbed. If several runs timed a
@@ -9,11 +9,11 @@ case, these rules decide in order:
 3. a time that has converged is better;
 4. the newer time is better.
 
-A case whose results were wrong in the folder's own run stays wrong. Hand-written kernels change
-with the checkout, so they are only taken from the folder's own run. An unusable run is only used if
-there is no other run, and then no advice is given. A run whose speed differs from that of the best
-run is left out: it was measured on another machine with the same name, or on the same machine in
-another state.
+A case whose result was wrong in the folder's own run stays wrong, unless that run is left out.
+Hand-written kernels change with the checkout, so they are only taken from the folder's own run. An
+unusable run is left out. If all runs are unusable, the folder's own run is read, and no advice is
+based on it. A run whose speed differs from that of the best run is left out, because it was
+probably measured on another machine with the same name, or on the same machine in another state.
 """
 
 from __future__ import annotations
@@ -41,9 +41,10 @@ _RANKS = ["not_wrong", "no_time", "no_interval", "noise", "unconverged", "age"]
 
 
 def load_runs(folder: Path) -> Recording:
-    """Load a folder's run together with the machine's other runs with the same software versions.
+    """Load a folder's run together with the machine's other runs with the same PyTorch and driver.
 
-    An imported recording has no other runs. Other runs that cannot be read are left out.
+    Runs that are unusable or not as fast as the best run are left out, and so are other runs that
+    cannot be read. An imported recording has no other runs.
 
     Raises:
         UserError: if the folder's own run cannot be read.
@@ -73,9 +74,10 @@ def load_runs(folder: Path) -> Recording:
 
 
 def usable_runs(folder_run: Recording) -> list[Recording]:
-    """Return a run and its machine's other runs with the same versions, except unusable ones.
+    """Return a run and its machine's other runs with the same PyTorch and driver.
 
-    The quietest run comes first; among equally quiet runs, the newest does.
+    Unusable runs are left out. The quietest run comes first; equally quiet runs are in order of
+    age, with the newest first.
     """
     runs = [folder_run, *_other_runs(folder_run)]
     usable = [recording for recording in runs if not recording.unusable]
@@ -87,7 +89,11 @@ def usable_runs(folder_run: Recording) -> list[Recording]:
 
 
 def why_unusable(folder: Path) -> str:
-    """Return why no advice can be based on a folder's runs; empty if advice is possible."""
+    """Return why no advice can be based on a folder's runs; empty if advice is possible.
+
+    Raises:
+        UserError: if the folder's own run cannot be read.
+    """
     health = load_run(folder).get("health") or {}
     if health.get("verdict") != UNUSABLE or not load_runs(folder).unusable:
         return ""
@@ -95,11 +101,11 @@ def why_unusable(folder: Path) -> str:
 
 
 def _is_as_fast(first: Recording, second: Recording) -> bool:
-    """Return True if two runs are as fast as runs of one machine in one state.
+    """Return True if the speeds of two runs differ no more than those of one machine in one state.
 
     Machines with the same name may differ, as virtual machines do. The cases that both runs timed
-    decide. If they are too few, the canary GEMM decides. If one of the runs has no canary, the runs
-    count as equally fast.
+    decide. If there are fewer than six of them, the canary GEMM decides. If one of the runs does
+    not have a canary either, the runs count as equally fast.
     """
     first_times = dict(zip(_identities(first.ok), first.ok["time_us"], strict=True))
     second_times = dict(zip(_identities(second.ok), second.ok["time_us"], strict=True))
@@ -122,7 +128,10 @@ def _identities(rows: pd.DataFrame) -> list[tuple[Any, ...]]:
 
 
 def _other_runs(folder_run: Recording) -> Iterator[Recording]:
-    """Yield the machine's other runs with the same versions, from its folder and from ``runs``."""
+    """Yield the machine's other runs with the same PyTorch and driver.
+
+    They lie in the machine's folder and in its subfolder ``runs``.
+    """
     slug = folder_run.machine.slug
     machine_folder = folder_run.folder.with_name(slug)
     for folder in (machine_folder, *machine_folder.glob("runs/*")):
@@ -134,12 +143,12 @@ def _other_runs(folder_run: Recording) -> Iterator[Recording]:
             if is_same_machine and not other_software(run["software"], folder_run.run["software"]):
                 yield load(folder)
         except (UserError, KeyError, TypeError, AttributeError):
-            # Another version of Rooftile wrote the folder, or it is not a recording.
+            # Another version of Rooftile wrote the folder, or it is damaged or not a recording.
             continue
 
 
 def _best_rows(recordings: Sequence[Recording], folder_run: Recording) -> pd.DataFrame:
-    """Return each case once, from the best run that timed it, in the order of the runs.
+    """Return each case once, from the best run that timed it, in the order of the given runs.
 
     Args:
         recordings: the runs, the best first.
