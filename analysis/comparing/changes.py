@@ -5,16 +5,16 @@ The difference of two log times has three parts that are not a change of the cas
 1. **Within a process**: samples scatter. More rounds make it smaller.
 2. **Between processes, case by case**: memory lies elsewhere, so a second process repeats a case a
    few percent faster or slower. Only more processes make it smaller.
-3. **Between processes, all cases together**: the machine is faster today. This *common shift* is
-   estimated as a robust mean over the cases and judged on its own, because a test of single cases
-   would call all of them slower.
+3. **Between processes, all cases together**: the machine may be slower today. This *common shift*
+   is estimated as a robust mean over the cases and judged on its own, because a test of single
+   cases would call all of them slower.
 
 With several processes on a side, the second part is measured for each case. A few processes measure
-it badly, so each case's variance is drawn towards what is usual for all cases, as far as the cases
-agree (the moderated t test of Smyth, 2004). With a single process on each side, the second part is
-the scatter of the ratios beyond their errors. That scatter is estimated robustly, because a few
-cases may have changed. It holds for a typical case. A single pair of processes cannot show whether
-a case has changed or differs far more between processes than others do.
+it badly, so each case's variance is drawn towards the variance that is usual for all cases, as far
+as the cases agree (the moderated t test of Smyth, 2004). With a single process on each side, the
+second part is the scatter of the ratios beyond their errors. That scatter is estimated robustly,
+because a few cases may have changed. It holds for a typical case: a single pair of processes cannot
+show whether a case has changed or differs far more between processes than others do.
 """
 
 from __future__ import annotations
@@ -67,11 +67,12 @@ class CaseChanges:
         names: names of the cases.
         old: log time in seconds on the old side, the mean over its processes.
         new: the same on the new side.
-        deviation: log ratio, new over old, without the common shift of all other cases.
+        deviation: log ratio, new over old, without the shift that all other cases share. If
+            ``shift`` is None, it is the whole log ratio.
         within: variance of the deviation within processes.
         between: variance of the deviation between processes; NaN if it is unknown.
         freedom: degrees of freedom of the sum of both variances.
-        rounds: samples per process, the smaller mean of both sides.
+        rounds: mean number of samples per process, on the side where it is smaller.
         shift: change that all cases share; None for fewer than :data:`MIN_CASES` cases.
         processes: number of processes of the old and the new side.
     """
@@ -164,9 +165,9 @@ def _from_pair(names: tuple[str, ...], sides: Sequence[_Side]) -> CaseChanges:
         middle, _, _ = robust_centre(ratios, within, freedom)
         shift = CommonShift(middle, math.nan, math.nan)
         deviation, common, extra = _pair_against_others(ratios, within, freedom)
-        # Cases with little scatter of their own tell most about the variance between processes. Its
-        # error is that of a variance as large as the harmonic mean of the cases' variances, so no
-        # case is assumed to scatter less than that mean.
+        # Cases with little scatter of their own tell most about the variance between processes. The
+        # error of its estimate is that of a variance as large as the harmonic mean of the cases'
+        # variances, so no case is assumed to scatter less than that mean.
         usual = stats.hmean(np.maximum(within + extra[:, None], _LEAST), axis=1)
         total = np.maximum(within + extra, usual) + common
         # One degree of freedom is lost for the centre, and one for the case that is left out.
@@ -227,12 +228,11 @@ def _pair_against_others(
 
 
 def robust_centre(values: Reals, variances: Reals, freedom: Reals) -> tuple[float, float, Reals]:
-    """Return the centre of values, the variance that they have beyond their own, and the weights.
+    """Return the centre of values, the variance that they have beyond the known one, and weights.
 
-    The centre is the mean with these weights.
-
-    Values further than 1.5 standard deviations from the centre count as if they were that far, so
-    that a few changed cases hardly affect the centre and the variance.
+    The centre is the mean with these weights. Values further than 1.5 standard deviations from the
+    centre count as if they were that far, so that a few changed cases hardly affect the centre and
+    the variance.
 
     Args:
         values: one value for each case.
@@ -346,11 +346,12 @@ def moderated(variances: Reals, freedom: float, within: Reals) -> tuple[Reals, f
 
     Args:
         variances: variance of each case between processes.
-        freedom: degrees of freedom of each.
+        freedom: degrees of freedom of each of these variances.
         within: variance of each case within a process.
 
     Returns:
-        The new variances, and the degrees of freedom that the usual variance counts for.
+        The new variances, and the degrees of freedom that the usual variance counts for, which are
+        infinite if the measured variances do not differ from the usual ones by more than chance.
     """
     expected = float(special.digamma(freedom / 2) - math.log(freedom / 2))
     logs = np.log(np.maximum(variances, _TINY))

@@ -1,16 +1,16 @@
 """Compare two recordings of one machine: did a new driver, library or kernel change anything?
 
-Cases match if they have the same problem, implementation and config. A config that a hand-written
-kernel chose matches the one that its other version chose. A ratio is the new time over the old one.
-Its interval has 99% confidence, because a comparison judges hundreds of cases. It combines the
-intervals of both medians with the difference of medians between processes
-(:mod:`analysis.recordings.repetition`).
+Cases match if all columns that identify them are equal, such as problem, implementation and config.
+A config that a hand-written kernel chose also matches the one that its other version chose. A ratio
+is the new time over the old one. Its interval has 99% confidence, because a comparison judges
+hundreds of cases. It combines the intervals of both medians with the difference of medians between
+processes (:mod:`analysis.recordings.repetition`).
 
-The verdicts are:
+The verdict is the first of these that applies:
 
 - ``slower`` or ``faster`` if the interval excludes 1 and the medians differ by more than 1%;
 - ``same`` if the whole interval is within ±3%;
-- ``ambiguous`` in all other cases, and where a case has too few samples for an interval.
+- ``ambiguous`` in all other cases, including those with too few samples for an interval.
 
 A test plants changes in simulated samples: at most 1% of the unchanged cases raise an alarm.
 """
@@ -51,8 +51,8 @@ class Comparison:
         table: one row per case that both timed: the columns of its identity, problem, class,
             old_us, new_us, ratio, ratio_lo, ratio_hi and verdict.
         lost: cases that the old recording timed and the new one failed to time, with the reason.
-        only_old: number of cases that only the old recording has.
-        only_new: number of cases that only the new recording has.
+        only_old: number of cases that the old recording timed and the new one does not have.
+        only_new: number of cases that only the new recording timed.
     """
 
     old: Recording
@@ -79,7 +79,7 @@ def compare(old: Recording, new: Recording) -> Comparison:
     """Match the cases of two recordings, and judge each of them.
 
     Raises:
-        UserError: if the recordings are of different machines, or share no case.
+        UserError: if the recordings are of different machines, or have no timed case in common.
     """
     if old.machine.slug != new.machine.slug:
         raise UserError(
@@ -110,7 +110,8 @@ def compare(old: Recording, new: Recording) -> Comparison:
         ratio_hi=ratio * np.exp(above),
     )
     table["verdict"] = ratio_verdicts(table["ratio"], table["ratio_lo"], table["ratio_hi"])
-    # 3. Collect the cases that the new recording failed to time, and count those in one only.
+    # 3. Collect the cases that the new recording failed to time, and count the cases that only one
+    #    of the recordings has.
     failed = keyed(new.rows[new.rows["status"] != "ok"])[[*keys, "config", "status", "message"]]
     lost = before[keys].merge(failed, on=keys).drop(columns="choice")
     return Comparison(
@@ -137,8 +138,8 @@ def _reaches(pairs: pd.DataFrame, between: Sequence[float]) -> tuple[pd.Series, 
         """Return the standard error of a log median, from one end of its 95% interval."""
         return np.log(pairs[f"time_{end}_us_{which}"] / pairs[f"time_us_{which}"]).abs() / Z95
 
-    # Both recordings are two processes, so the difference between processes counts once. The
-    # largest deviation of any run stands for all cases.
+    # The recordings come from two processes, so the difference between processes counts once. The
+    # largest deviation of any run is used for all cases.
     deviation = max(between, default=0.0)
     # The ratio, new over old, is lower if the new time is lower or the old one is higher.
     below = _Z99 * np.sqrt(error("new", "lo") ** 2 + error("old", "hi") ** 2 + deviation**2)
@@ -160,7 +161,7 @@ def ratio_verdicts(ratio: pd.Series, lo: pd.Series, hi: pd.Series) -> np.ndarray
 
 
 def summarise(comparison: Comparison) -> list[dict[str, Any]]:
-    """Return one row per class of shape, dtype and implementation, and one for all of them."""
+    """Return one row per operation, class of shape, dtype and implementation, and one for all."""
     table = comparison.table
     columns = ["op", "class", "dtype", "implementation"]
     groups = [

@@ -41,10 +41,12 @@ def compare_families(recording: Recording) -> pd.DataFrame:
         op, class, family, config, library_us, time_us, ratio, ratio_lo, ratio_hi, found and
         best_config. The interval of the ratio is that of a repetition. ``found`` is the chosen
         config's speed over that of the best candidate, at most 1. ``found`` and ``best_config`` are
-        missing unless all candidates were tried.
+        missing for :data:`BEST`, and unless all candidates were tried. ``found`` is also missing if
+        the chosen config has no time among the candidates.
 
     Raises:
-        UserError: if no shape was timed with both a hand-written kernel and the vendor library.
+        UserError: if no shape was timed with both a hand-written kernel and the vendor library, or
+            if a rounds.csv cannot be read.
     """
     # 1. Pair the library's best time of each shape with that of each family's chosen config.
     rows = bursts(recording.products).reset_index(drop=True)
@@ -74,7 +76,7 @@ def compare_families(recording: Recording) -> pd.DataFrame:
             **{name: ratio.to_numpy() for name, ratio in ratios.items()},
         }
     )
-    # 3. Compare the chosen configs with the best candidates, where all of these were tried.
+    # 3. Compare the chosen configs with the best candidates, where all candidates were tried.
     complete = _fully_searched(recording)
     table = _with_search(table, rows[is_hand_written & is_search], complete)
     # 4. Add the fastest family of each shape.
@@ -98,7 +100,7 @@ def shape_class(problem: Problem) -> str:
 
 
 def summarise(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return one row per family and class, and one per family for all classes (``all``).
+    """Return one row per operation, family and class, and one for all classes (``all``).
 
     ``shapes`` is the number of shapes, and ``ratio`` is the geometric mean of their ratios.
     ``wins`` is the share of ratios above 1, and ``clear_wins`` is the share of intervals above 1.
@@ -150,7 +152,10 @@ def _fastest(rows: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
 
 
 def _fully_searched(recording: Recording) -> set[tuple[Problem, str]]:
-    """Return the shapes and families of which every candidate was tried, even if some failed."""
+    """Return the shapes and families of which every candidate was tried, even if some failed.
+
+    The result is empty if the plan left out a case of a search.
+    """
     plan = recording.run["plan"]
     if any(sweep in _SEARCHES for sweep in plan["left_out"]):
         return set()

@@ -2,19 +2,21 @@
 
 The answer is one of three:
 
-- ``fail``: at least one case is slower than before, beyond doubt, and its ratio is at or above the
-  threshold; or a case has lost its time. A slower case fails only if each version has three
-  processes.
-- ``pass``: there is no such case, and every case is either shown to be below the threshold, or
-  would have been found if it were as slow as the threshold.
-- ``cannot tell``: everything else, with what is missing: rounds, or processes.
+- ``fail``: at least one case, or all cases together, are slower than before, beyond doubt, and the
+  ratio is at or above the threshold; or a case has lost its time. A slow-down leads to this answer
+  only if each version has at least three processes.
+- ``pass``: no case has lost its time, and every case is either shown to be below the threshold, or
+  would have been found if it were as slow as the threshold. If there is a common shift, it is below
+  the threshold, too.
+- ``cannot tell``: everything else. The text says what is missing, such as rounds or processes.
 
-*Beyond doubt* means that the one-sided test of "this case did not become slower than the others"
-is rejected at a false-discovery rate of 4% over all cases (Benjamini and Hochberg). The common
-shift has a test of its own at 1%, so an unchanged program fails in at most 5% of runs. The null
-hypothesis is "not slower", not "below the threshold": a slow-down of exactly the threshold could
-otherwise never be found with more than 5% probability. A case that is surely slower, but perhaps by
-less than the threshold, is neither passed nor failed.
+*Beyond doubt* means that the null hypothesis "this case did not become slower than the others" is
+rejected by a one-sided test at a false-discovery rate of 4% over all cases (Benjamini and
+Hochberg). The common shift has a test of its own at 1%, so an unchanged program fails in at most 5%
+of runs. The null hypothesis is "not slower", not "below the threshold": a slow-down of exactly the
+threshold could otherwise never be found with more than 5% probability. A case that is surely
+slower, with a ratio below the threshold, is unclear if its true slow-down may still reach the
+threshold.
 
 The *detectable change* is the smallest slow-down that another pair of runs like this one finds with
 a probability of 80%, in a case that is the only slower one. Several slower cases are found more
@@ -63,7 +65,8 @@ results/accuracy/gate-here.jsonl)."""
 _MORE_PROCESSES = "Time three or more processes of each version, in turn, and give their folders."
 _MAX_LISTED = 20
 _LARGEST = math.log(11)
-"""Largest detectable change that is stated; beyond it, the runs tell nothing."""
+"""Largest detectable change that is stated, as a logarithm: 1,000%. Beyond it, the runs tell
+nothing."""
 
 
 @dataclass(frozen=True)
@@ -82,10 +85,10 @@ class GateResult:
         p: probability of such a deviation without a change.
         detectable: smallest slow-down that would have been found, as a logarithm; NaN if unknown.
         more_rounds: further rounds per process that would make the threshold detectable; NaN if
-            rounds do not help.
-        more_processes: further processes on each side that would, with the same rounds; NaN if more
-            than a hundred would be needed.
-        lost: reason for each case that has no time now.
+            rounds do not help, or if more than ten times as many would be needed.
+        more_processes: further processes on each side that would make it detectable with the same
+            number of rounds; NaN if this is unknown, or if more than a hundred would be needed.
+        lost: reason why a case has no time now, by the case's name.
     """
 
     verdict: str
@@ -133,7 +136,7 @@ def judge_changes(
     Args:
         changes: estimates of at least one case.
         threshold: slow-down to look for, as a fraction above 0.
-        lost: reason for each case that had a time before and has none now.
+        lost: reason why a case that had a time before has none now, by the case's name.
     """
     limit = math.log1p(threshold)
     are_enough = _are_enough(changes.processes)
@@ -141,14 +144,14 @@ def judge_changes(
     if shift_verdict == SLOWER and not are_enough:
         shift_verdict = UNCLEAR
     error, freedom = changes.error, changes.freedom
-    # 1. Which cases are slower than the others?
+    # 1. Find the cases that are slower than the others beyond doubt.
     p = stats.t.sf(changes.deviation / np.maximum(error, 1e-300), freedom)
     known = np.isfinite(error)
     found = np.zeros(len(p), dtype=bool)
     if known.any():
         adjusted = stats.false_discovery_control(np.where(known, p, 1.0))
         found = known & (adjusted <= _FALSE_CASES)
-    # 2. Which are as slow as the threshold, and which are not?
+    # 2. Find those whose ratio reaches the threshold, and the cases that are below the threshold.
     detectable = _reach(freedom, _FALSE_CASES / len(p)) * error
     total = changes.deviation + counted
     highest = total + stats.t.isf(_FALSE_BELOW, freedom) * error
@@ -156,7 +159,7 @@ def judge_changes(
         is_slower = found & (total >= limit) & are_enough
         is_below = (highest < limit) | (~found & (detectable <= limit - counted))
     verdicts = np.select([is_slower, is_below], [SLOWER, BELOW], UNCLEAR).tolist()
-    # 3. What would it take to tell?
+    # 3. Combine the verdicts on the cases and on the shift.
     lost = lost or {}
     if is_slower.any() or shift_verdict == SLOWER or lost:
         verdict = FAIL
@@ -188,7 +191,7 @@ def judge_shift(shift: CommonShift | None, limit: float) -> tuple[str, float]:
     """Return the verdict on the common shift, and the part of it that counts in each case.
 
     A shift that may be a difference between runs does not count. If such a shift reaches the
-    threshold, the verdict is :data:`UNCLEAR`.
+    threshold, the verdict is :data:`UNCLEAR`. If there is no shift, the verdict is an empty text.
     """
     if shift is None:
         return "", 0.0
@@ -203,11 +206,12 @@ def _reach(freedom: Any, probability: float) -> Any:
     """Return the detectable change, in standard errors, of a test with this error probability.
 
     A change of ``k`` estimated standard errors is found in a new run if its test statistic exceeds
-    the critical value ``t``. Both the standard error that ``k`` counts and that of the new run are
-    estimates with a relative variance of about ``1 / (2 freedom)``. The statistic's distance from
-    ``t`` is thus about normal, with the variance ``1 + (k² + t²) / (2 freedom)``, and a power of
-    80% needs ``k - t = q sqrt(1 + (k² + t²) / (2 freedom))``, which is solved for ``k``. The
-    quantile ``q`` is that of a t distribution, because the estimates are not quite normal.
+    the critical value ``t``. The standard error of this run, in which ``k`` is expressed, and that
+    of the new run are both estimates with a relative variance of about ``1 / (2 freedom)``. The
+    distance of the statistic from ``t`` is then roughly normal, with the variance
+    ``1 + (k² + t²) / (2 freedom)``. A power of 80% needs
+    ``k - t = q sqrt(1 + (k² + t²) / (2 freedom))``, which is solved for ``k``. The quantile ``q``
+    is that of a t distribution, because the estimates are not quite normal.
     """
     critical = stats.t.isf(probability, freedom)
     quantile = stats.t.ppf(POWER, freedom)
@@ -217,7 +221,10 @@ def _reach(freedom: Any, probability: float) -> Any:
 
 
 def _more_rounds(changes: CaseChanges, limit: float) -> Reals:
-    """Return the further rounds per process that each case needs; NaN if rounds do not help."""
+    """Return the further rounds per process that each case needs.
+
+    The number is NaN if rounds do not help, or if more than ten times as many would be needed.
+    """
     room = (
         limit / _reach(changes.freedom, _FALSE_CASES / len(changes.names))
     ) ** 2 - changes.between
@@ -249,7 +256,7 @@ def _more_processes(changes: CaseChanges, limit: float) -> Reals:
 def gate_json(result: GateResult) -> dict[str, Any]:
     """Return the whole result for JSON. Slow-downs are fractions, and ratios are new over old.
 
-    A detectable change is None if it is unknown or over tenfold.
+    A detectable change is None if it is unknown or over 1,000%.
     """
     changes, shift = result.changes, result.changes.shift
     lo, hi = result.interval()

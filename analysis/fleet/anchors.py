@@ -4,7 +4,7 @@ These cases are called anchors. A job runs at the speed that a GPU sustains with
 bursts run at boost clocks, which hide differences in silicon, cooling and power supply. A survey of
 large systems with long-running programs found that GPUs of one model vary by 8% on average and by
 22% at most (P. Sinha and others, "Not All GPUs Are Created Equal", arXiv 2208.11035). Some anchors
-are therefore sustained, and the speed of a GPU is its speed in those.
+are therefore sustained, and if most GPUs timed these, the speed of a GPU is its speed in them.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Fleet:
 
 @dataclass(frozen=True)
 class Anchors:
-    """A recording without its rows, its fleet, and a sentence for each line that was left out."""
+    """A recording (without its rows), its fleet, and a sentence for each damaged line."""
 
     recording: Recording
     fleet: Fleet
@@ -112,14 +112,15 @@ def read_anchors(folder: Path) -> Anchors:
     If several runs timed an anchor on a GPU, the latest run counts.
 
     Raises:
-        UserError: if a file is missing, unreadable or of another version, or is too badly damaged.
+        UserError: if a file is missing, unreadable or of another version, is too badly damaged, or
+            has no anchor.
     """
     run = load_run(folder)
     machine = Machine.from_json(run["machine"])
     path = folder / FILE
     table = read_csv(path, _COLUMN_KINDS, _RESTORE, optional=("energy_j",))
-    cases, places = _cases(table.rows)
-    rows = _checked(table.rows.assign(case=places), table.faults)
+    cases, case_positions = _cases(table.rows)
+    rows = _checked(table.rows.assign(case=case_positions), table.faults)
     damaged = table.faults.leave_out()
     rows = rows[table.faults.sound]
     if rows.empty:
@@ -129,7 +130,10 @@ def read_anchors(folder: Path) -> Anchors:
 
 
 def anchor_folders(place: Path) -> list[Path]:
-    """Return the recordings with anchors: the folder itself, or all that lie directly in it.
+    """Return the folders of recordings with anchors.
+
+    The result is the given folder if it is a recording, and otherwise all recordings directly in
+    it.
 
     Raises:
         UserError: if there is no such recording.
@@ -162,7 +166,7 @@ def kind_of(case: Case, machine: Machine) -> str:
 
 def _written_by() -> str:
     """Return the end of an error message, which says what command writes anchors.csv, and when."""
-    return f"{command('sweeps run')} writes it, with a budget of a minute or more or with --shard"
+    return f"{command('sweeps run')} writes it if the budget is a minute or more, or with --shard"
 
 
 def _cases(rows: pd.DataFrame) -> tuple[list[Case], list[int]]:
@@ -237,7 +241,7 @@ def _fleet(
     for name in _ORDINALS:
         place = table[name].fillna(-1).astype(str) + " " + place
     table = table.assign(device=table["gpu_id"].where(table["gpu_id"] != "", place))
-    # 2. Keep the latest run of each anchor on each device, and its latest time in each phase.
+    # 2. Keep the latest run of each anchor on each device, and the run's latest time in each phase.
     table = table.sort_values("time_utc", kind="stable")
     latest_run = table.groupby(["device", "case"])["run"].transform("last")
     table = table[table["run"] == latest_run]
@@ -286,7 +290,7 @@ def standard_error(log_lo: Array, log_hi: Array) -> Array:
 
 
 def _devices(latest_rows: pd.DataFrame, run: Mapping[str, Any]) -> tuple[FleetDevice, ...]:
-    """Return the device of each row, with its limits from run.json.
+    """Return the device of each row, with its limits if run.json has them.
 
     Args:
         latest_rows: the latest row of each device.

@@ -1,8 +1,8 @@
 """Explain slow GPUs by their clocks, and low clocks by their reasons.
 
-The speed of arithmetic is proportional to the clock. If a GPU's clock is as far below the others as
-its speed is, the clock therefore explains why the GPU is slow. A clock is lowered by a limit that
-somebody set, by heat, or by the power limit.
+The speed of arithmetic is proportional to the clock. A GPU whose clock is as far below the others'
+as its speed is slow because of its clock. A clock is lowered by a limit that somebody set, by heat,
+or by the power limit.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from analysis.fleet.speeds import AnchorSpeeds, deviation_of, median_of
 from sweeps.timing.telemetry import RETRY
 
 POWER_CAP = "sw_power_cap"
-"""Reason for a low clock that large GEMMs normally cause. It explains a slow GPU only if most other
-GPUs did not report it."""
+"""Reason for a low clock that large GEMMs normally cause. It explains a slow GPU only if fewer than
+half of the GPUs reported it."""
 
 _SAME_CLOCK = 0.01  # ordinary difference between clocks of busy GPUs: one or two steps of 15 MHz
 _MOST = 0.5  # share of the slowness that a clock must explain to be its cause
@@ -51,7 +51,7 @@ def clock_cause(fleet: Fleet, speeds: AnchorSpeeds, i: int, margin: float) -> Sl
         i: position of the device in the fleet.
         margin: part of the slowness that may remain unexplained, as a fraction of the speed.
     """
-    # Both are log ratios to the fleet's median, so they are negative for a slow device.
+    # Both are log ratios to the fleet's median, so they are negative if the device is below it.
     clock, speed = float(speeds.clock[i]), float(speeds.log[i])
     # 1. The clock is not the cause if it is unknown or not lower than that of the others.
     if math.isnan(clock):
@@ -67,8 +67,8 @@ def clock_cause(fleet: Fleet, speeds: AnchorSpeeds, i: int, margin: float) -> Sl
     lower = f"Its clock is {-math.expm1(clock):.1%} lower"
     causes = list(_clock_causes(fleet, speeds, i))
     explanation = "; ".join(words for _, words in causes) or "no reason is reported for that"
-    # 3. The clock is the cause if it explains most of the slowness and leaves less than the margin
-    #    unexplained.
+    # 3. The clock is the cause if it explains at least half of the slowness and leaves at most the
+    #    margin unexplained.
     leaves_too_much = speed - clock < math.log1p(-margin)
     explains_too_little = clock > _MOST * speed
     if leaves_too_much or explains_too_little:
@@ -92,7 +92,8 @@ def _clock_causes(fleet: Fleet, speeds: AnchorSpeeds, i: int) -> Iterator[tuple[
     for reason in reasons(speeds, i):
         if reason in RETRY:
             yield reason, f"it reported {reason}"
-    # 2. Check the power. If its limit is unknown, a power cap that the device reported counts.
+    # 2. Check the power. If its limit is unknown, a power cap counts that the device reported and
+    #    most others did not.
     watts, usual_watts = device.power_limit_w, _usual_limit(fleet, "power_limit_w")
     power = float(speeds.sensors["power_w"][i])
     if watts < _LOWER * usual_watts:
@@ -121,6 +122,6 @@ def _usual_limit(fleet: Fleet, name: str) -> float:
 
 
 def _capped_unlike_others(speeds: AnchorSpeeds, i: int) -> bool:
-    """Return True if a device reported a power cap and most others did not."""
+    """Return True if a device reported a power cap, and fewer than half of all devices did."""
     capped = speeds.throttled.get(POWER_CAP)
     return capped is not None and bool(capped[i]) and float(capped.mean()) < _MAJORITY

@@ -1,9 +1,9 @@
 """Judge which GPUs are significantly slow and which throttled, with a sentence about each GPU.
 
 A GPU is slow if its whole 95% interval is more than a margin below the fleet's median. A slow GPU
-need not be an outlier: if the speeds of 64 GPUs have a standard deviation of 3%, one of the GPUs is
-expected to be 6% below the median. The sentence about a slow GPU therefore says whether the fleet's
-spread explains it.
+need not be an outlier: if the speeds of 64 GPUs have a standard deviation of 3%, about one of the
+GPUs is expected to be 6% or more below the median. The sentence about a slow GPU therefore says
+whether the fleet's spread explains the slowness, if this is known.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ KIND_WORDS = {
 }  # fmt: skip
 COMPUTE = ("sustained", "burst")
 
-# A slow GPU is ordinary if a fleet with normally distributed speeds is expected to have at least
-# this many GPUs that are as slow.
+# The fleet's spread explains a slow GPU if a fleet with normally distributed speeds is expected to
+# have at least this many GPUs that are as slow.
 _CHANCE = 0.05
 
 
@@ -45,7 +45,7 @@ class DeviceVerdict:
         explained: code of the cause; empty if the device is not slow or nothing explains it.
         throttled: abnormal reasons for throttling that the device reported for any anchor.
         in_spread: True if the fleet's spread explains that the device is slow, False if it does
-            not; None if this is unknown or the device is not slow.
+            not; None if this is unknown or the device is not slow in the overall kind of anchor.
         sentence: the verdict in words.
     """
 
@@ -84,7 +84,7 @@ def judge(fleet: Fleet, speeds: FleetSpeeds, margin: float) -> list[DeviceVerdic
         speeds: speeds of that fleet.
         margin: how far a speed must be below the fleet's median to count as slow, as a fraction.
     """
-    # With only two GPUs, nothing shows which one is normal, so none is called slow.
+    # With fewer than three GPUs, nothing shows which one is normal, so none is called slow.
     is_slow: dict[str, NDArray[np.bool_]] = {}
     if len(fleet.devices) >= MIN_GPUS:
         is_slow = {kind: kind_speeds.beyond(margin) for kind, kind_speeds in speeds.kinds.items()}
@@ -181,7 +181,7 @@ def _cause(
     """Say why a device is slow.
 
     If its compute is slow, its clock is examined. Otherwise the kinds of anchor in which it is slow
-    give a hint.
+    give a hint, unless its compute was not timed.
     """
     slow_compute = [kind for kind in slow if kind in COMPUTE]
     if slow_compute:

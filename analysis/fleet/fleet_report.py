@@ -71,8 +71,8 @@ def report_json(report: FleetReport) -> dict[str, Any]:
     """Return the whole report for JSON, with the slowest GPU first.
 
     Speeds, the spread and the margin are fractions. Unknown numbers are null. ``speed`` is the
-    speed in the kind of anchors that ``speed_of`` names. This is sustained compute if there are
-    such anchors.
+    speed in the kind of anchors that ``speed_of`` names. This is sustained compute if at least half
+    of the GPUs timed such anchors.
     """
     speeds = report.speeds
     return {
@@ -214,7 +214,7 @@ def _pair(report: FleetReport) -> list[str]:
 
 
 def _nodes(report: FleetReport) -> Iterator[str]:
-    """Name the nodes on which all GPUs are slow."""
+    """Name the nodes that have several GPUs, all of them slow, if there are other nodes."""
     are_slow: dict[int | None, list[bool]] = {}
     for device, verdict in zip(report.anchors.fleet.devices, report.verdicts, strict=True):
         are_slow.setdefault(device.node, []).append(verdict.verdict == SLOW)
@@ -285,7 +285,7 @@ def report_text(report: FleetReport) -> str:
             "",
             *_table(report),
         ]
-    # Sorting by verdict keeps the order of speed among devices of one verdict.
+    # The sort by verdict is stable, so devices with one verdict stay in the order of their speeds.
     slowest_first = [report.verdicts[i] for i in report.slowest_first]
     notable = [verdict for verdict in slowest_first if verdict.verdict != ORDINARY]
     notable.sort(key=lambda verdict: VERDICTS.index(verdict.verdict))

@@ -7,9 +7,9 @@ standard error has three parts, whose variances are added:
 
 1. The anchors of one GPU disagree. Their scatter is estimated from the median absolute deviation,
    which a faulty GPU hardly affects, or from their own intervals if these are wider.
-2. A GPU's speed changes from one measurement to the next. This is estimated from how its bursts
-   change between the two phases, compared with the other GPUs of its node. If hardly any GPU was
-   timed in both phases, a value is assumed.
+2. A GPU's speed changes from one measurement to the next. This is estimated for all GPUs together,
+   from how the bursts of each change between the two phases, compared with the other GPUs of its
+   node. The estimate is averaged with an assumed value, which counts as two GPUs.
 3. The fleet's median is itself uncertain, the more so the fewer GPUs there are.
 """
 
@@ -113,12 +113,14 @@ class FleetSpeeds:
     """Speeds of a fleet by kind of anchor.
 
     Attributes:
-        kinds: speeds by kind, without kinds that no device timed.
-        overall: the kind that stands for a GPU's speed. It is sustained compute, which is what a
-            job sees, or else the next kind that most GPUs timed; empty if there is no kind.
+        kinds: speeds by kind, without kinds that too few devices timed.
+        overall: the kind that stands for a GPU's speed. It is the first kind that at least half of
+            the GPUs timed, or else the first kind; empty if there is none. Sustained compute, which
+            is what a job sees, is the first of :data:`KINDS`.
         spread: standard deviation between GPUs in that kind, without measurement noise; NaN if
-            there are few GPUs.
-        interference: how much the GPUs of each node slow each other down.
+            fewer than eight GPUs timed it.
+        interference: how much the GPUs of a node slow each other down, for each node whose anchors
+            were timed in both phases.
     """
 
     kinds: Mapping[str, AnchorSpeeds]
@@ -128,11 +130,14 @@ class FleetSpeeds:
 
 
 def fleet_speeds(fleet: Fleet) -> FleetSpeeds:
-    """Compute the speeds of all devices; if there are two, relative to the middle between them."""
+    """Compute the speeds of all devices, and how much they slow each other down.
+
+    Speeds are relative to the fleet's median, or to the middle between two devices.
+    """
     time_deviation = _deviation_between_times(fleet)
     phase = _phases(fleet)
     # 1. Compute the speeds in each kind. Bursts come first, because a kind with a single anchor
-    #    uses the scatter of bursts.
+    #    uses the scatter of the bursts.
     speeds: dict[str, AnchorSpeeds] = {}
     burst_scatter = math.nan
     for kind in ("burst", *(kind for kind in KINDS if kind != "burst")):
@@ -172,8 +177,9 @@ def deviation_of(values: Array) -> float:
 def _spread(values: Array, noise: Array) -> float:
     """Return the standard deviation of the true values, given noisy measurements of them.
 
-    Values more than 3.5 standard deviations from the median do not count. That standard deviation
-    is estimated from the median absolute deviation.
+    Values more than 3.5 standard deviations from the median do not count. This standard deviation
+    is estimated from the median absolute deviation, or is that of the noise if the noise is larger.
+    The result is NaN if fewer than two values count.
 
     Args:
         values: the measured values.
@@ -211,9 +217,9 @@ def _medians(values: Array, errors: Array, scatter: float = math.nan) -> _Median
     Args:
         values: array with one row per device or node, and one column per anchor.
         errors: standard error of each value, in an array of the same shape.
-        scatter: the standard deviation of a single value around its row's median, used if every row
-            has only one value. Otherwise it is estimated from all rows, or from the row itself if
-            that gives more.
+        scatter: the standard deviation of a single value around its row's median, used if no row
+            has several values. Otherwise it is estimated from all rows with several values. If a
+            row has at least six and scatters more, its own scatter is used for it.
     """
     # 1. Compute the median of each row, and the distances of the row's values from it.
     count = np.isfinite(values).sum(axis=1).astype(float)
@@ -223,8 +229,8 @@ def _medians(values: Array, errors: Array, scatter: float = math.nan) -> _Median
         # The median of few values is closer to them than the centre of their distribution is, so
         # the distances are scaled up.
         residuals = (values - medians[:, None]) * np.sqrt(count / (count - 1))[:, None]
-    # 2. Estimate the scatter of single values from all rows together. A row of many values has a
-    #    scatter of its own if that is larger.
+    # 2. Estimate the scatter of single values from all rows together. For a row of many values, its
+    #    own scatter is used if that is larger.
     has_several = count > 1
     if has_several.any():
         scatter = _deviation_from_zero(residuals[has_several])
@@ -269,8 +275,8 @@ def _speeds(
 ) -> tuple[AnchorSpeeds, float] | None:
     """Return the speeds in a kind of anchor, and the scatter of its anchors.
 
-    The result is None if too few devices timed such anchors. A kind with a single anchor has no
-    scatter of its own, so it takes the given one.
+    The result is None if too few devices timed such anchors. The scatter cannot be estimated from a
+    single anchor, so the given one is used for such a kind.
 
     Args:
         fleet: the times of all anchors.
@@ -389,7 +395,10 @@ def _deviation_between_times(fleet: Fleet) -> float:
 
 
 def _interference(fleet: Fleet, time_deviation: float) -> tuple[Interference, ...]:
-    """Return how much longer anchors take on each node while all of its devices work."""
+    """Return how much longer anchors take on each node while all of its devices work.
+
+    Nodes whose anchors were not timed in both phases are left out.
+    """
     # 1. Compute the changes of each node over all anchors, and in each kind that was timed in both
     #    phases.
     every_anchor = np.full(len(fleet.kinds), True)
@@ -419,8 +428,8 @@ def _node_changes(
 ) -> list[SpeedChange] | None:
     """Return how much longer some anchors take on each node while all of its devices work.
 
-    The result is None if no device timed one of them in both phases. The ratio is NaN for a node
-    whose devices did not.
+    The result is None if no device timed any of these anchors in both phases. The ratio of a node
+    is NaN if none of its devices did.
 
     Args:
         fleet: the times of all anchors.

@@ -315,7 +315,7 @@ _SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
 def _read_google(document: Mapping[str, Any], cases: _Cases) -> dict[str, str]:
-    """Read elapsed times: one sample per repetition, or the aggregates if only these exist."""
+    """Read wall-clock times: one sample per repetition, or the aggregates if only these exist."""
     aggregates: dict[str, dict[str, Any]] = {}
     for entry in document["benchmarks"]:
         name = str(entry.get("run_name", entry["name"]))

@@ -146,7 +146,7 @@ def read_source(path: Path, machine: Machine, dtype: str | None = None) -> Publi
             no such row. Also if no dtype is given, and there are rows in several dtypes but none in
             bf16.
     """
-    # 1. Find the readable rows of the machine. A file that names no GPU is taken to be from it.
+    # 1. Find the readable rows of the machine. Rows that name no GPU are taken to be the machine's.
     rows = _read(path, FileDefaults(dtype or ""))
     slugs = [machine.slug if device is None else slug_of_device(device) for device in rows.devices]
     on_machine = np.array([slug == machine.slug for slug in slugs], dtype=bool)

@@ -1,4 +1,4 @@
-"""Two recordings that differ by what is known."""
+"""Test the comparison of two recordings whose differences are known."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ def test_each_case_gets_its_verdict(tmp_path: Path) -> None:
     ("ratio", "lo", "hi", "verdict"),
     [
         (1.02, 1.001, 1.04, "slower"),
-        (1.005, 1.001, 1.01, "same"),  # apart, but by less than a percent
+        (1.005, 1.001, 1.01, "same"),  # surely different, but by less than 1%
         (1.02, 0.99, 1.05, "ambiguous"),
         (1.02, 1.0, 1.025, "same"),
         (0.98, 0.96, 0.999, "faster"),
-        (1.08, np.nan, np.nan, "ambiguous"),  # under six samples
+        (1.08, np.nan, np.nan, "ambiguous"),  # fewer than six samples, so there is no interval
     ],
 )
 def test_the_rule(ratio: float, lo: float, hi: float, verdict: str) -> None:
@@ -66,11 +66,11 @@ def test_the_rule(ratio: float, lo: float, hi: float, verdict: str) -> None:
 
 @pytest.mark.parametrize("noise", [0.003, 0.03])
 def test_what_changed_is_told_from_what_did_not(noise: float) -> None:
-    """5 % of the cases are 8 % slower: at most 1 % of the others raise an alarm."""
+    """5% of the cases are 8% slower; at most 1% of the others may be called changed."""
     rng = np.random.default_rng(0)
 
     def measure(truth: float) -> tuple[float, float, float]:
-        """As the sampler would: until the interval is narrow, or 30 samples are spent."""
+        """Time a case like the sampler, until its interval is narrow or it has 30 samples."""
         samples: list[float] = []
         while not finished(samples):
             samples.append(truth * float(np.exp(noise * rng.standard_normal())))
@@ -117,7 +117,7 @@ def test_a_kernel_that_chooses_another_config_is_still_compared(tmp_path: Path) 
     assert comparison.table["verdict"].tolist() == ["slower"]
     assert comparison.table["config"].tolist() == ["bm=64"]
     searched = [run(name, ["bm=128", "bm=64"], 1e-4) for name in ("three", "four")]
-    assert len(compare(*map(load, searched)).table) == 2  # each with itself
+    assert len(compare(*map(load, searched)).table) == 2  # each config matches itself
 
 
 def test_classes_are_summed_up(tmp_path: Path) -> None:

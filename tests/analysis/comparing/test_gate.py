@@ -46,7 +46,7 @@ def answer(
 
 
 def changes_of_one_error(freedom: float, cases: int) -> float:
-    """The detectable change of cases with a standard error of 1, in three processes each."""
+    """Return the detectable change of cases with a standard error of 1, with three processes."""
     zeros, ones = np.zeros(cases), np.ones(cases)
     names = tuple(f"{i}" for i in range(cases))
     changes = CaseChanges(
@@ -88,7 +88,7 @@ def test_enough_further_rounds_make_the_threshold_detectable() -> None:
 
 @pytest.mark.parametrize("freedom", [3.0, 6.0, 20.0, 1e6])
 def test_the_detectable_change_is_found_in_80_percent_of_new_runs(freedom: float) -> None:
-    """The change is stated by one estimate of the error, and tested with another one."""
+    """One run's estimate of the error sets the detectable change; another run's tests it."""
     rng = np.random.default_rng(0)
     cases, runs = 8, 20_000
     stated, tested = np.sqrt(rng.chisquare(freedom, (2, runs)) / freedom)
@@ -177,7 +177,10 @@ def test_a_lost_case_fails() -> None:
     ids=str,
 )
 def test_false_alarms_are_rare_and_stated_changes_are_found(setting: BenchmarkSetting) -> None:
-    """30 runs of each; the study has 400. With 5% false alarms, more than 5 have p = 0.3%."""
+    """Each setting is run 30 times, and 400 times in the study.
+
+    With 5% false alarms, more than five of 30 runs fail with a probability of 0.3%.
+    """
     failed, named, planted = 0, 0, min(5, setting.cases // 8)
     for seed in range(30):
         rng = np.random.default_rng(seed)
@@ -259,7 +262,7 @@ def test_any_times_get_an_answer(seed: int, cases: int, old: int, new: int) -> N
     rng = np.random.default_rng(seed)
 
     def times() -> CaseTimes:
-        """Far apart or equal, exact or with a scatter, of few samples or many."""
+        """Draw a time at random: far from others or equal, exact or not, of few samples or many."""
         log, error = rng.uniform(-25, 5), 10 ** rng.uniform(-9, 0)
         freedom, count = float(rng.choice([math.inf, 1.0, 20.0])), int(rng.integers(1, 1000))
         return CaseTimes(rng.choice([0.0, log]), rng.choice([0.0, error]), freedom, count)

@@ -1,4 +1,4 @@
-"""Reading anchors.csv: what is in it, and what may be wrong with it."""
+"""Test that anchors.csv is read, and that damage in it is found."""
 
 from __future__ import annotations
 
@@ -56,19 +56,20 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
 def test_the_latest_run_of_a_gpu_and_an_anchor_counts(folder: Path) -> None:
     rows: Rows = list(rows_in(folder))
     later = "2026-02-02T00:00:00Z"
-    again = [
+    later_rows = [
         {**row, "run": later, "time_utc": "2026-02-02T00:01:00Z", "gpu": 5, "time_us": 123.0,
          "time_lo_us": 122.0, "time_hi_us": 124.0}
         for row in rows if row["gpu"] == "1" and row["phase"] == "alone"
     ]  # fmt: skip
     gpu = next(row["gpu_id"] for row in rows if row["gpu"] == "1")
-    write_rows(folder, [*again, *rows])
+    write_rows(folder, [*later_rows, *rows])
     fleet = read_anchors(folder).fleet
-    (place,) = [i for i, device in enumerate(fleet.devices) if device.id == gpu]
+    (position,) = [i for i, device in enumerate(fleet.devices) if device.id == gpu]
     assert len(fleet.devices) == 6
-    retimed = np.isfinite(fleet.log_time[0, place])
-    assert np.allclose(fleet.log_time[0, place, retimed], np.log(123))
-    assert np.isnan(fleet.log_time[1, place, retimed]).all()  # of the earlier run
+    is_retimed = np.isfinite(fleet.log_time[0, position])
+    assert np.allclose(fleet.log_time[0, position, is_retimed], np.log(123))
+    # Only the earlier run timed them in the second phase, so they have no time there.
+    assert np.isnan(fleet.log_time[1, position, is_retimed]).all()
 
 
 def test_without_ids_places_tell_gpus_apart(folder: Path) -> None:
@@ -206,7 +207,7 @@ CELLS = ("", "nan", "inf", "1e400", "-0.0", "²", "9" * 400, "\x00", '"', "a,b")
 def test_no_cell_brings_the_reader_down(
     tmp_path_factory: pytest.TempPathFactory, at: int, column: str, cell: str
 ) -> None:
-    """It is read, left out, or refused in a sentence."""
+    """Each cell is read, or its line is left out, or the file is refused in a sentence."""
     folder = tmp_path_factory.mktemp("cells") / MACHINE.slug
     fleet, _ = simulate(Setting(1, 2), 0)
     record_fleet(folder, fleet)

@@ -1,4 +1,4 @@
-"""``analysis fleet`` as a user runs it: what it prints, writes and refuses."""
+"""Test ``analysis fleet`` as a user runs it: what it prints, writes and refuses."""
 
 from __future__ import annotations
 

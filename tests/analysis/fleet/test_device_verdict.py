@@ -1,4 +1,4 @@
-"""What is said of a GPU: verdicts, explanations and sentences."""
+"""Test the verdict, the explanation and the sentence about each GPU."""
 
 from __future__ import annotations
 
@@ -15,15 +15,22 @@ from analysis.fleet.device_verdict import ORDINARY, SLOW, THROTTLED, DeviceVerdi
 from analysis.fleet.speeds import fleet_speeds
 from tests.studies.fleets import MARGIN, PLAIN, Setting, simulate
 
-I = 5  # noqa: E741  the GPU that something is wrong with
+I = 5  # noqa: E741  position of the GPU that is changed
 
 
 def changed(
     speed: dict[str, float] | None = None, clock: float = 1.0, sensors: Callable[..., None] | None
     = None, reasons: tuple[str, ...] = (), setting: Setting = PLAIN, **device: Any,
 ) -> Fleet:  # fmt: skip
-    """A fleet of which one GPU has these factors of speed in some kinds, and this one of its
-    clock.
+    """Simulate a fleet in which one GPU is changed.
+
+    Args:
+        speed: factors on the GPU's speed, by kind of anchor.
+        clock: factor on its clock.
+        sensors: changes the readings of sensors.
+        reasons: reasons for a lower clock that the GPU reports.
+        setting: how the other GPUs are simulated.
+        device: attributes of the GPU to replace.
     """
     fleet, _ = simulate(setting, 1)
     log = fleet.log_time.copy()
@@ -31,7 +38,7 @@ def changed(
         log[:, I, fleet.kinds == kind] -= math.log(factor)
     values = {name: array.copy() for name, array in fleet.sensors.items()}
     values["sm_mhz"][:, I] *= clock
-    values["power_w"][:, I] = 500.0  # not at its limit
+    values["power_w"][:, I] = 500.0  # below the power limit
     if sensors is not None:
         sensors(values)
     seen = dict(fleet.throttled)
@@ -103,7 +110,7 @@ def test_a_slightly_lower_clock_explains_a_part() -> None:
 
 
 def test_what_the_margin_leaves_is_not_the_clocks() -> None:
-    """A clock that is 1.5 % lower is not why a GPU is 6 % slow, though the rest is within 5 %."""
+    """A 2% lower clock is not the cause if a GPU is 6.5% slow, although the rest is within 5%."""
     verdict = verdict_of(changed({"sustained": 0.935, "burst": 0.935}, clock=0.98))
     assert verdict.verdict == SLOW
     assert not verdict.explained
@@ -144,7 +151,7 @@ def test_the_power_cap_is_no_throttling() -> None:
      (0.04, 0.02, True), (0.5, 1.0, False)],
 )  # fmt: skip
 def test_slow_is_beyond_the_margin_and_the_interval(loss: float, margin: float, slow: bool) -> None:
-    """5.5 % may be 5 %: the whole interval has to be beyond the margin."""
+    """A GPU that is 5.5% slow may really be 5% slow: its whole interval must exceed the margin."""
     steady = replace(PLAIN, spread=0.0)
     fleet = changed({"sustained": 1 - loss, "burst": 1 - loss}, setting=steady)
     assert (judge(fleet, fleet_speeds(fleet), margin)[I].verdict == SLOW) is slow

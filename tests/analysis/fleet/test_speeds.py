@@ -1,4 +1,4 @@
-"""Speeds and their intervals, on made-up fleets whose truth is known."""
+"""Test speeds and their intervals on simulated fleets, whose true speeds are known."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.studies.fleets import BAD, MAIN, MARGIN, PLAIN, SETTINGS, Setting, ki
 
 FLEETS = 100
 LEAST_HELD = 0.93
-"""Share of 95 % intervals that must hold the true speed."""
+"""Share of the 95% intervals that must contain the true speed."""
 
 
 def rearranged(fleet: Fleet, order: list[int]) -> Fleet:
@@ -29,7 +29,7 @@ def rearranged(fleet: Fleet, order: list[int]) -> Fleet:
 
 
 def without(fleet: Fleet, *places: object) -> Fleet:
-    """The fleet without the times at indices of (phases, devices, anchors)."""
+    """Return the fleet without the times at some indices of (phases, devices, anchors)."""
     log = fleet.log_time.copy()
     log[places] = np.nan  # type: ignore[index]
     return replace(fleet, log_time=log, error=np.where(np.isnan(log), np.nan, fleet.error))
@@ -61,7 +61,7 @@ def test_so_it_is_in_other_fleets(name: str) -> None:
 
 
 def test_a_wide_spread_accuses_nobody_within_the_margin() -> None:
-    """Where GPUs differ by 3 %, many are nearly 5 % slow; some are more, and ordinary ones."""
+    """If GPUs differ by 3%, many are nearly 5% slow, and some are slower but explained."""
     found = look(SETTINGS["64 GPUs that differ by 3 %"], FLEETS, seed=2000)
     assert found.accused <= 0.05 * FLEETS
     assert found.named > 0.3 * found.slow
@@ -125,15 +125,15 @@ def test_bursts_are_compared_in_the_phase_that_most_timed() -> None:
     disturbed = replace(fleet, log_time=fleet.log_time + np.array([0, 0.5])[:, None, None])
     one, other = (fleet_speeds(f).kinds["burst"].log for f in (fleet, disturbed))
     np.testing.assert_allclose(one, other)
-    # The first node's GPUs have no time alone: were theirs together compared with the others'
-    # alone, they would be slow.
+    # The first node's GPUs have no time alone. They would seem slow if their times together were
+    # compared with the other GPUs' times alone.
     crowded = without(disturbed, 0, slice(0, 8))
     assert np.isfinite(fleet_speeds(crowded).kinds["burst"].log).all()
     assert np.abs(fleet_speeds(crowded).kinds["burst"].log).max() < 0.05
 
 
 def test_sustained_anchors_of_either_phase_are_compared() -> None:
-    """On a node of one GPU they are timed alone, elsewhere together."""
+    """Sustained anchors are timed alone on a node with one GPU, and together on other nodes."""
     fleet, _ = simulate(PLAIN, 0)
     swapped = fleet.log_time.copy()
     swapped[:, 0] = np.where(np.isnan(swapped[0, 0]), swapped[::-1, 0], np.nan)

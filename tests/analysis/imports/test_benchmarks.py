@@ -1,7 +1,8 @@
-"""Files of other programs.
+"""Test that result files of other benchmark programs are read.
 
-pytest-benchmark 5.3.1 and torch 2.13.0 wrote theirs, from which the machine's and the commit's
-details were removed. NVBench's and Google Benchmark's follow their schemas.
+The files of pytest-benchmark 5.3.1 and torch 2.13.0 were written by these programs; details of the
+machine and the commit were removed. The files of NVBench and Google Benchmark were written by hand
+after their schemas.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ def test_nvbench_has_cold_gpu_times_and_sample_files(tmp_path: Path) -> None:
     )  # fmt: skip
     assert process.lost == {"gemm Device=0 M=1 N=1 K=1": "too small"}
     assert process.facts["machine"] == "NVIDIA H100 80GB HBM3"
-    shutil.copy(FILES / "nvbench.json", tmp_path)  # without the file of samples
+    shutil.copy(FILES / "nvbench.json", tmp_path)  # the file of samples is not copied
     mean = read_benchmarks(tmp_path / "nvbench.json").cases["gemm Device=0 M=128 N=64 K=64"]
     assert (math.exp(mean.log), mean.samples) == (pytest.approx(2.0e-5), ())
 

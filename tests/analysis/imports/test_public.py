@@ -1,4 +1,4 @@
-"""The readers, on a few rows of each format made up here: the real tables are others'."""
+"""Test the readers on a few invented rows of each format, without the real public tables."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_our_own_convolutions_say_how_they_were_computed(tmp_path: Path) -> None
     cases = [Case("made-up", replace(conv, n=n), "cudnn") for n in (1, 2, 3)]
     record(tmp_path, cases, [1e-5, 2e-5, 3e-5])
     frame = pd.read_csv(tmp_path / "measurements.csv", dtype=str)
-    # The longest kernel of a Winograd convolution can be an sgemm: all names count.
+    # The longest kernel of a Winograd convolution can be an sgemm, so all kernels' names count.
     frame["kernel"] = ["ampere_sgemm_128x128_nn", "ampere_scudnn_128x64_relu_medium_nn_v1", None]
     frame["kernels"] = [
         '[["winogradForwardData4x4", 0.3], ["ampere_sgemm_128x128_nn", 0.7]]',

@@ -129,7 +129,7 @@ def test_the_preferred_framework_s_latest_is_taken_unless_it_knows_few_shapes() 
 def test_an_imported_table_is_a_recording_that_is_read_like_our_own(tmp_path: Path) -> None:
     rows = frame()
     folder = write_imported(read_table(written(tmp_path, rows)), H100, tmp_path)
-    with pytest.raises(UserError, match="nothing is recorded"):  # it is not complete yet
+    with pytest.raises(UserError, match="nothing is recorded"):  # the import is not complete yet
         find_recording("nvidia-h100-sxm", tmp_path)
     (folder / "validation.json").write_text("{}")
     assert find_recording("nvidia-h100-sxm", tmp_path) == folder
@@ -161,7 +161,9 @@ def test_the_package_has_a_table_of_every_gpu_that_it_is_known_for() -> None:
         assert table.licence == "Apache-2.0"
         assert importlib.metadata.version(PACKAGE) in table.package
         assert table.complete
-    assert tables["nvidia-b200"].also_for  # the newest folders hold a pointer alone
+    # The newest folders only refer to the table of an earlier version.
+    assert tables["nvidia-b200"].also_for
     rows = read_rows(tables["nvidia-h200"])
     assert len(rows) == tables["nvidia-h200"].rows
-    assert (rows[["n", "k"]] % 8 == 0).all().all()  # so they can say nothing of alignment
+    # All N and K are multiples of 8, so the tables do not show the effect of alignment.
+    assert (rows[["n", "k"]] % 8 == 0).all().all()

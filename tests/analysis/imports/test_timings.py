@@ -14,7 +14,7 @@ from kernels.operation import as_problem
 from kernels.problem import Conv, Gemm
 from sweeps.schema import problem_of
 
-# As each program writes it: a header and lines of CUTLASS 3.5's profiler and of TritonBench.
+# Headers and lines as CUTLASS 3.5's profiler and TritonBench write them.
 CUTLASS = """\
 Problem,Provider,OperationKind,Operation,Disposition,Status,gemm_kind,m,n,k,A,B,C,D,alpha,beta,\
 split_k_mode,split_k_slices,batch_count,raster_order,op_class,accum,cta_m,cta_n,cta_k,cluster_m,\
@@ -58,7 +58,7 @@ triton_tutorial_matmul-latency;triton_tutorial_matmul-tflops
 
 
 def read(folder: Path, text: str, **told: str) -> list[tuple[object, str, float]]:
-    """Problem, implementation and time of each row."""
+    """Read a file with this text; return the problem, implementation and time of each row."""
     path = folder / "times.csv"
     path.write_text(text, encoding="utf-8")
     timings = read_timings(path, FileDefaults(**told))
@@ -145,7 +145,8 @@ def test_files_that_tell_nothing_are_sentences(tmp_path: Path, text: str, words:
 def test_of_the_cutlass_profilers_kernels_the_fastest_that_passed_counts(tmp_path: Path) -> None:
     assert read(tmp_path, CUTLASS) == [
         (Gemm(4096, 2048, 8192, "fp16", "nt"), "cutlass", pytest.approx(584.47)),
-        # By columns: (1024 × 256) (256 × 512) as its transpose, of B by rows and A by columns.
+        # The profiler's GEMM (1024 × 256) (256 × 512) has a column-major result, so it is read as
+        # its transpose.
         (Gemm(512, 1024, 256, "tf32", "tn", 3), "cutlass", pytest.approx(25)),
         (Gemm(4096, 2048, 8192, "fp16", "nt"), "cublas", pytest.approx(550)),
     ]
@@ -157,7 +158,7 @@ def test_of_the_cutlass_profilers_kernels_the_fastest_that_passed_counts(tmp_pat
         ("row", "row", "row", (64, 32, "nn")),
         ("row", "column", "row", (64, 32, "nt")),
         ("column", "row", "row", (64, 32, "tn")),
-        # Cᵀ = Bᵀ Aᵀ: by columns B is, as its transpose, stored as named.
+        # C is column-major, so these GEMMs are read as Cᵀ = Bᵀ Aᵀ.
         ("column", "column", "column", (32, 64, "nn")),
         ("row", "column", "column", (32, 64, "nt")),
         ("column", "row", "column", (32, 64, "tn")),

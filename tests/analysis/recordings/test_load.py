@@ -77,7 +77,7 @@ def lines_of(folder: Path) -> list[str]:
         (lambda line: line.replace(",true,", ",maybe,"), "converged is not true or false"),
         (lambda line: line.replace(",9,true", ",nine,true"), "samples is not a whole number"),
         (lambda line: "\x00\x01\x02", CELLS),
-        # Python reads it as 10, Arrow does not.
+        # Python reads 1_0 as 10, but Arrow does not.
         (lambda line: line.replace(",9,true", ",1_0,true"), "samples is not a whole number"),
         (lambda line: line.replace(",ok,", ',ok,"'), CELLS),
     ],
@@ -138,7 +138,7 @@ def test_a_machines_own_run_is_preferred_to_a_recording(tmp_path: Path) -> None:
     record(tmp_path / "nvidia-h200", gemm_cases([(64, 64, 64)]), [1e-6])
     assert find_recording("nvidia-h200", tmp_path) == tmp_path / "nvidia-h200"
     names = ["nvidia-h200", "nvidia-a100-sxm-80gb"]
-    for _ in range(2):  # each is the last one once
+    for _ in range(2):  # each machine is once the one that was measured last
         names.append(names.pop(0))
         measured_in_turn(*(tmp_path / name for name in names))
         assert find_recording(None, tmp_path).name == names[-1]

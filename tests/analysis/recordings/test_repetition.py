@@ -1,4 +1,7 @@
-"""Intervals of a repetition hold what a second run finds; ratios come from common rounds."""
+"""Test that the intervals of a repetition contain the times of a second run.
+
+Ratios are computed from rounds in which both cases were sampled.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ CASES = gemm_cases([(1024, 1024, 1024), (1024, 1024, 1088)])
 
 
 def timed(draw: Callable[[], float], between: float = 0.0) -> MeasuredTime:
-    """As a run would: until it is finished."""
+    """Time a case like a run, which samples it until it is finished."""
     samples: list[float] = []
     while not finished(samples):
         samples.append(draw())
@@ -39,7 +42,7 @@ def timed(draw: Callable[[], float], between: float = 0.0) -> MeasuredTime:
 
 
 def process(rng: random.Random, noise: float, between: float) -> Callable[[], float]:
-    """A process, whose times have noise and are all off by what processes differ by."""
+    """Simulate a process: all its times differ from the truth by one factor, and have noise."""
     off = rng.gauss(0, between / math.sqrt(2))
     return lambda: math.exp(rng.gauss(off, noise))
 
@@ -47,7 +50,7 @@ def process(rng: random.Random, noise: float, between: float) -> Callable[[], fl
 @pytest.mark.parametrize("noise", [0.002, 0.005, 0.01, 0.02, 0.05])
 @pytest.mark.parametrize("between", [0.0, 0.01])
 def test_a_second_median_lies_in_the_interval_of_a_repetition(noise: float, between: float) -> None:
-    """In 93 % of 3,000 pairs at least, and oftener than in the interval of the median."""
+    """At least 93% of 3,000 second medians must do so, more than in the interval of the median."""
     rng = random.Random(1)
     inside = plain = 0
     for _ in range(3000):
@@ -60,7 +63,7 @@ def test_a_second_median_lies_in_the_interval_of_a_repetition(noise: float, betw
 
 
 def test_a_ratio_of_common_rounds_does_not_feel_the_machine(tmp_path: Path) -> None:
-    """Two cases 5 % apart on a machine that is up to half as fast again from round to round."""
+    """Two cases differ by 5%, on a machine whose speed changes by up to 50% between rounds."""
     rng = np.random.default_rng(2)
     speed = rng.uniform(1.0, 1.5, 8)
     rounds = [
@@ -130,7 +133,7 @@ def test_a_recordings_rounds_reach_its_advice(tmp_path: Path) -> None:
 
 
 def test_rules_take_times_put_right_for_the_machines_speed(tmp_path: Path) -> None:
-    """Twenty cases, each 1 % slower than the one before, on a machine that changes by half."""
+    """Each of 20 cases is 1% slower than the one before, and the machine's speed changes by 50%."""
     rng = np.random.default_rng(4)
     cases = gemm_cases([(256 * i, 1024, 1024) for i in range(1, 21)])
     truth = 1e-5 * 1.01 ** np.arange(20)
@@ -156,7 +159,7 @@ def test_rules_take_times_put_right_for_the_machines_speed(tmp_path: Path) -> No
 
 
 def test_rounds_of_two_shards_are_not_the_same(tmp_path: Path) -> None:
-    """Every shard counts from one, on a GPU of its own."""
+    """Each shard counts its rounds from 1, and has a GPU of its own."""
     folder = record(tmp_path / "h100", CASES, [1e-5, 1e-5], half_width=0.01)
     write_rounds(folder, [
         {"case": case.id, "worker": f"{i + 1}/2", "gpu": i, "rounds": "1 2 3 4 5 6",

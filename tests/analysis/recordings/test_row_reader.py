@@ -1,4 +1,4 @@
-"""Every line of a measurements.csv is checked for what cannot be."""
+"""Test that each line of a measurements.csv is checked for impossible values."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def changed(folder: Path, line: int, **cells: str) -> None:
-    """The file with some cells of one line replaced."""
+    """Replace some cells in one line of the file."""
     path = folder / "measurements.csv"
     rows = list(csv.DictReader(io.StringIO(path.read_text(encoding="utf-8"))))
     rows[line - 2].update(cells)

@@ -1,4 +1,7 @@
-"""Runs add up: a worse one never takes a better one's place, and what is unusable is not used."""
+"""Test how runs are combined: a worse run never replaces a better one.
+
+Unusable runs are left out if there is any other run.
+"""
 
 from __future__ import annotations
 
@@ -25,16 +28,17 @@ EARLIER, LATER = "2026-01-01T00:00:00Z", "2026-01-09T00:00:00Z"
 
 
 def machine_folder(results: Path, earlier: dict[str, Any], later: dict[str, Any]) -> Path:
-    """A machine's folder with a run set aside and the one that followed it."""
+    """Record a machine's folder with two runs: the earlier one, set aside, and the later one."""
     folder = results / H100.slug
     earlier = {"cases": CASES, "seconds": 1e-5, "half_width": 0.004, **earlier}
     later = {"cases": CASES, "seconds": 1.05e-5, "half_width": 0.004, **later}
-    for place, run, what in (
+    for run_folder, run, options in (
         (folder / "runs" / "2026-01-01T00-10-00Z", EARLIER, earlier),
         (folder, LATER, later),
     ):
-        cases, seconds = what.pop("cases"), what.pop("seconds")
-        record(place, cases, [seconds] * len(cases), what.pop("half_width"), run=run, **what)
+        cases, seconds = options.pop("cases"), options.pop("seconds")
+        half_width = options.pop("half_width")
+        record(run_folder, cases, [seconds] * len(cases), half_width, run=run, **options)
     return folder
 
 
@@ -55,8 +59,8 @@ def test_a_newer_run_as_good_as_the_old_one_counts(tmp_path: Path) -> None:
         (QUIET, NOISY),
         (QUIET, UNUSABLE),
         (NOISY, UNUSABLE),
-        (QUIET, {**QUIET, "half_width": 0.03}),  # shorter: its times have not converged
-        (NOISY, {**QUIET, "half_width": math.nan}),  # interrupted: its times have no interval
+        (QUIET, {**QUIET, "half_width": 0.03}),  # a shorter run, whose times have not converged
+        (NOISY, {**QUIET, "half_width": math.nan}),  # interrupted, so its times have no interval
     ],
 )
 def test_a_worse_run_never_takes_a_better_ones_place(
@@ -66,7 +70,7 @@ def test_a_worse_run_never_takes_a_better_ones_place(
     assert set(times(folder).values()) == {10.0}
     recording = load_runs(folder)
     assert recording.run["run"] == EARLIER
-    assert recording.folder == folder  # where answers are written
+    assert recording.folder == folder  # answers are written there
     assert f"The run of {LATER} is left out: another run is better" in health_lines(recording)[-1]
 
 
@@ -134,7 +138,7 @@ def test_where_all_are_unusable_nothing_is_advised(tmp_path: Path) -> None:
     assert json.loads((folder / "recommendations.json").read_bytes()) == []
     page = (folder / "recommendations.md").read_text(encoding="utf-8")
     assert "These times do not support any advice." in page
-    assert page.rstrip().endswith("- Launches waited.")  # all reasons are at the end
+    assert page.rstrip().endswith("- Launches waited.")  # the reasons are at the end of the page
     assert json.loads((folder / "findings.json").read_bytes()) == []
     done = analysis("rules", "--machine", H100.slug, "--results", str(tmp_path))
     assert done.returncode == 0, done.stderr
@@ -178,7 +182,7 @@ def test_a_single_run_is_read_as_it_is(tmp_path: Path) -> None:
 def test_another_machine_of_the_same_name_is_left_out(
     canary: dict[str, Any] | None, tmp_path: Path
 ) -> None:
-    """A virtual machine that is half as fast again, by eight common cases or by the canary."""
+    """The later run was 50% faster, which eight common cases show, or else the canary."""
     cases = gemm_cases([(256 * i, 1024, 1024) for i in range(1, 10)])
     slow = None if canary is None else {**canary, "median_us": 1500.0}
     few = cases[:1] if canary else cases[:8]

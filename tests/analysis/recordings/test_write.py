@@ -1,4 +1,4 @@
-"""Records of different kinds in one table."""
+"""Test that records with different columns are written into one table."""
 
 from __future__ import annotations
 
