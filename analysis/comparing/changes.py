@@ -259,15 +259,15 @@ def robust_centre(values: Reals, variances: Reals, freedom: Reals) -> tuple[floa
     centre, extra, weights = float(np.median(values)), 0.0, np.ones(len(values))
     widest = 4 * float(np.ptp(values)) ** 2 + _TINY
     for _ in range(_STEPS):
-        before = centre, extra
+        previous_centre, previous_extra = centre, extra
         extra = 0.0
         if surplus(0.0, centre) > 0:
             extra = float(optimize.brentq(surplus, 0.0, widest, args=(centre,), xtol=1e-14))
         deviations = np.sqrt(np.maximum(variances + extra, _TINY))
-        apart = np.maximum(np.abs(values - centre) / deviations, _CUT)
-        weights = _CUT / apart / deviations**2
+        distances = np.maximum(np.abs(values - centre) / deviations, _CUT)
+        weights = _CUT / distances / deviations**2
         centre = float((weights * values).sum() / weights.sum())
-        if abs(centre - before[0]) < 1e-9 and abs(extra - before[1]) < 1e-12:
+        if abs(centre - previous_centre) < 1e-9 and abs(extra - previous_extra) < 1e-12:
             break
     return centre, extra, weights
 
@@ -296,14 +296,14 @@ def _from_replicates(names: tuple[str, ...], sides: Sequence[_Side]) -> CaseChan
     weight = sum(1 / side.size for side in sides)
     ratios = new - old
     within = np.hstack([side.errors**2 for side in sides]).mean(axis=1)
-    apart = np.hstack([side.logs - side.mean[:, None] for side in sides])
+    residuals = np.hstack([side.logs - side.mean[:, None] for side in sides])
     shift: CommonShift | None = None
     deviation, prior_freedom = ratios, 0.0
     common = np.zeros(len(names))
     if len(names) >= MIN_CASES:
         # 1. Remove from each process the change that all its cases share.
-        levels = np.median(apart, axis=0)
-        apart = apart - levels
+        levels = np.median(residuals, axis=0)
+        residuals = residuals - levels
         # 2. Estimate how much that change differs between processes of one side. This is the
         #    error of the common shift.
         parts = np.split(levels, [sides[0].size])
@@ -311,7 +311,7 @@ def _from_replicates(names: tuple[str, ...], sides: Sequence[_Side]) -> CaseChan
         # 3. Shrink each case's variance towards the usual one.
         degrees = len(names) / (len(names) - 1)
         variances, prior_freedom = moderated(
-            degrees * (apart**2).sum(axis=1) / freedom, freedom, within
+            degrees * (residuals**2).sum(axis=1) / freedom, freedom, within
         )
         middle, _, weights = robust_centre(ratios, weight * variances, np.full(len(names), np.inf))
         deviation, common = _from_others(ratios, weights, weight * variances)
@@ -319,7 +319,7 @@ def _from_replicates(names: tuple[str, ...], sides: Sequence[_Side]) -> CaseChan
         if min(side.size for side in sides) > 1:
             shift = CommonShift(middle, math.sqrt(weight * squares / freedom), freedom)
     else:
-        variances = np.maximum((apart**2).sum(axis=1) / freedom, within)
+        variances = np.maximum((residuals**2).sum(axis=1) / freedom, within)
     variances = np.maximum(variances, _LEAST)
     between = np.maximum(variances - within, 0.0)
     return CaseChanges(

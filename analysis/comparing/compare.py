@@ -131,7 +131,8 @@ def _reaches(pairs: pd.DataFrame, between: Sequence[float]) -> tuple[pd.Series, 
 
     Args:
         pairs: one row per case, with the times of both recordings and their intervals.
-        between: standard deviation of log medians between processes, for each run of both.
+        between: standard deviation of log medians between processes, for each run of the two
+            recordings.
     """
 
     def error(which: str, end: str) -> pd.Series:
@@ -161,7 +162,7 @@ def ratio_verdicts(ratio: pd.Series, lo: pd.Series, hi: pd.Series) -> np.ndarray
 
 
 def summarise(comparison: Comparison) -> list[dict[str, Any]]:
-    """Return one row per operation, class of shape, dtype and implementation, and one for all."""
+    """Return one row per operation, class, dtype and implementation, and one for all cases."""
     table = comparison.table
     columns = ["op", "class", "dtype", "implementation"]
     groups = [

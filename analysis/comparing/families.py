@@ -100,7 +100,7 @@ def shape_class(problem: Problem) -> str:
 
 
 def summarise(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return one row per operation, family and class, and one for all classes (``all``).
+    """Return one row per operation, family and class; ``all`` stands for all classes together.
 
     ``shapes`` is the number of shapes, and ``ratio`` is the geometric mean of their ratios.
     ``wins`` is the share of ratios above 1, and ``clear_wins`` is the share of intervals above 1.

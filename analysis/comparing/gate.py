@@ -18,9 +18,8 @@ threshold could otherwise never be found with more than 5% probability. A case t
 slower, with a ratio below the threshold, is unclear if its true slow-down may still reach the
 threshold.
 
-The *detectable change* is the smallest slow-down that another pair of runs like this one finds with
-a probability of 80%, in a case that is the only slower one. Several slower cases are found more
-easily.
+The *detectable change* is the smallest slow-down that new runs like these find with a probability
+of 80%, if only one case is slower. Several slower cases are found more easily.
 """
 
 from __future__ import annotations
@@ -110,7 +109,7 @@ class GateResult:
         return self.changes.deviation + self.counted
 
     def interval(self) -> tuple[Reals, Reals]:
-        """Ends of the 95% interval of each ratio, new over old; NaN if unknown."""
+        """Return the ends of the 95% interval of each ratio, new over old; NaN if unknown."""
         half = stats.t.isf(0.025, self.changes.freedom) * self.changes.error
         return np.exp(self.log_ratio - half), np.exp(np.minimum(self.log_ratio + half, LARGEST_LOG))
 
@@ -119,12 +118,12 @@ class GateResult:
         return self.case_verdicts.count(verdict)
 
     def has(self, verdict: str) -> np.ndarray:
-        """Return which cases have a verdict."""
+        """Return a mask of the cases that have a verdict."""
         return np.array(self.case_verdicts) == verdict
 
     @property
     def suspects(self) -> np.ndarray:
-        """Unclear cases that are slower beyond doubt, but in too few processes to fail."""
+        """Mask of the unclear cases that are slower beyond doubt, but in too few processes."""
         return self.found & self.has(UNCLEAR) & (not _are_enough(self.changes.processes))
 
 

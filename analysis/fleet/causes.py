@@ -1,8 +1,8 @@
 """Explain slow GPUs by their clocks, and low clocks by their reasons.
 
-The speed of arithmetic is proportional to the clock. A GPU whose clock is as far below the others'
-as its speed is slow because of its clock. A clock is lowered by a limit that somebody set, by heat,
-or by the power limit.
+The speed of arithmetic is proportional to the clock. If a GPU's clock is lower than that of the
+others by the same share as its speed, the clock explains why the GPU is slow. A clock is lowered by
+a limit that somebody set, by heat, or by the power limit.
 """
 
 from __future__ import annotations
@@ -92,8 +92,8 @@ def _clock_causes(fleet: Fleet, speeds: AnchorSpeeds, i: int) -> Iterator[tuple[
     for reason in reasons(speeds, i):
         if reason in RETRY:
             yield reason, f"it reported {reason}"
-    # 2. Check the power. If its limit is unknown, a power cap counts that the device reported and
-    #    most others did not.
+    # 2. Check the power. If the power limit is unknown, a power cap that the device reported is a
+    #    cause, unless most others reported one, too.
     watts, usual_watts = device.power_limit_w, _usual_limit(fleet, "power_limit_w")
     power = float(speeds.sensors["power_w"][i])
     if watts < _LOWER * usual_watts:

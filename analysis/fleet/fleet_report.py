@@ -214,7 +214,7 @@ def _pair(report: FleetReport) -> list[str]:
 
 
 def _nodes(report: FleetReport) -> Iterator[str]:
-    """Name the nodes that have several GPUs, all of them slow, if there are other nodes."""
+    """Name the nodes that have several GPUs, all of which are slow; none if there is one node."""
     are_slow: dict[int | None, list[bool]] = {}
     for device, verdict in zip(report.anchors.fleet.devices, report.verdicts, strict=True):
         are_slow.setdefault(device.node, []).append(verdict.verdict == SLOW)

@@ -143,7 +143,7 @@ def read_source(path: Path, machine: Machine, dtype: str | None = None) -> Publi
 
     Raises:
         UserError: if the file is unreadable, is of no known format, does not say its dtype, or has
-            no such row. Also if no dtype is given, and there are rows in several dtypes but none in
+            no such row; or if no dtype is given, and the rows are in several dtypes other than
             bf16.
     """
     # 1. Find the readable rows of the machine. Rows that name no GPU are taken to be the machine's.

@@ -61,7 +61,7 @@ def test_so_it_is_in_other_fleets(name: str) -> None:
 
 
 def test_a_wide_spread_accuses_nobody_within_the_margin() -> None:
-    """If GPUs differ by 3%, many are nearly 5% slow, and some are slower but explained."""
+    """If GPUs differ by 3%, some are more than 5% slow, and the fleet's spread explains that."""
     found = look(SETTINGS["64 GPUs that differ by 3 %"], FLEETS, seed=2000)
     assert found.accused <= 0.05 * FLEETS
     assert found.named > 0.3 * found.slow

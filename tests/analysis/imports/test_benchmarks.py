@@ -1,8 +1,8 @@
 """Test that result files of other benchmark programs are read.
 
 The files of pytest-benchmark 5.3.1 and torch 2.13.0 were written by these programs; details of the
-machine and the commit were removed. The files of NVBench and Google Benchmark were written by hand
-after their schemas.
+machine and the commit were removed. The files of NVBench and Google Benchmark follow the schemas of
+these programs.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ def process(rng: random.Random, noise: float, between: float) -> Callable[[], fl
 @pytest.mark.parametrize("noise", [0.002, 0.005, 0.01, 0.02, 0.05])
 @pytest.mark.parametrize("between", [0.0, 0.01])
 def test_a_second_median_lies_in_the_interval_of_a_repetition(noise: float, between: float) -> None:
-    """At least 93% of 3,000 second medians must do so, more than in the interval of the median."""
+    """It must contain at least 93% of 3,000 second medians, and more than the median's interval."""
     rng = random.Random(1)
     inside = plain = 0
     for _ in range(3000):

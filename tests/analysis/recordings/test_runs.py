@@ -182,7 +182,7 @@ def test_a_single_run_is_read_as_it_is(tmp_path: Path) -> None:
 def test_another_machine_of_the_same_name_is_left_out(
     canary: dict[str, Any] | None, tmp_path: Path
 ) -> None:
-    """The later run was 50% faster, which eight common cases show, or else the canary."""
+    """The machine of the later run is much faster, as seven common cases or the canary show."""
     cases = gemm_cases([(256 * i, 1024, 1024) for i in range(1, 10)])
     slow = None if canary is None else {**canary, "median_us": 1500.0}
     few = cases[:1] if canary else cases[:8]
