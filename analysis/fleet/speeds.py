@@ -115,8 +115,8 @@ class FleetSpeeds:
     Attributes:
         kinds: speeds by kind, without kinds that too few devices timed.
         overall: the kind that stands for a GPU's speed. It is the first kind that at least half of
-            the GPUs timed, or else the first kind; empty if there is none. Sustained compute, which
-            is what a job sees, is the first of :data:`KINDS`.
+            the GPUs timed, or else the first in ``kinds``; empty if there is none. Sustained
+            compute, which is what a job sees, comes first.
         spread: standard deviation between GPUs in that kind, without measurement noise; NaN if
             fewer than eight GPUs timed it.
         interference: how much the GPUs of a node slow each other down, for each node whose anchors

@@ -1,8 +1,8 @@
 """Read the public tables of fused attention.
 
-``aiconfigurator-core`` has, for each GPU, framework and version, the times of causal attention of
-prompts (``context_attention``), of decoding (``generation_attention``) and of encoders
-(``encoder_attention``). They were measured in the same way as the package's GEMMs
+``aiconfigurator-core`` has tables for many GPUs, frameworks and versions: causal attention over
+prompts (``context_attention``), decoding (``generation_attention``), and attention in encoders
+(``encoder_attention``). Their times were measured in the same way as those of the package's GEMMs
 (:mod:`analysis.imports.tables`). Only calls in bf16, with keys and values in bf16, are read, and
 only those of the kernel that occurs most often among them.
 """

@@ -102,9 +102,9 @@ class _Cases:
     lost: dict[str, str] = field(default_factory=dict)
 
     def add_samples(self, name: str, samples: Sequence[float]) -> None:
-        """Add samples in seconds to a case, or record it as lost if one of them is not positive.
+        """Add samples in seconds to a case.
 
-        A case without any sample is also lost.
+        The case is lost if there are no samples, or if one of them is not a positive number.
         """
         if not len(samples) or not all(0 < value < math.inf for value in samples):
             self.lost[name] = "its times are not all positive numbers"
