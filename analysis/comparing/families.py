@@ -148,7 +148,8 @@ def write_families(recording: Recording, table: pd.DataFrame) -> str:
 
 def _fastest(rows: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
     """Return the fastest row for each combination of the keys' values, indexed by the keys."""
-    return rows.sort_values("time_us", kind="stable").groupby(keys, sort=False).first()
+    # ``groupby().first()`` would fill an unknown interval of the fastest row with a slower row's.
+    return rows.sort_values("time_us", kind="stable").drop_duplicates(keys).set_index(keys)
 
 
 def _fully_searched(recording: Recording) -> set[tuple[Problem, str]]:
@@ -157,7 +158,7 @@ def _fully_searched(recording: Recording) -> set[tuple[Problem, str]]:
     The result is empty if the plan left out a case of a search.
     """
     plan = recording.run["plan"]
-    if any(sweep in _SEARCHES for sweep in plan["left_out"]):
+    if any(sweep in _SEARCHES for sweep in plan.get("left_out", {})):
         return set()
     rows = recording.rows[recording.rows["sweep"].isin(_SEARCHES)]
     tried = Counter(zip(problems_of(rows), rows["implementation"], strict=True))

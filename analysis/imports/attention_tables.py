@@ -81,15 +81,18 @@ def _read_table(path: Path, kind: str) -> AttentionTable | None:
 
 
 def read_calls(table: AttentionTable) -> tuple[AttentionShapes, Array]:
-    """Read the shapes of a collection's calls in bf16, and their times in seconds."""
+    """Read the shapes of a collection's calls in bf16, and their times in seconds.
+
+    Both are empty if it has no such call.
+    """
     # 1. Keep the calls in bf16 that have a time, and among them those of the most frequent kernel.
     frame = pd.read_parquet(table.path)
     kept = (frame["attn_dtype"] == BF16) & (frame["latency"] > 0)
     if "kv_cache_dtype" in frame:
         kept &= frame["kv_cache_dtype"] == BF16
     frame = frame[kept]
-    usual_kernel = frame["kernel_source"].mode().iloc[0]
-    frame = frame[frame["kernel_source"] == usual_kernel]
+    usual_kernel = frame["kernel_source"].mode().head(1)
+    frame = frame[frame["kernel_source"].isin(usual_kernel)]
 
     def column(name: str) -> Array:
         return frame[name].to_numpy(float)

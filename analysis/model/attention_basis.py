@@ -227,6 +227,8 @@ def fit_tables(
 ) -> dict[str, dict[str, AttentionFit]]:
     """Fit each table of attention times, and return the fits by framework and kind of call.
 
+    A table without a call in bf16 has no fit.
+
     Args:
         tables: tables of one machine, at most one for each framework and kind of call.
         machine: the machine of all tables; None if each table names its machine.
@@ -234,6 +236,8 @@ def fit_tables(
     fits: dict[str, dict[str, AttentionFit]] = {}
     for table in tables:
         shapes, seconds = read_calls(table)
+        if not len(seconds):
+            continue
         measured = machine or known_machine(table.slug)
         fit = AttentionFit.from_times(shapes, seconds, table.kind, measured)
         fits.setdefault(table.framework, {})[table.kind] = fit

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from analysis.comparing.families import (
     BEST,
+    _fastest,
     compare_families,
     shape_class,
     summarise,
@@ -80,6 +83,15 @@ def test_a_search_that_was_not_finished_finds_nothing(
 ) -> None:
     folder = recording(tmp_path / "nvidia-h100-sxm", ROWS, **unfinished)
     assert compare_families(load(folder))["found"].isna().all()
+
+
+def test_an_unknown_interval_is_not_filled_by_a_slower_row() -> None:
+    rows = pd.DataFrame(
+        {"problem": ["a", "a"], "time_us": [2.0, 1.0], "steady_error": [0.1, math.nan]}
+    )
+    fastest = _fastest(rows, ["problem"])
+    assert fastest.loc["a", "time_us"] == 1.0
+    assert math.isnan(fastest.loc["a", "steady_error"])
 
 
 def test_classes_are_summed_up(folder: Path) -> None:

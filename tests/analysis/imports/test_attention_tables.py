@@ -1,0 +1,34 @@
+"""Test what is read of public tables of attention times."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from analysis.attention_shapes import FULL
+from analysis.imports.attention_tables import AttentionTable, read_calls
+from analysis.model.attention_basis import fit_tables
+
+
+def table(folder: Path, dtypes: list[str]) -> AttentionTable:
+    """A table of encoder attention with one call for each dtype."""
+    path = folder / "h100_sxm-vllm-0.1.parquet"
+    calls = [
+        {"attn_dtype": dtype, "latency": 1.0, "kernel_source": "flash", "num_heads": 8,
+         "isl": 1024, "batch_size": 2, "head_dim": 64}
+        for dtype in dtypes
+    ]  # fmt: skip
+    pd.DataFrame(calls).to_parquet(path)
+    return AttentionTable(path, "nvidia-h100-sxm", "vllm", "0.1", FULL)
+
+
+@pytest.mark.parametrize(("dtypes", "calls"), [(["bfloat16", "fp8"], 1), (["fp8"], 0)])
+def test_only_calls_in_bf16_are_read(tmp_path: Path, dtypes: list[str], calls: int) -> None:
+    shapes, seconds = read_calls(table(tmp_path, dtypes))
+    assert len(seconds) == len(shapes.batch) == calls
+
+
+def test_a_table_without_a_call_in_bf16_has_no_fit(tmp_path: Path) -> None:
+    assert fit_tables([table(tmp_path, ["fp8"])]) == {}
