@@ -1,9 +1,9 @@
 """Predict the time of fused attention from the measurements in public tables.
 
 A formula predicts which share of the peak, or of the bandwidth, a kernel reaches. Its constants are
-fitted for each machine and framework. If the machine's tables were imported, trees correct the
-formula. Frameworks differ from each other by more than the error of a prediction for one framework,
-so the interval covers all frameworks unless the user names one.
+fitted for each machine, framework and kind of call. If the machine's tables were imported, trees
+correct the formula. Frameworks differ from each other by more than the error of a prediction for
+one framework, so the interval covers all frameworks unless the user names one.
 
 Three kinds of calls are measured and predicted separately: ``context`` is the causal attention of a
 prompt, ``full`` has no mask, and ``decode`` has one query for each sequence.
@@ -30,10 +30,10 @@ _SHARPNESS = 8  # Power with which cache hits become rare as operands outgrow th
 _TREES = 40  # Number of trees that correct the formula.
 _LEAF_ROWS = 3  # Minimum number of calls in a leaf.
 _MOST_ROWS = 8000
-"""Largest number of calls from which trees grow. More calls take longer and lower the error of 3%
-by less than a percentage point."""
+"""Largest number of calls to fit. The error is about 3%, and more calls would take longer and lower
+it by less than a percentage point."""
 
-_TRAINING_SHARE = 0.8  # share of the calls to which a fit is made; the others are held out
+_TRAINING_SHARE = 0.8  # Share of the calls to fit, up to _MOST_ROWS; all other calls are held out.
 NINE_TENTHS = (0.05, 0.95)
 """Quantiles at the two ends of a 90% interval."""
 
@@ -139,7 +139,7 @@ def peak_of(machine: Machine) -> float:
 
 @dataclass(frozen=True)
 class AttentionFit:
-    """Constants for one kind of call, the trees that correct the formula, and its errors.
+    """Constants for one kind of call, trees that correct the formula, and the range of errors.
 
     Attributes:
         constants: constants of the formula.
@@ -159,7 +159,7 @@ class AttentionFit:
     def from_times(
         cls, shapes: AttentionShapes, seconds: Array, kind: str, machine: Machine
     ) -> Self:
-        """Fit constants and trees to a random part of the calls, and judge them by the others.
+        """Fit constants and trees to a random part of the calls, and judge the fit by the rest.
 
         Args:
             shapes: the measured calls.
@@ -187,7 +187,10 @@ class AttentionFit:
     def seconds(
         self, shapes: AttentionShapes, kind: str, machine: Machine, warm: bool = True
     ) -> Array:
-        """Return the time of each call in seconds; ``warm`` as in :class:`AttentionConstants`."""
+        """Return the time of each call in seconds.
+
+        :meth:`AttentionConstants.parts` explains the arguments.
+        """
         time = self.constants.seconds(shapes, kind, machine, warm)
         if self.forest is None:
             return time
@@ -209,7 +212,7 @@ class AttentionFit:
         """Read what :meth:`to_json` returned.
 
         Raises:
-            KeyError, TypeError, ValueError: if the document is not a valid fit.
+            AttributeError, KeyError, TypeError, ValueError: if the document is not a valid fit.
         """
         forest = Forest.from_json(data["forest"]) if "forest" in data else None
         constants = {name: float(value) for name, value in data["constants"].items()}
@@ -224,9 +227,10 @@ def fit_constants(
 ) -> AttentionConstants:
     """Fit the formula's constants to measured times, by robust least squares of log ratios.
 
-    Errors above about 10% count less than by their square.
+    Errors above about 10% count for less than their square.
     """
-    # SciPy is imported here because its import takes longer than a prediction, which needs no fit.
+    # SciPy is imported here because importing it takes longer than a prediction, and predictions do
+    # not need it.
     from scipy.optimize import least_squares
 
     names = list(vars(_START))
@@ -260,7 +264,8 @@ def fit_constants(
 def features(shapes: AttentionShapes, kind: str, machine: Machine) -> Array:
     """Return the features that the trees test, as an array of shape (calls, features).
 
-    They are sizes of the call, query heads per key head, tiles per SM, FLOPs and bytes.
+    They are sizes of the call, products of sizes, query heads per key head, tiles per SM, FLOPs,
+    bytes, and bytes over the size of the last-level cache. All but the width are logarithms.
     """
     tiles = shapes.batch * shapes.heads * np.ceil(shapes.queries / _TILE)
     columns = [

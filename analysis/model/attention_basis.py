@@ -79,7 +79,7 @@ class AttentionBasis:
         """Return the framework to predict: the named one, or the first of FRAMEWORKS with fits.
 
         Raises:
-            UserError: if the named framework was not measured on the machine.
+            UserError: if there are no fits for the named framework.
         """
         if named is None:
             return next(name for name in FRAMEWORKS if name in self.fits)
@@ -104,6 +104,9 @@ class AttentionBasis:
         Args:
             work: the call.
             named: framework whose kernel computes the call; None if it is not known.
+
+        Raises:
+            UserError: if there are no fits for the named framework.
         """
         framework = self.framework(named)
         kind = kind_of(work)
@@ -185,7 +188,7 @@ def find_attention(machine: Machine, dtype: str, folder: Path | None) -> Attenti
             fits = fits_from_json(json.loads(path.read_bytes()))
         except (ValueError, KeyError, TypeError, AttributeError):
             raise UserError(f"{path} cannot be read. Import the tables again.") from None
-        # The file is empty if the imported tables have no times of attention.
+        # The file has no fits if the imported tables have no times of attention.
         if fits:
             spreads = _spreads(shipped["software"]["trees"])
             return AttentionBasis(machine, machine.slug, fits, "public", spreads)
@@ -218,7 +221,7 @@ def nearest_measured(machine: Machine, slugs: list[str]) -> str:
 
 
 def _spreads(data: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
-    """Read the percentiles for each kind of call from the document in attention.json."""
+    """Read the percentiles for each kind of call from one entry of the shipped document."""
     return {kind: (float(low), float(high)) for kind, (low, high) in data.items()}
 
 
@@ -248,7 +251,7 @@ def fits_from_json(data: Mapping[str, Any]) -> dict[str, dict[str, AttentionFit]
     """Read what :func:`fits_to_json` returned.
 
     Raises:
-        KeyError, TypeError, ValueError: if the document has invalid fits.
+        AttributeError, KeyError, TypeError, ValueError: if the document has invalid fits.
     """
     return {
         framework: {kind: AttentionFit.from_json(fit) for kind, fit in kinds.items()}

@@ -59,19 +59,19 @@ class Basis:
     - ``recorded``: measurements by Rooftile, or imported from the user's file;
     - ``public``: an imported public table of the machine;
     - ``shipped``: constants that are shipped for the machine;
-    - ``generation``: constants of other machines, at least one of them of the same generation;
-    - ``none``: constants of other generations only.
+    - ``generation``: constants that were measured on at least one machine of the same generation;
+    - ``none``: constants of other generations only, or constants that were never measured.
 
     Attributes:
         model: the model that answers.
         kind: one of the kinds above.
         source: where the model comes from, in words for the user.
-        folder: folder of the recording; None without a recording.
+        folder: folder of the recording that answers; None if no recording is usable.
         warm: True if the model predicts warm times, for which operands that fit into the last-level
             cache are already there, as in public tables.
         calibrated: False if the recording was not calibrated yet.
-        measured: where the times of pad/choose queries come from, in words, if the machine has no
-            other measurements. The model then has another source.
+        measured: where the times of pad/choose queries come from, in words, if the run that
+            measured them has no other sweep. The model then has another source. Otherwise empty.
     """
 
     model: Model
@@ -85,12 +85,14 @@ class Basis:
     """Origin of each group whose basis differs from ``kind``, ``source`` and ``warm``."""
 
     def library(self, problem: Problem) -> str:
-        """Return the library with which problems of this operation and dtype were measured.
+        """Return the vendor library of the model's fit for the problem's operation and dtype.
 
-        Without any such measurement, the result is the machine's vendor library.
+        Without such a fit, the result is the vendor library that usually computes such problems on
+        the machine.
 
         Raises:
-            UserError: if the machine is a CPU that does not support the dtype.
+            UserError: if there is no such fit, and the machine is a CPU that does not support the
+                dtype.
         """
         operation = problem.pass_ if isinstance(problem, Conv) else problem.op
         for group in self.model.fits:
@@ -115,14 +117,16 @@ class Basis:
             return "recorded", self.measured
         if measured:  # the times are from the recording to which the model was fitted
             return self.kind, self.source
-        # Without measurements of the operation and dtype, the group's prior answers.
+        # A group without a fit is answered by its prior.
         group = group_of(self.library(problem), problem)
         if group not in self.model.fits:
             prior = prior_without_tables(self.model.machine, group)
             return prior.kind, f"{problem.dtype} by {prior.source}"
         kind, source, _ = self._origin(group)
+        # A fit that tf32 takes from bf16 always has an interval of a factor of two, and its source
+        # says so.
         if self.model.fit(group).has_like(problem) or problem.dtype == "tf32":
-            return kind, source  # the interval for tf32 is already as wide as it gets
+            return kind, source
         return kind, (
             f"{source}; no such alignment or layout was measured, so a factor of two either way"
         )
@@ -143,7 +147,7 @@ class Basis:
 def _library_of_cpu(problem: Problem, machine: Machine) -> str:
     """Return the library that PyTorch calls for a problem on a CPU.
 
-    Without PyTorch, the result is the library that it calls on most CPUs.
+    If PyTorch is not installed, the result is the library that it calls on most CPUs.
     """
     try:
         from kernels.registry import library_for  # this import needs PyTorch
@@ -160,7 +164,9 @@ def find_basis(machine: str | None, results: Path) -> Basis:
         results: folder with the results of all machines.
 
     Raises:
-        UserError: if the machine is unknown, or its calibration cannot be read.
+        UserError: if ``machine`` is not the name of one known or recorded machine, if it is None
+            and nothing was measured, if a machine without known facts only has unusable times, or
+            if the calibration cannot be read.
     """
     return _with_missing_dtypes(_measured_basis(machine, results))
 
@@ -174,8 +180,8 @@ def _measured_basis(machine: str | None, results: Path) -> Basis:
     if machine is None or machine in recorded_machines(results):
         folder = find_recording(machine, results)
         run = load_run(folder)
-        # A run of the sweep CONFIRM has only the times of pad/choose queries, which are too few to
-        # fit a model.
+        # A run whose only sweep is CONFIRM has just the times of pad/choose queries, which are too
+        # few to fit a model.
         if set(run["plan"].get("sweeps", ())) == {CONFIRM}:
             return _basis_with_queries(folder, run, results)
         reason = why_unusable(folder)
@@ -194,8 +200,9 @@ def _with_missing_dtypes(basis: Basis) -> Basis:
     """Return the basis with fits for dtypes that were not measured.
 
     A fit for one 16-bit dtype is used for the other one if both have the same peak, and a fit for
-    bf16 is used for tf32. Public tables need this, because none has fp16 or tf32. For other missing
-    dtypes, GEMMs of the vendor library get the machine's prior if it predicts warm times.
+    bf16 is used for tf32. Imported public tables need this, because they only have bf16 and fp8.
+    For dtypes that are still missing, GEMMs of the vendor library get the machine's prior if it
+    predicts warm times. The basis of a CPU stays as it is.
     """
     machine = basis.model.machine
     # The dtypes of a CPU do not share arithmetic units, and no public table was measured on a CPU.
@@ -231,7 +238,7 @@ def machine_rows(results: Path) -> list[dict[str, Any]]:
     """Return the output of ``machines --json``: one entry for each known or recorded machine.
 
     An entry has the errors on held-out measurements of the machine's largest group, as fractions.
-    They are None for a machine without a fit.
+    They are None if no fit was made to measurements of the machine.
     """
     slugs = [*known_machines(), *sorted(recorded_machines(results) - known_machines().keys())]
     return [_machine_row(slug, find_basis(slug, results)) for slug in slugs]
@@ -255,10 +262,10 @@ def _machine_row(slug: str, basis: Basis) -> dict[str, Any]:
 
 
 def _basis_with_queries(folder: Path, run: Mapping[str, Any], results: Path) -> Basis:
-    """Return the basis of a machine on which only pad/choose queries were measured, and no sweep.
+    """Return the basis of a machine whose run only measured pad/choose queries.
 
-    Measured queries are answered with their times. The model is the one that the machine would have
-    without these measurements.
+    Measured queries are answered with their times, unless the run is unusable. The model is the one
+    that the machine would have without this run.
 
     Args:
         folder: folder of the run that measured the queries.
@@ -316,9 +323,9 @@ def _basis_from_recording(folder: Path) -> Basis:
 
 def _recorded_basis(folder: Path, run: Mapping[str, Any], model: Model) -> Basis:
     """Return the basis from a recording and the model that was fitted to it."""
-    public = run.get("public")  # None if Rooftile measured the recording
+    public = run.get("public")  # None if Rooftile measured the times
     warm = public is not None and public["cache"] == "warm"
-    # Measurements by Rooftile and in the user's file are of the framework that the user runs.
+    # Measurements by Rooftile, and those in a user's file, show the framework that the user runs.
     is_user_data = public is None or public["framework"] == FILE
     source = f"measured {run['run'][:10]}"
     if public:
@@ -333,9 +340,11 @@ def _recorded_basis(folder: Path, run: Mapping[str, Any], model: Model) -> Basis
 
 
 def _start_of(fit: Fit) -> str:
-    """Name the prior that still matters for a fit, in words; "" if only its measurements matter.
+    """Name the public tables that still matter for a fit, in words, or return "".
 
-    The prior is the public tables, or constants if the group has too few rows for trees.
+    These are the tables whose trees the fit uses. A fit without such trees started from constants,
+    which matter only if the group has too few rows to grow trees. The result is "" if these
+    constants do not come from public tables.
     """
     if fit.offsets:
         return fit.offsets.source
@@ -343,7 +352,10 @@ def _start_of(fit: Fit) -> str:
 
 
 def for_any_framework(model: Model) -> Model:
-    """Widen the intervals of a public table's model, so that they hold for any framework."""
+    """Return a public table's model for users of any framework.
+
+    Its times are moved by the expected difference between frameworks, and its intervals are wider.
+    """
     slug = model.machine.slug
     fits = {}
     for group, fit in model.fits.items():

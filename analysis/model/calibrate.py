@@ -33,11 +33,11 @@ from kernels.problem import WIDE_BYTES, Gemm, Problem
 from kernels.timemodel.estimate import Array, Estimate, priced_alignment
 
 _FOLDS = 3
-"""Number of folds of up to :data:`MANY_ROWS` measurements. Each fold costs another fit."""
+"""Number of folds for a group of up to :data:`MANY_ROWS` measurements. Each fold costs a fit."""
 
 _FOLDS_OF_MANY = 5
-"""Number of folds of more measurements. With three folds, held-out errors would be too pessimistic:
-a fit to two thirds of so many measurements is clearly worse than the final fit to all of them."""
+"""Number of folds for a larger group. With three folds, held-out errors would be too pessimistic: a
+fit to two thirds of so many measurements is clearly worse than the final fit to all of them."""
 
 _TAIL = 0.05  # Share of the errors beyond each end of a 90% interval.
 _MIN_WIDTH = 0.02  # Smallest distance of an interval's end from 0: the scatter of measurements.
@@ -55,7 +55,8 @@ class Calibration:
     def to_json(self) -> dict[str, Any]:
         """Return the document of calibration.json.
 
-        It has the constants, the errors and the number of measurements of each group.
+        It has the fit of each group: constants, trees, intervals, errors and the number of
+        measurements.
         """
         return {
             "machine": self.model.machine.slug,
@@ -100,7 +101,7 @@ def calibrate_query(
         folds: number of folds. The default is three, or five for a group of more than
             :data:`analysis.model.residual.MANY_ROWS` cases.
         algorithms: the algorithm that computed each case, empty where it is not known
-            (:func:`kernels.names.conv_algorithm`). Only fits use it, predictions do not.
+            (:func:`kernels.names.conv_algorithm`). Only fits use it; predictions do not.
         priors: the prior from which the fit of each group starts. A group without an entry starts
             from the best prior that needs no imported table.
     """
@@ -340,14 +341,15 @@ def _prior_range(prior: Prior, rows: int) -> tuple[float, float]:
 def _prior_pair_range(prior: Prior, width: float) -> tuple[float, float]:
     """Return the 90% range of the error of a pair's time ratio before any pair was measured.
 
-    This is the prior's range for pairs. Measurements do not narrow it, because the two shapes of a
-    pair share the error of the scale, which cancels in their ratio. In the worst case, the errors
-    of the two shapes lie at opposite ends of the range of single times, so the range for pairs is
-    never wider than that.
+    This is the prior's range for pairs. Measured times do not narrow it, because they mostly
+    determine the scale, and the error of the scale cancels in the ratio of two times. They only
+    limit it: in the worst case, the errors of the two shapes lie at opposite ends of the range of
+    single times.
 
     Args:
         prior: the prior.
-        width: width of the 90% range of the log ratios of single times.
+        width: width of the 90% range of log(measured / predicted) of single times, as a multiple of
+            the spread.
     """
     # Errors of pairs are multiples of the root of the sum of both squared spreads. For two equal
     # spreads, this root is √2 times one of them.
@@ -361,7 +363,8 @@ def _range(errors: Array, prior_low: float, prior_high: float) -> tuple[float, f
     """Return the range that contains the next error of the same kind in 90% of cases.
 
     The ends come from split conformal prediction. Each end is then averaged with that of the prior
-    on a logarithmic scale, with the weight of :data:`_PRIOR_ROWS` errors for the prior.
+    on a logarithmic scale, where the prior counts as much as :data:`_PRIOR_ROWS` errors. Without
+    any error, the result is the prior's range.
     """
     if not len(errors):
         return prior_low, prior_high
@@ -371,8 +374,8 @@ def _range(errors: Array, prior_low: float, prior_high: float) -> tuple[float, f
 def _conformal_ends(errors: Array) -> tuple[float, float]:
     """Return the k-th smallest and the k-th largest of n errors, with k = max(⌊(n + 1)·5%⌋, 1).
 
-    Fewer than ten errors are too few to estimate the two ends separately. Both ends are then the
-    largest absolute error away from 0.
+    Fewer than ten errors are too few to estimate the two ends separately. The distance of both ends
+    from 0 is then the largest absolute error.
     """
     if len(errors) < _TWO_SIDED:
         largest = float(np.abs(errors).max())
@@ -385,9 +388,11 @@ def _conformal_ends(errors: Array) -> tuple[float, float]:
 def _blended(low: Any, high: Any, rows: int, prior_low: float, prior_high: float) -> Any:
     """Return the weighted geometric mean of a range from measured errors and the prior's range.
 
+    Each end is first moved outwards to a distance of at least :data:`_MIN_WIDTH` from 0.
+
     Args:
-        low: lower end from measured errors, a number or an array of them; not above 0.
-        high: upper end from measured errors, of the same shape; not below 0.
+        low: lower end from measured errors, a number or an array.
+        high: upper end from measured errors, of the same shape.
         rows: number of measured errors, which is their weight.
         prior_low: lower end of the prior's range.
         prior_high: upper end of the prior's range.
@@ -406,14 +411,14 @@ def _blended(low: Any, high: Any, rows: int, prior_low: float, prior_high: float
 def _leave_one_out_ranges(
     errors: Array, prior_low: float, prior_high: float
 ) -> tuple[Array, Array]:
-    """Return for each error the :func:`_range` of all other errors.
+    """Return, for each error, the :func:`_range` of all other errors.
 
     Leaving an error out ensures that no case widens the interval by which it is judged.
     """
     n = len(errors)
     # _conformal_ends takes ⌊(n + 1)·5%⌋ of n errors. Here one error is left out.
     k = int(n * _TAIL)
-    if k == 0:  # _conformal_ends handles fewer than 20 errors in a special way
+    if k == 0:  # _conformal_ends has other rules for so few errors
         ranges = [_range(np.delete(errors, i), prior_low, prior_high) for i in range(n)]
         return np.array([low for low, _ in ranges]), np.array([high for _, high in ranges])
     # Sorting the sort order gives the rank of each error, from 0.
@@ -429,7 +434,7 @@ def _leave_one_out_ranges(
 def pair_errors(
     query: Query, predicted: Array, log_ratio: Array, spread: Array, min_gain: float = -1.0
 ) -> Array:
-    """Return the errors of the predicted time ratios of all pairs of :func:`neighbours`.
+    """Return the errors of the predicted time ratios of the pairs of :func:`neighbours`.
 
     An error is the log of the measured over the predicted ratio. It is divided by the root of the
     sum of both squared spreads, as if the errors of the two predictions were independent.
@@ -450,11 +455,15 @@ def pair_errors(
 
 
 def neighbours(query: Query, predicted: Array) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Pair each GEMM with the padding of it that is predicted to be fastest.
+    """Pair each GEMM that has a padding with the padding that is predicted to be fastest.
 
     A padding of a GEMM is another case of the query that differs only in size: each dimension is as
     large or larger by at most :data:`NEAR`. Advice also picks the padding that is predicted to be
     fastest, so the errors of these pairs show how optimistic such a pick is.
+
+    Args:
+        query: the cases, all of one implementation and dtype.
+        predicted: predicted seconds of each case.
 
     Returns:
         Positions of the original GEMMs in the query, and of the padding of each.

@@ -25,8 +25,8 @@ def corrected_estimate(
         offsets: corrections that were learned from public tables, if any.
 
     Returns:
-        The corrected estimates, and the relative spread of the error of each, which is 1 without
-        trees.
+        The corrected estimates, and the relative spread of the error of each, which is 1 if both
+        ``residual`` and ``offsets`` are None.
     """
     guess = inputs.estimate(constants)
     log_ratio = np.zeros(len(guess.time))

@@ -41,7 +41,8 @@ class Inputs:
         dtype: dtype of all cases.
         problems: the problem of each case.
         shapes: the cases as arrays, computed as (implicit) GEMMs.
-        tiles: the tile of each case if the configs state it; None if the vendor library chooses.
+        tiles: the tile of each case if every case has a config of a hand-written kernel, otherwise
+            None.
         winograd: for each of Winograd's algorithms that the vendor library may choose, the cases as
             arrays, computed by that algorithm.
         algorithms: the algorithm that computed each case, empty where it is not known.
@@ -122,7 +123,7 @@ class Inputs:
         return guess
 
     def settled(self, guess: Estimate) -> Inputs:
-        """Fix each case to the tile and the algorithm that were the fastest in an estimate."""
+        """Fix each case to the tile and the algorithm that an estimate chose."""
         shapes = self.shapes
         for name, transformed in self.winograd.items():
             shapes = shapes.where(transformed, guess.algorithm == list(ALGORITHMS).index(name))
@@ -148,14 +149,16 @@ class Inputs:
         - logs of M, N and K, of the estimated time, and of the intensity over the ridge point;
         - logs of the product and of the ratio of every two sizes;
         - the share of each limit in the estimated time;
-        - the tile, split of K, tiles, waves and efficiencies of the estimate;
+        - the sides of the estimate's tile, the parts of K, the numbers of tiles and of waves, and
+          both efficiencies;
         - the tail efficiency with each usual tile;
         - how many times two divides M, N and K, because libraries choose kernels by alignment;
-        - with public tables, the log ratio that each of them predicts, and the log of the operands'
-          size over the cache's. Operands come from the cache in public tables, but not in
-          Rooftile's own runs;
-        - for a convolution, its images, their size, filter, stride and alignment, the log of each
-          algorithm's time over the estimate, and the padding of Winograd's tiles.
+        - with public tables, the log ratio that each of them predicts, and the log of the problem's
+          bytes over the size of the last-level cache. Operands that fit come from the cache in
+          public tables, but from memory in most of Rooftile's measurements;
+        - for a convolution, logs of the number of images, of the area of an output image, of the
+          filter's area, of the stride and of the alignment, of each algorithm's time over the
+          estimate, and of how much Winograd's tiles pad the outputs.
 
         Args:
             constants: the constants of the estimate.
@@ -193,9 +196,9 @@ class Inputs:
         ]
         images, height, width, *details = np.array(sizes, dtype=float).T
         columns = [np.log2(column) for column in (images, height * width, *details)]
-        algorithms = (self.shapes, *self.winograd.values())
+        by_algorithm = (self.shapes, *self.winograd.values())
         columns += [
-            np.log(self._fastest(shapes, constants).time / guess.time) for shapes in algorithms
+            np.log(self._fastest(shapes, constants).time / guess.time) for shapes in by_algorithm
         ]
         for name in self.winograd:
             side = ALGORITHMS[name]  # side of Winograd's tile, in outputs

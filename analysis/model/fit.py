@@ -21,12 +21,12 @@ UNCALIBRATED = (-0.7, 0.7)
 """Assumed 90% range of log(measured / predicted) without any measurement: a factor of two either
 way.
 
-It contains at least 98% of the times in public tables of H100, A100 and V100, but 67% of those of
-T4 and none of those of L4."""
+It contains at least 98% of the times in public tables of H100, A100 and V100, but only 67% of those
+of T4 and none of those of L4."""
 
 UNCALIBRATED_PAIR = (-0.2, 0.2)
-"""Assumed 90% range for the log time ratio of two neighbouring shapes, whose errors are largely the
-same.
+"""Assumed 90% range for the error of the log time ratio of two neighbouring shapes, whose errors
+are largely the same.
 
 It contains nine in ten pairs of six out of nine public tables. For V100 in fp16, T4 and L4, the
 measured 90% range reaches up to 0.34 (results/accuracy/neighbours.json)."""
@@ -35,9 +35,10 @@ FP32_LIKE = (-0.1, 0.35)
 """Range that replaces :data:`UNCALIBRATED` for fp32 GEMMs on a GPU with the compute capability of a
 measured GPU.
 
-It contains more than nine in ten linear layers of sitar-lab/NeuSight on H100, A100 (40 and 80 GB)
-and V100, although no constants were fitted to the A100 40 GB. Other GPUs do not get this range,
-because T4 and L4 take twice as long as predicted (results/accuracy/fp32-interval.json)."""
+It contains the times of more than nine in ten linear layers of sitar-lab/NeuSight on H100, A100 (40
+and 80 GB) and V100, although no constants were fitted to the A100 40 GB. Other GPUs do not get this
+range, because T4 and L4 take twice as long as predicted
+(results/accuracy/fp32-interval.json)."""
 
 NEAR = 0.125
 """Largest relative difference of two neighbouring shapes in each dimension."""
@@ -115,8 +116,8 @@ class Fit:
             shapes (see :data:`NEAR`), whose errors are largely the same. It is a multiple of the
             root of the sum of both squared spreads.
         pair_high: upper end of that range.
-        rows: number of measurements to which the constants were fitted.
-        pairs: number of pairs of neighbouring shapes among them.
+        rows: number of measured cases to which the fit was made; 0 for constants from elsewhere.
+        pairs: number of pairs of neighbouring shapes among these cases.
         median: median of |predicted / measured − 1| on held-out measurements, as a fraction.
         mean: mean of these errors.
         p95: 95th percentile of these errors.
@@ -174,7 +175,7 @@ class Fit:
         """
         if self.aligned_only and priced_alignment(problem) < WIDE_BYTES:
             return False
-        if not self.layout:  # several layouts were measured
+        if not self.layout:  # the measurements are not limited to single GEMMs of one layout
             return True
         is_single_gemm = isinstance(problem, Gemm) and problem.batch == 1
         return is_single_gemm and problem.layout == self.layout
@@ -187,7 +188,8 @@ class Fit:
             shift: expected difference in time of other frameworks.
         """
         # Multiplied by this deviation, the disagreement of trees becomes the standard deviation of
-        # a prediction's error. Dividing the ends by it keeps the interval as wide as before.
+        # a prediction's error. Because the ends are divided by it, only ``beside`` and the range of
+        # other frameworks make the interval wider than before.
         deviation = (self.high - self.low) / (2 * _NORMAL)
         moved = replace(
             self,
@@ -202,7 +204,10 @@ class Fit:
         return moved.widened(software)
 
     def widened(self, software: SoftwareRange) -> Fit:
-        """Return the fit with its intervals widened as far as needed to contain a range."""
+        """Return the fit with its intervals widened as far as needed to contain a range.
+
+        The factors for intervals of sums become at least 1.
+        """
         return replace(
             self,
             low=min(self.low, software.low),
@@ -276,8 +281,7 @@ class Fit:
         """Inverse of :meth:`to_json`.
 
         Raises:
-            ValueError: if a value is missing or invalid.
-            TypeError: if there is a value that no fit has.
+            KeyError, TypeError, ValueError: if a value is missing, invalid or unknown.
         """
         if fault := misfit(data, _JSON_SHAPE):
             raise ValueError(fault)

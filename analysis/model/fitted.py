@@ -76,9 +76,10 @@ class Analysis:
 
 
 def sampled_positions(rows: pd.DataFrame) -> NDArray[np.intp]:
-    """Return the sorted positions of the cases to analyse: all, or a sample of very many.
+    """Return the sorted positions of the cases to analyse.
 
-    Each operation, dtype and implementation is sampled separately, because each has its own fit.
+    These are all cases of a group, or a random sample if it has more than :data:`MOST_ROWS`. A
+    group is an operation, a dtype and an implementation, because each group has its own fit.
 
     Args:
         rows: measured cases, as in measurements.csv.

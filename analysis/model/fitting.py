@@ -3,8 +3,8 @@
 Constants and weights are the unknowns of one penalised least-squares problem. Each unknown starts
 at the prior's value. A penalty on its distance from that value is larger the more certain the prior
 is. A single measured case therefore changes little more than the scale that all constants share,
-and with hundreds of cases the penalty no longer matters. This is ridge regression with a Gaussian
-prior, and its solution is the mode of the posterior.
+and with hundreds of cases the penalty hardly matters. This is ridge regression: the penalty stands
+for a Gaussian prior, and the solution is the mode of the posterior.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ from kernels.timemodel.constants import (
 from kernels.timemodel.estimate import ALGORITHMS, Array
 
 _MAX_ROWS = 800
-"""Number of cases in a fit of constants. More of them cost seconds and change the error by 0.1
-percentage points."""
+"""Largest number of cases in a fit of constants. More cases would cost seconds and change the error
+by 0.1 percentage points."""
 
 _STEP = 1e-7  # Step of the finite differences, on the constants' fit scales.
 _WEIGHT_SPREAD = 0.2  # Standard deviation of a collection's weight around the prior's weight.
@@ -57,7 +57,7 @@ _CLEARLY_LESS = 0.7  # A fit is repeated if its misfit is below this share of th
 _LEAST_MISFIT = 0.01  # Smallest misfit that is assumed, as a log ratio.
 _MAD_TO_STD = 1.48  # Standard deviation of normal values over their median absolute deviation.
 _WEIGHTS = (-0.5, 1.5)  # Bounds of a collection's weight.
-_OUTLIER = 0.5  # Multiple of the misfit beyond which errors count less than by their square.
+_OUTLIER = 0.5  # Multiple of the misfit beyond which errors count for less than their square.
 _FREE = Spread(scale=10.0, shape=0.1, constants=5.0)
 """Spread that hardly constrains constants, for fits to many cases without a prior."""
 
@@ -86,9 +86,10 @@ def fit_group(
     """Update a prior with measured cases: fit constants and weights, then grow trees.
 
     The trees learn what constants and weights miss. They are kept only if they predict held-out
-    cases; on top of public tables, their predictions are shrunk instead. The formula does not
-    describe every algorithm: cases computed by an FFT, for example, are left out of the fit of the
-    constants, but not of the trees.
+    cases better than noise would; on top of public tables, their predictions are shrunk instead.
+    The formula does not describe every algorithm: cases computed by an FFT, for example, are left
+    out of the fit of the constants, but not of the trees. Without any case, the result is the
+    prior's constants and offsets.
 
     Args:
         machine: the machine on which the cases were measured.
@@ -196,8 +197,8 @@ class _FitRows(NamedTuple):
         inputs: the cases.
         seconds: measured seconds of each case.
         regressors: matrix whose product with the collections' weights is the offset of each case.
-        sureness: factor of each case's error in the fit: typically 1, and less where the trees of
-            public tables disagree.
+        sureness: factor of each case's error in the fit. It is 1 without public tables. With them,
+            it is less than 1, and smaller where their trees disagree more.
     """
 
     inputs: Inputs
@@ -206,7 +207,7 @@ class _FitRows(NamedTuple):
     sureness: Array
 
     def misfit(self, constants: Constants, weights: Sequence[float]) -> float:
-        """Estimate the standard deviation of the errors of a fit, robustly, from their median."""
+        """Estimate the standard deviation of a fit's errors robustly, from their median size."""
         log_ratios = np.log(self.inputs.estimate(constants).time / self.seconds)
         log_ratios = log_ratios + self.regressors @ np.array(weights)
         return _MAD_TO_STD * float(np.median(np.abs(self.sureness * log_ratios)))
@@ -285,7 +286,7 @@ def _solve_with(
         error_slopes = sureness[:, np.newaxis] * np.hstack([constant_slopes, regressors])
         return np.vstack([error_slopes, penalty])
 
-    # 3. Solve. SciPy refuses to start on a bound, so the start is moved inside by 1e-6.
+    # 3. Solve. SciPy refuses to start on a bound, so the start is kept 1e-6 inside the bounds.
     inside = np.clip(prior_unknowns, low + 1e-6, high - 1e-6)
     with _one_blas_thread():
         solved = least_squares(

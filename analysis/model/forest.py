@@ -23,7 +23,7 @@ from kernels.timemodel.estimate import Array
 
 _CHUNK = 1024  # Rows to predict at a time, so that their nodes in all trees stay in a CPU cache.
 _MANY_ROWS = 5000  # From this number of rows on, growing takes seconds and uses several cores.
-_MIN_DEPTH = 6  # Levels of a tree on which hardly any row reaches a leaf.
+_MIN_DEPTH = 6  # Number of levels below the root on which hardly any row reaches a leaf.
 _LEAF = -1  # Value of ``feature`` in a leaf, which tests no feature.
 _MAX_FEATURES = 127  # Largest value of the signed byte that stores a feature's number.
 
@@ -60,7 +60,9 @@ class Forest:
             share: share of the features that a node tries; each node draws them at random.
 
         Raises:
-            ValueError: if the rows have more than 127 features, or a feature that is not finite.
+            ValueError: if the arrays do not have matching shapes, if there are no rows or more than
+                127 features, or if a number is not finite.
+            ModuleNotFoundError: if scikit-learn is not installed.
         """
         from sklearn.ensemble import ExtraTreesRegressor
 
@@ -196,8 +198,8 @@ class Forest:
         """Inverse of :meth:`to_json`.
 
         Raises:
-            ValueError: if the arrays do not form trees. A recording may come from an untrusted
-                source, so this is checked.
+            KeyError, TypeError, ValueError: if the document does not describe trees. A recording
+                may come from an untrusted source, so this is checked.
         """
         feature = np.frombuffer(base64.b64decode(data["feature"], validate=True), "i1")
         number = np.frombuffer(base64.b64decode(data["number"], validate=True), "<f4")

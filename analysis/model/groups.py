@@ -73,7 +73,8 @@ def group_factors(collections: Sequence[GroupErrors]) -> dict[str, tuple[float, 
         collections: errors of predictions by models that were not fitted to these collections.
 
     Returns:
-        The factors of the lower and of the upper end, by kind of shape.
+        The factors of the lower and of the upper end, by kind of shape. A kind is left out if no
+        collection has at least :data:`_FEWEST` shapes of it.
     """
     factors = {}
     groups = {str(name) for collection in collections for name in np.unique(collection.groups)}

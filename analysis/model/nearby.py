@@ -107,12 +107,15 @@ def priors_for(recording: Recording, rows: pd.DataFrame) -> dict[str, Prior]:
     """Build priors from imported public tables for the groups of a recording.
 
     The tables are those of the machine and of its siblings. Shapes of the recording are left out of
-    the tables, so that no prior was fitted to a shape that it predicts. The result is empty for
-    published recordings and for imported public tables, because their models must not depend on
-    what else was imported.
+    the tables, so that no prior was fitted to a shape that it predicts.
+
+    Only GEMMs of the vendor library in bf16, fp16 or fp8 get a prior, and only if there are at most
+    10,000 of the dtype. The result is empty for published recordings and for imported public
+    tables, because their models must not depend on what else was imported. It is also empty on a
+    CPU, without scikit-learn, and if no imported table has enough other shapes.
 
     Args:
-        recording: the recording. Its folder is next to those of imported tables.
+        recording: the recording. Imported tables are looked up in the same results folder.
         rows: measured cases to which the model will be fitted.
     """
     if (

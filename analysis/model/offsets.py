@@ -94,7 +94,7 @@ class CollectionTrees:
         return f"{self.source} of {self.machine.slug}"
 
     def constants_on(self, machine: Machine, dtype: str) -> Constants:
-        """Scale the constants to another machine of the generation, by the two datasheets.
+        """Scale the constants to another machine by the two datasheets.
 
         Args:
             machine: the machine to predict.
@@ -161,7 +161,8 @@ class CollectionTrees:
         """Inverse of :meth:`to_json`.
 
         Raises:
-            ValueError: if a value is missing or invalid. A UserError is a ValueError, too.
+            KeyError, TypeError, ValueError: if a value is missing, invalid or unknown. A UserError
+                is a ValueError, too.
         """
         if fault := misfit(data, _JSON_SHAPE):
             raise ValueError(fault)
@@ -336,8 +337,8 @@ class Offsets:
         """Inverse of :meth:`to_json`.
 
         Raises:
-            ValueError: if a value is missing or invalid, or if the number of weights does not match
-                the collections and kinds of limits.
+            KeyError, TypeError, ValueError: if a value is missing, invalid or unknown, or if the
+                number of weights does not match the collections and kinds of limits.
         """
         if fault := misfit(data, {"weights": [[Number()]], "collections": [dict]}):
             raise ValueError(fault)

@@ -42,7 +42,8 @@ class Model:
         """Predict every case of a query.
 
         Raises:
-            UserError: if the machine does not compute the dtype of a case.
+            UserError: if the machine does not compute the dtype of a case, or if the trees of a fit
+                are from another version.
         """
         groups = query.groups()
         parts = []
@@ -70,7 +71,11 @@ class Model:
 
 
 def model_from_json(machine: Machine, data: Mapping[str, Any]) -> Model:
-    """Read a model from the document of calibration.json."""
+    """Read a model from the document of calibration.json.
+
+    Raises:
+        AttributeError, KeyError, TypeError, ValueError: if the document is invalid.
+    """
     return Model(machine, {group: Fit.from_json(fit) for group, fit in data["groups"].items()})
 
 

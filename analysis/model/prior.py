@@ -7,21 +7,24 @@ exists in this list:
 2. constants that are shipped for the machine;
 3. shipped constants of a sibling, scaled by the two datasheets;
 4. the mean of the shipped constants of all generations, scaled in the same way;
-5. default constants of the machine's generation, with an interval of a factor of two.
+5. one of the priors 2 to 4 of another dtype (:func:`shared_prior`);
+6. default constants of the machine's generation, in most cases with an interval of a factor of two.
 
-Each kind of prior has a learned uncertainty. Its ``scale`` is the error that all shapes of a
-machine share, and its ``shape`` the error of a single shape once the shared error is corrected.
-Measurements of the machine move a fit away from the prior only as far as they outweigh this
-uncertainty. A few measurements move little more than the scale, because it is the least certain
-and all measurements share it. More of them also move single constants, the weights of public tables
-and finally trees (:mod:`analysis.model.fitting`).
+Each prior has an uncertainty. Its ``scale`` is the error that all shapes of a machine share, and
+its ``shape`` the error of a single shape once the shared error is corrected. The uncertainty was
+learned, except that of the default constants and of tf32. The larger it is, the further
+measurements of the machine move a fit away from the prior. A few measurements change little more
+than the scale, because it is the least certain and all measurements share it. More measurements
+also change single constants and the weights of public tables, and finally trees grow from them
+(:mod:`analysis.model.fitting`).
 
 The 90% interval of the prior becomes narrower as measurements determine the scale. An interval from
 held-out errors of the machine's own measurements replaces it gradually
 (:mod:`analysis.model.calibrate`).
 
-A sibling's constants are used only if the two datasheets differ by no more than those of some pair
-of measured GPUs, because the interval was learned from such pairs.
+A sibling's constants are used only if the two datasheets differ by no more than those of measured
+siblings do, because the interval was learned from pairs of measured siblings
+(:func:`nearest_sibling`).
 """
 
 from __future__ import annotations
@@ -259,7 +262,8 @@ def software_of(slug: str, dtype: str = DTYPE) -> SoftwareRange:
 def factors_of_prior(kind: str, generation: str) -> dict[str, tuple[float, float]]:
     """Return the factors of an interval's two ends for each kind of shape.
 
-    :mod:`analysis.model.groups` explains the kinds of shapes.
+    :mod:`analysis.model.groups` explains the kinds of shapes. The result is empty if no factors
+    were learned for the generation.
 
     Args:
         kind: kind of the prior, ``public`` or ``shipped``.
@@ -271,6 +275,8 @@ def factors_of_prior(kind: str, generation: str) -> dict[str, tuple[float, float
 
 def shift_of(slug: str, group: str = GROUP) -> Shift:
     """Return the expected difference in time between a machine's table and other frameworks.
+
+    It is zero if no fit is shipped for the machine and the group.
 
     Args:
         slug: the machine.
@@ -288,7 +294,10 @@ def floor_sentences(slug: str | None = None) -> list[str]:
     No model can be expected to predict another framework with a smaller error: this is the floor.
 
     Args:
-        slug: the machine; None for all machines that were measured with two versions.
+        slug: the machine; None for all machines.
+
+    Returns:
+        A sentence for each pair of versions with which a machine was measured.
     """
     return [
         f"Floor on {pair['machine']}: the times of {pair['earlier']} predict those of "
@@ -312,8 +321,9 @@ def prior_without_tables(machine: Machine, group: str) -> Prior:
 def _measured_prior(machine: Machine, group: str) -> Prior | None:
     """Return the prior from constants that were fitted to public tables.
 
-    These are the constants of the machine, of a sibling, or the mean of all generations, whichever
-    exists first. The result is None if the group has no such constants.
+    These are the first that exist in this list: the constants of the machine, those of its nearest
+    sibling, and the mean of all generations. The last two exist only for bf16 GEMMs of the vendor
+    library, on machines that compute bf16. The result is None if the group has no such constants.
     """
     shipped = shipped_fits()
     # 1. Use the constants shipped for the machine. The factors for kinds of shapes were learned
@@ -357,8 +367,9 @@ def _measured_prior(machine: Machine, group: str) -> Prior | None:
 def _twin_prior(machine: Machine, group: str) -> Prior | None:
     """Derive a prior for a 16-bit dtype from the other 16-bit dtype, or one for tf32 from bf16.
 
-    The result is None in three cases: the other dtype has no prior from measurements, the machine
-    lacks one of the two dtypes, or two 16-bit dtypes have different peaks.
+    The result is None for any other dtype. It is also None if the machine lacks one of the two
+    dtypes, if both have 16 bits but different peaks, or if the dtype to derive from has no prior
+    from public tables.
     """
     operation, _, dtype = group.rpartition(" ")
     twin = TWINS.get(dtype, DTYPE if dtype == "tf32" else None)
@@ -372,8 +383,8 @@ def shared_prior(twin_prior: Prior, machine: Machine, twin: str, dtype: str) -> 
     """Derive a prior for one dtype from the prior of another dtype.
 
     A prior for tf32 takes only the constants of the other dtype, together with the peak of tf32.
-    A prior for any other dtype keeps everything but has wider intervals. It is None if the two
-    dtypes have different peaks.
+    A prior for any other dtype keeps everything but has wider intervals; the result is None if the
+    two dtypes have different peaks.
 
     Args:
         twin_prior: the prior of ``twin``.
@@ -441,12 +452,15 @@ def sibling_pairs(measured: Iterable[str]) -> list[tuple[Machine, Machine]]:
 def nearest_sibling(machine: Machine, measured: Iterable[str]) -> Machine | None:
     """Return the measured machine of the same generation that is most like a machine, if any.
 
-    Neither the peak nor the bandwidth of the two may differ by a larger factor than in some pair of
+    Neither the peak nor the bandwidth of the two may differ by a larger factor than between any two
     measured machines of one generation. If several machines qualify, the result is the one with the
     smallest product of the two factors. An L4 or an RTX 4090 therefore does not take the constants
     of an L40S, nor an H20 those of an H200: no measurement shows that constants carry over that
     far. The datasheet facts compared here do not include the power limit, which is lower for a card
     on PCIe.
+
+    The result is None if no machine qualifies, if no two measured machines are of one generation,
+    or if the machine does not compute bf16.
 
     Args:
         machine: the machine that needs constants.
@@ -467,7 +481,7 @@ def nearest_sibling(machine: Machine, measured: Iterable[str]) -> Machine | None
             distances.append((peak_factor + bandwidth_factor, candidate))
     if not distances:
         return None
-    _, nearest = min(distances, key=lambda pair: pair[0])  # the first one, if several are as near
+    _, nearest = min(distances, key=lambda pair: pair[0])  # the first one of equally near ones
     return nearest
 
 
@@ -498,7 +512,7 @@ def carried_fit(fit: Fit, origin: Machine, machine: Machine, learned: SoftwareRa
 
 
 def mean_fit(known: Mapping[str, Constants], machine: Machine, learned: SoftwareRange) -> Fit:
-    """Average the constants of measured machines for a machine without a measured sibling.
+    """Average the constants of measured machines for a machine without a sibling like it.
 
     Each machine's constants are first scaled by the two datasheets. Every generation has the same
     weight. The mean predicts better than the constants of a single machine, even of one from the
@@ -515,5 +529,6 @@ def mean_fit(known: Mapping[str, Constants], machine: Machine, learned: Software
         scaled = scaled_constants(constants, origin, machine, DTYPE, _GROWTH)
         by_generation.setdefault(origin.generation, []).append(scaled)
     constants = mean_constants([mean_constants(members) for members in by_generation.values()])
-    # Widening an empty interval gives exactly the learned range.
+    # The interval for single times is empty and the default one for pairs is narrow, so widening
+    # gives exactly the learned range.
     return Fit(constants, aligned_only=True, layout="nt", low=0.0, high=0.0).widened(learned)

@@ -2,7 +2,8 @@
 
 A vendor library may choose another kernel from one shape to the next, so the formula's error
 changes abruptly. Trees can model such jumps. Where the trees disagree, their prediction is less
-certain. They are kept only if they predict held-out measurements better than noise would.
+certain. Trees are kept only if they predict held-out measurements better than noise would. On top
+of public tables, their predictions are shrunk instead.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ it. An example is a weight with a power of two as its size, which hits the cache
 _MIN_CORRELATION = 2.0  # Smallest correlation, in standard errors; pure noise passes once in 40.
 _MAD_TO_STD = 1.4826  # Standard deviation of normal values over their median absolute deviation.
 _MAX_DEVIATIONS = 4.0  # Robust standard deviations beyond which a measurement is an outlier.
-_LARGE_ERROR = 0.05  # Log ratio above which an error counts less than by its square.
+_LARGE_ERROR = 0.05  # Log ratio above which an error counts for less than its square.
 _FOLDS = 5  # Number of folds of the cross-validation.
 _TREES = 64  # Number of trees; twice as many would reduce the error by 1% of its value.
-_TREES_OF_A_FOLD = 48  # Number for one fold of many measurements, where growing takes long.
+_TREES_OF_A_FOLD = 48  # Number of trees in a fold of many measurements, where growing takes long.
 
 _FEATURES_OF_MANY = 0.6
 """Share of the features that a node tries if there are many measurements. Trying only these halves
@@ -52,8 +53,8 @@ class Residual:
 
     Attributes:
         trees: trees that predict log(measured / formula).
-        seen: median disagreement about rows from which the trees grew. It is added in quadrature to
-            the disagreement about any row.
+        seen: median disagreement about rows from which the trees grew, or a minimum if that is
+            smaller. It is added in quadrature to the disagreement about any row.
         unseen: median of this sum over held-out rows.
     """
 
@@ -82,8 +83,8 @@ class Residual:
         Older files have no trees, but features and log ratios. The trees then grow from these.
 
         Raises:
-            ValueError: if ``seen`` or ``unseen`` is not a positive number, or the arrays do not
-                form trees.
+            KeyError, TypeError, ValueError: if a value is missing, ``seen`` or ``unseen`` is not a
+                positive number, or the arrays do not form trees.
         """
         seen, unseen = data["seen"], data["unseen"]
         # A recording may come from an untrusted source, so its numbers are checked.
@@ -105,15 +106,16 @@ def fit_residual(
 ) -> Residual | None:
     """Grow trees, and return them if they predict held-out rows better than noise would.
 
-    The result is None if they do not, if there are too few rows, or if scikit-learn is missing.
+    The result is None if they do not, if shrinking leaves nothing of their predictions, if there
+    are too few rows, or if scikit-learn is not installed.
 
     Args:
         features: array of shape (measured cases, features).
         log_ratios: log(measured / predicted) of each case.
         shrunk: if True, the trees' predictions are multiplied by the factor from 0 to 1 that fits
             held-out rows best. If False, the trees are kept as they are or not at all. On top of
-            public tables, trees improve so little that a few hundred rows cannot decide between
-            these two.
+            public tables, trees improve so little that a few hundred rows are too few for a choice
+            between all and nothing.
         part_of: number of all rows, if the given rows are the training rows of one fold; otherwise
             None. This number then decides whether there are many rows, so that the trees of a fold
             grow in the same way as those of the final fit.
@@ -177,7 +179,7 @@ def _beats_noise(predicted: Array, log_ratios: Array) -> bool:
     """Return True if held-out predictions correlate with the true log ratios more than noise would.
 
     A comparison of squared errors would be more direct, but with a few hundred rows, outliers make
-    it too noisy. It rejected trees that reduced the error on all other rows by a seventh.
+    it too noisy. It rejected trees that reduced the error by a seventh on all rows but outliers.
     """
     # Constant predictions have a covariance and a scale of 0. Without this minimum of the scale,
     # they would pass.
@@ -213,7 +215,7 @@ def _clip_outliers(log_ratios: Array, predicted: Array) -> Array:
 
 
 def _robust_deviation(errors: Array) -> float:
-    """Estimate the standard deviation of errors from their median absolute value."""
+    """Estimate the standard deviation of errors from their median size; at least a minimum."""
     return max(_MAD_TO_STD * float(np.median(np.abs(errors))), _MIN_SPREAD)
 
 

@@ -86,7 +86,7 @@ class Shift:
         return cls(log_seconds, log_ratios)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the document for kernels/timemodel/shipped.json."""
+        """Return the shift as a document for JSON."""
         return {"log_seconds": list(self.log_seconds), "log_ratios": list(self.log_ratios)}
 
     @classmethod
@@ -94,7 +94,8 @@ class Shift:
         """Inverse of :meth:`to_json`.
 
         Raises:
-            ValueError: if a value is missing or invalid, or the knots are not in ascending order.
+            ValueError: if a value is missing or invalid, if the lists have different lengths, or if
+                the knots are not in ascending order.
         """
         if fault := misfit(data, _SHAPE):
             raise ValueError(fault)

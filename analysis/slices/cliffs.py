@@ -14,11 +14,14 @@ _NEAR = 1.02  # Largest ratio of two neighbouring sizes.
 _SMALLEST = 16  # From this size on, two sizes that differ by 1 are neighbours at any ratio.
 _REPEATED = 0.5  # Share of a cliff's log ratio that another table must show to confirm it.
 _SAME = ("dtype", "layout", "batch", "implementation", "cache", "mode")
-"""Columns in which the two cases of a pair agree, in addition to the two other sizes."""
+"""Columns in which the two cases of a pair agree, in addition to their two other sizes."""
 
 
 def neighbouring_pairs(rows: pd.DataFrame, along: str = "m") -> pd.DataFrame:
     """Return all pairs of GEMMs that differ only in one size, where the two sizes are neighbours.
+
+    Two sizes are neighbours if no size between them was measured, and the larger one is at most 2%
+    larger or, from 16 on, larger by 1.
 
     Args:
         rows: measured cases, with columns of measurements.csv. The columns that distinguish cases
@@ -116,7 +119,8 @@ def steepest(lines: Mapping[str, pd.DataFrame]) -> tuple[str, pd.Series] | None:
         lines: for each dimension, the measured cases to search, as for :func:`neighbouring_pairs`.
 
     Returns:
-        The dimension, and the cliff's row of :func:`neighbouring_pairs`; None without any cliff.
+        The dimension, and the cliff's row of :func:`neighbouring_pairs`. None if there is no
+        certain cliff upwards.
     """
     ups_by_dimension: dict[str, pd.Series] = {}
     for along, rows in lines.items():

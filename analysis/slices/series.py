@@ -39,7 +39,7 @@ def _with_ends(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def fast_from(group: pd.DataFrame, speeds: str = "tflops") -> int | None:
-    """Return the smallest size from which all larger sizes reach :data:`NEARLY` of the best speed.
+    """Return the smallest size from which on every size reaches :data:`NEARLY` of the best speed.
 
     Args:
         group: rows of :func:`square_series` in one dtype.
@@ -59,8 +59,9 @@ def fast_from(group: pd.DataFrame, speeds: str = "tflops") -> int | None:
 def steps_series(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
     """Return a line of cases along each dimension that the sweep ``steps`` varies.
 
-    A line is cases that differ in one dimension only. If there are several along a dimension, the
-    result has the one with the most sizes.
+    A line is all cases with the same sizes in the two other dimensions. If there are several lines
+    along a dimension, the result has the one with the most sizes. A dimension without a line of at
+    least four sizes is left out.
 
     Returns:
         The rows of the table for each line, by dimension: m, n or k.
@@ -69,10 +70,9 @@ def steps_series(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
     lines = {}
     for along in DIMENSIONS:
         fixed = [name for name in DIMENSIONS if name != along]
-        # Fewer than four sizes do not count as a line.
-        groups = [group for _, group in rows.groupby(fixed) if group[along].nunique() > 3]
-        if groups:
-            densest = max(groups, key=lambda group: group[along].nunique())
+        candidates = [line for _, line in rows.groupby(fixed) if line[along].nunique() > 3]
+        if candidates:
+            densest = max(candidates, key=lambda line: line[along].nunique())
             lines[along] = densest.sort_values(along)
     return lines
 
@@ -82,7 +82,8 @@ def alignment_series(table: pd.DataFrame) -> pd.DataFrame:
 
     Returns:
         The columns along (m, n or k), base (an aligned size), offset, dtype, relative (speed over
-        that at the base), relative_lo and relative_hi (the ends of its interval).
+        that at the base), relative_lo and relative_hi (the ends of its interval). The table is
+        empty if no base was measured with at least two other sizes.
     """
     rows = library_rows(table[table["sweep"] == "alignment"])
     parts = []
@@ -90,9 +91,9 @@ def alignment_series(table: pd.DataFrame) -> pd.DataFrame:
         # The sweep varies one dimension from a base size to 16 more. Both other dimensions are
         # equal to the base.
         first, second = (name for name in DIMENSIONS if name != along)
-        equal = rows[rows[first] == rows[second]]
-        for base in sorted(equal[first].unique()):
-            line = equal[equal[first] == base]
+        with_base = rows[rows[first] == rows[second]]
+        for base in sorted(with_base[first].unique()):
+            line = with_base[with_base[first] == base]
             line = line[line[along].between(base, base + 16)]
             for dtype, group in line.groupby("dtype", sort=False):
                 at_base = group[group[along] == base]
@@ -174,7 +175,7 @@ def layout_summary(pairs: pd.DataFrame) -> tuple[float, int, int]:
 
 
 def roofline_series(table: pd.DataFrame, cache: str = "cold") -> pd.DataFrame:
-    """Return the points of a roofline plot, one for each measured case.
+    """Return the points of a roofline plot, one for each case that was timed in bursts.
 
     Args:
         table: the table.

@@ -1,18 +1,19 @@
 """Measure what it is worth to follow the advice, on held-out shapes of a table.
 
-For *choose* queries, random neighbourhoods are drawn: all measured shapes within ±15% of one shape
+For *choose* queries, random neighbourhoods are drawn: all held-out shapes within ±15% of one shape
 in every dimension. The regret is how much slower (in FLOP/s) the recommended shape is than the
 fastest shape of the neighbourhood.
 
-For *pad* queries, shapes are drawn that have a measured padding: a shape up to 15% larger in every
-dimension. The report says how much time the advice saves, how much it costs in the worst 5% of the
-cases, and what share of the shapes that could gain is padded.
+For *pad* queries, shapes are drawn that have a held-out padding: a shape up to 15% larger in every
+dimension. The report says how much time the advice saves, the 95th percentile of the time that it
+costs, and what share of the shapes that could gain is padded.
 
 Rooftile advises a change if the change is likely to pay. This rule is compared with four others:
 
-- the best guess, which changes a shape if a gain of at least ``MIN_GAIN`` is predicted;
+- the best guess: the shape that is predicted to be the fastest. A shape is padded only if a gain of
+  at least ``MIN_GAIN`` is predicted;
 - keeping the original shape;
-- the biggest shape;
+- the biggest shape (only for choose queries);
 - the best shape in hindsight.
 """
 
@@ -53,7 +54,7 @@ class Padding:
         moved: number of shapes that were padded.
         gain: mean gain over all shapes, padded or not.
         loss_p95: 95th percentile of the loss over all shapes; a gain is a negative loss.
-        found: share that was padded, among the shapes that could gain 5%.
+        found: share that was padded, among the shapes that could gain 5%; 0 if there are none.
     """
 
     moved: int
@@ -103,7 +104,7 @@ def judge_advice(validation: Validation, draws: int = DRAWS) -> AdviceValue:
         draws: number of neighbourhoods, and of shapes to pad.
 
     Raises:
-        UserError: if no shape has enough neighbours.
+        UserError: if no shape has enough neighbours to choose from, or if no shape has a padding.
     """
     # Draw shapes with enough neighbours to choose from, and shapes with a padding.
     rows = _HeldOutRows(validation)
@@ -222,9 +223,9 @@ class MeasuredValue:
     """Value of measuring the model's best guesses together with the original shape, as fractions.
 
     Attributes:
-        choose_regret: mean regret of the shape that was measured as the fastest.
-        pad_gain: mean gain over all shapes of the padding that was measured as the fastest.
-        pad_loss_p95: 95th percentile of the loss by that padding.
+        choose_regret: mean regret of the shapes that were chosen by these measurements.
+        pad_gain: mean gain over all shapes, padded or not.
+        pad_loss_p95: 95th percentile of the loss over all shapes; a gain is a negative loss.
     """
 
     choose_regret: float
@@ -235,7 +236,7 @@ class MeasuredValue:
 def judge_measured(
     validation: Validation, again: PublicRows, counts: Sequence[int], draws: int = DRAWS
 ) -> dict[int, MeasuredValue]:
-    """Judge the rule that measures the model's best guesses and takes the fastest.
+    """Judge the rule that measures the model's best guesses and picks the fastest of them.
 
     A second table of the same shapes serves as these measurements, and the table of the validation
     as the truth. With only one table, a pick would seem better than it is, because the noise by
@@ -252,7 +253,7 @@ def judge_measured(
         The value for each count.
 
     Raises:
-        UserError: if no shape has enough neighbours that were measured twice.
+        UserError: if no shape that was measured twice has enough such neighbours.
     """
     # 1. Shuffle the shapes that were measured twice.
     rows = _HeldOutRows(validation)
@@ -272,8 +273,9 @@ def judge_measured(
                 drawn.append((original, members))
         if not drawn:
             raise UserError(f"{again.name} has too few of the same shapes to judge advice.")
-        # 3. Pick the best guess by its second measurement, and judge the pick by the first one.
-        #    Shapes are compared by FLOP/s for choose queries, and by time for pad queries.
+        # 3. Pick the fastest of the best guesses by the second table, and judge the pick by the
+        #    first table. Shapes are compared by FLOP/s for choose queries, and by time for pad
+        #    queries.
         work = rows.flops if query_kind == "choose" else np.ones(len(rows.flops))
         speeds = work / rows.seconds
         for original, members in drawn:
@@ -296,7 +298,7 @@ def judge_measured(
 
 
 def _best_measured(original: int, candidates: Sequence[int], speed: Array) -> int:
-    """Return the candidate with the best measured speed, or the original if it gains too little.
+    """Return the fastest candidate, or the original if no candidate gains :data:`MIN_GAIN`.
 
     Args:
         original: position of the original shape.
@@ -337,7 +339,7 @@ class _HeldOutRows:
         Args:
             original: the shape.
             less: smallest relative difference in each dimension, such as −0.15 for shapes that may
-                be smaller by 15%. The largest is 15%.
+                be smaller by 15%. The largest relative difference is 15%.
         """
         return [int(j) for j in self._index.near(self._problems[original], less, _REACH)]
 

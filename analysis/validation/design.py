@@ -17,7 +17,7 @@ def choose_rows(features: Array, count: int, seed: int = 0) -> NDArray[np.intp]:
 
     Args:
         features: array of shape (candidates, features). Each feature is standardised first.
-        count: number of candidates to choose; all of them if there are fewer.
+        count: number of candidates to choose, at least 1. If there are fewer, all are chosen.
         seed: seed that breaks ties and draws the candidate of a box.
 
     Returns:

@@ -52,9 +52,12 @@ class Validation:
         tested: the held-out rows.
         prediction: prediction of the held-out rows.
         model: the calibrated model.
-        constants_from: the machine whose constants predict, if the model was not calibrated.
-        baselines: errors of simpler predictors on the held-out rows.
-        prior: names of the public tables from which the calibration started.
+        constants_from: slug of the machine whose constants predict; empty if the model was
+            calibrated, or comes from public tables.
+        baselines: errors of simpler predictors on the held-out rows; None for those that were not
+            judged.
+        prior: names of the public tables from which the calibration started, or which predict
+            without calibration.
     """
 
     machine: Machine
@@ -186,14 +189,15 @@ def validate(
         source: the measured rows.
         machine: the machine on which they were measured.
         calibrate: number of rows to calibrate on; None for all that may be calibrated on. With 0,
-            the constants of another machine predict.
+            the constants of another machine predict. The hold-out ``folds`` always uses all rows.
         seed: seed that breaks ties in the choice of calibration rows, and chooses the withheld
             values of ``levels``.
         holdout: one of :data:`HOLDOUTS`.
         constants: slug of the machine whose constants are used; None for the nearest other machine.
 
     Raises:
-        UserError: if there are too few rows, or no constants of another machine.
+        UserError: if there are fewer rows to calibrate on than ``calibrate``, if no row is left to
+            test, or if no constants are shipped for the machine ``constants``.
     """
     # 1. Divide the rows into those that may be calibrated on and those that may be tested.
     query = Query.with_implementations(source.problems, source.implementations, source.warm)
@@ -263,8 +267,8 @@ def split_rows(
 ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """Return the positions of the rows that may be calibrated on, and of those that may be tested.
 
-    With the hold-outs ``rows`` and ``folds``, both are all rows, because the tested rows depend on
-    the calibration rows. :func:`validate` explains the hold-outs.
+    With the hold-outs ``rows`` and ``folds``, both are all rows, and :func:`validate` chooses the
+    tested rows later. It also explains the hold-outs.
     """
     rows = np.arange(len(source), dtype=np.intp)
     if holdout in ("rows", "folds"):

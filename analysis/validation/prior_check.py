@@ -52,7 +52,8 @@ def named_collections(names: str, judged: Path, machine: Machine, dtype: str) ->
         dtype: dtype of the collections.
 
     Raises:
-        UserError: if a name does not match any collection, or if it is the file under test.
+        UserError: if a name is empty, does not match any collection, or is the file under test; or
+            if a file cannot be read or has rows that are not GEMMs.
     """
     per_name = (
         _find_collections(name.strip(), judged, machine, dtype) for name in names.split(",")
@@ -89,12 +90,12 @@ def _find_collections(name: str, judged: Path, machine: Machine, dtype: str) -> 
 
 
 def _collection_from_file(name: str, machine: Machine, dtype: str) -> Collection:
-    """Read a collection from a public table (.parquet) or from a CSV file.
+    """Read a collection from a public table (.parquet) or from another file, such as a CSV file.
 
-    A public table states its machine. A CSV file is taken as measured on ``machine``.
+    A public table states its machine. From another file, the rows of ``machine`` are read.
 
     Raises:
-        UserError: if the file has rows that are not GEMMs.
+        UserError: if the file cannot be read, or has rows that are not GEMMs.
     """
     path = Path(name)
     if path.suffix == ".parquet":
@@ -133,13 +134,16 @@ def validate_with_prior(
         named: the public collections, the most trusted first. Calibration fits their weights.
             Without calibration, the machine's first collection predicts or, if it has none, the
             first of each sibling.
-        calibrate: number of rows to calibrate on; 0 for no calibration, None for all rows that are
-            not held out.
-        seed: seed that breaks ties in the choice of rows, and chooses what is held out.
+        calibrate: number of rows to calibrate on; 0 for no calibration, None for all rows that may
+            be calibrated on.
+        seed: seed that breaks ties in the choice of rows, and chooses what is held out. The
+            hold-out ``folds`` does not depend on it.
         holdout: one of the hold-outs above.
 
     Raises:
-        UserError: if there are too few rows, or the hold-out is unknown.
+        UserError: if the hold-out is unknown, the source has problems that are not GEMMs, there are
+            too few rows in the source or in the collections, or there are neither collections nor
+            rows to calibrate on.
     """
     if holdout not in _HOLDOUTS:
         *others, last = _HOLDOUTS
@@ -260,8 +264,8 @@ def _split(
 def _combine_folds(folds: Sequence[Validation], seed: int) -> Validation:
     """Combine the validations of all fifths of a source into one.
 
-    The tested rows are in the order of the folds. The model is that of the first fold, and there
-    are no baselines.
+    The tested rows are in the order of the folds. The model and the calibration rows are those of
+    the first fold, and there are no baselines.
     """
     predictions = []
     begin = 0

@@ -205,7 +205,7 @@ def _held_out_predictions(folder: Path) -> pd.DataFrame:
 
 
 def median_times(table: PublicTable) -> pd.Series:
-    """Return the median time of each shape in µs, indexed by m, n and k."""
+    """Return the median time of each bf16 shape in µs, indexed by m, n and k."""
     return read_rows(table).groupby(_SIZES)["time_us"].median().rename("measured_us")
 
 

@@ -47,8 +47,9 @@ def held_out_table(validation: Validation) -> pd.DataFrame:
 def validation_text(validation: Validation) -> str:
     """Return a report in plain text.
 
-    It states what was validated, then the errors of the model and of the baselines, then the errors
-    of the model by limit, by M and by class of shapes.
+    It states what was validated, then the errors of the model, of the baselines and between
+    versions of a framework. Then follow the errors of the model by limit, by M, by class of shapes
+    and by algorithm, the coverage of the interval, and the share of tiles that agree.
     """
     document = validation.to_json()
     skipped = ", ".join(
@@ -61,7 +62,7 @@ def validation_text(validation: Validation) -> str:
     )
     lines = [
         f"{validation.source.name}, {validation.source.dtype}, {validation.machine.name}: "
-        f"{basis}, tested on {len(validation.tested)} others (hold-out: {validation.holdout})"
+        f"{basis}, tested on {len(validation.tested)} rows (hold-out: {validation.holdout})"
         + (f"; left out: {skipped}" if skipped else ""),
         "",
         _line("", "rows", "median", "mean", "p95"),
@@ -103,7 +104,7 @@ def _breakdowns(rows: pd.DataFrame) -> list[str]:
 
 
 def curve_text(curve: Sequence[CurvePoint], floor: Errors | None) -> str:
-    """Return the lines of a learning curve and of a noise floor; "" without any of them."""
+    """Return the lines of a learning curve and of a noise floor; "" if there are neither."""
     lines = []
     for holdout in dict.fromkeys(point.holdout for point in curve):
         lines.append(f"calibration rows (hold-out: {holdout})")
@@ -133,7 +134,7 @@ def advice_text(worth: AdviceValue, measured: Mapping[int, MeasuredValue] | None
         (
             f"pad by {name.replace('_', ' ')}, {worth.pads} shapes: {pad.moved} padded, mean gain "
             f"{pad.gain:.2%} (best possible {worth.hindsight:.2%}), 95th percentile "
-            f"{pad.loss_p95:.1%} slower, {pad.found:.0%} of those that could gain 5% padded"
+            f"{pad.loss_p95:.1%} slower; {pad.found:.0%} of the shapes that could gain 5% padded"
         )
         for name, pad in worth.padding.items()
     ]
