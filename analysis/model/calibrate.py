@@ -147,18 +147,20 @@ def _calibrate_group(
     """
     # 1. Predict each fold by a fit to the other folds, then fit all cases of the group.
     fold = np.array([_fold_of(query.problems[int(i)], folds) for i in rows])
-    by_fold = _predict_folds(machine, query, seconds, known_algorithms, rows, fold, prior)
+    fold_estimates = _predict_folds(machine, query, seconds, known_algorithms, rows, fold, prior)
     fitted = fit_group(machine, query.take(rows), seconds[rows], known_algorithms[rows], prior)
     # If any fold was predicted without trees, because the other folds had too few cases to grow
     # them, held-out errors do not show how good trees are. The group then has no trees.
-    fewest_training_rows = len(rows) - max(len(part.positions) for part in by_fold)
+    fewest_training_rows = len(rows) - max(len(part.positions) for part in fold_estimates)
     if fewest_training_rows < MIN_RESIDUAL_ROWS:
         fitted = fitted._replace(residual=None)
     # 2. Turn the held-out errors of single times and of time ratios into intervals.
-    positions = np.concatenate([part.positions for part in by_fold])
-    times = Times(np.concatenate([part.estimate.time for part in by_fold]), seconds[positions])
+    positions = np.concatenate([part.positions for part in fold_estimates])
+    times = Times(
+        np.concatenate([part.estimate.time for part in fold_estimates]), seconds[positions]
+    )
     log_ratio = np.log(times.measured / times.predicted)
-    spread = np.concatenate([part.spread for part in by_fold])
+    spread = np.concatenate([part.spread for part in fold_estimates])
     small, large = neighbours(query.take(positions), times.predicted)
     pair_spread = np.hypot(spread[small], spread[large])
     ratio_errors = (log_ratio[small] - log_ratio[large]) / pair_spread
@@ -174,12 +176,12 @@ def _calibrate_group(
     # 4. Give each held-out prediction its interval. The arrays have the cases of all folds, one
     #    fold after the other, so they are split like the estimates.
     low, high = _leave_one_out_ranges(log_ratio / spread, *_prior_range(prior, len(rows) - 1))
-    cuts = np.cumsum([len(part.positions) for part in by_fold])[:-1]
+    cuts = np.cumsum([len(part.positions) for part in fold_estimates])[:-1]
     fold_lows = np.split(low * spread, cuts)
     fold_highs = np.split(high * spread, cuts)
     parts = [
         PartialPrediction(part.positions, part.estimate, fold_low, fold_high)
-        for part, fold_low, fold_high in zip(by_fold, fold_lows, fold_highs, strict=True)
+        for part, fold_low, fold_high in zip(fold_estimates, fold_lows, fold_highs, strict=True)
     ]
     return fit, parts
 
@@ -216,7 +218,7 @@ def _predict_folds(
         fold: number of the fold of each of these cases.
         prior: the prior from which the fits start.
     """
-    by_fold: list[_FoldEstimate] = []
+    fold_estimates: list[_FoldEstimate] = []
     for number in np.unique(fold):
         held_out, training = rows[fold == number], rows[fold != number]
         fitted = fit_group(
@@ -229,8 +231,8 @@ def _predict_folds(
         )
         inputs = Inputs.from_query(machine, query.take(held_out))
         estimate, spread = corrected_estimate(inputs, *fitted)
-        by_fold.append(_FoldEstimate(held_out, estimate, spread))
-    return by_fold
+        fold_estimates.append(_FoldEstimate(held_out, estimate, spread))
+    return fold_estimates
 
 
 def _only_layout(problems: Sequence[Problem]) -> str:

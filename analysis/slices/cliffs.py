@@ -84,20 +84,20 @@ def confirmed_pairs(pairs: pd.DataFrame, others: Mapping[str, pd.DataFrame]) -> 
         table in which the change is smallest.
     """
     shape = ["m", "n", "k", "dtype"]
-    repeats = []
+    confirmed = []
     for name, rows in others.items():
         times = rows.groupby(shape)["time_us"].min()
         smaller = pd.MultiIndex.from_frame(pairs[shape])
         larger = pd.MultiIndex.from_frame(pairs[["after", "n", "k", "dtype"]])
         # If the other table lacks one of the shapes, the ratio is NaN and confirms nothing.
-        repeated_ratio = times.reindex(larger).to_numpy() / times.reindex(smaller).to_numpy()
+        other_ratio = times.reindex(larger).to_numpy() / times.reindex(smaller).to_numpy()
         with np.errstate(invalid="ignore"):
             change = np.log(pairs["ratio"])
-            is_repeated = np.log(repeated_ratio) * np.sign(change) >= _REPEATED * np.abs(change)
-        repeats.append(pairs.assign(again=repeated_ratio, by=name)[is_repeated.to_numpy()])
-    if not repeats:
+            is_confirmed = np.log(other_ratio) * np.sign(change) >= _REPEATED * np.abs(change)
+        confirmed.append(pairs.assign(again=other_ratio, by=name)[is_confirmed.to_numpy()])
+    if not confirmed:
         return pairs.assign(again=np.nan, by="").head(0)
-    combined = pd.concat(repeats)
+    combined = pd.concat(confirmed)
     combined["height"] = np.abs(np.log(combined["again"]))
     return combined.sort_values("height").drop_duplicates(shape).drop(columns="height")
 

@@ -234,18 +234,18 @@ class MeasuredValue:
 
 
 def judge_measured(
-    validation: Validation, again: PublicRows, counts: Sequence[int], draws: int = DRAWS
+    validation: Validation, repeated: PublicRows, counts: Sequence[int], draws: int = DRAWS
 ) -> dict[int, MeasuredValue]:
     """Judge the rule that measures the model's best guesses and picks the fastest of them.
 
     A second table of the same shapes serves as these measurements, and the table of the validation
-    as the truth. With only one table, a pick would seem better than it is, because the noise by
-    which it was picked would also judge it. A shape is kept unless another one is measured to be
-    better by at least :data:`MIN_GAIN`.
+    as the truth. With only one table, a pick would seem better than it is, because the noise that
+    led to the pick would also judge it. A shape is kept unless another one is measured to be better
+    by at least :data:`MIN_GAIN`.
 
     Args:
         validation: the held-out shapes and their predictions. Its seed determines the draws.
-        again: the same problems, measured a second time.
+        repeated: a second measurement of the same problems.
         counts: numbers of best guesses to measure.
         draws: number of neighbourhoods, and of shapes to pad.
 
@@ -253,13 +253,13 @@ def judge_measured(
         The value for each count.
 
     Raises:
-        UserError: if no shape that was measured twice has enough such neighbours.
+        UserError: if too few shapes were measured twice to draw a neighbourhood or a padding.
     """
     # 1. Shuffle the shapes that were measured twice.
     rows = _HeldOutRows(validation)
-    measured = rows.times_in(again)
+    repeated_seconds = rows.times_in(repeated)
     shuffled = np.random.default_rng(validation.seed).permutation(len(rows.flops))
-    measured_twice = [int(i) for i in shuffled if np.isfinite(measured[i])]
+    measured_twice = [int(i) for i in shuffled if np.isfinite(repeated_seconds[i])]
     regrets: dict[int, list[float]] = {count: [] for count in counts}
     gains: dict[int, list[float]] = {count: [] for count in counts}
     # 2. For each kind of query, draw shapes with enough neighbours that were measured twice.
@@ -268,11 +268,11 @@ def judge_measured(
         for original in measured_twice:
             if len(drawn) == draws:
                 break
-            members = [j for j in rows.near(original, less) if np.isfinite(measured[j])]
+            members = [j for j in rows.near(original, less) if np.isfinite(repeated_seconds[j])]
             if len(members) >= fewest:
                 drawn.append((original, members))
         if not drawn:
-            raise UserError(f"{again.name} has too few of the same shapes to judge advice.")
+            raise UserError(f"{repeated.name} has too few of the same shapes to judge advice.")
         # 3. Pick the fastest of the best guesses by the second table, and judge the pick by the
         #    first table. Shapes are compared by FLOP/s for choose queries, and by time for pad
         #    queries.
@@ -282,7 +282,7 @@ def judge_measured(
             others = [j for j in members if j != original]
             guesses = sorted(others, key=lambda j: rows.predicted[j] / work[j])
             for count in counts:
-                pick = _best_measured(original, guesses[:count], work / measured)
+                pick = _best_measured(original, guesses[:count], work / repeated_seconds)
                 if query_kind == "choose":
                     regrets[count].append(1 - speeds[pick] / speeds[members].max())
                 else:

@@ -1,4 +1,4 @@
-"""Attention: planted constants come back, and recorded errors reach their goals."""
+"""Test the model of attention: planted constants are recovered, recorded errors reach goals."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_planted_constants_come_back(kind: str) -> None:
     fitted = fit_constants(shapes, truth * np.exp(noise), kind, H100)
     errors = np.abs(fitted.seconds(shapes, kind, H100) / truth - 1)
     assert np.quantile(errors, 0.95) < 0.02
-    if kind != DECODE:  # which hardly computes
+    if kind != DECODE:  # the time of decoding hardly depends on arithmetic
         assert fitted.share == pytest.approx(PLANTED.share, rel=0.1)
 
 
@@ -94,7 +94,7 @@ def test_work_is_counted_as_everywhere(text: str, kind: str) -> None:
     sizes = (4, 32, 8, work.queries, 2048, 128, 2048)
     shapes = AttentionShapes(*(np.array([float(size)]) for size in sizes))
     assert shapes.flops(kind)[0] == work.flops
-    # Keys and values of 8 heads, queries and results of 32, in two bytes.
+    # Keys and values have 8 heads, queries and results have 32. An element has two bytes.
     assert shapes.bytes()[0] == 2 * 4 * 128 * (2 * 8 * 2048 + 2 * 32 * work.queries)
 
 
@@ -123,7 +123,7 @@ def test_longer_sequences_take_longer_and_reach_more(slug: str) -> None:
 
 
 def test_narrow_heads_reach_less_of_an_h100() -> None:
-    """As many FLOPs in heads of 64 take a fifth or more longer (public tables)."""
+    """With heads of width 64, the same FLOPs take at least a fifth longer in public tables."""
     wide = time_of("8,2048,16,16,128,bf16", "nvidia-h100-sxm").seconds
     narrow = time_of("8,2048,32,32,64,bf16", "nvidia-h100-sxm").seconds
     assert 1.1 < narrow / wide < 1.6
@@ -162,7 +162,8 @@ def test_what_answers_rest_on(tmp_path: Path) -> None:
     known = find_attention(H100, "bf16", tmp_path)
     assert known is not None
     assert known.kind == "public"
-    # It has no encoder, which is a prompt of twice the work.
+    # The file has no fit for calls without a mask. They are predicted as causal calls with twice
+    # the work.
     whole = known.predict(parse_attention("8,2048,16,16,128,bf16,full"))
     half = known.predict(parse_attention("8,2048,16,16,128,bf16"))
     assert 1.5 < whole.seconds / half.seconds < 2.5

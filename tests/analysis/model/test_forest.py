@@ -48,14 +48,14 @@ def test_a_leaf_has_the_mean_of_its_rows_and_enough_of_them(
 @settings(deadline=None, max_examples=30)
 @given(n=st.integers(2, 300), trees=st.integers(1, 9), seed=st.integers(0, 99))
 def test_every_row_is_predicted_as_by_scikit_learn(n: int, trees: int, seed: int) -> None:
-    """Also rows next to a cut: the cuts are kept as singles, where scikit-learn has doubles."""
+    """Rows next to a threshold are included: it is stored as float32, not float64."""
     rng = np.random.default_rng(seed)
     x, y = rng.uniform(-1, 1, (n, 4)), rng.standard_normal(n)
     forest = Forest.grown(x, y, trees, leaf=2)
     theirs = ExtraTreesRegressor(trees, min_samples_leaf=2, random_state=0).fit(
         x.astype(np.float32), y
     )
-    asked = rng.uniform(-2, 2, (1500, 4)).astype(np.float32)  # more than are looked up at once
+    asked = rng.uniform(-2, 2, (1500, 4)).astype(np.float32)  # more than one chunk of rows
     cuts = forest.number[forest.feature >= 0]
     if len(cuts):
         beside = rng.choice(cuts, (500, 4))
@@ -108,7 +108,7 @@ def _written(feature: list[float], number: list[float], width: object = 3) -> di
 
 
 def test_what_is_written_is_a_node_before_its_left_and_that_before_its_right_subtree() -> None:
-    # A tree of three leaves, and one that is a leaf.
+    # The first tree has three leaves, and the second one is a single leaf.
     forest = Forest.from_json(_written([2, 0, -1, -1, -1, -1], [0.5, -1, 10, 20, 30, 50]))
     mean, apart = forest.predict(np.array([[-2.0, 0, 0], [0, 0, 0.5], [0, 0, 1]]))
     assert mean.tolist() == [30, 35, 40]
@@ -121,8 +121,8 @@ def test_what_is_written_is_a_node_before_its_left_and_that_before_its_right_sub
         {},
         _written([], []),
         _written([0, -1, -1], [0.5, 1]),  # a number is missing
-        _written([0, -1], [0.5, 1]),  # a branch is
-        _written([0, 0, 0], [0.5, 1, 2]),  # it never ends
+        _written([0, -1], [0.5, 1]),  # a subtree is missing
+        _written([0, 0, 0], [0.5, 1, 2]),  # there is no leaf
         _written([-1, 0, -1], [0.5, 1, 2]),
         _written([3, -1, -1], [0.5, 1, 2]),  # no such feature
         _written([-2, -1, -1], [0.5, 1, 2]),
@@ -130,7 +130,7 @@ def test_what_is_written_is_a_node_before_its_left_and_that_before_its_right_sub
         _written([0, -1, -1], [np.inf, 1, 2]),
         _written([0, -1, -1], [0.5, 1, 2], width="3"),
         _written([0, -1, -1], [0.5, 1, 2], width=None),
-        {**_written([0, -1, -1], [0.5, 1, 2]), "number": "AAAAAAA="},  # not in fours
+        {**_written([0, -1, -1], [0.5, 1, 2]), "number": "AAAAAAA="},  # not a multiple of 4 bytes
         {**_written([0, -1, -1], [0.5, 1, 2]), "number": "Ä"},
         {**_written([0, -1, -1], [0.5, 1, 2]), "feature": [0, -1, -1]},
     ],
@@ -150,7 +150,7 @@ def test_whatever_is_read_can_be_asked_and_every_walk_ends_in_a_leaf(feature: li
     leaves = forest._leaves(np.random.default_rng(0).uniform(-5, 30, (20, 3)).astype(np.float32))
     assert (forest.feature[leaves] == -1).all()
     assert len(leaves) == (forest.feature == -1).sum() - (forest.feature >= 0).sum()
-    # Each node but a root is the child of exactly one other, which stands before it.
+    # Each node except the roots is the child of exactly one node, which comes before it.
     inner = np.flatnonzero(forest.feature >= 0)
     pairs = forest._children.reshape(-1, 2)[inner]
     assert (pairs > inner[:, None]).all()

@@ -1,4 +1,4 @@
-"""Intervals by kind of shape."""
+"""Test the factors of intervals for each kind of shape."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.support.synthetic import H100
         (Gemm(4096, 16, 4096, "bf16"), "narrow"),
         (Gemm(4096, 50304, 4096, "bf16"), "vocabulary"),
         (Gemm(4096, 50257, 4096, "bf16"), "misaligned"),
-        (Gemm(1, 12, 4096, "bf16"), "narrow, few M"),  # a vector's rows are not misaligned
+        (Gemm(1, 12, 4096, "bf16"), "narrow, few M"),  # a result with one row is not misaligned
         (Gemm(4096, 1, 4096, "bf16"), "narrow"),
         (Gemm(4096, 1, 4095, "bf16"), "misaligned"),
     ],
@@ -36,7 +36,7 @@ def test_kinds(gemm: Gemm, kind: str) -> None:
 
 
 def errors(scatter: dict[str, float], rows: int = 2000, seed: int = 0) -> GroupErrors:
-    """Errors of which nine in ten are within an end of 1 where the scatter is 1."""
+    """Return normal errors; with a scatter of 1, nine in ten are between −1 and 1."""
     rng = np.random.default_rng(seed)
     groups = rng.choice(np.array(list(scatter), dtype=object), rows)
     sizes = np.array([scatter[name] for name in groups]) / 1.645
@@ -51,7 +51,8 @@ def test_a_kind_that_is_less_sure_gets_a_wider_interval_and_a_wider_one_is_belie
     many = group_factors([errors(planted, seed=seed) for seed in range(20)])
     for name, truth in planted.items():
         assert many[name] == pytest.approx((truth, truth), rel=0.12)
-    # Of one collection, a half more of twice as much is believed, and hardly any of a third less.
+    # A single collection widens the interval by more than half if it requires twice the width, and
+    # hardly narrows it if two thirds would be enough.
     assert 1.4 < one["narrow"][0] < 1.8
     assert 0.88 < one["vocabulary"][1] < 0.98
 
@@ -82,7 +83,7 @@ def test_intervals_differ_by_kind_and_survive_json() -> None:
 
 
 def test_a_spread_is_read_back_from_a_widened_interval() -> None:
-    """Ratios of such a kind are less sure, too."""
+    """The ratios of times of such a kind also become less certain."""
     fit = Fit(default_constants("hopper", "bf16"), low=-0.1, high=0.2)
     wide = replace(fit, groups={"narrow": (2.0, 2.0)})
     one = Query.plain([Gemm(4096, 16, 4096, "bf16")], "cublas")

@@ -75,7 +75,7 @@ def test_constants_stay_within_what_is_physically_possible(tmp_path: Path) -> No
 
 
 def test_no_row_is_predicted_by_constants_that_saw_it(tmp_path: Path) -> None:
-    """Changing one part's times does not change its own predictions; changing the others' does."""
+    """The times of a fold do not influence its predictions, but those of other folds do."""
     cases = gemm_cases(dict.fromkeys(random_sizes(150)))
     seconds = model_law()(problems(cases))
     own = np.array([_fold_of(problem, 3) for problem in problems(cases)]) == 0
@@ -95,7 +95,7 @@ def test_the_same_problem_is_in_the_same_part_in_every_sweep(tmp_path: Path) -> 
     sizes = list(dict.fromkeys(random_sizes(50)))
     cases = gemm_cases(sizes, "one") + gemm_cases(sizes, "two")
     seconds = model_law()(problems(cases))
-    seconds[len(sizes) :] *= 1.5  # so that the parts learn different constants
+    seconds[len(sizes) :] *= 1.5  # so that different folds lead to different constants
     time = calibrate(H100, load(record(tmp_path, cases, seconds)).ok).held_out.estimate.time
     assert time[: len(sizes)] == pytest.approx(time[len(sizes) :])  # predicted by the same fit
 
@@ -105,7 +105,7 @@ def test_the_same_problem_is_in_the_same_part_in_every_sweep(tmp_path: Path) -> 
 def test_the_interval_covers_nine_in_ten_of_rows_that_it_never_met(
     tmp_path: Path, rows: int
 ) -> None:
-    """Fresh rows of several recordings: neither constants nor interval saw them."""
+    """The rows are new: neither the constants nor the interval were fitted to them."""
     covered = []
     truth = model_law()
     for seed in range(8 if rows < 500 else 3):
@@ -142,7 +142,7 @@ def test_few_rows_narrow_a_priors_interval_as_they_tell_the_scale(tmp_path: Path
     spread = Spread(scale=0.3, shape=0.1)
     assert spread.narrowing(0) == 1
     assert spread.after(10_000) == pytest.approx(0.1, rel=0.01)
-    # One row of which a single shape may be off by 0.1 tells the scale to 0.1.
+    # A single shape may deviate by 0.1, so one row determines the scale to 0.1.
     assert spread.after(1) == pytest.approx(np.hypot(0.1, 0.1), rel=0.1)
 
 
@@ -153,8 +153,8 @@ def test_pairs_of_neighbours_have_the_noise_of_two(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     noisy = truth * np.exp(0.03 * rng.standard_normal(len(truth)))
     fit = calibrate(H100, load(record(tmp_path, cases, noisy)).ok).model.fits[GROUP]
-    assert 100 < fit.pairs < len(sizes)  # one for each shape that another one pads
-    # 5th to 95th percentile of a difference of two: ± 1.645 · √2 · 0.03.
+    assert 100 < fit.pairs < len(sizes)  # one pair for each shape that has a padding
+    # The 5th and 95th percentile of the difference of two errors are ±1.645 · √2 · 0.03.
     low, high = fit.ratio_range(True, (1.0, 1.0))
     assert high == pytest.approx(0.07, rel=0.3)
     assert low == pytest.approx(-0.07, rel=0.3)
@@ -168,7 +168,7 @@ def test_few_rows_move_the_scale_and_hardly_any_single_constant() -> None:
     fit = fit_group(H100, query, slow, np.full(6, ""), prior)
     ratio = Inputs.from_query(H100, query).estimate(fit.constants).time / slow
     assert np.median(ratio) == pytest.approx(1.0, rel=0.05)
-    for rate in ("compute", "dram", "feed", "l2"):  # those that none of the six depend on, too
+    for rate in ("compute", "dram", "feed", "l2"):  # even rates that limit none of the six times
         slower = getattr(start, rate) / getattr(fit.constants, rate)
         assert 1.1 < slower < 1.45, rate
     assert fit.constants.tail == pytest.approx(start.tail, abs=0.1)
@@ -258,7 +258,7 @@ def test_every_known_machine_predicts_without_measurements(slug: str) -> None:
     high = frame["hi_us"].iloc[0] / frame["time_us"].iloc[0]
     assert 1.1 < high <= np.exp(UNCALIBRATED[1]) * 1.001
     assert set(frame["limit"]) <= set(LIMITS)
-    # Large products reach 60 to 100 % of the peak, tiny ones take the launch.
+    # Large GEMMs reach more than half of the peak, and tiny ones take as long as a launch.
     rate = problems[0].flops / (frame["time_us"].iloc[0] * 1e-6) / machine.peak("fp16")
     assert 0.5 < rate < 1.0
     assert frame["limit"].iloc[1] == "launch"
@@ -321,7 +321,7 @@ def test_nothing_measured_is_a_sentence(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "slug", "mean"),
     [
-        # First version. For scale, four fitted constants give 10.1 % and 12.9 %.
+        # For comparison: the law of four fitted constants has errors of 10.1% and 12.9%.
         ("h100_sxm-trtllm-1.3.0rc20.parquet", "nvidia-h100-sxm", 0.08),
         ("a100_sxm-sglang-0.5.10.parquet", "nvidia-a100-sxm-80gb", 0.11),
     ],
@@ -335,7 +335,7 @@ def test_public_bf16_tables_calibrated_on_256_rows(
     problems = [Gemm(int(r.m), int(r.n), int(r.k), "bf16") for r in drawn.itertuples()]
     seconds = drawn["latency"].to_numpy() * 1e-3
     machine = known_machine(slug)
-    # From another generation's constants, so that nothing fitted to this table helps.
+    # Start from another generation's constants, because they were not fitted to this table.
     start = default_constants("volta", "bf16")
     seen = Inputs.from_query(machine, Query.plain(problems[:256], "cublas"))
     constants = fit_constants(seen, seconds[:256], start)
@@ -347,7 +347,7 @@ def test_public_bf16_tables_calibrated_on_256_rows(
 
 @pytest.mark.parametrize("name", HAND_WRITTEN)
 def test_a_hand_written_kernel_is_predicted_with_its_own_config(name: str) -> None:
-    """Its tile, and the parts of its sum: no minimum over the library's tiles."""
+    """The prediction has the tile and the parts of K in its config, not the library's best."""
     few = Gemm(256, 256, 65536, "bf16")
     conv = Conv(1, 512, 7, 7, 512, 3, 3, (1, 1), (1, 1), (1, 1), 1, "bf16")
     problem = conv if name == "triton-conv" else few
@@ -362,7 +362,7 @@ def test_a_hand_written_kernel_is_predicted_with_its_own_config(name: str) -> No
 
 
 def test_vectors_do_not_show_what_misaligned_rows_cost(tmp_path: Path) -> None:
-    """An N of 1 is no evidence for an N of 1001."""
+    """Times with an N of 1 do not show what an N of 1001 costs."""
     shapes = [*random_sizes(30), *((m, 1, 1024) for m in range(1024, 1034))]
     recording = load(
         record(tmp_path, gemm_cases(shapes), model_law()(problems(gemm_cases(shapes))))

@@ -1,4 +1,4 @@
-"""Public tables as priors: on simulated machines whose truth is known."""
+"""Test public tables as priors, on simulated machines whose true times are known."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def shapes(count: int, seed: int) -> list[Gemm]:
 
 
 def jumps(gemms: list[Gemm]) -> np.ndarray:
-    """What a library's choice does to the time, which no constant explains."""
+    """Log factors of the times by the library's choice of kernels, which no constant explains."""
     sizes = np.log2(sizes_of(gemms))
     return 0.15 * np.sign(np.sin(1.7 * sizes[:, 0])) + 0.1 * np.sign(np.cos(2.3 * sizes[:, 1]))
 
@@ -67,7 +67,7 @@ GROUP = "cublas gemm bf16"
 
 
 def prior_on(*collections: CollectionTrees, machine: Machine = H100) -> Prior:
-    """A prior of some collections, of which nothing else is known."""
+    """Build a prior from some collections, with random shapes as the query."""
     asked = Query.plain(shapes(100, 99), "cublas", warm=True)
     return prior_from_tables(machine, "bf16", collections, asked)
 
@@ -104,12 +104,12 @@ def test_a_collection_that_says_nothing_is_left_out(
     assert fit.offsets is not None
     assert fit.offsets.source == "SGLang 1 of nvidia-h100-sxm and wild of nvidia-h100-sxm"
     assert np.abs(fit.offsets.weights[1]).max() < 0.3
-    # Even where answers rested on it without own measurements, they no longer do.
+    # The collection of random times comes first here, so it would answer before any measurement.
     wild = prior_on(nonsense, prior)
     (fit,) = calibrate_query(H100, query, seconds, priors={GROUP: wild}).model.fits.values()
     assert fit.offsets is not None
     assert np.abs(fit.offsets.weights[0]).max() < 0.3
-    # Other groups have no collection.
+    # A group without an entry in ``priors`` uses no collection.
     halves = [replace(gemm, dtype="fp32") for gemm in own]
     other = calibrate_query(H100, Query.plain(halves, "cublas"), seconds, priors={GROUP: both})
     assert all(fit.offsets is None for fit in other.model.fits.values())
@@ -120,11 +120,11 @@ def test_a_collection_may_tell_of_one_kind_of_limit_alone(prior: CollectionTrees
     theirs, own = shapes(1500, 21), shapes(400, 22)
 
     def fixed(gemms: list[Gemm]) -> np.ndarray:
-        """How much what is fixed counts in their times."""
+        """Return the weight of the launch among the kinds of limits of each GEMM."""
         query = Query.plain(gemms, "cublas", warm=True)
         return CollectionEstimates.from_trees((prior,), Inputs.from_query(H100, query)).shares[:, 0]
 
-    # It knows the jumps of launches, and of all else their opposite.
+    # The collection has the jumps where launches limit the time, and the opposite elsewhere.
     times = truth(theirs) * np.exp((2 * fixed(theirs) - 2) * jumps(theirs))
     half = fit_collection(H100, "half", theirs, times)
     fitted = fit_group(
@@ -149,7 +149,7 @@ def test_without_a_row_the_first_collection_answers(
     assert fit_group(H100, *nothing, prior_on(prior)) == unmeasured(prior_on(prior))
     said, deviation = prior.log_ratios(asked)
     assert np.corrcoef(said, jumps(asked))[0, 1] > 0.5
-    # Where its trees disagree it is further off, and its spread says so.
+    # Where the trees disagree, their errors and the spread are larger.
     off = np.abs(said - jumps(asked))
     inputs = Inputs.from_query(H100, Query.plain(asked, "cublas", warm=True))
     wide = fitted.offsets.spread(fitted.offsets.estimates(inputs))
@@ -170,7 +170,7 @@ def test_without_a_row_or_a_table_of_the_machine_siblings_answer_together(
     assert fitted.offsets is not None
     assert [w[0] for w in fitted.offsets.weights] == [0.5, 0, 0.5]
     assert fitted.offsets.source == "public tables: 2 of nvidia-h100-sxm, 1 of nvidia-h20"
-    # The geometric mean of what the two first ones say.
+    # The time is the geometric mean of those of the first collection of each sibling.
     each = [unmeasured(prior_on(one, machine=h200)) for one in (prior, other)]
     times = [corrected_estimate(asked, *one)[0].time for one in each]
     np.testing.assert_allclose(
@@ -181,7 +181,7 @@ def test_without_a_row_or_a_table_of_the_machine_siblings_answer_together(
 def test_one_row_hardly_moves_a_prior_and_a_slower_machine_is_first_slower_throughout(
     prior: CollectionTrees,
 ) -> None:
-    """A twentieth more in all times: from five rows on most of it is known, whatever limits."""
+    """All times are 30% longer than in the table; five rows are enough to learn most of that."""
     own, asked = shapes(40, 31), shapes(400, 32)
     wanted = Query.plain(asked, "cublas", warm=True)
     seconds, true = truth(own, 1.3, 33), truth(asked, 1.3, 34)
@@ -204,8 +204,8 @@ def test_one_row_hardly_moves_a_prior_and_a_slower_machine_is_first_slower_throu
 def test_a_siblings_collection_is_scaled_by_the_datasheets(prior: CollectionTrees) -> None:
     h200 = known_machine("nvidia-h200")
     start = prior_on(prior, machine=h200).fit.constants
-    assert start.launch == prior.constants.launch  # the generation's
-    assert start.feed == pytest.approx(prior.constants.feed)  # the same chip
+    assert start.launch == prior.constants.launch  # equal in a generation
+    assert start.feed == pytest.approx(prior.constants.feed)  # both have the same chip
     a100 = prior_on(prior, machine=known_machine("nvidia-a100-sxm-80gb")).fit.constants
     assert a100.feed < 0.6 * prior.constants.feed
 
@@ -257,7 +257,7 @@ def test_a_collection_forgets_shapes_and_sizes() -> None:
 
 
 def collected(results: Path, slug: str, framework: str, count: int = 700) -> None:
-    """An imported collection of a machine, as ``make import`` keeps it."""
+    """Write an imported collection of a machine as ``make import`` does."""
     machine, gemms = known_machine(slug), shapes(count, 1)
     frame = pd.DataFrame(sizes_of(gemms), columns=list("mnk")).assign(
         framework=framework, version="1", device=machine.name, gemm_dtype="bfloat16",
@@ -282,11 +282,11 @@ def test_a_recording_finds_what_was_imported_near_it(tmp_path: Path) -> None:
     assert priors_for(recording, rows) == {}
     collected(tmp_path, "nvidia-h100-sxm", "SGLANG")
     collected(tmp_path, "nvidia-h200", "VLLM")
-    collected(tmp_path, "nvidia-b200", "VLLM")  # of another generation
+    collected(tmp_path, "nvidia-b200", "VLLM")  # a machine of another generation
     own, sibling = priors_for(recording, rows)[GROUP].collections
     assert own.name == "SGLang 1 of nvidia-h100-sxm"
     assert sibling.name == "vLLM 1 of nvidia-h200"
-    assert own.rows == sibling.rows == 670  # without the thirty shapes that were measured here
+    assert own.rows == sibling.rows == 670  # without the 30 shapes that the recording has
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("analysis.model.nearby.can_grow", lambda: False)
         assert priors_for(recording, rows) == {}  # without scikit-learn there are no trees
@@ -298,7 +298,7 @@ def test_a_recording_finds_what_was_imported_near_it(tmp_path: Path) -> None:
     (fit,) = analysis.model.fits.values()
     assert fit.offsets is not None
     text = (tmp_path / H100.slug / "calibration.json").read_text(encoding="utf-8")
-    assert "of nvidia-h100-sxm" not in text  # sources and machines apart
+    assert "of nvidia-h100-sxm" not in text  # sources and machines are stored separately
     assert json.loads(text)["groups"]["cublas gemm bf16"]["offsets"]["weights"]
 
 

@@ -1,4 +1,4 @@
-"""The tables of three pages of analysis/ are those of the recorded studies."""
+"""Test that the tables in pages of analysis/ are those of the recorded studies."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def recorded(name: str) -> Any:
 
 
 def coverage_table(rows: list[dict[str, Any]]) -> str:
-    """Means over each GPU's collections; in ``all`` without the file of small N."""
+    """Format the mean coverage over each GPU's collections; ``all`` excludes tables of small N."""
     by_kind: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
         by_kind[row["machine"]]["all"] += (
@@ -55,7 +55,7 @@ def test_accuracy_by_the_number_of_own_measurements() -> None:
 
 
 def test_more_measurements_are_never_worse_than_fewer() -> None:
-    """By more than 0.3 points or two standard errors of the mean over the draws."""
+    """The error may rise by 0.3 points or by two standard errors of the mean over the draws."""
     rows = evidence.recorded()
     for slug, prior in {(row["machine"], row["prior"]) for row in rows}:
         before: tuple[float, float] | None = None

@@ -1,4 +1,4 @@
-"""Constants carried over to a GPU that nobody measured."""
+"""Test constants that are carried over to a GPU without measurements."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LARGE = Gemm(4096, 4096, 4096, "bf16")
 @pytest.mark.parametrize(
     ("slug", "origin"),
     [
-        ("nvidia-h800", "nvidia-h100-sxm"),  # not the H200, whose memory is another
+        ("nvidia-h800", "nvidia-h100-sxm"),  # not the H200, whose memory is faster
         ("nvidia-a100-sxm-40gb", "nvidia-a100-sxm-80gb"),
         ("nvidia-rtx-pro-6000-workstation", "nvidia-rtx-pro-6000"),
         ("nvidia-b200", "nvidia-b300"),  # never itself
@@ -37,7 +37,7 @@ LARGE = Gemm(4096, 4096, 4096, "bf16")
         ("nvidia-geforce-rtx-4090", None),  # half of its peak
         ("nvidia-h20", None),
         ("nvidia-h100-pcie", None),
-        ("nvidia-t4", None),  # alone in its generation
+        ("nvidia-t4", None),  # the only GPU of its generation
     ],
 )
 def test_constants_come_from_the_nearest_machine_of_the_generation_if_one_is_near(
@@ -50,17 +50,17 @@ def test_constants_come_from_the_nearest_machine_of_the_generation_if_one_is_nea
 def test_a_peak_beyond_those_that_were_learned_from_is_too_far() -> None:
     h100 = replace(known_machine("nvidia-h100-sxm"), slug="a-sibling")
     assert nearest_sibling(h100, MEASURED) is not None
-    # Bandwidths were seen to differ by 1.4, peaks by 1.1 alone.
+    # Between measured siblings, bandwidths differ by factors up to 1.4, but peaks only up to 1.1.
     slow = replace(h100, peaks={"bf16": h100.peak("bf16") / 1.3})
     assert nearest_sibling(slow, MEASURED) is None
     assert nearest_sibling(replace(h100, bandwidth=h100.bandwidth * 1.3), MEASURED) is not None
     assert nearest_sibling(replace(h100, peaks={"fp32": 1e13}), MEASURED) is None
-    # With one machine of each generation nothing was learned.
+    # With one machine of each generation, there is no pair to learn from.
     assert nearest_sibling(h100, ["nvidia-h100-sxm", "nvidia-b200"]) is None
 
 
 def ends(basis: Basis, problem: Problem) -> tuple[float, float, float]:
-    """Seconds predicted, and the logs of the interval's ends over it."""
+    """Return the predicted seconds, and the log ratios of the interval's ends to them."""
     p = basis.model.predict(basis.query([problem]))
     time = p.estimate.time[0]
     return float(time), float(np.log(p.lo[0] / time)), float(np.log(p.hi[0] / time))
@@ -75,7 +75,7 @@ def test_a_machine_without_measurements_answers_like_its_sibling_and_no_surer(
     assert "factor of two" not in here.source
     time, low, high = ends(here, LARGE)
     its_time, its_low, its_high = ends(there, LARGE)
-    # By the datasheets they are one machine; what other software does there, nobody has shown.
+    # The two datasheets are nearly equal, but no table shows other frameworks on the H800.
     assert time == pytest.approx(its_time, rel=0.05)
     assert UNCALIBRATED[0] < low < its_low + 1e-9
     assert its_high - 1e-9 < high < UNCALIBRATED[1]
@@ -88,7 +88,7 @@ def test_no_interval_is_narrower_than_where_the_constants_were_fitted() -> None:
     assert (narrow.low, narrow.pair_high) == (fit.low, fit.pair_high)
     wide = carried_fit(fit, h100, h800, SoftwareRange(-5.0, 6.0, -7.0, 8.0))
     assert (wide.low, wide.high, wide.pair_low, wide.pair_high) == (-5.0, 6.0, -7.0, 8.0)
-    assert (wide.rows, wide.median) == (0, None)  # nobody measured it
+    assert (wide.rows, wide.median) == (0, None)  # the H800 was not measured
 
 
 def test_less_bandwidth_costs_what_is_bound_by_it(tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_the_other_16_bit_dtype_is_as_fast_and_a_little_less_sure(tmp_path: Path
 
 
 def test_tf32_goes_by_the_same_machines_constants(tmp_path: Path) -> None:
-    """At half of the peak and with twice the bytes it takes twice as long, give or take."""
+    """With half of the peak and twice the bytes, the time is about twice as long."""
     basis = find_basis("nvidia-l40s", tmp_path)
     time, low, high = ends(basis, replace(LARGE, dtype="tf32"))
     assert time == pytest.approx(2 * ends(basis, LARGE)[0], rel=0.1)
@@ -138,7 +138,7 @@ def test_tf32_goes_by_the_same_machines_constants(tmp_path: Path) -> None:
 
 def test_fp32_is_surer_where_its_generation_was_measured(tmp_path: Path) -> None:
     fp32 = replace(LARGE, dtype="fp32")
-    slugs = ("nvidia-a100-sxm-40gb", "nvidia-l4", "nvidia-a10")  # an A10's SMs are other ones
+    slugs = ("nvidia-a100-sxm-40gb", "nvidia-l4", "nvidia-a10")  # an A10 has different SMs
     sure, *others = (find_basis(slug, tmp_path) for slug in slugs)
     assert ends(sure, fp32)[1:] == pytest.approx(FP32_LIKE)
     assert (
@@ -154,7 +154,7 @@ def test_fp32_is_surer_where_its_generation_was_measured(tmp_path: Path) -> None
 def test_a_machine_without_a_sibling_like_it_gets_the_mean_of_all_generations(
     tmp_path: Path,
 ) -> None:
-    """Surer than a factor of two, and less sure than with a sibling."""
+    """The interval is narrower than a factor of two, and wider than with a sibling."""
     basis = find_basis("nvidia-h20", tmp_path)
     assert basis.kind == "generation"  # Hopper's GPUs are among them
     assert basis.source.startswith("mean of the constants of 9 GPUs, scaled, warm; ")
@@ -162,13 +162,12 @@ def test_a_machine_without_a_sibling_like_it_gets_the_mean_of_all_generations(
     _, near_low, near_high = ends(find_basis("nvidia-h800", tmp_path), LARGE)
     assert UNCALIBRATED[0] < low < near_low
     assert near_high < high < UNCALIBRATED[1]
-    assert (
-        find_basis("nvidia-t4", tmp_path).kind_and_source(LARGE)[0] == "none"
-    )  # which has no bf16
+    # A T4 has no bf16.
+    assert find_basis("nvidia-t4", tmp_path).kind_and_source(LARGE)[0] == "none"
 
 
 def test_every_generation_counts_the_same_in_the_mean() -> None:
-    """Four Blackwells are one generation."""
+    """The four Blackwell GPUs together have the weight of one generation."""
     h20 = known_machine("nvidia-h20")
     fits = {slug: find_basis(slug, Path("nowhere")).model.fits[GROUP] for slug in MEASURED}
     known = {slug: fit.constants for slug, fit in fits.items()}
@@ -186,7 +185,7 @@ def test_every_generation_counts_the_same_in_the_mean() -> None:
 
 
 def test_a_gpu_that_no_table_lists_has_siblings_too(tmp_path: Path) -> None:
-    """Questions were measured on it, so that its facts are known, and nothing else."""
+    """Only pad/choose queries were measured on it, so its run.json has its facts."""
     unlisted = replace(known_machine("nvidia-h200"), slug="nvidia-h200-nvl", name="NVIDIA H200 NVL")
     plan = {"budget_s": 10.0, "shards": 1, "sweeps": [CONFIRM], "left_out": {}, "cases": []}
     cases = [Case(CONFIRM, LARGE, "cublas")]

@@ -23,7 +23,7 @@ def test_a_residual_learns_what_is_smooth_and_leaves_noise_alone() -> None:
     again = Residual.from_json(json.loads(json.dumps(found.to_json())))
     assert again.predict(x[200:])[0] == pytest.approx(mean)
     assert again.predict(x[200:])[1] == pytest.approx(spread)
-    # A row that was not seen is as uncertain as is usual for such rows, and a seen one less.
+    # Held-out rows have the typical spread of 1, and rows that the trees grew from a smaller one.
     assert 0.7 < np.median(spread) < 1.4
     assert np.median(found.predict(x[:200])[1]) < 0.8 * np.median(spread)
 
@@ -38,7 +38,7 @@ def test_a_residual_from_before_trees_were_written_grows_them() -> None:
     damages: list[dict[str, object]] = [
         {"features": 1.0},
         {"features": [1.0, 2.0]},
-        {"features": [[0.0] * 128] * 200},  # more than trees can tell apart
+        {"features": [[0.0] * 128] * 200},  # more features than trees can have
         {"log_ratios": [1.0]},
         {"log_ratios": [math.nan] * 200},
     ]
@@ -89,17 +89,17 @@ def test_of_very_many_rows_the_few_that_are_unlike_all_near_them_are_learned() -
     rows = MANY_ROWS + 2000
     x = rng.uniform(0, 1, (rows, 6))
     x[:, :2] = rng.integers(0, 20, (rows, 2))
-    # Like weights whose two sizes are powers of two: five pairs of sizes of four hundred.
+    # Five of 400 pairs of sizes are fast, like weights whose two sizes are powers of two.
     fast = (x[:, 0] == x[:, 1]) & (x[:, 0] % 4 == 0)
     y = 0.02 * x[:, 2] - 0.7 * fast + 0.01 * rng.standard_normal(rows)
     found = fit_residual(x, y)
     assert found is not None
     mean, spread = found.predict(x)
-    # Clipped as outliers, they would be predicted like all others.
+    # If their times were clipped as outliers, they would be predicted like all other rows.
     assert mean[fast].mean() < -0.3
     assert np.abs(mean[~fast] - y[~fast]).mean() < 0.015
     assert 0.5 < np.median(spread) < 1.2
-    # So are a fold's, however few it leaves, but with fewer trees.
+    # With ``part_of``, the rows of a fold are not clipped either, but fewer trees grow.
     part, alone = (fit_residual(x[:8000], y[:8000], part_of=of) for of in (rows, None))
     assert part is not None
     assert alone is not None

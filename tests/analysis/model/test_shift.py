@@ -1,4 +1,4 @@
-"""How other software's times are expected to differ from a table's."""
+"""Test the expected difference between a table's times and those of other frameworks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TIMES = np.geomspace(2e-6, 5e-3, 4000)
 
 
 def differing(law: float, rows: int = 4000) -> CollectionPair:
-    """A collection that is slower by a factor everywhere, as its log."""
+    """Return a collection whose log ratio to the table is ``law`` at all shapes."""
     return CollectionPair(TIMES[:: 4000 // rows], np.full(rows, law))
 
 
@@ -36,7 +36,8 @@ def test_what_three_siblings_show_is_half_believed_and_what_one_shows_a_quarter(
 def test_short_products_may_differ_otherwise_than_long_ones() -> None:
     law = np.where(TIMES < 10e-6, 0.06, -0.04)
     shift = Shift.learned([[CollectionPair(TIMES, law)]] * 3)
-    # Beyond the first and the last median it stays; where the law changes, it is between both.
+    # Beyond the first and the last knot, the shift is constant. Where the law changes, it is in
+    # between.
     far = np.array([1e-9, 3e-6, 1e-4, 1.0])
     expected = np.array([0.03, 0.03, -0.02, -0.02])
     assert np.log(shift.applied(far) / far) == pytest.approx(expected)
@@ -45,29 +46,29 @@ def test_short_products_may_differ_otherwise_than_long_ones() -> None:
 
 
 def test_every_sibling_weighs_as_much_and_every_collection_of_one() -> None:
-    # By rows, the first machine would decide.
+    # If all rows had the same weight, the first machine would determine the result.
     many, few = [differing(0.1), differing(0.1)], [differing(-0.1, 400)]
     assert np.log(Shift.learned([many, few, few]).applied(TIMES) / TIMES) == pytest.approx(-0.05)
-    # Of one machine's three collections two agree.
+    # Two of the three collections of one machine agree.
     mixed = [differing(0.1), differing(-0.1, 400), differing(-0.1, 400)]
     assert np.log(Shift.learned([mixed]).applied(TIMES) / TIMES) == pytest.approx(-0.025)
 
 
 def test_siblings_weigh_as_much_in_each_range_of_times() -> None:
     short = np.full(1000, 5e-6)
-    # All of the first one's rows lie where the others have a tenth of theirs.
+    # All rows of the first collection are in the range where the second has a tenth of its rows.
     first = CollectionPair(short, np.full(1000, 0.1))
     second = CollectionPair(np.append(short[:10], np.full(90, 1e-3)), np.full(100, -0.1))
     seconds = np.array([5e-6, 1e-3])
     shift = np.log(Shift.learned([[first], [second], [second]]).applied(seconds) / seconds)
-    # Of long ones only two machines say something.
+    # Only two of the three machines have long times.
     assert shift == pytest.approx([-0.1 * 3 / 6, -0.1 * 2 / 5])
 
 
 def test_without_siblings_nothing_is_shifted() -> None:
     nothing = CollectionPair(np.empty(0), np.empty(0))
     assert Shift.learned([]) == Shift.learned([[], []]) == Shift.learned([[nothing]]) == Shift()
-    # A machine that shares no shape with anybody is no machine more that shows something.
+    # A machine without common shapes does not count as a sibling.
     assert Shift.learned([[differing(0.1)], [nothing]]) == Shift.learned([[differing(0.1)]])
     assert Shift().applied(TIMES) is TIMES
 

@@ -1,4 +1,4 @@
-"""Intervals of sums of predicted times."""
+"""Test the intervals of sums of predicted times."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_made_up_steps_have_three_to_twelve_products() -> None:
 
 
 def rows(common: float, own: float) -> tuple[Times, np.ndarray, np.ndarray]:
-    """Times with errors of two kinds, and the 90 % intervals of predictions."""
+    """Return times with a common and a random error, and the 90% intervals of predictions."""
     rng = np.random.default_rng(3)
     predicted = np.exp(rng.uniform(-11, -7, 4000))
     error = common + own * rng.standard_normal(4000)
@@ -48,7 +48,7 @@ def test_errors_that_are_independent_narrow_the_interval_of_a_sum() -> None:
 def test_errors_that_are_all_the_same_widen_it() -> None:
     low, high = sum_factors(*rows(common=0.05, own=0.005))
     assert high > 1.1
-    assert low == 0.25  # nothing is ever faster than predicted
+    assert low == 0.25  # no sum is faster than predicted
 
 
 def test_few_rows_change_nothing() -> None:

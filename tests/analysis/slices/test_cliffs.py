@@ -1,4 +1,4 @@
-"""Steps between neighbouring sizes, and which of them another collection repeats."""
+"""Test cliffs between neighbouring sizes, and their confirmation by another collection."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_neighbours_are_one_apart_or_nearly_as_large() -> None:
     assert list(zip(steps["m"], steps["after"], strict=True)) == [(1280, 1281), (1281, 1300)]
     assert steps["ratio"].iloc[0] == pytest.approx(56 / 31)
     assert steps["certain"].all()
-    assert neighbouring_pairs(rows((1, 1.0), (2, 2.0))).empty  # twice as much to compute
+    assert neighbouring_pairs(rows((1, 1.0), (2, 2.0))).empty  # twice as large
 
 
 def test_lines_of_other_sizes_dtypes_or_implementations_are_apart() -> None:

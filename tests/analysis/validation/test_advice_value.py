@@ -1,4 +1,4 @@
-"""What advice is worth, on tables whose law is known."""
+"""Test the value of advice on tables whose law is known."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_model_that_knows_the_law_regrets_little_and_finds_most(tmp_path: Path
 
 
 def test_noise_is_not_followed(tmp_path: Path) -> None:
-    """Where times jump by 10 % from shape to shape, nothing that is claimed is certain."""
+    """If times scatter by 10% from shape to shape, hardly any shape is padded."""
     worth = judge_advice(validated(tmp_path, noise=0.1), draws=100)
     assert worth.padding["advice"].moved <= 5
     assert worth.padding["advice"].loss_p95 < 0.02
@@ -58,7 +58,7 @@ def test_a_table_without_neighbours_says_so(tmp_path: Path) -> None:
 
 
 def test_one_measured_guess_is_worth_more_than_none_and_more_are_worth_more(tmp_path: Path) -> None:
-    """Shapes whose times jump by 5 % in a way that the model cannot know, measured to 0.5 %."""
+    """Times scatter by 5% from shape to shape, which the model cannot know, and noise is 0.5%."""
     cases = gemm_cases(GRID)
     law = model_law()(problems(cases))
     truth = law * np.exp(0.05 * np.random.default_rng(7).standard_normal(len(law)))

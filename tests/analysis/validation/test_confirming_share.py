@@ -1,4 +1,4 @@
-"""What confirming earns, on shapes whose times jump in a way that no model can know."""
+"""Test the gain by confirming, on shapes whose times scatter in a way that no model can know."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LAW = model_law()
 
 
 def collections(folder: Path, jumps: float, noise: float, law: Law = LAW) -> Collections:
-    """Two collections of a law with jumps from shape to shape, each with noise of its own."""
+    """Measure a law with jumps from shape to shape twice, with independent noise."""
     cases = gemm_cases(GRID)
     truth = law(problems(cases))
     truth = truth * np.exp(jumps * np.random.default_rng(7).standard_normal(len(truth)))
@@ -51,7 +51,8 @@ def test_shares_answer_the_same_questions_and_pay_for_what_they_measure(tmp_path
     assert (none.swept, none.tried, none.confirmed, none.told) == (60, 0, 0, 0)
     assert half.swept == 30
     assert half.questions == none.questions
-    # A question has a candidate at least, and its own problem may be explored for another one.
+    # Each query has at least one candidate. The problem of one query may be the candidate of
+    # another.
     assert 2 <= half.tried <= 0.5 * budget / (CANDIDATE_COST + PAIR_COST)
     assert 1 <= half.told <= half.moved
     assert none.unconfirmed_gain == none.gain
@@ -70,13 +71,13 @@ def test_what_is_confirmed_gains(tmp_path: Path) -> None:
     after, told = swept.answers(asked, of.times([*swept.rows, *explored], pairs))
     gain = judged(of, asked, after)[0]
     assert told.sum() > 10
-    assert gain[told].min() > 0.01  # what the verdict promises
+    assert gain[told].min() > 0.01  # the verdict of a confirmed change promises a gain
     assert gain.mean() > judged(of, asked, before)[0].mean() + 0.001
 
 
 @pytest.mark.slow
 def test_noise_is_not_confirmed(tmp_path: Path) -> None:
-    """Each shape computes as much per second, and measurements are off by 5 %."""
+    """All shapes have the same FLOP/s, and measurements have noise of 5%."""
     of = collections(tmp_path, jumps=0.0, noise=0.05, law=lambda of: flops(of) / 5e14)
     half = worth_of(of, 60, 0, (0.5,), elsewhere=20)[0]
     assert half.tried > 0

@@ -1,4 +1,4 @@
-"""What constants are worth on another machine of the generation."""
+"""Test the error of constants that are carried over to another machine of the generation."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ BLACKWELL = ("nvidia-b200", "nvidia-b300")
 
 
 def fits() -> dict[str, Fit]:
-    """The shipped ones of bf16."""
+    """Return the shipped bf16 fit of each machine."""
     machines = shipped_fits()["machines"]
     return {
         slug: model_from_json(known_machine(slug), m).fits[GROUP] for slug, m in machines.items()
@@ -38,7 +38,7 @@ def fits() -> dict[str, Fit]:
 
 
 def table(folder: Path, slug: str, factor: float, rows: int) -> PublicTable:
-    """Times by the machine's own shipped constants, all slower by a factor, with 2 % of noise."""
+    """Write a table of times by the machine's shipped constants, times a factor, with 2% noise."""
     machine = known_machine(slug)
     assert slug_of_device(machine.name) == slug
     sizes = pd.DataFrame(sorted(set(random_sizes(rows, 0))), columns=list("mnk"))
@@ -56,7 +56,8 @@ def table(folder: Path, slug: str, factor: float, rows: int) -> PublicTable:
 
 def test_each_machine_is_predicted_by_every_other_one_of_its_generation(tmp_path: Path) -> None:
     known = {slug: fit for slug, fit in fits().items() if slug in (*HOPPER, "nvidia-b200")}
-    # The two H200 differ by a factor; the B200 has no sibling here, and an L40S no constants.
+    # The two tables of the H200 differ by a factor. The B200 has no sibling here, and the L40S has
+    # no constants.
     tables = [
         table(tmp_path, "nvidia-h100-sxm", 1.0, 300), table(tmp_path, "nvidia-h200", 1.0, 300),
         table(tmp_path, "nvidia-h200", 1.5, 300), table(tmp_path, "nvidia-b200", 1.0, 300),
@@ -66,11 +67,11 @@ def test_each_machine_is_predicted_by_every_other_one_of_its_generation(tmp_path
     assert [(c.origin, c.slug) for c in found] == [HOPPER[::-1], HOPPER, HOPPER]
     right, slow = (np.median(c.log_ratios) for c in found[1:])
     assert slow - right == pytest.approx(np.log(1.5), abs=0.01)
-    assert abs(right) < 0.1  # H100's constants, scaled, are not far off an H200's own
+    assert abs(right) < 0.1  # the scaled constants of the H100 predict the H200 well
 
 
 def errors(origin: str, slug: str, scatter: float, rows: int = 2000) -> CollectionErrors:
-    """Log ratios that scatter about 0, one machine's constants on another."""
+    """Return errors of one machine's constants on another, as log ratios that scatter about 0."""
     sizes = pd.DataFrame(random_sizes(rows, 0), columns=list("mnk")).assign(dtype="bf16")
     predicted = np.full(rows, 1e-5)
     log_ratios = scatter * np.random.default_rng(rows).standard_normal(rows)
@@ -85,13 +86,13 @@ def test_every_pair_weighs_the_same_however_many_collections_it_has() -> None:
     calm, wild = errors(*HOPPER, 0.02), errors(*HOPPER[::-1], 0.2)
     once, again = (software_range([calm, *[wild] * times]) for times in (1, 4))
     assert (again.low, again.high) == pytest.approx((once.low, once.high), rel=0.01)
-    # Two machines' constants on the same third one are two pairs.
+    # The constants of two machines on the same third machine are two pairs.
     other = replace(wild, slug=calm.slug)
     assert software_range([calm, other]) == once
 
 
 def narrow() -> dict[str, ShippedFit]:
-    """The shipped fits, as if their own collections asked for hardly any interval."""
+    """Return the shipped fits, as if their own collections required hardly any interval."""
     return {
         slug: ShippedFit(replace(fit, low=-1e-3, high=1e-3, scale=1.0, beside=0.0), [])
         for slug, fit in fits().items()
@@ -107,9 +108,10 @@ def test_a_machine_is_judged_by_an_interval_that_no_pair_of_it_taught() -> None:
     rows = {
         (row["constants_from"], row["machine"]): row for row in judge_generation(narrow(), found)
     }
-    # An answer is by the nearest sibling alone: GB200's constants on a B200 are not judged.
+    # Only the nearest sibling's constants answer, so those of the GB200 are not judged on a B200.
     assert rows.keys() == scatter.keys()
-    # Hopper's pairs know 5 %, all others 10 %: without its own, each has the other's interval.
+    # Hopper's errors scatter by 5%, those of the others by 10%. Each generation is judged by the
+    # interval of the other one.
     for (_, slug), row in rows.items():
         assert row["coverage_90"] > 0.99 if slug in HOPPER else row["coverage_90"] < 0.85
 
@@ -122,8 +124,8 @@ def test_what_is_known_of_a_machine_widens_the_intervals_of_all_others_alone() -
     shipped["nvidia-b200"] = replace(
         shipped["nvidia-b200"], collections=[errors("", "nvidia-b200", 1.0)]
     )
-    # The calm pairs teach little, and those that are judged are wild. A B300's constants come from
-    # the B200, whose own collections its own fit answers for.
+    # The interval is learned from pairs with small errors, and the judged pairs have large errors.
+    # The constants of the B300 come from the B200, whose fit already covers the B200's collections.
     for (origin, slug), wild in zip(pairs, carried, strict=True):
         taught = [wild if (c.origin, c.slug) == (origin, slug) else c for c in calm]
         rows = judge_generation(shipped, taught)
@@ -158,6 +160,6 @@ def test_what_is_recorded_is_what_the_tables_give() -> None:
     )
     for name in ("rows", "median", "mean", "p95"):
         assert getattr(one.errors, name) == pytest.approx(recorded[name], rel=0.02)
-    # What is shipped was learned from these rows among others.
+    # The shipped range was learned from these and other rows.
     learned = ErrorRange(SoftwareRange(**shipped_fits()["generation"]), {})
     assert one.inside(learned).mean() > 0.9

@@ -59,7 +59,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> PublicRows:
 
 @pytest.fixture(scope="module")
 def found(source: PublicRows) -> Validation:
-    """Calibrated on 60 rows; it takes seconds."""
+    """Return a validation after calibration on 60 rows, which takes seconds."""
     return validate(source, H100, calibrate=60)
 
 
@@ -81,7 +81,7 @@ def test_the_document_has_what_was_promised(found: Validation) -> None:
 def test_a_known_law_is_learned_and_beats_every_baseline(source: PublicRows) -> None:
     found = validate(source, H100, calibrate=120)
     assert found.errors.median is not None
-    assert found.errors.median < 0.03  # the noise is 2 %
+    assert found.errors.median < 0.03  # the noise is 2%
     for name in ("datasheet", "three_constants", "four_fitted"):
         baseline = found.baselines[name]
         assert baseline is not None
@@ -151,7 +151,8 @@ def test_of_folds_every_row_is_tested_by_a_fit_that_had_not_seen_it(source: Publ
     assert found.baselines["physics"] is None
     assert found.errors.median is not None
     assert 0.005 < found.errors.median < 0.03
-    # Rows whose times make no sense are missed: nothing of theirs came into their prediction.
+    # Times that are three times too long are not predicted, because no fit used them to predict
+    # themselves.
     wild = source.seconds.copy()
     wild[::20] *= 3
     again = validate(replace(source, seconds=wild), H100, holdout="folds")
@@ -160,7 +161,7 @@ def test_of_folds_every_row_is_tested_by_a_fit_that_had_not_seen_it(source: Publ
 
 
 def convolutions(count: int) -> PublicRows:
-    """fp32 3×3 layers on an A100, each by the fastest of three algorithms of a known law."""
+    """Return fp32 3×3 layers on an A100, each with the time of its fastest algorithm by a law."""
     rng = np.random.default_rng(0)
     problems = [
         Conv.parse(f"{n},{c},{h},{h},{k},3,3,1,1,1,1,fp32,nchw")
@@ -232,9 +233,9 @@ def test_cliffs_count_what_they_say() -> None:
         np.append(seconds, [1.0, 2.0]), [()] * 10, {},
     )  # fmt: skip
     found = cliffs(made, np.append(predicted, [1.0, 1.0]))
-    assert found["pairs"] == 4  # the small pair is no cliff
-    assert found["recall"] == 0.5  # two real steps, one foreseen
-    assert found["precision"] == 0.5  # two foreseen, one real
+    assert found["pairs"] == 4  # the pair of small shapes is left out
+    assert found["recall"] == 0.5  # one of two measured cliffs is predicted
+    assert found["precision"] == 0.5  # one of two predicted cliffs was measured
     assert found["recall_down"] == 1.0
     assert 0 < found["rank_correlation"] < 1
     assert cliffs(made.take([0]), predicted[:1])["recall"] is None
@@ -251,7 +252,7 @@ def test_chosen_rows_are_spread_evenly() -> None:
     features = np.concatenate([rng.normal(0, 1, (900, 2)), rng.normal(20, 1, (100, 2))])
     chosen = choose_rows(features, 100)
     assert len(set(chosen.tolist())) == 100
-    assert 5 <= (chosen >= 900).sum() <= 15  # as many as there are
+    assert 5 <= (chosen >= 900).sum() <= 15  # a tenth, like their share of all rows
     assert choose_rows(features, 5000).tolist() == list(range(1000))
 
 
@@ -292,7 +293,7 @@ def test_the_plots_of_a_validation(found: Validation, tmp_path: Path) -> None:
 
 
 def stairs(n: int, step: float) -> pd.DataFrame:
-    """Nine pairs M, M + 1, each taking ``step`` more than it was predicted at M."""
+    """Return nine pairs M, M + 1, whose predicted times differ by the share ``step``."""
     m = np.array([256 * i + one for i in range(1, 10) for one in (0, 1)])
     predicted = m // 2 * (1 + step * (m % 2))
     return pd.DataFrame(
@@ -324,5 +325,5 @@ def test_the_staircase_is_drawn_over_linear_axes_with_its_finding_as_title(
     assert (axes.get_xscale(), axes.get_yscale()) == ("linear", "linear")
     drawn, points = axes.get_lines()
     assert np.asarray(points.get_xdata()).tolist() == line["m"].tolist()
-    assert np.size(drawn.get_xdata()) > 5 * len(line)  # it is predicted between them
+    assert np.size(drawn.get_xdata()) > 5 * len(line)  # sizes in between are predicted, too
     assert "M 256 → 257" in figure.get_suptitle()

@@ -1,4 +1,4 @@
-"""What others' tables are worth: nothing that is tested was seen by a prior."""
+"""Test validations with public tables as priors: no prior has seen a tested shape."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.synthetic import H100, model_law, random_sizes
 
 
 def table(folder: Path, framework: str, scale: float, seed: int, grid: bool = False) -> Path:
-    """A collection of an H100 whose library jumps with M, slower by a factor than others."""
+    """Write a collection of an H100 whose times jump with M, all longer by the factor ``scale``."""
     levels = (128, 384, 512, 768, 1024, 2048, 4096)
     sizes = sorted(set(random_sizes(700, 0)))
     if grid:
@@ -79,7 +79,7 @@ def test_no_prior_has_seen_what_is_tested_or_calibrated_on(
     chosen = set(map(tuple, sizes[found.calibrated].tolist()))
     if holdout == "folds":
         assert len(seen) == FOLDS
-        assert tested == set(map(tuple, sizes.tolist()))  # each in its turn
+        assert tested == set(map(tuple, sizes.tolist()))  # each shape is tested in one fold
         assert not seen[0] & chosen
         return
     (prior,) = seen

@@ -41,10 +41,10 @@ A, B, C, D = "nvidia-h100-sxm", "nvidia-a100-sxm-80gb", "nvidia-l40s", "nvidia-b
 def collection(
     slug: str, scatter: float, rows: int = 4000, spread: float = 1.0
 ) -> CollectionErrors:
-    """Random shapes whose times scatter about the predictions, in proportion to their spread."""
+    """Return errors of random shapes whose times scatter in proportion to their spreads."""
     rng = np.random.default_rng(rows)
     problems = [Gemm(m, n, k, "bf16") for m, n, k in random_sizes(rows, rows)]
-    # Jittered, so that among neighbours many a larger one is predicted to be the faster.
+    # Predicted times are random, so that many larger neighbours are predicted to be faster.
     predicted = model_law()(problems) * np.exp(0.2 * rng.standard_normal(rows))
     spreads = spread * rng.uniform(1, 3, rows)
     measured = predicted * np.exp(scatter * spreads * rng.standard_normal(rows))
@@ -59,7 +59,7 @@ def test_the_interval_of_other_machines_holds_nine_in_ten_rows_of_a_like_one() -
         assert row["median_width"] == pytest.approx(2 * np.sinh(1.645 * 0.05 * 2), rel=0.1)
     *_, wild = judge_model([*alike, collection(D, 0.15, 3500)])
     assert wild["coverage_90"] < 0.6
-    # Where software is known to lie further apart, the interval is wider.
+    # The interval is wider on a machine whose frameworks are known to differ more.
     *_, known = judge_model([*alike, collection(D, 0.15, 3000), collection(D, 0.15, 3500)])
     assert known["coverage_90"] == pytest.approx(0.9, abs=0.02)
 
@@ -79,12 +79,12 @@ def test_the_models_own_error_and_that_of_other_software_add_in_quadrature() -> 
     assert fit.spreads(np.array([0.0, 1.0, 2.0])) == pytest.approx(
         [SOFTWARE_ERROR, np.hypot(0.12, SOFTWARE_ERROR), np.hypot(0.24, SOFTWARE_ERROR)]
     )
-    # As wide as the rows' own software makes it, and as others make it.
+    # The lower end follows from the measured framework, and the upper end from other frameworks.
     assert (fit.low, fit.high) == (pytest.approx(-1.645), 2.0)
 
 
 def table(folder: Path, framework: str, factor: float) -> PublicTable:
-    """The law's times of one framework, all slower by a factor, with 2 % of noise."""
+    """Write a table of one framework: times of the law, times a factor, with 2% noise."""
     sizes = sorted(set(random_sizes(2 * FITTED_ROWS, 0)))
     seconds = model_law()([Gemm(m, n, k, "bf16") for m, n, k in sizes])
     noise = np.exp(0.02 * np.random.default_rng(0).standard_normal(len(sizes)))
@@ -108,7 +108,8 @@ def test_shipped_constants_are_as_sure_as_they_are_right_about_other_software(
     own, slower, other = judge_shipped([shipped])
     assert own["median"] < 0.03
     assert slower["median"] == pytest.approx(1 - 1 / 1.2, abs=0.02)
-    # What is shipped covers the slower software; an interval that knows only faster one does not.
+    # The shipped interval covers the slower framework. An interval that was learned only from
+    # faster ones does not.
     assert np.exp(shipped.fit.high * shipped.fit.typical_spread) > 1.15
     assert slower["coverage_90"] < 0.7
     assert other["coverage_90"] > 0.9
@@ -124,7 +125,7 @@ def test_shipped_intervals_are_as_wide_as_other_machines_ask_for() -> None:
         ends.pair_low,
         ends.pair_high,
     )
-    # Its own rows are covered by the fit that it has; the calm ones make no interval narrower.
+    # B's fit already covers its collection, and A's small errors do not narrow any interval.
     assert (fits[B].low, fits[B].high) == (-1.0, 1.0)
     assert widened_by_others({B: ShippedFit(fit, [wild])})[B] is fit
 
@@ -141,7 +142,7 @@ def test_siblings_say_how_other_software_differs_and_the_machine_itself_nothing(
     names = ("nvidia-b200", "nvidia-b300", "nvidia-gb200", "nvidia-gb300", "nvidia-h200")
     tables = []
     for name in names:
-        # On the machine that is asked about, the other framework is slower, elsewhere faster.
+        # The other framework is slower on the machine to predict, and faster on its siblings.
         factor = 1.5 if name == "nvidia-b200" else 0.9
         for framework, times in (("TRTLLM", 1.0), ("VLLM", factor)):
             made = table(tmp_path / name, framework, times)
@@ -152,7 +153,7 @@ def test_siblings_say_how_other_software_differs_and_the_machine_itself_nothing(
     assert np.log(shift.applied(seconds) / seconds) == pytest.approx(np.log(0.9) / 2, abs=0.01)
     # An H200's only sibling is not among them.
     assert sibling_shift(chosen["nvidia-h200"], chosen, tables) == Shift()
-    # What differs from another framework's table says nothing of what differs from this one's.
+    # Differences from the table of another framework show nothing about this framework's table.
     other = {name: t if name == "nvidia-b200" else tables[2 * i + 1]
              for i, (name, t) in enumerate(chosen.items())}  # fmt: skip
     assert sibling_shift(chosen["nvidia-b200"], other, tables) == Shift()
@@ -192,7 +193,7 @@ def test_what_is_shipped_answers_for_nine_gpus_within_its_error(tmp_path: Path) 
         fits = {g: fit for g, fit in fits.items() if g.split()[-1] in dtypes}
         assert list(fits) == [group_in(dtype) for dtype in dtypes]
         for group, fit in fits.items():
-            # Where the trees are as sure as they typically are; only fp8 is worse than no fit.
+            # For a typical spread, only fp8 may have a wider interval than without any fit.
             most = UNCALIBRATED[1] * (1.5 if group.endswith("fp8") else 1) / fit.typical_spread
             assert -most < fit.low < 0 < fit.high < most, (slug, group)
             for name, (low, high) in physical_bounds(basis.model.machine).items():
@@ -214,6 +215,6 @@ def test_the_shipped_constants_are_what_the_tables_give() -> None:
     again = shipped_fit(known_machine(slug), chosen[slug], tables, shift=shift).fit
     for name in ("median", "mean", "p95", "scale"):
         assert getattr(again, name) == pytest.approx(getattr(shipped, name), rel=0.02)
-    # As wide as its own collections ask for, and as those of the other machines.
+    # The interval is as wide as its own collections and those of other machines require.
     assert shipped.low <= again.low + 0.02
     assert shipped.high >= again.high - 0.02
