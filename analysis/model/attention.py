@@ -125,8 +125,8 @@ _LOW = AttentionConstants(0.01, -1.0, 1.0, 1e-7, 0.05, 0.0, 1.0, 1.0, 0.2)
 _HIGH = AttentionConstants(1.5, 2.0, 1e5, 1e-3, 1.2, 1.0, 1e9, 10.0, 2.0)
 """Upper bounds of the constants."""
 _LEAST_BANDWIDTH = 0.6
-"""Lower bound of ``memory`` in a fit to prompts or encoders. Few of their times depend on the
-bandwidth, so a smaller share would absorb errors of the arithmetic."""
+"""Lower bound of ``memory`` in a fit to calls of the kinds ``context`` and ``full``. Few of their
+times depend on the bandwidth, so a smaller share would absorb errors of the arithmetic."""
 
 _LINEAR = ("width", "waves")
 """Constants that are fitted directly; all others are fitted as logarithms."""

@@ -207,7 +207,7 @@ class _FitRows(NamedTuple):
     sureness: Array
 
     def misfit(self, constants: Constants, weights: Sequence[float]) -> float:
-        """Estimate the standard deviation of a fit's errors robustly, from their median size."""
+        """Estimate the standard deviation of a fit's errors from their median absolute value."""
         log_ratios = np.log(self.inputs.estimate(constants).time / self.seconds)
         log_ratios = log_ratios + self.regressors @ np.array(weights)
         return _MAD_TO_STD * float(np.median(np.abs(self.sureness * log_ratios)))

@@ -3,20 +3,20 @@
 A sibling of a machine is another GPU of its generation. A fit starts from the first prior that
 exists in this list:
 
-1. imported public tables of the machine or, if it has none, of its siblings;
+1. imported public tables of the machine and of its siblings;
 2. constants that are shipped for the machine;
 3. shipped constants of a sibling, scaled by the two datasheets;
 4. the mean of the shipped constants of all generations, scaled in the same way;
-5. one of the priors 2 to 4 of another dtype (:func:`shared_prior`);
+5. prior 2, 3 or 4 of another dtype (:func:`shared_prior`);
 6. default constants of the machine's generation, in most cases with an interval of a factor of two.
 
 Each prior has an uncertainty. Its ``scale`` is the error that all shapes of a machine share, and
-its ``shape`` the error of a single shape once the shared error is corrected. The uncertainty was
-learned, except that of the default constants and of tf32. The larger it is, the further
-measurements of the machine move a fit away from the prior. A few measurements change little more
-than the scale, because it is the least certain and all measurements share it. More measurements
-also change single constants and the weights of public tables, and finally trees grow from them
-(:mod:`analysis.model.fitting`).
+its ``shape`` the error of a single shape once the shared error is corrected. Both were learned from
+public tables, except for tf32 and for the default constants. The larger the uncertainty is, the
+further measurements of the machine move a fit away from the prior. A few measurements change little
+more than the scale, because it is the least certain and all measurements share it. More
+measurements also change single constants and the weights of public tables, and finally trees grow
+from them (:mod:`analysis.model.fitting`).
 
 The 90% interval of the prior becomes narrower as measurements determine the scale. An interval from
 held-out errors of the machine's own measurements replaces it gradually

@@ -215,7 +215,10 @@ def _clip_outliers(log_ratios: Array, predicted: Array) -> Array:
 
 
 def _robust_deviation(errors: Array) -> float:
-    """Estimate the standard deviation of errors from their median size; at least a minimum."""
+    """Estimate the standard deviation of errors from their median absolute value.
+
+    The result is at least :data:`_MIN_SPREAD`.
+    """
     return max(_MAD_TO_STD * float(np.median(np.abs(errors))), _MIN_SPREAD)
 
 

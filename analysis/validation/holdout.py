@@ -232,7 +232,10 @@ def validate(
     if holdout != "folds":
         tested = np.setdiff1d(tested, calibration_rows)
     if not len(tested):
-        raise UserError(f"{source.name} has no row left to test; give a smaller --calibrate.")
+        raise UserError(
+            f"{source.name} has no row left to test; give a smaller --calibrate or another "
+            "--holdout."
+        )
     held_out = source.take(tested)
     # With folds, the calibration already predicted each row by a fit to the other folds.
     prediction = calibration.held_out if holdout == "folds" else model.predict(query.take(tested))

@@ -184,7 +184,7 @@ def _validate_once(
             "on; give that number or less."
         )
     if not len(tested):
-        raise UserError(f"{source.name} has no row to test.")
+        raise UserError(f"{source.name} has no row to test; give another --holdout.")
     group = str(query.groups()[0])
     calibration_rows = np.empty(0, dtype=np.intp)
     if count:
