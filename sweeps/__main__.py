@@ -1,4 +1,6 @@
-"""Commands that inspect and run sweeps, merge recordings, profile models and check the machine."""
+"""Commands that inspect, run and submit sweeps, merge recordings, profile models, and check the
+machine.
+"""
 
 from __future__ import annotations
 
@@ -93,7 +95,7 @@ def show_command(
 
 
 def _list_sweeps(json: bool) -> None:
-    """Print the name and the question of every sweep."""
+    """Print the name and the question of every sweep whose file can be read."""
     sweeps = all_sweeps().values()
     note_broken()
     if json:
@@ -109,7 +111,7 @@ def _list_sweeps(json: bool) -> None:
 
 
 def _show_cases(name: str, machine: Machine, json: bool) -> None:
-    """Print the cases of a sweep, with the expected time of each launch and of the whole sweep."""
+    """Print a sweep's cases with the expected time of a launch, and the time to measure all."""
     from sweeps.planning.choice import choose_sweeps, sweep_cases
     from sweeps.planning.plan import expected_seconds, make_plan
 
@@ -246,7 +248,7 @@ def _name_machine(selected: Device, results: Path, json: bool) -> None:
 
 
 def _check_clock(cases: int | None, device: str, gpu: int, results: Path, json: bool) -> None:
-    """Time some cases with the sampler and with a standard timer, in each of two processes."""
+    """Compare the sampler with a standard timer, write clock.json, and print the comparison."""
     from sweeps.doctor.clock_check import check_clock
     from sweeps.planning.ceilings import measured_device
     from sweeps.store import make_folder, write_json
@@ -445,8 +447,9 @@ def merge_command(
     if merged.repeated:
         note(
             f"{len(merged.repeated)} cases were timed in several recordings. The merged table has "
-            "the time from the recording with the most samples. To see whether the times agree, "
-            f"run: {command('analysis compare')} {folders[0]} {folders[1]}"
+            "the time from the recording with the most samples, or none if a recording has a wrong "
+            "result. To see whether the times agree, run: "
+            f"{command('analysis compare')} {folders[0]} {folders[1]}"
         )
     note(counts_sentence(record))
     note(health_sentence(record))
@@ -467,7 +470,7 @@ def profile_command(
     device: DeviceOption = "auto",
     gpu: GpuOption = 0,
 ) -> None:
-    """Profile a training step of ResNet-50 and of a GPT-2 block, unless that was done already."""
+    """Profile a training step of ResNet-50 and of a GPT-2 block, unless their profiles exist."""
     from kernels.device import select_device
     from sweeps.profiling.profile import TRACES, is_profiled, profile_models, write_models
     from sweeps.store import make_folder
@@ -483,7 +486,7 @@ def profile_command(
 
 
 def note_broken() -> None:
-    """Print a warning with the fault of each sweep file that cannot be read."""
+    """Print a warning about each sweep file that cannot be read, with the reason."""
     for error in broken_sweeps().values():
         note(f"warning: {error} Other sweeps are not affected.")
 
@@ -492,7 +495,8 @@ def parse_shard(text: str) -> tuple[int, int]:
     """Parse ``2/4`` into the number of a shard and the number of shards.
 
     Raises:
-        UserError: if the text does not have that form.
+        UserError: if the text does not have that form, or the first number is not from 1 to the
+            second.
     """
     match = re.fullmatch(r"(\d+)/(\d+)", text)
     number, count = (int(match.group(1)), int(match.group(2))) if match else (0, 0)

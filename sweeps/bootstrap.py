@@ -3,14 +3,16 @@
     python3 sweeps/bootstrap.py [EXTRA …] [EXTRA? …]
 
 This script runs before anything is installed, so it uses only the standard library. It takes the
-first of these choices that is possible:
+first of these choices that applies:
 
-1. Use the interpreter that runs this script (``PYTHON``). It must have every requirement, and its
-   PyTorch must see the GPU if the machine has one. Nothing is created or downloaded.
-2. Make ``.venv`` on top of that interpreter, if its PyTorch sees the GPU but other requirements are
-   missing. Only those are installed. The interpreter's PyTorch stays in use, because on a GPU node
-   it matches the driver.
-3. Make ``.venv`` with all requirements, at the versions that ``constraints.txt`` pins.
+1. Use ``.venv``, if it was made for the interpreter that runs this script (``PYTHON``) and for the
+   present ``constraints.txt``. Requirements that it lacks are installed in it.
+2. Use the interpreter that runs this script, if it has every requirement, and its PyTorch sees the
+   GPU or no GPU is needed. Nothing is created or downloaded.
+3. Make ``.venv`` on top of that interpreter, if its PyTorch sees the GPU but other requirements are
+   missing, or if only an optional extra is missing. Only what is missing is installed. The
+   interpreter's PyTorch stays in use, because on a GPU node it matches the driver.
+4. Make ``.venv`` with all requirements, at the versions that ``constraints.txt`` pins.
 """
 
 from __future__ import annotations
@@ -80,13 +82,14 @@ print(json.dumps([lacks, gpu]))
 
 
 def main(groups: list[str]) -> int:
-    """Print the path of an interpreter that has the extras ``groups``; set it up if necessary.
+    """Print the path of an interpreter that has the extras ``measure`` and ``groups``.
 
-    An extra whose name ends in ``?`` is optional. If it cannot be installed, for example on a node
-    without a package index, the interpreter without it is printed.
+    If there is none, set one up. An extra whose name ends in ``?`` is optional. If it
+    cannot be installed, for example on a node without a package index, the interpreter without it
+    is printed.
 
     Returns:
-        The exit code, which is 1 if a required extra could not be installed.
+        The exit code: 0, or 1 if no interpreter with the required extras could be set up.
     """
     needed = ["measure", *(group for group in groups if not group.endswith("?"))]
     python = set_up(requirements(needed))
@@ -102,8 +105,9 @@ def main(groups: list[str]) -> int:
 def add_if_possible(needed: list[str], group: str) -> str | None:
     """Return the path of an interpreter that also has an optional extra.
 
-    If the extra cannot be installed, print a message and return None. On a node without a package
-    index, installation is tried once a day, not in every call. :data:`FAILED` records the attempts.
+    If the extra cannot be installed, print a message and return None. After a failure, installation
+    is not tried again for a day, because every attempt takes seconds on a node without a package
+    index. :data:`FAILED` records the failures.
     """
     failed_at = read_failed()
     tried_today = time.time() - failed_at.get(group, 0.0) < _DAY
@@ -130,7 +134,8 @@ def add_if_possible(needed: list[str], group: str) -> str | None:
 def read_failed() -> dict[str, float]:
     """Return the optional extras whose installation failed within the last day.
 
-    The values are the times of the failures, in seconds since 1970.
+    The values are the times of the failures, in seconds since 1970. The result is empty if the file
+    that records them is missing or damaged.
     """
     try:
         recorded = json.loads(FAILED.read_text(encoding="utf-8"))
@@ -223,7 +228,10 @@ def requirements(groups: list[str]) -> list[str]:
 
 
 def probe(python: str, wanted: list[str]) -> tuple[list[str], bool]:
-    """Return the requirements that an interpreter lacks, and whether its PyTorch sees a GPU."""
+    """Return the requirements that an interpreter lacks, and whether its PyTorch sees a GPU.
+
+    An interpreter that cannot run this check counts as one that lacks all requirements.
+    """
     answer = subprocess.run(
         [python, "-c", _PROBE, json.dumps(wanted), str(ROOT)],
         capture_output=True,
@@ -246,9 +254,10 @@ def needs_gpu() -> bool:
 
 
 def make_venv(on_top_of: str | None = None) -> bool:
-    """Make ``.venv`` without requirements. If that fails, print the reason and return False.
+    """Make ``.venv`` with pip and a module that makes ``import rooftile`` load the checkout.
 
-    If ``on_top_of`` is given, the path of another interpreter, ``.venv`` also sees its packages.
+    If Python's venv module fails, print what to do and return False. ``on_top_of`` is the path of
+    another interpreter, whose packages ``.venv`` then also sees.
     """
     _say("Setting up .venv (once) …")
     try:
@@ -324,8 +333,9 @@ def _pins(without_torch: bool | None = None) -> Path:
     """Return the path of the file with pip's constraints.
 
     Args:
-        without_torch: True to leave out PyTorch and Triton, because ``.venv`` uses those of another
-            interpreter; None for the constraints with which ``.venv`` was made.
+        without_torch: True to write a copy into ``.venv`` without PyTorch and Triton, because
+            ``.venv`` uses those of another interpreter; False for the project's constraints; None
+            for the constraints with which ``.venv`` was made.
     """
     kept_pins = VENV / "constraints.txt"
     if without_torch is None:
@@ -351,7 +361,8 @@ def _base() -> str:
 def read_stamp() -> tuple[str, list[str]]:
     """Return the digest with which ``.venv`` was made, and the requirements installed in it.
 
-    The digest is that of :func:`_base`. Both results are empty if ``.venv`` does not exist.
+    The digest is that of :func:`_base`. Both results are empty if ``.venv`` does not exist or was
+    not completed.
     """
     try:
         base, *installed = STAMP.read_text(encoding="utf-8").splitlines()

@@ -2,8 +2,9 @@
 
 Some network file systems refuse the operating system's locks (flock, lockf), and on others only one
 node sees them. A claim is therefore a file that only one process can create (O_EXCL). The owner
-renews its claim until it exits. If a claim has not been renewed for a minute, any process may take
-it over. On one machine, the claim of a process that has exited is taken over at once.
+renews its claim until it releases it or exits. If a claim has not been renewed for a minute, any
+process may take it over. On one machine, the claim of a process that has exited is taken over at
+once.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ SUFFIX = ".claim"
 _LEASE_SECONDS = 60.0  # a claim that was not renewed for this long may be taken over
 _POLL_SECONDS = 0.2  # not shorter, because each poll reads the file, perhaps over the network
 # Claims are held for long: planning measures a CPU's ceilings, and folding reads all samples.
-_LONGEST_WAIT = 900.0
+_LONGEST_WAIT = 900.0  # seconds
 
 
 class Claim:
@@ -44,7 +45,8 @@ class Claim:
                 process may have ended without releasing the file.
 
         Raises:
-            UserError: if another process has claimed the file, or the claim cannot be written.
+            UserError: if another process has claimed the file and does not release it in that
+                time, or the claim cannot be written.
         """
         self._lease = SoftFileLease(
             path.with_name(path.name + SUFFIX), lease_duration=_LEASE_SECONDS, mode=0o644
@@ -83,7 +85,10 @@ class Claim:
 
     @property
     def lost(self) -> bool:
-        """True if another process took the claim over while this one was stopped for too long."""
+        """True if this process lost the claim while it was stopped for too long.
+
+        Another process has then taken the claim over, or its file was removed.
+        """
         return self._lease.compromise is not None
 
     def release(self) -> None:
@@ -96,7 +101,8 @@ def claimed(path: Path) -> Iterator[None]:
     """Let one process at a time into the block; others wait until it has finished.
 
     Raises:
-        UserError: if another process does not finish within 15 minutes.
+        UserError: if another process does not finish within 15 minutes, or the claim cannot be
+            written.
     """
     claim = Claim(
         path,

@@ -46,7 +46,7 @@ def build_editable(
     info_folder = next(iter(metadata)).partition("/")[0]
     members = {POINTING_MODULE: POINTER.encode(), **metadata}
     record = "".join(f"{path},{_digest(content)}\n" for path, content in members.items())
-    # RECORD lists itself, too, but without a hash.
+    # RECORD also lists itself, but without a hash and a size.
     members[f"{info_folder}/RECORD"] = f"{record}{info_folder}/RECORD,,\n".encode()
     with zipfile.ZipFile(Path(wheel_directory) / name, "w", zipfile.ZIP_DEFLATED) as pointing_wheel:
         for path, content in members.items():

@@ -15,13 +15,19 @@ _TERMINATING = (signal.SIGTERM, signal.SIGHUP)
 
 
 def die_with_parent() -> None:
-    """Make Linux kill this process when its parent is killed, even if it hangs inside a kernel."""
+    """Make Linux kill this process when its parent ends, even if this process hangs.
+
+    On other systems, do nothing.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def is_stopped(pid: int | None) -> bool:
-    """Return True if a process is stopped (SIGSTOP, Ctrl-Z); always False except on Linux."""
+    """Return True if a process is stopped (SIGSTOP, Ctrl-Z).
+
+    Return False if it has ended, and on systems other than Linux.
+    """
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:

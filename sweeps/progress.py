@@ -1,4 +1,4 @@
-"""Show the progress of a run: a bar on a terminal, otherwise a line every ten seconds."""
+"""Show the progress of a run: a bar on a terminal, otherwise at most a line every ten seconds."""
 
 from __future__ import annotations
 
@@ -31,15 +31,19 @@ class Reporter(Protocol):
         ...
 
     def update(self, done: int, total: int, left: float | None = None) -> None:
-        """Report how many of the phase's cases are done, and how many seconds it may still take."""
+        """Report how many of the phase's ``total`` cases are done.
+
+        ``left`` is how many seconds the phase may still take; None leaves the last estimate as it
+        is.
+        """
         ...
 
 
 class LiveReporter:
-    """Show a progress bar, or print a line every ten seconds if the output is not a terminal.
+    """Show a progress bar, or print a line every ten seconds if stderr is not a terminal.
 
-    Both show the phase, how many of its cases are done, and the time left. The time left is that of
-    the whole call. The bar also counts it down between two updates, and never below 0.
+    Both show the phase, how many of its cases are done, and the time left if it is known. The time
+    left is that of the whole call. Between two updates, the bar counts it down, but not below 0.
     """
 
     def __init__(self, unit: str = "cases") -> None:

@@ -141,7 +141,9 @@ RUN = {
         "framework": str, "version": str,
     },
 }  # fmt: skip
-"""Format of run.json, as :func:`kernels.common.documents.misfit` reads it."""
+"""Format of run.json together with the cases of its plan, which are stored in plan.jsonl.
+
+:func:`kernels.common.documents.misfit` compares a document with it."""
 
 _MOMENT = Number(0, 1e11)  # seconds since 1970, up to the year 5138
 _SAMPLE = {
@@ -176,7 +178,7 @@ _EVENTS = {
 }
 """Formats of the lines of a sample file, by event.
 
-Lines of other events have at least the entries of :data:`_ANY`."""
+Lines of other events have the format :data:`_ANY`."""
 
 
 def problem_columns(problem: Workload) -> dict[str, Any]:

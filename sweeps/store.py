@@ -90,7 +90,7 @@ def read_run(folder: Path) -> dict[str, Any]:
     path = folder / "run.json"
     run: Any = _parse_json(_read_text(path), path)
     plan = run.get("plan") if isinstance(run, dict) else None
-    # Older recordings have the cases in run.json itself.
+    # Older recordings have the cases in run.json itself. An imported table has an empty list there.
     if isinstance(plan, dict) and "cases" not in plan:
         run = {**run, "plan": {**plan, "cases": _read_cases(folder / PLAN)}}
     if fault := misfit(run, RUN, "the document"):
@@ -130,7 +130,7 @@ def _parse_json(text: str, where: Path | str) -> Any:
 
 
 def write_run(folder: Path, run: Mapping[str, Any]) -> None:
-    """Write the cases of a run's plan to plan.jsonl, and then everything else to run.json.
+    """Write the cases of a run's plan, if any, to plan.jsonl, and everything else to run.json.
 
     If an interruption leaves a new plan.jsonl with an old run.json, the two still fit, because a
     plan only ever gains cases.
@@ -218,7 +218,8 @@ class SampleLog:
         """Claim and open the file of a shard.
 
         Raises:
-            UserError: if another process is writing this shard.
+            UserError: if another process is writing this shard, if the file cannot be written, or
+                if a file or a folder of the wrong kind has its name or the folder's.
         """
         make_folder(folder / "samples")
         self.path = samples_path(folder, shard)
@@ -305,7 +306,10 @@ class SampleLog:
 def read_events(
     folder: Path, shard: tuple[int, int] | None = None
 ) -> tuple[list[Event], list[str]]:
-    """Return the events of one shard, or of all if it is None, and a sentence per damaged line."""
+    """Return the events of a shard, and a sentence about each damaged line of its file.
+
+    If ``shard`` is None, return those of all shards.
+    """
     events: list[Event] = []
     damaged: list[str] = []
     if shard is None:
@@ -383,7 +387,7 @@ def write_csv(path: Path, columns: Collection[str], rows: Iterable[Mapping[str, 
 
 
 def read_timed(folder: Path) -> set[str]:
-    """Return the ids of the cases with a time in measurements.csv; empty without that file."""
+    """Return the ids of the cases with a time in measurements.csv; empty if it cannot be read."""
     try:
         text = (folder / "measurements.csv").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -429,9 +433,10 @@ def refuse_if_running(folder: Path) -> None:
 
 
 def set_aside(folder: Path) -> Path:
-    """Move an old run's files to ``runs/<time>/`` and return that folder.
+    """Move all files of an old run's folder to ``runs/<time>/``, and return the new folder.
 
-    The time is when the run began, or the present time if run.json does not have it.
+    Runs that were set aside earlier stay in ``runs``. The time is when the run began, or the
+    present time if run.json does not say when that was.
     """
     stamp = time.strftime("%Y-%m-%dT%H-%M-%SZ", time.gmtime())
     with suppress(UserError, KeyError, TypeError):

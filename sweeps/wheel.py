@@ -48,7 +48,7 @@ def rewritten(source: str) -> str:
 
     Raises:
         ValueError: if the module has an ``import kernels.x``, which would bind another name in the
-            namespace, or a ``from … import`` that is not in one line.
+            namespace, or if ``from …`` and ``import`` are not in one line.
     """
     lines = source.splitlines(keepends=True)
     for node in ast.walk(ast.parse(source)):
@@ -94,7 +94,7 @@ class OneNamespace(build_py):
     """Build command of setuptools that copies the checkout's modules into the namespace."""
 
     def run(self) -> None:
-        """Empty the target folder of an earlier build, and copy the modules into it."""
+        """Delete what an earlier build has written, and copy the modules and data files."""
         target = Path(self.build_lib) / NAMESPACE
         shutil.rmtree(target, ignore_errors=True)
         gather(Path(), target)

@@ -97,7 +97,8 @@ def check_clock(device: Device, count: int, note: Callable[[str], None]) -> dict
 def summarise(passes: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
     """Summarise each timer over both passes.
 
-    Timers without a case that both passes timed are left out.
+    A case counts for a timer if both passes timed it with that timer, and the first pass also with
+    the sampler. Timers without such a case are left out.
 
     Args:
         passes: what :func:`_one_pass` returned for each of the two passes.
@@ -105,7 +106,7 @@ def summarise(passes: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]
     Returns:
         For each timer: ``seconds_per_case``; ``passes_differ``, the median over the cases of the
         relative difference between the passes; and ``over_sampler``, the median over the cases of
-        the timer's time divided by the sampler's.
+        the timer's time divided by the sampler's in the first pass.
     """
     result = {}
     first, second = passes[0]["timers"], passes[1]["timers"]
@@ -192,7 +193,10 @@ def _one_pass(machine: Any, gpu: int | None, count: int) -> dict[str, Any]:
 
 
 def _around_a_profiler(machine: Any, gpu: int | None, count: int) -> list[dict[str, Any]]:
-    """Time the shortest cases with the sampler, before and after a profiler session."""
+    """Time the cases with the fewest FLOPs with the sampler, before and after a profiler session.
+
+    Return a row for each case that was timed both times.
+    """
     by_size = sorted(clock_cases(machine, 4 * count), key=lambda case: case.problem.flops)
     cases = by_size[:count]
     bench, ready = open_bench(machine, gpu, cases)
@@ -236,7 +240,7 @@ def _replays(machine: Any, gpu: int, count: int) -> list[dict[str, Any]]:
     for problem in problems[::spacing]:
         assert isinstance(problem, Gemm)
         dtype = TORCH_DTYPES[problem.dtype]
-        # Together the weights are larger than twice the L2 cache, so that none stays in it.
+        # Together the weights should be larger than twice the L2 cache, so that none stays in it.
         weight_bytes = problem.n * problem.k * dtype.itemsize
         weight_count = min(max(2, 2 * machine.l2_bytes // weight_bytes + 1), _MAX_WEIGHTS)
         try:

@@ -55,7 +55,7 @@ def examine(device: Device, results: Path) -> list[DoctorFinding]:
 
 
 def _examine_cpu() -> Iterator[DoctorFinding]:
-    """Report threads, load and frequency governors of the CPU."""
+    """Report threads and load of the CPU, and frequency governors other than ``performance``."""
     threads, load = torch.get_num_threads(), os.getloadavg()[0]
     yield DoctorFinding(False, f"{threads} threads, {torch.backends.cpu.get_cpu_capability()}")
     # Each thread needs an idle core. Half a core of other work is tolerated.
@@ -71,7 +71,7 @@ def _examine_cpu() -> Iterator[DoctorFinding]:
 
 
 def _examine_triton(device: Device) -> Iterator[DoctorFinding]:
-    """Report whether Triton is installed and which hand-written kernels run here."""
+    """Report if Triton is not installed and, on a GPU, which hand-written kernels run here."""
     sample_problems: dict[str, Workload] = {
         "gemm": Gemm(1024, 1024, 1024, "fp16"),
         "conv": Conv.parse("8,64,28,28,64,3,3,1,1,1,1,fp16"),
@@ -89,7 +89,7 @@ def _examine_triton(device: Device) -> Iterator[DoctorFinding]:
 
 
 def _examine_gpu(device: Device) -> Iterator[DoctorFinding]:
-    """Report the number of GPUs, differences from machines.toml, and what NVML reports."""
+    """Report whether there are several GPUs, differences from machines.toml, and NVML's values."""
     count = torch.cuda.device_count()
     if count > 1:
         yield DoctorFinding(
@@ -124,12 +124,12 @@ def _examine_gpu(device: Device) -> Iterator[DoctorFinding]:
 
 
 def _compare_facts(device: Device) -> Iterator[DoctorFinding]:
-    """Warn if the device has other numbers than machines.toml.
+    """Warn if the device's SMs or its bandwidth differ from machines.toml by more than 5%.
 
     Some of its SMs may be disabled, or its memory may be slower.
     """
     properties = torch.cuda.get_device_properties(device.gpu)
-    # Memory transfers data twice per clock. PyTorch reports 0 for a clock that it does not know.
+    # Memory transfers data twice per clock. If the clock is not known, the bandwidth is 0 here.
     memory_hz = clock_khz(properties, "memory_clock_rate") * 1e3
     bandwidth = 2 * memory_hz * properties.memory_bus_width / 8
     for unit, listed, reported in (
@@ -146,7 +146,7 @@ def examine_nvml(nvml: Any, handle: Any) -> Iterator[DoctorFinding]:
     """Report clocks, power limit, temperature, ECC and other processes as NVML reports them."""
 
     def ask(query: Any, *arguments: Any) -> Any:
-        """Return the result of a query of NVML; None if the card or its driver lacks it."""
+        """Return the result of a query of NVML; None if NVML cannot answer it."""
         try:
             return query(*arguments)
         except nvml.NVMLError:

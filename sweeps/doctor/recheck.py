@@ -26,9 +26,10 @@ TOLERANCE = 0.03
 
 
 def choose_anchors(rows: Sequence[Mapping[str, str]], count: int) -> list[tuple[Case, float]]:
-    """Choose ``count`` bursts of the vendor libraries, from the shortest to the longest.
+    """Choose ``count`` cases of the vendor libraries, evenly spaced by the rank of their times.
 
-    If enough bursts have converged, only those are chosen.
+    They are GEMMs and convolutions in burst mode. If enough of them have converged, only converged
+    ones are chosen.
 
     Args:
         rows: rows of measurements.csv.
@@ -73,7 +74,7 @@ def time_again(device: Device, folder: Path, count: int) -> dict[str, Any]:
         entry ``sentence``, which states it in words.
 
     Raises:
-        UserError: if the folder has no measurements.csv.
+        UserError: if the folder has no measurements.csv, or its run.json cannot be read.
     """
     path = folder / "measurements.csv"
     if not path.exists():
@@ -105,7 +106,8 @@ def judge_ratios(ratios: Sequence[float]) -> dict[str, Any]:
 
     Returns:
         ``cases``, ``ratio`` (the median), ``lo`` and ``hi`` (its 95% interval; None under six
-        cases) and ``same`` (True if the ratio is within :data:`TOLERANCE`; None without cases).
+        cases) and ``same`` (True if the ratio is within :data:`TOLERANCE` of 1). Without cases, all
+        but ``cases`` are None.
     """
     if not ratios:
         return {**dict.fromkeys(("ratio", "lo", "hi", "same")), "cases": 0}

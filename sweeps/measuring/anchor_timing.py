@@ -29,7 +29,9 @@ def time_anchors(
     seconds: float,
     wait: Callable[[str], None] | None = None,
 ) -> None:
-    """Time the anchors on one GPU. An anchor that fails is left out.
+    """Time the anchors on one GPU.
+
+    An anchor that cannot be prepared is left out. A sample that fails is dropped.
 
     Sustained anchors are timed only in the last phase, so that all GPUs run them at once. Each of
     their batches becomes one event. Its entry ``t`` is the time in seconds since the anchor's first
@@ -39,7 +41,7 @@ def time_anchors(
         cases: the anchors.
         bench: the bench that the anchors run on.
         worker: the shard's name, for the events.
-        emit: called with an event for every sample.
+        emit: called with every event.
         on_start: called before anything that may crash.
         seconds: duration of each sustained anchor.
         wait: called with each phase before it begins, and returns when the phase may begin; None if
@@ -71,8 +73,8 @@ def time_anchors(
         try:
             taken = sampler.sample(subject)
         except Exception as error:
-            # The failed sample is dropped, and the other anchors are still timed. This call only
-            # makes sure that the device has recovered; it raises if it has not.
+            # The failed sample is dropped, and sampling continues. This call only makes sure that
+            # the device has recovered. It raises an error if the device has not.
             bench.failure(error)
             return
         if taken.hidden:
@@ -84,8 +86,9 @@ def time_anchors(
         try:
             windows = sampler.hold(subject, seconds)
         except Exception as error:
-            # The failed sample is dropped, and the other anchors are still timed. This call only
-            # makes sure that the device has recovered; it raises if it has not.
+            # All batches of this anchor are dropped, and the other anchors are still timed. This
+            # call only makes sure that the device has recovered. It raises an error if the device
+            # has not.
             bench.failure(error)
             return
         for window in windows:

@@ -30,7 +30,8 @@ class ResultChecker:
 
     Checks test Freivalds' identity alternately from the left and from the right. Both sides are
     therefore tested by the end of a case's first sample. Only the first check also compares entries
-    with a result in float64.
+    with a result in float64. The identity does not apply to memory-bound layers and LSTMs: every
+    check of these compares entries.
     """
 
     def __init__(self, problem: Workload, launch: Launch, seed: str) -> None:
@@ -55,7 +56,7 @@ class ResultChecker:
         self._norms = {i: _norms(launch.sets[i]) for i in {0, len(launch.sets) - 1}}
 
     def for_sets(self, launch: Launch) -> ResultChecker:
-        """Let this checker check a launch of the same case on more operand sets, and return it.
+        """Replace the launch by one of the same case on more operand sets, and return this checker.
 
         The first set must be the first set of the present launch.
         """
@@ -132,7 +133,7 @@ class ResultChecker:
     def after(self) -> None:
         """Launch once more on the last set, with its first operand negated, and check the result.
 
-        No launch has seen these inputs before.
+        The samples before had other inputs, so a kernel that returns an old result fails.
 
         Raises:
             WrongResultError: if the result is wrong, or if the operands have changed.
@@ -159,7 +160,9 @@ class ResultChecker:
         return all(_norms(self._launch.sets[i]) == norms for i, norms in self._norms.items())
 
     def _check_results(self, results: Mapping[int, Tensor], entries: bool = False) -> CheckVerdict:
-        """Check results by Freivalds' identity, from the side that the last call did not use.
+        """Check the results' shape and dtype, and their values by Freivalds' identity.
+
+        The identity is tested from the side that the last call did not use.
 
         Args:
             results: the results, by the index of their operand set.
@@ -185,6 +188,6 @@ def _norms(operands: Operands) -> tuple[float, float]:
     return a, b
 
 
-def _result_view(result: Tensor, place: Tensor) -> Tensor:
-    """Return a view of the result buffer ``place`` with the shape and strides of ``result``."""
-    return place.as_strided(result.shape, result.stride(), place.storage_offset())
+def _result_view(result: Tensor, buffer: Tensor) -> Tensor:
+    """Return a view of the result buffer ``buffer`` with the shape and strides of ``result``."""
+    return buffer.as_strided(result.shape, result.stride(), buffer.storage_offset())

@@ -41,7 +41,7 @@ class Assignment:
             the same for all processes of a host.
         careful: ids of cases to handle one by one, see :attr:`Bench.careful`.
         work: kind of work: ``measure``, or one of :data:`EXTRA_WORK`.
-        longest: seconds that six samples of a case may take; None for a share of the budget.
+        longest: the argument ``longest`` of :class:`Rounds`.
         options: further arguments of the function in :data:`EXTRA_WORK`.
         waits: True if the work waits for the node's other workers.
     """
@@ -73,8 +73,8 @@ def work(connection: Connection) -> None:
     The child sends these messages:
 
     - ("event", event) for each event;
-    - ("visit", ids, seconds) before anything that may crash, with the ids of the cases that run and
-      the seconds that it should take;
+    - ("visit", ids, seconds) before any work that may crash, with the ids of its cases and the
+      seconds that it should take;
     - ("wait", phase), after which it waits until the parent sends a message.
 
     Its last message is one of
@@ -157,7 +157,7 @@ def _close_in_fork(connection: Connection) -> None:
 
 
 def _first_line(error: Exception) -> str:
-    """Return the first line of an error's text."""
+    """Return the first line of an error's text, or "no message" if it has none."""
     return (str(error).strip() or "no message").splitlines()[0]
 
 

@@ -26,8 +26,9 @@ def repeat_cases(
 ) -> None:
     """Re-time some cases in this separate process, to see how well medians repeat.
 
-    Each case gets as many samples as the second checkpoint requires, in shuffled rounds. The
-    samples become events named ``repeat``. A case that fails this time is left out.
+    Each case is sampled as often as the second checkpoint requires, in shuffled rounds. The samples
+    become events named ``repeat``, except those in which launch gaps show. A case that fails this
+    time gets no further samples.
 
     Args:
         cases: cases that have times from another process.
@@ -69,16 +70,16 @@ def confirm_pairs(
     This process has taken none of the samples by which the pairs were chosen, and it allocates new
     operands. Every pair gets :data:`BLOCKS` blocks, in shuffled rounds over a few pairs. In a block
     the second case is timed twice between two samples of the first, so that a steady change of the
-    machine's speed cancels out. A case that fails gets an ``outcome`` event, and its pairs are left
-    out.
+    machine's speed cancels out. A block in which launch gaps show in every attempt is left out. A
+    case that fails gets an ``outcome`` event, and its pairs get no further blocks.
 
     Args:
         cases: both cases of the first pair, then both of the second, and so on.
         bench: the bench that the cases run on.
         worker: the shard's name, for the events.
-        emit: called with an event for every block. Its ``process`` is the moment at which this
-            process began.
-        on_start: called before every visit of a case.
+        emit: called with every event. The entry ``process`` of a block's event is the moment at
+            which this work began.
+        on_start: called before anything that may crash.
     """
     process = time.time()  # identifies this process in the events
     pairs = list(zip(cases[::2], cases[1::2], strict=True))
@@ -103,7 +104,7 @@ def _confirm_batch(
     ready: dict[Case, Subject] = {}
 
     def fail(case: Case, status: str, message: str) -> None:
-        """Report that a case failed, and drop it, so that its pairs are left out."""
+        """Report that a case failed, and drop it, so that its pairs get no further blocks."""
         ready.pop(case, None)
         emit(make_event(bench, worker, "outcome", case.id, 0.0, status=status, message=message))
 
@@ -119,8 +120,8 @@ def _confirm_batch(
     def take_block(first: Case, second: Case, is_last: bool) -> list[float]:
         """Return the seconds of one block's four samples: first, second, second, first.
 
-        The list is empty if a case fails, or if launch gaps show in every attempt. After the last
-        block, both cases are checked once more.
+        The list is empty if a case fails, or if launch gaps show in every attempt. If it is not,
+        both cases are checked again after the last block.
         """
         case = first  # the case that runs, so that an error is reported for the right one
         try:
@@ -189,7 +190,7 @@ def name_kernels(
         bench: the bench that the cases run on.
         worker: the shard's name, for the events.
         emit: called with every event.
-        on_start: called before every visit of a case.
+        on_start: called before anything that may crash.
     """
     begin = bench.sampler.now()
     for case, facts in bench.kernel_columns(cases, on_start):

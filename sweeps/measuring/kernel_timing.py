@@ -30,7 +30,7 @@ from sweeps.timing.telemetry import NvmlTelemetry, Telemetry, nvml_handle, open_
 CACHES = ("cold", "warm")
 _MAX_SETS = 512  # largest number of copies of the arguments
 _COPIES_SHARE = 0.25  # share of the device's free memory that these copies may take
-_LEAST_CACHE = 32 << 20  # bytes to flush if the size of a CPU's cache is unknown
+_LEAST_CACHE = 32 << 20  # bytes; a CPU's cache is assumed to be at least this large
 _DEFAULT_MEMORY = 1 << 30  # bytes of memory to assume if a host does not report its memory
 _TOLERANCES = {
     torch.float32: TOLERANCE["fp32"], torch.float16: TOLERANCE["fp16"],
@@ -81,7 +81,7 @@ class TimedKernel:
 
     @property
     def gpu(self) -> int | None:
-        """Ordinal of the GPU that has the tensors among the arguments; None for the CPU."""
+        """Ordinal of the GPU that has the first CUDA tensor of the arguments; None without one."""
         tensors = [a for a in self.arguments if isinstance(a, Tensor) and a.is_cuda]
         return tensors[0].get_device() if tensors else None
 
@@ -91,7 +91,10 @@ class TimedKernel:
         return sum(a.nbytes for a in self.arguments if isinstance(a, Tensor))
 
     def launch_on_copies(self) -> Callable[[], Any]:
-        """Return a launch on new copies of the arguments, which have the same strides."""
+        """Return a launch on new copies of the tensors among the arguments.
+
+        A copy of a dense tensor has the same strides.
+        """
         copies = [a.detach().clone() if isinstance(a, Tensor) else a for a in self.arguments]
         if self.prepares:
             launch: Callable[[], Any] = self.function(*copies)
@@ -109,7 +112,8 @@ class TimedKernel:
         """Return the relative error of a result; None without a reference.
 
         Raises:
-            WrongResultError: if the error is larger than the tolerance, or the shape is wrong.
+            WrongResultError: if the error is NaN or larger than the tolerance, or the result is not
+                a tensor with the shape of the reference's result.
         """
         if expected is None:
             return None
@@ -171,7 +175,7 @@ class KernelTimer:
             cache: where a launch finds its arguments: ``cold`` in memory, ``warm`` in the cache.
 
         Raises:
-            WrongResultError: if the result differs from the reference's.
+            WrongResultError: if the result differs from the reference's by more than the tolerance.
             UserError: if ``cache`` is unknown, or every sample shows gaps between its launches.
         """
         if cache not in CACHES:
@@ -182,14 +186,14 @@ class KernelTimer:
         kernel.error(result, expected)
         # 2. Copy the arguments as often as a cold batch has launches.
         launches = _Launches([kernel.launch_on_copies()])
-        place = launches(0)
+        warm_up_result = launches(0)
         seconds = self._sampler.estimate(launches, warmed_up=True)
         sets = 1 if cache == "warm" else self._set_count(kernel.nbytes, seconds)
         launches.all += [kernel.launch_on_copies() for _ in range(sets - 1)]
         subject = Subject("kernel", launches, sets, cache=cache)
-        if self._gpu is not None and sets > 1 and place is not launches(0):
+        if self._gpu is not None and sets > 1 and warm_up_result is not launches(0):
             # The kernel allocates its result, whose memory would otherwise stay in the cache.
-            rotating = self._rotation.launch(launches, place)
+            rotating = self._rotation.launch(launches, warm_up_result)
             subject.launch, subject.renew = rotating, rotating.renew
         # 3. Take samples until the stopping rule is met.
         self._sampler.fit(subject, seconds)
@@ -205,7 +209,9 @@ class KernelTimer:
         return KernelSamples(result, tuple(subject.samples), subject.launches, sets, error)
 
     def _set_count(self, nbytes: int, seconds: float) -> int:
-        """Return how many copies of the arguments a cold batch needs, as far as they fit in memory.
+        """Return how many copies of the arguments a cold batch needs.
+
+        The number is limited to :data:`_MAX_SETS` and to the copies that fit in memory.
 
         Args:
             nbytes: bytes of one copy.

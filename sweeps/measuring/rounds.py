@@ -30,15 +30,17 @@ FIRST_CHUNK = 8
 
 Even if preparing is slow, the first cases therefore get their samples before the time is up."""
 _CANARY_SECONDS = 2.0  # time between two samples of the canary GEMM
-_ASIDE_SECONDS = 30.0  # longest expected time for waking the device or preparing the canary
+# Longest expected time for waking the device, preparing the canary or measuring the ceilings.
+_ASIDE_SECONDS = 30.0
 _MIN_SAMPLES = CHECKPOINTS[0]
 # A process measures the ceilings again only if it has at least this many seconds.
 _LEAST_WITH_CEILINGS = 30.0
 # Share of the time that stays free when cases are admitted, because the cost of samples varies.
 _MARGIN = 0.02
-_MISTAKEN = 2.5  # ratio of a case's actual to its planned seconds above which it is given up
+_MISTAKEN = 2.5
+"""Multiple of its planned seconds that a case may take, even above :data:`_MAX_SHARE`."""
 _MAX_SHARE = 0.05
-"""Share of the budget that one case may take.
+"""Share of the budget that six samples of one case may take.
 
 The plan leaves out cases that it expects to take over 2% of the budget. This limit is for cases
 that the plan underestimated."""
@@ -71,10 +73,12 @@ class Rounds:
             budget: seconds of measuring, over all resumes.
             spent: seconds of the budget that are used up.
             emit: called with every event.
-            on_start: called before every visit of a case.
+            on_start: called before anything that may crash.
             seed: seed of the shuffles, for tests.
             limit: seconds that this process may take, even if more of the budget is left.
-            longest: seconds that six samples of a case may take; None for a share of the budget.
+            longest: seconds that six samples of a case may take, unless they take under
+                :data:`_MISTAKEN` times the planned seconds; None for the share :data:`_MAX_SHARE`
+                of the budget.
         """
         closed = {case for case, history in known.items() if history.closed}
         self._waiting = deque(entry for entry in planned if entry.case.id not in closed)
@@ -104,7 +108,7 @@ class Rounds:
         # Seconds of one sample of each case begun so far. The subjects themselves are released when
         # they are finished, because their launches hold memory.
         self._begun: dict[str, float] = {}
-        # Sums over all cases begun so far: planned seconds, and seconds spent on preparing.
+        # Sums over all cases prepared so far: planned seconds, and seconds spent on preparing.
         self._expected = self._preparing = 0.0
         self._canary: Subject | None = None
         self._canary_due = 0.0
@@ -112,9 +116,10 @@ class Rounds:
         self._watching = CANARY not in known or not known[CANARY].crashes
 
     def run(self) -> str:
-        """Measure until every case is finished (``done``) or the budget is spent (``budget``).
+        """Measure, and return ``done`` if every case is finished, else ``budget``.
 
-        Cases with samples are checked again at the end, because samples count only once a check
+        ``budget`` means that the budget or the time is used up, or that no further case fits. Open
+        cases with samples are checked again at the end, because samples count only once a check
         confirms them.
         """
         reason = self._measure()
@@ -131,7 +136,7 @@ class Rounds:
             admitted = self._admit()
             if not self._open:
                 if admitted:
-                    continue  # all of them were refused
+                    continue  # all of them were refused, or would take too long
                 return "budget" if self._waiting else "done"
             # While cases are compiled and loaded on the host, the device's clocks drop.
             if admitted:
@@ -166,7 +171,7 @@ class Rounds:
     def _check(self, subjects: Sequence[Subject]) -> None:
         """Check cases again after their last samples, because a kernel may be right only at first.
 
-        A case of which a late sample was checked needs no further launch.
+        A case of which this process has checked a late sample needs no further launch.
         """
         for subject in subjects:
             if subject.key in self._failed or not subject.samples:
@@ -188,7 +193,7 @@ class Rounds:
         return sum(max(0, _MIN_SAMPLES - len(s.samples)) * s.cost for s in self._open)
 
     def _due_subjects(self) -> list[Subject]:
-        """Return the cases of the next round: all, or those under six samples if time is short."""
+        """Return the cases of the next round: all, or only a part of them if time is short."""
         # Six samples are the fewest that give an interval. While time is short, they have priority
         # over narrowing the intervals of other cases.
         narrowing = sum(s.cost for s in self._open if len(s.samples) >= _MIN_SAMPLES)
@@ -351,7 +356,7 @@ class Rounds:
         self._canary_due = self._sampler.now() + _CANARY_SECONDS
 
     def _measure_ceilings(self) -> None:
-        """Measure the ceilings again, because the machine may have been slow the last time."""
+        """Measure a CPU's ceilings again, because it may have been slow the last time."""
         ceilings = self._run_outside_cases(None, self._bench.ceilings)
         if ceilings is not None:
             self._report("ceilings", "", 0.0, peaks=dict(ceilings[0]), bandwidth=ceilings[1])

@@ -42,9 +42,9 @@ _ARENA_SHARE = 0.12
 _SMALL_SHARE = 0.09
 _SMALL_BYTES = 48e9  # a card with less memory is small
 _DEFAULT_MEMORY = 1 << 30  # bytes to assume free if a host does not report its memory
-# Longest expected time of a case's first launch, with loading, JIT compilation and autotuning.
+# Longest expected seconds of a case's first launch, with loading, JIT compilation and autotuning.
 _FIRST_SECONDS = 3.0
-# Longest expected time of compiling a chunk of cases, or of reading a trace.
+# Longest expected seconds of compiling a chunk of cases, or of reading a trace.
 _COMPILE_AHEAD_SECONDS = 30.0
 
 
@@ -67,7 +67,8 @@ class TorchBench:
             machine: description of the machine that is measured.
             device: ``cpu`` or ``gpu``.
             gpu: the GPU's ordinal; None on a CPU.
-            cases: all cases that will be prepared. The largest determines the size of the arena.
+            cases: all cases that will be prepared. The largest of each dtype determines the size of
+                the arena.
             number: the GPU's number within the run; None to use its ordinal.
         """
         # 1. Open the device, its clock and its sensors.
@@ -88,7 +89,7 @@ class TorchBench:
                 if handle is not None:
                     self._telemetry = NvmlTelemetry(nvml, handle)
         self._telemetry.start()
-        # 2. Size the arena for the largest case.
+        # 2. Size the arena for the largest cases.
         small = gpu is not None and machine.memory_bytes < _SMALL_BYTES
         max_bytes = int((_SMALL_SHARE if small else _ARENA_SHARE) * self._free_memory())
         self._rotation = ResultRotation(machine.l2_bytes)
@@ -106,7 +107,10 @@ class TorchBench:
             self._arena.reserve(case.problem, sets, case.shared_a, storage)
 
     def _free_memory(self) -> int:
-        """Return the bytes of the GPU's free memory or, on a CPU, half of the host's memory."""
+        """Return the bytes of the GPU's free memory or, on a CPU, half of the host's memory.
+
+        If the host does not report its memory, return :data:`_DEFAULT_MEMORY`.
+        """
         if self.gpu is not None:
             free, _ = torch.cuda.mem_get_info(self._index)
             return free
@@ -116,7 +120,8 @@ class TorchBench:
         """Return the number of operand sets for a case whose launch takes ``seconds``.
 
         A burst with a cold cache, or with cold weights, uses no set twice. Sustained work uses a
-        set again only after reading twice the cache's size of other sets.
+        set again only after reading twice the cache's size of other sets, or after 512 sets. A case
+        with a warm cache has one set, and every other case at least two.
         """
         if case.cache == "warm":
             return 1
@@ -129,7 +134,7 @@ class TorchBench:
     def prepare(
         self, cases: Sequence[Case], known: Mapping[str, History], on_start: OnStart
     ) -> Iterator[Ready | Refusal]:
-        """Compile all cases, then check and warm up each."""
+        """Compile the cases that are not :attr:`careful` together, then check and warm up each."""
         self._compile([case for case in cases if case.id not in self.careful], on_start)
         for case in cases:
             on_start([case.id], _FIRST_SECONDS)
@@ -181,7 +186,7 @@ class TorchBench:
         )
 
     def canary(self) -> Subject | None:
-        """Prepare the canary: a GEMM bound by arithmetic, in the machine's fastest common dtype."""
+        """Prepare the canary: a GEMM bound by arithmetic, in fp16 on a GPU that has it, else fp32."""
         problem = self._canary_problem()
         self._arena.capacity(problem)  # raises an error if the arena cannot hold it
         implementation = implementations()[library_for(problem, self.machine)]
@@ -199,7 +204,8 @@ class TorchBench:
     def _compile(self, cases: Sequence[Case], on_start: OnStart) -> None:
         """Let every implementation compile its cases on all CPU cores, before they are prepared.
 
-        Errors are ignored: they occur again when the case is prepared, and are then reported.
+        Compiler errors are ignored, because they occur again when the case is prepared, and are
+        then reported.
         """
         by_name: dict[str, list[Case]] = {}
         for case in cases:
@@ -288,7 +294,10 @@ class TorchBench:
         )
 
     def failure(self, error: Exception) -> tuple[str, str]:
-        """Return ``wrong``, ``oom`` or ``error`` with a message, once memory is freed.
+        """Return ``wrong``, ``oom`` or ``error`` with a message.
+
+        On a GPU, wait until it is idle and free unused memory first. After a wrong result, restore
+        the operands, which the kernel may have overwritten.
 
         Raises:
             PoisonedError: if the context no longer answers.
@@ -320,7 +329,7 @@ def _open_sm_clock(sms: int, device: str) -> SmClock | None:
 
 
 def _storage_of(case: Case) -> Storage:
-    """Return the storage of a case's operands; dense if its config cannot be read."""
+    """Return the storage of a case's operands; dense unless its config says otherwise."""
     with suppress(KeyError, UserError):
         config = implementations()[case.implementation].parse_config(case.config)
         if config is not None:

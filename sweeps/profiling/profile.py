@@ -33,14 +33,15 @@ TRACES = "traces"
 """Folder of the traces, within the folder that has ``models.json``."""
 
 _DTYPES = {"gpu": ("fp32", "tf32", "bf16"), "cpu": ("fp32",)}  # by kind of machine
-_STORED = {"bf16": torch.bfloat16}  # dtypes of the parameters; those of the others are float32
+_STORED = {"bf16": torch.bfloat16}  # type of the parameters by dtype; float32 if not listed
 _MARK = "rooftile step"
 _KEPT = ("schemaVersion", "deviceProperties", "record_shapes", "displayTimeUnit")
-"""Top-level entries of a trace that are kept; others name the host, its processes and folders."""
+"""Top-level entries of a trace that are kept, besides its events. The remaining ones name the host,
+its processes and folders."""
 
 
 def profile_models(device: Device, folder: Path, note: Callable[[str], None]) -> dict[str, Any]:
-    """Time the training steps of every model in each dtype, and trace one step.
+    """Time the training steps of every model in each dtype of the device, and trace one step each.
 
     The traces are written into the folder's sub-folder ``traces``.
 
@@ -88,7 +89,7 @@ def profile_models(device: Device, folder: Path, note: Callable[[str], None]) ->
 
 
 def is_profiled(folder: Path, device: Device) -> bool:
-    """Return True if the folder has profiles of the models by the present software versions."""
+    """Return True if the folder has profiles from the present software, with all their traces."""
     try:
         document = json.loads((folder / "models.json").read_bytes())
         has_traces = all((folder / entry["trace"]).exists() for entry in document["models"])
@@ -123,7 +124,7 @@ def _settings_of(dtype: str, kind: str) -> Iterator[None]:
 
 
 def _step_trace(step: Callable[[], None], dtype: str, kind: str) -> dict[str, Any]:
-    """Return the trace of one step, without the events that were recorded before the step."""
+    """Return the trace of one step, without earlier events and without what names the host."""
     activity = torch.profiler.ProfilerActivity
 
     def work() -> None:

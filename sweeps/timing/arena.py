@@ -1,9 +1,9 @@
 """Operand arena: memory that is filled once per dtype with normal values and handed out as views.
 
 Kernels run faster on zeros and constants than on real data, because constant data draw less power.
-The distribution of the values is therefore recorded in the column ``fill``. Kernels never write to
-inputs. Results go to separate memory, because values that are multiplied again and again would grow
-until they overflow.
+The distribution of the values is therefore recorded in the column ``fill``. Results are never
+written over inputs, because values that are multiplied again and again would grow until they
+overflow.
 """
 
 from __future__ import annotations
@@ -51,8 +51,9 @@ class Arena:
     ) -> None:
         """Announce that ``copies`` operand sets of a problem are needed.
 
-        All problems must be announced before the first view is handed out, because the largest need
-        determines the arena's size. The other arguments are those of :meth:`capacity`.
+        All problems of a dtype must be announced before :meth:`capacity` or :meth:`sets` is called
+        for that dtype, because the largest need determines the size of its memory. The other
+        arguments are those of :meth:`capacity`.
         """
         a_bytes, b_bytes, out_bytes = _spans(problem, storage)
         if max(a_bytes + b_bytes, out_bytes) > self._max_bytes:  # not even one set fits
@@ -76,7 +77,8 @@ class Arena:
 
         Raises:
             ArenaFullError: if the arena cannot hold one set.
-            torch.OutOfMemoryError: if the device cannot hold the arena.
+            RuntimeError: if the device cannot hold the arena; on a GPU, it is the subclass
+                torch.OutOfMemoryError.
         """
         inputs, results = self._memory(problem)
         a_bytes, b_bytes, out_bytes = _spans(problem, storage)
@@ -94,7 +96,8 @@ class Arena:
     ) -> list[Operands]:
         """Return ``count`` operand sets with different inputs; results share memory if it is short.
 
-        With ``shared_a`` all sets have the same first operand, and only the second one differs.
+        ``count`` is at most :meth:`capacity`. With ``shared_a`` all sets have the same first
+        operand, and only the second one differs.
         """
         inputs, results = self._memory(problem)
         count_a, count_b, count_out = element_counts(problem, storage)

@@ -1,7 +1,7 @@
-"""Clocks that launch a batch and measure how long the device took, with launch gaps hidden.
+"""Clocks that launch a batch and measure how long the device took.
 
-A clock knows nothing about kernels: the sampler passes it a callable. Tests pass the sampler a
-clock with simulated times.
+On a GPU, the gaps between launches are hidden. A clock knows nothing about kernels: the sampler
+passes it a callable. Tests pass the sampler a clock with simulated times.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _TRIES = 4  # attempts to time a batch without visible launch gaps
 class Timing:
     """Result of timing one batch.
 
-    ``seconds`` is the time of the whole batch. ``hidden`` says whether every gap between its
-    launches was hidden. ``last`` is what the last launch returned. ``sm_mhz`` is the mean SM clock,
-    or None if it is not known.
+    ``seconds`` is the time of the whole batch. ``hidden`` is False if gaps between its launches may
+    be part of that time although they should be hidden. ``last`` is what the last launch returned.
+    ``sm_mhz`` is the mean SM clock, or None if it is not known.
     """
 
     seconds: float
@@ -57,7 +57,7 @@ class Clock(Protocol):
     """Length of a burst in seconds that keeps the clock's own error under half a percent."""
 
     max_launches: int
-    """Number of launches that may be in flight at once."""
+    """Largest number of launches in a batch."""
 
     def time(
         self,
@@ -74,7 +74,8 @@ class Clock(Protocol):
             indices: indices of the sets, in order.
             before: function that is called right before the batch and is not timed, such as a cache
                 flush. If the batch is timed again, it is called again.
-            settle: seconds for which the same launches run first, unmeasured and without a pause.
+            settle: seconds for which ``launch`` is called before that, without a pause. These
+                launches are not timed.
             paced: True to time the launches as the host issues them, gaps included.
         """
         ...
@@ -124,7 +125,7 @@ class CpuClock:
         """Do nothing: a case's own check and first launches wake a CPU."""
 
     def now(self) -> float:
-        """Return ``time.monotonic``."""
+        """Return the seconds of ``time.monotonic``."""
         return time.monotonic()
 
 
@@ -133,9 +134,9 @@ class CudaClock:
 
     If the batch began before its last launch was queued, gaps between the launches may show. The
     batch is then timed again, including ``before``, up to four times in total. Before the second
-    attempt it is launched once with the gate open: PyTorch may have given its memory back to the
-    device in the meantime, and a launch that allocates waits for the device. CUDA events have a
-    resolution of about 0.5 µs and take about 1 µs, which is 0.4% of a batch.
+    attempt, one launch runs with the gate open. PyTorch may have returned memory to the device
+    since the last batch, and a launch that must allocate it again waits for the device. CUDA events
+    have a resolution of about 0.5 µs and take about 1 µs, which is under 0.5% of a batch.
     """
 
     batch_seconds = 3e-4
@@ -161,10 +162,10 @@ class CudaClock:
         self._cuda = torch.cuda
         self._device = device
         # Seconds that the host needs to queue one launch. They are estimated for each callable,
-        # because they differ tenfold.
+        # because callables differ tenfold.
         self._queue_seconds: WeakKeyDictionary[LaunchCall, float] = WeakKeyDictionary()
         self._wake_matrices: Any = None  # two factors and the result
-        self.wake()  # a Spin measures its cycle rate when it is made, so the clock must be up
+        self.wake()  # a Spin measures the GPU's clock rate when it is made, so the GPU must be busy
         self._gate = make_gate(torch)
         self._spin = self._gate if isinstance(self._gate, Spin) else None
         # Launches that wait for the device themselves. Behind the host's flag, the launch and the
@@ -221,7 +222,7 @@ class CudaClock:
 
     def _once(self, launch: LaunchCall, indices: Sequence[int], gate: Gate | None) -> Timing:
         """Time the batch once, behind a gate if one is given."""
-        # 1. Hold the stream for as long as queueing the batch should take.
+        # 1. Close the gate. A spin needs to know how long queueing the batch should take.
         begin = self._cuda.Event(enable_timing=True)
         end = self._cuda.Event(enable_timing=True)
         seconds_per_launch = self._queue_seconds[launch]
@@ -291,5 +292,5 @@ class CudaClock:
             self._cuda.synchronize(self._device)
 
     def now(self) -> float:
-        """Return ``time.monotonic``."""
+        """Return the seconds of ``time.monotonic``."""
         return time.monotonic()

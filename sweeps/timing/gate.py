@@ -3,8 +3,8 @@
 The host needs longer to launch a small kernel than the GPU needs to run it. Behind a closed gate
 the launches pile up, and when it opens they run back to back. There are two gates:
 
-- :class:`HostFlag` makes the stream wait until the host writes a word in its memory, which it does
-  when everything is queued. The gate holds for exactly as long as queueing takes.
+- :class:`HostFlag` makes the stream wait until the host writes to a word of its own memory, which
+  it does when everything is queued. The gate holds for exactly as long as queueing takes.
 - :class:`Spin` runs a kernel that spins for a number of cycles. This gate needs to know in advance
   how long queueing will take and how fast the GPU's clock is. Both are estimated with every batch.
 """
@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 HOLD_LIMIT = 0.5
-"""Seconds after which a held stream is released in any case.
+"""Seconds after which :class:`HostFlag` releases a held stream in any case.
 
 A launch that waits for the device (the first use of a module, a synchronising allocation) would
 otherwise never return."""
@@ -72,6 +72,7 @@ class HostFlag:
 
         Raises:
             OSError: if the driver cannot hold a stream in this way.
+            AttributeError: if the driver lacks a function that this needs.
         """
         self._cuda, self._driver, self._now = torch.cuda, driver, now
         self._memory = torch.zeros(1, dtype=torch.int32).pin_memory()
@@ -84,8 +85,8 @@ class HostFlag:
             ctypes.c_uint(0),
         )
         self._ticket = 0
-        # Ticket and time of the held batch, or None. One tuple, so that the watching thread never
-        # pairs the time of one batch with the ticket of the next.
+        # Ticket and time of the held batch, or None. They are in one tuple, so that the watching
+        # thread never pairs the time of one batch with the ticket of the next.
         self._held: tuple[int, float] | None = None
         self.close(0.0)  # a driver that cannot hold a stream raises here, before any batch
         self.open()
@@ -139,12 +140,16 @@ class Spin:
     """Gate that holds the stream by a kernel that spins for as long as queueing should take.
 
     ``torch.cuda._sleep`` takes a number of cycles, and a GPU's clock rises fivefold from idle to
-    work, so the cycle rate is measured with every spin. After a spin that was too short, the next
-    ones are twice as long.
+    work, so the cycle rate is measured with every spin. A spin that was too short doubles the
+    length of the next ones. Each spin that was long enough halves it again, down to the expected
+    queueing time.
     """
 
     def __init__(self, torch: Any) -> None:
-        """Measure the cycle rate. ``torch`` is the module; the device should be awake."""
+        """Measure the cycle rate of the GPU, which should be at its working clock.
+
+        ``torch`` is the module, or a test's fake of it.
+        """
         self._cuda = torch.cuda
         self._start = torch.cuda.Event(enable_timing=True)
         self._factor = 1.0  # length of a spin relative to the expected queueing time

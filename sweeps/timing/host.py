@@ -1,7 +1,7 @@
 """Watch who else uses the host during a measurement: other processes and other virtual machines.
 
-On Linux, ``/proc/stat`` gives two shares of the time of all cores: the share that the hypervisor
-gave to other machines (``steal``), and the share that processes other than ours used.
+On Linux, ``/proc`` tells two shares of the time of all cores: the share that the hypervisor gave to
+other machines (``steal``), and the share that processes other than ours used.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ class HostWatch:
     def look(self) -> HostUse | None:
         """Return how others used the host since the last look.
 
-        Return None if the system does not report CPU time, or if some of our processes have ended
-        since the last look and none has started.
+        Return None if the system does not report CPU time, if that time has not advanced, or if
+        some of our processes have ended since the last look and none has started.
         """
         before = self._last
         now = self._last = self._read()

@@ -32,7 +32,9 @@ _MARK = "rooftile launch "
 _APIS = ("cuda_runtime", "cuda_driver")
 _LAUNCHES = re.compile("LaunchKernel|LaunchCooperative|GraphLaunch")
 _SACRIFICED = 64
-"""Launches at the start of a session whose records may be lost: session k loses about k of them."""
+"""Number of dummy launches at the start of a profiler session, whose records may be lost.
+
+The k-th session of a process loses about k records."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ def cpu_tracer() -> Iterator[Callable[[LaunchOnce], list[Kernel]]]:
 
 
 def parse_verbose(text: str) -> list[Kernel]:
-    """Parse what ``ONEDNN_VERBOSE`` and ``MKL_VERBOSE`` print.
+    """Return the kernels that oneDNN and MKL list in verbose mode, in lines of these formats.
 
     oneDNN: ``onednn_verbose,v1,primitive,exec,cpu,<kind>,<implementation>,…,<ms>``.
     MKL: ``MKL_VERBOSE SGEMM(N,N,…) 1.30ms …``.
@@ -88,8 +90,8 @@ def trace_gpu(launches: Iterable[LaunchOnce]) -> list[list[Kernel] | None]:
     """Return each launch's kernels, all from one profiler session; None where records were lost.
 
     A process should do this only once: CUPTI of CUDA 12.6 U2 to 13.0 loses the first kernel records
-    of a session, and more with each session (pytorch#192021). A launch that fails before its first
-    kernel also gets None, or an empty list if no launch has kernels.
+    of a session, and more with each session (pytorch#192021). A launch without kernels, for example
+    because it failed, also gets None, or an empty list if no launch has kernels.
 
     Args:
         launches: the launches. They are taken one by one, so that an iterator can prepare each
@@ -167,8 +169,8 @@ def split_trace(events: Sequence[Mapping[str, Any]], count: int) -> list[list[Ke
             grid = tuple(arguments.get("grid", ()))
             kernels_by_mark[mark].append(Kernel(event["name"], event["dur"] * 1e-6, grid))
             recorded_calls.add(call)
-    # 3. Drop the launches whose records are incomplete. A launch without kernels is one of them if
-    # other launches have kernels, because the records of its calls may have been lost.
+    # 3. Return None for launches whose records are incomplete. If any launch has kernels, a launch
+    # without kernels counts as one of them, because the records of its calls may have been lost.
     incomplete = {mark for call, mark in calls.items() if call not in recorded_calls}
     if recorded_calls:
         incomplete.update(mark for mark, kernels in enumerate(kernels_by_mark) if not kernels)
@@ -185,7 +187,7 @@ class _Span(NamedTuple):
 
 
 class _Marks:
-    """Marked spans of a trace, by thread and time."""
+    """Marked spans of a trace, sorted by their begin."""
 
     def __init__(self, events: Sequence[Mapping[str, Any]]) -> None:
         spans = []
@@ -198,7 +200,10 @@ class _Marks:
         self._begins = [span.begin for span in self._spans]
 
     def number_around(self, event: Mapping[str, Any]) -> int | None:
-        """Return the number of the mark within which a host event began; None outside of marks."""
+        """Return the number of the mark within which a host event began, on the mark's thread.
+
+        Return None if there is no such mark.
+        """
         if "ts" not in event:
             return None
         moment = float(event["ts"])

@@ -1,4 +1,4 @@
-"""Detect that this process was stopped: by Ctrl-Z, SIGSTOP, a freezer or a suspended machine.
+"""Detect that this process was stopped: by Ctrl-Z, SIGSTOP, a cgroup freezer or a suspended VM.
 
 A batch that was stopped halfway says nothing about the device, and the lost time must not be
 charged to the budget. SIGCONT reports most stops. The others show as a gap between two beats of a
@@ -21,14 +21,14 @@ _WORKING = 0.1  # share of a gap; with at least so much CPU time, the process wa
 
 
 class Pulse:
-    """Pulse of a process that is never stopped, for tests that simulate time."""
+    """Pulse that never reports a stop: the default of a sampler, also used in tests."""
 
     def stops(self) -> int:
         """Return how often the process has been stopped."""
         return 0
 
     def lost(self) -> float:
-        """Return the seconds of all stops together, except those too short to be detected."""
+        """Return the seconds of all stops together, except those too short to leave a gap."""
         return 0.0
 
 
@@ -64,7 +64,7 @@ class BeatingPulse(Pulse):
         return self._continued + self._gaps
 
     def lost(self) -> float:
-        """Return the seconds of all stops together."""
+        """Return the seconds of all stops together, except those too short to leave a gap."""
         self.beat()
         return self._lost
 

@@ -24,21 +24,22 @@ class ResultRotation:
         self._bytes = 2 * cache_bytes
         self._kept: deque[Tensor] = deque()
 
-    def launch(self, bare: Callable[[int], Tensor], place: Tensor) -> RotatingLaunch:
-        """Wrap the launch ``bare`` so that its results, all shaped like ``place``, rotate."""
-        return RotatingLaunch(bare, place, self)
+    def launch(self, bare: Callable[[int], Tensor], example: Tensor) -> RotatingLaunch:
+        """Wrap the launch ``bare`` so that its results, all shaped like ``example``, rotate."""
+        return RotatingLaunch(bare, example, self)
 
-    def reserve(self, place: Tensor, launches: int) -> None:
+    def reserve(self, example: Tensor, launches: int) -> None:
         """Drop the kept results, and hold unused blocks for the results of the next batch.
 
+        The results are shaped like ``example``, and the batch has ``launches`` of them.
         The blocks are allocated here because an allocation in a timed batch may wait for the
         device.
         """
         self._kept.clear()
         # With this many blocks, one is reused only after others of twice the cache's size were
         # written.
-        count = min(launches, ceil_div(self._bytes, place.nbytes))
-        self._kept.extend(torch.empty_like(place) for _ in range(count))
+        count = min(launches, ceil_div(self._bytes, example.nbytes))
+        self._kept.extend(torch.empty_like(example) for _ in range(count))
 
     def replace(self, bare: Callable[[int], Tensor], index: int) -> Tensor:
         """Release the oldest kept result, launch into its memory, and keep the new result."""
@@ -53,9 +54,9 @@ class RotatingLaunch:
     """Launch of one case whose results rotate. Call :meth:`renew` before each batch."""
 
     def __init__(
-        self, bare: Callable[[int], Tensor], place: Tensor, rotation: ResultRotation
+        self, bare: Callable[[int], Tensor], example: Tensor, rotation: ResultRotation
     ) -> None:
-        self._bare, self._place, self._rotation = bare, place, rotation
+        self._bare, self._example, self._rotation = bare, example, rotation
 
     def __call__(self, index: int) -> Tensor:
         """Launch once on the operand set ``index``."""
@@ -63,4 +64,4 @@ class RotatingLaunch:
 
     def renew(self, launches: int) -> None:
         """Make room for the results of a batch of ``launches`` launches."""
-        self._rotation.reserve(self._place, launches)
+        self._rotation.reserve(self._example, launches)

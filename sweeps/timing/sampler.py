@@ -2,8 +2,8 @@
 
 A *subject* is something to time. A *sample* is one timed batch of its launches. The sampler decides
 how many launches a batch has, what precedes it (a cache flush, a settling time), and whether it
-must be taken again because the hardware slowed itself down. It does not depend on kernels, files or
-devices.
+must be taken again because the hardware slowed itself down or the process was stopped. It does not
+depend on kernels, files or devices.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ CHECKED_EVERY, LATE = 12, 10
 """Samples whose results are checked: a case's first, its eleventh, and every twelfth from there on.
 
 ``LATE`` is the index of the eleventh, counted from 0. A check costs about as much as a sample, so
-not every sample is checked, but a median of six samples includes one that was. The eleventh and
-later checked samples have inputs that no launch has seen. A case with such a sample therefore needs
-no further check after its last sample."""
+not every sample is checked, but a median of six samples includes one that was. In the eleventh and
+later checked samples, one operand set has changed inputs, so a kernel that returns an old result
+fails. A case with such a sample therefore needs no further check after its last sample."""
 
 
 # A first launch is slower than later ones. If it takes longer than this many batches, later ones
-# certainly take longer than one batch.
+# are assumed to take longer than one batch, too.
 _LONG_BATCHES = 4.0
 
 
@@ -74,7 +74,7 @@ class Checker(Protocol):
         ...
 
     def after(self) -> None:
-        """Check another launch, after the last sample.
+        """Launch once more after the last sample, and check the result.
 
         Raises:
             Exception: if a result is wrong.
@@ -130,10 +130,13 @@ class Subject:
 
 @dataclass(frozen=True)
 class Window:
-    """One batch of a steady run, from the end of the batch before it to its own end.
+    """One batch of a steady run.
+
+    It lasts from the end of the batch before it (the first one: from the start of the run) to its
+    own end.
 
     Attributes:
-        begin: start of the window, in seconds since the run's first launch.
+        begin: start of the window, in seconds since the steady run began.
         seconds: time of one launch.
         launches: number of launches.
         reading: sensor values during the window.
@@ -157,7 +160,8 @@ class Sample:
         launches: number of launches.
         cost: seconds that the whole sample took.
         reading: sensor values during the batch.
-        hidden: True if all gaps between the launches were hidden.
+        hidden: False if gaps between the launches may be part of the time although they should be
+            hidden.
         checked: True if the results were due for a check.
         checking: part of ``cost`` that the check took, in seconds.
     """
@@ -246,7 +250,11 @@ class Sampler:
         subject.cost = preparing + subject.launches * seconds
 
     def _flush_cost(self) -> float:
-        """Return the seconds of a flush. On a CPU, it takes longer than several short batches."""
+        """Return the seconds of a flush, which is timed at the first call.
+
+        On a CPU, a flush takes longer than several short batches. On a GPU, only its launch is
+        timed, because the host does not wait for it.
+        """
         if self._flush_seconds is None:
             begin = self.now()
             self._flush()
@@ -302,7 +310,7 @@ class Sampler:
         )
 
     def hold(self, subject: Subject, seconds: float) -> list[Window]:
-        """Launch without a pause for some seconds, and time every batch.
+        """Launch almost without a pause for some seconds, and time every batch.
 
         Between two batches of 60 ms the device waits until the host has read the sensors. This
         pause is part of the next window, which is therefore longer than its launches. A board needs
@@ -353,14 +361,16 @@ class Sampler:
     def _indices(self, subject: Subject, taken: int) -> Sequence[int]:
         """Return the indices of a batch's operand sets, in order.
 
-        Each batch starts one set further, so that batches of one launch also use all sets. Each
-        checked batch starts one set further than the checked batch before it. With two sets, every
-        checked batch would otherwise start at the same set.
+        A warm burst uses only set 0. Other batches start one set further than the batch before, so
+        that batches of one launch also use all sets. After every twelfth batch, the start goes back
+        to one set further than twelve batches before. Each late checked batch therefore starts one
+        set further than the late one before it. With two sets, all of them would otherwise start at
+        the same set.
         """
         if subject.cache == "warm" and subject.mode != "sustained":
             return [0] * subject.launches
-        # From one late checked batch to the next, the quotient grows by one and the remainder is
-        # the same.
+        # From one late checked batch to the next, the quotient grows by one, and the remainder
+        # stays the same.
         first = taken // CHECKED_EVERY + taken % CHECKED_EVERY
         return [(first + i) % subject.sets for i in range(subject.launches)]
 
@@ -390,7 +400,7 @@ class Sampler:
     ) -> Timing:
         """Time one batch of a subject, in its mode and with its cache state.
 
-        If the batch is ``late``, its last set gets inputs that no launch has seen.
+        If the batch is ``late``, the checker changes the inputs of its last set.
         """
         sustained = subject.mode == "sustained"
         unseen = indices[-1] if late else None
@@ -420,7 +430,7 @@ class Sampler:
         return replace(timing, hidden=False)
 
     def _begin_batch(self, subject: Subject, checker: Checker | None, unseen: int | None) -> None:
-        """Poison the results and prepare the cache, right before a batch."""
+        """Poison the results (if they are checked) and prepare the cache, right before a batch."""
         # The launch that warms the cache writes a result, so it must come before the poisoning. The
         # flush must come after the poisoning, which leaves the results in the cache.
         if subject.mode != "sustained" and subject.cache == "warm":

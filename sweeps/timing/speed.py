@@ -1,10 +1,11 @@
-"""Fit how fast the machine was over a run, from the samples of all its cases.
+"""Fit how fast the machine was at each moment of a run, from the samples of the run's cases.
 
 The log time of a sample is the sum of three parts: its case's log time, the machine's log time at
-that moment, and noise. The first two are fitted to all samples in turn (a median polish), with the
-machine's log time constant over short stretches of the run. The fit of the machine's log time is
-reduced to what two halves of the samples agree on. The fit matters for a case whose few samples
-were taken close together, because their scatter does not show how the machine's speed changes.
+that moment, and noise. The first two are fitted in turn (a median polish), with the machine's log
+time constant over short stretches of the run. Cases with few samples are left out. The fit of the
+machine's log time is reduced to what two halves of the samples agree on. The fit matters for a case
+whose few samples were taken close together, because their scatter does not show how the machine's
+speed changes.
 """
 
 from __future__ import annotations
@@ -89,6 +90,8 @@ def machine_speed(
     cases: Sequence[int], moments: Sequence[float], seconds: Sequence[float]
 ) -> MachineSpeed:
     """Fit the machine's speed over the samples of one run on one device.
+
+    Return :data:`STEADY` if there are too few samples, or if the speed did not change measurably.
 
     Args:
         cases: number of the case of each sample.

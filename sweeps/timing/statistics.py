@@ -36,11 +36,12 @@ the median."""
 
 @functools.cache
 def interval_rank(n: int) -> int:
-    """Return the largest k whose interval, from the k-th smallest to the k-th largest, covers 95%.
+    """Return the largest rank k whose interval has a coverage of at least 95%.
 
-    It is 0 for n < 6, for which even the whole range covers less. The binomial coefficients are
-    computed through their logarithms. For the 71,400 errors of one table, exact coefficients would
-    have up to 71,400 bits each, and adding them would take hours.
+    The interval is from the k-th smallest to the k-th largest of n samples. The rank is 0 for
+    n < 6, for which even the whole range covers less. The binomial coefficients are computed
+    through their logarithms. For the 71,400 errors of one table, exact coefficients would have up
+    to 71,400 bits each, and adding them would take hours.
     """
     up_to_k, k = 0.0, 0
     while True:

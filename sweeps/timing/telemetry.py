@@ -170,7 +170,7 @@ class NvmlTelemetry(Telemetry):
         return self._ask(nvml.nvmlDeviceGetPowerUsage, self._handle)
 
     def _ask(self, query: Any, *arguments: Any) -> float | None:
-        """Return the value of one NVML query; None if the card or its driver lacks it."""
+        """Return the value of one NVML query; None if NVML cannot answer it."""
         try:
             return float(query(*arguments))
         except self._nvml.NVMLError:
