@@ -84,9 +84,8 @@ print(json.dumps([lacks, gpu]))
 def main(groups: list[str]) -> int:
     """Print the path of an interpreter that has the extras ``measure`` and ``groups``.
 
-    If there is none, set one up. An extra whose name ends in ``?`` is optional. If it
-    cannot be installed, for example on a node without a package index, the interpreter without it
-    is printed.
+    If there is none, set one up. An extra whose name ends in ``?`` is optional. If it cannot be
+    installed, for example on a node without a package index, the interpreter without it is printed.
 
     Returns:
         The exit code: 0, or 1 if no interpreter with the required extras could be set up.

@@ -218,8 +218,8 @@ class SampleLog:
         """Claim and open the file of a shard.
 
         Raises:
-            UserError: if another process is writing this shard, if the file cannot be written, or
-                if a file or a folder of the wrong kind has its name or the folder's.
+            UserError: if another process is writing this shard, the file cannot be written, its
+                path is a folder, or the path of its folder is a file.
         """
         make_folder(folder / "samples")
         self.path = samples_path(folder, shard)

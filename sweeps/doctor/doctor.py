@@ -89,7 +89,7 @@ def _examine_triton(device: Device) -> Iterator[DoctorFinding]:
 
 
 def _examine_gpu(device: Device) -> Iterator[DoctorFinding]:
-    """Report whether there are several GPUs, differences from machines.toml, and NVML's values."""
+    """Report other GPUs of the node, differences from machines.toml, and what NVML reports."""
     count = torch.cuda.device_count()
     if count > 1:
         yield DoctorFinding(

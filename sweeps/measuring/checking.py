@@ -133,7 +133,7 @@ class ResultChecker:
     def after(self) -> None:
         """Launch once more on the last set, with its first operand negated, and check the result.
 
-        The samples before had other inputs, so a kernel that returns an old result fails.
+        The negation changes the result, so a kernel that returns an old result is found out.
 
         Raises:
             WrongResultError: if the result is wrong, or if the operands have changed.

@@ -41,7 +41,8 @@ class Assignment:
             the same for all processes of a host.
         careful: ids of cases to handle one by one, see :attr:`Bench.careful`.
         work: kind of work: ``measure``, or one of :data:`EXTRA_WORK`.
-        longest: the argument ``longest`` of :class:`Rounds`.
+        longest: seconds that six samples of a case may take, with the exception that
+            :class:`Rounds` describes; None for a share of the budget.
         options: further arguments of the function in :data:`EXTRA_WORK`.
         waits: True if the work waits for the node's other workers.
     """

@@ -37,8 +37,8 @@ _MIN_SAMPLES = CHECKPOINTS[0]
 _LEAST_WITH_CEILINGS = 30.0
 # Share of the time that stays free when cases are admitted, because the cost of samples varies.
 _MARGIN = 0.02
+# A case may take this multiple of its planned seconds, even if that is more than _MAX_SHARE.
 _MISTAKEN = 2.5
-"""Multiple of its planned seconds that a case may take, even above :data:`_MAX_SHARE`."""
 _MAX_SHARE = 0.05
 """Share of the budget that six samples of one case may take.
 
@@ -76,9 +76,9 @@ class Rounds:
             on_start: called before anything that may crash.
             seed: seed of the shuffles, for tests.
             limit: seconds that this process may take, even if more of the budget is left.
-            longest: seconds that six samples of a case may take, unless they take under
-                :data:`_MISTAKEN` times the planned seconds; None for the share :data:`_MAX_SHARE`
-                of the budget.
+            longest: seconds that six samples of a case may take; None for the share
+                :data:`_MAX_SHARE` of the budget. Even above this limit, a case may take
+                :data:`_MISTAKEN` times its planned seconds.
         """
         closed = {case for case, history in known.items() if history.closed}
         self._waiting = deque(entry for entry in planned if entry.case.id not in closed)

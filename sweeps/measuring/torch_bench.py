@@ -186,7 +186,7 @@ class TorchBench:
         )
 
     def canary(self) -> Subject | None:
-        """Prepare the canary: a GEMM bound by arithmetic, in fp16 on a GPU that has it, else fp32."""
+        """Prepare the canary, a GEMM bound by arithmetic: in fp16 if a GPU has it, else in fp32."""
         problem = self._canary_problem()
         self._arena.capacity(problem)  # raises an error if the arena cannot hold it
         implementation = implementations()[library_for(problem, self.machine)]

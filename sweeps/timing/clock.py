@@ -74,8 +74,8 @@ class Clock(Protocol):
             indices: indices of the sets, in order.
             before: function that is called right before the batch and is not timed, such as a cache
                 flush. If the batch is timed again, it is called again.
-            settle: seconds for which ``launch`` is called before that, without a pause. These
-                launches are not timed.
+            settle: seconds of untimed launches that precede ``before`` and the batch, without a
+                pause.
             paced: True to time the launches as the host issues them, gaps included.
         """
         ...

@@ -1,6 +1,6 @@
 """Watch who else uses the host during a measurement: other processes and other virtual machines.
 
-On Linux, ``/proc`` tells two shares of the time of all cores: the share that the hypervisor gave to
+On Linux, ``/proc`` gives two shares of the time of all cores: the share that the hypervisor gave to
 other machines (``steal``), and the share that processes other than ours used.
 """
 

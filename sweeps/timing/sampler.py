@@ -39,8 +39,8 @@ CHECKED_EVERY, LATE = 12, 10
 
 ``LATE`` is the index of the eleventh, counted from 0. A check costs about as much as a sample, so
 not every sample is checked, but a median of six samples includes one that was. In the eleventh and
-later checked samples, one operand set has changed inputs, so a kernel that returns an old result
-fails. A case with such a sample therefore needs no further check after its last sample."""
+later checked samples, one operand set has changed inputs, so that a kernel that returns an old
+result is found out. A case with such a sample needs no further check after its last sample."""
 
 
 # A first launch is slower than later ones. If it takes longer than this many batches, later ones
@@ -354,7 +354,7 @@ class Sampler:
     def now(self) -> float:
         """Return the clock's host time in seconds.
 
-        Spans in which the process was stopped (Ctrl-Z, SIGSTOP, a suspended machine) are left out.
+        Spans in which the process was stopped (Ctrl-Z, SIGSTOP, a suspended VM) are left out.
         """
         return self._clock.now() - self._pulse.lost()
 

@@ -1,4 +1,4 @@
-"""Which interpreter a make target gets, without making any environment."""
+"""Tests of which interpreter a make target gets. They make no environment."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sweeps import bootstrap
 
 @pytest.fixture
 def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """A stage on which nothing is installed; ``did`` is what would have happened."""
+    """Replace every action of the script by a record of it in the entry ``did``."""
     state: dict[str, Any] = {"lacks": [], "sees_gpu": False, "gpu": False, "did": []}
     venv = tmp_path / ".venv"
     monkeypatch.setattr(bootstrap, "VENV", venv)
@@ -77,14 +77,14 @@ def test_a_bare_machine_gets_everything_pinned_and_only_once(
     assert {"torch", "triton", "pandas", "matplotlib"} <= set(installed[1])
     assert installed[2]
     run([], capsys)
-    assert len(stage["did"]) == 2  # nothing more the second time
+    assert len(stage["did"]) == 2  # the second call does nothing
     run(["test"], capsys)
     assert stage["did"][2][1] == sorted(
         ["hypothesis", "pytest", "pytest-benchmark", "pytest-regressions", "pytest-xdist"]
     )
     run([], capsys)
     run(["test"], capsys)
-    assert len(stage["did"]) == 3  # going back and forth installs nothing again
+    assert len(stage["did"]) == 3  # switching between the two installs nothing again
 
 
 def test_a_gpu_that_pytorch_cannot_see_gets_the_pinned_one(
@@ -177,7 +177,7 @@ def test_without_an_index_there_is_one_sentence(
     monkeypatch.setattr(subprocess, "run", lambda *a, **k: Answer())
     assert bootstrap.install(["torch>=2.11"], bootstrap.ROOT / "constraints.txt") is False
     said = capsys.readouterr().err.strip().splitlines()
-    assert len(said) == 2  # what it was doing, and what to do
+    assert len(said) == 2  # what is installed, and what to do about the failure
     assert "No matching distribution found for torch==2.13.0" in said[1]
     assert "set PYTHON to an interpreter" in said[1]
 
@@ -187,7 +187,7 @@ def test_an_extra_that_may_be_missing_is_added_to_what_is_there_or_left_out(
     stage: dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
     no_index: bool,
 ) -> None:  # fmt: skip
-    """On a CPU, too: an extra changes neither the PyTorch that measures nor whether it measures."""
+    """Without a GPU, too, an optional extra must not replace the PyTorch that measures."""
 
     def probe(python: str, wanted: list[str]) -> tuple[list[str], bool]:
         return [each for each in wanted if each.startswith("bokeh")], False
@@ -199,7 +199,7 @@ def test_an_extra_that_may_be_missing_is_added_to_what_is_there_or_left_out(
     if no_index:
         assert told.out.strip() == sys.executable
         assert "The optional extra page could not be installed" in told.err
-        # It is not asked again on the same day, neither for what was found nor for a sentence.
+        # The package index is not asked again on the same day.
         asked = len(stage["did"])
         assert stage["did"][-1] == ("asked", True)
         assert bootstrap.main(["page?"]) == 0

@@ -32,7 +32,7 @@ time.sleep(60)
 
 @pytest.fixture(params=["filelock", "plain"])
 def lease(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """filelock's lease, and ours that stands in for it where filelock is too old."""
+    """Run a test with filelock's lease, and with the replacement for an old filelock."""
     if request.param == "plain":
         monkeypatch.setattr(claim_module, "SoftFileLease", plain_lease.PlainLease)
         monkeypatch.setattr(claim_module, "Timeout", plain_lease.Timeout)
@@ -79,7 +79,7 @@ def test_the_claim_of_a_killed_process_is_taken_over_at_once(tmp_path: Path, lea
 def test_a_node_that_is_gone_is_waited_for_until_its_claim_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another node's processes cannot be looked for: only that nothing is renewed tells."""
+    """This node cannot see another node's processes, only that they do not renew a claim."""
     monkeypatch.setattr(claim_module, "_LEASE_SECONDS", 0.5)
     path = tmp_path / "shard"
     Claim(path, "taken").release()

@@ -1,4 +1,4 @@
-"""`python -m sweeps` as a user starts it, on the real CPU."""
+"""Tests of `python -m sweeps` as a user starts it, on the real CPU."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def sweeps(*arguments: str) -> subprocess.CompletedProcess[str]:
     return command(SWEEPS, *arguments)
 
 
-# `python -m sweeps`, also to the processes that it starts, but the sweeps are those of a folder.
-# No visit is taken for one that hangs: on a busy machine even a first small product may be slow.
+# Starts `python -m sweeps` with the sweeps of a folder, also in the processes that it starts. No
+# visit counts as hung, because on a busy machine even a first small GEMM may be slow.
 MINE = """
 import functools, runpy, sys
 from pathlib import Path
@@ -36,10 +36,10 @@ runpy.run_module("sweeps", run_name="__main__", alter_sys=True)
 def run_mine(
     folder: Path, sweep: str, *more: str, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run a sweep of the test's own with more time than any machine needs for it.
+    """Run a sweep that a test defines, with more time than any machine needs for it.
 
-    It ends when its cases are done, so that nothing depends on how fast they are. The results are
-    in the same folder.
+    The run ends when its cases are done, so that nothing depends on how fast they are. The results
+    are written to the folder of the sweep's file.
     """
     (folder / "mine.toml").write_text(sweep)
     command = ("run", "mine", "--budget", "1000h", "--device", "cpu", "--results", str(folder))
@@ -90,7 +90,7 @@ def test_a_real_short_run_measures_resumes_and_reports(tmp_path: Path) -> None:
     assert counts["not_reached"] == 0
     assert len((folder / "measurements.csv").read_text().splitlines()) == 1 + 12
 
-    # As if it had been stopped half way: the same command goes on from there.
+    # Cut the samples as if the run had been stopped halfway. The same command resumes it.
     log = folder / "samples" / "1-of-1.jsonl"
     lines = log.read_bytes().splitlines(keepends=True)
     half = b"".join(lines[: len(lines) // 2])
@@ -144,7 +144,7 @@ def test_usage_errors(arguments: tuple[str, ...], words: str) -> None:
 
 @pytest.mark.slow
 def test_a_run_without_any_time_fails(tmp_path: Path) -> None:
-    """No Triton on a CPU: every case of a sweep of it is unsupported."""
+    """Triton does not run on a CPU, so every case of this sweep is unsupported."""
     sweep = (
         'question = "Why?"\nop = "gemm"\n[[block]]\nm = 8\nn = 8\nk = 8\n'
         'implementation = "triton-tiled"\n'

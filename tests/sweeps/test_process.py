@@ -20,7 +20,7 @@ def test_a_job_s_end_is_an_interrupt(number: signal.Signals) -> None:
 
 
 def test_what_is_short_is_finished_first() -> None:
-    """SIGTERM, SIGHUP and Ctrl-C wait while a file is written, and are not forgotten."""
+    """SIGTERM, SIGHUP and Ctrl-C take effect after a file is written."""
     done = []
 
     def write(number: int) -> None:
@@ -33,7 +33,7 @@ def test_what_is_short_is_finished_first() -> None:
             write(number)
         assert done[-1] == number
     with pytest.raises(KeyboardInterrupt), terminated_as_interrupt():
-        os.kill(os.getpid(), signal.SIGTERM)  # afterwards they mean what they meant
+        os.kill(os.getpid(), signal.SIGTERM)  # the old handlers are back
 
 
 def test_a_stopped_process_is_told_from_a_slow_one() -> None:

@@ -1,4 +1,4 @@
-"""What a run shows of its progress, on a real terminal and elsewhere."""
+"""Tests of the progress that a run shows, on a real terminal and elsewhere."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ with LiveReporter() as live:
 
 
 def on_a_terminal(code: str) -> str:
-    """What a program writes to a terminal of 100 columns, without its control sequences."""
+    """Return what a program writes to a terminal of 100 columns, without control sequences."""
     master, slave = pty.openpty()
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
     with subprocess.Popen(
@@ -42,7 +42,7 @@ def on_a_terminal(code: str) -> str:
         while True:
             try:
                 some = os.read(master, 65536)
-            except OSError:  # Linux says so when the last writer is gone
+            except OSError:  # Linux raises this when the last writer is gone
                 break
             if not some:
                 break

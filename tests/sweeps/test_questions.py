@@ -1,4 +1,4 @@
-"""The commands of ``sweeps`` that only answer: what there is, on which machine, at what cost."""
+"""Tests of the commands of ``sweeps`` that only show sweeps, plans and the machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The clock's check, run whole on the simulated GPU."""
+"""The comparison of timers, by parts on the real CPU and completely on a simulated GPU."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_passes_are_compared_over_the_cases_that_all_of_them_have() -> None:
 
 
 def test_a_cpu_s_timers_and_a_profiler_between_two_measurements() -> None:
-    """In this process: a command gives each pass one of its own."""
+    """The passes run in this process here. The command runs each one in a new process."""
     cpu = cpu_machine({"fp32": 1e11}, 2e10, 1)
     timers = _one_pass(cpu, None, 2)["timers"]
     assert set(timers) == {"sampler", "blocked_autorange"}
@@ -43,7 +43,7 @@ def test_a_cpu_s_timers_and_a_profiler_between_two_measurements() -> None:
 
 @pytest.mark.slow
 def test_both_timers_agree_on_a_simulated_gpu(tmp_path: Path) -> None:
-    """They see the same simulated kernels, so that any difference is a fault of the comparison."""
+    """Both time the same simulated kernels, so any difference is a fault of the comparison."""
     line = [
         "sweeps",
         "doctor",

@@ -47,7 +47,7 @@ def test_a_card_that_differs_from_the_datasheet_is_told(monkeypatch: pytest.Monk
     card = SimpleNamespace(multi_processor_count=132, memory_bus_width=6144)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: card)
     selected = Device(known_machine("nvidia-h200"), "cuda:0", 0)
-    assert list(doctor._compare_facts(selected)) == []  # what is not told is not compared
+    assert list(doctor._compare_facts(selected)) == []  # an unknown bandwidth is not compared
     slow = SimpleNamespace(**vars(card), memory_clock_rate=2_619_000)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: slow)
     (finding,) = doctor._compare_facts(selected)

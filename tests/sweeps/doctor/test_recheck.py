@@ -1,4 +1,4 @@
-"""Timing some cases of a recording again, on the machine at hand."""
+"""Re-time some cases of a recording on this machine."""
 
 from __future__ import annotations
 

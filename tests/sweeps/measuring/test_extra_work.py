@@ -1,4 +1,4 @@
-"""Pairs that are timed anew: whole ones count, whatever happens to the others."""
+"""Re-time pairs of cases: complete pairs count, even if other pairs fail."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support.tiers import quick_and_slow
 def confirmed(
     folder: Path, cases: list[PlanEntry], pairs: list[tuple[int, int]], **arguments: Any
 ) -> tuple[list[dict[str, str]], list[str]]:
-    """What confirmed.csv has after these pairs (by M) were timed anew, and what was said."""
+    """Re-time pairs (given by their M), and return the rows of confirmed.csv and the messages."""
     carry(a_run(folder, cases))
     said: list[str] = []
     run = a_run(folder, cases, **arguments)
@@ -47,7 +47,7 @@ def test_pairs_are_timed_beside_each_other_a_fixed_number_of_times(tmp_path: Pat
         ratios = [float(text) for text in row["log_ratios"].split()]
         assert len(ratios) == BLOCKS
         m, other = ids.index(row["case"]) + 1, ids.index(row["against"]) + 1
-        # A fake launch takes as long as its M says, with noise of 0.2 %.
+        # The time of a fake launch is proportional to its M, with noise of 0.2%.
         assert statistics.mean(ratios) == pytest.approx(math.log(m / other), abs=0.005)
 
 
@@ -79,7 +79,8 @@ def test_a_case_that_fails_costs_its_own_pairs(tmp_path: Path, behaviour: str) -
     statuses = {m: row["status"] for m, row in rows_of(tmp_path).items()}
     expected = {"oom": "oom", "wrong-after": "wrong", "wrong-in-batch": "wrong"}
     if behaviour in ("raise-in-sample", *expected):
-        assert statuses[4] == expected.get(behaviour, "error")  # what it was right about before
+        # The failure replaces the correct time that the case had before.
+        assert statuses[4] == expected.get(behaviour, "error")
     assert {status for m, status in statuses.items() if m != 4} == {"ok"}
     ends = behaviour.startswith("abort") or behaviour == "hang"
     assert len(said) == PROCESSES * ends
@@ -100,7 +101,7 @@ def test_half_a_pair_is_none_and_the_latest_whole_one_counts() -> None:
     def taken(process: float, times: float, blocks: int = BLOCKS) -> list[dict[str, Any]]:
         return [block(process, [times, 1.0, 1.0, times])] * blocks
 
-    assert confirmed_table(taken(1.0, 2.0), {}) == []  # by one process alone
+    assert confirmed_table(taken(1.0, 2.0), {}) == []  # only one process re-timed the pair
     assert confirmed_table([*taken(1.0, 2.0), *taken(2.0, 2.0, BLOCKS - 1)], {}) == []
     other_gpu = [{**event, "gpu": 1} for event in taken(2.0, 2.0)]
     assert confirmed_table([*taken(1.0, 2.0), *other_gpu], {}) == []

@@ -54,7 +54,7 @@ def test_a_kernel_may_prepare_its_launch() -> None:
 
     kernel = TimedKernel(prepare, (A, B), torch.matmul, prepares=True)
     samples = timer_for(None).time(kernel)
-    assert len(prepared) == samples.sets + 2  # one for each check
+    assert len(prepared) == samples.sets + 2  # each of the two checks prepares a launch, too
     assert torch.equal(samples.result, A @ B)
 
 

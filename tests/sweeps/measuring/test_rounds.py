@@ -58,7 +58,7 @@ def test_every_case_is_sampled_until_it_is_finished() -> None:
 
 
 def test_a_finished_case_keeps_no_memory() -> None:
-    """A launch holds operands and what its library allocated: GPUs of 24 GB need it back."""
+    """A launch holds operands and memory of its library, which a GPU of 24 GB needs for others."""
     cases = planned(3 * CHUNK)
     device = FakeBench([entry.case for entry in cases])
     prepare, alive = device.prepare, list[weakref.ref[Subject]]()
@@ -92,19 +92,19 @@ def test_cases_are_prepared_in_chunks_in_the_plans_order_and_the_device_woken_af
     cases = planned(3 * CHUNK)
     _, events, device = go(cases)
     assert [case.id for case in device.prepared] == [entry.case.id for entry in cases]
-    chunks = [1]  # the first event tells of the first case's preparation
+    chunks = [1]  # the first event reports that the first case was prepared
     for before, event in itertools.pairwise(events):
         if event["event"] == "facts":
             chunks += [0] * (before["event"] == "sample")
             chunks[-1] += 1
-    # The first samples come soon, however slow preparing is.
+    # The first chunks are small, so that the first samples come early even if preparing is slow.
     assert chunks == [FIRST_CHUNK, 16, 32, CHUNK, CHUNK, 8]
     assert len(device.clock.waking) == 6
 
 
 @pytest.mark.slow
 def test_all_cases_are_sampled_once_before_any_is_twice() -> None:
-    """So that a case's samples lie far apart; and noise of the first keeps none from its turn."""
+    """A case's samples then lie far apart, and noisy early cases do not delay later cases."""
     _, events, _ = go(planned(20 * CHUNK), canary="raise", spread=0.3)
     order = [e["case"] for e in events if e["event"] == "sample"]
     assert len(set(order[: 20 * CHUNK])) == 20 * CHUNK
@@ -130,7 +130,7 @@ def test_no_case_is_begun_whose_six_samples_do_not_fit() -> None:
 
 
 def test_where_the_plan_was_too_hopeful_fewer_cases_are_begun_and_each_is_done() -> None:
-    """Six samples of case m take 12 m ms (each with a warm-up), five times what the plan says."""
+    """Six samples of case m take 12 m ms (each has a warm-up), which is five times the plan's."""
     cases = [PlanEntry(entry.case, 0.0024 * m) for m, entry in enumerate(planned(400), 1)]
     random.Random(0).shuffle(cases)
     end, events, device = go(cases, budget=500.0, seconds=1e-3, spread=0.3, canary="raise")
@@ -179,18 +179,18 @@ def test_a_chunk_that_is_refused_as_a_whole_does_not_end_the_run(
     end, events, device = go(cases, behaviours=refused)
     assert end == "done"
     assert len(set(samples_of(events)) - {CANARY}) == CHUNK
-    assert len(device.clock.waking) == 1  # nothing is woken for nothing
+    assert len(device.clock.waking) == 1  # refused chunks do not wake the device
 
 
 def test_where_time_is_short_every_case_has_six_samples_before_any_has_more() -> None:
     cases = planned(30, expected=1e-5)
-    # Noise that never converges: without the rule, all thirty would stop somewhere below 30.
+    # The noise never converges, so every case could use 30 samples.
     end, events, _ = go(cases, budget=0.7, seconds=1e-4, spread=0.3, canary="raise")
     assert end == "budget"
     counts = samples_of(events)
     assert min(counts[entry.case.id] for entry in cases) >= 6
     six_s = 6 * 1e-4 * sum(range(1, 31))
-    assert sum(e["cost"] for e in events) > six_s  # there was time for more, and it was used
+    assert sum(e["cost"] for e in events) > six_s  # the remaining time was used for more samples
 
 
 def test_a_canary_that_fails_is_gone_and_the_cases_go_on() -> None:
@@ -242,26 +242,27 @@ def test_samples_of_another_gpu_are_not_taken_over() -> None:
         e for e in first if e["event"] == "sample" and e["case"] != CANARY
     ][:4]
     _, second, _ = go(cases, earlier=partial, gpu=1)
-    assert samples_of(second)[cases[0].case.id] >= 6  # its own six, not two more
+    assert samples_of(second)[cases[0].case.id] >= 6  # GPU 0's four samples do not count
 
 
 def test_a_case_whose_launch_gaps_show_is_given_up_after_six_samples() -> None:
     cases = planned(3)
-    _, events, _ = go(cases, exposed={1: 99, 2: 4})  # launches, two per warm sample
+    # The numbers count launches, of which a warm sample has two.
+    _, events, _ = go(cases, exposed={1: 99, 2: 4})
     by_m = {entry.case.problem.m: entry.case.id for entry in cases}  # type: ignore[union-attr]
     taken = {m: [e.get("hidden", True) for e in events if e["event"] == "sample"
                  and e["case"] == case] for m, case in by_m.items()}  # fmt: skip
     assert taken[1] == [False] * 6
     assert taken[2].count(False) == 2
-    assert taken[2].count(True) in CHECKPOINTS  # the others are counted as if those were not
+    assert taken[2].count(True) in CHECKPOINTS  # samples with gaps do not count
     assert False not in taken[3]
     _, more, device = go(cases, earlier=events)
-    assert device.prepared == []  # what was given up stays so
+    assert device.prepared == []  # a case that was given up is not tried again
     assert not samples_of(more)
 
 
 def test_a_short_call_leaves_no_case_because_of_its_own_shortness() -> None:
-    """Five percent of a call's last minute is no measure of what the plan has room for."""
+    """The limit on a case is a share of the run's budget, not of what this call has left."""
     cases = planned(3, expected=12.0)
     events: list[Event] = []
     bench = FakeBench([entry.case for entry in cases], seconds=1.0, canary="raise")
@@ -326,7 +327,8 @@ def test_what_is_open_when_the_budget_ends_is_checked_in_time() -> None:
     taken = samples_of(events)
     right = {event["case"] for event in events if event["event"] == "right"}
     assert right == set(taken)
-    assert device.clock.seconds < 0.05 - len(right) * 1e-3 + 0.002  # no launch came after it
+    # Sampling ended early enough for the checks.
+    assert device.clock.seconds < 0.05 - len(right) * 1e-3 + 0.002
 
 
 def test_finished_samples_of_a_killed_process_are_checked_and_not_taken_again() -> None:
@@ -334,7 +336,7 @@ def test_finished_samples_of_a_killed_process_are_checked_and_not_taken_again() 
     _, events, _ = go(cases)
     killed = [event for event in events if event["event"] != "right"]
     rows = fold_rows("run", cases, killed)
-    assert {row["samples"] for row in rows} == {1}  # what a checked sample vouches for
+    assert {row["samples"] for row in rows} == {1}  # only the first sample was checked
     _, more, _ = go(cases, earlier=killed)
     assert not samples_of(more) - Counter({CANARY: 100})
     rows = fold_rows("run", cases, [*killed, *more])
@@ -342,7 +344,7 @@ def test_finished_samples_of_a_killed_process_are_checked_and_not_taken_again() 
 
 
 def test_a_case_whose_last_sample_was_checked_is_still_checked_after_its_samples() -> None:
-    """A crash may fall between the two; what a batch showed is not what fresh inputs show."""
+    """A crash may come between the sample and the check, which also uses inputs that are new."""
     cases = planned(1)
     _, events, _ = go(cases, canary="raise")
     samples = [event for event in events if event["event"] == "sample"]
@@ -358,7 +360,7 @@ def test_a_case_whose_last_sample_was_checked_is_still_checked_after_its_samples
 
 
 def test_where_the_machine_becomes_slower_some_cases_still_get_their_interval() -> None:
-    """Four times slower from 0.4 s on: the six samples of all cases would no longer fit."""
+    """From 0.4 s on, launches take four times as long, so six samples of all cases do not fit."""
 
     class Slowing(FakeBench):
         def _launch(self, one: Case, behaviour: str) -> LaunchCall:
@@ -371,7 +373,7 @@ def test_where_the_machine_becomes_slower_some_cases_still_get_their_interval() 
 
             return launch
 
-    # A sample of case m takes 2 m × 0.1 ms, its warm-up included.
+    # A sample of case m takes 2 m × 0.1 ms, including its warm-up.
     cases = [PlanEntry(fake_case(m), 12e-4 * m) for m in range(10, 40)]
     events: list[Event] = []
     bench = Slowing([entry.case for entry in cases], canary="raise")

@@ -1,4 +1,4 @@
-"""The bench on the real CPU: where kernels, operands, sampler and profiler meet."""
+"""The bench on the real CPU, with real kernels, operands, sampler and profiler."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_cold_weights_are_others_at_each_launch_and_the_activations_the_same(
     activations, weights = zip(*seen, strict=True)
     assert len(set(activations)) == 1
     assert len(set(weights)) == len(weights) == ready.subject.launches
-    (total,) = warmed  # of the values that the launches read
+    (total,) = warmed  # the sum of the first operand
     assert float(total) == pytest.approx(float(one._arena.sets(GEMM, 1)[0].a.sum()))
 
 
@@ -149,7 +149,10 @@ def test_operands_that_are_stored_otherwise_take_no_memory_beside_the_arena(
 
 
 def test_the_default_sweeps_leave_room_on_a_card_of_24_gb() -> None:
-    """Arenas, compilers' contexts and the flushed block, next to PyTorch's own 1.5 GB."""
+    """The arenas, the contexts of compiling processes, the flush buffer, and PyTorch's 1.5 GB fit.
+
+    The remaining memory is for workspaces and results that libraries allocate.
+    """
     card = known_machine("nvidia-geforce-rtx-4090")
     free = card.memory_bytes - 1.5e9
     arena = Arena("meta", card.l2_bytes, int(bench_module._SMALL_SHARE * free))
@@ -158,7 +161,7 @@ def test_the_default_sweeps_leave_room_on_a_card_of_24_gb() -> None:
             arena.reserve(case.problem, 512, case.shared_a, bench_module._storage_of(case))
     arenas = sum(map(sum, arena._needed.values()))
     taken = arenas + 2 * card.l2_bytes + compilers(card, 64) * 5e8
-    assert 0.3 * free < taken < 0.7 * free  # workspaces and results that libraries allocate
+    assert 0.3 * free < taken < 0.7 * free
 
 
 def named(one: TorchBench, *cases: Case) -> dict[str, str]:
@@ -176,7 +179,7 @@ def test_a_cpu_names_its_kernels_while_it_prepares() -> None:
     known = {SMALL.id: History(facts=ready.facts)}
     (again,) = one.prepare([SMALL], known, lambda ids, seconds: None)
     assert isinstance(again, Ready)
-    assert "kernel" not in again.facts  # not asked again
+    assert "kernel" not in again.facts  # known kernels are not traced again
 
 
 def test_a_case_whose_kernels_cannot_be_named_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,7 +195,7 @@ def test_a_case_whose_kernels_cannot_be_named_is_timed(monkeypatch: pytest.Monke
 def test_a_gpu_s_cases_share_one_session_and_lost_ones_are_left_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The second launch cannot be prepared, the third one's records are lost."""
+    """The second launch cannot be prepared, and the records of the third are lost."""
     sizes = (64, 96, 128, 160)
     cases = [replace(SMALL, problem=Gemm(m, 64, 64, "fp32")) for m in sizes]
     one = bench(*cases)
@@ -273,7 +276,7 @@ def test_cold_results_that_a_library_allocates_rotate_on_a_gpu() -> None:
     allocating = replace(SMALL, problem=conv, implementation=library_for(conv, CPU))
     cases = [SMALL, allocating, replace(allocating, cache="warm")]
     one = bench(*cases)
-    one.gpu = 0  # as far as this is concerned
+    one.gpu = 0  # makes the bench rotate results as on a GPU
     results, _ = prepare(one, *cases)
     rotate = [
         isinstance(ready.subject.launch, RotatingLaunch)

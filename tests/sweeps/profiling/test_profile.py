@@ -1,4 +1,4 @@
-"""Profiled models: the models are what they claim to be, and one step of each is traced."""
+"""Profiled models: each has its published size, and one step of it is timed and traced."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def test_the_arena_has_a_limit_and_says_so() -> None:
     arena.reserve(small, 10_000)
     assert arena.capacity(small) == (1 << 20) // set_bytes(small)
     with pytest.raises(ArenaFullError, match="one operand set needs"):
-        arena.capacity(large)  # it was never announced
+        arena.capacity(large)  # the arena is already allocated, and smaller
 
 
 def test_a_problem_too_large_does_not_cost_the_others_their_memory() -> None:
@@ -95,7 +95,7 @@ def test_sets_may_share_the_first_operand_and_nothing_else(problem: Problem) -> 
 
 def test_an_operand_that_is_shared_leaves_room_for_more_of_the_other() -> None:
     arena = Arena("cpu", 1 << 16, 1 << 20)
-    tall = Gemm(1024, 16, 64, "fp32")  # of 256 KiB and 4 KiB
+    tall = Gemm(1024, 16, 64, "fp32")  # its operands have 256 KiB and 4 KiB
     arena.reserve(tall, 1000)
     assert arena.capacity(tall) == 3
     assert arena.capacity(tall, shared_a=True) == (1024 - 256) // 4

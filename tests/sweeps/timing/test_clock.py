@@ -29,7 +29,7 @@ def test_the_cpu_clock_times_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     assert timing.seconds == pytest.approx(0.006)
     calls.clear()
     timing = CpuClock().time(launch, [5], settle=0.02)
-    assert calls == [5] * 11  # ten unmeasured before the measured one
+    assert calls == [5] * 11  # ten unmeasured launches before the measured one
     assert timing.seconds == pytest.approx(0.002)
 
 
@@ -51,7 +51,7 @@ def clock_on(cuda: FakeCuda, gate: str = "flag") -> CudaClock:
 
 
 class MarkedClock:
-    """Stands for the kernel that reads the SM clock; says where in the stream it was launched."""
+    """Fake of the kernel that reads the SM clock. It records when it ran in the stream."""
 
     def __init__(self, cuda: FakeCuda) -> None:
         self._cuda = cuda
@@ -108,7 +108,7 @@ GATES = pytest.mark.parametrize("gate", ["flag", "spin"])
 @pytest.mark.parametrize("queue", [1e-6, 1e-5, 1e-4])
 @pytest.mark.parametrize("kernel", [1e-6, 3e-6, 1e-3])
 def test_launch_gaps_never_show(queue: float, kernel: float, gate: str) -> None:
-    """However slowly the host launches, the batch takes the kernels' own time."""
+    """However slowly the host launches, the batch takes only the time of its kernels."""
     cuda = FakeCuda(queue, kernel)
     timing = clock_on(cuda, gate).time(cuda.launch, [0] * 100)
     assert timing.hidden
@@ -117,7 +117,7 @@ def test_launch_gaps_never_show(queue: float, kernel: float, gate: str) -> None:
 
 @GATES
 def test_a_gpu_that_wakes_from_its_idle_clock_is_timed_at_the_clock_of_work(gate: str) -> None:
-    """An H200 idles at 345 MHz and works at 1980: a spin counted at the idle clock is too short."""
+    """An H200 idles at 345 MHz and works at 1980, so a spin for the idle clock is too short."""
     cuda = FakeCuda(queue_seconds=1e-5, kernel_seconds=2e-6, rises=0.2)
     clock = clock_on(cuda, gate)
     launch = cuda.launch
@@ -128,7 +128,7 @@ def test_a_gpu_that_wakes_from_its_idle_clock_is_timed_at_the_clock_of_work(gate
         attempts.append(len(cuda.sleeps) - began)
         assert timing.hidden
         assert timing.seconds / 150 == pytest.approx(2e-6, rel=0.01)
-    assert sum(attempts) <= 21 * (gate == "spin")  # one of them may have learned
+    assert sum(attempts) <= 21 * (gate == "spin")  # at most one batch needed a second attempt
 
 
 def test_a_spin_learns_the_clock_again_when_it_falls_and_rises() -> None:
@@ -136,14 +136,14 @@ def test_a_spin_learns_the_clock_again_when_it_falls_and_rises() -> None:
     clock = clock_on(cuda, "spin")
     launch = cuda.launch
     for _ in range(3):
-        cuda.worked = 0.0  # the card idled: back to 345 MHz
+        cuda.worked = 0.0  # the GPU was idle, so its clock is back at 345 MHz
         timings = [clock.time(launch, [0] * 150) for _ in range(40)]
         assert all(timing.hidden for timing in timings)
 
 
 @GATES
 def test_each_try_of_a_cold_batch_begins_with_a_flush(gate: str) -> None:
-    """A batch that is timed again would find its operands in the cache otherwise."""
+    """Otherwise, a batch that is timed again would find its operands in the cache."""
     cuda = FakeCuda(kernel_seconds=3e-5)
     clock = clock_on(cuda, gate)
     warm = False
@@ -157,7 +157,7 @@ def test_each_try_of_a_cold_batch_begins_with_a_flush(gate: str) -> None:
     def launch(index: int) -> None:
         nonlocal warm
         if len(done) == 1 and index == 9:
-            cuda.synchronize()  # the first try waits for the device, so its gaps show
+            cuda.synchronize()  # the first attempt waits for the device, so its gaps show
         cuda.kernel_seconds = 1e-5 if warm else 3e-5
         cuda.launch(index)
         warm = index == 9
@@ -169,7 +169,7 @@ def test_each_try_of_a_cold_batch_begins_with_a_flush(gate: str) -> None:
 
 
 def test_a_launch_that_waits_for_the_device_once_is_launched_again_with_the_gate_open() -> None:
-    """It allocated: its memory had been given back to the device."""
+    """The launch has to allocate memory that was returned to the device."""
     cuda = FakeCuda()
     clock = clock_on(cuda)
     waited: list[int] = []
@@ -187,7 +187,7 @@ def test_a_launch_that_waits_for_the_device_once_is_launched_again_with_the_gate
     assert HOLD_LIMIT < cuda.host - began < 2 * HOLD_LIMIT
     before = len(cuda.sleeps)
     assert clock.time(launch, range(10)).hidden
-    assert len(cuda.sleeps) == before  # behind the host's flag, as before
+    assert len(cuda.sleeps) == before  # the host's flag still holds the stream, not a spin
 
 
 def test_a_launch_that_waits_for_the_device_again_is_held_by_a_spin_from_then_on() -> None:
@@ -206,7 +206,7 @@ def test_a_launch_that_waits_for_the_device_again_is_held_by_a_spin_from_then_on
     assert clock.time(launch, range(10)).hidden
     assert len(cuda.sleeps) == before + 1
     assert clock.time(cuda.launch, range(10)).hidden
-    assert len(cuda.sleeps) == before + 1  # the others stay behind the host's flag
+    assert len(cuda.sleeps) == before + 1  # the host's flag still holds other launches
 
 
 def test_a_launch_that_raises_leaves_the_stream_open() -> None:
@@ -236,7 +236,7 @@ def test_a_flag_never_opens_the_next_batch() -> None:
         assert not event.query()
         flag.open()
         assert event.query()
-    flag._ticket = flag._word.value = 2**32 - 1  # tickets go round
+    flag._ticket = flag._word.value = 2**32 - 1  # the next ticket wraps to 0
     flag.close(0.0)
     event.record()
     assert not event.query()
@@ -269,13 +269,13 @@ def test_at_the_hosts_own_pace_the_gaps_are_part_of_the_time() -> None:
     spins = len(cuda.sleeps)
     timing = clock.time(cuda.launch, [0] * 100, paced=True)
     assert len(cuda.sleeps) == spins
-    assert timing.hidden  # nothing to warn of: the gaps are what was asked for
+    assert timing.hidden  # the gaps should be part of the time, so they are no fault
     assert timing.seconds == pytest.approx(100 * 1e-5, rel=0.02)
 
 
 @GATES
 def test_launches_that_block_are_said_and_cost_little(gate: str) -> None:
-    """As with CUDA_LAUNCH_BLOCKING=1: each launch waits for the device."""
+    """Each launch waits for the device, as with CUDA_LAUNCH_BLOCKING=1."""
     cuda = FakeCuda(queue_seconds=1e-6, kernel_seconds=1e-6)
     clock = clock_on(cuda, gate)
 
@@ -290,7 +290,7 @@ def test_launches_that_block_are_said_and_cost_little(gate: str) -> None:
 
 
 def test_a_full_queue_is_worked_off_and_timed_again() -> None:
-    """Launches block after about a thousand pending: behind a flag, until it is let go."""
+    """The driver blocks at about a thousand pending launches, until the flag is released."""
     cuda = FakeCuda(max_pending=100)
     clock = clock_on(cuda)
     assert not clock.time(cuda.launch, [0] * 200).hidden

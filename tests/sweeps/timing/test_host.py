@@ -10,7 +10,7 @@ from sweeps.timing.host import HostWatch
 
 
 class FakeProc:
-    """``/proc`` of a machine of two cores, a hundred ticks a second, and our process 7."""
+    """``/proc`` of a machine with two cores, 100 ticks per second, and our process 7."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.seconds = folder, 0.0
@@ -26,7 +26,7 @@ class FakeProc:
         (self.folder / "7" / "stat").write_text(f"7 (a) b) {fields}\n", encoding="ascii")
 
     def go_on(self, seconds: float, ours: float, theirs: float = 0.0, stolen: float = 0.0) -> None:
-        """Let time pass; the rest of both cores' time is idle."""
+        """Let time pass. Both cores are idle in the time that the arguments do not use."""
         self.seconds += seconds
         self.ours += round(100 * ours)
         self.theirs += round(100 * theirs)
@@ -54,7 +54,7 @@ def test_what_others_used_is_not_what_we_used(tmp_path: Path) -> None:
 
 
 def test_what_a_process_used_that_ended_is_counted_once(tmp_path: Path) -> None:
-    """Its ticks go to the one that reaped it; another has begun meanwhile."""
+    """The ticks of process 8 go to process 7, which reaped it. Process 9 has started meanwhile."""
     proc = FakeProc(tmp_path)
     alive = [7, 8]
 
@@ -67,7 +67,7 @@ def test_what_a_process_used_that_ended_is_counted_once(tmp_path: Path) -> None:
     watch = HostWatch(lambda: alive, tmp_path, lambda: proc.seconds)
     alive[:] = [7, 9]
     proc.go_on(10.0, ours=5.0, theirs=4.0)
-    tick(7, own=200, reaped=600)  # of which process 8 had 400 before
+    tick(7, own=200, reaped=600)  # process 8 had already used 400 of these at the first look
     tick(9, own=100)
     use = watch.look()
     assert use is not None
@@ -88,7 +88,7 @@ def test_nothing_is_said_where_the_system_or_a_process_is_gone(tmp_path: Path) -
 
 @pytest.mark.skipif(not Path("/proc/stat").exists(), reason="no /proc/stat here")
 def test_this_host_tells() -> None:
-    """Whatever else runs here."""
+    """This host reports its use, whatever else runs on it."""
     watch = HostWatch(lambda: [os.getpid()])
     begin = time.monotonic()
     while time.monotonic() < begin + 0.3:

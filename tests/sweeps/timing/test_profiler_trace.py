@@ -51,7 +51,7 @@ def kernel_event(
 
 
 def marked(number: int, start: float) -> dict[str, Any]:
-    """The span of a launch on the host: ten microseconds."""
+    """Return the mark of a launch: a span of ten microseconds on the host."""
     name = f"rooftile launch {number}"
     return {"cat": "user_annotation", "name": name, "ts": start, "dur": 10.0, "tid": 5,
             "args": {"External id": 100 + number}}  # fmt: skip
@@ -67,16 +67,16 @@ SPIN = "at::cuda::(anonymous namespace)::spin_kernel(long)"
 NVJET = "nvjet_tst_128x256_64x4_1x2_h_bz_coopA_TNT"
 SPLITK = "void cublasLt::splitKreduce_kernel<32>(int)"
 TRACE = [
-    *(call(i, i) for i in range(3)),  # what is sacrificed, outside of all marks
+    *(call(i, i) for i in range(3)),  # dummy launches, outside of all marks
     *(kernel_event(SPIN, 200.0 + i, i) for i in range(3)),
     marked(0, 20.0), call(21.0, 10), call(24.0, 11),
     marked(1, 40.0), call(41.0, 12, "cuda_driver"),
     marked(2, 60.0),  # launches nothing
-    call(75.0, 13),  # warms up the next, between the marks
+    call(75.0, 13),  # warms up the next launch, outside of the marks
     marked(3, 80.0), call(81.0, 14),
     {"cat": "cpu_op", "name": "aten::mm", "ts": 81.0, "dur": 2.0, "tid": 5,
      "args": {"External id": 7}},
-    # On the device everything runs later, and the order of launches is all that is left of time.
+    # Kernels run later on the device, so their times do not fall into the marks of their launches.
     kernel_event(SPLITK, 308.0, 11), kernel_event("a_gemm", 302.0, 10, 5.0),
     kernel_event(NVJET, 330.0, 12, 8.0), kernel_event("warm", 340.0, 13),
     kernel_event("conv", 350.0, 14, 4.0),
@@ -95,16 +95,16 @@ def test_a_trace_is_sorted_by_the_calls_that_launched_its_kernels() -> None:
 
 @pytest.mark.parametrize("lost", range(len(TRACE)))
 def test_a_record_that_is_lost_costs_its_own_launch_alone(lost: int) -> None:
-    """CUPTI loses the first kernel records of a session; whatever is lost, no name is wrong."""
+    """CUPTI loses the first kernel records of a session. Whichever is lost, no name is wrong."""
     whole = split_trace(TRACE, 4)
     partial = split_trace([*TRACE[:lost], *TRACE[lost + 1 :]], 4)
     event = TRACE[lost]
     different = [i for i in range(4) if partial[i] != whole[i]]
     assert len(different) <= 1
     if event["cat"] == "kernel" and event["args"]["correlation"] in (10, 11, 12, 14):
-        assert partial[different[0]] is None  # counts disagree: ask another process
+        assert partial[different[0]] is None  # a call has no kernel, so another process is asked
     for i in different:
-        kernels = partial[i] or []  # never a name that is not its own
+        kernels = partial[i] or []  # these must be kernels of the launch itself
         assert {k.name for k in kernels} <= {k.name for k in whole[i] or []}
 
 
@@ -127,7 +127,7 @@ def test_threads_do_not_mix() -> None:
 
 
 class FakeProfiler:
-    """PyTorch's profiler around work that a list of host and device events stands for."""
+    """Fake of PyTorch's profiler. Its trace has the events that :meth:`launch` records."""
 
     def __init__(self, lose: int) -> None:
         self.events: list[dict[str, Any]] = []
@@ -178,7 +178,7 @@ def test_a_gpu_s_session_sacrifices_its_first_records(
 
 
 def test_the_runtime_s_own_call_of_the_driver_is_not_a_second_launch() -> None:
-    inner = {**call(21.5, 99, "cuda_driver"), "dur": 1.0}  # within the runtime's call at 21
+    inner = {**call(21.5, 99, "cuda_driver"), "dur": 1.0}  # inside the runtime's call at 21
     assert split_trace([*TRACE, inner], 4) == split_trace(TRACE, 4)
 
 
@@ -203,7 +203,7 @@ def test_columns_name_the_main_kernel_its_tile_and_all_shares() -> None:
     assert columns["grid"] == "64x1x2"
     assert columns["tensor_cores"] is True
     assert json.loads(columns["kernels"])[1] == ["nvjet_tst_64x8_64x16_2x1_v_bz_splitK_TNT", 0.9]
-    assert kernel_columns([]) == {"kernel": ""}  # nobody knows it
+    assert kernel_columns([]) == {"kernel": ""}
 
 
 @pytest.mark.parametrize(
@@ -226,7 +226,7 @@ def test_a_real_cpu_launch_names_its_kernels(problem: Problem, kind: str) -> Non
         kernels, again = trace(lambda: launch(0)), trace(lambda: launch(0))
     assert [kernel.name for kernel in again] == [kernel.name for kernel in kernels]
     if not kernels:
-        pytest.skip("this PyTorch's libraries do not say")
+        pytest.skip("the libraries of this PyTorch do not print their kernels")
     assert all(kernel.seconds > 0 for kernel in kernels)
     words = " ".join(kernel.name for kernel in kernels)
     assert {"gemm": "gemm", "conv": "convolution"}[kind] in words.replace("matmul", "gemm")

@@ -1,4 +1,4 @@
-"""A stopped process is noticed, by its signal or by the gap that it leaves."""
+"""Tests that a stopped process is noticed by SIGCONT or by the gap between its beats."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_gap_without_work_is_a_stop(clocks: Clocks) -> None:
 
 @pytest.mark.parametrize(("wall", "cpu"), [(40.0, 40.0), (40.0, 9.0), (0.4, 0.0)])
 def test_work_and_short_gaps_are_none(clocks: Clocks, wall: float, cpu: float) -> None:
-    """A thread that has to wait for another's work does not beat either."""
+    """A thread that has to wait for another thread's work does not beat during that time."""
     one = pulse(clocks)
     clocks.go(wall, cpu)
     assert (one.stops(), one.lost()) == (0, 0.0)

@@ -1,4 +1,4 @@
-"""Results of launches that allocate: which memory do they get?"""
+"""Tests of which memory the results of allocating launches get."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sweeps.timing.rotation import ResultRotation
 
 
 class CachingAllocator:
-    """Hands out the free block with the lowest address, as PyTorch does among equal sizes."""
+    """Allocator that returns the free block with the lowest address, as PyTorch's does."""
 
     def __init__(self) -> None:
         self.free: set[int] = set()
@@ -69,5 +69,5 @@ def test_cases_share_one_allowance_of_memory(allocator: CachingAllocator) -> Non
         rotating.renew(1000)
         blocks_of(rotating, 20)
     assert allocator.blocks <= 11
-    rotating.renew(3)  # a batch of three launches needs no more
+    rotating.renew(3)  # a batch of three launches needs only three blocks
     assert len(allocator.free) >= 7

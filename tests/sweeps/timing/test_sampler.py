@@ -19,7 +19,10 @@ from tests.support.fakes import FakeChecker, FakeClock, noisy
 
 
 class Throttled(Telemetry):
-    """Reads a reason that lasts until it was waited for ``lasting`` times."""
+    """Telemetry that reports a throttle reason until :meth:`forget` was called often enough.
+
+    ``lasting`` is the number of these calls.
+    """
 
     def __init__(self, reason: str, lasting: int) -> None:
         self.reason = reason
@@ -90,7 +93,7 @@ def test_a_cold_batch_flushes_first_and_never_uses_a_set_twice(clock: FakeClock)
     sample = sampler.sample(subject)
     assert sample.launches == 7
     assert sample.seconds == pytest.approx(1e-5)
-    assert flushed_at == [0]  # before the one batch
+    assert flushed_at == [0]  # one flush, before the only batch
     assert clock.batches == [((0, 1, 2, 3, 4, 5, 6), 0.0)]
 
 
@@ -136,7 +139,7 @@ def test_a_warm_batch_uses_one_set_and_launches_it_once_before(clock: FakeClock)
     sampler.sample(subject)
     assert not flushed
     assert clock.batches == [((0,) * 10, 0.0)]
-    assert launched == [0] * 11  # one more, before
+    assert launched == [0] * 11  # the batch, and one launch before it
 
 
 def test_sustained_work_settles_first_and_rotates_its_sets(clock: FakeClock) -> None:
@@ -156,8 +159,8 @@ def test_sustained_work_settles_first_and_rotates_its_sets(clock: FakeClock) -> 
     [
         ("hw_thermal_slowdown", 1, 2, False),
         ("hw_power_brake", 2, 3, False),
-        ("hw_slowdown", 99, 4, True),  # three retries, then it stands
-        ("sw_power_cap", 99, 1, True),  # normal for large products
+        ("hw_slowdown", 99, 4, True),  # kept after three retries
+        ("sw_power_cap", 99, 1, True),  # normal for large GEMMs
     ],
 )
 def test_only_hardware_slowdowns_are_retried_and_not_for_ever(
@@ -169,10 +172,10 @@ def test_only_hardware_slowdowns_are_retried_and_not_for_ever(
     subject.launches = 1
     sample = sampler.sample(subject)
     assert len(clock.batches) == batches
-    assert telemetry.waited == batches - 1  # a reading that is still the old one says nothing
+    assert telemetry.waited == batches - 1  # each retry waits for new readings
     assert sample.reading.throttled == ((reason,) if stands else ())
-    assert len(subject.samples) == 1  # what was thrown away is thrown away
-    assert sample.cost == pytest.approx(batches * 1e-3)  # and its time is counted
+    assert len(subject.samples) == 1  # batches that were retried are dropped
+    assert sample.cost == pytest.approx(batches * 1e-3)  # their time still counts as cost
 
 
 def test_a_machine_that_stays_slow_is_waited_for_once(clock: FakeClock) -> None:
@@ -188,7 +191,7 @@ def test_a_machine_that_stays_slow_is_waited_for_once(clock: FakeClock) -> None:
     assert batches == [4, 1, 1, 1]
     telemetry.lasting = 0  # it recovers
     sampler.sample(subject)
-    telemetry.lasting = 99  # and slows down again
+    telemetry.lasting = 99  # it slows down again
     before = len(clock.batches)
     sampler.sample(subject)
     assert len(clock.batches) - before == 4
@@ -222,7 +225,7 @@ def test_a_subject_is_finished_when_its_samples_agree(clock: FakeClock) -> None:
 
 
 class Stopped(Pulse):
-    """Of a process that is stopped for 40 s during each of the first ``times`` batches."""
+    """Pulse of a process that is stopped for 40 s during each of the first ``times`` batches."""
 
     def __init__(self, clock: FakeClock, times: int) -> None:
         self.clock = clock
@@ -267,7 +270,7 @@ def test_an_estimate_is_not_of_a_stop(clock: FakeClock) -> None:
 
 
 class Recorder:
-    """A checker that keeps what it is asked, and finds the batches of some numbers wrong."""
+    """Checker that records its calls, and finds the checked batch with the number ``wrong`` wrong."""
 
     def __init__(self, wrong: int | None = None) -> None:
         self.asked: list[tuple[int, ...]] = []
@@ -318,7 +321,7 @@ def test_a_sample_that_is_found_wrong_is_none(clock: FakeClock) -> None:
 
 
 class Board(Telemetry):
-    """Draws 500 W, and counts energy by the fake clock."""
+    """Board that draws 500 W, and counts energy by the fake clock."""
 
     def __init__(self, clock: FakeClock) -> None:
         self.clock = clock
@@ -342,7 +345,8 @@ def test_a_steady_run_has_no_pause_and_reads_the_board_in_every_window(clock: Fa
     sampler.fit(subject, 2e-3)
     windows = sampler.hold(subject, 5.0)
     took = sum(window.seconds * window.launches for window in windows)
-    # The clock moves only by launches: none settles, and throttling does not repeat a window.
+    # Only launches advance the fake clock. There are none but those of the windows: nothing
+    # settles, and a throttled window is not repeated.
     assert took == pytest.approx(clock.seconds)
     assert took >= 5.0
     assert {settle for _, settle in clock.batches} == {0.0}

@@ -41,7 +41,7 @@ def test_the_rank_is_the_largest_that_covers(n: int) -> None:
 
 
 def test_six_samples_cover_the_median_by_their_range() -> None:
-    # 1 − 2 · (1/2)⁶ = 96.9 %.
+    # The coverage is 1 − 2 · (1/2)⁶ = 96.9%.
     assert median_interval([3, 1, 2, 6, 5, 4]) == (1, 6)
     assert median_interval([1, 2, 3, 4, 5]) is None
 
@@ -79,7 +79,7 @@ def exponential(scale: float) -> Draw:
 
 
 def two_clocks(share: float, slower: float) -> Draw:
-    """``share`` of the samples at one speed, the others ``slower``."""
+    """Draw a ``share`` of the samples at one speed, and the rest slower by ``slower``."""
 
     def draw(rng: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
         clock = np.where(rng.random(shape) < share, 1.0, 1.0 + slower)
@@ -88,7 +88,8 @@ def two_clocks(share: float, slower: float) -> Draw:
     return draw
 
 
-# What is stated in sweeps/statistics.py, and the noise that it is stated for.
+# Kinds of noise, each with the smallest coverage that sweeps/timing/statistics.py claims for it
+# (less half a percent in two cases, for the error of the simulation).
 NOISE: dict[str, tuple[Draw, float]] = {
     **{f"log-normal {s:.1%}": (lognormal(s), 0.94) for s in (0.003, 0.01, 0.015, 0.02, 0.05)},
     **{f"exponential {s:.0%}": (exponential(s), 0.935) for s in (0.01, 0.02, 0.03)},
@@ -99,7 +100,7 @@ NOISE: dict[str, tuple[Draw, float]] = {
 
 @pytest.mark.parametrize("name", NOISE)
 def test_the_interval_covers_the_median_under_its_own_stopping(name: str) -> None:
-    """What is left of the stated 95 % after stopping early, in 10,000 runs (± 0.5 %)."""
+    """Stopping early leaves the claimed coverage. 10,000 runs show it to about ±0.5%."""
     (draw, least), runs = NOISE[name], 10_000
     truth = float(np.median(draw(np.random.default_rng(1), (2000, 1000))))
     rng = np.random.default_rng(7)

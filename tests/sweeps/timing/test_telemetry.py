@@ -34,7 +34,7 @@ def test_readings_are_joined_by_time(monkeypatch: pytest.MonkeyPatch) -> None:
     assert late.throttled == ("sw_power_cap", "hw_thermal_slowdown")
     both = sensors.between(first, second)
     assert both.sm_mhz == 1590.0  # the median
-    assert both.throttled == late.throttled  # every reason seen in the span
+    assert both.throttled == late.throttled  # every reason that occurred in the span
 
 
 def test_a_span_without_a_reading_takes_the_last_one() -> None:
@@ -45,7 +45,7 @@ def test_a_span_without_a_reading_takes_the_last_one() -> None:
 
 @pytest.mark.slow
 def test_reading_and_asking_at_once_does_no_harm() -> None:
-    """The deque grows while it is read: 3 of 300 calls used to raise."""
+    """The deque grows while it is read. Without the lock, 3 of 300 calls raised an error."""
     sensors = NvmlTelemetry(FakeNvml(), "card")
     done = threading.Event()
 
@@ -66,8 +66,8 @@ def test_reading_and_asking_at_once_does_no_harm() -> None:
 @pytest.mark.parametrize(
     ("nvml", "watts"),
     [
-        (FakeNvml(instant=655_000), 655.0),  # the moment's, not the last second's
-        (FakeNvml(), 612.0),  # a card without the field: its usual answer is the moment's
+        (FakeNvml(instant=655_000), 655.0),  # the instantaneous power, not the average of a second
+        (FakeNvml(), 612.0),  # a GPU without the field, whose usual value is instantaneous
         (FakeNvml(refuse=("FieldValues",)), 612.0),
         (FakeNvml(refuse=("FieldValues", "PowerUsage")), None),
     ],
