@@ -311,7 +311,11 @@ def run_command(
     dtype: Annotated[
         list[str] | None,
         typer.Option(
-            "--dtype", help="Dtype to measure, even if emulated; repeatable [default: all]."
+            "--dtype",
+            help=(
+                "Dtype to measure, even if emulated; repeatable [default: all that are not "
+                "emulated]."
+            ),
         ),
     ] = None,
     skip_recorded: Annotated[

@@ -54,7 +54,8 @@ sys.modules[__name__] = rooftile
 """
 """Source of a module that makes ``import rooftile`` load the checkout's ``analysis/rooftile``."""
 
-# An interpreter runs this to tell which requirements it lacks and whether its PyTorch sees a GPU.
+# Code with which an interpreter reports what requirements it lacks, and whether its PyTorch sees a
+# GPU.
 _PROBE = r"""
 import importlib.metadata as metadata, json, re, sys
 

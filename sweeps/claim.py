@@ -85,9 +85,10 @@ class Claim:
 
     @property
     def lost(self) -> bool:
-        """True if this process lost the claim while it was stopped for too long.
+        """True if this process has lost the claim.
 
-        Another process has then taken the claim over, or its file was removed.
+        Another process took it over while this one was stopped for too long, or the claim's file
+        was removed.
         """
         return self._lease.compromise is not None
 

@@ -1,4 +1,4 @@
-"""End the processes of a run in an orderly way, children together with their parent."""
+"""End the processes of a run in an orderly way, and find stopped processes and descendants."""
 
 from __future__ import annotations
 

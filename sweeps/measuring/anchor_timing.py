@@ -34,8 +34,8 @@ def time_anchors(
     An anchor that cannot be prepared is left out. A sample that fails is dropped.
 
     Sustained anchors are timed only in the last phase, so that all GPUs run them at once. Each of
-    their batches becomes one event. Its entry ``t`` is the time in seconds since the anchor's first
-    launch.
+    their batches becomes one event, whose entry ``t`` is the start of the batch in seconds since
+    the anchor began to run.
 
     Args:
         cases: the anchors.

@@ -29,9 +29,9 @@ class ResultChecker:
     """Checker of the launches of one case.
 
     Checks test Freivalds' identity alternately from the left and from the right. Both sides are
-    therefore tested by the end of a case's first sample. Only the first check also compares entries
-    with a result in float64. The identity does not apply to memory-bound layers and LSTMs: every
-    check of these compares entries.
+    therefore tested by the end of a case's first sample. The first check also compares entries with
+    a result in float64. For memory-bound layers and LSTMs, to which the identity does not apply,
+    every check compares entries.
     """
 
     def __init__(self, problem: Workload, launch: Launch, seed: str) -> None:

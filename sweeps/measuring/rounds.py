@@ -33,7 +33,7 @@ _CANARY_SECONDS = 2.0  # time between two samples of the canary GEMM
 # Longest expected time for waking the device, preparing the canary or measuring the ceilings.
 _ASIDE_SECONDS = 30.0
 _MIN_SAMPLES = CHECKPOINTS[0]
-# A process measures the ceilings again only if it has at least this many seconds.
+# A process on a CPU measures the ceilings again only if it has at least this many seconds.
 _LEAST_WITH_CEILINGS = 30.0
 # Share of the time that stays free when cases are admitted, because the cost of samples varies.
 _MARGIN = 0.02
@@ -364,7 +364,10 @@ class Rounds:
     def _run_outside_cases(self, name: str | None, work: Callable[[], _T]) -> _T | None:
         """Do work that belongs to no case, and charge it to the budget.
 
-        Return None if the work fails; the run then continues.
+        If the work fails, return None, and the run continues.
+
+        Raises:
+            PoisonedError: if the device does not recover from the failure.
         """
         self._on_start([name] if name else [], _ASIDE_SECONDS)
         begin = self._sampler.now()

@@ -42,7 +42,7 @@ class Gate(Protocol):
         ...
 
     def open(self) -> None:
-        """Release the stream; everything is queued."""
+        """Release the stream, because everything is queued or queueing failed."""
         ...
 
     def learn(self, first: Any, hidden: bool) -> None:

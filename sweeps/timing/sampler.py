@@ -27,8 +27,8 @@ SUSTAINED_SETTLE = 0.3
 """Seconds of unmeasured launches before a sustained batch."""
 SUSTAINED_BATCH = 0.06
 """Seconds of a sustained batch."""
-_THROTTLE_RETRIES = 3  # repetitions of a batch during which the hardware throttled
-_STOP_RETRIES = 3  # repetitions of a batch during which the process was stopped
+_THROTTLE_RETRIES = 3  # largest number of repetitions if the hardware throttles during a batch
+_STOP_RETRIES = 3  # largest number of repetitions if the process is stopped during a batch
 MAX_EXPOSED = CHECKPOINTS[0]
 """Number of samples with visible launch gaps at which a case is given up.
 

@@ -115,8 +115,8 @@ def machine_speed(
     stretch = np.arange(len(case)) * count // len(case)
     fitted = _common_log_time(case, stretch, log_time, count)
     # 3. Repeat the fit for each half of the samples. The halves differ in their noise, but not in
-    # the machine's speed. All cases have their k-th samples in the same round, so a half has the
-    # even samples of some cases and the odd samples of the others.
+    # the machine's speed. Each half has the even samples of some cases and the odd samples of the
+    # others, because the k-th samples of all cases tend to come from the same round.
     half = (_rank_in_group(case) + case) % 2 == 0
     first_half = _common_log_time(case[half], stretch[half], log_time[half], count)
     second_half = _common_log_time(case[~half], stretch[~half], log_time[~half], count)

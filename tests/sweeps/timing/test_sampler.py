@@ -270,7 +270,7 @@ def test_an_estimate_is_not_of_a_stop(clock: FakeClock) -> None:
 
 
 class Recorder:
-    """Checker that records its calls, and finds the checked batch with the number ``wrong`` wrong."""
+    """Checker that records its calls, and finds its ``wrong``-th batch wrong."""
 
     def __init__(self, wrong: int | None = None) -> None:
         self.asked: list[tuple[int, ...]] = []
