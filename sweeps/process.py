@@ -67,12 +67,19 @@ def descendants(pid: int) -> list[int]:
 
 @contextmanager
 def terminated_as_interrupt() -> Iterator[None]:
-    """Treat SIGTERM (a batch system, at a job's end) and SIGHUP (a closed terminal) as Ctrl-C."""
+    """Treat SIGTERM (a batch system, at a job's end) and SIGHUP (a closed terminal) as Ctrl-C.
+
+    A signal that is ignored, such as SIGHUP under nohup, stays ignored.
+    """
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    old_handlers = {number: signal.signal(number, interrupt) for number in _TERMINATING}
+    old_handlers = {
+        number: signal.signal(number, interrupt)
+        for number in _TERMINATING
+        if signal.getsignal(number) is not signal.SIG_IGN
+    }
     try:
         yield
     finally:

@@ -110,12 +110,12 @@ class AttentionBasis:
         """
         framework = self.framework(named)
         kind = kind_of(work)
-        # 1. Choose the fit. Some machines have no fit for calls without a mask. Such a call does
-        #    twice the work of a causal one, so it is predicted as a causal call with twice as many
-        #    queries.
+        # 1. Choose the fit. Some machines only have one for causal calls. A call without a mask
+        #    does twice the work of a causal one, so it is predicted as a causal call with twice as
+        #    many queries. The single query of decoding sees all keys also in a causal call.
         fits = self.fits[framework]
         measured_kind = kind if kind in fits else CONTEXT
-        query_factor = 1.0 if measured_kind == kind else 2.0
+        query_factor = 2.0 if kind == FULL and measured_kind == CONTEXT else 1.0
         fit = fits[measured_kind]
         sizes = {
             "batch": work.batch,

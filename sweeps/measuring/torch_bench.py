@@ -204,21 +204,21 @@ class TorchBench:
     def _compile(self, cases: Sequence[Case], on_start: OnStart) -> None:
         """Let every implementation compile its cases on all CPU cores, before they are prepared.
 
-        Compiler errors are ignored, because they occur again when the case is prepared, and are
-        then reported.
+        Errors are ignored, because they occur again when the case is prepared, and are then
+        reported.
         """
         by_name: dict[str, list[Case]] = {}
         for case in cases:
             by_name.setdefault(case.implementation, []).append(case)
         for name, its_cases in by_name.items():
             implementation = implementations()[name]
-            requests = [
-                (case.problem, implementation.parse_config(case.config))
-                for case in its_cases
-                if implementation.supports(case.problem, self.machine) is None
-            ]
             on_start([case.id for case in its_cases], _COMPILE_AHEAD_SECONDS)
             with suppress(Exception):
+                requests = [
+                    (case.problem, implementation.parse_config(case.config))
+                    for case in its_cases
+                    if implementation.supports(case.problem, self.machine) is None
+                ]
                 implementation.compile_ahead(requests)
 
     def _prepare_one(self, case: Case, history: History) -> Ready | Refusal:
