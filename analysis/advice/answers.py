@@ -13,7 +13,7 @@ from analysis.advice.verdict import PREDICTED
 from analysis.model.basis import Basis
 from kernels.problem import Problem
 
-_LEAST = 0.1  # smallest measured size that is looked up, as a share of the problem's size
+_LEAST = 0.1  # no size is assumed to shrink to less than this share of itself
 
 
 @dataclass(frozen=True)
@@ -36,14 +36,14 @@ class Answer:
 
 
 def answers_to(problems: Sequence[Problem], basis: Basis, question: Question) -> list[Answer]:
-    """Return an answer for each problem, in their order.
+    """Return an answer for each problem, in the order of the problems.
 
     Raises:
-        UserError: if the machine's recording cannot be read, or a problem has no size that may
-            change.
+        UserError: if the machine's recording cannot be read, if the machine is a CPU that does not
+            support a problem's dtype, or if the size constraints of the query do not fit a problem.
     """
     # A size may grow by the allowance and, for a choose query, also shrink by it. This factor
-    # covers both.
+    # covers both, for sizes that shrink to no less than a tenth.
     factor = max(1 + question.allowance, 1 / max(1 - question.allowance, _LEAST))
     measured = measurements_near(basis, problems, factor)
     answers = []

@@ -18,11 +18,12 @@ _FORM = "B,S,HEADS,KV_HEADS,HEAD_DIM,dtype[,causal|full|decode]"
 def parse_attention(text: str) -> Attention:
     """Parse an attention call from the command line, such as ``8,2048,32,8,128,bf16,causal``.
 
-    The call has B sequences of S tokens each. With ``decode``, these tokens are known, and one new
-    token of each sequence is computed.
+    The call has B sequences of S tokens each. With ``decode``, each sequence has only one query,
+    which attends to its S keys.
 
     Raises:
-        UserError: if the text does not have this form.
+        UserError: if the text does not have this form, or the number of KV heads does not divide
+            the number of heads.
     """
     fields = text.split(",")
     if len(fields) < 7:  # no mask is given
@@ -46,10 +47,11 @@ def parse_attention(text: str) -> Attention:
 
 
 def attention_row(work: Attention, basis: Basis, framework: str | None) -> dict[str, Any]:
-    """Return the answer to an attention query, with the same keys as a GEMM's answer.
+    """Return the answer to an attention query, with those keys of a GEMM's answer that apply.
 
     Raises:
-        UserError: if attention in this dtype was not measured on any similar machine.
+        UserError: if the machine is a CPU, if the dtype is not bf16 or fp16, if the imported fits
+            cannot be read, or if the given framework is unknown or was not measured.
     """
     machine = basis.model.machine
     attention_basis = find_attention(machine, work.dtype, basis.folder)

@@ -29,7 +29,7 @@ _CENTRES = 0.01 * 2.0 ** np.arange(5)  # log gains around which the normal compo
 _PSEUDO = 0.1  # pseudo-observations that are added to those of each component
 _ITERATIONS = 300  # maximum number of iterations that fit the weights
 _LEAST_ERROR = 2e-4  # smallest standard error of a log ratio that the grid resolves
-_CUT = 1  # number of blocks of a process that are trimmed at either end
+_CUT = 1  # number of sorted blocks of a process that are left out at each end
 _DEGREES = 10  # maximum degrees of freedom of an error that is estimated from many pairs
 
 
@@ -84,8 +84,8 @@ def from_processes(
     process_errors = [np.mean([_squared_error(blocks) for blocks in pair]) for pair in pairs]
     block_scatter = np.array(process_errors) / process_counts
     block_scatter = (block_scatter + np.median(block_scatter)) / 2
-    # 2. Estimate it also from the scatter of the processes' means, which includes the error that
-    #    all samples of a process share.
+    # 2. Estimate the same squared error from the scatter of the processes' means, which includes
+    #    the error that all samples of a process share.
     process_scatter = np.array(
         [np.var(pair_means, ddof=1) / len(pair_means) for pair_means in means]
     )
@@ -94,7 +94,7 @@ def from_processes(
     run_error = 2 * np.square(between) / process_counts
     weight = float(np.mean(cases))
     # 4. Pool both estimates of the shared error over all pairs, and add the result to each pair's
-    #    scatter. The result may be below 0 by chance.
+    #    scatter. By chance, the result may be below 0; it then counts as 0.
     shared_error = (np.sum(process_scatter - block_scatter) + weight * np.mean(run_error)) / (
         len(pairs) + weight
     )
@@ -125,7 +125,10 @@ def _squared_error(blocks: Sequence[float]) -> float:
 
 
 def expect(measured: Sequence[MeasuredRatio]) -> list[ExpectedRatio]:
-    """Return the expected value of each measured ratio. All ratios come from one machine."""
+    """Return the expected value of each ratio, with its 95% interval.
+
+    All measured ratios have to come from one machine, because their distribution is fitted.
+    """
     if not measured:
         return []
     # 1. Compute the likelihood of each measurement (rows) at each true log ratio of the grid

@@ -13,7 +13,7 @@ from kernels.problem import DTYPE_BYTES, WIDE_BYTES
 
 MAX_FINDINGS = 10
 _UNIT = 8  # elements: a multiple of this is aligned in every dtype but fp8
-_CLEAR_STEP = 32  # smallest multiple that a finding names; smaller ones divide nearly all sizes
+_CLEAR_STEP = 32  # smallest multiple that is named if alignment is not the cause
 _STEPS = (256, 192, 128, 96, 64, 32, 16, 8, 4)  # multiples that a set of sizes is tested for
 
 
@@ -70,14 +70,17 @@ class AdviceFinding:
         return f"{best.problem.dtype}, {names}: {action}"
 
     def _step(self) -> int | None:
-        """Return the largest of :data:`_STEPS` that divides all new sizes; None if none does."""
+        """Return the largest of :data:`_STEPS` that divides all new sizes; None if no step does."""
         sizes = [getattr(a.instead, name) for a in self.advice for name in a.changed]
         common = math.gcd(*sizes)
         return next((step for step in _STEPS if common % step == 0), None)
 
 
 def findings(advice: Sequence[Advice]) -> list[AdviceFinding]:
-    """Group the advice to change a shape; groups are sorted by verdict, then by total gain."""
+    """Group the advice to change a shape or its implementation.
+
+    Groups are sorted by verdict, then by total gain.
+    """
     groups: dict[tuple[object, ...], list[Advice]] = defaultdict(list)
     for answer in advice:
         if answer.verdict != LEAVE_IT:
@@ -100,7 +103,11 @@ def findings(advice: Sequence[Advice]) -> list[AdviceFinding]:
 
 
 def findings_lines(advice: Sequence[Advice]) -> list[str]:
-    """Return a Markdown list of at most ten findings, and a line about the shapes to leave."""
+    """Return a Markdown list of at most ten findings, followed by lines with counts.
+
+    One line counts the remaining findings, if there are any. The last line counts the queries whose
+    answer is to leave the shape.
+    """
     groups = findings(advice)
     lines = [f"- {finding.text()}" for finding in groups[:MAX_FINDINGS]]
     if len(groups) > MAX_FINDINGS:
@@ -123,5 +130,5 @@ def _dimensions(answer: Advice) -> tuple[str, ...]:
 
 
 def _cause(answer: Advice) -> str:
-    """Return ``alignment`` if the advice improves it, otherwise ``size``."""
+    """Return ``alignment`` if the new sizes are better aligned, otherwise ``size``."""
     return "alignment" if answer.instead.alignment > answer.problem.alignment else "size"

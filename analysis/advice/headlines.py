@@ -1,6 +1,6 @@
-"""Summarise a recording in at most eight sentences, each with a number and its interval.
+"""Summarise a recording in at most eight headlines, each with a number and, if known, its interval.
 
-A sentence that compares cases rests on at least eight of them, or is left out.
+A headline that compares cases is left out if there are fewer than eight of them.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ UNUSABLE_LINE = (
     "These times do not support any conclusion. Run the same command to measure everything again, "
     "on a quieter machine if possible."
 )
-_LEAST = 8  # fewest cases or pairs that a sentence may rest on
+_LEAST = 8  # fewest cases or pairs that a comparison may rest on
 _CHANGES = 3  # most changes of shapes that are reported
-_MOST = 8  # most sentences in a summary
+_MOST = 8  # most headlines in a summary
 _WIDE = 8  # elements: a multiple of this is aligned in every dtype but fp8
 _MULTIPLES = (1, 2, 4, 8, 16)  # elements; alignments whose mean speeds are compared
 _HARDLY = 0.02  # smallest mean loss of speed that is worth mentioning, as a fraction
@@ -38,11 +38,12 @@ _HARDLY = 0.02  # smallest mean loss of speed that is worth mentioning, as a fra
 
 @dataclass(frozen=True)
 class Headline:
-    """A sentence about a recording, with the number that it is about and its 95% interval.
+    """A fact about a recording in words, with the number that it is about and its interval.
 
     ``value`` is a speed in TFLOP/s (``peak``), a ratio of speeds (``steady``, ``alignment``,
-    ``layout``), a size (``size``), a relative error (``accuracy``) or a gain (``change``), from
-    ``count`` cases.
+    ``layout``), a size (``size``), a relative error (``accuracy``) or a gain (``change``). The
+    interval is a 95% interval, or a 90% interval for a predicted gain. ``count`` is the number of
+    cases behind the value, or of pairs (``layout``) or sustained runs (``steady``).
     """
 
     id: str
@@ -65,10 +66,10 @@ def health_of(analysis: Analysis) -> list[str]:
 
 
 def headlines(analysis: Analysis, advice: Sequence[Advice]) -> list[Headline]:
-    """Return the headlines of a recording, measured facts first; none for an unusable run."""
+    """Return the headlines of a recording, facts before changes; none for an unusable run."""
     if analysis.recording.unusable:
         return []
-    facts = (
+    possible_facts = (
         peak(analysis),
         steady(analysis),
         alignment(analysis.table),
@@ -76,15 +77,16 @@ def headlines(analysis: Analysis, advice: Sequence[Advice]) -> list[Headline]:
         size(analysis.table),
         accuracy(analysis),
     )
-    measured = [headline for headline in facts if headline is not None]
-    return [*measured, *changes(advice)][:_MOST]
+    facts = [headline for headline in possible_facts if headline is not None]
+    return [*facts, *changes(advice)][:_MOST]
 
 
 def peak(analysis: Analysis) -> Headline | None:
-    """Report the fastest GEMM of each dtype and its share of the peak.
+    """Report the fastest GEMM of each dtype and its share of the peak, and peaks that were raised.
 
-    Only the cases that the roofline plot shows count, so that this sentence agrees with the plot's
-    title. The numbers of the headline belong to the fastest dtype.
+    Only the cases that the roofline plot shows count, so that the headline agrees with the plot's
+    title. The numbers of the headline belong to the fastest dtype. None if no dtype has enough
+    cases.
     """
     fastest = fastest_gemms(analysis)
     if not fastest:
@@ -149,7 +151,8 @@ def fastest_gemms(analysis: Analysis) -> list[FastestGemm]:
 def steady(analysis: Analysis) -> Headline | None:
     """Report the speed of a sustained run as a share of burst speed.
 
-    If several GPUs were measured, the one with the median share is reported.
+    If there are several sustained runs, as on several GPUs, the one with the median share is
+    reported.
     """
     entries = sorted(analysis.recording.run.get("steady") or (), key=lambda entry: entry["share"])
     if not entries:
@@ -209,7 +212,7 @@ def alignment(table: pd.DataFrame) -> Headline | None:
 
 
 def _sufficient_multiple(rows: pd.DataFrame) -> str:
-    """Name the smallest alignment whose mean speed is close to that of multiples of 16.
+    """Say which alignment is the smallest whose mean speed is close to that of multiples of 16.
 
     Args:
         rows: table from :func:`analysis.slices.series.alignment_series`, including the round sizes
@@ -247,7 +250,7 @@ def layout(table: pd.DataFrame) -> Headline | None:
 
 
 def size(table: pd.DataFrame) -> Headline | None:
-    """Report the size at which square GEMMs approach their best speed, for each dtype.
+    """Report the size from which square GEMMs reach nearly their best speed, for each dtype.
 
     The numbers of the headline belong to the first dtype.
     """
@@ -256,7 +259,7 @@ def size(table: pd.DataFrame) -> Headline | None:
     for dtype, group in rows.groupby("dtype", sort=False):
         if len(group) < _LEAST:
             continue
-        # If not even the largest size is certainly fast, the interval ends at that size.
+        # If even the largest size is too slow, that size is reported.
         largest = int(group["m"].max())
         value = fast_from(group, "tflops") or largest
         # The upper ends of the speeds' intervals give the lower end of the size, and vice versa.
@@ -275,7 +278,7 @@ def size(table: pd.DataFrame) -> Headline | None:
 
 
 def accuracy(analysis: Analysis) -> Headline | None:
-    """Report the errors of predictions of held-out cases, and how far the machine drifted."""
+    """Report the errors of predictions of held-out cases, and the machine's drift if certain."""
     errors = analysis.errors.dropna()
     interval = median_interval(errors.tolist())
     if len(errors) < _LEAST or interval is None:
@@ -298,7 +301,7 @@ def accuracy(analysis: Analysis) -> Headline | None:
 
 
 def changes(advice: Sequence[Advice]) -> list[Headline]:
-    """Report the three best changes of shapes, at most one of each finding.
+    """Report the three best changes of a shape or its implementation, at most one of each finding.
 
     Changes are ranked by their verdict, then by its evidence, then by the lower end of the gain.
     """
@@ -333,7 +336,7 @@ def _verdict_and_evidence(answer: Advice) -> str:
 def _sort_key(answer: Advice) -> tuple[int, int, float]:
     """Return a sort key: the verdict, its evidence, and the lower end of the gain.
 
-    The best answer has the largest key. Positions are negative, because VERDICTS and EVIDENCE begin
+    The best answer has the largest key. Positions are negated, because VERDICTS and EVIDENCE begin
     with the best.
     """
     verdict_position = VERDICTS.index(answer.verdict)
@@ -342,7 +345,7 @@ def _sort_key(answer: Advice) -> tuple[int, int, float]:
 
 
 def sizes_line(advice: Sequence[Advice]) -> str:
-    """Say how many queries have a better size as their answer."""
+    """Say how many queries are answered with a better size or implementation."""
     confirmed = sum(answer.verdict == DO_IT for answer in advice)
     likely = sum(answer.verdict == LIKELY for answer in advice)
     shapes = len({answer.problem for answer in advice})
@@ -377,7 +380,7 @@ def _mean_ratio(rows: pd.DataFrame, name: str = "relative") -> tuple[float, floa
 
 
 def _interval_text(lo: str, hi: str) -> str:
-    """Format an interval with its unit written once, such as ``86.1–87.9 GFLOP/s``."""
+    """Format an interval, such as ``86.1–87.9 GFLOP/s``; a common unit is written once."""
     number, _, unit = lo.partition(" ")
     return f"{number}–{hi}" if hi.endswith(unit) else f"{lo}–{hi}"
 

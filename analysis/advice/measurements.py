@@ -52,9 +52,9 @@ class Measurements:
             warm: True if operands that fit the cache were read from it.
             pairs: pairs of contenders (a problem and an implementation each) that were re-timed
                 together.
-            repeats: all times of each contender that was measured in several places; ``times`` has
-                only one of them. A place is one run, worker and GPU. Only times from the same place
-                are compared.
+            repeats: all times of each contender that was measured several times; ``times`` has only
+                one of them. The times may come from different places. A place is one run, worker
+                and GPU, and only times from the same place are compared.
         """
         self._repeats = repeats or {}
         self.warm = warm
@@ -66,7 +66,8 @@ class Measurements:
                 option, other_implementation = after
                 if implementation == other_implementation:
                     self._confirmed[kind, problem, option] = ratio
-                # Both contenders compute the same sizes, so they are compared as for a pad query.
+                # Other implementations are only re-timed at the original sizes, so both kinds of
+                # queries compare them alike.
                 elif kind == "pad":
                     self._other_implementations.setdefault(before, []).append(
                         (other_implementation, ratio)
@@ -82,7 +83,7 @@ class Measurements:
 
     @property
     def retimed(self) -> set[Problem]:
-        """Problems that were re-timed together with another size or implementation."""
+        """Original problems that were re-timed together with another size or implementation."""
         sizes = {before for _, before, _ in self._confirmed}
         return sizes | {problem for problem, _ in self._other_implementations}
 
@@ -101,12 +102,13 @@ class Measurements:
         """Return the re-timed ratio of ``problem``'s time to ``option``'s, with its interval.
 
         The ratio is its expected value, given the samples of all re-timed pairs that answer this
-        kind of query (``pad`` or ``choose``). None if the two problems were not re-timed together.
+        kind of query (``pad`` or ``choose``). None if the two problems were not re-timed together
+        with the same implementation, or if ``option`` has a smaller size and the query is ``pad``.
         """
         return self._confirmed.get((kind, problem, option))
 
     def other_implementations(self, problem: Problem, library: str) -> list[tuple[str, Ratio]]:
-        """Return the implementations that were re-timed together with a vendor library.
+        """Return the implementations that were re-timed with a vendor library on a problem.
 
         Each implementation comes with the ratio of the vendor library's time to its time.
         """
@@ -117,7 +119,8 @@ class Measurements:
 
         The interval is where the ratio would lie if both were measured again. The time of each
         problem is that of its fastest implementation, among those that computed both problems. None
-        if no interval is known.
+        if no implementation computed both, if no place measured both times, or if the interval is
+        unknown.
         """
         before_times, after_times = self.times_of(problem), self.times_of(option)
         common = before_times.keys() & after_times.keys()
@@ -130,7 +133,9 @@ class Measurements:
     def plain_ratio(self, problem: Problem, option: Problem) -> float | None:
         """Return the time of ``problem`` over that of ``option`` in a public table.
 
-        Such a table has single times without intervals. None if no table has both problems.
+        Such a table has single times without intervals. The implementations are chosen as in
+        :meth:`ratio`. None if no implementation computed both problems, if one of the times has an
+        interval, or if the times come from different places.
         """
         before_times, after_times = self.times_of(problem), self.times_of(option)
         common = before_times.keys() & after_times.keys()
@@ -160,15 +165,15 @@ class Measurements:
         return repeated_ratio(best_before, best_after)
 
     def _all_times(self, contender: Contender) -> Sequence[MeasuredTime]:
-        """Return the time of a measured contender in each place that measured it."""
+        """Return all times of a measured contender; several may come from one place."""
         problem, implementation = contender
         return self._repeats.get(contender) or [self.times_of(problem)[implementation]]
 
     def contender_ratio(self, before: Contender, after: Contender) -> Ratio | None:
         """Return the measured time of one contender over that of another, with its interval.
 
-        The interval is that of :meth:`ratio`. None if one of the contenders was not measured or has
-        no interval.
+        The interval is that of :meth:`ratio`. None if one of the contenders was not measured, if no
+        place measured both, or if the interval is unknown.
         """
         if any(name not in self.times_of(problem) for problem, name in (before, after)):
             return None
@@ -240,8 +245,8 @@ def rows_near(
     """Return the rows whose GEMM has all sizes within a factor of those of some problem's GEMM.
 
     A query about one shape needs only a few rows of a table, and creating a problem for every row
-    takes longer than answering the query. For many shapes, filtering takes longer than it saves,
-    so all rows are returned, unless there are far more rows than shapes.
+    takes longer than answering the query. For more than 64 shapes, filtering usually takes longer
+    than it saves, so all rows are returned unless ``many`` is True.
 
     Args:
         rows: rows of a recording.
@@ -261,14 +266,18 @@ def rows_near(
 
 
 def read_measurements(rows: pd.DataFrame, recording: Recording) -> Measurements:
-    """Read the measured times of a recording from its ``ok`` rows.
+    """Read the measured times of a recording from its ``ok`` rows, or from some of them.
 
     Only burst times count, and only those whose operands are dense, aligned and read from where
     most of the recording's cases read them (cache or memory).
 
-    A time that the user imported gets the interval of a single measurement. A time from a public
-    table gets none, because the user may run another framework or version, and
+    A time that the user imported without an interval gets that of a single measurement. A time from
+    a public table gets no interval, because the user may run another framework or version, and
     :mod:`analysis.model.fit` accounts for that difference.
+
+    Raises:
+        UserError: if a rounds.csv, or the confirmed.csv in the recording's folder, cannot be read
+            or is too badly damaged.
     """
     # 1. Collect the problem, the place, the samples and the times of each row.
     rows = bursts(rows[stored_ordinarily(rows)], recording.cache)
@@ -308,7 +317,7 @@ def read_measurements(rows: pd.DataFrame, recording: Recording) -> Measurements:
             )
         all_times.setdefault((problem, name), []).append(time)
         problem_times = times.setdefault(problem, {})
-        # If two sweeps measured the same problem, the time with the narrower interval counts.
+        # If an implementation has several times, the one with the narrowest interval counts.
         if name not in problem_times or time.width < problem_times[name].width:
             problem_times[name] = time
     repeats = {

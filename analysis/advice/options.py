@@ -53,8 +53,8 @@ class Question:
     def allows_flops(self, problem: Problem, option: Problem) -> bool:
         """Return True if the FLOPs of an option are within the allowance.
 
-        The sizes alone do not ensure it: if two sizes grow by the allowance, the FLOPs grow by
-        about twice the allowance.
+        The limits on the sizes do not ensure this: if two sizes grow by the allowance, the FLOPs
+        grow by about twice the allowance.
         """
         extra_flops = option.flops / problem.flops - 1
         return -self.allowance - _ROUNDED <= extra_flops <= self.allowance + _ROUNDED
@@ -71,10 +71,11 @@ class Question:
 def question_of(
     pad: str | float | None, choose: str | float | None, constraints: SizeConstraints
 ) -> Question:
-    """Return the query for one of two allowances; without any, pad by up to an eighth.
+    """Return the query for a pad or a choose allowance; by default, pad by up to an eighth.
 
     Raises:
-        UserError: if both allowances are given, or the given one is not a share.
+        UserError: if both allowances are given, or the given one is not a share up to
+            :data:`MOST`.
     """
     if pad is not None and choose is not None:
         raise UserError("give either --pad or --choose, not both.")
@@ -96,9 +97,10 @@ def options_of(
 ) -> Options:
     """Return the problem, then other sizes of it, and the model's prediction of each.
 
-    If there are few combinations of round sizes, all of them are options. Otherwise, the options
-    are changes of one dimension at a time and combinations of the best of these changes. Measured
-    problems nearby are options, too, if the constraints allow their sizes.
+    If there are few combinations of the sizes from :func:`analysis.advice.sizes.sizes_near`, all
+    are options. Otherwise, the options are changes of one dimension at a time and combinations of
+    the best of these changes. Measured problems nearby are options, too. The sizes and FLOPs of all
+    options are within the limits of the query.
     """
     return options_of_each({problem: library}, model, measured, question)[0]
 
@@ -126,7 +128,8 @@ def options_of_each(
             for start, end in itertools.pairwise(bounds)
         ]
 
-    # 1. Predict all options of a problem if there are few, else those that change a single size.
+    # 1. Predict all options of a problem if there are few, else the measured ones and those that
+    #    change a single size.
     first_options: list[list[Problem]] = []
     are_complete: list[bool] = []
     for problem in problems:
@@ -184,24 +187,24 @@ def _first_options(
 
 
 def _combinations_of_best(
-    singles: Sequence[Problem], frame: pd.DataFrame, question: Question
+    options: Sequence[Problem], frame: pd.DataFrame, question: Question
 ) -> list[Problem]:
     """Combine the best sizes of each dimension; return the combinations that are not yet options.
 
     Args:
-        singles: the problem itself, followed by the options that change only one size or that were
+        options: the problem itself, followed by the options that change only one size or that were
             measured.
         frame: the model's prediction of each of these problems, in the same order.
         question: the query.
     """
-    problem = singles[0]
-    time = dict(zip(singles, frame["time_us"], strict=True))
+    problem = options[0]
+    time = dict(zip(options, frame["time_us"], strict=True))
 
     def best_sizes(name: str) -> list[int]:
-        """Return the current size of a dimension and the best sizes if only it changes."""
-        options = [option for option in singles if set(changed(problem, option)) <= {name}]
-        options.sort(key=lambda option: time[option] / question.work(problem, option))
-        best = [getattr(option, name) for option in options[:_BEST_SIZES]]
+        """Return the current size of a dimension, and its best sizes if no other size changes."""
+        candidates = [option for option in options if set(changed(problem, option)) <= {name}]
+        candidates.sort(key=lambda option: time[option] / question.work(problem, option))
+        best = [getattr(option, name) for option in candidates[:_BEST_SIZES]]
         return sorted({getattr(problem, name), *best})
 
     combined = _combined(problem, {name: best_sizes(name) for name in dimensions(problem)})
@@ -219,7 +222,7 @@ def _tile_edges(model: Model, dtype: str) -> list[int]:
 
 
 def _combined(problem: Problem, sizes: Mapping[str, Sequence[int]]) -> Iterator[Problem]:
-    """Yield the problem with every combination of the given sizes."""
+    """Yield the problem with every combination of the given sizes that it can have."""
     products = itertools.product(*sizes.values())
     return with_sizes(problem, [dict(zip(sizes, values, strict=True)) for values in products])
 

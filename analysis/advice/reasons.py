@@ -37,10 +37,12 @@ def why(
 ) -> str:
     """Attribute the percentage points of a gain to the causes that the model knows.
 
-    The logarithm of the gain is a sum, and the model knows its parts from tiles, waves and bytes.
-    The remainder is attributed to alignment if that improves. Otherwise, it is attributed to
-    another kernel of the vendor library if the tile or the split of K changes. Parts that reduce
-    the gain are named, too, so that the points add up to the gain except for small parts.
+    The logarithm of one plus the gain is a sum, and the model knows its parts from tiles, waves and
+    bytes. The remainder is attributed to alignment if it is a gain and the alignment improves.
+    Otherwise, on a GPU, it is attributed to another kernel of the vendor library if the tile or the
+    split of K changes. Otherwise, its cause is unknown, or a trend of similar shapes if the gain is
+    predicted. Parts that reduce the gain are named, too, so that the points add up to the gain
+    except for small parts.
 
     Args:
         problem: the original problem.
@@ -98,8 +100,8 @@ def _known_parts(
             log_bytes += log_work
         bytes_text = "fewer bytes" if log_bytes >= 0 else "more bytes"
         return {f"{bytes_text} per FLOP" if choose else bytes_text: log_bytes}
-    # 2. Launching is a limit, or memory is the limit on only one side. The model cannot divide such
-    #    a gain into parts.
+    # 2. Launching is a limit, or memory is the limit only before or only after the change. The
+    #    model cannot divide such a gain into parts.
     if before["limit"] not in _OF_ARITHMETIC or after["limit"] not in _OF_ARITHMETIC:
         return {}
     # 3. Arithmetic is the limit. Padding within a tile fills the tile and takes no time, so FLOPs

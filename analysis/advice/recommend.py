@@ -1,4 +1,4 @@
-"""Recommend other sizes of a GEMM or other channels of a convolution, or to leave them unchanged.
+"""Recommend other sizes of a GEMM, or other channels of a convolution, or no change.
 
 There are two kinds of queries. *pad*: "I need at least these sizes; which slightly larger ones take
 less time?" *choose*: "I may pick sizes within ±15%; which compute most per second?"
@@ -7,8 +7,8 @@ A gain comes from the best evidence that exists:
 
 1. samples of both shapes that were taken together, after the new size was chosen,
 2. earlier measured times of both shapes,
-3. the model's prediction. Its error is that of a *ratio* of neighbouring shapes, which is smaller
-   than the error of either time.
+3. the model's prediction. Its error is that of a *ratio* of two times, which for neighbouring
+   shapes is smaller than the error of either time.
 
 :mod:`analysis.advice.verdict` decides whether a gain is worth a change.
 """
@@ -57,10 +57,10 @@ class Advice:
     Gains are fractions. For a pad query, 0.12 means that the padded shape takes 1/1.12 of the time.
     For a choose query, it means that the chosen shape computes 12% more per second.
 
-    ``measured_gain`` and its interval are None if one of the shapes was not measured. If
-    ``evidence`` is ``confirmed``, they come from samples that were taken after the choice. If
-    ``instead`` is the problem itself and the verdict is not to leave it, another ``implementation``
-    is faster.
+    ``measured_gain`` and its interval are None for advice to leave the shape, and if the gain is
+    only predicted. If ``evidence`` is ``confirmed``, they come from samples that were taken after
+    the choice. If ``instead`` is the problem itself and the verdict is not to leave it, another
+    ``implementation`` is faster.
     """
 
     problem: Problem
@@ -142,7 +142,7 @@ def advise(
     library: str,
     question: Question | None = None,
 ) -> Advice:
-    """Recommend the best other sizes of a problem, or to leave it unchanged.
+    """Recommend the best other sizes of a problem, another implementation, or no change.
 
     Args:
         problem: the original problem.
@@ -220,7 +220,7 @@ def _advise_among(
 
 
 def _are_uncertain(choices: Sequence[Choice]) -> bool:
-    """Return True if an unmeasured option is predicted to gain clearly, and none was re-timed.
+    """Return True if a predicted gain is clearly worth a change, and no option was re-timed.
 
     After re-timing, the gains of the best options are known. The first choice is the problem
     itself.
@@ -241,7 +241,7 @@ def _columns(name: str, gain: Gain | None) -> dict[str, Any]:
 def _other_implementation(
     problem: Problem, measured: Measurements, library: str, question: Question
 ) -> Advice | None:
-    """Return the advice to use another implementation; None if none is faster.
+    """Return the advice to use another implementation; None if no gain is worth it.
 
     Only re-timed implementations count, because the model predicts only the vendor library.
     """
@@ -273,7 +273,7 @@ def _other_implementation(
 def _rank(verdict_word: str, gain: Gain, extra_flops: float) -> tuple[int, float]:
     """Return a sort key of answers, largest for the best: the verdict, then the gain after costs.
 
-    The gain is the middle between its expected value and the lower end of its interval, so that the
+    The key uses the middle between the expected gain and the lower end of its interval, so that the
     more certain of two equal gains ranks higher.
     """
     cautious = gain._replace(value=(gain.value + gain.lo) / 2)
@@ -308,7 +308,7 @@ def weigh(
     measured: Measurements,
     question: Question,
 ) -> list[Choice]:
-    """Return the gain of each option over the problem; the problem itself is the first option.
+    """Return each option's gain over the problem, with its evidence.
 
     Args:
         problem: the original problem.
@@ -318,18 +318,18 @@ def weigh(
         measured: measurements of the options.
         question: the query.
     """
-    seconds = frame["time_us"].to_numpy()
+    times_us = frame["time_us"].to_numpy()
     spreads = [fit.spread(*ends) for ends in zip(frame["lo_us"], frame["hi_us"], strict=True)]
     choices = []
-    for option, time, spread in zip(options, seconds, spreads, strict=True):
+    for option, time_us, spread in zip(options, times_us, spreads, strict=True):
         work = question.work(problem, option)
-        ratio = predicted_ratio(problem, option, (seconds[0], time), (spreads[0], spread), fit)
+        ratio = predicted_ratio(problem, option, (times_us[0], time_us), (spreads[0], spread), fit)
         predicted = gain_of(ratio, work)
         gain, evidence = predicted, PREDICTED
         if (confirmed := measured.confirmed(problem, option, question.kind)) is not None:
             gain, evidence = gain_of(confirmed, work), CONFIRMED
-        elif (repeated := measured_ratio(problem, option, measured, fit)) is not None:
-            gain, evidence = gain_of(repeated, work), MEASURED
+        elif (from_times := measured_ratio(problem, option, measured, fit)) is not None:
+            gain, evidence = gain_of(from_times, work), MEASURED
         choices.append(Choice(gain, evidence, predicted, option.flops / problem.flops - 1))
     return choices
 
@@ -341,11 +341,12 @@ def measured_ratio(
 
     The interval is where the ratio would lie if both were measured again. If both times come from
     a public table, the interval is where the ratio would lie with another framework or version,
-    whose times differ from the table's. None if the two were not measured in the same place.
+    whose times differ from the table's. None if no implementation computed both, if they were not
+    measured in the same place, or if only one of the times has an interval.
     """
-    repeated = measured.ratio(problem, option)
-    if repeated is not None:
-        return repeated
+    ratio = measured.ratio(problem, option)
+    if ratio is not None:
+        return ratio
     from_table = measured.plain_ratio(problem, option)
     if from_table is None:
         return None
@@ -358,8 +359,8 @@ def measured_ratio(
 def best_choice(choices: Sequence[Choice]) -> int:
     """Return the position of the best choice; 0, the problem itself, if no change is worth making.
 
-    If any choice was re-timed, only re-timed choices compete, because the best candidates were
-    selected for re-timing.
+    If any choice was re-timed, only re-timed choices compete: the most promising ones were selected
+    for re-timing.
     """
     candidates = range(1, len(choices))
     confirmed = [i for i in candidates if choices[i].evidence == CONFIRMED]
@@ -392,10 +393,10 @@ def _error(
 
     The range was measured over pairs of shapes in which one pads the other slightly (:data:`NEAR`).
 
-    - An option with a smaller size gets the wider side of this range on both sides.
     - An option further away gets the range of any two shapes.
     - For layouts, batches and alignments that were not measured, the range was not measured either.
       It is then at least as wide as on a machine without any measurements.
+    - A nearby option with a smaller size gets the wider side of this range on both sides.
 
     ``spreads`` are the spreads of both predictions, and ``fit`` has the errors of such predictions.
     """

@@ -16,10 +16,10 @@ from kernels.config import ceil_div
 from kernels.problem import Gemm, Problem
 
 _MULTIPLES = (8, 16, 32, 64, 128, 256)
-_LARGE_STEPS = {64, 128}  # the next larger multiple is tried even if the size is a multiple itself
+_LARGE_STEPS = {64, 128}  # a size that is a multiple of one of these may grow to the next multiple
 _OF_SMALL = 4  # sizes below 16 may be multiples of this, so that 3 channels of images can become 4
-_OF_VOCABULARY = (512, 1024)  # further multiples, so that each GPU's part of it has whole tiles
-_WINDOW_SIZES = 6  # number of sizes spread over a window, in addition to the nearest multiples
+_OF_VOCABULARY = (512, 1024)  # for a vocabulary; each GPU's part of it then has whole tiles
+_WINDOW_SIZES = 6  # the sizes spread over a window are at least a sixth of the window apart
 _EVERY = 16  # widest window in which every size is tried, if any size may be recommended
 _MIN_VOCABULARY = 30_000  # this many or more output features are taken for a vocabulary
 
@@ -150,15 +150,17 @@ def sizes_near(
 ) -> dict[str, list[int]]:
     """Return, for each dimension, its current size and the nearby sizes that may be recommended.
 
-    For a pad query, these are the nearest multiples above the size. For a choose query, they also
-    include the nearest multiples below it and some sizes across the allowed window.
+    For a pad query, the nearby sizes are the nearest larger multiples of several numbers. For a
+    choose query, they also include the nearest smaller multiples and some sizes across the allowed
+    window. If the constraints allow any size, a narrow window is tried completely. A dimension that
+    may not change has only its current size.
 
     Args:
         problem: the problem whose sizes change.
         allowance: how much larger a size may become, as a fraction; for a choose query, also how
             much smaller.
         choose: True for a choose query, which allows smaller sizes, too.
-        tiles: edges of the vendor library's tiles, whose multiples are tried, too.
+        tiles: edges of the vendor library's tiles; their multiples are tried, too.
         constraints: constraints on the sizes.
     """
     sizes = {}
@@ -179,7 +181,7 @@ def sizes_near(
         if choose:
             candidates |= {size // step * step for step in steps}
             candidates |= _across(low, high, constraints.multiple)
-        # 2. Keep those inside the window that the constraints allow, and the current size.
+        # 2. Keep the current size, and all candidates that the window and the constraints allow.
         allowed = {
             candidate
             for candidate in candidates
@@ -202,9 +204,9 @@ def _steps(
 
 
 def _across(low: int, high: int, multiple: int) -> set[int]:
-    """Return about six sizes across a window: the multiples of one step that lie in it."""
+    """Return at most seven sizes across a window: the multiples of one step that lie in it."""
     steps = [math.lcm(step, multiple) for step in _MULTIPLES]
-    # A very wide window has too many multiples even of the largest step, so it needs a larger one.
+    # A very wide window has too many multiples even of the largest step, so it needs a larger step.
     coarse = steps[-1] * int(ceil_div(high - low, _WINDOW_SIZES * steps[-1]))
     step = next((step for step in steps if high - low <= _WINDOW_SIZES * step), coarse)
     first = int(ceil_div(low, step)) * step

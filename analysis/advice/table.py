@@ -45,7 +45,7 @@ _LEGEND = (
     "costs, a tenth of the additional FLOPs, is at least 1%. In brackets: the 95% interval of a "
     "second measurement; for a predicted gain, its 90% interval."
 )
-_MAX_LISTED = 40  # changes that a table of the Markdown page lists
+_MAX_LISTED = 40  # most changes that one table of the Markdown page lists
 _SHAPE = list(IDENTITY[IDENTITY.index("op") : IDENTITY.index("layout") + 1])  # columns of a shape
 _MOST = 2500  # problems; up to this many, the table answers all of them
 _DRAWN = 500  # size of the random sample of problems that is answered if there are more
@@ -56,9 +56,9 @@ def build_table(analysis: Analysis) -> list[Advice]:
     """Return the advice on both queries for every problem that the sweeps measured.
 
     Only problems that were measured with a vendor library count. Answers to the *pad* query come
-    first, then those to the *choose* query. Within each, answers are sorted by verdict, then by
-    gain. If there are thousands of problems, as in a public table, a sample is used. An unusable
-    run gives no advice.
+    first, then those to the *choose* query. The answers to each query are sorted by verdict, then
+    by gain. If there are thousands of problems, as in a public table, only a sample and the
+    re-timed problems are answered. The result is empty for an unusable run.
     """
     recording, model = analysis.recording, analysis.model
     if recording.unusable:
@@ -77,8 +77,9 @@ def build_table(analysis: Analysis) -> list[Advice]:
 def open_trials(analysis: Analysis, count: int) -> list[Trial]:
     """Return the trials that would improve the table if they were measured.
 
-    Each trial has at most ``count`` of the options with the largest expected gains for one problem
-    and one query. Trials whose expected gain would not be worth a change are left out.
+    Each trial is about one problem and one query. Its candidates are the ``count`` options with the
+    largest expected gains and up to two options that were measured already. Trials whose expected
+    gain would not be worth a change are left out.
     """
     recording, model = analysis.recording, analysis.model
     measured = _measured(recording)
@@ -158,14 +159,14 @@ def _problems_to_answer(recording: Recording, measured: Measurements) -> dict[Pr
 
 
 def write_table(analysis: Analysis, advice: Sequence[Advice]) -> None:
-    """Write recommendations.csv and .json in full, and .md with the changes worth making."""
+    """Write all advice to recommendations.csv and .json, and changes worth making to .md."""
     folder = analysis.recording.folder
     write_records(folder, "recommendations", [answer.to_json() for answer in advice])
     write_whole(folder / "recommendations.md", recommendations_markdown(analysis, advice))
 
 
 def recommendations_markdown(analysis: Analysis, advice: Sequence[Advice]) -> str:
-    """Format the changes worth making as Markdown; shapes to leave are only counted."""
+    """Format the changes worth making as Markdown; shapes to leave are counted, not listed."""
     lines = [
         f"# Which shapes to use on {plain(analysis.recording.machine.name)}",
         "",
@@ -214,7 +215,7 @@ def _folded(rows: Sequence[str], count: int) -> list[str]:
 
 
 def _markdown_table(changes: Sequence[Advice]) -> list[str]:
-    """Format the best answers as a Markdown table; empty if there are none."""
+    """Format up to 40 changes as a Markdown table; empty if there are no changes."""
     if not changes:
         return []
     shape = "shape (M×N×K)" if isinstance(changes[0].problem, Gemm) else "convolution"

@@ -30,8 +30,12 @@ def measurements_near(
 ) -> Measurements:
     """Return a machine's measurements whose sizes are all within a factor of a given problem's.
 
+    For many problems, all measurements of the machine are returned. The result is empty if the
+    machine has no recording.
+
     Raises:
-        UserError: if the machine's recording cannot be read.
+        UserError: if the machine's recording cannot be read, or if the machine has no recording and
+            is a CPU that does not support a problem's dtype.
     """
     if basis.folder is None:
         return Measurements({}, warm=all(basis.query(problems).cached))
@@ -44,7 +48,7 @@ def measurements_near(
 
 
 def _remarks(problem: Problem, basis: Basis) -> str:
-    """Return remarks for an explanation: what an fp8 time includes, and if memory is too small."""
+    """Return remarks for an explanation: what an fp8 time includes, and a lack of memory."""
     memory = basis.model.machine.memory_bytes
     remarks = f"; {FP8_INCLUDES}" if problem.dtype == "fp8" else ""
     if problem.bytes > memory:
@@ -60,6 +64,10 @@ def times_of(problems: Sequence[Problem], basis: Basis) -> list[dict[str, Any]]:
     ``evidence`` is ``measured``. The interval is then where the time of a second run would lie. A
     time from a public table has an interval as wide as a prediction's, around the time that
     :mod:`analysis.model.shift` expects with another framework or version.
+
+    Raises:
+        UserError: if the machine's recording cannot be read, or if the machine is a CPU that does
+            not support a problem's dtype.
     """
     measured = measurements_near(basis, problems)
     libraries = [basis.library(problem) for problem in problems]

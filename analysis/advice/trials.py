@@ -16,12 +16,12 @@ from analysis.model.query import group_of
 from kernels.problem import Problem
 from sweeps.cases.case import Contender
 
-_MEASURED_NEIGHBOURS = 2  # best measured sizes that are candidates, whatever the model predicts
+_MEASURED_NEIGHBOURS = 2  # number of the best measured sizes that are always candidates
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A query about a problem, and what is timed to answer it.
+    """A query about a problem, and the contenders that are timed to answer it.
 
     Attributes:
         problem: the original problem.
@@ -29,7 +29,8 @@ class Trial:
         question: the query.
         candidates: other sizes, which the vendor library computes.
         others: other implementations, which compute the original problem.
-        promise: largest expected gain of a candidate after costs, as a fraction.
+        promise: largest expected gain of a candidate after costs, as a fraction; 0 without
+            candidates.
     """
 
     problem: Problem
@@ -57,7 +58,8 @@ def trial_of(
 ) -> Trial | None:
     """Return a trial of the options with the largest expected gains.
 
-    None if no change may gain, or if a change was already re-timed.
+    None if another size was already re-timed for this query, or if no option may gain and all
+    ``others`` were re-timed.
 
     Args:
         problem: the original problem.
@@ -65,7 +67,8 @@ def trial_of(
         measured: measurements on the machine.
         library: the implementation that predictions are for.
         question: the query.
-        count: number of options that become candidates, those with the largest expected gains.
+        count: number of options that become candidates because of their expected gains. Up to two
+            measured options are candidates, too.
         others: other implementations that can compute the original problem.
 
     Raises:
@@ -95,7 +98,7 @@ def trial_among(
         measured: measurements on the machine.
         library: the implementation that predictions are for.
         question: the query.
-        count: number of options that become candidates, those with the largest expected gains.
+        count: as in :func:`trial_of`.
         others: other implementations that can compute the original problem.
     """
     problem = options[0]
@@ -129,11 +132,11 @@ def _net_gain(choice: Choice) -> float:
 def pairs_to_confirm(
     trials: Sequence[Trial], explored: Measurements
 ) -> Iterator[tuple[Contender, Contender]]:
-    """Yield pairs to re-time together: the original problem of a trial, and its best alternative.
+    """Yield pairs to re-time together: the original problem of a trial, and a best alternative.
 
-    Each trial has up to two alternatives: the size and the other implementation that were best in
-    ``explored``, the samples of the trials. Alternatives whose gains are not worth a change are
-    left out.
+    Each trial has up to two alternatives: the best other size and the best other implementation
+    according to ``explored``, the samples of the trials. Alternatives whose gains are not worth a
+    change are left out.
     """
     yielded: set[tuple[Contender, Contender]] = set()
     for trial in trials:
@@ -158,7 +161,7 @@ def pairs_to_confirm(
 
 
 def _explored_gain(trial: Trial, contender: Contender, explored: Measurements) -> float | None:
-    """Return a contender's gain after costs in the trial's samples; None if it has no samples."""
+    """Return a contender's gain after costs in the trial's samples; None if it is not known."""
     problem, name = contender
     ratio = explored.contender_ratio((trial.problem, trial.library), (problem, name))
     if ratio is None:
@@ -186,8 +189,8 @@ def affordable(
     Args:
         trials: trials that may be measured.
         seconds: for each contender, the seconds to explore it and those of its half of a pair.
-        budget: seconds for all contenders of the trials, and for re-timing the costliest pair of
-            each.
+        budget: seconds for exploring all contenders of the trials, and for re-timing the costliest
+            pair of each trial.
     """
     explore_seconds = {contender: to_explore for contender, (to_explore, _) in seconds.items()}
     chosen: list[Trial] = []

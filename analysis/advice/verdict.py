@@ -1,9 +1,13 @@
 """Decide whether a gain is worth a changed model: the one rule behind every verdict.
 
-*do it*: the gain was re-timed after the change was chosen, and its whole interval is at least 1%.
-*likely*: it gains with a probability of at least 80%, and the expected gain after costs is at least
-1%. *leave it*: all other cases. results/accuracy/reliability.json records how often advice of a
-stated probability gains on held-out tables.
+- *do it*: the gain was re-timed after the change was chosen. Its whole interval and the expected
+  gain after costs are at least 1%.
+- *likely*: the change gains with a probability of at least 80%, and the expected gain after costs
+  is at least 1%.
+- *leave it*: all other cases.
+
+results/accuracy/reliability.json records how often advice of a stated probability gains on held-out
+tables.
 """
 
 from __future__ import annotations
@@ -14,8 +18,7 @@ from typing import NamedTuple
 DO_IT, LIKELY, LEAVE_IT = VERDICTS = ("do it", "likely", "leave it")
 
 CONFIRMED, MEASURED, PREDICTED = EVIDENCE = "confirmed", "measured", "predicted"
-"""Evidence for a gain: samples taken after the change was chosen, the samples by which it was
-chosen, or the model."""
+"""Evidence for a gain: samples taken after the change was chosen, earlier samples, or the model."""
 
 MIN_GAIN = 0.01
 """Smallest gain that is worth a changed model: one percent."""
@@ -23,7 +26,7 @@ MIN_GAIN = 0.01
 LEAST_PROBABILITY = 0.8
 """Smallest probability of a gain at which a change is advised."""
 
-_PRICE = 0.1  # cost of 100% more FLOPs, as a gain; other GEMMs of a model get the larger size, too
+_PRICE = 0.1  # cost of 100% more FLOPs, as a gain: a larger size may slow down other GEMMs, too
 _OUTSIDE = {CONFIRMED: 0.05, MEASURED: 0.05, PREDICTED: 0.1}  # probability outside the interval
 _SUREST = 0.95
 """Largest probability that is stated. On held-out tables, advice whose computed probability was

@@ -33,7 +33,8 @@ from sweeps.capture.captured import (
 )
 
 ASSUMED_SHARE = 0.5
-"""Share of the peak that attention is assumed to reach if it was not measured, as on a CPU."""
+"""Share of the peak that attention is assumed to reach if it was not measured, as on a CPU, and the
+user gives no share."""
 
 ATTENTION_RANGE = 1.5
 """Factor by which an assumed time of attention may be wrong, in either direction."""
@@ -70,7 +71,8 @@ class AccountLine:
         in_sums: factors by which the interval is wider in a sum, below and above the time, because
             the errors of different operations may be more or less alike than the sum assumes.
         spread: half width of the 90% interval of the logarithm of attention's time ratio to a
-            similar call; 0 for all other operations.
+            similar call; 0 for attention at an assumed share of the peak, and for all other
+            operations.
     """
 
     product: Product
@@ -117,7 +119,8 @@ class Account:
         other: all other operations, by kind.
         parameters: number of the model's parameters.
         not_counted: names of operations whose time is not counted.
-        attention: what the times of attention rest on, in words; empty if they are assumed.
+        attention: what the times of attention rest on, in words; empty if a share of the peak is
+            assumed, or if the model has no attention.
     """
 
     machine: str
@@ -180,8 +183,8 @@ class Account:
         """90% interval of the step's time in µs."""
         products = summed([line.part_of_sum for line in self.counted])
         moved = sum(other.time_us for other in self.other)
-        # The errors of matrix operations and of all others are assumed to be independent, so they
-        # add up in quadrature.
+        # The errors of matrix operations and of all other operations are assumed to be independent,
+        # so they add up in quadrature.
         below = math.hypot(products.time - products.lo, moved * (1 - 1 / MOVED_RANGE))
         above = math.hypot(products.hi - products.time, moved * (MOVED_RANGE - 1))
         return max(self.step_us - below, 0.0), self.step_us + above
@@ -194,7 +197,7 @@ class Account:
 def as_problem(work: Work) -> Problem | None:
     """Return a matrix operation as a GEMM or convolution; None for attention.
 
-    A grouped GEMM becomes a batched one, in which each expert gets the same share of the rows.
+    A grouped GEMM becomes a batched one, in which each active expert gets the same number of rows.
     """
     if isinstance(work, Attention):
         return None
@@ -212,8 +215,9 @@ def account_of(captured: Captured, runtime: Runtime, basis: Basis) -> Account:
     """Account for the time of a model's step on a machine.
 
     Raises:
-        UserError: if a width cannot be divided among the GPUs, or the machine does not compute a
-            dtype.
+        UserError: if a size cannot be divided among the GPUs, if the machine does not compute a
+            dtype, if the machine's measurements cannot be read, or if the attention kernel that the
+            user names was not measured.
     """
     machine = basis.model.machine
     products = runtime.products(captured)
@@ -291,7 +295,7 @@ def _attention_line(
 ) -> AccountLine:
     """Predict the time of attention from measured calls, or from an assumed share of the peak.
 
-    If nothing was measured, attention with few queries is not counted: memory limits it, so a share
+    Without measured calls, attention with few queries is not counted: memory limits it, so a share
     of the peak says nothing about its time.
 
     Args:
@@ -325,7 +329,7 @@ def _attention_line(
 
 
 def attention_time(work: Attention, basis: AttentionBasis, framework: str | None) -> AttentionTime:
-    """Predict the time of attention; the time of a backward pass is a multiple of the forward's."""
+    """Predict the time of attention; a backward pass takes :data:`BACKWARD` times as long."""
     time = basis.predict(work, framework)
     if work.pass_ == FORWARD:
         return time
@@ -339,7 +343,8 @@ def attention_time(work: Attention, basis: AttentionBasis, framework: str | None
 def reached_bandwidth(basis: Basis) -> float:
     """Return the memory bandwidth that large GEMMs reach, in bytes per second.
 
-    If the machine was measured, the bandwidth is a fitted constant.
+    It is the nominal bandwidth times a constant of the model, which is fitted to the machine's
+    measurements if there are any.
 
     Raises:
         UserError: if the machine computes none of bf16, fp16 and fp32.

@@ -55,7 +55,7 @@ class Audit:
 
     @property
     def levers(self) -> Sequence[Lever]:
-        """Other sizes with their gains, the best first."""
+        """Other sizes with their gains, in the order of :class:`AuditReport`."""
         return self.report.levers
 
     @property
@@ -68,7 +68,7 @@ class Audit:
 
     @property
     def changes(self) -> pd.DataFrame:
-        """Table with one row per lever, the best first; gains are fractions of the step's speed."""
+        """Table with one row per lever; gains are fractions of the step's speed."""
         return levers_frame(self.levers)
 
     def to_json(self) -> dict[str, Any]:
@@ -90,7 +90,8 @@ class LeverSearch:
     Attributes:
         vary: the only dimensions to vary; all if empty.
         more_parameters: how many more parameters the joint change may have, as a fraction.
-        multiple: number that widths have to be multiples of; None for multiples of 64 and more.
+        multiple: number that widths have to be multiples of; None for the usual multiples, from 64
+            or, if none is within reach, from 8.
         tries: values of dimensions; if given, all their combinations are compared, and no other
             changes are searched for.
     """
@@ -132,8 +133,10 @@ def audit(
         search: options that limit which changes of the model are tried; the defaults if None.
 
     Raises:
-        UserError: if the model cannot be built or has nothing to audit, if a machine does not
-            compute its dtype, or if layers are to be recomputed in a step that does not train.
+        UserError: if the model cannot be built, has nothing to audit or lacks a given dimension, if
+            its sizes cannot be divided among the GPUs, if a machine does not compute its dtype, if
+            measurements cannot be read, or if layers are to be recomputed in a step that does not
+            train.
     """
     from sweeps.capture.capture import capture, dimensions  # needs torch
     from sweeps.capture.step import TRAIN
@@ -228,7 +231,10 @@ def _check_not_empty(source: ModelSource, captured: Captured) -> None:
 
 
 def _title(source: ModelSource, step: ModelStep) -> str:
-    """Return the model's name, the mode and the batch; a file is named without its folders."""
+    """Return the model's name, the mode, the batch and, for decoding, the number of earlier tokens.
+
+    A file is named without its folders.
+    """
     name = source.name if ":" in source.name else Path(source.name).name
     sizes = f"batch {step.batch}"
     if step.mode == "decode":
@@ -250,7 +256,10 @@ def _warnings(source: ModelSource, step: ModelStep) -> list[str]:
 def _combinations(
     tries: Mapping[str, Sequence[int]], sizes: Mapping[str, int]
 ) -> list[dict[str, tuple[int, int]]]:
-    """Return every combination of values as changes; sizes that keep their values are left out."""
+    """Return every combination of values, as old and new values of the sizes that change.
+
+    A combination in which no size changes is left out.
+    """
     combinations = []
     for values in product(*tries.values()):
         changes = {

@@ -15,8 +15,8 @@ from analysis.audit.levers import Lever
 from analysis.audit.memory import Memory
 from analysis.markdown import table_row
 
-_MOST_ROWS = 16  # matrix operations that a terminal shows
-_MARKDOWN_ROWS = 10  # operations that a Markdown page shows
+_MOST_ROWS = 16  # most matrix operations that a terminal shows
+_MARKDOWN_ROWS = 10  # most operations that a Markdown page shows
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,10 @@ class AuditReport:
         title: model, mode and batch.
         account: time of the step, by operation.
         memory: memory that the step needs.
-        fits_with: command-line options that would make the step fit the memory; empty if it fits.
-        levers: changes of dimensions, the best first; if the user gave the changes, in their order.
+        fits_with: command-line options, each of which would make the step fit the memory; empty if
+            it fits, or if none of them would.
+        levers: changes of dimensions: first the joint change, if there is one, then the others, the
+            best first. Changes that the user gave are in the user's order.
         refused: changes that the user gave and that cannot be judged, each with the reason.
         tried: True if the user gave the changes, False if they were searched for.
         warnings: sentences about arguments that are probably mistakes.
@@ -221,7 +223,7 @@ def time_line(account: Account) -> str:
 
 
 def memory_line(memory: Memory) -> str:
-    """Format the memory of a step by use."""
+    """Format the memory of a step by use; uses that need no memory are left out."""
     uses = {
         "weights": memory.weights,
         "gradients": memory.gradients,
@@ -272,8 +274,8 @@ def as_comparison(reports: Sequence[AuditReport]) -> str:
         table.append([role, *cells])
     lines = []
     for report in reports:
-        two_best = report.levers[:2]
-        lines += [headline(report), *(f"  {lever_line(lever)}" for lever in two_best)]
+        first_levers = report.levers[:2]
+        lines += [headline(report), *(f"  {lever_line(lever)}" for lever in first_levers)]
     lines += reports[0].warnings
     lines += ["", *aligned_lines(table), ""]
     lines += [
@@ -295,7 +297,7 @@ def aligned_lines(table: Sequence[Sequence[str]]) -> list[str]:
 
 
 def as_text(report: AuditReport) -> str:
-    """Format an audit for a terminal: headline, levers, times and assumptions."""
+    """Format an audit for a terminal: headline, levers, times, memory and assumptions."""
     account = report.account
     rows = [_cells(account, row) for row in account.rows]
     left_out = len(rows) - _MOST_ROWS
@@ -328,7 +330,7 @@ def as_markdown(report: AuditReport) -> str:
     rows = [*(_cells(account, row) for row in account.rows), *_other_rows(account)]
     lines += [table_row(row) for row in rows[:_MARKDOWN_ROWS]]
     if len(rows) > _MARKDOWN_ROWS:
-        lines += ["", f"{len(rows) - _MARKDOWN_ROWS} smaller rows are left out."]
+        lines += ["", f"{len(rows) - _MARKDOWN_ROWS} more rows are left out."]
     lines += ["", f"Times: {sources(report)}. Assumed: {'; '.join(report.assumptions)}."]
     if account.not_counted:
         lines += ["", f"Not counted: {'; '.join(account.not_counted)}."]

@@ -67,10 +67,11 @@ def candidates(
 ) -> list[int]:
     """Return the values of a dimension that can be built and that an engineer would choose.
 
-    - Widths are multiples of 64, 128 or 256 within :data:`REACH`; if there are none, multiples of
-      8, 16 or 32. Each of ``tp`` GPUs gets an equal part of a width.
-    - The number of heads divides the hidden size, the number of key/value heads divides the number
-      of heads, and the width of a head is a multiple of 8.
+    - Widths are within :data:`REACH`. Each of ``tp`` GPUs gets an equal part of a width, and this
+      part is a multiple of 64, 128 or 256; if there are no such widths, a multiple of 8, 16 or 32.
+      The usual width of a gated layer is a candidate, too.
+    - The number of heads divides the hidden size if it does so in the original model. The number of
+      key/value heads divides the number of heads. A new width of a head is a multiple of 8.
     - A vocabulary and the numbers of experts, classes, labels and input channels can only grow.
 
     Args:
@@ -82,7 +83,8 @@ def candidates(
     value = dimension.value
     if _grows(dimension, captured, "heads"):
         if _narrows(dimension):
-            # More heads are narrower. Their total width stays, so their number may change a lot.
+            # If there are more heads, they are narrower. Their total width does not change, so
+            # their number may change a lot.
             values = list(range(value // 2, 2 * value + 1))
         else:
             # Each further head adds to the total width, so the number may change only a little.
@@ -119,14 +121,14 @@ def pairs_of(captured: Captured, dimensions: Sequence[Dimension], tp: int = 1) -
         for d in dimensions
         if _grows(d, captured, "width") and d not in (*head_counts, *head_widths)
     ]
-    attention = next(_heads_of(captured), None)
-    if attention is None:
+    first_layer = next(_heads_of(captured), None)
+    if first_layer is None:
         return
-    _, before = attention
+    _, before = first_layer
     # If there are as many key/value heads as heads, both numbers change together.
     coupled_kv_heads = kv_head_counts if before.kv_heads == before.heads else []
     proposals: list[Values] = []
-    # 2. Propose hidden sizes with a number of heads of unchanged width.
+    # 2. Propose hidden sizes, each with the number of heads that keeps the width of a head.
     for hidden, heads in combinations(hidden_sizes, head_counts):
         if hidden.value % heads.value == 0:
             width = hidden.value // heads.value
@@ -135,7 +137,7 @@ def pairs_of(captured: Captured, dimensions: Sequence[Dimension], tp: int = 1) -
             for count in range(heads.value - 2, heads.value + 4):
                 coupled = [(kv_heads, count) for kv_heads in coupled_kv_heads]
                 proposals.append([(hidden, count * width), (heads, count), *coupled])
-    # 3. Propose numbers of heads with a head width, at an unchanged total width.
+    # 3. Propose head widths, each with the number of heads that keeps the total width.
     total_width = before.heads * before.width
     for heads in head_counts:
         if _narrows(heads) and not coupled_kv_heads:
@@ -157,8 +159,9 @@ def pairs_of(captured: Captured, dimensions: Sequence[Dimension], tp: int = 1) -
 def _widths(dimension: Dimension, captured: Captured, tp: int, multiple: int | None) -> list[int]:
     """Return the widths within reach that are multiples of the preferred numbers.
 
-    A number of experts is treated differently: it may be any larger multiple of 8 up to twice the
-    current number. The arguments are those of :func:`candidates`.
+    The usual width of a gated layer is added if ``multiple`` is None. A number of experts is
+    treated differently: it may be any multiple of 8 and ``tp`` from the current number to twice
+    that. The arguments are those of :func:`candidates`.
     """
     value = dimension.value
     if _grows(dimension, captured, "experts"):
@@ -169,12 +172,12 @@ def _widths(dimension: Dimension, captured: Captured, tp: int, multiple: int | N
     # 2. Choose the numbers to try multiples of, the preferred ones first.
     large = _MULTIPLES + _OF_VOCABULARY if value >= _VOCABULARY else _MULTIPLES
     choices: list[tuple[int, ...]] = [(multiple,)] if multiple else [large, _SMALL_MULTIPLES]
-    # 3. Take the multiples within reach of the first choice that has any.
+    # 3. Use the first choice that has multiples within reach.
     reach = math.floor(value * REACH)
     widths: set[int] = set()
     for multiples in choices:
         for number in multiples:
-            # Each process gets an equal part of a width, and this part has to be a multiple.
+            # Each GPU gets an equal part of a width, and this part has to be a multiple.
             step = math.lcm(unit, tp * number)
             below = value // step * step
             widths |= {below - step, below, below + step}
@@ -190,9 +193,10 @@ def _widths(dimension: Dimension, captured: Captured, tp: int, multiple: int | N
 
 def _gated_sizes(dimension: Dimension, captured: Captured) -> Iterator[int]:
     """Yield the usual width of each gated feed-forward layer whose width is the dimension."""
-    for (place, size), slope in dimension.slopes.items():
-        gated = captured.products[place]
-        # A GEMM that computes both the gate and the up projection grows by two features.
+    for (position, size), slope in dimension.slopes.items():
+        gated = captured.products[position]
+        # If one GEMM computes both the gate and the up projection, it has two features for each
+        # feature of the layer.
         if gated.role in ("gate", "gate_up") and size == "n" and slope in (1.0, 2.0):
             hidden = gated.sizes["k"]
             yield math.ceil(_GATED * hidden / _GATED_MULTIPLE) * _GATED_MULTIPLE
@@ -200,10 +204,10 @@ def _gated_sizes(dimension: Dimension, captured: Captured) -> Iterator[int]:
 
 def _fits(values: Values, captured: Captured, tp: int) -> bool:
     """Return True if the model's heads and experts can be built with new values of dimensions."""
-    for place, product in enumerate(captured.products):
-        is_forward = product.forward_position == place
+    for position, product in enumerate(captured.products):
+        is_forward = product.forward_position == position
         if isinstance(product.work, GroupedGemm) and is_forward:
-            more_experts = _growth(values, (place, "experts"))
+            more_experts = _growth(values, (position, "experts"))
             if more_experts and (product.work.experts + more_experts) % tp:
                 return False
     for places, before in _heads_of(captured):
@@ -255,19 +259,19 @@ def _heads_of(captured: Captured) -> Iterator[tuple[dict[str, tuple[int, str]], 
     """Yield, for each attention layer, the places that its heads' sizes come from, and the heads.
 
     A place is the position of an operation and the name of one of its sizes. The hidden size is the
-    input width of the query projection before the attention.
+    input width of the last query projection before the attention; 0 if there is none.
     """
-    projection_place = -1  # none yet
+    projection_position = -1  # none yet
     hidden_size = 0
-    for place, product in enumerate(captured.products):
+    for position, product in enumerate(captured.products):
         if product.pass_ != FORWARD:
             continue
         if product.role in ("q", "qkv"):
-            projection_place = place
+            projection_position = position
             hidden_size = product.sizes["k"]
         if isinstance(work := product.work, Attention):
-            places = {name: (place, name) for name in ("heads", "kv_heads", "width")}
-            places["hidden"] = (projection_place, "k")
+            places = {name: (position, name) for name in ("heads", "kv_heads", "width")}
+            places["hidden"] = (projection_position, "k")
             yield places, _Heads(work.heads, work.kv_heads, work.width, hidden_size)
 
 
@@ -285,7 +289,7 @@ def _is_head_width(dimension: Dimension, captured: Captured) -> bool:
 
 
 def _only_grows(name: str) -> bool:
-    """Return True if the model needs at least the current value, such as its number of labels."""
+    """Return True if a dimension of this name must not shrink, such as the number of labels."""
     return any(word in name for word in ("vocab", "experts", "classes", "labels", "channels_in"))
 
 
@@ -307,6 +311,6 @@ def _slopes(dimension: Dimension, captured: Captured, size: str) -> set[float]:
     kinds = (Attention, GroupedGemm)
     return {
         slope
-        for (place, name), slope in dimension.slopes.items()
-        if name == size and slope > 0 and isinstance(captured.products[place].work, kinds)
+        for (position, name), slope in dimension.slopes.items()
+        if name == size and slope > 0 and isinstance(captured.products[position].work, kinds)
     }

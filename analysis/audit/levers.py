@@ -36,8 +36,8 @@ from kernels.common.errors import UserError
 from kernels.problem import Problem
 from sweeps.capture.captured import Captured, Dimension, Product
 
-_CAPTURED = 2  # best candidates of a dimension by their estimates, for which the model is captured
-_CLOSE = 0.01  # a candidate whose estimated gain is further below the best one is not captured
+_CAPTURED = 2  # number of the best estimated candidates for which the model is captured
+_CLOSE = 0.01  # the second best is only captured if its estimated gain is this close to the best
 _NEGLIGIBLE = 0.05  # evidence that at most this share of the changed time rests on is ignored
 
 Capture = Callable[[Mapping[str, int]], Captured]
@@ -61,9 +61,9 @@ class Lever:
         share: share of the step's time that these operations take.
         parameters: how many more parameters there are, as a fraction.
         flops: how many more FLOPs there are, as a fraction.
-        bytes: how many more bytes are moved, as a fraction.
+        bytes: how many more bytes all other operations except the optimizer move, as a fraction.
         verdict: verdict on the change; for a smaller model, by its gain per FLOP.
-        evidence: weakest evidence for the gain.
+        evidence: weakest evidence that more than 5% of the changed time rests on.
         reason: explanation in words.
     """
 
@@ -91,7 +91,7 @@ class Lever:
 
     @property
     def expected_gain(self) -> float:
-        """Expected gain after costs; for a smaller model, gain per FLOP."""
+        """Expected gain after costs; for a smaller model, the expected gain per FLOP."""
         return net(_judged_gain(self.gain, self.flops), self.flops)
 
     @property
@@ -110,11 +110,11 @@ def find_levers(
     more_parameters: float = 0.01,
     multiple: int | None = None,
 ) -> list[Lever]:
-    """Return the best change of each dimension, of pairs that belong together, and a joint change.
+    """Return the best change of each dimension and of dimensions that belong together.
 
-    The joint change combines the worthwhile changes and comes first. The others are sorted by
-    expected gain. If no change of a dimension is worth making, its best one has the verdict to
-    leave it.
+    They are sorted by expected gain. If no change of a dimension is worth making, its best one has
+    the verdict to leave it. If several worthwhile changes can be combined, their joint change comes
+    first.
 
     Args:
         captured: the original model.
@@ -159,10 +159,10 @@ def try_levers(
     basis: Basis,
     account: Account,
 ) -> tuple[list[Lever], dict[str, str]]:
-    """Return the levers of the given changes in order, and why other changes cannot be judged.
+    """Return the levers of the given changes in order, and why some changes cannot be judged.
 
     The second value maps a change in words to the reason why it cannot be judged: the model cannot
-    be built with these sizes, or no counted operation changes.
+    be built with these sizes or has another number of operations, or no counted operation changes.
     """
     baseline = _Baseline.from_account(captured, capture, runtime, basis, account)
     levers: list[Lever] = []
@@ -209,8 +209,8 @@ class _Baseline:
         """Return the effect of a change.
 
         Raises:
-            UserError: if the model cannot be built with these sizes, or if no counted operation
-                changes.
+            UserError: if the model cannot be built with these sizes or then has another number of
+                operations, or if no counted operation changes.
         """
         # 1. Account for the step of the changed model.
         changed = self.capture({name: new for name, (_, new) in changes.items()})
@@ -259,7 +259,7 @@ class _Baseline:
     ) -> tuple[Gain, float, str]:
         """Return the gain of the step, the gain of only the changed operations, and the evidence.
 
-        The evidence is the weakest one that more than a negligible share of the time rests on.
+        The evidence is the weakest that more than a negligible share of the changed time rests on.
 
         Args:
             pairs: the operations that change, before and after.
@@ -276,7 +276,7 @@ class _Baseline:
         for (old, new), predicted in zip(pairs, predictions, strict=True):
             evidence = PREDICTED
             if predicted is None:
-                # Attention is not a problem of the model. Its spread is that of a ratio of times.
+                # Attention has its own fits, and the spread of a line is that of a ratio of times.
                 ratio = old.time_us / new.time_us
                 spread = max(old.spread, new.spread)
                 interval = ratio * math.exp(-spread), ratio * math.exp(spread)
@@ -298,7 +298,7 @@ class _Baseline:
         moved = moved_after - moved_before
         unsure_us = math.hypot(unsure_us, abs(moved) * (MOVED_RANGE - 1))
         gain = gain_of_step(self.account.step_us, changes, moved, unsure_us)
-        # 3. Find the weakest evidence that more than a negligible share of the time rests on.
+        # 3. Find the weakest evidence that more than a negligible share of this time rests on.
         before = math.fsum(change.before for change in changes)
         after = math.fsum(change.after for change in changes)
         weakest = next(
@@ -374,7 +374,7 @@ def _judged_gain(gain: Gain, more_flops: float) -> Gain:
 
 
 def _moved_bytes(captured: Captured, runtime: Runtime) -> int:
-    """Return the bytes that all other operations of a step move."""
+    """Return the bytes that all other operations of a step move, except the optimizer."""
     moved = captured.moved_fused if runtime.kind == "compile" else captured.moved
     return sum(entry.bytes for entry in moved)
 
@@ -382,10 +382,11 @@ def _moved_bytes(captured: Captured, runtime: Runtime) -> int:
 def _promising(
     captured: Captured, dimension: Dimension, baseline: _Baseline, multiple: int | None
 ) -> list[int]:
-    """Return the most promising new values of a dimension, the best one first.
+    """Return the one or two most promising new values of a dimension, the best one first.
 
-    They are estimated from only the forward matrix operations. If they cannot be estimated, all
-    candidates are returned. The result is empty if no value is possible.
+    Their gains are estimated from only the forward GEMMs and convolutions. If sizes are not linear
+    in the dimension, gains cannot be estimated, and all candidates are returned in increasing
+    order. The result is empty if no value is possible, or if the model has no GEMM or convolution.
 
     Args:
         captured: the original model.
@@ -445,11 +446,11 @@ def _resized(
     # 1. Resize the forward operations.
     growth = value - dimension.value
     forward: list[Product] = []
-    for place, product in enumerate(captured.products):
-        if product.forward_position != place:  # the operation is a gradient
+    for position, product in enumerate(captured.products):
+        if product.forward_position != position:  # the operation is a gradient
             continue
         sizes = {
-            name: round(size + dimension.slopes.get((place, name), 0.0) * growth)
+            name: round(size + dimension.slopes.get((position, name), 0.0) * growth)
             for name, size in product.sizes.items()
         }
         try:
@@ -468,8 +469,8 @@ def _resized(
 def _joint(best: Sequence[Lever], baseline: _Baseline, more_parameters: float) -> Lever | None:
     """Combine the worthwhile levers, one after another, if each raises the expected gain.
 
-    A lever that would exceed the limit of additional parameters is left out. None if no two levers
-    combine.
+    A lever is left out if the result would exceed the limit of additional parameters, or if it
+    changes a dimension that already changes. None if no two levers can be combined.
     """
     chosen: Lever | None = None
     for lever in best:

@@ -39,7 +39,7 @@ _COLUMNS_BY_PATH = re.compile(r"kv_b_proj$")
 
 @dataclass(frozen=True)
 class Runtime:
-    """Options of how a model is run.
+    """Options for running a model.
 
     Attributes:
         kind: ``eager`` runs one operation at a time; ``compile`` fuses all operations between two
@@ -49,14 +49,14 @@ class Runtime:
         tp: tensor-parallel degree, by which widths are divided.
         recompute: True if the forward pass of repeated layers is computed again for the backward
             pass.
-        loss_chunks: number of parts of the tokens into which the head and the loss are cut.
+        loss_chunks: number of parts into which the tokens are cut for the head and the loss.
         optimizer: ``adamw``, ``sgd`` or ``none``; it determines the bytes that its step moves.
         attention: share of the peak that fused attention is assumed to reach; None to use measured
             times.
         attention_kernel: framework whose attention is used, such as ``vllm``; None if not known.
         causal_half: True if the attention kernel skips the half of the query–key pairs that a
             causal mask hides.
-        skew: only one in this many experts gets tokens, and each of those gets the same share.
+        skew: one in this many experts gets tokens, and all experts with tokens get the same share.
     """
 
     kind: str = EAGER
@@ -88,7 +88,7 @@ class Runtime:
         """Return the matrix operations as this runtime computes them, in the order of the step.
 
         Raises:
-            UserError: if a width is not a multiple of ``tp``.
+            UserError: if a size that is divided among GPUs is not a multiple of ``tp``.
         """
         products = list(captured.products)
         for role in self.fuse:
@@ -150,33 +150,34 @@ def _fused(products: list[Product], role: str) -> list[Product]:
     """
     # 1. Group the positions of forward GEMMs by parent module and input. Keep complete groups.
     groups: dict[tuple[str, int], list[int]] = {}
-    for place, product in enumerate(products):
-        is_forward = product.forward_position == place
+    for position, product in enumerate(products):
+        is_forward = product.forward_position == position
         if is_forward and product.role in FUSIONS[role] and product.input_id >= 0:
             module = product.path.rpartition(".")[0]
-            groups.setdefault((module, product.input_id), []).append(place)
+            groups.setdefault((module, product.input_id), []).append(position)
     complete = [group for group in groups.values() if len(group) == len(FUSIONS[role])]
-    # 2. The first GEMM of each group, its leader, gets the output features of the others.
-    leader_of = {place: group[0] for group in complete for place in group}
+    # 2. The first GEMM of each group, its leader, gets the output features of the other GEMMs.
+    leader_of = {position: group[0] for group in complete for position in group}
     more_features = {}
     for leader, *others in complete:
         works = [products[other].work for other in others]
         more_features[leader] = sum(work.n for work in works if isinstance(work, Gemm))
-    # 3. Keep the leaders and drop the others. A gradient has the position of its forward GEMM in
+    # 3. Drop the other GEMMs of each group. A gradient has the position of its forward GEMM in
     #    ``forward_position``, and is kept or dropped with that GEMM.
     kept: list[Product] = []
-    new_places: dict[int, int] = {}
-    for place, product in enumerate(products):
+    new_positions: dict[int, int] = {}
+    for position, product in enumerate(products):
         leader = leader_of.get(product.forward_position, product.forward_position)
         if product.forward_position != leader:
             continue
         if leader in more_features:
             wide = _wider(product, products[leader], more_features[leader])
             product = replace(wide, role=role, names={})
-        new_places[place] = len(kept)
+        new_positions[position] = len(kept)
         kept.append(product)
     return [
-        replace(product, forward_position=new_places[product.forward_position]) for product in kept
+        replace(product, forward_position=new_positions[product.forward_position])
+        for product in kept
     ]
 
 
@@ -198,7 +199,7 @@ def _split(product: Product, forward: Product, tp: int) -> Product:
         tp: number of GPUs.
 
     Raises:
-        UserError: if a size is not a multiple of ``tp``.
+        UserError: if a size that has to be divided equally is not a multiple of ``tp``.
     """
     work = product.work
     # 1. Attention is divided by heads, and a layer of experts by experts with their tokens.
@@ -211,7 +212,8 @@ def _split(product: Product, forward: Product, tp: int) -> Product:
         experts = _divided(work.experts, tp, "experts")
         part_of_experts = product.resized({"experts": experts, "m": max(1, work.m // tp)})
         return _named(part_of_experts, ("experts",), tp)
-    # 2. GEMMs are divided by their output or their input features.
+    # 2. GEMMs are divided by their output or their input features, and batched GEMMs of attention
+    #    by their batch. All other operations remain whole.
     if not isinstance(work, Gemm) or _WHOLE.search(product.path):
         return product
     if product.role == "attention" and work.batch > 1:
@@ -291,11 +293,11 @@ def _with_every_pair(product: Product) -> Product:
 
 
 def optimizer_bytes(captured: Captured, runtime: Runtime) -> int:
-    """Return the bytes that a step of the optimizer reads and writes.
+    """Return the bytes that a step of the optimizer reads and writes on each GPU.
 
     The optimizer's state is in the parameters' dtype. For each parameter, AdamW reads the
     parameter, the gradient and two moments, and writes all but the gradient. SGD reads the
-    parameter and the gradient, and writes the parameter.
+    parameter and the gradient, and writes the parameter. Without an optimizer, the result is 0.
     """
     accesses = {"adamw": 7, "sgd": 3, "none": 0}[runtime.optimizer]
     return accesses * captured.parameter_bytes // runtime.tp

@@ -63,7 +63,8 @@ def gain_of_step(
         step: time of the step before the change.
         changes: changes of its operations.
         more: additional time of all other operations.
-        unsure: half width of the 90% interval of the additional time.
+        unsure: half width of the 90% interval of the additional time, and of any other error that
+            ``changes`` does not include.
     """
     # 1. Compute both halves of the interval of each operation's time after the change. A larger
     #    ratio means a shorter time.

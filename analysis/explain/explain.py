@@ -55,11 +55,11 @@ USED, ELIGIBLE, NOT_ELIGIBLE = "used", "eligible", "no"
 """Use of Tensor Cores by an operation: it uses them, could use them, or cannot use them."""
 
 _LEAST_SAVING = 0.005  # smallest saving that is a finding, as a share of the traced time
-_MOST_NAMED = 3  # operations that a finding names in addition to the first one
-_LEAST_IDLE = 0.1  # smallest share of the traced time for which a reason to be idle is a finding
-_LEAST_PART = 0.1  # smallest share of an operation's time for which its other kernels are named
-_MOST_ASKED = 400  # number of longest shapes for which other sizes are tried, in about a second
-_ROUND = 8  # elements; every size may be padded to the next multiple of this
+_MOST_NAMED = 3  # most operations that a finding names in addition to the first one
+_LEAST_IDLE = 0.1  # idle time is a finding if one reason causes at least this share of the span
+_LEAST_PART = 0.1  # smallest share of an operation's time at which layout kernels are mentioned
+_MOST_ASKED = 400  # about how many of the longest shapes are tried at other sizes, within a second
+_ROUND = 8  # elements; sizes above this may be padded to the next multiple of it
 _LEAST_SHAPES = 5  # fewest shapes that can show whether the whole machine was slow
 _MOST_PADDING = 0.5  # most additional FLOPs that padding to multiples of 8 may cost, as a fraction
 
@@ -114,13 +114,14 @@ class ExplainedOperation:
         tensor_cores: one of :data:`USED`, :data:`ELIGIBLE` and :data:`NOT_ELIGIBLE`; None if no
             kernel name shows it.
         expected: expected time of one call; None if it is not known.
-        peak_share: rate of the operation's arithmetic over the machine's peak; None if the shape is
-            not known.
+        peak_share: rate of the operation's arithmetic over the machine's peak; None if the shape or
+            the peak of its dtype is not known.
         bandwidth_share: rate of the operation's least traffic over the machine's bandwidth; None if
             the shape is not known.
-        finding: reasons why the operation is slow, and remedies; empty if it is not slow.
-        change: sizes to change, such as ``N 50257 → 50264``; empty if no other size is better.
-        advice: the advice behind ``change``.
+        finding: remedies that could save time, and reasons why the operation is slow; empty if too
+            little time could be saved.
+        change: sizes to change, such as ``N 50257 → 50264``; empty if no change is recommended.
+        advice: the advice behind ``change``; None without a change.
         saves_us: time in µs that the best remedy could save over all calls; 0 without a finding.
     """
 
@@ -185,7 +186,9 @@ def explain_traces(
             8 if that is further.
 
     Raises:
-        UserError: if a trace or a recording cannot be read, or the machine is not known.
+        UserError: if a trace or a recording cannot be read, if the machine is not known, if it is a
+            GPU and the trace is of a CPU or the other way round, or if ``against`` is not a folder
+            or contradicts ``machine``.
     """
     account = account_of(paths)
     basis = _basis(account, machine, results, against)
@@ -198,6 +201,10 @@ def _basis(
     """Return the basis of the machine that a trace is compared with.
 
     The arguments are those of :func:`explain_traces`.
+
+    Raises:
+        UserError: if the machine is not known, if its calibration cannot be read, or if ``against``
+            is not a folder or contradicts ``machine``.
     """
     # 1. If the given folder belongs to one machine, compare with that machine.
     if against is not None:
@@ -234,10 +241,11 @@ def _basis(
 
 
 def _machine_of(account: ProfileAccount) -> str:
-    """Return the slug of the machine that a trace names; for a trace of a CPU, this CPU's slug.
+    """Return the slug of the GPU that a trace names; for a trace of a CPU, this CPU's slug.
 
     Raises:
-        UserError: if the trace names no machine, or several kinds of machines.
+        UserError: if the trace names no GPU or several kinds of GPUs, or if it names a GPU but has
+            no kernels.
     """
     if account.kind == "cpu":
         if account.device_names:
@@ -269,8 +277,8 @@ def judge_account(
         question: the query, as in :func:`explain_traces`.
 
     Raises:
-        UserError: if the machine's recording cannot be read, or the trace is of a CPU and the
-            machine is a GPU, or the other way round.
+        UserError: if the machine's recording cannot be read, if the trace is of a CPU and the
+            machine is a GPU or the other way round, or if the query does not fit a shape.
     """
     machine = basis.model.machine
     if account.kind != machine.kind:
@@ -310,7 +318,10 @@ def judge_account(
 
 
 def _slowdown(account: ProfileAccount, times: Mapping[Work, ExpectedTime]) -> float:
-    """Return the median ratio of traced to expected times if most shapes take too long, else 1."""
+    """Return the median ratio of traced to expected times if most shapes take too long, else 1.
+
+    The result is also 1 if fewer than :data:`_LEAST_SHAPES` operations have an expected time.
+    """
     traced_and_expected: list[tuple[float, ExpectedTime]] = []
     for operation in account.operations:
         expected = _sum_of([times.get(work) for work in operation.works])
@@ -371,7 +382,7 @@ def _changed_size(entry: ExplainedOperation) -> tuple[int, int, str] | None:
 
 
 def subject_of(operation: ProfiledOperation) -> str:
-    """Return an operation's name, module and shape as text."""
+    """Return an operation's name, module and shape as text; without a shape, name its kernel."""
     shape = operation.shape or operation.kernel
     place = f" of {operation.module}" if operation.module else ""
     return f"{operation.op}{place}, {shape}" if shape else f"{operation.op}{place}"
@@ -414,7 +425,10 @@ def _expected_times(account: ProfileAccount, basis: Basis) -> dict[Work, Expecte
 
 
 def in_tf32(work: Work, machine: Machine) -> Problem | None:
-    """Return an fp32 problem as a TF32 problem; None for other dtypes and machines without TF32."""
+    """Return an fp32 GEMM or convolution as a TF32 problem.
+
+    None for all other operations and dtypes, and for machines without TF32.
+    """
     if not isinstance(work, Gemm | Conv) or work.dtype != "fp32" or "tf32" not in machine.peaks:
         return None
     return replace(work, dtype="tf32")
@@ -448,7 +462,8 @@ def _advice(
 def _padding(problem: Problem) -> Question:
     """Return the query for padding by 12.5%, or to the next multiples of 8 if that is further.
 
-    Sizes below 8 are not padded to 8, because that could multiply the FLOPs.
+    The FLOPs may grow by at most 50%. Sizes below 8 are not considered, because padding them to 8
+    could multiply the FLOPs.
     """
     growth = 1.0  # ratio of the FLOPs after and before padding to multiples of 8
     for name in dimensions(problem):
@@ -536,7 +551,7 @@ def _savings_at_this_size(
         excess_us = traced_us - slowdown * expected.time_us
         text = f"takes {traced_us / expected.time_us:.1f}× the expected time"
         savings.append(_Saving(operation.calls * excess_us, text))
-    # 2. Its kernels convert the layout of images.
+    # 2. A significant share of its time is spent on converting the layout of images.
     transposed_share = _transposed_share(operation)
     has_nchw = any(getattr(work, "layout", "") == "nchw" for work in operation.works)
     if transposed_share >= _LEAST_PART and has_nchw:
@@ -554,7 +569,10 @@ def _savings_at_this_size(
 
 
 def _sum_of(parts: Sequence[ExpectedTime | None]) -> ExpectedTime | None:
-    """Return the sum of the expected times of all parts of a call; None if one is not known."""
+    """Return the sum of the expected times of all parts of a call.
+
+    None if one of them is not known, or if there are no parts.
+    """
     known = [part for part in parts if part is not None]
     if not known or len(known) < len(parts):
         return None
@@ -567,9 +585,10 @@ def _sum_of(parts: Sequence[ExpectedTime | None]) -> ExpectedTime | None:
 
 
 def tensor_core_use(operation: ProfiledOperation, machine: Machine) -> str | None:
-    """Return whether an operation uses Tensor Cores, or could use them.
+    """Return :data:`USED`, :data:`ELIGIBLE` or :data:`NOT_ELIGIBLE` for an operation.
 
-    An operation in fp32 could use them by computing in TF32. None if no kernel name shows it.
+    An operation in fp32 could use Tensor Cores by computing in TF32. None if it could use them, and
+    no kernel name shows whether it does.
     """
     uses_tensor_cores = operation.uses_tensor_cores
     if uses_tensor_cores:
@@ -595,7 +614,7 @@ def _bandwidth_share(operation: ProfiledOperation, machine: Machine) -> float | 
 
 
 def kernel_reasons(operation: ProfiledOperation, tensor_cores: str | None) -> list[str]:
-    """Return reasons why an operation may be slow that the names of its kernels show."""
+    """Return the reasons for a slow operation that the names of its kernels show."""
     reasons = []
     if tensor_cores == ELIGIBLE:
         reasons.append("its kernel uses CUDA cores instead of Tensor Cores")
@@ -631,7 +650,8 @@ def _best_change(
 ) -> tuple[Advice, float] | None:
     """Return the change of size that saves most of an operation's time, and how much in µs.
 
-    None if no change saves time. The arguments are those of :func:`_explained`.
+    None if no change saves time, or if the expected time is not known. The arguments are those of
+    :func:`_explained`.
     """
     expected = _sum_of([times.get(work) for work in operation.works])
     if expected is None:
@@ -653,7 +673,7 @@ def _best_change(
 
 
 def _idle_findings(account: ProfileAccount) -> list[TraceFinding]:
-    """Return a finding for each reason that left the GPU idle for at least a tenth of the time."""
+    """Return a finding for each known reason that left the GPU idle for a tenth of the time."""
     findings = []
     for reason, idle_us in account.idle_us.items():
         share = idle_us / account.span_us if account.span_us else 0.0

@@ -14,10 +14,10 @@ from analysis.explain.explain import NOT_ELIGIBLE, ExplainedOperation, TraceVerd
 from analysis.markdown import plain, table_row
 from analysis.traces.trace_account import ProfileAccount
 
-_MOST_ROWS = 10  # operations that a table shows
-_MOST_FINDINGS = 5  # findings that are shown
+_MOST_ROWS = 10  # most operations that a table shows
+_MOST_FINDINGS = 5  # most findings that are shown
 _SHOWN_MODULES = 2  # number of innermost modules around an operation that a table names
-_LONGEST_NAME = 41  # characters of a kernel's name that a table shows; JSON and CSV have all
+_LONGEST_NAME = 41  # most characters of a kernel's name in a table; JSON and CSV have all of them
 
 RECORDING_SHAPES = """\
 with torch.profiler.profile(record_shapes=True) as profiler:
@@ -167,7 +167,7 @@ def _saving(verdict: TraceVerdict, saves_us: float) -> str:
 
 
 def finding_lines(verdict: TraceVerdict) -> list[str]:
-    """Return a line for each of the five largest findings, and one that counts all others."""
+    """Return a line for each of the five largest findings, and one that counts the rest, if any."""
     lines = [
         f"{finding.subject}: {finding.text}. Saves up to {_saving(verdict, finding.saves_us)}."
         for finding in verdict.findings[:_MOST_FINDINGS]
@@ -178,7 +178,7 @@ def finding_lines(verdict: TraceVerdict) -> list[str]:
 
 
 def _table(verdict: TraceVerdict) -> list[list[str]]:
-    """Return the table's head and a row for each of the first operations.
+    """Return the table's head and a row for each of the first ten operations.
 
     A CPU has no kernels, so its table lacks the last columns, :data:`_OF_KERNELS`.
     """
@@ -234,7 +234,11 @@ def _shortened(kernel: str) -> str:
 
 
 def _closing(verdict: TraceVerdict) -> list[str]:
-    """Return the sentences below the table: idle time, Amdahl's bound, notes and the source."""
+    """Return the sentences below the table.
+
+    They are about idle time and Amdahl's bound, if these are known, limits of the trace, and the
+    source of the expected times.
+    """
     account = verdict.account
     lines = []
     if account.idle_us and account.span_us:

@@ -1,9 +1,9 @@
 """Convert a recording to the format of another program.
 
 - ``pytest-benchmark``: JSON that ``pytest-benchmark compare``, benchmark-action and Bencher read.
-  ``extra_info`` has all columns of the case.
-- ``csv`` and ``parquet``: one row for each case with all columns of measurements.csv, and the
-  samples in ``samples_us``.
+  ``extra_info`` has all columns of the case that have a value.
+- ``csv`` and ``parquet``: one row for each measured case, with the columns of measurements.csv and
+  the samples in ``samples_us``.
 - ``xla-perf-table``: XLA's ``GemmPerfTable`` as text, with the FLOP/s of 16-bit GEMMs by shape.
 """
 
@@ -29,7 +29,7 @@ from kernels.problem import Gemm
 from sweeps.schema import COLUMNS, problem_of
 
 SAMPLES = "samples_us"
-"""Column with the samples of a case in microseconds, in the order in which they were taken."""
+"""Column with the samples of a case in microseconds, in the order of their rounds."""
 
 PYTEST_BENCHMARK_VERSION = "5.3.1"
 """Version of pytest-benchmark that defines the format."""
@@ -54,9 +54,9 @@ def as_pytest_benchmark(recording: Recording) -> bytes:
                 column: row[column] for column in COLUMNS if row.get(column) not in (None, "")
             },
             "options": {},
-            "stats": _stats(taken, row),
+            "stats": _stats(case_samples, row),
         }
-        for name, row, taken in zip(case_names(rows), records, samples, strict=True)
+        for name, row, case_samples in zip(case_names(rows), records, samples, strict=True)
     ]
     run, machine = recording.run, recording.machine
     document = {
@@ -76,14 +76,14 @@ def as_pytest_benchmark(recording: Recording) -> bytes:
 
 
 def as_csv(recording: Recording) -> bytes:
-    """Return a CSV file with one line for each case; samples are separated by spaces."""
+    """Return a CSV file with one line for each measured case; spaces separate the samples."""
     frame = _frame(recording)
     frame[SAMPLES] = [" ".join(map(repr, samples)) for samples in frame[SAMPLES]]
     return frame.to_csv(index=False).encode()
 
 
 def as_parquet(recording: Recording) -> bytes:
-    """Return a Parquet file with one row for each case; samples are a list of numbers."""
+    """Return a Parquet file with one row for each measured case; samples are lists of numbers."""
     buffer = io.BytesIO()
     _frame(recording).to_parquet(buffer, index=False)
     return buffer.getvalue()
@@ -93,10 +93,10 @@ _XLA_TYPES = {"fp16": "f16", "bf16": "bf16"}  # XLA's names of dtypes
 
 
 def as_xla_perf_table(recording: Recording) -> bytes:
-    """Return a text proto with the FLOP/s of each shape, in the vendor library's fastest layout.
+    """Return a text proto with the FLOP/s of each GEMM in the vendor library's fastest layout.
 
-    XLA multiplies fp32 with or without TF32, depending on its flags, so only 16-bit GEMMs are
-    written.
+    Only 16-bit GEMMs are written. XLA multiplies fp32 with or without TF32, depending on its flags,
+    so one speed would not be right for both.
 
     Raises:
         UserError: if the recording is not of a GPU, or has no 16-bit GEMM of the vendor library.
@@ -140,7 +140,7 @@ FORMATS: Mapping[str, tuple[str, Callable[[Recording], bytes]]] = {
 
 
 def _samples(recording: Recording, rows: pd.DataFrame) -> list[list[float]]:
-    """Return the samples of each row in µs, in the order of their rounds.
+    """Return the samples of each row in µs, by place (worker and GPU) and then by round.
 
     A row without recorded samples has an empty list.
     """
@@ -152,7 +152,7 @@ def _samples(recording: Recording, rows: pd.DataFrame) -> list[list[float]]:
 
 
 def _frame(recording: Recording) -> pd.DataFrame:
-    """Return one row for each case, with the columns of measurements.csv and the samples."""
+    """Return one row for each measured case: the columns of measurements.csv, and the samples."""
     rows = recording.ok
     columns = [name for name in COLUMNS if name in rows]
     return rows[columns].assign(**{SAMPLES: _samples(recording, rows)})
@@ -169,8 +169,9 @@ def _plain(value: Any) -> Any:
 def _stats(samples_us: Sequence[float], row: Mapping[Any, Any]) -> dict[str, Any]:
     """Return the statistics of a case in seconds, under pytest-benchmark's names.
 
-    Without samples, the mean is set to the median, and the extremes to the ends of the interval.
-    The standard deviation is set to the value that would give an interval of this width.
+    Without samples, the mean is set to the median, and the extremes to the ends of the interval, or
+    to the median if there is no interval. The standard deviation is set to the value that would
+    give an interval of this width.
     """
     if samples_us:
         data = [value * 1e-6 for value in samples_us]
