@@ -34,7 +34,11 @@ class AdviceFinding:
         return sum(a.gain.value for a in self.advice)
 
     def text(self) -> str:
-        """Format as ``**likely**, fp32, N: make it a multiple of 64; 4% to 8% (13 shapes, …).``"""
+        """Format as ``**likely**, fp32, N: make it a multiple of 64; 4% to 8% (13 shapes, …).``
+
+        For a choose query, the gains are followed by *per FLOP*; otherwise, by the additional
+        FLOPs, unless they are negligible.
+        """
         best = self.best
         gains = sorted(a.gain.value for a in self.advice)
         gain_range = f"{gains[0]:.0%}"

@@ -303,7 +303,7 @@ def accuracy(analysis: Analysis) -> Headline | None:
 def changes(advice: Sequence[Advice]) -> list[Headline]:
     """Report the three best changes of a shape or its implementation, at most one of each finding.
 
-    Changes are ranked by their verdict, then by its evidence, then by the lower end of the gain.
+    Changes are ranked by verdict, then by evidence, then by the lower end of the gain's interval.
     """
     best_changes = [max(finding.advice, key=_sort_key) for finding in findings(advice)]
     best_changes.sort(key=_sort_key, reverse=True)
@@ -327,14 +327,14 @@ def changes(advice: Sequence[Advice]) -> list[Headline]:
 
 
 def _verdict_and_evidence(answer: Advice) -> str:
-    """Format verdict and evidence, such as ``Likely (97%, measured)`` or ``Do it (confirmed)``."""
+    """Format the verdict and the evidence, such as ``Likely (97%, measured)``."""
     if answer.verdict == LIKELY:
         return f"Likely ({answer.probability:.0%}, {answer.evidence})"
     return f"{answer.verdict.capitalize()} ({answer.evidence})"
 
 
 def _sort_key(answer: Advice) -> tuple[int, int, float]:
-    """Return a sort key: the verdict, its evidence, and the lower end of the gain.
+    """Return a sort key: the verdict, the evidence, and the lower end of the gain's interval.
 
     The best answer has the largest key. Positions are negated, because VERDICTS and EVIDENCE begin
     with the best.

@@ -178,7 +178,7 @@ def _advise_among(
         rank = _rank(alternative.verdict, alternative.gain, 0.0)
         if not best or rank > choice.rank:
             return alternative
-    # 3. Explain the change and report its gain, or explain why there is none.
+    # 3. Explain the change and report its gain, or explain why no change is recommended.
     is_measured = choice.evidence != PREDICTED
     if best:
         verdict_on_change = choice.verdict
@@ -233,7 +233,7 @@ def _are_uncertain(choices: Sequence[Choice]) -> bool:
 
 
 def _columns(name: str, gain: Gain | None) -> dict[str, Any]:
-    """Return a gain and its interval as fields of :class:`Advice`; None if there is no gain."""
+    """Return a gain and its interval as fields of :class:`Advice`; without a gain, all are None."""
     value, lo, hi = gain or (None, None, None)
     return {f"{name}_gain": value, f"{name}_lo": lo, f"{name}_hi": hi}
 
@@ -241,7 +241,7 @@ def _columns(name: str, gain: Gain | None) -> dict[str, Any]:
 def _other_implementation(
     problem: Problem, measured: Measurements, library: str, question: Question
 ) -> Advice | None:
-    """Return the advice to use another implementation; None if no gain is worth it.
+    """Return the advice to use another implementation; None if none gains enough.
 
     Only re-timed implementations count, because the model predicts only the vendor library.
     """

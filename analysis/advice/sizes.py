@@ -18,7 +18,7 @@ from kernels.problem import Gemm, Problem
 _MULTIPLES = (8, 16, 32, 64, 128, 256)
 _LARGE_STEPS = {64, 128}  # a size that is a multiple of one of these may grow to the next multiple
 _OF_SMALL = 4  # sizes below 16 may be multiples of this, so that 3 channels of images can become 4
-_OF_VOCABULARY = (512, 1024)  # for a vocabulary; each GPU's part of it then has whole tiles
+_OF_VOCABULARY = (512, 1024)  # for a vocabulary; each GPU's part then consists of whole tiles
 _WINDOW_SIZES = 6  # the sizes spread over a window are at least a sixth of the window apart
 _EVERY = 16  # widest window in which every size is tried, if any size may be recommended
 _MIN_VOCABULARY = 30_000  # this many or more output features are taken for a vocabulary
@@ -214,7 +214,7 @@ def _across(low: int, high: int, multiple: int) -> set[int]:
 
 
 def with_sizes(problem: Problem, sizes: Sequence[Mapping[str, int]]) -> Iterator[Problem]:
-    """Yield the problem with each of the given sizes.
+    """Yield the problem with each of the given sets of sizes.
 
     Sizes that the problem cannot have are skipped, such as channels that its groups do not divide.
     """

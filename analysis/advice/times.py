@@ -48,7 +48,7 @@ def measurements_near(
 
 
 def _remarks(problem: Problem, basis: Basis) -> str:
-    """Return remarks for an explanation: what an fp8 time includes, and a lack of memory."""
+    """Return remarks for an explanation: what an fp8 time includes, and if memory is lacking."""
     memory = basis.model.machine.memory_bytes
     remarks = f"; {FP8_INCLUDES}" if problem.dtype == "fp8" else ""
     if problem.bytes > memory:

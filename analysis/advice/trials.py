@@ -132,7 +132,7 @@ def _net_gain(choice: Choice) -> float:
 def pairs_to_confirm(
     trials: Sequence[Trial], explored: Measurements
 ) -> Iterator[tuple[Contender, Contender]]:
-    """Yield pairs to re-time together: the original problem of a trial, and a best alternative.
+    """Yield pairs to re-time together: the original problem of a trial, and an alternative.
 
     Each trial has up to two alternatives: the best other size and the best other implementation
     according to ``explored``, the samples of the trials. Alternatives whose gains are not worth a
@@ -173,7 +173,8 @@ def _explored_gain(trial: Trial, contender: Contender, explored: Measurements) -
 def pair_seconds(trial: Trial, seconds: Mapping[Contender, tuple[float, float]]) -> float:
     """Return the longest time in seconds that re-timing one pair of the trial may take.
 
-    ``seconds`` has, for each contender, the seconds to explore it and those of its half of a pair.
+    ``seconds`` has, for each contender, the seconds to explore it and the seconds of its half of a
+    pair.
     """
     longest_half = max(
         half_of_pair for _, half_of_pair in (seconds[contender] for contender in trial.contenders)
@@ -188,7 +189,8 @@ def affordable(
 
     Args:
         trials: trials that may be measured.
-        seconds: for each contender, the seconds to explore it and those of its half of a pair.
+        seconds: for each contender, the seconds to explore it and the seconds of its half of a
+            pair.
         budget: seconds for exploring all contenders of the trials, and for re-timing the costliest
             pair of each trial.
     """

@@ -202,7 +202,7 @@ def _check_options(
     """Refuse to recompute layers in a step that does not train, or to try unknown dimensions.
 
     Raises:
-        UserError: if the options ask for one of these.
+        UserError: if the options ask for either.
     """
     if runtime.recompute and not trains:
         raise UserError(

@@ -50,7 +50,7 @@ class _Heads:
     hidden: int
 
     def can_follow(self, before: _Heads, tp: int) -> bool:
-        """Return True if a model with the heads ``before`` can be built with these instead."""
+        """Return True if a model with the heads ``before`` can be built with these heads."""
         if min(self.heads, self.kv_heads, self.width) < 1 or self.heads % self.kv_heads:
             return False
         if self.heads % tp or self.kv_heads % tp:

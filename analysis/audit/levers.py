@@ -467,9 +467,9 @@ def _resized(
 
 
 def _joint(best: Sequence[Lever], baseline: _Baseline, more_parameters: float) -> Lever | None:
-    """Combine the worthwhile levers, one after another, if each raises the expected gain.
+    """Combine the worthwhile levers one by one; each has to raise the expected gain.
 
-    A lever is left out if the result would exceed the limit of additional parameters, or if it
+    A lever is left out if the combined model would have too many parameters, or if the lever
     changes a dimension that already changes. None if no two levers can be combined.
     """
     chosen: Lever | None = None

@@ -110,7 +110,7 @@ class Runtime:
         return products
 
     def changes(self, captured: Captured) -> list[str]:
-        """Describe the effect of each option on a model's operations, if it has one."""
+        """Describe the effects that the options have on a model's operations."""
         products = list(captured.products)
         kinds = {product.work.op for product in products}
         fusing = [role for role in self.fuse if len(_fused(products, role)) < len(products)]
@@ -138,7 +138,7 @@ class Runtime:
 
 
 def _fused(products: list[Product], role: str) -> list[Product]:
-    """Merge GEMMs that share an input into one.
+    """Merge the GEMMs of each complete group that shares an input into one GEMM.
 
     Args:
         products: the operations of a step.
@@ -182,7 +182,7 @@ def _fused(products: list[Product], role: str) -> list[Product]:
 
 
 def _wider(product: Product, forward: Product, more_features: int) -> Product:
-    """Return a GEMM, forward or gradient, whose layer gets ``more_features`` output features."""
+    """Return a GEMM, forward or gradient, whose layer gets ``more_features`` more outputs."""
     size = out_size(product, forward)
     return product.resized({size: product.sizes[size] + more_features})
 

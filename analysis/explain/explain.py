@@ -57,8 +57,8 @@ USED, ELIGIBLE, NOT_ELIGIBLE = "used", "eligible", "no"
 _LEAST_SAVING = 0.005  # smallest saving that is a finding, as a share of the traced time
 _MOST_NAMED = 3  # most operations that a finding names in addition to the first one
 _LEAST_IDLE = 0.1  # idle time is a finding if one reason causes at least this share of the span
-_LEAST_PART = 0.1  # smallest share of an operation's time at which layout kernels are mentioned
-_MOST_ASKED = 400  # about how many of the longest shapes are tried at other sizes, within a second
+_LEAST_PART = 0.1  # smallest share of an operation's time at which a kind of kernel is mentioned
+_MOST_ASKED = 400  # about this many shapes get advice on other sizes, which takes about a second
 _ROUND = 8  # elements; sizes above this may be padded to the next multiple of it
 _LEAST_SHAPES = 5  # fewest shapes that can show whether the whole machine was slow
 _MOST_PADDING = 0.5  # most additional FLOPs that padding to multiples of 8 may cost, as a fraction
@@ -111,8 +111,8 @@ class ExplainedOperation:
 
     Attributes:
         operation: the operation, with its traced time.
-        tensor_cores: one of :data:`USED`, :data:`ELIGIBLE` and :data:`NOT_ELIGIBLE`; None if no
-            kernel name shows it.
+        tensor_cores: one of :data:`USED`, :data:`ELIGIBLE` and :data:`NOT_ELIGIBLE`; None if the
+            operation could use them, and no kernel name shows whether it does.
         expected: expected time of one call; None if it is not known.
         peak_share: rate of the operation's arithmetic over the machine's peak; None if the shape or
             the peak of its dtype is not known.
@@ -289,14 +289,15 @@ def judge_account(
     # 1. Find the expected time of each shape, and better sizes.
     times = _expected_times(account, basis)
     advice = _advice(account, basis, question)
-    # 2. Explain each operation. A slowdown of the whole machine is not attributed to operations.
+    # 2. Explain each operation. If the whole machine is slow, this is not counted against single
+    #    operations.
     slowdown = _slowdown(account, times)
     explained = [
         _explained(operation, machine, times, advice, slowdown) for operation in account.operations
     ]
     explained.sort(key=lambda entry: (-entry.saves_us, -entry.operation.time_us))
-    # 3. Keep large savings. Small savings are kept only if changing the same size makes all of them
-    #    and their sum is large.
+    # 3. Keep large savings. Small savings are only kept if the same change of a size brings all of
+    #    them, and their sum is large.
     groups = _grouped_by_size(explained)
     large = [group for group in groups if _saving_of(group) >= _LEAST_SAVING * account.span_us]
     kept = {id(entry) for group in large for entry in group}
@@ -600,21 +601,27 @@ def tensor_core_use(operation: ProfiledOperation, machine: Machine) -> str | Non
 
 
 def _peak_share(operation: ProfiledOperation, machine: Machine) -> float | None:
-    """Return the rate of an operation's arithmetic over the machine's peak; None if not known."""
+    """Return the rate of an operation's arithmetic over the machine's peak.
+
+    None if the shape, the time or the peak of the dtype is not known.
+    """
     if not operation.flops or not operation.each_us or operation.dtype not in machine.peaks:
         return None
     return operation.flops / (operation.each_us * 1e-6) / machine.peak(operation.dtype)
 
 
 def _bandwidth_share(operation: ProfiledOperation, machine: Machine) -> float | None:
-    """Return the rate of an operation's least traffic over the bandwidth; None if not known."""
+    """Return the rate of an operation's least traffic over the machine's bandwidth.
+
+    None if the shape or the time is not known.
+    """
     if not operation.bytes or not operation.each_us:
         return None
     return operation.bytes / (operation.each_us * 1e-6) / machine.bandwidth
 
 
 def kernel_reasons(operation: ProfiledOperation, tensor_cores: str | None) -> list[str]:
-    """Return the reasons for a slow operation that the names of its kernels show."""
+    """Return possible reasons why an operation is slow, judging by its kernels and their times."""
     reasons = []
     if tensor_cores == ELIGIBLE:
         reasons.append("its kernel uses CUDA cores instead of Tensor Cores")

@@ -281,5 +281,7 @@ def notes(verdict: TraceVerdict) -> list[str]:
             "trace: the profiler lost the kernels' records, or a CUDA graph was being captured."
         )
     if account.left_out:
-        sentences.append(f"{account.left_out:,} events with impossible times were left out.")
+        sentences.append(
+            f"{account.left_out:,} events without a name or with impossible times were left out."
+        )
     return sentences

@@ -1,4 +1,4 @@
-"""Claims on made-up machines whose gains are known: are those that are shown true?"""
+"""Check claims on simulated machines, whose true gains are known: are the shown claims true?"""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from sweeps.folding.history import BLOCKS, PROCESSES
 from sweeps.timing.statistics import CHECKPOINTS
 from tests.support.tiers import quick_and_long
 
-NOISE = 0.03  # of one sample
-BETWEEN = 0.005  # by which a case's log time differs from process to process
+NOISE = 0.03  # standard deviation of one log sample
+BETWEEN = 0.005  # standard deviation of a case's log time between processes
 QUESTIONS, CANDIDATES, REPEATED = 40, 3, 24
 
 Gains = Callable[[np.random.Generator, tuple[int, ...]], NDArray[np.float64]]
@@ -34,7 +34,7 @@ GAINS: dict[str, Gains] = {
 
 @dataclass
 class Shown:
-    """Claims that were shown: how many hold, and by how much they and the truth gain."""
+    """Claims that were shown: whether each holds, the claimed gain and the true gain."""
 
     holds: list[bool] = field(default_factory=list)
     claimed: list[float] = field(default_factory=list)
@@ -49,7 +49,7 @@ class Shown:
 
     @property
     def excess(self) -> tuple[float, float]:
-        """The mean claim less the mean gain, and its standard error."""
+        """Mean claimed gain minus mean true gain, and the standard error of the difference."""
         apart = np.subtract(self.claimed, self.gained)
         return float(apart.mean()), float(apart.std(ddof=1) / math.sqrt(len(apart)))
 
@@ -61,7 +61,7 @@ class Shown:
 
 
 def estimated_between(rng: np.random.Generator) -> float:
-    """As a run estimates it from cases that it times again."""
+    """Estimate the deviation between processes as a run does, from cases that it re-times."""
     samples = CHECKPOINTS[1]
     own = math.pi / 2 * NOISE**2 / samples
     first, second = rng.normal(0.0, math.hypot(math.sqrt(own), BETWEEN), (2, REPEATED))
@@ -69,14 +69,17 @@ def estimated_between(rng: np.random.Generator) -> float:
 
 
 def on_machines(count: int, gains: Gains) -> tuple[Shown, Shown, Shown]:
-    """What is shown by fresh samples corrected for the choice; by them alone; and by those that the
-    choice was made by.
+    """Return the claims that are shown if gains are judged in three ways.
+
+    The claims rest on fresh samples with the correction, on fresh samples without it, and on the
+    samples by which the best candidate was chosen.
     """
     corrected, fresh, chosen_by = Shown(), Shown(), Shown()
     for seed in range(count):
         rng = np.random.default_rng(seed)
         truth = gains(rng, (QUESTIONS, CANDIDATES))
-        # What all cases of a process share, a ratio does not feel; each case has a term, too.
+        # An error that all cases of a process share cancels in a ratio, so only the error of each
+        # case is simulated.
         process = rng.normal(0.0, BETWEEN, (QUESTIONS, CANDIDATES + 1))
         error = math.sqrt(math.pi / 2) * NOISE / math.sqrt(CHECKPOINTS[1])
         explored = (
@@ -109,14 +112,14 @@ def on_machines(count: int, gains: Gains) -> tuple[Shown, Shown, Shown]:
 @pytest.mark.parametrize("machines", quick_and_long([60, 1000]))
 @pytest.mark.parametrize("kind", GAINS)
 def test_claims_that_are_shown_hold_as_often_as_they_say(kind: str, machines: int) -> None:
-    """The figures of 1,000 machines are recorded."""
+    """The output for 1,000 machines is recorded in results/accuracy/claims.txt."""
     long = machines == 1000
     corrected, fresh, chosen_by = on_machines(machines, GAINS[kind])
     print(f"\n{kind}")
     for what, shown in (("corrected", corrected), ("fresh samples alone", fresh),
                         ("those of the choice", chosen_by)):  # fmt: skip
         print(f"  {what:20} {shown}")
-    # Within four standard errors of chance of what the long run has to keep.
+    # The short run may differ from the limits of the long run by four standard errors.
     chance = 0 if long else 4 * math.sqrt(0.05 * 0.95 / max(1, len(corrected.holds)))
     assert 0.93 - chance <= np.mean(corrected.holds) <= 0.97 + chance
     apart, error = corrected.excess
@@ -169,7 +172,6 @@ def test_what_processes_differ_by_is_part_of_the_error() -> None:
     assert alike[0].error < 0.01
     expected = 0.05 / math.sqrt(PROCESSES)
     assert np.mean([one.error for one in apart]) == pytest.approx(expected, rel=0.35)
-    known = from_processes(blocks[:1].tolist(), [0.05], [24])[
-        0
-    ]  # one pair alone: as a run said before
+    # The error of a single pair comes mostly from the deviation that its run measured.
+    (known,) = from_processes(blocks[:1].tolist(), [0.05], [24])
     assert known.error > 0.02

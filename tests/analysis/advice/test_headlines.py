@@ -1,4 +1,4 @@
-"""What a recording says at the end: sentences with a number, its interval and enough cases."""
+"""Check that the headlines of a recording have a number, its interval and enough cases."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def analysed(folder: Path, cases: list[Case], seconds: np.ndarray) -> Analysis:
 
 @pytest.fixture(scope="module")
 def analysis(tmp_path_factory: pytest.TempPathFactory) -> Analysis:
-    """Sizes off a multiple of four cost a tenth along N, and NHWC is 1.25 times as fast."""
+    """An N that is not a multiple of four is 10% slower, and NHWC is 1.25 times as fast as NCHW."""
     cases = [Case("square", Gemm(n, n, n, "fp32"), "cublas") for n in SIZES]
     at = [*((512 + i, 512, 512) for i in range(17)), *((512, 512 + i, 512) for i in range(1, 17)),
           *((512, 512, 512 + i) for i in range(1, 17))]  # fmt: skip
@@ -85,7 +85,7 @@ def test_an_interval_of_shares_reads_also_below_zero(lo: float, hi: float, text:
 def test_a_planted_misalignment_is_found_and_which_multiple_is_enough(analysis: Analysis) -> None:
     found = alignment(analysis.table)
     assert found is not None
-    # Of 14 sizes along N, two are a multiple of four.
+    # Two of the 14 sizes along N are multiples of four.
     assert found.value == pytest.approx(0.9 ** (12 / 14), rel=0.01)
     assert found.lo < found.value < found.hi < 1
     assert "100% (" in found.text

@@ -1,4 +1,4 @@
-"""Recordings of very many rows: a part of them is analysed, and that is said."""
+"""Check that a sample of a very long recording is analysed, and that the reports say so."""
 
 from __future__ import annotations
 

@@ -54,10 +54,11 @@ def test_a_time_of_others_has_the_interval_of_what_other_software_should_take() 
     row = {f"{name}_us": 9.0 * np.exp(end * spread) for name, end in
            (("lo", fit.low), ("hi", fit.high))}  # fmt: skip
     found = _measured(known, row, fit)
-    # The time stays what it is in the table, which others' differ from by half of what is shown.
+    # The time remains that of the table. The interval lies around a time that is shifted by half of
+    # the difference between the collections.
     assert found.time == 1e-5
     assert np.log(found.lo / 1e-5) == pytest.approx(-0.04 + fit.low * spread)
     assert np.log(found.hi / 1e-5) == pytest.approx(-0.04 + fit.high * spread)
-    # One that was timed again and again has its own interval.
+    # A time with an interval keeps it, widened to that of a repetition.
     again = MeasuredTime(1e-5, 0.99e-5, 1.01e-5)
     assert (_measured(again, row, fit).lo, _measured(again, row, fit).hi) == again.repetition

@@ -1,4 +1,4 @@
-"""Reasons account for a gain: their points add up to it, and they name what the model shows."""
+"""Check that the points of a reason add up to the gain, and that it names the model's causes."""
 
 from __future__ import annotations
 
@@ -118,6 +118,6 @@ def test_any_gain_has_a_reason_that_says_no_more_than_the_gain(
     assert reason
     assert "nan" not in reason
     less = [int(number) for number in re.findall(r"minus (\d+) from", reason)]
-    # Parts of less than a tenth of the gain are not named, at most three of them.
+    # At most three parts are not named, each of them less than a tenth of the gain.
     if points(reason):
         assert sum(points(reason)) - sum(less) <= 100 * gain * 1.3 + 3

@@ -39,14 +39,14 @@ def times(*pairs: tuple[Gemm, float], half_width: float = 0.01) -> Measurements:
 
 def certain_model(pair_error: float = 0.05) -> Model:
     constants = replace(default_constants("hopper", "bf16"), fallback=0.0)
-    both = pair_error / math.sqrt(2)  # of two predictions of spread 1
+    both = pair_error / math.sqrt(2)  # so that two predictions of spread 1 have this error
     fit = Fit(constants, pair_low=-both, pair_high=both, rows=100)
     return Model(H100, {"cublas gemm bf16": fit})
 
 
 def test_a_measured_gain_is_claimed_with_its_interval_and_reason() -> None:
     answer = advise(ODD, Model(H100), times((ODD, 1.8e-5), (ROUND, 1.0e-5)), "cublas")
-    # Without samples taken anew it is not said to be beyond doubt.
+    # Without new samples of both shapes, the gain is not confirmed.
     assert (answer.verdict, answer.evidence, answer.instead) == (LIKELY, "measured", ROUND)
     assert answer.measured_gain == pytest.approx(0.8)
     assert answer.measured_lo == pytest.approx(1.8 * 0.99 / 1.01 - 1)
@@ -58,7 +58,7 @@ def test_a_measured_gain_is_claimed_with_its_interval_and_reason() -> None:
 
 def test_no_gain_is_claimed_that_its_interval_does_not_support() -> None:
     barely = times((ODD, 1.015e-5), (ROUND, 1.0e-5), half_width=0.2)
-    # Nothing else is measured, and nothing else is near enough.
+    # No other size is measured or within the allowance.
     answer = advise(ODD, Model(H100), barely, "cublas", Question("pad", 0.005))
     assert answer.verdict == LEAVE_IT
     assert answer.instead == ODD
@@ -73,15 +73,15 @@ def test_without_measurements_a_good_bet_is_likely_and_a_bad_one_is_left() -> No
     assert sure.measured_gain is None
     unsure = advise(ODD, certain_model(2.0), Measurements({}), "cublas")
     assert unsure.verdict == LEAVE_IT
-    # Never one thing in one clause and another in the next.
+    # The reason must not contradict the verdict by naming a gain.
     assert "%" not in unsure.reason
     assert "too little is known" in unsure.reason
 
 
 def test_a_padding_further_than_the_neighbours_is_less_certain() -> None:
-    """How wrong ratios of shapes are that differ by more than 12.5 %, no pair has shown."""
+    """No measured pair shows how large the error is for shapes that differ by more than 12.5%."""
     fit = Fit(default_constants("hopper", "bf16"), None, -0.3, 0.2, -0.01, 0.01, rows=100)
-    sides = (0.6, 0.8)  # together as uncertain as one shape of which nothing is known
+    sides = (0.6, 0.8)  # together as uncertain as one shape with a spread of 1
     assert fit.ratio_range(True, sides) == pytest.approx((-0.01, 0.01))
     wide = 0.5 / math.sqrt(2)
     assert fit.ratio_range(False, sides) == pytest.approx((-wide, wide))
@@ -98,7 +98,7 @@ def test_a_shape_far_from_every_measurement_is_less_certain() -> None:
 
 
 def test_a_layout_that_was_not_measured_is_as_uncertain_as_a_machine_that_was_not() -> None:
-    """Not as two unlike shapes, whose errors are not largely the same."""
+    """The error is not that of two unlike shapes, because padded shapes share most of it."""
     fit = Fit(
         default_constants("hopper", "bf16"), None, -0.1, 0.1, -0.02, 0.05, rows=100, layout="nt"
     )
@@ -107,7 +107,7 @@ def test_a_layout_that_was_not_measured_is_as_uncertain_as_a_machine_that_was_no
     assert _error(like, replace(like, n=1088), fit, (0.6, 0.8)) == pytest.approx((-0.02, 0.05))
     assert _error(unlike, replace(unlike, n=1088), fit, far) == UNCALIBRATED_PAIR
     assert _error(unlike, replace(unlike, n=2048), fit, far) == fit.ratio_range(False, far)
-    wide = replace(fit, pair_low=-0.4, pair_high=0.4)  # never surer than of what was measured
+    wide = replace(fit, pair_low=-0.4, pair_high=0.4)  # never more certain than measured layouts
     assert _error(unlike, replace(unlike, n=1088), wide, far) == wide.ratio_range(True, (1, 1))
 
 
@@ -120,10 +120,10 @@ def test_a_smaller_shape_is_as_uncertain_either_way() -> None:
 
 
 def test_the_gain_is_between_the_same_implementations() -> None:
-    """A padded shape that only another implementation computed says nothing of padding."""
+    """The time of a padded shape by another implementation says nothing about padding."""
     slow = {"triton-tiled": MeasuredTime(2e-5, 1.9e-5, 2.1e-5)}
     both = {**slow, "cublas": MeasuredTime(1e-5, 0.99e-5, 1.01e-5)}
-    # Each of four medians, two now and two of a second run, is off by about as much.
+    # All four medians, two of this run and two of a second run, have about the same error.
     below = 2 * math.hypot(math.log(2 / 1.9), math.log(2.1 / 2)) / math.sqrt(2)
     assert Measurements({ODD: slow, ROUND: both}).ratio(ODD, ROUND) == pytest.approx(
         (1.0, math.exp(-below), math.exp(below))
@@ -206,7 +206,7 @@ def test_the_winner_is_named_only_if_its_interval_says_so() -> None:
 
 
 def test_choosing_is_by_work_a_second_and_may_shrink() -> None:
-    """The smaller shape takes a fifth less time for a tenth less work."""
+    """The smaller shape takes 20% less time for 10% fewer FLOPs."""
     own, smaller, larger = (Gemm(1000, 1000, k, "bf16") for k in (1000, 900, 1100))
     known = times((own, 1.0e-5), (smaller, 0.8e-5), (larger, 1.05e-5), half_width=0.002)
     answer = advise(own, Model(H100), known, "cublas", Question("choose", 0.15, ANY))
@@ -242,7 +242,7 @@ def test_few_enough_sizes_are_tried_whatever_the_size(size: int) -> None:
 
 
 def planted(folder: Path, penalty: float, seed: int, noise: float = 0.03) -> list[float | None]:
-    """An alignment sweep under a known penalty of odd N; returns the measured gains claimed."""
+    """Simulate an alignment sweep with a penalty for misaligned N, and return the claimed gains."""
     cases = gemm_cases([(1024, 1024 + offset, 1024) for offset in range(17)], "alignment")
     free = replace(default_constants("hopper", "bf16"), misalignment=0.0, fallback=0.0)
     truth = model_law(free)(problems(cases))
@@ -266,7 +266,8 @@ def planted(folder: Path, penalty: float, seed: int, noise: float = 0.03) -> lis
 
 def test_a_planted_penalty_is_found_and_noise_is_not_taken_for_one(tmp_path: Path) -> None:
     found = [planted(tmp_path, 1.8, seed) for seed in range(20)]
-    assert all(len(claims) >= 14 for claims in found)  # every odd N but noise
+    # There are 14 misaligned sizes. More claims may come from noise.
+    assert all(len(claims) >= 14 for claims in found)
     false_alarms = sum(len(planted(tmp_path, 1.0, seed)) for seed in range(20))
     assert false_alarms / (20 * 17) < 0.05
 
@@ -304,7 +305,7 @@ def test_what_misalignment_costs_is_said_to_be_assumed_where_no_row_has_shown_it
         answer = advise(odd, model, Measurements({}), "cublas")
         assert answer.verdict == LIKELY
         assert ("an assumed price" in answer.reason) == aligned_only
-        # The price may be nothing, or twice as much.
+        # The true price may be anything from zero to twice the assumed one.
         assert (answer.predicted_lo < 0.01) == aligned_only
     known = Model(H100, {"cublas gemm bf16": replace(fit, aligned_only=True)})
     padded = replace(odd, n=50264)
@@ -322,7 +323,8 @@ def test_advice_for_many_problems_at_once_is_what_each_gets_alone(
 ) -> None:
     monkeypatch.setattr("analysis.advice.recommend._TOGETHER", 2)
     model, known = certain_model(), times((ODD, 1.8e-5), (ROUND, 1.0e-5))
-    # Few options, thousands of combinations, another dtype without a fit, and only one library's.
+    # The problems have few options, thousands of combinations, a dtype without a fit, and another
+    # implementation.
     asked: dict[Problem, str] = {
         ODD: "cublas", Gemm(64, 64, 64, "bf16"): "cublas", Gemm(4099, 8191, 2053, "bf16"): "cublas",
         Gemm(1000, 1001, 1002, "fp16"): "cublas", replace(ODD, k=2000): "triton-tiled",

@@ -1,4 +1,4 @@
-"""Allowances: how much larger sizes and FLOPs may become, and how people write that."""
+"""Check allowances: how much larger sizes and FLOPs may become, and how users write them."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_share_that_means_one_thing_is_taken(text: str | float, share: float) 
 
 
 def test_nothing_is_said_against_padding_that_a_prediction_contradicts(tmp_path: Path) -> None:
-    """A B200 takes less time for nine rows than for eight, by its shipped constants."""
+    """According to the shipped constants, a B200 takes less time for nine rows than for eight."""
     basis = find_basis("nvidia-b200", tmp_path)
     eight = Gemm(8, 4096, 4096, "bf16")
     named, any_size = (

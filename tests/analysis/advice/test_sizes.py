@@ -18,7 +18,7 @@ CONV = Conv.parse("8,33,28,28,63,3,3,1,1,1,1,fp16")
 
 
 def names(problem: Problem, question: Question) -> dict[str, set[int]]:
-    """The sizes that options name, by dimension, without the problem's own."""
+    """Return the new sizes that the options propose for each dimension."""
     options, _ = options_of(problem, H100, Measurements({}), "cublas", question)
     return {
         d: {getattr(o, d) for o in options} - {getattr(problem, d)} for d in dimensions(problem)

@@ -1,4 +1,4 @@
-"""What is measured for advice, what of it is confirmed, and what the table then says."""
+"""Check which sizes are measured for advice, which are confirmed, and what the table then says."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ MODEL = Model(H100)
 def pair(
     before: Contender, after: Contender, ratio: float, noise: float = 0.005, seed: int = 0
 ) -> Pair:
-    """A pair whose ratio of times is known, with noise on every block."""
+    """Return a pair with a known ratio of times, and with noise on every block."""
     rng = np.random.default_rng(seed)
     blocks = math.log(ratio) + noise * rng.standard_normal((PROCESSES, BLOCKS))
     return Pair(before, after, tuple(map(tuple, blocks.tolist())), 0.001)
@@ -110,7 +110,7 @@ def test_a_confirmed_gain_is_done_and_a_refuted_one_is_not() -> None:
     assert answer.gain.lo < 0.2 < answer.gain.hi
     assert answer.gain.value == pytest.approx(0.2, abs=0.01)
     assert sure.confirmed(ROUND, ODD, "pad") is None
-    # What was second best among the samples is not advised instead, nor what nobody tried.
+    # Neither the second best of the samples nor an untried size is recommended instead.
     refuted = known({cublas(ODD): 1.2e-5, cublas(LARGER): 1.1e-5, cublas(ROUND): 1e-5},
                     pair(cublas(ODD), cublas(ROUND), 1.0))  # fmt: skip
     answer = advise(ODD, MODEL, refuted, "cublas")
@@ -124,8 +124,9 @@ def test_another_implementation_may_be_the_answer() -> None:
     assert (answer.verdict, answer.instead, answer.change) == (DO_IT, ODD, "")
     assert answer.implementation == "triton-splitk"
     assert "triton-splitk is faster than cublas" in answer.reason
+    # A gain of 30% by another implementation is better than one of 10% by padding.
     padded = known({cublas(ROUND): 1e-5}, faster, pair(cublas(ODD), cublas(ROUND), 1.1))
-    assert advise(ODD, MODEL, padded, "cublas").implementation == "triton-splitk"  # 30 % beat 10
+    assert advise(ODD, MODEL, padded, "cublas").implementation == "triton-splitk"
     less = known({cublas(ROUND): 1e-5}, faster, pair(cublas(ODD), cublas(ROUND), 1.6))
     assert advise(ODD, MODEL, less, "cublas").instead == ROUND
     slower = pair(cublas(ODD), (ODD, "triton-splitk"), 0.9)
@@ -134,7 +135,7 @@ def test_another_implementation_may_be_the_answer() -> None:
 
 
 def recorded(folder: Path, pairs: list[tuple[Gemm, Gemm, float]]) -> Path:
-    """A recording in which pairs of a sweep were confirmed, with the true ratios given."""
+    """Write a recording with confirmed pairs, whose true ratios are given."""
     sizes = [(512, n, 512) for n in (512, 1000, 1001, 1008, 1024)]
     shapes = [Gemm(*size, "bf16") for size in sizes]
     asked = [Case(CONFIRM, shape, "cublas") for shape in dict.fromkeys(
@@ -163,13 +164,13 @@ def test_the_table_rests_on_what_was_confirmed(tmp_path: Path) -> None:
     analysis = analyse(load(recorded(tmp_path, [(odd, even, 1.5)])))
     (found,) = confirmed_pairs(analysis.recording)
     assert (found.before, found.after) == (cublas(odd), cublas(even))
-    assert found.between < 0.01  # what all cases of a process share does not count
+    assert found.between < 0.01  # an error that all cases of a process share does not count
     advice = build_table(analysis)
-    assert len(advice) == 10  # candidates are not asked about themselves
+    assert len(advice) == 10  # problems that only confirm advice are not answered
     sure = [answer for answer in advice if answer.verdict == DO_IT]
     assert {answer.problem for answer in sure} == {odd}
     assert sure[0].gain.value == pytest.approx(0.5, abs=0.03)
-    # It is known, so that it is not tried again.
+    # The answer for this problem is known, so no trial is proposed for it.
     assert odd not in {t.problem for t in open_trials(analysis, 2) if t.question.kind == "pad"}
 
 
@@ -185,7 +186,7 @@ def test_a_damaged_file_gets_a_sentence(tmp_path: Path) -> None:
 
 
 def test_what_one_process_alone_found_is_no_claim(tmp_path: Path) -> None:
-    """As it is where the line of the other one is damaged."""
+    """A pair has only one process if the line of the other one is damaged."""
     odd, even = Gemm(512, 1001, 512, "bf16"), Gemm(512, 1008, 512, "bf16")
     recording = load(recorded(tmp_path, [(odd, even, 1.5)]))
     assert confirmed_pairs(recording)
@@ -209,7 +210,7 @@ def test_shapes_that_share_a_reason_are_one_finding() -> None:
     one = answer(Gemm(64, 64, 65, "fp32"), Gemm(64, 64, 72, "fp32"), 0.5, DO_IT)
     left = answer(Gemm(9, 9, 9, "fp32"), Gemm(9, 9, 9, "fp32"), 0.0, LEAVE_IT)
     found = findings([*advice, one, left])
-    assert [len(finding.advice) for finding in found] == [1, 6]  # the surest first
+    assert [len(finding.advice) for finding in found] == [1, 6]  # *do it* comes first
     text = found[1].text()
     assert text.startswith("**likely**, fp32, N: make it a multiple of 8; misalignment")
     assert "5% to 8%" in text
@@ -232,7 +233,7 @@ def test_at_most_ten_findings_open_the_page() -> None:
 
 
 def test_a_measured_question_does_not_take_a_better_models_place(tmp_path: Path) -> None:
-    """A few rows are answers about themselves; for other shapes the shipped constants remain."""
+    """A few measured rows only answer queries about themselves; other queries use constants."""
     cases = [Case(CONFIRM, shape, "cublas") for shape in (ODD, ROUND)]
     plan = {"budget_s": 10.0, "shards": 1, "sweeps": [CONFIRM], "left_out": {}, "cases": []}
     record(tmp_path / H100.slug, cases, [2e-5, 1e-5], plan=plan)

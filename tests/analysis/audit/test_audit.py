@@ -1,4 +1,4 @@
-"""The account of a step and its levers, on machines whose constants are shipped."""
+"""Check the account of a step and its levers on a machine with shipped constants."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_what_a_degree_cannot_divide(llama: Captured, gpt2: Captured, h100: Basi
     with pytest.raises(UserError, match="--tp 16 does not divide key heads .8."):
         Runtime(tp=16).products(llama)
     heads = [p for p in Runtime(tp=4).products(gpt2) if p.role == "head" and p.pass_ == "forward"]
-    assert [p.sizes["n"] for p in heads] == [12565]  # of a vocabulary of 50257, rounded up
+    assert [p.sizes["n"] for p in heads] == [12565]  # a quarter of 50257, rounded up
     levers = find_levers(
         gpt2, dimensions(GPT2, STEP, gpt2, ("vocab",)), lambda c: capture(GPT2, STEP, c),
         Runtime(tp=4), h100, account_of(gpt2, Runtime(tp=4), h100),
@@ -144,7 +144,7 @@ def test_recomputed_layers_and_chunks_of_the_loss(gpt2: Captured) -> None:
 def test_experts_are_predicted_as_a_batch() -> None:
     forward = GroupedGemm(1024, 4096, 2048, 8, "bf16")
     assert as_problem(forward) == Gemm(128, 4096, 2048, "bf16", "nt", 8)
-    few = replace(forward, m=3)  # when decoding, no more experts work than there are tokens
+    few = replace(forward, m=3)  # in decoding, there may be fewer tokens than experts
     assert as_problem(few) == Gemm(1, 4096, 2048, "bf16", "nt", 3)
     weights = replace(forward, layout="tn", pass_="wgrad")
     assert as_problem(weights) == Gemm(4096, 2048, 128, "bf16", "tn", 8)
@@ -278,7 +278,7 @@ def test_the_reason_says_what_the_rows_become_multiples_of(
 def test_there_may_be_nothing_to_gain(h100: Basis) -> None:
     levers = levers_of(h100, ("vocab",), vocab=50304)
     assert [lever.verdict for lever in levers] == [LEAVE_IT]
-    assert DO_IT not in {lever.verdict for lever in levers}  # which needs a measurement
+    assert DO_IT not in {lever.verdict for lever in levers}  # *do it* needs a measurement
 
 
 def test_a_lever_s_gain_is_that_of_the_changed_model_s_own_account(h100: Basis) -> None:
@@ -294,11 +294,11 @@ def test_candidates_are_sizes_that_an_engineer_would_choose(gpt2: Captured) -> N
     vocabulary = candidates(named["vocab"], gpt2)
     assert {50304, 50432, 50688, 51200} <= set(vocabulary)
     assert all(value % 64 == 0 for value in vocabulary)
-    assert min(vocabulary) > 50257  # nobody can do without words
-    # 12 heads, each of which has a width that is a multiple of 8
+    assert min(vocabulary) > 50257  # a vocabulary cannot shrink
+    # The width of each of the 12 heads is a multiple of 8.
     assert candidates(named["hidden"], gpt2) == [672, 864]
     assert candidates(named["heads"], gpt2) == [6, 8, 16, 24]  # and never 13
-    # What each of four processes has is aligned, too.
+    # The part of each of four GPUs is aligned, too.
     assert all(value % 32 == 0 for value in candidates(named["vocab"], gpt2, tp=4))
     plain = Dimension("ffn", 3000, {(3, "n"): 1.0})
     assert {2816, 2944, 3008, 3072} <= set(candidates(plain, gpt2))

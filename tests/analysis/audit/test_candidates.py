@@ -1,4 +1,4 @@
-"""No change that is proposed is one that cannot be built: random models, without a capture."""
+"""Check on random models that every proposed change can be built. Nothing is captured."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SIZES = ("hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "experts")
 
 @dataclass(frozen=True)
 class Config:
-    """Sizes of a transformer; ``head_dim`` is 0 where it follows from the hidden size."""
+    """Sizes of a transformer; ``head_dim`` is 0 if it follows from the hidden size."""
 
     hidden: int
     heads: int
@@ -38,7 +38,7 @@ class Config:
         return replace(self, **sizes)
 
     def fault(self, before: Config, tp: int) -> str:
-        """Why nobody can build it; empty if somebody can."""
+        """Return the reason why the model cannot be built; empty if it can."""
         if self.width != int(self.width) or int(self.width) % 8:
             return "a head's width is not a multiple of 8"
         if self.heads % self.kv_heads:
@@ -51,7 +51,7 @@ class Config:
 
 
 def works(config: Config) -> list[tuple[str, Work]]:
-    """The forward products of one layer and of the head."""
+    """Return the forward products of one layer and of the head, with their roles."""
     width = int(config.width)
     total, of_keys = config.heads * width, config.kv_heads * width
     found: list[tuple[str, Work]] = [
@@ -85,7 +85,7 @@ def captured(config: Config) -> Captured:
 
 
 def dimensions(config: Config) -> list[Dimension]:
-    """Each size with its slopes, from the model at another value, as a capture finds them."""
+    """Return each size with its slopes, which follow from the model at another value."""
     found = []
     before = captured(config)
     for name, value in config.sizes().items():

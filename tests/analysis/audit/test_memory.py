@@ -1,4 +1,4 @@
-"""Memory of a step: against what PyTorch keeps for small models, and by hand for large ones."""
+"""Check the memory of a step against PyTorch for small models, and by hand for large ones."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ H100 = known_machine("nvidia-h100-sxm")
 
 
 def kept_by_pytorch(model: nn.Module, call: Callable[[], Tensor]) -> int:
-    """Bytes of all storages that autograd saves in a real forward pass, without parameters."""
+    """Return the bytes that autograd saves in a real forward pass, without the parameters."""
     owned = {p.untyped_storage()._cdata for p in (*model.parameters(), *model.buffers())}
     saved: dict[int, Any] = {}
 

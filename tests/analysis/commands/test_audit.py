@@ -97,7 +97,7 @@ def test_given_sizes_are_compared_in_one_table() -> None:
     document = json.loads(told.stdout)
     tried = [(lever["dimension"], lever["to"]) for lever in document["levers"]]
     assert ("heads", 16) in tried
-    assert ("hidden", 1024) not in tried  # 12 heads do not divide it
+    assert ("hidden", 1024) not in tried  # 12 heads do not divide 1024
     assert ("hidden and heads", {"hidden": 1024, "heads": 16}) in tried
     assert set(document["refused"]) == {
         "heads 12 → 13", "hidden 768 → 1024", "hidden 768 → 1024, heads 12 → 13",

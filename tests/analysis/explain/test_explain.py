@@ -1,4 +1,4 @@
-"""Planted problems are named first, a healthy trace has no finding, and every output says so."""
+"""Check that planted problems are named first, and that a healthy trace has no finding."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def expected_us(problem: Problem) -> float:
 
 
 def healthy(made: GpuTrace) -> None:
-    """Layers that take as long as expected."""
+    """Add layers that take as long as expected."""
     for _ in range(4):
         for m, n, k in ((8192, 3072, 1024), (8192, 1024, 4096)):
             made.gemm(m, n, k, "bf16", [(NVJET, expected_us(Gemm(m, n, k, "bf16")))])
@@ -126,7 +126,7 @@ def test_a_planted_problem_is_named_first(
 
 
 def test_small_savings_of_one_size_are_a_finding_together(tmp_path: Path) -> None:
-    """As of a server, whose batches all differ."""
+    """The batches of a server all differ, so each shape saves only a little."""
 
     def step(made: GpuTrace) -> None:
         for m in range(256, 8192, 64):
@@ -167,7 +167,7 @@ def test_a_size_of_several_operations_is_one_finding(tmp_path: Path) -> None:
     for shape in ("8192×50257×768 bf16 nt", "8192×768×50257 bf16 nn", "50257×768×8192 bf16 tn"):
         assert shape in finding.text
     healthy_step = training_step(vocabulary=50304)
-    for event in healthy_step.events:  # on kernels as fast as expected
+    for event in healthy_step.events:  # replace slow kernels by kernels that are fast enough
         if event["cat"] == "kernel" and "align2" in event["name"]:
             event.update(name=NVJET, dur=800.0)
     path = healthy_step.write(tmp_path / "healthy.json")
@@ -187,7 +187,7 @@ def test_a_healthy_trace_has_no_finding(tmp_path: Path) -> None:
 
 
 def test_a_shape_that_is_already_fast_needs_no_padding(tmp_path: Path) -> None:
-    """Advice on alignment rests on an assumed price, which this trace shows to be too high."""
+    """Advice on alignment assumes a price, and this trace shows that the price is too high."""
     padded = expected_us(Gemm(8192, 50264, 1024, "bf16"))
 
     def fast(made: GpuTrace) -> None:
@@ -272,7 +272,7 @@ def test_what_is_not_known_is_said(tmp_path: Path) -> None:
     text = str(TraceExplanation(verdict_on(tmp_path, step)))
     assert "50% of the time is in kernels of CUDA graphs" in text
     assert "1 calls of matrix operations have no kernel" in text
-    assert "1 events with impossible times were left out" in text
+    assert "1 events without a name or with impossible times were left out" in text
 
 
 def test_a_slow_machine_is_told_from_slow_shapes(tmp_path: Path) -> None:
@@ -311,7 +311,7 @@ def test_the_command_prints_and_writes_everything(tmp_path: Path) -> None:
     vocabulary(made)
     trace, table, page = tmp_path / "t.json.gz", tmp_path / "t.csv", tmp_path / "t.md"
     made.write(trace)
-    shipped = ("--results", tmp_path / "none")  # what is shipped, whatever was imported here
+    shipped = ("--results", tmp_path / "none")  # use shipped constants, not imported tables
     told = analysis("explain", trace, "--json", "--csv", table, "--markdown", page, *shipped)
     assert (told.returncode, told.stderr) == (0, "")
     document = json.loads(told.stdout)

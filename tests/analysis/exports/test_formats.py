@@ -49,7 +49,7 @@ def test_statistics_are_pytest_benchmark_s(data: list[float]) -> None:
     expected, ours = stats.as_dict(), _statistics(data)
     assert ours.keys() == expected.keys()
     for name, value in expected.items():
-        # Whether a value is an outlier may hang on the last bit of a quartile.
+        # Whether a value is an outlier may depend on the last bit of a quartile.
         if not name.endswith(("outliers", "15iqr")):
             assert ours[name] == pytest.approx(value, rel=1e-9, abs=1e-15), name
 
