@@ -127,7 +127,7 @@ def _squared_error(blocks: Sequence[float]) -> float:
 def expect(measured: Sequence[MeasuredRatio]) -> list[ExpectedRatio]:
     """Return the expected value of each ratio, with its 95% interval.
 
-    All measured ratios have to come from one machine, because their distribution is fitted.
+    All ratios have to come from one machine, because one distribution is fitted to all of them.
     """
     if not measured:
         return []

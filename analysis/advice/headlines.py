@@ -66,7 +66,7 @@ def health_of(analysis: Analysis) -> list[str]:
 
 
 def headlines(analysis: Analysis, advice: Sequence[Advice]) -> list[Headline]:
-    """Return the headlines of a recording, facts before changes; none for an unusable run."""
+    """Return the headlines of a recording: facts, then changes. An unusable run has none."""
     if analysis.recording.unusable:
         return []
     possible_facts = (

@@ -77,9 +77,9 @@ def build_table(analysis: Analysis) -> list[Advice]:
 def open_trials(analysis: Analysis, count: int) -> list[Trial]:
     """Return the trials that would improve the table if they were measured.
 
-    Each trial is about one problem and one query. Its candidates are the ``count`` options with the
-    largest expected gains and up to two options that were measured already. Trials whose expected
-    gain would not be worth a change are left out.
+    Each trial is about one problem and one query. Its candidates are at most ``count`` options
+    with the largest expected gains, and up to two options that were measured already. Trials whose
+    expected gain would not be worth a change are left out.
     """
     recording, model = analysis.recording, analysis.model
     measured = _measured(recording)

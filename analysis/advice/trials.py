@@ -16,7 +16,7 @@ from analysis.model.query import group_of
 from kernels.problem import Problem
 from sweeps.cases.case import Contender
 
-_MEASURED_NEIGHBOURS = 2  # number of the best measured sizes that are always candidates
+_MEASURED_NEIGHBOURS = 2  # most measured sizes that are candidates in addition to the best options
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,8 @@ def trial_of(
         measured: measurements on the machine.
         library: the implementation that predictions are for.
         question: the query.
-        count: number of options that become candidates because of their expected gains. Up to two
-            measured options are candidates, too.
+        count: largest number of options that become candidates because of their expected gains. Up
+            to two measured options that may gain are candidates, too.
         others: other implementations that can compute the original problem.
 
     Raises:

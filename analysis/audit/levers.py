@@ -37,7 +37,7 @@ from kernels.problem import Problem
 from sweeps.capture.captured import Captured, Dimension, Product
 
 _CAPTURED = 2  # number of the best estimated candidates for which the model is captured
-_CLOSE = 0.01  # the second best is only captured if its estimated gain is this close to the best
+_CLOSE = 0.01  # largest difference to the best estimated gain at which the second best is captured
 _NEGLIGIBLE = 0.05  # evidence that at most this share of the changed time rests on is ignored
 
 Capture = Callable[[Mapping[str, int]], Captured]
@@ -113,8 +113,8 @@ def find_levers(
     """Return the best change of each dimension and of dimensions that belong together.
 
     They are sorted by expected gain. If no change of a dimension is worth making, its best one has
-    the verdict to leave it. If several worthwhile changes can be combined, their joint change comes
-    first.
+    the verdict to leave it. If a combination of worthwhile changes gains more than a single one,
+    this joint change comes first.
 
     Args:
         captured: the original model.

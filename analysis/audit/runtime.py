@@ -212,8 +212,8 @@ def _split(product: Product, forward: Product, tp: int) -> Product:
         experts = _divided(work.experts, tp, "experts")
         part_of_experts = product.resized({"experts": experts, "m": max(1, work.m // tp)})
         return _named(part_of_experts, ("experts",), tp)
-    # 2. GEMMs are divided by their output or their input features, and batched GEMMs of attention
-    #    by their batch. All other operations remain whole.
+    # 2. Layers of known roles are divided by their output or their input features, and batched
+    #    GEMMs of attention by their batch. All other operations remain whole.
     if not isinstance(work, Gemm) or _WHOLE.search(product.path):
         return product
     if product.role == "attention" and work.batch > 1:
