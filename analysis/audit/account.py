@@ -231,7 +231,9 @@ def account_of(captured: Captured, runtime: Runtime, basis: Basis) -> Account:
     #    peak.
     attention_bases: dict[str, AttentionBasis | None] = {}
     if runtime.attention is None:
-        dtypes = {product.work.dtype for product in products if isinstance(product.work, Attention)}
+        dtypes = dict.fromkeys(
+            product.work.dtype for product in products if isinstance(product.work, Attention)
+        )
         attention_bases = {dtype: find_attention(machine, dtype, basis.folder) for dtype in dtypes}
     sources = [
         attention_basis.source(runtime.attention_kernel)

@@ -204,7 +204,7 @@ def headline(report: AuditReport) -> str:
     worthwhile = [lever for lever in report.levers if lever.verdict != LEAVE_IT]
     change_text = "nothing to gain here"
     if worthwhile:
-        best = worthwhile[0]
+        best = max(worthwhile, key=lambda lever: lever.expected_gain)
         verdict_words = verdict_text(best.verdict, best.probability)
         change_text = f"best change: {best.words}, {verdict_words}, {best.gain.value:+.1%}"
     size = f"{memory.total / 1e9:.3g} of {memory.available / 1e9:.3g} GB"

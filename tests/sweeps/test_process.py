@@ -19,6 +19,17 @@ def test_a_job_s_end_is_an_interrupt(number: signal.Signals) -> None:
     assert signal.getsignal(number) is before
 
 
+def test_a_signal_that_is_ignored_stays_ignored() -> None:
+    """nohup ignores SIGHUP, and its command goes on when the terminal is closed."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with terminated_as_interrupt():
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def test_what_is_short_is_finished_first() -> None:
     """SIGTERM, SIGHUP and Ctrl-C take effect after a file is written."""
     done = []

@@ -206,6 +206,13 @@ def test_columns_name_the_main_kernel_its_tile_and_all_shares() -> None:
     assert kernel_columns([]) == {"kernel": ""}
 
 
+def test_the_main_kernel_may_be_launched_several_times() -> None:
+    short, long = "nvjet_tst_64x8_64x16_2x1_v_bz_TNT", "void other_kernel<32>(int)"
+    launches = [Kernel(long, 5e-6, (8, 1, 1)), *[Kernel(short, 3e-6, (64, 1, 2))] * 2]
+    columns = kernel_columns(launches)
+    assert (columns["kernel"], columns["grid"]) == (short, "64x1x2")
+
+
 @pytest.mark.parametrize(
     ("problem", "kind"),
     [
