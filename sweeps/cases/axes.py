@@ -4,10 +4,10 @@ An axis is declared in TOML as one of
 
     1024                                  one value
     [128, 256, "bf16"]                    a list
-    { from = 256, to = 4096, step = 256 } a range, both ends included
-    { from = 32, to = 4096, times = 2 }   powers: each value is ``times`` the one before
+    { from = 256, to = 4096, step = 256 } a range, which includes ``to`` if a step meets it
+    { from = 32, to = 4096, times = 2 }   powers: each value is the one before, multiplied by 2
     { around = 1024, by = 16, step = 2 }  1008, 1010, … 1040
-    "4*m" or "m"                          a multiple of another axis of the same block
+    "4*m" or "m"                          a multiple of another size of the same block
 
 The key ``edges = "tiles"`` or ``edges = "waves"`` adds values to a range or to powers: every edge
 of a tile or a wave between the two ends, and the values one below and one above each edge. Tiles
@@ -44,7 +44,7 @@ _ACROSS = {
 PAIRS = ("stride", "padding", "dilation")
 """Sizes of a convolution that may differ by direction, such as ``2x1`` (vertical x horizontal)."""
 _MAY_BE_ZERO = ("padding",)
-_MAX_VALUES = 20_000  # values of one axis
+_MAX_VALUES = 20_000  # largest number of values of a range or a neighbourhood
 _K_BLOCK = 64  # assumed depth of a large tile, in elements along k
 
 
@@ -69,7 +69,11 @@ Axis = tuple[Any, ...] | Multiple | Edges
 
 
 def parse_axis(declared: Any, where: str) -> tuple[Any, ...]:
-    """Parse an axis that is given as one value or as a list of values."""
+    """Parse an axis that is given as one value or as a list of values.
+
+    Raises:
+        UserError: if it is given as a table or an empty list; ``where`` names it in the message.
+    """
     if isinstance(declared, Mapping):
         raise UserError(f"{where} takes a word or a list of words, not a table.")
     if isinstance(declared, list):
@@ -87,6 +91,9 @@ def parse_size_axis(declared: Any, where: str, along: str, sizes: Collection[str
         where: name of the file and of the key, for error messages.
         along: name of the axis.
         sizes: names of the other sizes that this axis may be a multiple of.
+
+    Raises:
+        UserError: if the value declares no axis of sizes.
     """
     if isinstance(declared, Mapping):
         return _parse_table(declared, where, along)
@@ -122,7 +129,7 @@ def resolution_order(axes: Mapping[str, Axis], where: str = "") -> list[str]:
     """Return the names of the axes, each one after the axes on which its values depend.
 
     Raises:
-        UserError: if axes are multiples of each other.
+        UserError: if the values of some axes depend on each other.
     """
     order: list[str] = []
     unresolved = dict(axes)
@@ -154,7 +161,11 @@ def _needs(axis: Axis, along: str) -> set[str]:
 
 
 def _parse_table(table: Mapping[str, Any], where: str, along: str) -> Axis:
-    """Parse an axis that is given as a table: a range, powers or a neighbourhood."""
+    """Parse an axis that is given as a table: a range, powers or a neighbourhood.
+
+    Raises:
+        UserError: if the table has wrong keys or values.
+    """
     for key in table:
         if key not in _KEYS:
             raise UserError(f"{where} has no key {key!r}; {nearest(key, _KEYS)}")
@@ -179,7 +190,11 @@ def _parse_table(table: Mapping[str, Any], where: str, along: str) -> Axis:
 
 
 def _spread(table: Mapping[str, Any], where: str) -> Iterable[int]:
-    """Return the values of a range, of powers or of a neighbourhood."""
+    """Return the values of a range, of powers or of a neighbourhood.
+
+    Raises:
+        UserError: if there are too many values, or the last is below the first.
+    """
     if "around" in table:
         centre, distance = table["around"], table["by"]
         neighbourhood = range(centre - distance, centre + distance + 1, table.get("step", 1))
@@ -199,7 +214,7 @@ def _spread(table: Mapping[str, Any], where: str) -> Iterable[int]:
 
 
 def _checked_length(values: range, where: str) -> range:
-    """Return a range unchanged, if it does not have too many values to measure.
+    """Return a range unchanged, after checking that it does not have too many values.
 
     The length is checked before the range becomes a list, which might not fit the memory.
 

@@ -14,7 +14,7 @@ from sweeps.cases.axes import PAIRS, resolution_order, resolve_axis
 from sweeps.cases.case import Case
 from sweeps.cases.spec import SHAPE, SIZES, Block, Filter, Sweep
 
-# Largest number of combinations of one block's axes. Checking that many takes half a minute.
+# Largest number of combinations of one block's axes. Going through that many takes half a minute.
 _MAX_COMBINATIONS = 200_000
 _DTYPES_OF = {"gpu": ("fp32", "tf32", "fp16", "bf16"), "cpu": ("fp32", "bf16")}
 _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
@@ -36,6 +36,9 @@ def expand(sweep: Sweep, machine: Machine, library: Library, configured: Configu
         configured: function that returns the configs with which an implementation computes a
             problem, as texts. It takes the implementation's name, the sweep's word for the configs,
             the problem and the machine.
+
+    Raises:
+        UserError: if a block has too many combinations, or one of them is not a valid problem.
     """
     cases: dict[Case, None] = {}  # the dictionary is used as a set that keeps its order
     for block in sweep.blocks:
@@ -102,7 +105,11 @@ def _dtypes(declared: Sequence[str], machine: Machine) -> Sequence[str]:
 
 
 def _problem(sweep: Sweep, values: Mapping[str, Any]) -> Workload:
-    """Build the problem that a combination of axis values describes."""
+    """Build the problem that a combination of axis values describes.
+
+    Raises:
+        UserError: if the values do not describe a valid problem.
+    """
     size = {name: values[name] for name in SIZES[sweep.op]}
     dtype = values["dtype"]
     try:

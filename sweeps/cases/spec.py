@@ -9,7 +9,7 @@
     n = 4096
     k = "n"
     dtype = "all"                                  # every dtype that the machine does not emulate
-    where = ["flops <= 1e12"]                      # filters on sizes, flops, bytes, intensity
+    where = ["flops <= 1e12"]                      # on sizes, flops, bytes, intensity or dtype
 
 ``implementation`` is ``library`` or the name of an implementation. ``config`` is one of
 
@@ -76,7 +76,7 @@ _DEFAULTS: dict[str, Any] = {
 _LAYOUTS = {"gemm": GEMM_LAYOUTS, "conv": CONV_LAYOUTS, "layer": CONV_LAYOUTS}
 _PASSES = {"conv": PASSES, "linear": ("forward", "dgrad", "wgrad")}
 _OPTIONS = ("implementation", "config", "mode", "cache", "fill")
-_WEIGHTS_COLD = ("gemm", "linear")  # operations that consist of GEMMs and may be weights-cold
+_WEIGHTS_COLD = ("gemm", "linear")  # operations whose GEMMs can be timed with cold weights
 _TOP_KEYS = ("question", "op", "default", "shapes", "block")
 
 _CONDITION = re.compile(r"\s*(\w+)\s*(<=|>=|==|!=|<|>)\s*([\w.+-]+)\s*")
@@ -134,8 +134,8 @@ def read_sweep(path: Path) -> Sweep:
     """Read and check the TOML file of a sweep.
 
     Raises:
-        UserError: if the file cannot be read or has a wrong word. The message names the file, the
-            key and the nearest valid word.
+        UserError: if the file cannot be read or is not a valid sweep. The message names the file
+            and the key and, for a misspelt word, the nearest valid one.
     """
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -247,7 +247,8 @@ def _check_weights_cold(axes: Mapping[str, Axis], op: str, where: str) -> None:
     that the weights would be in the cache, too.
 
     Raises:
-        UserError: if the operation is not a GEMM, or the mode is sustained.
+        UserError: if a block with ``weights-cold`` has another operation than ``gemm`` or
+            ``linear``, or has the mode ``sustained``.
     """
     if "weights-cold" not in _words(axes["cache"]):
         return

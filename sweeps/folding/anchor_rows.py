@@ -25,11 +25,12 @@ def anchor_rows(
     events: Sequence[Event],
     gpus: Sequence[Mapping[str, Any]],
 ) -> list[dict[str, Any]]:
-    """Return one row per GPU, anchor and phase, from the GPU's latest timing of its anchors.
+    """Return one row for each worker, GPU, anchor and phase, from the latest timing of the anchors.
 
     In the phase ``alone``, the node's other GPUs are idle; in ``together``, all of them work. For
     sustained work only the second half counts, in which power and clocks are steady. ``energy_j``
-    is the board's energy per launch in that half, in joules.
+    is the board's energy per launch in that half, in joules; it is None if it is not known, as for
+    bursts.
 
     Args:
         run: the run's name.
@@ -84,7 +85,7 @@ def steady_rows(
     anchors: Sequence[PlanEntry],
     events: Sequence[Event],
 ) -> list[dict[str, Any]]:
-    """Return one row for each batch of sustained work, in the order of the events."""
+    """Return one row for each sustained batch of the anchors' latest timing, in order of events."""
     cases = {entry.case.id: entry.case for entry in anchors}
     return [
         {
@@ -104,15 +105,19 @@ def steady_rows(
 
 
 def steady_report(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Compare sustained work with bursts: one entry of run.json for each GPU and case.
+    """Return the list ``steady`` of run.json, which compares sustained anchors with bursts.
+
+    A sustained anchor has an entry if the same worker and GPU timed the same problem in bursts, in
+    the phase ``alone``.
 
     Args:
         rows: the rows of :func:`anchor_rows`.
 
     Returns:
         Entries with ``gpu``, ``problem``, ``tflops``, ``sm_mhz``, ``power_w`` and ``energy_j``, and
-        with ``share``, the sustained speed divided by the burst's. The 95% interval of ``share`` is
-        ``lo`` to ``hi``; both are None if either time has no interval.
+        with ``share``, the sustained speed divided by the burst's. ``lo`` and ``hi`` limit
+        ``share``, given the 95% intervals of both times; they are None if either time has no
+        interval.
     """
 
     def key(row: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -165,7 +170,7 @@ def _joules_per_launch(windows: Sequence[Event]) -> float | None:
 
 
 def latest_anchor_events(events: Sequence[Event]) -> Iterator[Event]:
-    """Yield the anchors' samples from the latest timing of each worker's GPU.
+    """Yield the samples from the latest timing of the anchors, for each worker and GPU.
 
     A resumed run may time its anchors again, and then only the latest timing counts. The events of
     each worker must be in the order of their file.

@@ -26,14 +26,16 @@ def fold_rows(
     machine: Machine | None = None,
     speeds: Mapping[SamplePlace, MachineSpeed] | None = None,
 ) -> list[dict[str, Any]]:
-    """Return one row per planned case that was timed, refused or failed, in the plan's order.
+    """Return a row for each planned case that was refused, failed or has a checked time.
+
+    The rows are in the plan's order.
 
     Args:
         run: the run's name.
         planned: the run's cases.
         events: all events of the run.
-        machine: the machine's facts. A time that the machine cannot reach becomes an error. If this
-            is None, times are not checked.
+        machine: the machine's facts. A time that is impossible on the machine becomes an error
+            (:func:`sweeps.folding.limits.too_fast`). If this is None, every time is accepted.
         speeds: the machine's speed over the run, for each worker and GPU. Intervals are widened to
             cover changes of the speed. If this is None, the speed counts as steady.
     """
@@ -56,7 +58,7 @@ def fold_rows(
 def rounds_table(
     planned: Sequence[PlanEntry], known: Mapping[str, History]
 ) -> list[dict[str, Any]]:
-    """Return, for each case, the samples behind its median time and the round of each sample.
+    """Return the checked samples of each planned case, and the round of each sample.
 
     In a round, a worker takes one sample of each of many cases, one right after the other. The
     ratio of two samples of one round therefore depends less on the machine's speed at the moment
@@ -83,12 +85,12 @@ def rounds_table(
 def confirmed_table(events: Iterable[Event], known: Mapping[str, History]) -> list[dict[str, Any]]:
     """Return the log ratios of re-timed pairs: the first case's time divided by the second's.
 
-    There is one row for each process and pair, with one ratio for each block. A block has two
-    samples of each case.
+    There is one row for each pair and process that count, with one ratio for each block. A block
+    has two samples of each case.
 
     A process counts if it completed all :data:`BLOCKS` blocks, on the same GPU as the latest such
     process. A pair counts if at least :data:`PROCESSES` processes count, and then only the latest
-    :data:`PROCESSES` are returned. A pair with a case that failed does not count.
+    :data:`PROCESSES` are returned. A pair does not count if one of its cases was refused or failed.
 
     Args:
         events: events of a run.
@@ -183,18 +185,18 @@ def _measured_columns(
     interval = speed.interval(seconds, [sample["at"] for sample in samples])
     # 2. Refuse a time that the machine cannot reach.
     problem = entry.case.problem
-    impossible, sentence = too_fast(entry.case, middle, machine) if machine else (False, "")
+    impossible, speed_remark = too_fast(entry.case, middle, machine) if machine else (False, "")
     if impossible:
-        return _failed_columns({**samples[-1], "status": "error", "message": sentence})
+        return _failed_columns({**samples[-1], "status": "error", "message": speed_remark})
     # 3. Make the columns.
     reasons = {reason for sample in samples for reason in sample.get("throttled", ())}
     exposed_count = len(history.exposed)
-    left_out = ""
+    gap_remark = ""
     if exposed_count:
-        left_out = f"launch gaps show in {exposed_count} more samples, which are left out."
+        gap_remark = f"launch gaps show in {exposed_count} more samples, which are left out."
     row: dict[str, Any] = {
         "status": "ok",
-        "message": " ".join(filter(None, [sentence, left_out, _crash_remark(history)])),
+        "message": " ".join(filter(None, [speed_remark, gap_remark, _crash_remark(history)])),
         "time_utc": utc(samples[-1]["at"]),
         "worker": samples[-1]["worker"],
         "gpu": samples[-1].get("gpu"),

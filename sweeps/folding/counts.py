@@ -39,7 +39,7 @@ def count_by_sweep(
 
 
 def counts_sentence(record: Mapping[str, Any]) -> str:
-    """Return a sentence on how many cases of a run were measured, failed or were left out.
+    """Return a sentence that counts a run's cases: measured, failed, not reached and left out.
 
     ``record`` is the content of the run's run.json.
     """
@@ -67,7 +67,7 @@ class Tally:
         """Count all events that the shard has so far.
 
         Args:
-            planned: the cases that this call measures, whose progress is counted.
+            planned: the cases whose progress is counted.
             events: the shard's events, including those of cases that are not planned.
         """
         self.histories = {entry.case.id: History() for entry in planned}
@@ -76,7 +76,9 @@ class Tally:
         self._closed: set[str] = set()
         self._costs: dict[str, float] = defaultdict(float)
         self.spent = 0.0
-        """Seconds of the budget that were spent, except on cases that moved to another GPU."""
+        """Seconds of the budget that were spent.
+
+        The time that a case took before it moved to another GPU does not count."""
         self._end: Event | None = None
         for event in events:
             self.add(event)
@@ -118,9 +120,10 @@ class Tally:
         return len(self._closed | self._seen)
 
     def is_over(self, budget: float) -> bool:
-        """Return True if the shard finished its cases or used up a budget of ``budget`` seconds.
+        """Return True if the shard has ended with a budget of at least ``budget`` seconds.
 
-        A shard that was interrupted, or stopped by a time limit, is not over.
+        A shard ends when its cases are finished or its budget is used up. A shard whose latest
+        call stopped at a time limit has not ended.
         """
         end = self._end
         return end is not None and end["why"] != STOPPED and end["budget"] >= budget
@@ -138,5 +141,5 @@ class Tally:
         return [case for case, history in self.histories.items() if history.unnamed]
 
     def report(self, reporter: Reporter, budget: float) -> None:
-        """Tell the reporter how many cases are done and how many seconds of the budget are left."""
+        """Tell the reporter how many cases are begun or finished, and how much budget is left."""
         reporter.update(self.seen, len(self.histories), budget - self.spent)

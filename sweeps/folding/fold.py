@@ -32,7 +32,7 @@ from sweeps.store import (
     write_table,
 )
 
-_FOLDED = Path("samples", "folded.json")  # size of each sample file when it was last folded
+_FOLDED = Path("samples", "folded.json")  # file with the size of each sample file at the last fold
 _MAX_DAMAGED = 0.1  # largest share of sample lines that may be damaged
 
 
@@ -52,7 +52,8 @@ def fold(folder: Path, written: Iterable[Path] | None = None) -> dict[str, Any]:
             twice. If None, the run is always folded.
 
     Raises:
-        UserError: if too many sample lines are damaged. The tables are then left as they were.
+        UserError: if run.json cannot be read or too many sample lines are damaged, and then the
+            tables are left as they were; or if a file cannot be written.
     """
     with folding(folder):
         record = read_run(folder)
@@ -65,10 +66,10 @@ def fold(folder: Path, written: Iterable[Path] | None = None) -> dict[str, Any]:
         events, damaged = read_events(folder)
         if too_damaged(len(events), len(damaged)):
             raise UserError(
-                f"{len(damaged)} sample lines in {folder} are damaged: {damaged[0]} The table "
-                f"was not changed. {START_OVER}"
+                f"{len(damaged)} sample lines in {folder} are damaged: {damaged[0]} The tables "
+                f"were not changed. {START_OVER}"
             )
-        # 2. Raise a CPU's ceilings to what the run reached.
+        # 2. Raise a CPU's ceilings to the highest that the run measured or reached.
         machine = Machine.from_json(record["machine"]) if record["machine"] else None
         speeds, known = machine_speeds(events), histories(events)
         ceilings: dict[str, Any] = {}

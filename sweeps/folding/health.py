@@ -1,15 +1,19 @@
 """Health of a run: how far its times can be trusted.
 
-The verdict depends on whether the cases' medians repeat, in another process and from round to
-round:
+The verdict is the worst of several findings. The most important one is whether the cases' medians
+repeat in another process.
 
-- ``quiet``: the medians repeat, and their intervals cover all of the uncertainty.
-- ``noisy``: the medians differ by more than their intervals, which are widened accordingly.
-- ``unusable``: the medians differ by 30% or more beyond their intervals, or something other than
-  the cases was timed.
+- ``quiet``: re-timed medians vary by less than 3% beyond their intervals, and nothing else is
+  wrong.
+- ``noisy``: re-timed medians vary by more, or the machine's speed changed, the intervals are wide
+  or few, some batches last whole scheduler ticks, the GPU throttled its clock, or other processes
+  used the GPU.
+- ``unusable``: re-timed medians vary by 30% or more beyond their intervals, or the batches of most
+  cases last whole scheduler ticks.
 
-How busy the host was does not affect the verdict. If a CPU's run is not quiet, other processes that
-used its cores are listed as a likely cause.
+A recording that was merged from others is at most as good as the worst of them. How busy the host
+was does not affect the verdict. If a CPU's run is not quiet, other processes and virtual machines
+that used its cores are listed as likely causes.
 """
 
 from __future__ import annotations
@@ -44,7 +48,7 @@ _TICKS = (0.001, 0.002, 1 / 300, 0.004, 0.008, 0.010, 0.012, 0.016, 0.020)
 _NEAR_TICK = 0.03
 _MAX_TICKS = 8  # longest batch that is judged, in ticks
 _MIN_AT_TICK = 8  # cases; fewer may last whole ticks by chance, because cases resemble one another
-_MIN_SHARE_AT_TICK = 0.4  # share of a case's batches from which the case counts as lasting ticks
+_MIN_SHARE_AT_TICK = 0.4  # share of a case's batches that must last whole ticks for it to count
 
 
 @dataclass(frozen=True)
@@ -65,11 +69,11 @@ _BETWEEN = _Limits(0.03, 0.3)  # variation of re-timed medians beyond their inte
 _SPEED = _Limits(0.03)  # relative change of the machine's speed
 _CANARY = _Limits(0.05)  # relative spread of the canary's times
 _HALF_WIDTH = _Limits(0.05)  # half the width of an interval, relative to its median
-_AT_TICKS = _Limits(0.25, 0.5)  # share of the cases; similar ones may last a tick by chance
-_THROTTLED = _Limits(0.05)  # share of the cases
-_STEAL = 0.02  # share of the cores' time that other virtual machines may use
-_OTHERS = 0.05  # share of the cores' time that other processes may use
-_MIN_ROWS = 8  # times with an interval, below which the noise is not judged
+_AT_TICKS = _Limits(0.25, 0.5)  # share of the cases whose batches last whole ticks
+_THROTTLED = _Limits(0.05)  # share of the cases in which the GPU throttled its clock
+_STEAL = 0.02  # share of the cores' time from which other virtual machines are a likely cause
+_OTHERS = 0.05  # share of the cores' time from which other processes are a likely cause
+_MIN_ROWS = 8  # a run in which fewer times have an interval is noisy
 
 
 def health(
@@ -85,7 +89,7 @@ def health(
     The worst reasons come first, and likely causes last.
 
     Args:
-        record: the run's record, with ``canary`` and ``repeats``.
+        record: the run's record, with ``canary``, ``repeats`` and, if it was merged, ``merged``.
         machine: the machine's facts; None if they are not recorded.
         planned: the run's cases.
         rows: the run's rows of measurements.csv.
@@ -115,7 +119,9 @@ def health(
 
 
 def health_sentence(run: Mapping[str, Any]) -> str:
-    """Return the verdict of :func:`health` in one line, with what it means for the intervals.
+    """Return one line with the verdict of :func:`health`, the repeats and the worst reason.
+
+    The reason is left out if the repeats explain the verdict.
 
     Args:
         run: the content of run.json, with ``health`` and ``repeats``.
@@ -123,8 +129,6 @@ def health_sentence(run: Mapping[str, Any]) -> str:
     verdict, reasons = run["health"]["verdict"], run["health"]["reasons"]
     text = f"Health: {verdict}"
     if repeats := run.get("repeats"):
-        # The line always has the repeats. If they do not explain the verdict, it has the first
-        # reason as well.
         if verdict == "noisy" and repeats["between"] < _BETWEEN.noisy:
             text += f"; {reasons[0]}"
         text += f"; repeated medians differ by {repeats['between']:.0%}"
@@ -138,7 +142,10 @@ def health_sentence(run: Mapping[str, Any]) -> str:
 
 
 def _judge_repeats(record: Mapping[str, Any]) -> Iterator[HealthFinding]:
-    """Judge the medians that another process re-timed, or the canary GEMM if it re-timed none."""
+    """Judge how well medians repeat in another process.
+
+    If too few cases were re-timed, judge how steady the canary GEMM was, if it was timed.
+    """
     canary, repeats = record.get("canary"), record.get("repeats")
     if repeats:
         yield (
@@ -166,7 +173,8 @@ def _judge_speed(spread: float) -> Iterator[HealthFinding]:
 def _judge_rows(ok: Sequence[Mapping[str, Any]]) -> Iterator[HealthFinding]:
     """Judge how wide the intervals are and in how many cases the GPU throttled its clock.
 
-    ``ok`` has the rows of the cases with a time.
+    If too few times have an interval, only that is reported. ``ok`` has the rows of the cases with
+    a time.
     """
     widths = [
         (row["time_hi_us"] - row["time_lo_us"]) / 2 / row["time_us"]
@@ -210,10 +218,10 @@ def _judge_ticks(events: Sequence[Event], planned: Sequence[PlanEntry]) -> Itera
 
 
 def _cases_at_ticks(batches: Iterable[Sequence[float]], tick: float) -> int:
-    """Count the cases in which at least 40% of the batches last whole ticks.
+    """Count the cases in which at least 40% of the judged batches last whole ticks.
 
-    Only batches between half a tick and eight ticks are judged, and only cases that have mostly
-    such batches. The count is 0 if chance could explain it.
+    Batches between half a tick and eight ticks are judged, in cases with at least as many such
+    batches as others. The count is 0 if it is below eight or if chance could explain it.
 
     Args:
         batches: the seconds of each batch, for each case.
@@ -229,7 +237,7 @@ def _cases_at_ticks(batches: Iterable[Sequence[float]], tick: float) -> int:
     count = sum(share >= _MIN_SHARE_AT_TICK for share in shares)
     # 2. Compare the count with chance. The batches of a case last about equally long, so chance
     # puts a whole case near a tick about as often as a single batch: with probability
-    # 2 × _NEAR_TICK. The count must exceed the expected one by five standard errors.
+    # 2 × _NEAR_TICK. The count must be at least five standard errors above the expected one.
     expected_by_chance = 2 * _NEAR_TICK * len(shares)
     limit = expected_by_chance + 5 * math.sqrt(expected_by_chance)
     return count if count >= max(_MIN_AT_TICK, limit) else 0
@@ -243,7 +251,7 @@ def _judge_gpu_use(host_events: Sequence[Event]) -> Iterator[HealthFinding]:
 
 
 def _likely_causes(host_events: Sequence[Event]) -> Iterator[str]:
-    """Name what else used the CPU's cores during the run."""
+    """Yield a sentence for each kind of other work that used much of the cores' time."""
     total_seconds = sum(event["seconds"] for event in host_events)
     for name, limit, who in (
         ("steal", _STEAL, "other virtual machines"),

@@ -23,7 +23,7 @@ than it is."""
 PROCESSES = 2
 """Number of processes that re-time a pair.
 
-Their ratios differ by the error that all samples of one process share."""
+All samples of one process share an error, which only the ratios of another process show."""
 
 
 @dataclass
@@ -31,7 +31,7 @@ class History:
     """Everything that a run's events say about one case."""
 
     samples: dict[int | None, list[Event]] = field(default_factory=lambda: defaultdict(list))
-    """Samples that count towards the case's time, by GPU."""
+    """Samples without visible gaps between launches, by GPU. Only these can become a time."""
     exposed: list[Event] = field(default_factory=list)
     """Samples in which gaps between launches may show. They do not count towards any time."""
     facts: Mapping[str, Any] = field(default_factory=dict)
@@ -41,13 +41,15 @@ class History:
     too_long: bool = False
     """True if six samples would take more time than one case may."""
     crashes: int = 0
-    """Number of processes that crashed while they handled the case."""
+    """Number of processes that crashed while they handled this case and no other."""
     last_crash: str = ""
     """Description of the end of the latest of these processes, such as ``killed by SIGSEGV``."""
     sound: dict[int | None, int] = field(default_factory=dict)
     """Number of samples up to the latest correct result of the case, by GPU."""
     verified: dict[int | None, int] = field(default_factory=dict)
-    """Number of samples up to the latest correct result on inputs new to all launches, by GPU."""
+    """Number of samples up to the latest correct result on inputs that were new, by GPU.
+
+    New inputs are inputs that no earlier launch has seen."""
     repeats: list[Event] = field(default_factory=list)
     """Samples of another process, which show how well medians repeat. They do not count towards any
     time."""
@@ -76,7 +78,7 @@ class History:
 
     @property
     def only_exposed(self) -> bool:
-        """True if gaps between launches show in every sample."""
+        """True if the case has samples, and gaps between launches may show in all of them."""
         return bool(self.exposed) and not self.best
 
     @property
@@ -87,7 +89,7 @@ class History:
         best = self.best
         if not best:
             return False
-        # A crash may come between the last sample and the check after it. The case is then still to
+        # A crash may come between the last sample and the check after it. The case must then still
         # be checked.
         is_checked = self.verified.get(best[0].get("gpu")) == len(best)
         return is_checked and finished([sample["s"] for sample in best])
@@ -106,7 +108,9 @@ class History:
 
     @property
     def unnamed(self) -> bool:
-        """True if the case has a time and no attempt was made to name its kernels."""
+        """True if the case has samples and no failure, and no kernel name is recorded yet.
+
+        An empty name counts as recorded: naming was then tried and given up."""
         return bool(self.samples) and self.outcome is None and "kernel" not in self.facts
 
     def add(self, event: Event) -> None:

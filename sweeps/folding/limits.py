@@ -4,7 +4,7 @@ The limit is the longer of two times:
 
 - The arithmetic at the highest clock. Winograd's and Fourier's algorithms save multiplications, but
   at least one remains for each output, channel and filter (Winograd 1980).
-- Reading the operands of a GEMM from memory, if the launch begins with an empty cache.
+- Reading the operands of a GEMM from memory, if its launches on a GPU begin with an empty cache.
 """
 
 from __future__ import annotations
@@ -46,9 +46,10 @@ def _is_from_datasheet(machine: Machine) -> bool:
 def too_fast(case: Case, seconds: float, machine: Machine) -> tuple[bool, str]:
     """Return whether a time is impossible, and a sentence about it.
 
-    The sentence is empty if the time is above the lower limit. Ceilings that were measured, or
-    derived from what a device reports, may be wrong themselves. A time below their limit therefore
-    counts as possible, and the sentence is only a remark.
+    The sentence is empty if the time respects the lower limit, with a tolerance for errors of the
+    clock and of the limit. Ceilings that were measured, or derived from what a device reports, may
+    be wrong themselves. A time below their limit therefore counts as possible, and the sentence is
+    only a remark.
     """
     minimum = min_seconds(case, machine)
     if _is_from_datasheet(machine):

@@ -1,9 +1,9 @@
 """Ceilings of a CPU (peak FLOP/s by dtype, and memory bandwidth), as the whole run saw them.
 
-A shared machine may be slow when its ceilings are measured. A run therefore measures them at its
-start, in the middle and at its end, and keeps the highest. If a GEMM of the run exceeded the peak
-by more than its interval, in two processes, the peak is raised to what this GEMM reached.
-Otherwise the tables would show more than 100% of the peak.
+A shared machine may be slow when its ceilings are measured. A run that is long enough therefore
+measures them again in the middle and at its end, and the highest count. If a GEMM of the run
+exceeded the peak by more than its interval, in two processes, the peak is raised to what this GEMM
+reached in both. Without this, the tables would show more than 100% of the peak.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def raise_ceilings(
     planned: Sequence[PlanEntry],
     known: Mapping[str, History],
 ) -> RaisedCeilings:
-    """Raise a CPU's ceilings to the best that the run measured, and to what its GEMMs reached.
+    """Raise a CPU's ceilings to the highest measured ones, and its peaks to what GEMMs reached.
 
     Args:
         record: the run's record. If the run was folded before, its ``ceilings`` contain those
@@ -66,7 +66,8 @@ def raise_ceilings(
         problem, history = entry.case.problem, known[entry.case.id]
         first = [sample["s"] for sample in history.trusted]
         repeated = [sample["s"] for sample in history.repeats]
-        # Another process must have exceeded the peak by more than its interval, too.
+        # Another process must have timed the GEMM, too, and even the longest time of its interval
+        # there must exceed the peak.
         repeated_interval = median_interval(repeated)
         if repeated_interval is None or problem.flops / repeated_interval[1] <= peaks[dtype]:
             continue
@@ -82,9 +83,9 @@ def raise_ceilings(
 def gemms_above_peak(
     planned: Sequence[PlanEntry], known: Mapping[str, History], peaks: Mapping[str, float]
 ) -> dict[str, PlanEntry]:
-    """Return, for each dtype, the GEMM that exceeds the peak the most.
+    """Return, for each dtype whose peak is exceeded, the GEMM that exceeds it the most.
 
-    A GEMM exceeds the peak if it does so even in the longest time of its interval.
+    The speed of a GEMM is computed from the longest time of its interval.
 
     Args:
         planned: the cases.

@@ -100,9 +100,10 @@ def choose_repeats(
     """Choose the cases to be re-timed, and add the ``required`` ones.
 
     Candidates are the cases with an interval: the cheaper half of them, or all if they are few. As
-    many as fit the time are chosen, spread evenly over the plan.
+    many as fit the time are chosen, up to 24, spread evenly over the plan.
 
-    Nothing is chosen if any case was re-timed before, or if too few cases have an interval.
+    Nothing is chosen, not even a required case, if any case was re-timed before, if too few cases
+    have an interval, or if the time is too short for four of them.
     """
     # 1. Find the candidates. Cases that advice asked for count only if the plan has no others,
     # because advice re-times its best candidates itself.
@@ -143,7 +144,8 @@ def repeats_report(known: Mapping[str, History]) -> dict[str, Any] | None:
     than three robust standard deviations.
 
     Returns:
-        The entry ``repeats`` of run.json; None if too few cases were re-timed.
+        The entry ``repeats`` of run.json; None if fewer than four cases have at least six samples
+        from each process.
     """
     # 1. Collect the log ratio of each case's two medians, and the variance that their noise
     # explains.

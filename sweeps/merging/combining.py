@@ -25,7 +25,7 @@ def write_merged(folder: Path, sources: Sequence[MergeSource]) -> None:
     """Write the plan and the samples of all recordings into a new folder.
 
     Raises:
-        UserError: if the disk is full.
+        UserError: if a file cannot be written, for example because the disk is full.
     """
     count = len(sources)
     numbers = numbers_of_gpus(sources)
@@ -61,10 +61,11 @@ def _merged_record(
 ) -> dict[str, Any]:
     """Return the run.json of the merged recording as it is before folding."""
     count = len(sources)
-    # All recordings have the same values of these, or they would not be merged.
-    shared_facts = {name: sources[0].record[name] for name in ("schema", "protocol", "software")}
+    # All recordings have the same schema, protocol and versions of PyTorch and the driver. Other
+    # software is described as in the first recording.
+    first_facts = {name: sources[0].record[name] for name in ("schema", "protocol", "software")}
     record = {
-        **shared_facts,
+        **first_facts,
         "published": False,
         "run": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "machine": _merged_machine(sources).to_json(),
@@ -87,7 +88,7 @@ def _merged_record(
 def _merged_machine(sources: Sequence[MergeSource]) -> Machine:
     """Return the machine of the merged recording: that of the first recording.
 
-    If it is a CPU, it gets the highest ceilings that any of the recordings measured.
+    If it is a CPU, it gets the highest ceilings of all recordings.
     """
     machines = [source.machine for source in sources]
     if machines[0].kind != "cpu":
@@ -128,10 +129,11 @@ def _merged_plan(sources: Sequence[MergeSource]) -> dict[str, Any]:
 
 
 def _left_out(sources: Sequence[MergeSource], planned: Mapping[str, int]) -> dict[str, int]:
-    """Return, by sweep, how many of its cases are in none of the plans.
+    """Return an estimate, by sweep, of how many of its cases are in none of the plans.
 
-    The recordings do not list these cases. The recording with the most cases of a sweep, planned or
-    left out, is therefore assumed to have all of them.
+    The recordings do not list the cases that they left out. Among the recordings that left out
+    cases of a sweep, the one with the most cases, planned or left out, is therefore assumed to
+    count all of them.
 
     Args:
         sources: the recordings.

@@ -73,7 +73,11 @@ def _repeated(sources: Sequence[MergeSource]) -> frozenset[str]:
 
 
 def _check_target(target: Path, folders: Sequence[Path]) -> None:
-    """Check that the target does not exist and does not lie inside one of the recordings."""
+    """Check that the target does not exist and does not lie inside one of the recordings.
+
+    Raises:
+        UserError: if it exists or lies inside a recording.
+    """
     if os.path.lexists(target):
         raise UserError(f"{target} already exists; move it away, or choose another --into.")
     for folder in folders:
@@ -88,6 +92,9 @@ def _make_atomically(target: Path, write: Callable[[Path], dict[str, Any]]) -> d
 
     ``write`` fills the folder that it is given, and returns the content of its run.json. That
     folder lies inside a temporary one, where no command that looks for recordings finds it.
+
+    Raises:
+        UserError: if the folder cannot be created.
     """
     # A folder can only be renamed within its file system. It is therefore written next to the
     # target, or in the target's nearest parent that exists.

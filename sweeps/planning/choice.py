@@ -67,8 +67,12 @@ def sweep_cases(sweep: Sweep, machine: Machine, dtypes: Sequence[str] = ()) -> l
     Args:
         sweep: the sweep to expand.
         machine: machine that the sweep is expanded for.
-        dtypes: dtypes of the returned cases, emulated ones included. If this is empty, the cases
-            have the dtypes that the sweep declares.
+        dtypes: only cases of these dtypes are returned, even if the machine emulates a dtype. If
+            this is empty, the cases have all dtypes that the sweep has on the machine.
+
+    Raises:
+        UserError: if the sweep names an unknown implementation or a wrong config, has too many
+            cases, or declares an invalid problem.
     """
     if dtypes:
         left_out = tuple(dtype for dtype in machine.emulated if dtype not in dtypes)
@@ -119,13 +123,16 @@ def plan_rows(
         names: names of the sweeps; the default sweeps if there are none.
         machine: machine that would be measured.
         budget: seconds of measuring that the plan may fill.
-        cores: number of the host's cores, which compile kernels. None means as many as this host
-            has.
+        cores: number of cores that the run may use, most of them to compile kernels. None means as
+            many as this process may use.
 
     Returns:
         Dictionaries with ``name``, ``cases``, ``planned`` and two times in seconds: ``expected_s``
-        for six samples of each planned case, and ``checking_s``, the part of that time in which
-        results are checked.
+        for preparing each planned case, checking it and taking six samples of it, and
+        ``checking_s``, the part of that time in which results are checked.
+
+    Raises:
+        UserError: if a named sweep is unknown or wrong.
     """
     cases = {name: sweep_cases(sweep, machine) for name, sweep in choose_sweeps(names).items()}
     plan = make_plan(cases, machine, budget, cores=cores)

@@ -2,7 +2,7 @@
 
 Triton keeps compiled kernels in a cache on disk. The compiling processes go through the plan ahead
 of the process that times, and fill that cache. They launch nothing and write none of the run's
-files. If one of them dies, the timing process compiles its kernels when it needs them.
+files. If one of them dies, the timing process itself compiles the kernels that are missing.
 """
 
 from __future__ import annotations
@@ -41,10 +41,11 @@ def compilers(machine: Machine, cores: int | None = None) -> int:
 def kernel_key(case: Case) -> tuple[object, ...] | None:
     """Return an approximate key of the kernels that Triton compiles for a case.
 
-    Cases with equal keys share their kernels. The key has the properties that the kernels and
-    Triton specialise on: for each size, whether it is 1 and the largest power of two up to 16 that
-    divides it, and whether the tiles leave a remainder. Return None if nothing is compiled for the
-    case.
+    Cases with equal keys are taken to share their kernels. The key has the properties that the
+    kernels and Triton specialise on, such as whether a size is 1, the largest power of two up to 16
+    that divides it, and whether the tiles leave a remainder.
+
+    Return None if the case does not run a hand-written kernel.
     """
     problem = case.problem
     if case.implementation not in HAND_WRITTEN or not isinstance(problem, Gemm | Conv):
@@ -86,11 +87,12 @@ def _specialised(size: int) -> str:
 def compiling(where: Mapping[str, Any], cases: Sequence[Case], workers: int = 1) -> Iterator[None]:
     """Compile the kernels of cases in the background, in order, until the block ends.
 
-    No process is started without a GPU, with only two cores, or on a GPU with little memory. The
-    run then compiles the kernels itself.
+    No process is started if there is no GPU, if its memory is small, if this run has only two of
+    the host's cores, or if no case needs a hand-written kernel. The process that times the cases
+    compiles the kernels that these processes have not compiled.
 
     Args:
-        where: mapping with the ``machine`` and the ordinal of its ``gpu``.
+        where: mapping with the ``machine`` and the ordinal of its ``gpu``, if there is one.
         cases: the cases, in the order in which they will be timed.
         workers: number of runs that share the host's cores, this one included.
     """

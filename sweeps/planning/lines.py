@@ -104,9 +104,9 @@ def share_out(
 ) -> list[int]:
     """Return the shard of each case, counted from 1.
 
-    Whole series are assigned, the longest first, each to the shard with the least work. The busiest
-    shard then takes at most 4/3 of the time that the best assignment of whole series would need
-    (Graham 1969).
+    Whole series are assigned, the longest first, each to the shard with the least work. If no case
+    has a shard yet, the busiest shard then takes at most 4/3 of the time that the best assignment
+    of whole series would need (Graham 1969).
 
     Args:
         cases: the cases of a plan, including those that already have a shard.
@@ -172,7 +172,7 @@ def _near_pairs(cases: Sequence[Case]) -> Iterator[tuple[list[int], list[int]]]:
     """Yield pairs of problems that a recommendation may compare.
 
     Each problem is given by the positions of its cases in ``cases``. The two problems of a pair
-    differ only in sizes that a recommendation changes, each by at most :data:`NEAR`.
+    differ only in sizes that a recommendation changes, each by a factor of at most :data:`NEAR`.
     """
     # 1. Group the problems that differ only in these sizes.
     groups: dict[Hashable, dict[tuple[int, ...], list[int]]] = defaultdict(dict)

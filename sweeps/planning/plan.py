@@ -1,9 +1,10 @@
 """Plan a run: which cases it measures, in which order, and how long each is expected to take.
 
-A plan is made once. Cases are admitted by whole lines (:func:`sweeps.planning.lines.lines_of`),
-because a line with holes answers nothing. The lines of a sweep are ordered so that the first few
-already cover its axes, and the sweeps take turns so that each gets the same share of the time. A
-line is admitted if its expected cost fits the rest of the budget.
+Cases are admitted by whole lines (:func:`sweeps.planning.lines.lines_of`), because a line with
+holes answers nothing. The lines of a sweep are ordered so that the first few already cover its
+axes, and the sweeps take turns so that each gets its share of the time. A line is admitted if its
+expected cost fits the rest of the budget. Cases that are far more expensive than others are left
+out of their lines.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _T = TypeVar("_T")
 _SAMPLES = CHECKPOINTS[0]  # number of samples that a case's expected seconds include
 _PLANNED_SAMPLES = 10  # number of samples for which the plan leaves time
 _PREFERRED = ("alignment", "steps", "conv-layouts")
-"""Sweeps that people look for first. If time is short, other sweeps lose lines before these do."""
+"""Sweeps that people look for first, which get more time than others."""
 _PREFERRED_FACTOR = 6.0  # factor on the time that these sweeps get, compared with others
 _ADMITTED = 0.92  # share of the budget that a plan fills, because a machine is slower at times
 _LARGEST_SHARE = 0.02  # share of the budget that one case may take
@@ -113,7 +114,7 @@ def read_plan(plan: Mapping[str, Any]) -> list[PlanEntry]:
     """Return the entries of the plan in run.json.
 
     Raises:
-        UserError: if a run cannot resume that plan.
+        UserError: if the plan is damaged, or has a case that belongs to none of its shards.
     """
     if fault := misfit(plan, _PLAN, "the plan in run.json"):
         raise UserError(f"{fault}. {START_OVER}")
@@ -155,10 +156,10 @@ class Costs:
     def from_json(cls, row: Mapping[str, Any] | None, kind: str) -> Costs:
         """Build the costs from run.json; the inverse of :meth:`to_json`.
 
-        A recording without costs gets the default.
+        A recording without costs gets the default costs of its ``kind`` of machine.
 
         Raises:
-            UserError: if a factor is not a pair of numbers.
+            UserError: if a correction is not a pair.
         """
         if row is None:
             return cls.default(kind)
@@ -234,11 +235,12 @@ def make_plan(
 
     The next line comes from the sweep that has had the least time, so that every sweep is
     represented. Sweeps that people look for first get six times as much time as others. If no line
-    of a sweep fits, single cases of it are admitted. No case may take more than 2% of the budget,
-    unless every case of its sweep does.
+    of a sweep fits, single cases of it are admitted. A case may take at most 2% of the budget, or
+    4% if its line would otherwise have a hole. If every case of a sweep takes more than 2%, its
+    cheapest cases are admitted.
 
-    With ``in_order``, a sweep begins only when the one before it is complete, and one case may take
-    the whole budget.
+    With ``in_order``, all lines of a sweep are considered before those of the next one, and one
+    case may take the whole budget.
 
     Cases that are compared with each other, or with cases planned ``before``, go to one shard
     (:mod:`sweeps.planning.lines`).
@@ -248,9 +250,9 @@ def make_plan(
         machine: machine on which the cases will run.
         budget: measuring time in seconds.
         shards: number of GPUs that share the work, each with that budget.
-        in_order: True to complete each sweep before the next one begins.
-        cores: number of the host's cores, which compile kernels. None means as many as this host
-            has.
+        in_order: True to consider the sweeps one after the other.
+        cores: number of cores that the run may use, most of them to compile kernels. None means as
+            many as this process may use.
         together: groups of sweeps that are compared with each other.
         before: entries that are already planned.
         costs: costs of a case; None for the default costs of this kind of machine.
@@ -350,7 +352,8 @@ class _Room:
 def _affordable(line: Sequence[PlanEntry], max_cost: float) -> Sequence[PlanEntry]:
     """Return a line without the cases that cost more than ``max_cost`` seconds.
 
-    A line of similar sizes stays whole if its most expensive cases cost up to twice as much.
+    The line stays whole if no case costs more than twice as much, and the cheapest one costs at
+    most ``max_cost``.
     """
     costs = [entry.expected for entry in line]
     if min(costs) <= max_cost and max(costs) <= _EXCESS_FACTOR * max_cost:

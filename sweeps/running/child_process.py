@@ -28,7 +28,8 @@ class Child:
     cases: tuple[str, ...] = ()
     """Ids of the cases in flight, which are to blame if the process dies now."""
     since: float = field(default_factory=time.monotonic)
-    """Moment at which it began to handle these cases; before that, the moment of its start."""
+    """Moment of ``time.monotonic`` at which it began to handle these cases, or at which it was
+    started if it has not handled any."""
     patience: float = _START_SECONDS
     """Seconds without a message after which it counts as hung."""
     samples: int = 0
@@ -37,7 +38,7 @@ class Child:
     """True once it has sent a message."""
 
     @classmethod
-    def start(cls, order: Assignment) -> Child:
+    def start(cls, assignment: Assignment) -> Child:
         """Start a new child process and send it its assignment."""
         context = get_context("spawn")  # a forked process would inherit CUDA's and OpenMP's state
         parent_end, child_end = context.Pipe()
@@ -50,14 +51,14 @@ class Child:
         # The assignment is sent through the pipe. As an argument of the process, a large one would
         # block this process forever if the child died before reading it.
         with suppress(BrokenPipeError, ConnectionResetError):
-            parent_end.send(order)
+            parent_end.send(assignment)
         return cls(process, parent_end)
 
     def sends_in_time(self) -> bool:
-        """Return True if the child sends a message before its patience is used up.
+        """Return True if the child sends a message, or ends, before its patience is used up.
 
-        Time during which the child or this process is stopped does not count. If this process is
-        stopped during a poll, the poll counts with its normal length, however long it lasted.
+        Time during which the child is stopped does not count. If this process is stopped during a
+        poll, the poll counts with its normal length, however long it lasted.
         """
         waited = 0.0
         while waited < self.patience:

@@ -41,7 +41,7 @@ def machine_here(request: Request) -> Machine:
     If there is no recording, a CPU's ceilings are measured now.
 
     Raises:
-        UserError: if the device cannot be used.
+        UserError: if the device cannot be used, or its recording cannot be read.
     """
     slug = select_device(request.device, request.gpu).machine.slug
     folder = request.results / slug
@@ -51,7 +51,7 @@ def machine_here(request: Request) -> Machine:
 
 
 def other_implementations(problem: Problem, machine: Machine) -> list[str]:
-    """Return the names of the hand-written kernels that compute a problem on a machine."""
+    """Return the names of the hand-written kernels that support a problem on a machine."""
     return [
         name
         for name, implementation in implementations().items()
@@ -95,7 +95,8 @@ def explore(
         The run, for :func:`confirm_choices`.
 
     Raises:
-        UserError: if the device cannot be used, or another process is measuring.
+        UserError: if the device cannot be used, another process is measuring, or nothing can be
+            measured.
         KeyboardInterrupt: if the user interrupts, after folding.
     """
 

@@ -95,10 +95,10 @@ def arrive(folder: Path, results: Path, device: Device) -> tuple[int, list[dict[
 
 
 def take_part(folder: Path, request: Request, device: Device) -> int:
-    """Register a device with a folder's run, and list the run's GPUs in run.json.
+    """Register a device with a folder's run. If it is a GPU, list the run's GPUs in run.json.
 
     Return the device's number within the run. Call this only while no other process plans in that
-    folder, because run.json is rewritten.
+    folder, because run.json may be rewritten.
 
     Args:
         folder: the run's folder.
@@ -123,9 +123,10 @@ def take_part(folder: Path, request: Request, device: Device) -> int:
 
 
 def read_places(folder: Path) -> list[dict[str, Any]]:
-    """Return the places of a run, or an empty list if they are not recorded.
+    """Return the places of a run, or an empty list if they cannot be read.
 
-    Each place has what :func:`arrive` returns, and ``host``, a hash of the node's name.
+    Each place has the entries that :func:`arrive` describes and also ``host``, a hash of the node's
+    name.
     """
     with suppress(OSError, ValueError, TypeError, KeyError):
         text = (folder / _PLACES).read_text(encoding="utf-8")
@@ -169,8 +170,8 @@ def _hashed(salt: str, text: str) -> str:
 def _identity(device: Device) -> str:
     """Return a text that identifies a card: its UUID.
 
-    Old versions of PyTorch do not report the UUID. The text then has the node's name and the card's
-    PCI address.
+    Old versions of PyTorch do not report the UUID. The text then has the node's name, the card's
+    PCI address and its ordinal.
     """
     import torch
 

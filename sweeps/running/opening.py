@@ -75,8 +75,9 @@ def begin(
             budget.
 
     Raises:
-        UserError: if a sweep is unknown, the device cannot be used, or the folder has a plan that
-            is not the requested one.
+        UserError: if a sweep is unknown or wrong, the device cannot be used or is limited
+            differently from the run's, the run in the folder fits neither the request nor this
+            machine's software and may not be set aside, or a new plan would have no cases.
     """
     sweeps = advice_cases or cases_of(choose_sweeps(request.sweeps), request.dtypes)
     device = select_device(request.device, request.gpu)
@@ -153,7 +154,7 @@ def _with_larger_budget(record: dict[str, Any], opening: _Opening, budget: float
 
 
 def _run_of_sweeps(record: Mapping[str, Any], opening: _Opening, place: int) -> Run:
-    """Return the run of a shard's cases, or only of the cases of the sweeps that are requested."""
+    """Return the run of a shard: of all its cases, or of its cases of the named sweeps."""
     plan, request = record["plan"], opening.request
     all_planned = read_plan(plan)
     planned = all_planned
@@ -238,7 +239,7 @@ def left_for_confirming(folder: Path) -> float:
     """Return the seconds of a run's budget that are left for measuring what advice asks for.
 
     Raises:
-        UserError: if the folder has no run.
+        UserError: if the folder has no run that can be read.
     """
     plan = read_run(folder)["plan"]
     reserved_seconds: float = plan.get("left_s", 0.0)
@@ -298,7 +299,8 @@ def _why_not_resumed(record: dict[str, Any], opening: _Opening) -> str:
     """Return why the recorded run must be set aside, or "" if it can be resumed.
 
     Raises:
-        UserError: if the recording is merged. It is set aside only if the user requests that.
+        UserError: if the recording is merged. Such a recording is only set aside for a request for
+            a fresh run.
     """
     if "merged" in record:
         raise UserError(
@@ -316,11 +318,11 @@ def _why_not_resumed(record: dict[str, Any], opening: _Opening) -> str:
 
 
 def _why_measured_again(folder: Path, record: Mapping[str, Any]) -> str:
-    """Return why a finished run must be measured again, or "" if it need not be.
+    """Return why the recorded run must be measured again, or "" if it need not be.
 
-    A finished run is measured again if it is unusable. If it was interrupted, it is resumed
-    instead, because more samples may improve it. A run with several shards is resumed as well,
-    because other nodes may still be measuring it.
+    A run is measured again if it is unusable and a call has measured it to an end. An unusable run
+    whose calls were all interrupted is resumed, because more samples may improve it. A run with
+    several shards is also resumed, because other nodes may still be measuring it.
     """
     health = record.get("health", {})
     if health.get("verdict") != UNUSABLE or record["plan"]["shards"] > 1:
@@ -344,8 +346,8 @@ def _check_same_plan(plan: dict[str, Any], request: Request, sweeps: Mapping[str
     A request may extend the plan by a larger budget or by further sweeps.
 
     Raises:
-        UserError: if the request has other shards, adds sweeps to several shards, or has a smaller
-            budget.
+        UserError: if the request has another number of shards, adds sweeps although there are
+            several shards, or adds nothing and has a smaller budget.
     """
     shards = plan["shards"]
     adds = _adds(request, sweeps, plan)
@@ -393,7 +395,7 @@ def _adds(request: Request, sweeps: Mapping[str, CasesOf], plan: Mapping[str, An
     - asks to add them, or restricts the dtypes,
     - names some of the plan's sweeps but not all,
     - has sweeps that the plan lacks, whether it names them or they are the default ones, or
-    - names a file.
+    - names a file, and the plan has only one shard.
     """
     restricts_dtypes = bool(request.dtypes)
     names_other_sweeps = bool(request.names) and set(sweeps) != {*plan["sweeps"]} - {CONFIRM}
@@ -412,9 +414,9 @@ def _with_cases(
 ) -> dict[str, Any]:
     """Return the record with further cases of the sweeps.
 
-    The cases that the record lacks are added, as many as fit ``seconds`` of measuring. The plan's
-    budget becomes ``budget`` if that is larger. The old cases keep their order and their shards,
-    and the new ones come after them.
+    The cases that the record lacks are added, as many as fit ``seconds`` of measuring. Cases of
+    sweeps that are recorded elsewhere are not added. The plan's budget becomes ``budget`` if that
+    is larger. The old cases keep their order and their shards, and the new ones come after them.
     """
     # 1. Find the cases that the record lacks.
     plan, machine = record["plan"], Machine.from_json(record["machine"])
@@ -460,7 +462,12 @@ def _with_cases(
 
 
 def _new_record(opening: _Opening, note: Callable[[str], None]) -> dict[str, Any]:
-    """Plan a new run and return its record. On a CPU, measure ceilings and costs first."""
+    """Plan a new run and return its record. On a CPU, measure ceilings and costs first.
+
+    Raises:
+        UserError: if the plan would have no cases. The exit code is 0 if all of them are recorded
+            elsewhere.
+    """
     request, device, sweeps = opening.request, opening.device, opening.sweeps
     # 1. Measure the ceilings of a CPU. Those of a GPU are known.
     if device.gpu is None:
@@ -531,10 +538,11 @@ def _anchors(machine: Machine, budget: float, shards: int) -> list[dict[str, Any
 def _recorded_sweeps(
     cases: Mapping[str, Sequence[Case]], request: Request, device: Device
 ) -> list[str]:
-    """Return the sweeps that this machine has recorded in another results folder.
+    """Return the sweeps that this machine has recorded in the folder ``request.skip_recorded``.
 
-    That recording has a time for every case of each returned sweep, and for every case of the other
-    sweeps in its group. It must have the same versions of PyTorch and the driver.
+    The recording there has a time for every case of each returned sweep, and for every case of the
+    other sweeps in its group. The list is empty if there is no such recording, or if it is
+    unusable or could not be resumed with this version and this machine's software.
     """
     results = request.skip_recorded
     if results is None:

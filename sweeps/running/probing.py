@@ -30,7 +30,7 @@ def probe(cases: Mapping[str, Sequence[Case]], machine: Machine) -> Costs:
     A small, a medium and a large case of each kind (operation, pass and dtype) are probed, as far
     as the time allows. The cost of preparing is the median over all probes. The cost of checking is
     fitted to the bytes that the checks move. Launch times are compared with their estimates for
-    each kind.
+    each kind. If no case can be prepared, the default costs are returned.
 
     Args:
         cases: the cases of each sweep, by its name.
@@ -45,25 +45,25 @@ def probe(cases: Mapping[str, Sequence[Case]], machine: Machine) -> Costs:
     checking_seconds: list[float] = []
     # FLOPs of each case, and the ratio of its launch's time to the estimate, for each kind.
     factors: dict[str, list[tuple[float, float]]] = defaultdict(list)
-    # 1. Prepare, check and time cases until the time is used up.
+    # 1. Prepare, check and time cases until all are probed or the time is used up.
     begin = time.monotonic()
     for case in chosen:
         if time.monotonic() - begin > _SECONDS:
             break
         started = time.monotonic()
         (result,) = bench.prepare([case], {}, lambda ids, seconds: None)
-        prepared = time.monotonic() - started
+        elapsed = time.monotonic() - started
         if isinstance(result, Refusal):
             continue
-        launch = bench.sampler.estimate(result.subject.launch, warmed_up=True)
-        (estimate,) = expected_seconds([case.problem], machine)
-        if launch and estimate:
-            factor = min(max(launch / estimate, 1 / _MAX_FACTOR), _MAX_FACTOR)
+        launch_seconds = bench.sampler.estimate(result.subject.launch, warmed_up=True)
+        (expected,) = expected_seconds([case.problem], machine)
+        if launch_seconds and expected:
+            factor = min(max(launch_seconds / expected, 1 / _MAX_FACTOR), _MAX_FACTOR)
             factors[kind_of(case)].append((float(case.problem.flops), factor))
         # The time of preparing includes a check and a launch. The check includes a launch, too.
-        preparing_seconds.append(max(0.0, prepared - result.subject.checking - launch))
+        preparing_seconds.append(max(0.0, elapsed - result.subject.checking - launch_seconds))
         moving_seconds.append(checked_bytes(case) / machine.bandwidth)
-        checking_seconds.append(result.subject.checking - launch)
+        checking_seconds.append(result.subject.checking - launch_seconds)
     if not preparing_seconds:
         return default
     # 2. Fit the costs. A check takes a fixed time plus a multiple of the time to move its bytes.

@@ -65,7 +65,7 @@ class Request:
             begun = datetime.strptime(record["run"], "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
         except ValueError:  # the record is damaged, so no node has just begun the run
             return True
-        # The time in run.json has whole seconds, so a run that began in this second is fresh.
+        # The time in run.json has whole seconds, so a run that began in the same second is fresh.
         return begun.timestamp() < math.floor(self.fresh_since)
 
     @property

@@ -44,7 +44,9 @@ class Run:
     shard: tuple[int, int] = (1, 1)
     """Number of the shard, counted from 1, and the number of shards."""
     whole: bool = True
-    """True if ``planned`` has all cases of the shard, so that the shard ends when they do."""
+    """True if ``planned`` has all cases of the shard, so that the shard ends with this run.
+
+    Cases that advice asked for do not count."""
     place: int | None = None
     """Number of the GPU, or of a CPU's node, within the run; None if it is not known."""
     anchors: Sequence[PlanEntry] = ()
@@ -69,7 +71,7 @@ class Run:
 
     @property
     def workers(self) -> int:
-        """Number of runs that share the host."""
+        """Number of runs that share the host, this one included."""
         return self.peers.workers if self.peers else 1
 
     @property

@@ -2,7 +2,7 @@
 
 The parent never measures on a device. The child runs the cases and sends events. The parent records
 these events, watches the time, and starts another child after a crash. The case during which the
-child crashed is retried once.
+child crashed is retried once, unless it uses an experimental feature.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from sweeps.timing.statistics import CHECKPOINTS
 
 _PATIENCE = 10.0  # multiple of the expected seconds after which a child counts as hung
 _MAX_CRASHES = 2  # crashes of a case, which is therefore retried once
-_MAX_IDLE_CRASHES = 3  # children in a row that crashed without a sample
+_MAX_IDLE_CRASHES = 3  # children in a row that crash without a sample before the run ends
 _SIDE_WORK = {  # kinds of work other than measuring, as messages describe them
     "anchor": "times the anchors",
     "repeat": "re-times cases", "confirm": "re-times pairs", "name": "names kernels",
@@ -62,8 +62,9 @@ def carry_out(run: Run, reporter: Reporter, note: Callable[[str], None]) -> str:
     peers does not fold: the process that started all peers does.
 
     Raises:
-        UserError: if another process writes this shard, the disk is full, or the bench cannot be
-            set up.
+        UserError: if another process writes this shard, the disk is full, too many of the run's
+            sample lines are damaged, or the measuring process cannot be set up, fails, or crashes
+            repeatedly without taking a sample.
         KeyboardInterrupt: if the user interrupts, after folding.
     """
     with _supervisor(run, reporter, note) as supervisor:
@@ -90,7 +91,7 @@ def confirm(
 
 @contextmanager
 def _supervisor(run: Run, reporter: Reporter, note: Callable[[str], None]) -> Iterator[_Supervisor]:
-    """Open a run's sample log and yield its supervisor; fold the run afterwards."""
+    """Open a run's sample log and yield its supervisor; then fold the run if it has no peers."""
     with SampleLog(run.folder, run.shard) as log, terminated_as_interrupt():
         events, damaged = read_events(run.folder, run.shard)
         for sentence in damaged:
@@ -136,13 +137,13 @@ class _Supervisor:
 
     def supervise(self) -> str:
         """Do all work of the shard. Return why measuring ended, as :func:`carry_out` does."""
-        # 1. Time the anchors, and wait until all peers have timed theirs.
+        # 1. Time the anchors, and wait until this run may measure.
         self._arrive()
         self._time_anchors()
         if self._run.peers:
             self._run.peers.wait(MEASURE)
-        # 2. Measure, while other processes compile. Processes of other programs on the GPU are
-        # counted before and after that, while no process of this run uses it.
+        # 2. Measure, while other processes compile. Other programs' processes on the GPU are
+        # counted before and afterwards, when no process of this run uses it.
         self._refuse_crashed_features()
         compiled_meanwhile = self._unfinished() if self._run.compile_in_parallel else []
         self._watch.look_at_gpu()
@@ -158,9 +159,10 @@ class _Supervisor:
         return end
 
     def _arrive(self) -> None:
-        """Record on which GPU (or node) the shard is measured now.
+        """Record on which GPU (or node) the shard is measured now, if that has changed.
 
-        Unfinished series that an earlier call measured on another GPU start over.
+        Unfinished series that an earlier call measured on another GPU start over. Nothing is
+        recorded if the shard is over.
         """
         run = self._run
         if run.place is None or run.place == self._place or self._tally.is_over(run.budget):
@@ -204,8 +206,7 @@ class _Supervisor:
                 f"Re-timing {len(pairs)} of the best changes, each together with its original "
                 f"shape ({number} of {PROCESSES}) …"
             )
-            # A block has two samples of each case. The plan's expected seconds are for the fewest
-            # samples that a case can have.
+            # A block has two samples of each case. The plan's expected seconds are for six samples.
             samples = 2 * BLOCKS
             planned_seconds = sum(entry.expected for pair in pairs for entry in pair)
             seconds = self._starting + samples / CHECKPOINTS[0] * planned_seconds
@@ -213,10 +214,10 @@ class _Supervisor:
             self._confirm_once(pairs)
 
     def _confirm_once(self, pairs: Sequence[tuple[PlanEntry, PlanEntry]]) -> None:
-        """Re-time pairs in one process, or in several if one dies.
+        """Re-time pairs in one process, and in further ones if it dies.
 
-        After a process has died, the next one leaves out the complete pairs, and the pair during
-        which the process died.
+        After a process has died, the next one leaves out the complete pairs, and the pairs with the
+        case during which the process died.
         """
         remaining = {tuple(entry.case.id for entry in pair): pair for pair in pairs}
         while remaining:
@@ -229,7 +230,7 @@ class _Supervisor:
                 return
             complete = {pair for pair, blocks in self._blocks.items() if blocks == BLOCKS}
             if not self._blamed and not complete and len(self._careful) == careful_before:
-                return  # the process ended before its first pair, and the next one would, too
+                return  # the process ended before its first pair, and another one would, too
             remaining = {
                 ids: pair
                 for ids, pair in remaining.items()
@@ -296,8 +297,8 @@ class _Supervisor:
         if self._run.stop_at is not None:
             seconds_left = self._run.stop_at - time.monotonic()
             seconds_left -= self._naming_reserve(seconds_left)
-            # A case's expected time is for six samples. It gets more here, so twice the time is
-            # required.
+            # A case's expected time is for six samples. It gets more samples here, so twice the
+            # time is required.
             if seconds_left < self._starting + 2 * sum(entry.expected for entry in chosen):
                 return
         self._note(f"Re-timing {len(chosen)} cases in a new process …")
@@ -389,7 +390,8 @@ class _Supervisor:
         Return why it ended, or None if it died or failed.
 
         Raises:
-            UserError: if a child that measures failed.
+            UserError: if a child that measures failed, or the last of several children in a row
+                crashed without a sample.
         """
         while (message := self._next_message(child, work)) is not None:
             kind, *content = message
@@ -473,10 +475,13 @@ class _Supervisor:
     def _crashed(self, child: Child, how: str) -> None:
         """Record a crash of the case in flight, which gets an error outcome after its second crash.
 
-        If several cases were in flight at once, the next child handles them one by one.
+        A case with an experimental feature gets it after the first. If several cases were in flight
+        at once, the next child handles them one by one.
+
+        Raises:
+            UserError: if no single case is to blame, and several children in a row took no sample.
         """
-        # A child that took samples made progress. The run ends only after several children in a row
-        # that took none.
+        # A child that took samples made progress.
         self._idle_crashes = 0 if child.samples else self._idle_crashes + 1
         # 1. If no single case is to blame, only note which cases were in flight.
         if len(child.cases) != 1:
@@ -496,7 +501,8 @@ class _Supervisor:
         # The canary is not in the plan and has no experimental feature.
         planned = next((entry.case for entry in self._run.planned if entry.case.id == case), None)
         self._note(f"the measuring process ended during {planned or 'the canary'}: {how}.")
-        # 3. Give the case up after its second crash, or all cases with its experimental feature.
+        # 3. Give the case up after its second crash. If it has an experimental feature, give it up
+        # after the first, together with all unfinished cases that have this feature.
         crashes = self._tally.all()[case].crashes
         feature = feature_of(planned) if planned else None
         if crashes >= _MAX_CRASHES or feature:
@@ -506,13 +512,13 @@ class _Supervisor:
             self._refuse_feature(feature, how)
 
     def _crashed_naming(self, child: Child, how: str) -> None:
-        """Give up naming the case in flight, if it was the only one in flight."""
+        """Give up naming the case in flight, if there was exactly one."""
         if len(child.cases) == 1:
             self._give_up_naming(*child.cases)
         self._note_end("name", how)
 
     def _crashed_confirming(self, child: Child, how: str) -> None:
-        """Blame the case in flight, so that its pair is left out by the next process.
+        """Blame the case in flight, so that the next process leaves out its pairs.
 
         If several cases were in flight at once, the next child handles them one by one.
         """

@@ -31,8 +31,8 @@ class Watch:
             record: called with each event that is observed.
             worker: the shard's name.
             gpu: the GPU's ordinal; None on a CPU.
-            parent: id of the process that started this one and its peers. Neither it nor its
-                descendants count as other processes.
+            parent: id of the process that started this one and its peers; None without peers.
+                Neither it nor its descendants count as other processes.
         """
         self._record = record
         self._worker = worker
@@ -41,9 +41,10 @@ class Watch:
         self._host: HostWatch | None = None
 
     def look_at_gpu(self) -> None:
-        """Record how many other processes use the GPU.
+        """Record how many processes use the GPU, if any do.
 
-        Call this while no process of this run uses it, because it would be counted as well.
+        Call this while no process of this run uses the GPU, because that process would be counted
+        as well.
         """
         others = other_processes_on(self._gpu)
         if others:

@@ -21,8 +21,8 @@ def choose_gpus(text: str, kind: str = "auto") -> dict[int, Device]:
         kind: ``auto``, ``gpu`` or ``cpu``, as :func:`kernels.device.select_device` takes it.
 
     Raises:
-        UserError: if the text is not a list of numbers, names a device twice or GPUs of several
-            models, or if a device cannot be used.
+        UserError: if the text is neither ``all`` nor a list of numbers, names a device twice, or
+            names GPUs of several models, or if a device cannot be used.
     """
     import torch
 

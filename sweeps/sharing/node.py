@@ -1,9 +1,9 @@
 """The parent process of a node, which plans a run, starts and follows its workers, and folds.
 
 A worker is a process that carries out one shard of the run on one GPU. When it ends, its GPU may
-get a worker for another shard. If a worker ends before its shard is finished, another GPU that is
-idle takes the shard over. Measurements of finished series are kept, and the other series start over
-on that GPU (:mod:`sweeps.running.devices`).
+get a worker for another shard. If a worker fails or dies, its shard is tried once more, on an idle
+GPU if there is one. Measurements of finished series are kept, and the other series start over if
+the GPU is another one (:mod:`sweeps.running.devices`).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from sweeps.store import (
 )
 
 _LOOK_SECONDS = 1.0  # longest wait for messages before progress is shown again
-_MAX_DEATHS = 2  # workers of one shard that may die; after the first, another GPU tries it once
+_MAX_DEATHS = 2  # workers of one shard that fail or die before it is given up
 _END_SECONDS = 20.0  # time for workers to write their last lines after they were told to end
 _START_SECONDS = 1200.0  # time until a worker's first message; many may wait for the same plan
 _ANCHOR_SECONDS = 60.0  # if fewer seconds are left, anchors are not timed
@@ -85,7 +85,7 @@ def share(
     shards_per_node = total // nodes
     first_shard = (node_number - 1) * shards_per_node + 1
     shards = range(first_shard, first_shard + shards_per_node)
-    # 2. Plan the run, or resume the one that another node has planned.
+    # 2. Plan the run, or resume the one that another node or an earlier call has planned.
     run = begin(replace(request, shard=(first_shard, total), gpu=first_gpu), note)
     begun(run.folder)
     # 3. Carry out the shards. A single shard on a single GPU needs no worker.
@@ -102,8 +102,8 @@ def _count_shards(folder: Path, request: Request, nodes: int, gpus: int) -> int:
     """Return the run's number of shards: one for each GPU, or as many as an old run has.
 
     Raises:
-        UserError: if this number of nodes and GPUs cannot share that run, or if it has other
-            sweeps.
+        UserError: if this number of nodes and GPUs cannot share the old run, or if the old run has
+            several shards and the request names other sweeps.
     """
     if not (folder / "run.json").exists() or request.sets_all_aside:
         return nodes * gpus
@@ -169,14 +169,17 @@ class _Parent:
         self._places: dict[int, int] = {}  # number within the run of each GPU that takes part
         self._idle: dict[int, None] = {}  # GPUs that may be given a shard, in order
         self._due: deque[int] = deque()  # unfinished shards that no worker carries out
-        self._deaths: Counter[int] = Counter()  # number of workers that died, by shard
+        self._deaths: Counter[int] = Counter()  # number of workers that failed or died, by shard
         self._failure = ""  # how the latest of these workers ended
 
     def carry_out(self) -> None:
-        """Start a worker for each GPU, and further workers until no shard is left.
+        """Start a worker for each GPU that gets a shard, and further workers for other shards.
+
+        Return when no worker is left, after folding.
 
         Raises:
-            UserError: if some shards are not finished, although there was time for them.
+            UserError: if some shards are not finished although there was time for them, or if most
+                of the GPUs have other limits than the run.
         """
         self._reporter.begin("Measuring", self._budget)
         try:
@@ -395,15 +398,15 @@ def _is_cpu(gpus: Mapping[int, Device]) -> bool:
     return any(device.gpu is None for device in gpus.values())
 
 
-def _assigned(places: Mapping[int, int], last: Mapping[int, int | None]) -> dict[int, int]:
+def _assigned(places: Mapping[int, int], last_places: Mapping[int, int | None]) -> dict[int, int]:
     """Assign a shard to each GPU, as long as shards are left. Return the shards by GPU.
 
     Args:
         places: the number of each GPU within the run.
-        last: the place that measured each shard last; None if no place did.
+        last_places: the place that measured each shard last; None if no place did.
     """
     assigned: dict[int, int] = {}
-    unassigned = dict(last)
+    unassigned = dict(last_places)
 
     def assign(is_suitable: Callable[[int, int | None], bool]) -> None:
         """Assign a suitable shard to each GPU that has none.

@@ -1,8 +1,8 @@
 """Gates for a node's workers: each GPU times its anchors with the others idle, then all at once.
 
-A worker waits at a gate before each phase of its anchors and before it measures. The class does not
-start or signal processes. It is told which worker arrives or leaves, and returns which ones may
-proceed.
+A worker waits at a gate before each phase of its anchors and before it measures. :class:`Gates`
+does not start or signal processes. It is told which worker arrives or leaves, and returns the
+workers that may proceed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Gates:
         self._turns: bool | None = None
 
     def arrive(self, worker: int, gate: str) -> list[int]:
-        """Register a worker that comes to a gate, even an unexpected one.
+        """Register a worker that comes to a gate, even one that was not expected.
 
         Return the workers that may proceed now.
         """
@@ -90,7 +90,11 @@ class Gates:
         return self._waiting_at(gate)
 
     def _to_measure(self) -> list[int]:
-        """Return the workers that may begin to measure: all, or only one if they take turns."""
+        """Return the workers that may begin to measure: all that wait, or one if they take turns.
+
+        The list is empty while a worker has not timed its anchors, or while it is another worker's
+        turn.
+        """
         if self._turns is None:
             ready = self._all_at(MEASURE)
             if not ready:

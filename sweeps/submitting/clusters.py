@@ -27,7 +27,9 @@ CLUSTERS = ("slurm", "local", "debug")
 JOB_NAME = "rooftile"
 
 SIGNAL_SECONDS = 120
-"""Seconds before its time limit at which a job is told to end, to write its samples and fold."""
+"""Seconds before its time limit at which a job is told to end.
+
+In these seconds the job writes its last samples and folds."""
 
 _MAX_REQUEUES = 100  # requeues of one job, which resumes from its files each time
 _SQUEUE_SECONDS = 60.0  # time after which squeue counts as not answering
@@ -47,7 +49,7 @@ class Resources:
 
 
 class Cluster:
-    """Cluster to which jobs are submitted, and which is asked which of them still wait or run."""
+    """Cluster that takes jobs, and tells which of them still wait or run."""
 
     def __init__(self, kind: str, folder: Path, resources: Resources) -> None:
         """Open a cluster.
@@ -103,8 +105,8 @@ class Cluster:
     def living(self, ids: Sequence[str]) -> dict[str, str]:
         """Return which of these jobs still wait or run, each with the reason why it waits.
 
-        The reason is empty for a job that runs. On the cluster ``debug``, the jobs are carried out
-        by this call.
+        The reason is empty for a job that runs. On the cluster ``debug``, this call carries out the
+        jobs, so none is left.
 
         Raises:
             UserError: if Slurm does not answer.

@@ -40,7 +40,7 @@ def submit_command(
             "--cpus-per-gpu",
             min=1,
             max=1000,
-            help="CPU cores per GPU; all but two of a job's cores compile kernels.",
+            help="CPU cores per GPU; all but two of them, up to 12, compile kernels.",
         ),
     ] = 4,
     exclusive: Annotated[
@@ -157,7 +157,7 @@ def submit_command(
 def _with_full_paths(group: str) -> str:
     """Return names of sweeps, joined by commas, with full paths for those that are files.
 
-    Jobs start in another folder than this process, so relative paths would be wrong there.
+    Jobs may start in another folder than this process, where relative paths would be wrong.
     """
     from sweeps.planning.choice import is_file
 

@@ -63,9 +63,9 @@ class NodeNote:
 class NodeJob:
     """Job that carries out a node's shards of a run. It can be pickled.
 
-    The job is called on the node with the node's number. If it is stopped early, because its time
-    is over or another job has priority, it is called again and resumes from the files that it has
-    written.
+    The job is called on the node with the node's number. If Slurm stops it early, because its time
+    is over or another job has priority, Slurm starts it again, and it resumes from the files that
+    it has written.
     """
 
     request: Request
@@ -78,7 +78,10 @@ class NodeJob:
     to leave it unchanged."""
 
     def __call__(self, number: int) -> None:
-        """Carry out the shards of a node, counted from 1. Write a failure to the node's note."""
+        """Carry out the shards of the node with a number, counted from 1.
+
+        If that fails, write the reason to the node's note.
+        """
         if self.visible is not None:
             os.environ["CUDA_VISIBLE_DEVICES"] = self.visible
         from sweeps.sharing.gpus import ALL, choose_gpus

@@ -1,4 +1,4 @@
-"""Write a script for sbatch that does the same as a submission, for users to adapt."""
+"""Write a script for sbatch that carries out the same run as a submission, for users to adapt."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ def sbatch_script(options: Sequence[str], resources: Resources, nodes: int) -> s
     """Return the script of a job array with one task for each node.
 
     Args:
-        options: arguments of the command that each task runs: its sweeps, budget and results.
+        options: arguments of the command that each task runs, such as its sweeps, budget and
+            results.
         resources: what each task requests.
         nodes: the number of tasks.
     """
@@ -41,7 +42,7 @@ def sbatch_script(options: Sequence[str], resources: Resources, nodes: int) -> s
         *(["#SBATCH --exclusive"] if resources.exclusive else []),
         "#SBATCH --requeue",
         "",
-        "# Submit it again to resume unfinished work.",
+        "# Submit this script again to resume unfinished work.",
         *([] if FOLDER is None else [f"cd {shlex.quote(str(FOLDER))} || exit 1"]),
         # ``exec`` replaces the shell, so that Slurm's signals reach the program itself. It then
         # writes its samples and folds.

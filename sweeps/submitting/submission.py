@@ -51,8 +51,8 @@ def submit(
 ) -> Outcome:
     """Submit a job for each unfinished node that has none. Return when no job is left.
 
-    However the call ends, the samples are folded into the tables. Slurm jobs continue without this
-    process, and the same call follows them again.
+    Even after an interrupt, the samples are folded into the tables. Slurm jobs continue without
+    this process, and the same call follows them again.
 
     Args:
         request: the options of the run; its shard and GPU are ignored.
@@ -63,7 +63,9 @@ def submit(
         note: called with each sentence for the user.
 
     Raises:
-        UserError: if there is no such cluster, or it refused the jobs.
+        UserError: if there is no such cluster, it refuses the jobs or does not answer, another
+            submission follows the run, or the run in the folder or its living jobs do not fit this
+            call.
         KeyboardInterrupt: if the user interrupts, after folding.
     """
     request = replace(request, results=request.results.resolve())
@@ -105,7 +107,12 @@ class _Submission:
         self._ids: dict[int, str] = {}  # id of each node's job
 
     def carry_out(self) -> Outcome:
-        """Submit jobs for the unfinished nodes, follow all jobs to their end, and fold."""
+        """Submit jobs for the unfinished nodes, follow all jobs to their end, and fold.
+
+        Raises:
+            UserError: as in :func:`submit`.
+            KeyboardInterrupt: if the user interrupts, after folding.
+        """
         # 1. Find the nodes that have a job (``living``) and those that need one (``due``).
         living = self._find_jobs()
         if self._request.fresh:
@@ -142,7 +149,7 @@ class _Submission:
 
         Raises:
             UserError: if there are such jobs, and this call starts a fresh run or has another
-                number of nodes.
+                number of nodes; or if Slurm does not answer.
         """
         jobs: dict[int, str] = {}
         nodes = 0
@@ -194,7 +201,11 @@ class _Submission:
     def _follow(self, living: set[int]) -> set[int]:
         """Show the progress of the nodes for a while, and then ask which jobs are left.
 
-        Return the nodes whose jobs still wait or run.
+        Return the nodes whose jobs still wait or run. If the cluster does not answer, all jobs that
+        were alive count as alive.
+
+        Raises:
+            UserError: if the cluster has not answered many times in a row.
         """
         looks = _LOOKS if self._cluster.kind == "slurm" else 1
         for _ in range(looks):
@@ -207,7 +218,7 @@ class _Submission:
         try:
             jobs = self._cluster.living([*self._ids.values()])
         except UserError as error:
-            # A busy or restarting controller is not a reason to abandon jobs that take hours.
+            # A controller that is busy or restarts is not a reason to abandon jobs that take hours.
             self._unanswered += 1
             if self._unanswered > _MAX_UNANSWERED:
                 raise
@@ -268,7 +279,7 @@ class _NodeRun:
         self.follower: Follower | None = None
 
     def look(self) -> None:
-        """Read the node's note, the plan if it changed, and the new samples."""
+        """Read the node's note, the plan if it is new or has changed, and the new samples."""
         note = NodeNote.read(self._results, self._node)
         self.folder, self.failure = note.folder, note.failure
         plan = self._find_plan()
@@ -308,7 +319,7 @@ class _NodeRun:
         self.follower = Follower(folder, planned, shards, total) if can_share else None
 
     def is_open(self, budget: float) -> bool:
-        """Return True if a job with this budget for each shard would advance the node's shards."""
+        """Return True if the node's shards need a job, given a budget in seconds for each shard."""
         # There may be no plan yet, or the plan may be for another number of nodes.
         if self.follower is None:
             return True

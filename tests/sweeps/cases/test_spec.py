@@ -80,7 +80,8 @@ def test_axes_denser_at_wave_edges() -> None:
     assert isinstance(axis, Edges)
     near = [v for v in got if v not in axis.values]
     assert near
-    # 4096 / 128 = 32 tiles across on 132 SMs: four rows of tiles a wave, an edge each 1024 rows.
+    # There are 4096 / 128 = 32 tiles across. On 132 SMs, a wave therefore has four rows of tiles,
+    # and there is an edge every 1024 rows.
     edge = next_wave_edge(1100, 4096, 256, 128, 132)
     assert edge == 2048
     assert {edge - 1, edge, edge + 1} <= set(got)
@@ -279,7 +280,8 @@ def test_waves_along_the_tokens_are_those_of_the_passes_whose_rows_they_are(writ
         assert isinstance(gemm, Gemm)
         tokens = gemm.k if gemm.layout == "tn" else gemm.m
         by_layout.setdefault(gemm.layout, set()).add(tokens)
-    # 32 tiles across: four rows of 256 a wave. Eight across, in the gradient of x: 16 a wave.
+    # In the forward pass there are 32 tiles across, so a wave has four rows of tiles. In the gradient
+    # of the input there are eight tiles across, so a wave has 16 rows of tiles.
     assert by_layout["nt"] == declared | {2047, 2048, 2049}
     assert by_layout["nn"] == by_layout["tn"] == declared
 
@@ -354,8 +356,11 @@ def test_every_shipped_file_begins_with_its_question() -> None:
 @pytest.mark.parametrize("machine", [H200, CPU], ids=["gpu", "cpu"])
 @pytest.mark.parametrize("name", sorted(all_sweeps()))
 def test_every_shipped_sweep_has_cases_everywhere(name: str, machine: Machine) -> None:
-    """Sweeps of Triton kernels need a GPU, so they are not run by default. Sweeps of emulated
-    dtypes need a CPU that emulates one."""
+    """Two kinds of sweeps have exceptions.
+
+    Sweeps of Triton kernels need a GPU, so they are not run by default. Sweeps of emulated dtypes
+    need a CPU that emulates one.
+    """
     sweep = all_sweeps()[name]
     cases = cases_of(sweep, machine)
     assert cases or (machine is CPU and not sweep.default) or "emulated" in name
@@ -382,7 +387,7 @@ def test_the_public_grid_is_spread_over_all_sizes_and_every_state_of_the_cache()
         assert gemm.n % 32 == gemm.k % 32 == 0
         assert gemm.flops <= 8e12
         assert gemm.bytes <= 4e9
-    # Every eighth of the cube of logarithms has its share of them.
+    # Each of the eight octants of the cube of logarithms has some of the GEMMs.
     middles = {"m": 2**7.5, "n": 2**10.5, "k": 2**10.5}
     eighths = Counter(tuple(getattr(g, d) > at for d, at in middles.items()) for g in gemms)
     assert len(eighths) == 8
@@ -398,7 +403,7 @@ def test_the_suite_has_what_was_promised() -> None:
     def gemms(name: str) -> set[tuple[int, int, int]]:
         return {(p.m, p.n, p.k) for p in gpu[name] if isinstance(p, Gemm)}
 
-    for base in (1024, 4096):  # each dimension at offsets 0 … 16
+    for base in (1024, 4096):  # each dimension has all offsets from 0 to 16
         for offset in range(17):
             off = base + offset
             assert {(off, base, base), (base, off, base), (base, base, off)} <= gemms("alignment")

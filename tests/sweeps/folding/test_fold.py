@@ -1,4 +1,4 @@
-"""Folding beside other nodes, which end at the same time or begin meanwhile."""
+"""Folding while other nodes end at the same time or join the run."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_what_is_folded_already_is_not_folded_again(folder: Path) -> None:
     fold(folder, [path])
     assert sorted(rows_of(folder)) == [1, 2, 3]
     table.unlink()
-    fold(folder)  # asked without saying what was written, it always does
+    fold(folder)  # without a list of written files, the run is always folded
     assert table.exists()
 
 

@@ -1,4 +1,4 @@
-"""What makes a run noisy or unusable, one cause at a time."""
+"""Causes that make a run noisy or unusable, one at a time."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ STEADY_RECORD: dict[str, Any] = {
 
 
 def row(m: int = 512, time_us: float = 1e5, half: float = 0.004, **more: Any) -> dict[str, Any]:
-    """A row of a product whose time is far above what the ceilings allow."""
+    """Return the row of a GEMM whose time is far above the lower limit."""
     return {
         "status": "ok", **Case("s", Gemm(m, 512, 512, "fp32"), "mkl").columns(),
         "time_us": time_us, "time_lo_us": time_us * (1 - half), "time_hi_us": time_us * (1 + half),
@@ -41,7 +41,7 @@ def sample(case: str, seconds: float, launches: int = 1) -> Event:
 
 
 def planned(events: list[Event], mode: str = "burst") -> list[PlanEntry]:
-    """A plan of as many cases, and the events as if they were of these."""
+    """Return a plan with one case for each case name, and give the events the ids of its cases."""
     cases = {name: i for i, name in enumerate(dict.fromkeys(e["case"] for e in events))}
     entries = [
         PlanEntry(Case("s", Gemm(64 + i, 64, 64, "fp32"), "mkl", mode=mode), 0.1)
@@ -65,7 +65,7 @@ def judge(
     machine: Machine = CPU,
     entries: Sequence[PlanEntry] = (),
 ) -> tuple[str, str]:
-    """The verdict and the first reason."""
+    """Return the verdict and the first reason, which is empty if there is none."""
     told = health(
         {**STEADY_RECORD, **(record or {})}, machine, entries, rows or [row() for _ in range(20)],
         events or [], [speed],
@@ -81,7 +81,7 @@ def test_a_steady_machine_alone_is_quiet() -> None:
 @pytest.mark.parametrize(
     ("record", "verdict", "words"),
     [
-        ({"canary": {"spread": 1.5}}, "quiet", ""),  # since the repeats agree
+        ({"canary": {"spread": 1.5}}, "quiet", ""),  # only the repeats count, and they agree
         ({"canary": {"spread": 0.08}, "repeats": None}, "noisy", "varies by 8%"),
         ({"canary": {"spread": 1.5}, "repeats": None}, "noisy", "varies by 150%"),
         ({"canary": None, "repeats": None}, "quiet", ""),
@@ -122,7 +122,7 @@ def test_a_power_cap_is_no_disturbance() -> None:
 
 
 def test_a_busy_host_is_the_cause_and_not_the_verdict() -> None:
-    """Such runs were once called unusable, although their medians repeated within 4%."""
+    """An earlier version called such runs unusable, although their medians repeated within 4%."""
     busy = [host(others=0.6, steal=0.1)]
     assert judge(events=busy) == ("quiet", "")
     told = health({**STEADY_RECORD, "repeats": {"cases": 24, "between": 0.04}}, CPU, [],
@@ -159,7 +159,10 @@ def test_a_run_that_is_noisy_for_another_reason_names_it() -> None:
 
 
 def at_ticks(tick: float, cases: int = 40) -> list[Event]:
-    """Every launch waits for its turn and seems to take whole slices; all six of a case agree."""
+    """Return samples that last whole ticks, as if launches waited for the scheduler.
+
+    Each case has six samples, each of one to three ticks.
+    """
     rng = random.Random(1)
     return [
         sample(f"case {i}", tick * rng.randint(1, 3) + rng.uniform(0, 0.01 * tick))
@@ -200,7 +203,7 @@ def test_times_that_know_nothing_of_ticks_are_not_at_ticks() -> None:
 
 
 def test_a_run_of_which_little_is_known_is_not_quiet() -> None:
-    """Six seconds that were interrupted: no interval, no canary, nothing timed again."""
+    """A run that was interrupted after a few seconds has no intervals, canary or repeats."""
     without = {name: value for name, value in row().items() if not name.startswith("time_")}
     rows = [{**without, "time_us": 1e5} for _ in range(20)]
     record = {"canary": None, "repeats": None}

@@ -1,4 +1,4 @@
-"""Times that no launch can reach."""
+"""Times that are too short for any launch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A CPU's ceilings over a whole run: the best of several, and what a GEMM exceeded twice."""
+"""A CPU's ceilings over a whole run: the highest that were measured or that a GEMM reached."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PLANNED = [FAST, SLOW]
 
 
 def events_of(entry: PlanEntry, flops: float, kind: str = "sample", count: int = 8) -> list[Event]:
-    """So many samples at a speed (FLOP/s), which scatter by a percent."""
+    """Return ``count`` samples of a case at a speed (FLOP/s); they scatter by about a percent."""
     seconds = entry.case.problem.flops / flops
     events: list[Event] = [
         {"event": kind, "case": entry.case.id, "worker": "1/1", "at": 1.0, "cost": 0.0,
@@ -48,12 +48,12 @@ def test_the_best_of_start_middle_and_end_counts() -> None:
 
 
 def test_a_ceiling_that_was_measured_in_a_slow_moment_is_raised_and_said_to_be() -> None:
-    """A run once reported 201% of its ceiling."""
+    """Without raised ceilings, a run once reported 201% of its peak."""
     events = [*events_of(FAST, 120e9), *events_of(SLOW, 50e9), *events_of(FAST, 118e9, "repeat")]
     found = raised(events)
     assert 115e9 < found.machine.peaks["fp32"] < 118e9
     assert found.record["raised"] == {"fp32": {"case": "512×512×512 fp32 nt", "from": 60e9}}
-    # Folding again begins from the ceilings of the start.
+    # A second fold begins with the ceilings that were measured at the start.
     again = raise_ceilings(found.record and {"ceilings": found.record}, found.machine, events,
                            PLANNED, histories(events))  # fmt: skip
     assert again == found

@@ -1,4 +1,4 @@
-"""Intervals, and the verdict on a run, on machines whose noise is known."""
+"""Intervals and verdicts of runs on simulated machines, whose noise is known."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from tests.support.simulated import (
 from tests.support.tiers import quick_and_long
 
 LEAST = 0.90
-"""Share of 95 % intervals that must hold the truth; they lose by stopping early."""
+"""Share of 95% intervals that must contain the true median. Stopping early costs some coverage."""
 CHANCE = 3.0
-"""Standard errors of such a share, by which a sample of cases may fall short of it."""
+"""Standard errors by which the share may fall below :data:`LEAST`, because there are few cases."""
 QUIET = ("log-normal 0.1%", "log-normal 0.3%", "log-normal 0.5%", "exponential 0.5%")
 NOISY = (
     *(f"two speeds, {s} s each" for s in ("0.2", "0.5", "1", "2", "5")),
@@ -38,9 +38,12 @@ NOISY = (
 def share_held(
     machine: SimulatedMachine, cases: int, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[float, int, str, list[tuple[bool, bool]]]:
-    """Of a simulated run: the share of intervals that hold the case's true median, and of how many;
-    the verdict; and of each case whether it converged by its own samples, and whether it is said
-    to have.
+    """Simulate a run, and return four facts about it.
+
+    Returns:
+        The share of intervals that contain the case's true median; the number of intervals; the
+        verdict; and for each case whether its samples alone converged, and whether its row says
+        that it converged.
     """
     planned, events, bench = simulate(machine, cases, 1, monkeypatch)
     speeds = machine_speeds(events)
@@ -49,7 +52,7 @@ def share_held(
     verdict = health(record, None, planned, rows, events, speeds.values())["verdict"]
     rng, known = random.Random(5), histories(events)
     held, factor, certain = [], 0.0, []
-    by_size = {row["m"]: row for row in rows}  # of the cases that the run reached
+    by_size = {row["m"]: row for row in rows}  # only of the cases that the run reached
     for entry in planned:
         row = by_size.get(entry.case.problem.m, {})  # type: ignore[union-attr]
         if "time_lo_us" not in row:
@@ -71,11 +74,11 @@ def share_held(
 def test_intervals_hold_or_the_run_says_that_it_is_noisy(
     name: str, cases: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What each machine shows is printed with ``-rP``."""
+    """The option ``-rP`` prints the result for each machine."""
     share, count, verdict, certain = share_held(MACHINES[name], cases, monkeypatch)
     before, after = (sum(pair[i] for pair in certain) for i in (0, 1))
     print(f"{name}: {share:.3f} of {count} hold, {verdict}; {before} → {after} converged")
-    if "ticks" in name:  # no interval knows what was timed instead
+    if "ticks" in name:  # the scheduler's ticks were timed, so no interval is right
         assert verdict == "unusable"
         return
     assert share >= LEAST - CHANCE * (LEAST * (1 - LEAST) / count) ** 0.5
@@ -93,7 +96,7 @@ def test_there_are_as_many_machines_as_are_claimed() -> None:
 def test_a_speed_that_changes_is_seen_and_intervals_reach_over_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Every case has samples at both speeds, of which the median is either, or lies between."""
+    """Every case has samples at both speeds, so its median is one of them or lies between them."""
     planned, events, _ = simulate(MACHINES["two speeds, 5 s each"], 200, 1, monkeypatch)
     (speed,) = machine_speeds(events).values()
     assert 0.07 < speed.spread < 0.11
@@ -106,7 +109,7 @@ def test_a_speed_that_changes_is_seen_and_intervals_reach_over_it(
 
 
 def test_gpus_and_workers_are_not_one_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second is slower throughout, which is no change of either's speed."""
+    """The second worker is slower throughout, so neither worker's speed changes."""
     _, events, _ = simulate(SimulatedMachine(log_normal(0.003)), 60, 1, monkeypatch)
     slower = [{**e, "worker": "2/2", "s": 2 * e["s"]} for e in events if "s" in e]
     speeds = machine_speeds([*events, *slower])
@@ -115,14 +118,17 @@ def test_gpus_and_workers_are_not_one_machine(monkeypatch: pytest.MonkeyPatch) -
 
 
 def right_of(planned: list[PlanEntry]) -> list[Event]:
-    """The check after the samples of each case."""
+    """Return an event for each case that says that its result was right after the samples."""
     return [{"event": "right", "case": e.case.id, "worker": "1/1", "cost": 0.0} for e in planned]
 
 
 def with_repeats(
     events: list[Event], planned: list[PlanEntry], apart: float, noise: float = 0.003
 ) -> list[Event]:
-    """The events, and eight repeats of each case in which its median is off by a factor."""
+    """Return the events, and eight repeats of each case, whose median differs by a random factor.
+
+    The logarithm of the factor has the standard deviation ``apart``.
+    """
     rng = random.Random(3)
     repeats = []
     for entry in planned:
@@ -179,7 +185,7 @@ def test_repeated_are_cheap_finished_cases_from_all_over_the_plan_once(
     assert places[-1] >= 96
     few = choose_repeats(planned, histories(finished), budget=0.4)
     assert len(few) == 10
-    assert planned.index(few[-1]) >= 96  # also of a small budget from all over the plan
+    assert planned.index(few[-1]) >= 96  # even with a small budget, the whole plan is covered
     assert choose_repeats(planned, histories(finished), budget=0.1) == []
     assert choose_repeats(planned, histories(events[:50]), 120.0) == []
     again = histories(with_repeats(finished, planned, 0.0))

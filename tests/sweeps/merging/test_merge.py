@@ -1,4 +1,4 @@
-"""Several recordings become one: no case lost, none twice, samples of two never pooled."""
+"""Merging: no case is lost or duplicated, and samples of two recordings are never pooled."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ BOTH = range(5, 13)  # numbers of the cases that both recordings have
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two recordings, ``a`` and ``b``; the samples of ``b`` scatter more, so that it has more."""
+    """Return a folder with two recordings, ``a`` and ``b``.
+
+    The samples of ``b`` scatter more, so that its cases have more of them.
+    """
     folder = tmp_path_factory.mktemp("made")
     record(folder / "a", planned(12))
     record(folder / "b", planned(16)[4:], spread=0.02)
@@ -39,7 +42,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def two(made: Path, tmp_path: Path) -> Path:
-    """A copy of those, for a test to change."""
+    """Return a copy of both recordings, which a test may change."""
     shutil.copytree(made, tmp_path / "two")
     return tmp_path / "two"
 
@@ -102,7 +105,7 @@ def test_a_case_that_both_timed_has_the_samples_of_one(two: Path) -> None:
         assert rows[m]["samples"] == own[which][m]["samples"]
         assert rows[m]["time_us"] == own[which][m]["time_us"]
         most += which
-    assert most > 0  # the table is not simply that of the first
+    assert most > 0  # the table is not simply that of the first recording
     rounds = rounds_of(load(result.folder))
     assert len(rounds) == 16
     assert all(len({place for place, _ in of}) == 1 for of in rounds.values())
@@ -141,12 +144,12 @@ def test_it_is_read_as_any_recording(two: Path) -> None:
     assert set(places_of(recording.ok)) == {
         f" {recording.run['run']} 1/2 ", f" {recording.run['run']} 2/2 ",
     }  # fmt: skip
-    again = fold(result.folder)  # which is what any later command would do
+    again = fold(result.folder)  # as any later command would
     assert again == read_run(result.folder) == result.record
 
 
 def test_another_place_fails_or_moves_on_without_touching_this_one() -> None:
-    """Two CPUs' events of one case, which no GPU tells apart."""
+    """The events of one case are from two CPUs, so only their workers differ."""
 
     def sample(worker: str, s: float, event: str = "sample") -> Event:
         return {"event": event, "case": "c", "worker": worker, "s": s, "at": 1.0, "checking": 0.0}

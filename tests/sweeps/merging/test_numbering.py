@@ -1,4 +1,4 @@
-"""GPUs and nodes of several recordings: each has a number of its own, and one card only one."""
+"""Numbers of GPUs and nodes in a merged recording: each card has exactly one, which is unique."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def gpu(number: int = 0, node: int = 0, **more: str) -> dict[str, Any]:
 
 
 def merged(two: Path) -> tuple[list[Any], dict[str, set[Any]]]:
-    """The GPUs of run.json, and the numbers that each worker's events have."""
+    """Merge two recordings. Return the GPUs of run.json, and the GPU numbers of each worker."""
     result = merge([two / "a", two / "b"], two / "all", two)
     numbers: dict[str, set[Any]] = {}
     for event in read_events(result.folder)[0]:

@@ -1,4 +1,4 @@
-"""What cannot be merged: each time one sentence, and nothing has changed."""
+"""Recordings that cannot be merged: the error is one sentence, and no file changes."""
 
 from __future__ import annotations
 
@@ -28,8 +28,10 @@ GPU = {"gpu": 0, "node": 0, "sm_limit_mhz": None}
 
 
 SEEDS, MOST_SEEDS = 40, 400
-"""Damages that are tried, and at most where all ended alike: few places of a run.json are harmless,
-and which of them a seed hits depends on how long the recording took."""
+"""Number of damaged files that are tried, and the largest number.
+
+More than ``SEEDS`` are tried only while all were merged or all were refused. Few places of a
+run.json are harmless, and which of them a seed damages depends on how long the recording took."""
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +53,7 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 def refused(two: Path, *names: str, into: str = "all") -> str:
-    """The sentence; nothing has been written."""
+    """Return the error of a merge that is refused, after checking that no file has changed."""
     before = files(two)
     with pytest.raises(UserError) as caught:
         merge([two / name for name in names or ("a", "b")], two / into, two)

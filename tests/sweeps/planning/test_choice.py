@@ -1,4 +1,4 @@
-"""Sweeps by name and by file; a wrong file blocks itself alone."""
+"""Choosing sweeps by name and by file; a wrong file only blocks its own sweep."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ dtype = "fp32"
 
 @pytest.fixture
 def specs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A copy of the folder of sweeps, for a test to break."""
+    """Return a copy of the folder of sweeps, in which a test may break files."""
     folder = tmp_path / "specs"
     shutil.copytree(spec.FOLDER, folder)
     monkeypatch.setattr(spec, "FOLDER", folder)
@@ -59,7 +59,7 @@ def a_request(tmp_path: Path, *names: str, **more: Any) -> Request:
 
 
 def with_ceilings(device: Device) -> Device:
-    """Without measuring them, which takes seconds."""
+    """Return a CPU with invented ceilings, because measuring them takes seconds."""
     peaks = dict.fromkeys(device.machine.peaks, 1e11)
     return replace(device, machine=cpu_machine(peaks, 3e10, device.machine.sms))
 
@@ -120,7 +120,7 @@ def test_a_file_adds_to_the_recording_and_its_new_cases_are_added_later(
     assert str(tmp_path) not in (run.folder / "run.json").read_text(encoding="utf-8")
     again = begin(a_request(tmp_path, own(tmp_path, MINE.replace("96]", "96, 128]"))), quiet)
     assert sorted(e.case.problem.m for e in again.planned) == [64, 96, 128]  # type: ignore[union-attr]
-    # Plain `make sweep` then means the default sweeps, wherever the file is now.
+    # Without names, the default sweeps are meant, even if the file is gone.
     (tmp_path / "mine.toml").unlink()
     more = begin(a_request(tmp_path), quiet)
     assert {*choose_sweeps(())} <= {*read_run(more.folder)["plan"]["sweeps"]}
@@ -133,7 +133,7 @@ _LINES = ("alignment", "steps", "conv-layouts", "conv-channels")
 
 @pytest.mark.parametrize("budget", [240.0, 480.0])
 def test_the_default_plan_of_a_gpu_has_whole_lines(budget: float) -> None:
-    """But for the longest cases of a line, which take too much of the budget each."""
+    """Only the longest cases of a line may be missing, which take too much of the budget."""
     machine = known_machine("nvidia-h200")
     sweeps = {name: sweep_cases(sweep, machine) for name, sweep in choose_sweeps(()).items()}
     planned = {entry.case for entry in make_plan(sweeps, machine, budget, cores=16).planned}
@@ -155,7 +155,7 @@ def test_the_default_plan_of_a_gpu_has_whole_lines(budget: float) -> None:
 @pytest.mark.parametrize("bf16", [True, False])
 @pytest.mark.parametrize("budget", [60.0, 66.0])
 def test_what_people_look_for_first_is_whole_on_a_slow_cpu(budget: float, bf16: bool) -> None:
-    """The plan of a slow CPU once left out a line of `alignment`."""
+    """An earlier version left out a line of `alignment` on a slow CPU."""
     machine = replace(
         cpu_machine({"fp32": 90e9, "bf16": 180e9 if bf16 else 10e9}, 16e9, 1),
         l2_bytes=32 << 20,

@@ -37,12 +37,12 @@ def test_compiling_leaves_the_run_its_cores_and_the_card_its_memory() -> None:
     assert compilers(H200, 16) == 12
     assert compilers(H200, 8) == 6
     assert compilers(H200, 2) == compilers(H200, 1) == 0
-    assert compilers(small, 16) == 0  # each process has a context of half a gigabyte there
+    assert compilers(small, 16) == 0  # each process has a context of half a gigabyte on the card
     assert compilers(replace(H200, memory_bytes=24 << 30), 16) == 2
 
 
 class Shares:
-    """Stands for the processes: keeps what each was given."""
+    """Stand-in for the compiling processes, which stores the cases of each."""
 
     def __init__(self) -> None:
         self.given: list[list[Case]] = []
@@ -69,14 +69,15 @@ def test_each_kernel_is_compiled_once_in_the_plan_s_order(monkeypatch: pytest.Mo
     monkeypatch.setattr(compiling_module, "compilers", lambda machine, cores: 2)
     cases = [gemm(512), gemm(1024), gemm(513), gemm(512, "cublas", ""), gemm(1), gemm(2)]
     with compiling({"machine": H200, "gpu": 0}, cases):
-        assert shares.given == [[cases[0], cases[4]], [cases[2], cases[5]]]  # 1024 is what 512 is
+        # The cases with 512 and 1024 rows share a kernel.
+        assert shares.given == [[cases[0], cases[4]], [cases[2], cases[5]]]
         assert shares.ended == 0
     assert shares.ended == 2
     shares.given.clear()
     with compiling({"machine": H200, "gpu": None}, cases):  # a CPU times no Triton kernels
         assert shares.given == []
     monkeypatch.setattr(compiling_module, "compilers", lambda machine, cores: 0)
-    with compiling({"machine": H200, "gpu": 0}, cases):  # two cores have enough to do
+    with compiling({"machine": H200, "gpu": 0}, cases):  # no core is to spare
         assert shares.given == []
 
 

@@ -37,7 +37,7 @@ def test_lines_have_all_that_differs_in_one_size() -> None:
     sizes = [{(gemms[i].m, gemms[i].n) for i in line} for line in lines]
     assert sizes == [{(8, 8), (9, 8), (10, 8)}, {(8, 8), (8, 9), (8, 10)}, {(500, 700)}]
     assert all(len(line) == 2 * len(own) for line, own in zip(lines, sizes, strict=True))
-    # Squares differ in all three sizes, so each is a group of its own.
+    # Squares differ in all three sizes, so each forms a group by itself.
     assert len(lines_of([Case("s", Gemm(n, n, n, "fp32"), "mkl") for n in (64, 128, 256)])) == 3
 
 
@@ -57,7 +57,7 @@ def test_near_problems_that_a_series_has_both_of_link_no_other_sweep() -> None:
 
 @pytest.mark.parametrize("shards", [2, 4, 8])
 def test_no_rule_compares_cases_of_two_shards(shards: int) -> None:
-    """Of the sweeps that rules need, as an H200 would measure them."""
+    """The cases are those of the sweeps that rules need, as planned for an H200."""
     groups = [tuple(name.split(",")) for name in rule_sweeps()]
     names = list(dict.fromkeys(name for group in groups for name in group))
     cases = {name: sweep_cases(s, H200) for name, s in choose_sweeps(names).items()}
@@ -119,6 +119,6 @@ def test_shares_are_whole_series_and_as_equal_as_they_can_be(
         longest[number] += taken
     best = max(sum(seconds) / shards, *longest.values())
     assert max(load.values()) <= best + max(longest.values())
-    # Whoever has a shard already keeps it, and takes the rest of its series there.
+    # A case that has a shard keeps it, and the rest of its series goes to that shard.
     again = share_out(cases, seconds, shards, taken={cases[0].id: shards})
     assert {share for n, share in zip(numbers, again, strict=True) if n == numbers[0]} == {shards}

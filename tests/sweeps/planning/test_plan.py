@@ -90,7 +90,7 @@ def test_lines_are_planned_whole_or_not_at_all(budget: float) -> None:
     by_k = {k: [case in planned for case in cases if case.problem.k == k]  # type: ignore[union-attr]
             for k in (64, 1024, 8192)}  # fmt: skip
     whole = [k for k, there in by_k.items() if all(there)]
-    if whole:  # else not even one line fits
+    if whole:  # otherwise not even one line fits
         assert all(all(there) or not any(there) for there in by_k.values())
 
 
@@ -147,7 +147,7 @@ def test_sweeps_can_be_planned_one_after_the_other() -> None:
 
 
 def test_a_kernel_is_compiled_once_and_that_costs_its_first_case() -> None:
-    sizes = (512, 1024, 1537)  # two multiples of 16, and one that needs a kernel of its own
+    sizes = (512, 1024, 1537)  # two multiples of 16, and an odd size, which needs another kernel
     cases = [Case("s", Gemm(m, 512, 512, "bf16"), "triton-tiled", "bm=64;bn=64") for m in sizes]
     library = [replace(case, implementation="cublas", config="") for case in cases]
     ours, theirs = (
@@ -178,11 +178,11 @@ def test_naming_has_its_place_in_the_budget() -> None:
     assert naming_reserve(gemms, 600) == pytest.approx(22.5)
     assert naming_reserve(gemms, 60) == pytest.approx(6.0)  # a tenth at most
     conv = Case("s", Conv.parse("32,64,28,28,64,3,3,1,1,1,1,fp16"), "cudnn")
-    assert naming_reserve([conv] * 100, 600) == pytest.approx(10.5)  # each plan is built anew
+    assert naming_reserve([conv] * 100, 600) == pytest.approx(10.5)  # each plan is built again
 
 
 def test_a_cpu_s_plan_leaves_no_time_for_naming() -> None:
-    """Its kernels are named while its cases are prepared."""
+    """On a CPU, kernels are named while cases are prepared."""
     cpu = replace(cpu_machine({"fp32": 90e9}, 16e9, 1), l2_bytes=1 << 20)
     cases = [replace(case, implementation="mkl") for case in sweep("s", *range(64, 9000, 8))]
     planned = make_plan({"s": cases}, cpu, 60).planned
@@ -218,7 +218,7 @@ def test_checking_results_is_part_of_what_a_case_is_expected_to_take() -> None:
 
 @pytest.mark.parametrize("run", sorted(PUBLISHED.rglob("run.json")), ids=lambda p: p.parent.name)
 def test_every_recorded_plan_is_read_again(run: Path) -> None:
-    """Of GEMMs, convolutions, layers, series and LSTMs."""
+    """The plans have GEMMs, convolutions, layers, series and LSTMs."""
     rows = read_run(run.parent)["plan"]["cases"]
     assert [PlanEntry.from_json(row).to_json() for row in rows] == rows
 

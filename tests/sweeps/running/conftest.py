@@ -12,7 +12,7 @@ from sweeps.running import opening
 
 @pytest.fixture
 def quick_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A CPU's ceilings and costs, which are not what is tested, in no time."""
+    """Replace the measuring of a CPU's ceilings and costs, which takes long and is not tested."""
 
     def measured(device: Device) -> Device:
         peaks = dict.fromkeys(device.machine.peaks, 1e11)

@@ -59,7 +59,7 @@ def test_the_latest_times_of_a_gpu_count() -> None:
 
 
 def test_work_without_a_pause_counts_once_it_is_steady() -> None:
-    """A board that slows down for two of its six seconds, at 500 W."""
+    """The board slows down in the first two of six seconds, and takes 500 W."""
     held = PlanEntry(replace(case(4, "anchors"), mode="sustained"), 0.01)
     burst = PlanEntry(case(4, "anchors"), 0.01)
     where = {"event": "anchor", "worker": "1/1", "gpu": 0, "phase": "alone", "at": 1.0}

@@ -1,4 +1,4 @@
-"""What advice asks to be measured: beside a plan, on top of its budget."""
+"""Cases that advice asks for: they are added to the plan, with a budget of their own."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def test_what_advice_asks_for_comes_on_top_of_the_plan(tmp_path: Path) -> None:
     assert read_run(larger.folder)["plan"]["left_s"] == 10.0
     added = begin(Request(("depthwise",), 8.0, tmp_path, device="cpu", leave=0.25), quiet)
     plan = read_run(added.folder)["plan"]
-    assert plan["left_s"] == 2.0 + 2.0  # what was spent, and a quarter of this call's
-    assert plan["budget_s"] == 30.0  # it had as much, of which nothing was spent
+    assert plan["left_s"] == 2.0 + 2.0  # the time spent for advice, and a quarter of this budget
+    assert plan["budget_s"] == 30.0  # the plan's budget does not shrink
     assert added.budget == 32.0
 
 

@@ -22,7 +22,7 @@ def gpu(index: int) -> Device:
 
 @pytest.fixture
 def node(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """A node of several GPUs, whose name, cards and limits a test may change."""
+    """Simulate a node with several GPUs, whose name and limits a test may change."""
     import torch
 
     here = SimpleNamespace(name="node-a", nvml=FakeNvml(PowerManagementLimit=700_000))

@@ -1,4 +1,4 @@
-"""Whatever ends a run from outside, nothing is lost and nothing comes twice."""
+"""Runs that are ended from outside: no measurement is lost, and none is repeated."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def test_a_full_disk_ends_the_run_with_a_sentence_and_nothing_is_lost(tmp_path: Path) -> None:
-    """The whole run in a process whose files may not grow past 20 kB."""
+    """The run is a process whose files may not grow beyond 20 kB."""
     code = CODE.replace("# limit", "resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))")
     answer = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path), "40", "0", "0"], cwd=ROOT, env=ENVIRONMENT,
@@ -69,7 +69,10 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
 def start(folder: Path, count: int, pause: float, stalls: int = 0) -> subprocess.Popen[str]:
-    """``stalls``: launches after which it waits to be killed, so that it is never done before."""
+    """Start a run in another process.
+
+    After ``stalls`` launches it waits to be killed, so that it does not finish before; 0 for never.
+    """
     return subprocess.Popen(
         [sys.executable, "-c", CODE, str(folder), str(count), str(pause), str(stalls)], cwd=ROOT,
         env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -78,7 +81,7 @@ def start(folder: Path, count: int, pause: float, stalls: int = 0) -> subprocess
 
 
 def _as_in_a_terminal() -> None:
-    """What a shell starts in the background ignores Ctrl-C, and so do its children."""
+    """Make a process end at Ctrl-C, which processes in a shell's background ignore."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -91,13 +94,13 @@ def count_events(folder: Path) -> int:
 def test_kills_at_random_moments_lose_nothing_and_repeat_nothing(
     kills: int, tmp_path: Path
 ) -> None:
-    """``kill -9`` of the parent while a child measures; every resume follows the plan."""
+    """The parent is killed by ``kill -9`` while a child measures. Every resume follows the plan."""
     rng = random.Random(1)
     cases = planned(120)
     written = 0
     for _ in range(kills):
         process = start(tmp_path, len(cases), 0.002, stalls=30)
-        # A random moment of the measuring itself, not of Python's start.
+        # Kill at a random moment of the measuring itself, not while Python starts.
         goal = count_events(tmp_path) + rng.randrange(1, 40)
         while count_events(tmp_path) < goal and process.poll() is None:
             time.sleep(0.005)
@@ -136,7 +139,7 @@ def test_a_call_whose_time_is_over_leaves_the_rest_to_the_next(tmp_path: Path) -
 
 
 def test_a_results_folder_that_is_removed_ends_the_run_with_a_sentence(tmp_path: Path) -> None:
-    """Otherwise it would measure on into a file that nobody can find."""
+    """Otherwise the run would write its samples into a file that nobody can find."""
     folder = tmp_path / "results"
     process = start(folder, 200, 0.005)
     while count_events(folder) < 30 and process.poll() is None:
@@ -196,6 +199,6 @@ def test_samples_that_are_mostly_damaged_leave_the_table_as_it_was(tmp_path: Pat
     path = tmp_path / "samples" / "1-of-1.jsonl"
     lines = path.read_text(encoding="utf-8").splitlines()
     path.write_text("\n".join(["{}"] * 9 + lines[9:30]) + "\n", encoding="utf-8")
-    with pytest.raises(UserError, match="9 sample lines .* The table was not changed"):
+    with pytest.raises(UserError, match="9 sample lines .* The tables were not changed"):
         fold(tmp_path)
     assert (tmp_path / "measurements.csv").read_bytes() == before

@@ -1,4 +1,4 @@
-"""Kernels are named after timing, by processes that may fail without costing a time."""
+"""Kernels are named after timing, by processes that may fail without losing a time."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_name_that_was_lost_is_asked_of_another_process(tmp_path: Path) -> Non
     assert carry(run) == ("done", [])
     names = names_of(tmp_path)
     assert names[2].startswith("fake_kernel_")
-    assert names[2] != names[1]  # the process says who it is
+    assert names[2] != names[1]  # a fake kernel's name contains the id of its process
 
 
 def test_a_name_that_nobody_has_is_empty_and_not_asked_for_again(tmp_path: Path) -> None:

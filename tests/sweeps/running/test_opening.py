@@ -66,7 +66,7 @@ def test_named_sweeps_add_to_the_recording_and_are_measured_alone(tmp_path: Path
     assert plan["sweeps"] == sorted([*NAMES, "depthwise"])
     assert [case["id"] for case in plan["cases"]] == [*ids(first), *ids(mine)]
     again = begin(Request((NAMES[0],), 5.0, tmp_path, device="cpu"), quiet)
-    assert {entry.case.sweep for entry in again.planned} == {NAMES[0]}  # of the plan, by name
+    assert {entry.case.sweep for entry in again.planned} == {NAMES[0]}  # only the named sweep
     assert not (first.folder / "runs").exists()
 
 
@@ -114,7 +114,7 @@ def test_sweeps_are_added_to_a_recording(tmp_path: Path) -> None:
     first = begin(request(tmp_path), quiet)
     added = Request(("depthwise",), 30.0, tmp_path, device="cpu", add=True)
     more = begin(added, quiet)
-    assert {entry.case.sweep for entry in more.planned} == {"depthwise"}  # it alone is measured
+    assert {entry.case.sweep for entry in more.planned} == {"depthwise"}  # only it is measured
     plan = read_run(first.folder)["plan"]
     assert plan["sweeps"] == sorted([*NAMES, "depthwise"])
     assert [case["id"] for case in plan["cases"]] == [*ids(first), *ids(more)]
@@ -205,12 +205,12 @@ def test_an_unusable_run_that_is_over_is_measured_again(tmp_path: Path, ended: b
 
 @pytest.mark.parametrize("verdict", ["quiet", "unusable"])
 def test_what_an_unusable_run_recorded_is_measured_elsewhere(tmp_path: Path, verdict: str) -> None:
-    """`make rules` skips sweeps that are recorded, unless nothing follows from the recording."""
+    """`make rules` skips sweeps that are recorded, unless the recording is unusable."""
     first = begin(request(tmp_path), quiet)
     record = read_run(first.folder)
     write_run(first.folder, {**record, "health": {"verdict": verdict, "reasons": []}})
     machine = Machine.from_json(record["machine"])
-    # All cases, as a slow machine's plan leaves some of them out.
+    # The table has all cases, although a slow machine's plan leaves some of them out.
     every = [case for s in choose_sweeps(NAMES).values() for case in sweep_cases(s, machine)]
     write_table(first.folder, [{**case.columns(), "status": "ok"} for case in every])
     other = replace(request(tmp_path / "rules"), skip_recorded=tmp_path)
@@ -318,7 +318,7 @@ def test_a_budget_too_small_for_anything_says_so(tmp_path: Path) -> None:
 def test_a_gpu_run_plans_all_dtypes_and_triton(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As far as a machine without a GPU can go: the plan of an H200."""
+    """An H200 is planned for on a machine without a GPU."""
     h200 = Device(known_machine("nvidia-h200"), "cuda:0", 0)
     monkeypatch.setattr(start, "select_device", lambda kind, gpu: h200)
     monkeypatch.setattr(start, "take_part", lambda folder, request, device: 0)
@@ -368,7 +368,7 @@ def test_a_spent_budget_leaves_cases_unreached_and_says_so(
 ) -> None:
     started = begin(request(tmp_path), quiet)
     count = len(started.planned)
-    with SampleLog(started.folder, (1, 1)) as log:  # one case has cost all that there was
+    with SampleLog(started.folder, (1, 1)) as log:  # one case has used up the budget
         seen = {"case": started.planned[0].case.id, "at": 1.7e9, "worker": "1/1"}
         log.append({"event": "sample", "s": 1e-5, "n": 1, "cost": 20.0, "checking": 0.1, **seen})
         log.append({"event": "facts", "facts": {"kernel": "gemm"}, "cost": 0.0, **seen})
@@ -425,13 +425,13 @@ def test_what_is_recorded_whole_elsewhere_is_left_out(tmp_path: Path) -> None:
     assert {entry.case.sweep for entry in run.planned} == {"depthwise"}
     plan = json.loads((run.folder / "run.json").read_text())["plan"]
     assert plan["recorded_elsewhere"] == ["cache"]
-    assert begin(request, quiet).planned == run.planned  # the same command goes on
+    assert begin(request, quiet).planned == run.planned  # the same command resumes the run
     with pytest.raises(UserError, match="already recorded") as caught:
         begin(
             Request(("cache",), 20.0, tmp_path / "third", device="cpu", skip_recorded=main), quiet
         )
     assert caught.value.exit_code == 0
-    # What is needed together is measured together.
+    # Sweeps that are needed together are measured in one recording.
     both = begin(
         Request(("cache,depthwise",), 20.0, tmp_path / "fifth", device="cpu", skip_recorded=main),
         quiet,
@@ -455,4 +455,4 @@ def test_candidates_of_what_a_machine_cannot_run_are_one_case(tmp_path: Path) ->
         'implementation = "triton-tiled"\nconfig = "all"\n'
     )
     (case,) = sweep_cases(read_sweep(path), known_machine("nvidia-v100-sxm2-16gb"))
-    assert case.config == ""  # its row says that sm_80 is needed
+    assert case.config == ""  # its row in measurements.csv will say that sm_80 is needed

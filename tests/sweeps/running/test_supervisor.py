@@ -1,4 +1,4 @@
-"""Runs that are killed, crash, hang, fill the disk: no case lost, none twice, one sentence each."""
+"""Runs whose children crash, hang or fail: no case is lost, and each failure has a message."""
 
 from __future__ import annotations
 
@@ -88,14 +88,14 @@ def test_a_crash_while_several_cases_are_compiled_takes_them_one_by_one(tmp_path
 
 
 def test_only_those_that_died_together_are_taken_one_by_one(tmp_path: Path) -> None:
-    """Case 3 takes the first chunk with it; the second chunk is prepared together again."""
+    """Case 3 ends the process of the first chunk. The second chunk is still prepared together."""
     run = a_run(tmp_path, planned(2 * CHUNK), behaviours={3: "abort-together"})
     assert carry(run)[0] == "done"
     assert {row["status"] for row in rows_of(tmp_path).values()} == {"ok"}
 
 
 def experimental(count: int) -> list[PlanEntry]:
-    """The last ones of these are warp-specialised, and all are of the same family."""
+    """Return cases of one kernel family, of which the second half is warp-specialised."""
     configs = ("specialize=off", "specialize=on")
     return [
         PlanEntry(Case("fake", Gemm(m, 64, 64, "bf16"), "triton-persistent", config), 0.01)
@@ -107,7 +107,7 @@ def experimental(count: int) -> list[PlanEntry]:
 @pytest.mark.slow
 @pytest.mark.parametrize("behaviour", ["hang", "abort"])
 def test_one_crash_of_an_experimental_feature_is_the_last(tmp_path: Path, behaviour: str) -> None:
-    """Otherwise each of hundreds of cases would hang twice, for thirty seconds each time."""
+    """Without that rule, each of hundreds of cases could hang twice, for 30 s each time."""
     cases = experimental(40)
     # Every sample is expected to take 30 s of the fake clock and more: patience ends with case 30.
     how: dict[str, Any] = {"seconds": 30.0, "canary": "raise"}
@@ -119,7 +119,7 @@ def test_one_crash_of_an_experimental_feature_is_the_last(tmp_path: Path, behavi
     assert "the process ended during this case" in rows[30]["message"]
     assert all(rows[m]["status"] == "ok" for m in range(1, 21))
     later = {m for m, row in rows.items() if row["status"] == "unsupported"}
-    assert later >= {*range(25, 30), *range(31, 41)}  # those of the third chunk, and the rest
+    assert later >= {*range(25, 30), *range(31, 41)}  # the other cases of its chunk and later ones
     assert "triton-persistent with warp specialisation ended the process" in rows[40]["message"]
     # Resuming does not try them again either.
     assert carry(a_run(tmp_path, cases, 2.0, **how))[1] == []
@@ -152,7 +152,7 @@ def test_a_case_that_hangs_is_killed(tmp_path: Path) -> None:
     events, _ = read_events(tmp_path)
     crashes = [event["cost"] for event in events if event["event"] == "crash"]
     assert len(crashes) == 2
-    assert sum(crashes) >= 2 * 2.0  # two visits, on the budget
+    assert sum(crashes) >= 2 * 2.0  # both visits count towards the budget
     assert read_run(tmp_path)["spent_s"] == pytest.approx(sum(e["cost"] for e in events), abs=1e-3)
     assert {rows[m]["status"] for m in (1, 3, 4)} == {"ok"}
 
@@ -236,12 +236,12 @@ def test_folding_twice_gives_the_same_table(tmp_path: Path) -> None:
 def test_a_child_that_is_stopped_does_not_hang(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its patience does not run while it is stopped: it is there when it goes on."""
+    """The parent's patience with a child is not used up while the child is stopped."""
     asked: list[int] = []
 
     def stopped(pid: int) -> bool:
         asked.append(pid)
-        return len(asked) < 100  # five seconds of them, ten times its patience
+        return len(asked) < 100  # for five seconds, ten times the patience
 
     monkeypatch.setattr(child_module, "is_stopped", stopped)
     monkeypatch.setattr(child_module, "_LISTENING_STEP", 0.05)
@@ -251,7 +251,7 @@ def test_a_child_that_is_stopped_does_not_hang(
 
 
 def test_a_finished_run_is_timed_again_in_part_and_once(tmp_path: Path) -> None:
-    """By a process of its own; its samples enter no time."""
+    """Another process re-times the cases, and its samples do not count towards their times."""
     run = a_run(tmp_path, planned(60), repeats=True)
     carry(run)
     events, _ = read_events(tmp_path)
@@ -281,7 +281,7 @@ def test_the_rounds_of_every_time_are_written(tmp_path: Path) -> None:
 
 
 def by_case(folder: Path) -> list[tuple[str, dict[str, str]]]:
-    """The rows of a table by their cases' ids."""
+    """Return the rows of measurements.csv, each with the id of its case."""
     text = (folder / "measurements.csv").read_text(encoding="utf-8")
     return [(Case.from_columns(row).id, row) for row in csv.DictReader(text.splitlines())]
 

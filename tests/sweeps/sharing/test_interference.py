@@ -12,7 +12,7 @@ from sweeps.store import Event
 def anchors(
     slowdown: float, noise: float = 0.002, cases: int = 10, workers: int = 4, seed: int = 0
 ) -> list[Event]:
-    """What GPUs took whose speeds differ by several percent and which slow one another down."""
+    """Return the anchors' events of GPUs whose speeds differ and that slow one another down."""
     draw = random.Random(seed)
     events: list[Event] = []
     for worker in range(1, workers + 1):

@@ -1,4 +1,4 @@
-"""A node with several made-up GPUs: real commands and processes, the GPUs' time is simulated."""
+"""A node with several simulated GPUs, measured by real commands and processes."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def rows_of(path: Path) -> list[dict[str, str]]:
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int, str]:
-    """A run on two GPUs; the GPU whose worker was killed while it measured; what was said."""
+    """Kill a worker of a run on two GPUs. Return the run's folder, the worker's GPU and stderr."""
     results = tmp_path_factory.mktemp("made-up")
     process = start(2, 6, "sweeps", "run", "alignment", "--gpus", "all", "--budget", "40s",
                     "--results", str(results))  # fmt: skip
@@ -116,7 +116,7 @@ def test_the_fleet_is_as_fast_as_it_was_made(killed: tuple[Path, int, str]) -> N
 
 @pytest.mark.long
 def test_shared_or_not_a_machine_gets_the_same_verdicts(tmp_path: Path) -> None:
-    """On four GPUs whose speeds differ by 5 %, and on one of them."""
+    """One run has four GPUs whose speeds differ by 5%, the other only one of them."""
     verdicts: list[dict[tuple[str, ...], str]] = []
     for gpus, budget, how in ((4, "150s", ["--gpus", "all"]), (1, "600s", [])):
         results = tmp_path / str(gpus)

@@ -1,4 +1,4 @@
-"""Two workers of a node, on the real CPU: they disturb each other, and one of them is killed."""
+"""Two workers share a real CPU: they disturb each other, and one of them is killed."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def sweep(results: Path, *more: str) -> subprocess.Popen[str]:
 
 
 def worker_that_measures(results: Path) -> tuple[int, str]:
-    """The process that has written the first sample of any shard, and the shard's name."""
+    """Return the id of a process that has written a sample, and its shard's name."""
     until = time.monotonic() + LONG
     while time.monotonic() < until:
         for path in results.glob("*/samples/*.jsonl"):
@@ -59,7 +59,7 @@ def worker_that_measures(results: Path) -> tuple[int, str]:
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
-    """The folder of a run in which one of two workers was killed; its shard, and what was said."""
+    """Kill one of a run's two workers. Return the run's folder, the worker's shard and stderr."""
     results = tmp_path_factory.mktemp("node")
     process = sweep(results)
     pid, shard = worker_that_measures(results)
@@ -192,7 +192,7 @@ def test_how_many_shares_a_run_has_is_what_its_plan_says(tmp_path: Path) -> None
         UserError, match="covers cache, square, and the sweeps of a run on several GPUs"
     ):
         _count_shards(tmp_path, Request(("square",), results=tmp_path), nodes=1, gpus=8)
-    # A fresh run has its own; of several nodes, only one older than the submission is set aside.
+    # A fresh run has a new number of shards. A run that began after the submission counts as fresh.
     noon = datetime(2026, 11, 23, 12, tzinfo=UTC).timestamp()
     fresh = Request(results=tmp_path, fresh=True)
     assert _count_shards(tmp_path, fresh, nodes=1, gpus=2) == 2
@@ -206,9 +206,9 @@ def test_how_many_shares_a_run_has_is_what_its_plan_says(tmp_path: Path) -> None
 def test_a_gpu_goes_on_with_what_it_was_measuring() -> None:
     assert _assigned({0: 0, 1: 1}, {1: None, 2: None}) == {0: 1, 1: 2}
     assert _assigned({0: 0, 1: 1}, {1: 1, 2: 0}) == {0: 2, 1: 1}
-    # GPU 1 is gone: the others keep theirs, and what it left comes after them.
+    # GPU 1 is gone. The other GPUs keep the shards that they measured, and its shard is left over.
     assert _assigned({0: 0, 2: 2}, {1: 0, 2: 1, 3: 2}) == {0: 1, 2: 3}
-    # Another GPU in its place begins with what nobody has begun.
+    # A GPU that replaces it gets a shard that nobody has begun.
     assert _assigned({0: 0, 5: 5}, {1: 0, 2: 1, 3: None}) == {0: 1, 5: 3}
     assert _assigned({0: 0, 1: 1, 2: 2}, {1: None}) == {0: 1}
 
@@ -218,6 +218,6 @@ def test_a_worker_that_died_at_a_gate_ends_nothing_when_it_is_let_go() -> None:
     theirs.close()
     parent = _Parent.__new__(_Parent)
     parent._workers = {0: _Worker(current_process(), ours, 0, 1)}
-    parent._let_go([0])  # what it left is handed out when its end is heard
+    parent._let_go([0])  # the worker's shard is handed out when its end is noticed
     with pytest.raises(EOFError):
         ours.recv()

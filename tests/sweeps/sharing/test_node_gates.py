@@ -13,7 +13,7 @@ PHASES = (ALONE, TOGETHER, MEASURE)
 
 
 class Node:
-    """Workers that pass the gates in an order drawn at random, some of which end too early."""
+    """Workers that come to the gates in a random order. Some of them end too early."""
 
     def __init__(self, count: int, seed: int, turns: bool, deaths: dict[int, str]) -> None:
         self.random = random.Random(seed)
@@ -21,7 +21,7 @@ class Node:
         self.deaths = deaths
         self.asked = 0
         self.gates = Gates(range(count), self.take_turns)
-        self.next = dict.fromkeys(range(count), 0)  # the gate that each comes to next
+        self.next = dict.fromkeys(range(count), 0)  # index of the gate that each comes to next
         self.waiting: set[int] = set()
         self.inside: dict[str, set[int]] = {phase: set() for phase in PHASES}
         self.passed: dict[str, set[int]] = {phase: set() for phase in PHASES}
@@ -77,7 +77,7 @@ def test_whoever_lives_passes_all_gates_and_nobody_is_timed_alone_beside_another
     living = set(range(count)) - deaths.keys()
     assert living <= node.passed[MEASURE]
     assert node.asked == bool(node.passed[MEASURE])
-    # What is timed together, all that live do at once.
+    # All workers that live pass the gate of the phase together.
     assert living <= node.passed[TOGETHER]
 
 
@@ -103,6 +103,6 @@ def test_gpus_that_slow_one_another_down_take_turns() -> None:
     gates = Gates([0, 1, 2], lambda: True)
     assert [gates.arrive(gpu, MEASURE) for gpu in (2, 0, 1)] == [[], [], [0]]
     assert gates.leave(0) == [1]
-    assert gates.arrive(0, MEASURE) == []  # with what another one left
+    assert gates.arrive(0, MEASURE) == []  # with the shard of a worker that died
     assert gates.leave(1) == [0]
     assert gates.leave(0) == [2]

@@ -31,7 +31,7 @@ pytest.importorskip("submitit")
 ROOT = Path(__file__).resolve().parents[3]
 LONG = 400.0  # seconds, far more than any machine needs
 
-# Cases of six series, which take long enough to be disturbed and are over by themselves.
+# Cases of six series, which take long enough to be disturbed, and end before their budget.
 SWEEP = """
 question = "What is lost when jobs die?"
 op = "gemm"
@@ -52,7 +52,7 @@ pytestmark = [
 
 @dataclass(frozen=True)
 class Ended:
-    """How a submission ended, and what it said."""
+    """Exit code of a submission, and what it wrote to stderr."""
 
     code: int
     said: str
@@ -60,7 +60,7 @@ class Ended:
 
 @dataclass(frozen=True)
 class Story:
-    """A submission whose jobs died, the same command twice more, and one that is refused."""
+    """A submission whose jobs died, the same command twice more, and a refused submission."""
 
     results: Path
     first: Ended
@@ -70,7 +70,7 @@ class Story:
 
     @property
     def folder(self) -> Path:
-        """Of the run, which no refused submission sets aside."""
+        """Folder of the run, which a refused submission does not set aside."""
         (path,) = self.results.glob("*/run.json")
         return path.parent
 
@@ -85,7 +85,10 @@ def submission(results: Path, conf: Path, *more: str) -> subprocess.Popen[str]:
 
 
 def wait_for_sample(results: Path, shard: int, process: subprocess.Popen[str]) -> Path:
-    """The file of a shard that has a sample, while its submission waits for the jobs."""
+    """Wait until a shard has a sample, and return the path of its sample file.
+
+    The submission ``process`` must still wait for its jobs.
+    """
     until = time.monotonic() + LONG
     while time.monotonic() < until:
         for path in results.glob(f"*/samples/{shard}-of-4.jsonl"):
@@ -98,7 +101,7 @@ def wait_for_sample(results: Path, shard: int, process: subprocess.Popen[str]) -
 
 
 def stopped(results: Path, shard: int, process: subprocess.Popen[str]) -> int:
-    """The process that measures a shard, held still after its first samples."""
+    """Stop the process that measures a shard after its first samples, and return its id."""
     path = wait_for_sample(results, shard, process)
     owner = SoftFileLease(path.with_name(path.name + SUFFIX)).owner
     assert owner is not None, f"shard {shard} was over before it could be stopped"
@@ -107,7 +110,7 @@ def stopped(results: Path, shard: int, process: subprocess.Popen[str]) -> int:
 
 
 def wait_for_signal(pid: int, number: signal.Signals) -> None:
-    """Until a stopped process has a signal waiting for it, or is gone."""
+    """Wait until a stopped process has a signal pending, or has ended."""
     until = time.monotonic() + LONG
     while time.monotonic() < until:
         try:
@@ -135,13 +138,13 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
     with running_cluster(tmp_path_factory.mktemp("s")) as conf:
         process = submission(results, conf)
         env = variables(conf)
-        # Each is stopped first, so that its share cannot be over when its turn to die comes.
+        # All three are stopped first, so that none finishes its shard before it is killed.
         must_leave, cancelled, killed = (stopped(results, node, process) for node in (4, 2, 3))
         subprocess.run(["scancel", "--signal=USR2", job_of(results, 4)], env=env, check=True)
         wait_for_signal(must_leave, signal.SIGUSR2)
         os.kill(must_leave, signal.SIGCONT)
         subprocess.run(["scancel", job_of(results, 2)], env=env, check=True)
-        wait_for_signal(cancelled, signal.SIGTERM)  # Slurm itself lets it go on, to die
+        wait_for_signal(cancelled, signal.SIGTERM)  # Slurm itself continues it, so that it ends
         os.kill(killed, signal.SIGKILL)
         ended: list[Ended] = []
         for more in ([], [], [], ["--fresh", "--partition", "nowhere"]):
@@ -165,7 +168,7 @@ def test_what_is_not_done_is_named_and_the_same_command_does_it(story: Story) ->
 
 
 def test_a_job_that_must_leave_its_node_is_queued_again(story: Story) -> None:
-    """Slurm may end the process as soon as it has asked to be queued again."""
+    """Slurm may end the process as soon as the process has asked to be requeued."""
     (path,) = (story.results / ".submitted" / "output").glob("*_3_0_log.out")
     log = path.read_text(encoding="utf-8")
     assert log.count("Starting with JobEnvironment") == 2

@@ -23,13 +23,13 @@ pytestmark = [
 
 
 class Cluster:
-    """Slurm's commands, to one cluster, and a folder for what its jobs write."""
+    """Slurm's commands for one cluster, and a folder for the files that its jobs write."""
 
     def __init__(self, conf: Path, folder: Path) -> None:
         self.conf, self.folder = conf, folder
 
     def run(self, *command: str, code: int = 0) -> str:
-        """What a command prints, on both streams."""
+        """Run a command, and return what it prints on both streams."""
         answer = subprocess.run(
             command, env=variables(self.conf), cwd=self.folder, check=False, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -38,13 +38,13 @@ class Cluster:
         return answer.stdout
 
     def submit(self, script: str, *options: str) -> str:
-        """The number of a job, which writes to files of this folder."""
+        """Submit a job that writes its files to the folder, and return the job's number."""
         path = self.folder / "script.sh"
         path.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
         return self.run("sbatch", "--parsable", *options, str(path)).strip()
 
     def tasks(self, job: str) -> dict[str, str]:
-        """The tasks of an array that live, each with its state."""
+        """Return the tasks of an array that wait or run, each with its state."""
         lines = self.run("squeue", "--noheader", "--array", f"--jobs={job}", "--format=%i %T")
         return dict(line.split() for line in lines.splitlines())
 
@@ -67,7 +67,7 @@ ARRAY = ("--array=0-3", "--nodes=1", "--ntasks=1", "--gpus-per-node=1", f"--part
 
 @pytest.mark.slow
 def test_four_tasks_run_at_once_each_with_a_gpu_of_its_own(cluster: Cluster) -> None:
-    """Each waits for the others, so that none would end if they ran one after another."""
+    """Each task waits for the others, so none would end if they ran one after another."""
     job = cluster.submit(
         'echo "$CUDA_VISIBLE_DEVICES" > gpu-$SLURM_ARRAY_TASK_ID\n'
         "until [ -e gpu-0 ] && [ -e gpu-1 ] && [ -e gpu-2 ] && [ -e gpu-3 ]; do sleep 0.1; done",
@@ -114,7 +114,7 @@ def test_what_a_larger_cluster_would_accept(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_no_process_outlives_an_interrupted_test(tmp_path: Path) -> None:
-    """Not even what a job has left behind, out of its session."""
+    """Even a process that a job has started in another session is ended."""
 
     def interrupted() -> None:
         with running_cluster(tmp_path / "cluster") as conf:
@@ -130,7 +130,7 @@ def test_no_process_outlives_an_interrupted_test(tmp_path: Path) -> None:
         ["ps", "-o", "stat=", "-p", (tmp_path / "pid").read_text().strip()],
         capture_output=True, check=False, text=True,
     ).stdout  # fmt: skip
-    assert states.startswith("Z") or not states  # ended, and perhaps nobody has looked yet
+    assert states.startswith("Z") or not states  # the process has ended, or is a zombie
     assert (
         str(tmp_path)
         not in subprocess.run(
@@ -140,7 +140,7 @@ def test_no_process_outlives_an_interrupted_test(tmp_path: Path) -> None:
 
 
 def test_a_cluster_that_does_not_start_says_how_the_logs_end(tmp_path: Path) -> None:
-    """A socket's path may have 107 characters."""
+    """The path of a socket may have at most 107 characters."""
     with (
         pytest.raises(RuntimeError, match=r"(?s)munged ended.*munged\.log ends:.*maximum length"),
         running_cluster(tmp_path / ("long" * 30)),

@@ -1,4 +1,4 @@
-"""Submissions without a cluster: on this machine, in this process, and with mistakes."""
+"""Submissions without a cluster: jobs on this machine or in this process, and wrong options."""
 
 from __future__ import annotations
 
@@ -45,18 +45,19 @@ def test_two_nodes_on_this_machine_take_turns_and_in_this_process_go_on(tmp_path
                       if event["worker"] == worker and event["event"] == "sample"]
              for worker in ("1/2", "2/2")}  # fmt: skip
     assert max(times["1/2"]) < min(times["2/2"])
-    # A larger budget leaves nothing more to do, and no other way of running it starts anew.
+    # Another kind of cluster resumes the same run, which is finished. Another number of nodes is
+    # refused.
     again = submit(tmp_path, "--cluster", "debug", *common)
     assert again.returncode == 0, again.stderr
     assert "All shards are already finished." in again.stderr
     other = submit(tmp_path, "--cluster", "debug", str(mine), "--nodes", "3", "--budget", "10h")
     assert other.returncode == 1
     for node in (1, 2, 3):
-        assert f"Node {node} of 3 is not finished:  the run in {folder} is planned" in other.stderr
-    # Other sweeps are refused at once, and a fresh run is begun by the first node alone.
+        assert f"Node {node} of 3 is not finished: the run in {folder} was planned" in other.stderr
+    # Other sweeps are refused at once, and only the first node begins a fresh run.
     wrong = submit(tmp_path, "--cluster", "debug", "square", "--nodes", "2")
     assert wrong.returncode == 2
-    assert f"the run in {folder} covers mine, and a run on several GPUs" in wrong.stderr
+    assert f"the run in {folder} covers mine, and the sweeps of a run on several" in wrong.stderr
     fresh = submit(tmp_path, "--cluster", "debug", "--fresh", *common)
     assert fresh.returncode == 0, fresh.stderr
     assert fresh.stderr.count("a fresh run was asked for. The old run is kept in") == 1
