@@ -110,7 +110,8 @@ class History:
     def unnamed(self) -> bool:
         """True if the case has samples and no failure, and no kernel name is recorded yet.
 
-        An empty name counts as recorded: naming was then tried and given up."""
+        An empty name counts as recorded: naming was then tried and given up.
+        """
         return bool(self.samples) and self.outcome is None and "kernel" not in self.facts
 
     def add(self, event: Event) -> None:

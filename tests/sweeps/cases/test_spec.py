@@ -280,8 +280,8 @@ def test_waves_along_the_tokens_are_those_of_the_passes_whose_rows_they_are(writ
         assert isinstance(gemm, Gemm)
         tokens = gemm.k if gemm.layout == "tn" else gemm.m
         by_layout.setdefault(gemm.layout, set()).add(tokens)
-    # In the forward pass there are 32 tiles across, so a wave has four rows of tiles. In the gradient
-    # of the input there are eight tiles across, so a wave has 16 rows of tiles.
+    # In the forward pass there are 32 tiles across, so a wave has four rows of tiles. In the
+    # gradient of the input there are eight tiles across, so a wave has 16 rows of tiles.
     assert by_layout["nt"] == declared | {2047, 2048, 2049}
     assert by_layout["nn"] == by_layout["tn"] == declared
 
