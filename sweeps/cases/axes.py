@@ -72,7 +72,7 @@ def parse_axis(declared: Any, where: str) -> tuple[Any, ...]:
     """Parse an axis that is given as one value or as a list of values.
 
     Raises:
-        UserError: if it is given as a table or an empty list; ``where`` names it in the message.
+        UserError: if the axis is a table or an empty list; ``where`` names the axis in the message.
     """
     if isinstance(declared, Mapping):
         raise UserError(f"{where} takes a word or a list of words, not a table.")
@@ -93,7 +93,7 @@ def parse_size_axis(declared: Any, where: str, along: str, sizes: Collection[str
         sizes: names of the other sizes that this axis may be a multiple of.
 
     Raises:
-        UserError: if the value declares no axis of sizes.
+        UserError: if the value is not a valid axis of sizes.
     """
     if isinstance(declared, Mapping):
         return _parse_table(declared, where, along)
@@ -129,7 +129,7 @@ def resolution_order(axes: Mapping[str, Axis], where: str = "") -> list[str]:
     """Return the names of the axes, each one after the axes on which its values depend.
 
     Raises:
-        UserError: if the values of some axes depend on each other.
+        UserError: if axes depend on each other, such as m on n and n on m.
     """
     order: list[str] = []
     unresolved = dict(axes)
@@ -193,7 +193,7 @@ def _spread(table: Mapping[str, Any], where: str) -> Iterable[int]:
     """Return the values of a range, of powers or of a neighbourhood.
 
     Raises:
-        UserError: if there are too many values, or the last is below the first.
+        UserError: if there are too many values, ``to`` is less than ``from``, or ``times`` is 1.
     """
     if "around" in table:
         centre, distance = table["around"], table["by"]
@@ -216,7 +216,7 @@ def _spread(table: Mapping[str, Any], where: str) -> Iterable[int]:
 def _checked_length(values: range, where: str) -> range:
     """Return a range unchanged, after checking that it does not have too many values.
 
-    The length is checked before the range becomes a list, which might not fit the memory.
+    The length is checked before the range becomes a list, which might not fit into memory.
 
     Raises:
         UserError: if the range has too many values.

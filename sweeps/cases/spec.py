@@ -33,7 +33,7 @@ each listed shape, with n one less, one more and eight more. If ``vary`` names s
 variant changes only one of them.
 
 ``default = false`` at the top of a file in :file:`specs/` keeps its sweep out of runs that name no
-sweep. A default sweep also has a block for CPUs.
+sweep. A default sweep must have cases on CPUs, too.
 """
 
 from __future__ import annotations
@@ -269,7 +269,7 @@ def _words(axis: Axis) -> tuple[Any, ...]:
 
 
 def _read_shapes(shapes: Any, op: str, where: str) -> tuple[str, ...]:
-    """Check listed shapes, each a text such as ``4096,4096,1024``, and return them."""
+    """Check a list of shapes, which are texts such as ``4096,4096,1024``, and return them."""
     _check_type(shapes, list, f"{where}: shapes", "a list of strings")
     for shape in shapes:
         sizes = str(shape).split(",")

@@ -26,7 +26,7 @@ def fold_rows(
     machine: Machine | None = None,
     speeds: Mapping[SamplePlace, MachineSpeed] | None = None,
 ) -> list[dict[str, Any]]:
-    """Return a row for each planned case that was refused, failed or has a checked time.
+    """Return a row for each planned case that has a checked time, was refused, or failed.
 
     The rows are in the plan's order.
 

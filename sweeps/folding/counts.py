@@ -137,7 +137,7 @@ class Tally:
         return {**self._unplanned, **self.histories}
 
     def unnamed(self) -> list[str]:
-        """Return the ids of the cases that have times but no kernel names yet."""
+        """Return the ids of the planned cases whose kernels must still be named."""
         return [case for case, history in self.histories.items() if history.unnamed]
 
     def report(self, reporter: Reporter, budget: float) -> None:

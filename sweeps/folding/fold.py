@@ -52,8 +52,8 @@ def fold(folder: Path, written: Iterable[Path] | None = None) -> dict[str, Any]:
             twice. If None, the run is always folded.
 
     Raises:
-        UserError: if run.json cannot be read or too many sample lines are damaged, and then the
-            tables are left as they were; or if a file cannot be written.
+        UserError: if run.json cannot be read, too many sample lines are damaged, or a file cannot
+            be written. In the first two cases, the tables are left as they were.
     """
     with folding(folder):
         record = read_run(folder)

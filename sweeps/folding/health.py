@@ -8,8 +8,8 @@ repeat in another process.
 - ``noisy``: re-timed medians vary by more, or the machine's speed changed, the intervals are wide
   or few, some batches last whole scheduler ticks, the GPU throttled its clock, or other processes
   used the GPU.
-- ``unusable``: re-timed medians vary by 30% or more beyond their intervals, or the batches of most
-  cases last whole scheduler ticks.
+- ``unusable``: re-timed medians vary by 30% or more beyond their intervals, or in at least half of
+  the cases, batches last whole scheduler ticks.
 
 A recording that was merged from others is at most as good as the worst of them. How busy the host
 was does not affect the verdict. If a CPU's run is not quiet, other processes and virtual machines

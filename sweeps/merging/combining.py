@@ -132,8 +132,8 @@ def _left_out(sources: Sequence[MergeSource], planned: Mapping[str, int]) -> dic
     """Return an estimate, by sweep, of how many of its cases are in none of the plans.
 
     The recordings do not list the cases that they left out. Among the recordings that left out
-    cases of a sweep, the one with the most cases, planned or left out, is therefore assumed to
-    count all of them.
+    cases of a sweep, the one with the most cases, planned or left out, is therefore assumed to have
+    planned or left out every case of the sweep.
 
     Args:
         sources: the recordings.

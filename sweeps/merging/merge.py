@@ -19,8 +19,7 @@ from sweeps.process import terminated_as_interrupt
 from sweeps.store import make_folder
 
 MERGED = "merged"
-"""Folder of merged recordings within the results. Each recording's folder is named after the
-machine."""
+"""Folder in the results that has a folder for each machine with a merged recording."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Read a recording that is to be merged, and check it by itself."""
+"""Read a recording that is to be merged, and check it without comparing it with others."""
 
 from __future__ import annotations
 

@@ -87,9 +87,9 @@ def _specialised(size: int) -> str:
 def compiling(where: Mapping[str, Any], cases: Sequence[Case], workers: int = 1) -> Iterator[None]:
     """Compile the kernels of cases in the background, in order, until the block ends.
 
-    No process is started if there is no GPU, if its memory is small, if this run has only two of
-    the host's cores, or if no case needs a hand-written kernel. The process that times the cases
-    compiles the kernels that these processes have not compiled.
+    No process is started if there is no GPU, if the GPU has little memory, if this run has at most
+    two of the host's cores, or if no case needs a hand-written kernel. The process that times the
+    cases compiles the kernels that these processes have not compiled.
 
     Args:
         where: mapping with the ``machine`` and the ordinal of its ``gpu``, if there is one.

@@ -75,9 +75,9 @@ def begin(
             budget.
 
     Raises:
-        UserError: if a sweep is unknown or wrong, the device cannot be used or is limited
-            differently from the run's, the run in the folder fits neither the request nor this
-            machine's software and may not be set aside, or a new plan would have no cases.
+        UserError: if a sweep is unknown or wrong, if the device cannot be used or has other limits
+            than the run, if the run in the folder can neither be resumed nor set aside, or if a new
+            plan would have no cases.
     """
     sweeps = advice_cases or cases_of(choose_sweeps(request.sweeps), request.dtypes)
     device = select_device(request.device, request.gpu)
@@ -299,8 +299,8 @@ def _why_not_resumed(record: dict[str, Any], opening: _Opening) -> str:
     """Return why the recorded run must be set aside, or "" if it can be resumed.
 
     Raises:
-        UserError: if the recording is merged. Such a recording is only set aside for a request for
-            a fresh run.
+        UserError: if the recording is merged. Only a request for a fresh run sets such a recording
+            aside.
     """
     if "merged" in record:
         raise UserError(
@@ -320,9 +320,9 @@ def _why_not_resumed(record: dict[str, Any], opening: _Opening) -> str:
 def _why_measured_again(folder: Path, record: Mapping[str, Any]) -> str:
     """Return why the recorded run must be measured again, or "" if it need not be.
 
-    A run is measured again if it is unusable and a call has measured it to an end. An unusable run
-    whose calls were all interrupted is resumed, because more samples may improve it. A run with
-    several shards is also resumed, because other nodes may still be measuring it.
+    A run is measured again if it is unusable and has ended at least once. An unusable run that was
+    interrupted before it ended is resumed, because more samples may improve it. A run with several
+    shards is also resumed, because other nodes may still be measuring it.
     """
     health = record.get("health", {})
     if health.get("verdict") != UNUSABLE or record["plan"]["shards"] > 1:
@@ -465,8 +465,8 @@ def _new_record(opening: _Opening, note: Callable[[str], None]) -> dict[str, Any
     """Plan a new run and return its record. On a CPU, measure ceilings and costs first.
 
     Raises:
-        UserError: if the plan would have no cases. The exit code is 0 if all of them are recorded
-            elsewhere.
+        UserError: if the plan would have no cases. The exit code is 0 if that is because the
+            sweeps are recorded elsewhere.
     """
     request, device, sweeps = opening.request, opening.device, opening.sweeps
     # 1. Measure the ceilings of a CPU. Those of a GPU are known.

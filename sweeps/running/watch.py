@@ -43,7 +43,7 @@ class Watch:
     def look_at_gpu(self) -> None:
         """Record how many processes use the GPU, if any do.
 
-        Call this while no process of this run uses the GPU, because that process would be counted
+        Call this while no process of this run uses the GPU, because its processes would be counted
         as well.
         """
         others = other_processes_on(self._gpu)
