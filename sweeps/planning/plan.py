@@ -45,7 +45,7 @@ _LARGEST_SHARE = 0.02  # share of the budget that one case may take
 # A case may exceed that share by this factor if that keeps its line whole. If even the cheapest
 # case of a sweep exceeds the share, the others may cost up to this many times as much as that case.
 _EXCESS_FACTOR = 2.0
-_BURST_SECONDS = {"cpu": 5e-4, "gpu": 1e-3}  # seconds of one batch, with its gate and its flush
+_BURST_SECONDS = {"cpu": 5e-4, "gpu": 1e-3}  # seconds of one batch; on a GPU, with gate and flush
 _CHECK_PASSES = {2: 6, 4: 3}  # passes over all operands for one check, by bytes per element
 
 # Further costs of cases on a GPU. They were not measured: they are expectations for an H200, from

@@ -43,7 +43,7 @@ from sweeps.store import Event, SampleLog, read_events
 from sweeps.timing.statistics import CHECKPOINTS
 
 _PATIENCE = 10.0  # multiple of the expected seconds after which a child counts as hung
-_MAX_CRASHES = 2  # crashes of a case, which is therefore retried once
+_MAX_CRASHES = 2  # crashes of a case before it is given up, so that it is retried once
 _MAX_IDLE_CRASHES = 3  # children in a row that crash without a sample before the run ends
 _SIDE_WORK = {  # kinds of work other than measuring, as messages describe them
     "anchor": "times the anchors",

@@ -78,7 +78,7 @@ class NodeJob:
     to leave it unchanged."""
 
     def __call__(self, number: int) -> None:
-        """Carry out the shards of the node with a number, counted from 1.
+        """Carry out the shards of node ``number``, counted from 1.
 
         If that fails, write the reason to the node's note.
         """

@@ -64,8 +64,8 @@ def submit(
 
     Raises:
         UserError: if there is no such cluster, it refuses the jobs or does not answer, another
-            submission follows the run, or the run in the folder or its living jobs do not fit this
-            call.
+            submission follows the run, or this call does not fit the recorded run or the jobs of an
+            earlier call.
         KeyboardInterrupt: if the user interrupts, after folding.
     """
     request = replace(request, results=request.results.resolve())
@@ -174,10 +174,10 @@ class _Submission:
         return {*self._ids}
 
     def _submit_some(self, due: list[int], living: set[int]) -> list[int]:
-        """Submit jobs for the ``due`` nodes. Return the nodes that must wait for a later call.
+        """Submit jobs for nodes of ``due``. Return those nodes whose jobs were not submitted.
 
-        On Slurm, all jobs are submitted, because each has a node to itself. Elsewhere all jobs run
-        on this machine, so one is submitted at a time.
+        On Slurm, all jobs are submitted at once, because Slurm distributes them to nodes. Elsewhere
+        all jobs run on this machine, so one is submitted at a time.
         """
         is_slurm = self._cluster.kind == "slurm"
         if is_slurm:
