@@ -159,13 +159,14 @@ def _joules_per_launch(windows: Sequence[Event]) -> float | None:
 
     Return None if fewer than two windows have a reading, or if the counter did not increase.
     """
-    counted = [event for event in windows if event.get("joules") is not None]
+    counted = [i for i, event in enumerate(windows) if event.get("joules") is not None]
     if len(counted) < 2:
         return None
     # The counter is read at the end of each window. The launches of the first window are therefore
-    # already part of its reading.
-    launches = sum(event["n"] for event in counted[1:])
-    joules: float = counted[-1]["joules"] - counted[0]["joules"]
+    # already part of its reading. Those of windows without a reading are part of a later one.
+    first, last = counted[0], counted[-1]
+    launches = sum(event["n"] for event in windows[first + 1 : last + 1])
+    joules: float = windows[last]["joules"] - windows[first]["joules"]
     return joules / launches if joules > 0 else None
 
 
