@@ -81,7 +81,7 @@ def check_command(
 ) -> None:
     """Check the results of implementations against a float64 reference.
 
-    Without a GPU, the Triton kernels run in Triton's interpreter. If no problem is named, small
+    On a CPU, the Triton kernels run in Triton's interpreter. If no problem is named, small
     problems with awkward sizes are checked. The exit code is 1 if a result is wrong, a check
     failed, or nothing was checked.
     """
@@ -168,7 +168,7 @@ def compile_command(
     from kernels.compiler.compiletable import compile_markdown, differing_cells
 
     def show(row: CompileRow) -> None:
-        """Print a row as soon as its kernel is compiled, unless JSON is asked for."""
+        """Print a finished row, unless JSON is asked for."""
         if not json:
             print(
                 f"{'ok' if row.ok else 'BAD':4}{row.kernel:18}{row.operation:6}{row.arch:7}"

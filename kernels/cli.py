@@ -47,7 +47,7 @@ def parse_problems(gemm: list[str] | None, conv: list[str] | None) -> list[Probl
 
 
 def parse_seconds(text: str | None, option: str = "budget") -> float | None:
-    """Parse ``90s``, ``10m``, ``1.5h`` or plain seconds; return None for None or an empty text.
+    """Parse ``90s``, ``10m``, ``1.5h`` or plain seconds to seconds; return None without a text.
 
     Raises:
         UserError: if the text is not a positive time of at most a year.
@@ -67,7 +67,7 @@ def parse_seconds(text: str | None, option: str = "budget") -> float | None:
 
 
 def new_app(help_text: str, cls: type[TyperGroup] = TyperGroup) -> typer.Typer:
-    """Return a Typer application with the options that all command lines share."""
+    """Return a Typer application with the settings that all command lines share."""
     return typer.Typer(
         cls=cls,
         help=help_text + " Every command takes --debug for a traceback.",
@@ -82,9 +82,9 @@ def new_app(help_text: str, cls: type[TyperGroup] = TyperGroup) -> typer.Typer:
 def run(app: typer.Typer, program: str) -> None:
     """Run a command line and exit the process.
 
-    The exit code is 0 if the work is done, 1 if it failed, 2 after a usage error and 130 if it was
-    interrupted. An error is printed on stderr as one sentence. ``--debug``, anywhere on the command
-    line, prints the traceback instead.
+    The exit code is 0 if the work was done, 1 if it failed, 2 if the command line or another input
+    is invalid, and 130 if the command was interrupted. An error is printed on stderr without its
+    traceback. With ``--debug`` anywhere on the command line, the traceback is printed instead.
     """
     _make_printable()
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
@@ -106,10 +106,10 @@ def run(app: typer.Typer, program: str) -> None:
 
 
 def _make_printable() -> None:
-    """Make sure that printing never raises an exception.
+    """Keep closed streams and terminals without Unicode from making ``print`` fail.
 
-    Characters that a terminal cannot encode become question marks. A stream that is closed is
-    replaced by the null device.
+    Characters that a terminal cannot encode become question marks. A stream that was closed before
+    Python started is replaced by the null device.
     """
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
@@ -131,8 +131,9 @@ def _explain(error: BaseException, program: str) -> tuple[str, int]:
         return needs_extra(error.name), 2
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror}: {error.filename or 'unnamed file'}.", 1
-    # Click's usage errors are recognised by this method instead of their class, because Typer may
-    # bring its own copy of Click. If no command was given, the message is the help text.
+    # Click's usage errors are recognised by their method ``format_message`` instead of their class,
+    # because Typer may bring its own copy of Click. If no command was given, the message is the
+    # help text.
     if hasattr(error, "format_message"):
         message = error.format_message()
         if not message or message.startswith("Usage:"):

@@ -1,8 +1,8 @@
 """Configs that tune the implementations, and the arithmetic of tiles and waves.
 
-A tile is the block of the result that one CTA computes. A wave is the set of tiles that a machine
-computes at the same time. The arithmetic works on numbers and on NumPy arrays. This module does not
-need PyTorch.
+A tile is the block of the result that a CTA computes at a time. A wave is the set of tiles that a
+machine computes at the same time. Except for :func:`next_wave_edge`, the arithmetic works on
+numbers and on NumPy arrays. This module does not need PyTorch.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Storage:
 
     ``offset`` is the distance, in elements, from an aligned address to an operand's first element.
     The leading dimension of each matrix of a GEMM is rounded up to a multiple of ``ld_multiple``
-    elements, which leaves a gap after every stored row. With ``ld_multiple=64``, rows of 50,257
+    elements, which may leave a gap after every stored row. With ``ld_multiple=64``, rows of 50,257
     elements start 50,304 elements apart.
     """
 
@@ -72,7 +72,7 @@ class Config:
 
     @property
     def experimental(self) -> str | None:
-        """Feature of this config that has made compilers crash or hang, or None."""
+        """Name of the experimental feature that this config turns on; None without one."""
         return None
 
 
@@ -128,7 +128,7 @@ class TileConfig(Config):
     def fitted(self, dtype: str, machine: Machine) -> Self:
         """Return this config with fewer stages if its stages do not fit the CTA's shared memory.
 
-        At least two stages are kept.
+        The number of stages is not reduced below two, even if two do not fit.
         """
         config = self
         while config.stages > 2 and config.shared_bytes(dtype, machine) > machine.shared_cta_bytes:
@@ -300,7 +300,7 @@ def experimental_feature(implementation: str, config: str) -> str | None:
 
 
 def ceil_div(a: Any, b: Any) -> Any:
-    """Return ⌈a / b⌉: a whole number for whole numbers, and floats for arrays."""
+    """Return ⌈a / b⌉: an int for two ints; otherwise a float or an array of floats."""
     if isinstance(a, int) and isinstance(b, int):
         return -(-a // b)
     return np.ceil(a / b)  # five times as fast as a floor division of floats
@@ -326,7 +326,7 @@ def tail_efficiency(tiles: Any, slots: Any) -> Any:
 
 
 def next_wave_edge(size: int, other: int, block: int, other_block: int, slots: int) -> int:
-    """Return how far a dimension of the result can grow without needing another wave.
+    """Return how large a dimension of the result can be without needing another wave.
 
     Args:
         size: the dimension, in elements.
@@ -345,8 +345,8 @@ def next_wave_edge(size: int, other: int, block: int, other_block: int, slots: i
     return lines * block
 
 
-# Tiles that appear in the names of vendor kernels (cuBLAS and cuDNN under PyTorch 2.1 to 2.13). The
-# time model takes the fastest of them if it does not know which tile a kernel has.
+# GPU tiles from the names of vendor kernels (cuBLAS and cuDNN under PyTorch 2.1 to 2.13). If the
+# time model does not know which tile a kernel has, it takes the fastest of these tiles.
 _SIMT = [(32, 32), (32, 64), (64, 32), (64, 64), (128, 32), (32, 128), (128, 64), (64, 128),
          (128, 128)]  # fmt: skip
 _AMPERE = [(16, 64), (32, 32), (32, 64), (64, 32), (64, 64), (64, 128), (128, 64), (128, 128),

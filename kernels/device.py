@@ -25,7 +25,7 @@ _MIN_DRIVER = {11: 450, 12: 525, 13: 580}
 
 @dataclass(frozen=True)
 class Device:
-    """Device that PyTorch can use; ``gpu`` is its ordinal among the visible GPUs."""
+    """Device that PyTorch can use; ``gpu`` is the ordinal of a visible GPU, or None for the CPU."""
 
     machine: Machine
     torch_name: str
@@ -33,15 +33,16 @@ class Device:
 
 
 def select_device(kind: str = "auto", gpu: int = 0) -> Device:
-    """Select the GPU if there is one; otherwise, or if asked for, the CPU.
+    """Select a GPU or the CPU; ``auto`` selects the CPU only if the machine has no NVIDIA GPU.
 
     Args:
         kind: ``auto``, ``gpu`` or ``cpu``.
         gpu: ordinal among the visible GPUs.
 
     Raises:
-        UserError: if PyTorch cannot use the GPU that is present, if a GPU was asked for and there
-            is none, or if ``kind`` is not known. The CPU is never a silent fallback.
+        UserError: if ``kind`` is not known; if ``THREADS`` is invalid (for the CPU); or, unless
+            ``kind`` is ``cpu``, if PyTorch is built for ROCm, cannot use the machine's GPU or does
+            not see GPU number ``gpu``, or if ``kind`` is ``gpu`` and the machine has none.
     """
     if kind not in ("auto", "gpu", "cpu"):
         raise UserError(f"--device takes auto, gpu or cpu, not {kind!r}.")
@@ -80,6 +81,9 @@ def this_cpu() -> Device:
     """Return the CPU, and set this process's threads to :func:`kernels.machine.cpu_threads`.
 
     The CPU's ceilings are 0, because they are not measured yet.
+
+    Raises:
+        UserError: if the environment variable ``THREADS`` is invalid.
     """
     threads = cpu_threads()
     torch.set_num_threads(threads)
@@ -122,13 +126,14 @@ def _this_gpu(gpu: int) -> Device:
             bus_bits=properties.memory_bus_width,
         )
     )
-    # The L2 size that the device reports is preferred, because an H200 reports 50 or 60 MB.
+    # The L2 size that the device reports is preferred, because cards of one name may differ: some
+    # H200s report 50 MB and others 60 MB.
     machine = replace(machine, l2_bytes=properties.L2_cache_size or machine.l2_bytes)
     return Device(machine, f"cuda:{gpu}", gpu)
 
 
 def clock_khz(properties: Any, name: str) -> float:
-    """Return a clock of a device in kHz; 0 if this PyTorch and CUDA do not report it."""
+    """Return a clock of a device in kHz; 0 if this build of PyTorch does not report it."""
     return float(getattr(properties, name, 0))
 
 
@@ -176,11 +181,11 @@ def _why_unusable(driver: str) -> str:
     if torch.version.cuda is None:
         return problem + f"is a CPU build: install a CUDA build, or use {USE_CPU}."
     major = int(torch.version.cuda.split(".")[0])
-    # A CUDA version newer than the table needs at least the newest driver in the table.
+    # A CUDA version that is newer than the table needs at least the newest driver in the table.
     oldest = _MIN_DRIVER.get(major, max(_MIN_DRIVER.values()))
     return problem + (
         f"cannot use it: a build for CUDA {torch.version.cuda} needs driver {oldest} or later. "
-        f"Update the driver, {OTHER_TORCH} that it can run, or use {USE_CPU}."
+        f"Update the driver, {OTHER_TORCH} that the driver supports, or use {USE_CPU}."
     )
 
 

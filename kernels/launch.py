@@ -22,9 +22,9 @@ class Launch:
     It returns the output without waiting for it. Vendor libraries read process-wide settings, such
     as the precision of fp32 GEMMs and cuDNN's autotuner. Calling a launch sets and restores them
     around that one call. A timed batch enters ``settings()`` once and calls ``bare(i)``, so that
-    setting and restoring is not measured.
+    setting and restoring are not measured.
 
-    - ``bare(i)`` launches once on operand set i, without the settings.
+    - ``bare(i)`` launches once on operand set i, without entering the settings.
     - ``sets`` are the operand sets that the launch reads and writes.
     - ``settings()`` is a context manager that sets and restores the settings.
     - ``paced`` is True if the gaps between launches are part of the measured time.
@@ -43,7 +43,7 @@ class Launch:
         self.paced = paced
 
     def __call__(self, index: int) -> Tensor:
-        """Launch once, under the settings that the launch needs."""
+        """Launch once on operand set ``index``, under the settings that the launch needs."""
         with self.settings():
             return self.bare(index)
 
@@ -71,7 +71,7 @@ class Implementation(Protocol):
     def configs(
         self, problem: Workload, machine: Machine, experimental: bool = False
     ) -> list[Config | None]:
-        """Return candidate configs, with the config that the implementation would choose first.
+        """Return candidate configs; the first is the one that the implementation would choose.
 
         None stands for a vendor library's default. Experimental configs are included only if
         ``experimental`` is set.
@@ -79,7 +79,7 @@ class Implementation(Protocol):
         ...
 
     def parse_config(self, text: str) -> Config | None:
-        """Parse a config's text; an empty text stands for the default."""
+        """Parse a config's text; return None, the default, if it is empty."""
         ...
 
     def prepare(

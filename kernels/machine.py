@@ -48,9 +48,10 @@ _FACTS = {
 class Machine:
     """Facts about one device: rates in FLOP/s, bandwidth in bytes/s, sizes in bytes, clocks in MHz.
 
-    A CPU is a machine, too: ``sms`` is then the number of its threads, and ``l2_bytes`` the size of
-    its last-level cache. ``sources`` names the source of each fact. ``emulated`` lists the dtypes
-    for which the machine has no instructions. They run at a fraction of the other dtypes' speed.
+    A CPU is a machine, too: ``sms`` is then the number of threads that measure it, and ``l2_bytes``
+    the size of its last-level cache. ``sources`` says where the facts come from. ``emulated`` lists
+    the dtypes for which the machine has no instructions. They run at a fraction of the speed of
+    other dtypes.
     """
 
     slug: str
@@ -127,7 +128,7 @@ def known_machines() -> dict[str, Machine]:
     """Return every machine of ``machines.toml`` by slug.
 
     Raises:
-        UserError: if the file is damaged.
+        UserError: if the file is damaged or cannot be read.
     """
     with _whole_table() as table:
         sources = table.pop("sources")
@@ -136,7 +137,7 @@ def known_machines() -> dict[str, Machine]:
 
 @contextmanager
 def _whole_table() -> Iterator[dict[str, Any]]:
-    """Yield the content of machines.toml, and report any fault in it as one sentence.
+    """Yield the content of machines.toml, and turn the error of any fault in it into a UserError.
 
     Most faults, such as a missing key, appear only when the ``with`` block reads the content.
     """
@@ -199,7 +200,7 @@ def slug_of_device(name: str) -> str:
 
 
 def _inherited(table: Mapping[str, Any], slug: str) -> dict[str, Any]:
-    """Return the entry of a slug, completed with the facts of the entry that ``like`` names."""
+    """Return a slug's entry; if its ``like`` names another entry, add the facts that it lacks."""
     entry = dict(table[slug])
     if "like" in entry:
         base = _inherited(table, entry.pop("like"))
@@ -299,9 +300,9 @@ _GENERATIONS = {
 def from_properties(properties: DeviceProperties) -> Machine:
     """Return the facts of a GPU, from ``machines.toml`` if the file lists the card.
 
-    The facts of any other card come from the properties that the driver reports. A MIG slice does
-    not count as a listed card. Its SMs, L2 and memory are those that the driver reports, and its
-    share of the whole card's bandwidth is its share of the card's memory.
+    Even for a listed card, the name and the memory size are those that the driver reports. The
+    facts of any other card come from the properties that the driver reports. A MIG slice does not
+    count as a listed card. :func:`_derived_bandwidth` says where the bandwidth comes from.
     """
     # 1. Take the facts of a listed card from the file.
     slug = slug_of_device(properties.name)
@@ -362,7 +363,8 @@ def _derived_bandwidth(properties: DeviceProperties, generation: str) -> tuple[f
     1. for a MIG slice, the bandwidth of the listed card that it is part of, in proportion to the
        slice's memory;
     2. the memory clock and the bus width that the driver reports;
-    3. the bandwidth of the listed card of the generation with the most similar SM count.
+    3. the bandwidth of another listed card: of the same generation, the one with the most similar
+       number of SMs.
     """
     whole_card_name = properties.name.partition(" MIG ")[0]
     listed_slug = _slug_of_device_name().get(whole_card_name)
@@ -427,7 +429,7 @@ _WITH_BF16 = ("amx", "avx512bf16", "neonbf16")  # instruction sets that multiply
 def cpu_threads() -> int:
     """Return the number of threads with which a CPU is measured.
 
-    It is the number of cores minus one, or 1 if there are fewer than four cores. One core stays
+    It is the number of usable cores minus one, or 1 if there are fewer than four. One core stays
     idle for other processes. They would otherwise delay one of the threads, and all other threads
     would wait for it. The environment variable ``THREADS`` overrides this number.
 
@@ -523,7 +525,7 @@ def cpu_machine(peaks: Mapping[str, float], bandwidth: float, threads: int) -> M
 
 
 def _last_level_cache() -> int:
-    """Return the bytes of the largest cache that the system describes, or 32 MiB if it has none."""
+    """Return the bytes of the largest cache that the system describes, by default 32 MiB."""
     units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
     sizes = []
     for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
@@ -542,5 +544,5 @@ def _total_memory() -> int:
 
 
 def _dashes(name: str) -> str:
-    """Convert a name to lower case, and each run of characters outside a-z and 0-9 to one dash."""
+    """Convert a name to words of a-z and 0-9, in lower case, with a dash between two words."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")

@@ -37,7 +37,7 @@ class KernelName:
     tensor_cores: bool | None = None
 
     def tile_text(self) -> str:
-        """Return the tile of our row-major result: ``rows x columns [x depth]``, empty if unknown.
+        """Return the tile of our row-major result as ``ROWSxCOLUMNS[xDEPTH]``; empty if unknown.
 
         PyTorch asks cuBLAS for Cᵀ = Bᵀ Aᵀ, so the first number of a GEMM's tile lies along our n.
         """
@@ -106,7 +106,8 @@ def read_name(name: str) -> KernelName:
     low = name.lower()
     kind = next((kind for kind, pattern in _KIND_PATTERNS if re.search(pattern, low)), "other")
     library = next((lib for lib, pattern in _LIBRARY_PATTERNS if re.search(pattern, low)), None)
-    # 2. Read the other facts, each only from the kinds of kernels that can have it.
+    # 2. Read the other facts. Tile, stages, split of K and Tensor Cores are read only for the kinds
+    # of kernels that can have them.
     multiplies = kind in ("gemm", "conv", "winograd", "fft", "attention", "gemv")
     tile, depth = _tile(low) if kind in ("gemm", "conv", "winograd", "fft") else (None, None)
     stage_matches = (pattern.search(low) for pattern in _STAGES)
@@ -137,8 +138,8 @@ def conv_algorithm(kernels: Sequence[str]) -> str:
     - ``fft``,
     - an empty text if no name shows the algorithm.
 
-    A fused Winograd kernel has digits in its name, such as ``tile148`` or ``tile442``. They do not
-    give the size of an output tile, because their product is 32 in every name. They say how the
+    A fused Winograd kernel has digits in its name, such as ``tile148`` or ``tile442``. Their
+    product is 32 in every name, so they cannot be the size of an output tile. They say how the
     kernel arranges its output tiles.
     """
     kinds = {read_name(name).kind for name in kernels}

@@ -35,7 +35,7 @@ class Operands(NamedTuple):
 
 
 def element_counts(problem: Workload, storage: Storage = DENSE) -> tuple[int, int, int]:
-    """Count the elements of memory that the two inputs and the result take, with batch and gaps."""
+    """Count the elements of memory of the inputs and the result, with batch, gaps and offset."""
     a, b, out = _without_offset(problem, storage)
     return a + storage.offset, b + storage.offset, out + storage.offset
 

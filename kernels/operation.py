@@ -312,7 +312,10 @@ class Lstm(_OperationBase):
 
 Operation = Layer | Series | Lstm
 Workload = Problem | Operation
-"""Everything that can be timed. The time model and the Triton families take only problems."""
+"""Everything that can be timed.
+
+The Triton families and :mod:`kernels.timemodel.estimate` take only GEMMs and convolutions.
+"""
 
 _KINDS: dict[str, type[Layer] | type[Series] | type[Lstm]] = {
     **dict.fromkeys(LAYERS, Layer), **dict.fromkeys(SERIES, Series), Lstm.op: Lstm,

@@ -1,8 +1,8 @@
 """GEMMs and convolutions as problems to compute, with their FLOPs and bytes.
 
-Nothing here depends on how a problem is computed. Sizes are element counts. A multiply-add counts
-as two FLOPs. Bytes are the least that any implementation must move through memory: every operand is
-read once and every result written once. This module does not need PyTorch.
+Sizes are element counts. A multiply-add counts as two FLOPs. Bytes are the least that any
+implementation must move through memory: every operand is read once and every result written once.
+This module does not need PyTorch.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ PASSES = ("fprop", "dgrad", "wgrad")
 WIDE_BYTES = 16
 """Bytes of a thread's widest copy, and the alignment in bytes that TMA requires.
 
-Rows are called aligned if their length is a multiple of this number.
+Rows are called aligned if their length in bytes is a multiple of this number.
 """
 
 # Thresholds of the shape classes, which only group shapes in reports.
 _SMALL_FLOPS = 2.0 * 512**3  # FLOPs below which a GPU's time is mostly the launch
-_SKINNY = 128  # largest M or N of a skinny GEMM, as large as one large tile
+_SKINNY = 128  # largest value of the smaller of M and N in a skinny GEMM: one large tile
 _LONG_K = 4  # smallest ratio of K to the larger of M and N in a long-k GEMM
 _NARROW_CHANNELS = 64  # fewer channels are narrow; tuning guides advise multiples of at least 64
 
@@ -127,7 +127,10 @@ class Gemm:
 
     @property
     def shape_class(self) -> str:
-        """Class in reports: the first of misaligned, batched, small, skinny, long-k and large."""
+        """Class in reports: misaligned, batched, small, skinny, long-k or large.
+
+        It is the first of them that applies.
+        """
         if self.alignment < WIDE_BYTES:
             return "misaligned"
         if self.batch > 1:
@@ -255,9 +258,8 @@ class Conv:
     def bytes(self) -> int:
         """Minimum traffic in bytes: the input, filter and output, each read or written once.
 
-        If the input is read, only the pixels that the filter covers at some position count, because
-        a stride larger than the filter skips the other pixels. A gradient of the input is written
-        whole.
+        If the stride is larger than the filter, the filter skips pixels of the input, which are not
+        counted where the input is read. A gradient of the input is written whole.
         """
         x, filters, y = self.operand_elements
         if self.pass_ != "dgrad":
@@ -300,13 +302,13 @@ class Conv:
         The batch is the number of transformed points, (``tile`` + 2)². Each stands for one
         multiplication per channel, so that ``tile``² outputs take (``tile`` + 2)² multiplications
         instead of 9 · ``tile``² (Lavin and Gray, arXiv 1509.09308). None is returned if the
-        algorithm cannot be used: for filters other than 3 × 3, strides, dilation, groups, and the
-        weight gradient.
+        algorithm cannot be used: for filters other than 3 × 3, a stride or a dilation above 1,
+        more than one group, and the filter's gradient.
         """
         is_plain = (self.stride, self.dilation, self.groups) == ((1, 1), (1, 1), 1)
         if (self.r, self.s) != (3, 3) or not is_plain or self.pass_ == "wgrad":
             return None
-        # The input's gradient is a convolution too, which reads the output's gradient.
+        # The input's gradient is also a convolution: it reads the output's gradient.
         if self.pass_ == "fprop":
             height, width, channels_in, channels_out = self.p, self.q, self.c, self.kout
         else:
@@ -319,13 +321,16 @@ class Conv:
     def alignment(self) -> int:
         """Largest power of two, at most 16, that divides the bytes of one group's channels.
 
-        It must divide those of the input and those of the output.
+        It divides both the bytes of the input channels and those of the output channels.
         """
         return _alignment([self.c // self.groups, self.kout // self.groups], self.dtype)
 
     @property
     def shape_class(self) -> str:
-        """Pass and kind of channels: grouped, misaligned, narrow or wide, as in ``fprop wide``."""
+        """Pass and kind of channels, as in ``fprop wide``.
+
+        The kind is the first of grouped, misaligned, narrow and wide that applies.
+        """
         if self.groups > 1:
             kind = "grouped"
         elif self.alignment < WIDE_BYTES:
@@ -401,8 +406,16 @@ class Conv:
 
 
 def _rows_read(size: int, positions: int, taps: int, stride: int) -> int:
-    """Count the rows (or columns), at most ``size``, that a filter reads over all its positions."""
-    # A stride up to the filter's size skips no row between two positions.
+    """Return the largest number of rows (or columns) that a filter can read at its positions.
+
+    Args:
+        size: rows of the input.
+        positions: rows of the output.
+        taps: rows of the filter.
+        stride: distance between two positions, in rows.
+    """
+    # A stride up to the filter's size skips no rows, unless the filter is dilated. All rows then
+    # count as read.
     return min(size, positions * taps) if stride > taps else size
 
 

@@ -1,7 +1,7 @@
 """All implementations by name, and the vendor library that PyTorch calls for a problem.
 
-Importing this module is cheap, because only the first call imports PyTorch and Triton. A worker
-process imports the module before it knows whether its plan needs either of them.
+Importing this module is cheap, because its functions import PyTorch and Triton when they are
+called. A command that needs neither of them may therefore import the module.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def _triton_families() -> list[Implementation]:
 def library_for(problem: Workload, machine: Machine) -> str:
     """Return the name of the library that PyTorch itself would call for a problem.
 
-    If no library supports the problem on this machine, the first one that computes the operation is
-    returned.
+    If no library supports the problem on the machine, the first library for this kind of machine
+    that computes the operation in some dtype is returned.
     """
     from kernels.library.vendor import libraries
 

@@ -1,4 +1,4 @@
-"""Widely used timers with their defaults, for comparison with this project's timer."""
+"""Widely used timers, for comparison with this project's timer."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def graph_replays(launches: Callable[[], object], count: int, replays: int = 6) 
 
     Args:
         launches: callable that makes ``count`` launches. As for AIConfigurator's tables, it should
-            rotate the weights, so that they do not stay in the L2. Nothing is flushed between
-            replays.
+            use several sets of weights in turn, so that they do not stay in the L2. Nothing is
+            flushed between replays.
         count: number of launches that ``launches`` makes.
         replays: number of timed replays, after three that are not timed.
 

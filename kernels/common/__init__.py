@@ -1,1 +1,1 @@
-"""Helpers that every package uses: errors, names of commands, checks of documents and words."""
+"""Helpers for all packages: errors, command names, lookup of machines, and checks of input."""

@@ -1,4 +1,4 @@
-"""Checks that every problem must pass: known words, and sizes that can be computed.
+"""Checks of problems and of command options: known words, and numbers within limits.
 
 This module does not need PyTorch.
 """
@@ -15,13 +15,13 @@ LARGEST_SIZE = 2**40
 """Largest size of any dimension, in elements."""
 
 LARGEST_BYTES = 2**60
-"""Largest size of a problem in bytes; products of its sizes then stay within 64 bits."""
+"""Largest accepted minimum traffic of a problem, in bytes; no machine has so much memory."""
 
 _MAX_DIGITS = 20  # digits of the longest number that is parsed
 
 
 def check_word(what: str, word: str, known: Collection[str]) -> None:
-    """Refuse a word that is not known, and suggest the nearest one that is.
+    """Refuse a word that is not known; suggest the nearest known word, or list all known words.
 
     ``what`` names the kind of word in the message, such as ``dtype``.
     """
@@ -30,13 +30,13 @@ def check_word(what: str, word: str, known: Collection[str]) -> None:
 
 
 def check_option(option: str, word: str, known: Sequence[str]) -> None:
-    """Refuse a word that an option does not take; suggest the nearest one, or list all."""
+    """Refuse a word that an option does not take; suggest the nearest valid word, or list all."""
     if word not in known:
         raise UserError(f"{option} is {word!r}; {nearest(word, known)}")
 
 
 def check_counts(options: object, *names: str) -> None:
-    """Refuse options that must be counts and are not whole numbers of at least 1."""
+    """Refuse values of the named options that are not whole numbers of at least 1."""
     for name in names:
         count = getattr(options, name)
         if not isinstance(count, int) or count < 1:
@@ -51,9 +51,9 @@ def check_size(value: int, what: str) -> None:
 
 
 def check_positive(problem: object, names: tuple[str, ...]) -> None:
-    """Refuse sizes that are not whole numbers of at least 1.
+    """Refuse sizes that are not whole numbers from 1 to :data:`LARGEST_SIZE`.
 
-    NumPy's integers are replaced by Python's own, which do not overflow.
+    NumPy integers are replaced by Python integers, which do not overflow.
     """
     for name in names:
         value = getattr(problem, name)

@@ -6,7 +6,7 @@ A shape describes the values that are accepted. It is one of these:
 - a :class:`Number`,
 - ``[shape]`` for a list of values of that shape,
 - a mapping of keys to shapes, in which a key that ends in ``?`` may be missing,
-- :class:`Each` for a mapping with any keys,
+- :class:`Each` for a mapping with any keys and with values of one shape,
 - :class:`Maybe` for a value that may be null.
 
 Keys that a shape does not name are ignored.
@@ -19,14 +19,14 @@ from dataclasses import dataclass
 from typing import Any
 
 _LARGEST = 1e21
-"""Largest number in any file: no count of FLOPs, bytes or microseconds is larger."""
+"""Default upper bound of numbers; measured counts of FLOPs, bytes or microseconds are smaller."""
 
 _WORDS = {str: "text", bool: "true or false", dict: "a mapping", list: "a list"}
 
 
 @dataclass(frozen=True)
 class Number:
-    """Finite number between two bounds, both included."""
+    """Finite number between two bounds, both included; ``whole`` allows only whole numbers."""
 
     low: float = -_LARGEST
     high: float = _LARGEST
@@ -98,7 +98,7 @@ def _misfit_of_keys(value: Mapping[str, Any], shape: Mapping[str, Any], where: s
 def _is_number(value: Any, shape: Number) -> bool:
     """Return True if a value is a number within a shape's bounds."""
     allowed = int if shape.whole else int | float
-    # JSON's true and false are ints in Python, but not numbers.
+    # Python reads JSON's true and false as bools, which are ints, but they are not numbers here.
     if isinstance(value, bool) or not isinstance(value, allowed):
         return False
     return shape.low <= value <= shape.high  # False for NaN

@@ -9,18 +9,17 @@ from collections.abc import Iterable
 class UserError(ValueError):
     """Error that a user can fix: bad input, or a machine that cannot do what was asked.
 
-    Its text is one sentence that says what to do. The command line prints the sentence and exits
-    with ``exit_code``: 2 for bad input (the default), or 1 if the input was fine and the work
-    failed.
+    Its text says what is wrong and what to do. The command line prints the text and exits with
+    ``exit_code``: 2 for bad input (the default), or 1 if the input was fine and the work failed.
     """
 
-    def __init__(self, sentence: str, exit_code: int = 2) -> None:
-        super().__init__(sentence)
+    def __init__(self, text: str, exit_code: int = 2) -> None:
+        super().__init__(text)
         self.exit_code = exit_code
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """Suggest the valid word that was probably meant, or list all of them if none is near.
+    """Suggest the valid word that was probably meant, or list all valid words if none is similar.
 
     >>> nearest("bf61", ["bf16", "fp32"])
     "did you mean 'bf16'?"

@@ -1,4 +1,4 @@
-"""Names of the program's commands and folders, in a checkout or installed.
+"""Names of the program's commands and folders, in a checkout or in an installation.
 
 When installed, the three packages are parts of one namespace, ``rooftile``, with one command of
 that name. An installation has no set-up script, make targets or tests.
@@ -26,10 +26,10 @@ RESULTS = Path("results") if INSTALLED else ROOT / "results"
 USE_CPU = "--device cpu" if INSTALLED else "DEVICE=cpu"
 USE_FRESH = "--fresh" if INSTALLED else "--fresh (FRESH=1 with make)"
 OTHER_TORCH = "install a PyTorch" if INSTALLED else "set PYTHON to an interpreter with a PyTorch"
-"""Phrases that tell a user what to do if PyTorch cannot use the GPU, or if a run already exists."""
+"""Phrases for messages that tell a user how to use the CPU, a new run or another PyTorch."""
 
 _VERBS = {"kernels list": "implementations"}
-"""Clearer names of commands whose name says too little in the list of all packages' commands."""
+"""Verbs of ``rooftile`` for commands whose names are unclear without the name of their package."""
 
 
 def extra(name: str) -> str:
@@ -40,7 +40,7 @@ def extra(name: str) -> str:
 
 
 def needs_extra(module: str, name: str = "measure", subject: str = "This command") -> str:
-    """Return the sentence for a package that is missing and that an extra installs.
+    """Return the sentence that names a missing package and the extra that installs it.
 
     Args:
         module: name of the missing package.
@@ -63,8 +63,8 @@ def verb(package: str, name: str) -> str:
 def command_words(words: Sequence[str]) -> Sequence[str]:
     """Return the interpreter's arguments that run a package's command.
 
-    In a checkout, ``words`` may also run any other module. When installed, ``-P`` keeps a
-    module of the same name in the current folder from being run instead.
+    In a checkout, ``words`` may instead name any other module and its arguments. When installed,
+    ``-P`` prevents Python from running a module of the same name in the current folder.
 
     Args:
         words: the package, its command and the options, such as ``["sweeps", "run", "--fresh"]``.
@@ -73,7 +73,7 @@ def command_words(words: Sequence[str]) -> Sequence[str]:
 
 
 def _shown(words: Sequence[str]) -> Sequence[str]:
-    """Return a package's command and its options as arguments of the ``rooftile`` command."""
+    """Return the words of the ``rooftile`` command line that runs a package's command."""
     package, name, *options = words
     return (NAMESPACE.rstrip("."), verb(package, name), *options)
 
@@ -89,7 +89,8 @@ def command(text: str) -> str:
 def target(make: str, installed: str) -> str:
     """Return the text that shows the user how to run a make target or its ``rooftile`` command.
 
-    ``sweep`` becomes `make sweep` in a checkout, and the ``rooftile`` command for it when
-    installed.
+    Args:
+        make: target and variables of ``make``, which the text shows in a checkout.
+        installed: command and options of ``rooftile``, which the text shows when installed.
     """
     return f"`rooftile {installed}`" if INSTALLED else f"`make {make}`"

@@ -58,7 +58,8 @@ class InnerLoop:
 def inner_loop(ptx: str, warps: int) -> InnerLoop:
     """Read the work of one turn of the loop over K.
 
-    The turns of a warp-specialised kernel's loops are added up.
+    If the kernel has several innermost loops, as a warp-specialised kernel has, one turn of each of
+    them is counted.
 
     Args:
         ptx: PTX of one kernel.
@@ -85,7 +86,7 @@ def inner_loop(ptx: str, warps: int) -> InnerLoop:
 
 
 def _products(loop: Iterable[str], instruction: str, warps: int, constants: dict[str, int]) -> int:
-    """Count the multiply-adds that a CTA's instructions in these lines do."""
+    """Count the multiply-adds that the instructions in a loop's lines compute for one CTA."""
     total = 0
     for line in loop:
         if not instruction or not re.search(_PATTERN[instruction], line):
@@ -115,8 +116,8 @@ def _loops(ptx: str) -> list[list[str]]:
     """Return the lines of each innermost loop, without those of other loops."""
     lines: dict[str, list[str]] = defaultdict(list)
     inner: set[str] = set()
-    # LLVM's notes on a block are comments after the block's first line. They say that the block is
-    # the header of a loop, or they name the header of the loop around it.
+    # LLVM's notes on a block are comments in the block's first line and in the lines after it. They
+    # say that the block is the header of a loop, or they name the header of the loop around it.
     loop_header = ""  # header of the innermost loop around the current line, or empty
     label, notes, in_notes = "", "", False
     for line in ptx.splitlines():

@@ -44,7 +44,7 @@ from kernels.registry import all_implementations
 from kernels.triton.family import MIN_CAPABILITY, LaunchSpec, TritonFamily, meta_operands
 
 ARCHES = ("sm_80", "sm_89", "sm_90", "sm_100", "sm_120")
-_ALIGNED, _MISALIGNED = 16, 1  # bytes that divide every row
+_ALIGNED, _MISALIGNED = 16, 1  # alignment of rows: a multiple of 16 bytes, or an odd length
 _SIZE = 4096  # M, N and K of the GEMMs
 
 _CONV_CHANNELS, _CONV_SIZE = 256, 14  # channels, and height and width, of the convolutions
@@ -58,7 +58,7 @@ class CompileRow:
     """Outcome of compiling one kernel.
 
     ``ok`` is False if compiling failed, or if the code falls short of what the hardware can do.
-    ``message`` then says why.
+    ``message`` then says why. Otherwise it explains unusual code, or is empty.
 
     The inner loop is described by these fields:
 
@@ -107,7 +107,7 @@ class _Facts:
     shared_bytes: int
     bulk_copies: bool  # whether TMA copies operands
     moves_registers: bool  # whether warps that copy give registers to warps that multiply
-    serialised: str = ""  # codes of ptxas's warnings that each wgmma waits for the one before
+    serialised: str = ""  # codes of ptxas's warnings that each wgmma waits for the previous one
     code: LoopCode = NO_LOOP
     launches: int = 1
 
@@ -152,7 +152,7 @@ def compile_rows(
         if not names or job.family in names
     ]
     rows = []
-    context = get_context("spawn")  # a fork would share Triton's and LLVM's locks
+    context = get_context("spawn")  # a forked process could inherit locked locks of Triton and LLVM
     with ProcessPoolExecutor(usable_processors(), mp_context=context) as pool:
         for row in pool.map(_compile, jobs, chunksize=4):
             rows.append(row)
@@ -291,7 +291,7 @@ def _family_facts(job: _Job) -> _Facts:
 
 
 def _inspect(call: LaunchSpec, warps: int) -> _Facts:
-    """Compile one launch, and read its PTX and the output of ``ptxas``."""
+    """Compile one launch, and read its PTX, its machine code and the output of ``ptxas``."""
     kernel, log = _compile_with_log(call)
     usage = _RESOURCES.search(log)
     if usage is None:
@@ -398,7 +398,7 @@ def _complaints(job: _Job, machine: Machine, facts: _Facts) -> list[str]:
 
 
 def _expected(job: _Job) -> tuple[str, ...]:
-    """Return the matrix instructions that this architecture should use."""
+    """Return the matrix instructions, one of which the kernel should use."""
     if job.problem.dtype == "fp32":
         return ("fma",)
     best = {"sm_90": "wgmma", "sm_100": "tcgen05"}.get(job.arch, "mma.sync")

@@ -118,6 +118,6 @@ def _cell(rows: Sequence[CompileRow]) -> str:
 
 
 def _range(values: Sequence[float]) -> str:
-    """Return the smallest and largest value as text, or a single number if they look alike."""
+    """Return the smallest and the largest value as text, or one number if their texts are equal."""
     low, high = min(values, default=0.0), max(values, default=0.0)
     return f"{low:.2f}" if f"{low:.2f}" == f"{high:.2f}" else f"{low:.2f} to {high:.2f}"

@@ -60,8 +60,9 @@ def disassemble(cubin: bytes) -> str:
 def loop_code(sass: str) -> LoopCode:
     """Return a turn of the innermost loop with the most matrix instructions.
 
-    A persistent kernel's loop over K may contain the end of a tile, which most turns skip.
-    The turn is therefore the shortest path through the loop that passes its matrix instructions.
+    A persistent kernel's loop over K may contain the end of a tile, which most turns skip. The turn
+    is therefore the shortest path through the loop that passes its matrix instructions. If no loop
+    has such instructions, :data:`NO_LOOP` is returned.
     """
     lines, labels = _read(sass)
     # 1. Find the loops, as (first line, last line). Each backward branch is the end of a loop.
@@ -108,7 +109,7 @@ def _read(sass: str) -> tuple[list[_Line], dict[str, int]]:
         if not instruction:
             continue
         predicate, name, operands = instruction.groups()
-        # A register operand as in "@P0 BRA P1, `(.L_x_1)" is a condition, too.
+        # A predicate among the operands, as P1 in "@P0 BRA P1, `(.L_x_1)", is also a condition.
         is_conditional = bool(predicate) or re.match(r"\s*!?U?P", operands) is not None
         target = _TARGET.search(operands) if name.startswith("BRA") else None
         leaves = bool(target) or name.startswith(_ENDS)
@@ -126,9 +127,9 @@ def _read(sass: str) -> tuple[list[_Line], dict[str, int]]:
 class _Path(NamedTuple):
     """Counts of the lines on a path of execution; the greater of two paths is the better one."""
 
-    matrix: int
-    minus_lines: int
-    waits: int
+    matrix: int  # lines that multiply matrices
+    minus_lines: int  # negative number of lines, so that a shorter path is greater
+    waits: int  # lines that wait for every wgmma
 
 
 def _best_path(loop: Sequence[_Line], begin: int, labels: dict[str, int]) -> LoopCode:
@@ -136,7 +137,7 @@ def _best_path(loop: Sequence[_Line], begin: int, labels: dict[str, int]) -> Loo
 
     The best path has the most matrix instructions. If several paths have as many, it is the
     shortest. Backward branches inside the loop are left out: they wait for a barrier, or belong to
-    another loop.
+    another loop. If no path reaches the last line, :data:`NO_LOOP` is returned.
     """
     # The list holds the best path to each line, without that line, or None if no path reaches it.
     best: list[_Path | None] = [None] * len(loop)

@@ -1,4 +1,4 @@
-"""Checks of implementations on awkward problems against float64, for the command ``check``."""
+"""Checks of the results of implementations, for the command ``check``."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from kernels.operands import random_operands
 from kernels.problem import Problem
 from kernels.registry import all_implementations
 
-# Each of these sizes and options has gone wrong in some kernel. The GEMMs have sizes of 1, primes,
-# sizes one above or below a block, long K, batches and every layout. The convolutions have filters
-# larger and smaller than the stride, dilation, groups and a single channel.
+# Kernels tend to be wrong for such sizes and options. The GEMMs have sizes of 1, primes, sizes one
+# above or below a block, long K, batches and every layout. The convolutions have filters larger and
+# smaller than the stride, dilation, groups and a single channel.
 _GEMM_SIZES = ("1,1,1", "17,33,65", "128,128,128", "127,129,257", "1,256,512", "64,64,2048")
 _CONV_SHAPES = (
     "2,8,9,11,16,3,3,1,1,1,1",
@@ -49,7 +49,8 @@ SUITE = {
 class CheckRow:
     """Outcome of one implementation on one problem.
 
-    ``rel_error`` is None if nothing was computed, or if the result has a NaN.
+    ``rel_error`` is None if nothing was compared, or if a compared entry of the result is NaN.
+    ``tolerance`` is None if nothing was compared.
     """
 
     implementation: str
@@ -101,7 +102,7 @@ def _check_one(name: str, problem: Problem, device: Device) -> CheckRow:
         first_line = (str(error) or "no message").strip().splitlines()[0]
         message = f"{type(error).__name__}: {first_line}"
         return CheckRow(name, problem.spec(), "error", None, None, message)
-    # JSON has no NaN, so the relative error of a result with a NaN is None.
+    # JSON has no NaN, so None stands for a relative error that is NaN.
     rel_error = None if math.isnan(outcome.rel_error) else outcome.rel_error
     status = "ok" if outcome.ok else "wrong"
     return CheckRow(name, problem.spec(), status, rel_error, outcome.tolerance, outcome.message)

@@ -1,10 +1,11 @@
 """Test of a GEMM's whole result at a fraction of the cost of the GEMM.
 
-Freivalds' identity (IFIP Congress 1977): Y = A·B exactly if Y·V = A·(B·V) for enough random V, and
-the right-hand side costs two thin GEMMs. V has four columns of random ±1, which are exact in every
+Freivalds' identity (IFIP Congress 1977): if Y·V = A·(B·V) for a random V, then Y = A·B is very
+likely. Both sides need only thin GEMMs. V has four columns of random ±1, which are exact in every
 dtype. V is applied to blocks of 1,024 columns, one block at a time: in a longer sum, the rounding
 of the correct elements would hide a single wrong one. Rows are tested in the same way from the
-left. A convolution is as linear as a GEMM: its channels and images take the place of columns.
+left. A convolution is linear in each operand, as a GEMM is. Its channels and images take the place
+of columns and rows.
 
 The remainder, Y·V − A·(B·V), is compared with the size of the sums themselves, which is estimated
 from the inputs: σ_A σ_B √K (√N + 4). Its first term is the standard deviation of a sum over N
@@ -13,7 +14,8 @@ correctly rounded result, the ratio of remainder to size hardly depends on M, N 
 the product of norms ‖A‖ ‖B‖ ‖V‖ would be √K times as large (V-ABFT, arXiv 2602.08043, compares
 thresholds).
 
-All sums of the test, including B·V, are in fp32. This adds an error of 1e-6, far below every limit.
+All sums of the test, including B·V, are in fp32. This adds an error of about 1e-6, far below every
+limit.
 """
 
 from __future__ import annotations
@@ -69,7 +71,8 @@ def remainders(
         sets: the operands, one set for each result.
         results: the results, with the problem's logical shape.
         seed: seed of the random signs.
-        side: the axis to sum along, 0 or 1, for half the work; None sums along both.
+        side: the only side to test, 0 or 1, for half the work; None tests both. A GEMM's result is
+            summed over its columns (0) or its rows (1), a convolution's as in :func:`_conv_sides`.
 
     Returns:
         The remainder of each set, in standard deviations of a block's sum, to be compared with
@@ -81,7 +84,7 @@ def remainders(
     # The number of multiplications per element is an average, because the pixels of a strided
     # gradient do not all have the same number.
     length = problem.flops / 2 / sets[0].out.numel()
-    largest_squares: list[Tensor] = []  # one number for each set
+    largest_squares: list[Tensor] = []  # all tensors together have one number for each set
     with library_settings("fp32", LibraryConfig()), torch.no_grad():
         if isinstance(problem, Conv):
             for operands, result in zip(sets, results, strict=True):
@@ -127,10 +130,10 @@ class _Side:
 
 
 def _tested_sides(sides: list[_Side], only: int | None) -> list[_Side]:
-    """Return the sides that sum over more than one element, or the first side if there are none.
+    """Return the sides that sum over more than one element, or the first side if no side does.
 
-    The other sides would compute the whole result again. ``only`` selects a single side of those
-    that are returned; None selects all.
+    A sum over one element would compute the whole result again. If ``only`` is 0 or 1, a single one
+    of these sides is returned; None selects all of them.
     """
     sides = [side for side in sides if side.folded.shape[side.folded_axis] > 1] or sides[:1]
     return sides if only is None else [sides[only % len(sides)]]
@@ -165,7 +168,7 @@ def _remainder(side: _Side, signs: Tensor, variance: Tensor) -> Tensor:
     # 2. Subtract the result, folded with the same signs: Y·V.
     remainder = expected - _signed_sums(side.result, side.result_axis, signs)
     squares = remainder.square().movedim(side.result_axis, -1)
-    # 3. Divide by the expected size. The last block may be shorter, and a shorter sum is smaller.
+    # 3. Divide by the expected size, which is smaller for the last block if that block is shorter.
     length = side.result.shape[side.result_axis]
     block_lengths = [min(_BLOCK, length - start) for start in range(0, length, _BLOCK)]
     scale = squares.new_tensor(block_lengths).sqrt() + _LARGEST
@@ -192,7 +195,7 @@ def _signed_sums(tensor: Tensor, axis: int, signs: Tensor) -> Tensor:
     # 2. Sum each block of the axis.
     blocks = []
     for block in cube.split(_BLOCK, 1):
-        # Cut along the longer of the outer axes, because the summed axis must stay whole.
+        # Cut along the longer of the two other axes, because the summed axis must stay whole.
         longest = 0 if len(block) > block.shape[2] else 2
         weights = signs[: block.shape[1]]
         sums = [
@@ -279,14 +282,14 @@ def _grouped(conv: Conv, tensor: Tensor, axis: int) -> Tensor:
 
 
 def _fprop_sides(conv: Conv, x: Tensor, w: Tensor, y: Tensor) -> list[_Side]:
-    """Return the sides of a convolution's output: over its channels, and over its images."""
+    """Return the sides of a convolution's output: sums over its channels, and over its images."""
     geometry = (conv.stride, conv.padding, conv.dilation, conv.groups)
 
     def forward(x: Tensor, w: Tensor) -> Tensor:
         """Return the output (n, groups, channels, p, q) for filters (groups, channels, …)."""
         return _grouped(conv, conv2d(x, w.flatten(0, 1), None, *geometry), 1)
 
-    # The second side keeps the filter, so that its arguments are in the other order.
+    # The second side keeps the filter, so its arguments are in the other order.
     w, y = _grouped(conv, w, 0), _grouped(conv, y, 1)
     return [
         _Side(forward, x, w, y, folded_axis=1, result_axis=2),
@@ -295,7 +298,7 @@ def _fprop_sides(conv: Conv, x: Tensor, w: Tensor, y: Tensor) -> list[_Side]:
 
 
 def _dgrad_sides(conv: Conv, dy: Tensor, w: Tensor, dx: Tensor) -> list[_Side]:
-    """Return the sides of the input's gradient: over its channels, and over its images."""
+    """Return the sides of the input's gradient: sums over its channels, and over its images."""
     geometry = (conv.stride, conv.padding, conv.dilation, conv.groups)
 
     def backward(dy: Tensor, w: Tensor) -> Tensor:
@@ -303,7 +306,7 @@ def _dgrad_sides(conv: Conv, dy: Tensor, w: Tensor, dx: Tensor) -> list[_Side]:
         size = (len(dy), conv.groups * w.shape[1], conv.h, conv.w)
         return _grouped(conv, conv2d_input(size, w, dy, *geometry), 1)
 
-    # The second side keeps the filter, so that its arguments are in the other order.
+    # The second side keeps the filter, so its arguments are in the other order.
     dx = _grouped(conv, dx, 1)
     return [
         _Side(backward, dy, w, dx, folded_axis=1, result_axis=2),
@@ -312,7 +315,7 @@ def _dgrad_sides(conv: Conv, dy: Tensor, w: Tensor, dx: Tensor) -> list[_Side]:
 
 
 def _wgrad_sides(conv: Conv, x: Tensor, dy: Tensor, dw: Tensor) -> list[_Side]:
-    """Return the sides of the filter's gradient: over its output and its input channels."""
+    """Return the sides of the filter's gradient: sums over its output and its input channels."""
 
     def over_outputs(x: Tensor, dy: Tensor) -> Tensor:
         """Return the filter's gradient (groups, output channels, …) for dy (n, groups, …)."""
@@ -337,7 +340,7 @@ def _filter_gradient(conv: Conv, x: Tensor, size: tuple[int, ...], dy: Tensor) -
     stride = conv.stride
     if conv.r == conv.s == 1 and conv.padding == (0, 0):
         # A single tap does not read the pixels that its stride leaves out, so they are removed
-        # first. With them, channels last and few channels, oneDNN 3.12 (PyTorch 2.13) is wrong by
-        # 30–100% on some CPUs.
+        # first. Otherwise oneDNN 3.12 (PyTorch 2.13) computes gradients that are wrong by 30–100%
+        # on some CPUs, if the layout is channels last and there are few channels.
         x, stride = x[:, :, :: stride[0], :: stride[1]], (1, 1)
     return conv2d_weight(x, size, dy, stride, conv.padding, conv.dilation, conv.groups)

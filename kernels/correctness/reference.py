@@ -1,8 +1,8 @@
-"""Float64 reference for sampled entries of a result, and the only table of tolerances.
+"""Float64 reference for sampled entries of a result, and the tolerance of each dtype.
 
 Computing whole results in float64 would take longer than all measurements. Instead, random rows and
-columns are checked. The last row and column are always among them, because errors in a kernel's
-masks show there.
+columns are checked. The first and the last ones are always among them: errors in a kernel's masks
+show in the last ones.
 """
 
 from __future__ import annotations
@@ -28,14 +28,16 @@ in fp16, 2⁻⁹ in bf16), which leaves room for fp16's partial sums.
 """
 
 _ROWS, _COLUMNS = 32, 32  # sampled rows (pixels) and columns (channels) of a result
-_TAPS = 16  # sampled filters, and entries of each, of a filter's gradient: sums over all pixels
+# Sampled filters of a filter's gradient, and sampled entries of each. They are fewer, because each
+# entry is a sum over all pixels.
+_TAPS = 16
 
 
 @dataclass(frozen=True)
 class CheckResult:
     """Outcome of comparing a result y with its reference.
 
-    ``rel_error`` is max |y − ref| / max |ref|, and NaN if y has a NaN.
+    ``rel_error`` is max |y − ref| / max |ref| over the sampled entries, and NaN if one of y is NaN.
     """
 
     rel_error: float
@@ -43,7 +45,7 @@ class CheckResult:
 
     @property
     def ok(self) -> bool:
-        """True if the error is within the tolerance; always False if anything is NaN."""
+        """True if the error is within the tolerance; False if the error is NaN."""
         return self.rel_error <= self.tolerance
 
 
@@ -71,7 +73,10 @@ def check(problem: Workload, operands: Operands, result: Tensor, seed: int = 0) 
 def _sample_indices(
     rng: np.random.Generator, size: int, count: int, device: torch.device
 ) -> Tensor:
-    """Return sorted indices below ``size``: all, or ``count``, the first and last among them."""
+    """Return sorted indices below ``size``: all of them if they are at most ``count``.
+
+    Otherwise, ``count`` indices are returned: the first, the last and random ones between them.
+    """
     if size <= count:
         return torch.arange(size, device=device)
     middle = rng.choice(size - 2, count - 2, replace=False) + 1
@@ -208,8 +213,8 @@ def _readers(
 def _gather(image: Tensor, n: Tensor, h: Tensor, w: Tensor, valid: Tensor) -> Tensor:
     """Return image[n, :, h, w] in float64 as (L, R, S, C).
 
-    ``h`` is (L, R) and ``w`` is (L, S). The values are zero where ``valid`` is False, and outside
-    the image.
+    L counts sampled pixels, R × S the taps and C the channels. ``n`` is (L,), ``h`` is (L, R) and
+    ``w`` is (L, S). The values are zero where ``valid`` is False, and outside the image.
     """
     inside_h = (h >= 0) & (h < image.shape[2])
     inside_w = (w >= 0) & (w < image.shape[3])
@@ -227,7 +232,7 @@ def _gather(image: Tensor, n: Tensor, h: Tensor, w: Tensor, valid: Tensor) -> Te
 def _pixels(
     rng: np.random.Generator, shape: tuple[int, int, int], device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return sampled pixels as (images, rows, columns); the last pixel is always among them.
+    """Return sampled pixels as (images, rows, columns), with the first pixel and the last one.
 
     ``shape`` is (images, rows, columns).
     """

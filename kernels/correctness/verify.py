@@ -54,7 +54,7 @@ def verify(
         results: the results, with the problem's logical shape.
         seed: seed of every random choice: which result and entries are compared, and the signs.
         side: side from which the identity is tested, 0 or 1; None tests both sides.
-        entries: whether entries are compared with float64 although the identity tests all of them.
+        entries: whether some entries are compared with float64 although the identity tests all.
     """
     # 1. Compare some entries of one result with float64.
     has_identity = not isinstance(problem, Layer | Lstm)

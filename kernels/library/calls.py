@@ -1,6 +1,7 @@
 """Calls of PyTorch for each operation: ``call(i)`` computes operand set i once.
 
-If PyTorch takes an output, results go to the memory of the set, so that no allocation is timed.
+GEMMs, ReLU, GELU and softmax write their result to the set's memory, so that no allocation is
+timed. The other operations allocate their result at each call.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ def conv_call(problem: Conv, sets: Sequence[Operands]) -> Call:
 def layer_call(layer: Layer, sets: Sequence[Operands]) -> Call:
     """Return a call of a memory-bound layer.
 
-    Normalisations and max-pool allocate their result at each launch.
+    Layer norm, batch norm and max-pool allocate their result at each launch.
     """
     # Softmax and layer norm work along the last axis, which must be the channels.
     channels_last = [(x.permute(0, 2, 3, 1), y.permute(0, 2, 3, 1)) for x, _, y in sets]

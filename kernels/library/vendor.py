@@ -43,8 +43,8 @@ class LibraryConfig(Config):
     - ``offset`` and ``ld_multiple`` say how operands and result are stored
       (:class:`kernels.config.Storage`).
     - ``fused`` computes a series of GEMMs as one GEMM.
-    - ``paced`` includes the gaps between launches in the time, because the launches run at the pace
-      of the host.
+    - ``paced`` lets launches run at the pace of the host, and includes the gaps between them in the
+      measured time.
     - ``graph`` also includes the gaps, but replays all launches of a call from one CUDA graph.
     """
 
@@ -125,7 +125,8 @@ class Library:
         The sets must be stored as the config says.
 
         Raises:
-            UserError: if the config sets a leading dimension and the operands are not matrices.
+            UserError: if the config sets ``ld_multiple`` and the problem is not a GEMM.
+            RuntimeError: if the config sets ``graph``, and PyTorch cannot capture the call.
         """
         library_config = config if isinstance(config, LibraryConfig) else LibraryConfig()
         if library_config.ld_multiple > 1 and not isinstance(problem, Gemm):
@@ -160,13 +161,14 @@ def _call(problem: Workload, sets: Sequence[Operands], library_config: LibraryCo
 def library_settings(dtype: str, library_config: LibraryConfig) -> Iterator[None]:
     """Set PyTorch's process-wide switches for a launch, and restore them afterwards.
 
-    The precision of fp32 is set in every backend from which a GEMM or a convolution may read it.
+    The precision of fp32 is set in every backend from which a GEMM, a convolution or an LSTM may
+    read it.
 
     PyTorch caches all of cuDNN's plans in one table. The table does not distinguish the default
     choice from the autotuner's, so the first plan of a convolution would serve both. Its key
     includes the precision of fp32, which 16-bit convolutions ignore. Setting this precision to tf32
     therefore gives the autotuner separate entries for 16-bit convolutions. In fp32 and tf32, the
-    default choice and the autotuner's choice cannot be compared.
+    default choice and the autotuner's choice cannot be compared in one process.
     """
     cuda, cudnn, onednn = torch.backends.cuda.matmul, torch.backends.cudnn, torch.backends.mkldnn
     backends = (cuda, cudnn.conv, cudnn.rnn, onednn.matmul, onednn.conv, onednn.rnn)

@@ -18,7 +18,7 @@ from kernels.machine import Machine, known_machine
 
 @dataclass(frozen=True)
 class Constants:
-    """Properties of a machine that its datasheet does not state, each within its :data:`BOUNDS`."""
+    """Properties of a machine that its datasheet does not state."""
 
     compute: float  # share of the peak that a tile's main loop reaches
     dram: float  # share of the datasheet's memory bandwidth that a kernel reaches
@@ -47,13 +47,13 @@ class Constants:
 
     @classmethod
     def from_json(cls, data: Mapping[str, float]) -> Constants:
-        """Read the constants that :meth:`to_json` returned, also in earlier versions.
+        """Read the constants that :meth:`to_json` returned, in this version or an earlier one.
 
         A constant that was renamed is read by its old name. A constant that an earlier version did
         not have gets its default.
 
         Raises:
-            TypeError: if a constant is missing or unknown.
+            TypeError: if a constant without a default is missing, or a constant is unknown.
         """
         known = {_EARLIER_NAMES.get(name, name): value for name, value in data.items()}
         return cls(**{**_constants_table()["defaults"], **known})
@@ -94,7 +94,7 @@ LINEAR = frozenset(
         "resident",
     }
 )  # fmt: skip
-"""Dimensionless constants that may be 0; all others are fitted and averaged as logarithms."""
+"""Constants that are fitted and averaged as they are; all others, as logarithms."""
 
 RATES = frozenset({"compute", "dram", "feed", "l2", "store"})
 """Constants that are smaller on a machine that is slower throughout."""
@@ -152,7 +152,7 @@ def shipped_fits() -> dict[str, Any]:
 
     - ``source``: package of the public tables.
     - ``software``: range of errors between frameworks, over all machines.
-    - ``generation``: range of errors of constants carried over from another machine of the
+    - ``generation``: range of errors of constants carried over from another machine of the same
       generation.
     - ``generations``: range of errors of the mean of other generations' constants.
     - ``spreads``: spread of each kind of prior (:class:`analysis.model.prior.Spread`).
@@ -172,7 +172,8 @@ def foreign_constants(
     """Return constants for a machine from the measurements of another one.
 
     The constants are scaled by the two datasheets (:func:`scaled_constants`). The launch time is
-    that of the machine's generation in constants.toml, if the file has one.
+    that of the machine's generation in constants.toml, if the file has one. For a CPU, the result
+    is the CPU's shipped constants and ``cpu``.
 
     Args:
         machine: machine that the constants are for.
@@ -184,7 +185,8 @@ def foreign_constants(
         The constants, and the slug of the machine on which they were measured.
 
     Raises:
-        UserError: if no constants are shipped for ``slug``.
+        UserError: if no constants in this dtype are shipped for ``slug``, or if it names
+            ``machine`` itself.
     """
     if machine.kind == "cpu":
         return default_constants("cpu", dtype), "cpu"
@@ -215,8 +217,9 @@ def scaled_constants(
     """Scale the constants of one machine to another, by the two datasheets.
 
     The bytes that one SM reads or writes per second scale with its arithmetic, because SMs are
-    built in proportion; the latency of a K step scales inversely. L2 bandwidth scales with clock
-    and SMs. The share of the peak that is reached scales with the generation's share on real data.
+    built in proportion; the latency of a K step scales inversely. L2 bandwidth scales with the
+    clock, the SMs and the number of CTAs that share a block. The share of the peak that is reached
+    scales with the generation's share on real data.
 
     Args:
         c: constants to scale.
@@ -227,7 +230,8 @@ def scaled_constants(
     """
     facts = _constants_table()["facts"]
     clock = here.boost_mhz / there.boost_mhz
-    # A card without this dtype (bf16 on Volta) is compared by the other 16-bit dtype, fp16.
+    # If the measured machine does not have this dtype, as Volta does not have bf16, its peak in
+    # fp16 is compared.
     peak_there = there.peaks.get(dtype) or there.peak("fp16")
     arithmetic = (here.peak(dtype) / here.sms / (peak_there / there.sms)) ** growth
     facts_here = facts.get(here.generation, {})
@@ -271,7 +275,7 @@ def measured_on(generation: str, dtype: str) -> str | None:
 
 
 def _entry(generation: str, dtype: str) -> dict[str, Any]:
-    """Return a generation's entry in constants.toml: that of the dtype, or that of all dtypes."""
+    """Return a generation's entry in constants.toml: the one for the dtype, or the general one."""
     table = _constants_table()
     entry: dict[str, Any] = table.get(f"{generation}-{dtype}") or table[generation]
     return entry

@@ -8,8 +8,11 @@
 - ``intake`` is the time that all tiles together take to read from the L2.
 - ``memory`` is the traffic of the device's memory, divided by the bandwidth that the active CTAs
   reach.
-- ``helpers`` is the time of kernels before and after the main one: changes of layout, Winograd's
-  transforms, and the quantisation of an fp8 GEMM's A.
+- ``launch`` includes a fixed time for each helper kernel, and for the kernel that adds the parts of
+  a split K.
+- ``helpers`` is the time in which the helper kernels move their bytes. They run before and after
+  the main kernel: changes of layout, Winograd's transforms, and the quantisation of an fp8 GEMM's
+  A.
 - ``slowed`` lengthens long kernels, which run into the power limit.
 
 The fourth powers let the largest term dominate, with a smooth transition where two terms are equal.
@@ -36,11 +39,11 @@ Array = NDArray[np.float64]
 LIMITS = ("launch", "compute", "feed", "latency", "memory")
 """Names of the parts of a time, of which the largest limits it.
 
-- ``launch``: the launch.
+- ``launch``: the launch, with a fixed time for each helper kernel.
 - ``compute``: the arithmetic.
 - ``feed``: the reads of one SM, or of all SMs from the shared L2.
 - ``latency``: the latency of K steps that are too small to hide it.
-- ``memory``: the device's memory.
+- ``memory``: the traffic of the device's memory.
 """
 
 SPLITS = (1, 2, 4, 8, 16)
@@ -55,8 +58,8 @@ ALGORITHMS = {"implicit-gemm": 0, "winograd-2x2": 2, "winograd-4x4": 4}
 _STEP_BYTES = 128  # bytes along K in a K step: 64 elements of 16 bits, as in vendor kernels
 _MIN_STEPS = 2  # a split that leaves fewer K steps to a CTA is never chosen
 _SPLIT_WAVES = 1  # K is not split if the largest tile gives more waves than this
-_SLOW_SECONDS = 2e-3  # time from which the power limit slows a kernel
-_RESIDENT_SHARE = 0.8  # share of the last-level cache that an operand may fill and stay resident
+_SLOW_SECONDS = 2e-3  # kernels of about this time and longer are slowed by the power limit
+_RESIDENT_SHARE = 0.8  # largest share of the last-level cache in which an operand stays resident
 _CHUNK = 2048  # shapes per pass, so that shapes × candidates fit the L2 cache of a CPU core
 
 
@@ -96,11 +99,13 @@ class Shapes:
 
         Args:
             problems: the problems.
-            cached: for each problem, whether its operands are in the last-level cache; None if no
-                problem's are.
-            sustained: for each problem, whether it is launched without pauses; None if none is.
+            cached: for each problem, whether its operands are in the last-level cache; None means
+                that all operands are in memory.
+            sustained: for each problem, whether it is launched without pauses; None means that all
+                problems are launched in bursts.
             algorithm: algorithm of :data:`ALGORITHMS` that computes the convolutions. A
-                convolution for which Winograd's algorithm cannot be used is its implied GEMM.
+                convolution for which Winograd's algorithm cannot be used is computed as its implied
+                GEMM.
         """
         values = [_shape_row(problem, ALGORITHMS[algorithm]) for problem in problems]
         # The shape is given, so that there are eleven columns even if there are no problems.
@@ -112,7 +117,7 @@ class Shapes:
         return cls(*rows.T, *flags)
 
     def take(self, where: Any) -> Shapes:
-        """Return the shapes at ``where``: a slice, an index array or ``np.newaxis`` expressions."""
+        """Return the shapes at ``where``, which is any NumPy index of the arrays."""
         return Shapes(*(getattr(self, f.name)[where] for f in fields(self)))
 
     def where(self, other: Shapes, condition: NDArray[np.bool_]) -> Shapes:
@@ -121,7 +126,7 @@ class Shapes:
 
 
 def _shape_row(problem: Problem, tile: int) -> tuple[float, ...]:
-    """Return a problem's row of :class:`Shapes`.
+    """Return the first eleven fields of :class:`Shapes` for a problem and an algorithm.
 
     ``tile`` is the number of outputs along a side of Winograd's tile, or 0 for an implicit GEMM.
     """
@@ -231,7 +236,7 @@ def _row(
 
 @dataclass(frozen=True)
 class Tiles:
-    """Tiles as arrays: rows, columns, and the parts that K is split into."""
+    """Tiles as arrays: rows, columns, and the number of parts into which K is split."""
 
     bm: Array
     bn: Array
@@ -261,7 +266,7 @@ class Estimate:
     waves: Array
     tile_efficiency: Array
     tail_efficiency: Array
-    bytes: Array  # predicted traffic of the device's memory
+    bytes: Array  # minimum traffic of all kernels, and the partial sums of a split K
     algorithm: Array  # index into ALGORITHMS; 0 for a GEMM
 
     @property
@@ -320,7 +325,8 @@ def estimate(shapes: Shapes, tiles: Tiles, machine: Machine, peak: float, c: Con
 def fastest(shapes: Shapes, tiles: Tiles, machine: Machine, peak: float, c: Constants) -> Estimate:
     """Estimate each shape on its fastest candidate, which is what a good library would pick.
 
-    Candidates are the ``tiles`` and, on a GPU, each of them with K split (:data:`SPLITS`).
+    Candidates are the ``tiles`` and, on a GPU and for a shape with few tiles, each of them with K
+    split (:data:`SPLITS`).
     """
     best = Tiles(*np.empty((3, len(shapes))))
     for start in range(0, len(shapes), _CHUNK):
@@ -337,8 +343,9 @@ def candidate_times(
 ) -> tuple[Array, Array]:
     """Return the seconds of every shape (rows) on every tile (columns), and the split of K.
 
-    Each tile has the split that is best for the shape. The slowing of long kernels is left out: it
-    is monotonic, so it changes no ranking.
+    Each tile has the split that is best for the shape. The times leave out the launch and the
+    helper kernels, which are the same for all tiles, and the slowing of long kernels, which hardly
+    changes the ranking.
     """
     # 1. Estimate the time of every candidate without splitting K.
     columns = shapes.take((slice(None), np.newaxis))
@@ -352,8 +359,7 @@ def candidate_times(
     rows = np.flatnonzero(tile_counts <= _SPLIT_WAVES * machine.sms)
     if not len(rows):
         return times, split
-    # 3. Estimate the time of every split of these shapes, and keep a split that is possible and
-    # faster.
+    # 3. Estimate the time of every split of these shapes, and keep the fastest that is possible.
     few_tiles = columns.take((rows, slice(None)))
     best_seconds, best_parts = times[rows], split[rows]
     for parts in SPLITS[1:]:
@@ -451,7 +457,7 @@ def _memory_seconds(
 
 
 def _partial_bytes(shapes: Shapes, tiles: Tiles) -> Array:
-    """Return the bytes of a split K's fp32 partial sums, which are written and read once."""
+    """Return the traffic of a split K's fp32 partial sums, which are written and read once."""
     result = shapes.batch * shapes.m * shapes.n
     return np.where(tiles.split > 1, result * (2 * 4) * tiles.split, 0.0)
 
@@ -462,7 +468,7 @@ def _slow_long_kernels(busy: Array, c: Constants) -> Array:
 
 
 def _scalar_if_uniform(column: Array) -> Array:
-    """Return only the first element if all are equal, because broadcasting it costs nothing."""
+    """Return one element of a column of equal elements, because it is cheaper to broadcast."""
     return column[:1] if column.ndim == 2 and np.ptp(column) == 0 else column
 
 

@@ -1,4 +1,4 @@
-"""Times of workloads that are not one GEMM: from their GEMMs, or from moving their bytes."""
+"""Times of workloads that may have several GEMMs or none: from their GEMMs or from their bytes."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ def workload_seconds(
     moving: Sequence[float],
     seconds_of: Callable[[Sequence[int], Sequence[Problem]], Array],
 ) -> Array:
-    """Return the seconds of each workload: the sum over its GEMMs, all estimated in one call.
+    """Return the seconds of each workload: the sum over its GEMMs, or ``moving`` if it has none.
 
     Args:
         products: GEMMs and convolutions of each workload, each with how often it occurs.
-        moving: for each workload, its seconds if it has no GEMMs and only moves memory.
+        moving: for each workload, the seconds that count if it has no GEMMs and only moves memory.
         seconds_of: function that takes a list of problems and the position of each problem's
-            workload, in the order (positions, problems), and returns the problems' seconds.
+            workload, in the order (positions, problems), and returns the problems' seconds. It is
+            called once, or not at all if no workload has a GEMM.
     """
     # 1. List all GEMMs, each with the position of its workload and how often it occurs there.
     listed = [
@@ -42,6 +43,6 @@ def workload_seconds(
 
 
 def moving_seconds(workload: Workload, machine: Machine) -> float:
-    """Return the seconds of a launch and of the minimum traffic at the datasheet's bandwidth."""
+    """Return the seconds of a launch and of the minimum traffic at the machine's bandwidth."""
     launch = default_constants(machine.generation, workload.dtype).launch
     return launch + workload.bytes / machine.bandwidth

@@ -9,10 +9,11 @@ GEMM kernel.
 One kernel computes the forward pass and the gradient of the data. A gradient with stride s is s × s
 plain convolutions, one for each phase of the destination pixels (their row and column modulo s).
 All pixels of a phase meet the same taps, so the zeros between strided pixels are never multiplied.
-The gradient of the filter sums over pixels, which are far more than the entries of its result. Its
-sum is therefore split.
+The gradient of the filter sums over pixels, and often has few tiles with very long sums. Its sum
+can therefore be split.
 
-A dense 1×1 convolution is already a GEMM in memory, and the GEMM kernels compute it.
+A dense 1×1 convolution with stride 1 is already a GEMM in memory, which the GEMM kernels can
+compute.
 """
 
 from __future__ import annotations
@@ -360,7 +361,8 @@ class TritonConv(TritonFamily):
     def supports(self, problem: Workload, machine: Machine) -> str | None:
         """Return None if the family computes the problem on the machine; otherwise the reason.
 
-        Only NHWC is supported, because in NCHW the gather would read one element at a time.
+        Only NHWC is supported, because in NCHW the gather would read one element at a time. Pixels
+        are counted in 32 bits, so there must be fewer than 2³¹.
         """
         if isinstance(problem, Conv):
             if problem.layout != "nhwc":
@@ -373,13 +375,13 @@ class TritonConv(TritonFamily):
         return super().supports(problem, machine)
 
     def candidates(self, problem: Problem, machine: Machine) -> list[TileConfig]:
-        """Return tiles up to 128×256, also with the sum split.
+        """Return tiles of up to 128×256, with the sum whole and, for some tiles, split.
 
         A split gives at most two waves of CTAs, with at least two K steps each. The largest tiles
-        need Hopper or datacentre Blackwell, which multiply from shared memory. They also need K
-        steps (for a filter's gradient, tiles) that each lie in one tap, because the divisions that
-        are otherwise needed take too many registers. A convolution that is a GEMM also has the
-        candidates of GEMMs.
+        need a 16-bit dtype, aligned channels, and Hopper or datacentre Blackwell, which multiply
+        from shared memory. They also need K steps (for a filter's gradient, tiles) that each lie in
+        one tap, because the divisions that are otherwise needed take too many registers. A
+        convolution that is a GEMM also has the candidates of GEMMs.
         """
         assert isinstance(problem, Conv)
         # 1. List the tiles, as (bm, bn, warps, stages).
@@ -395,7 +397,7 @@ class TritonConv(TritonFamily):
         if wide and DTYPE_BYTES[problem.dtype] == 2 and major in (9, 10):
             large = [(128, 256, 8, 4), (256, 128, 8, 4)]
             rows = [*(row for row in large if _stays_in_tap(problem, row[1], bk)), *rows]
-        # 2. Make a config of each tile and each split that makes sense.
+        # 2. Make a config of each tile without a split, and with each split that makes sense.
         gemm = _computed_problem(problem).implied_gemm
         configs: list[TileConfig] = list(_gemm_candidates(problem, machine))
         for bm, bn, warps, stages in rows:
@@ -451,8 +453,8 @@ class TritonConv(TritonFamily):
             if matrices is not None:
                 kernel = config.gemm_config
                 return _gemm_family(config).calls(gemm, matrices, kernel, scratch)
-            # This family's kernel computes images with gaps between their pixels, in the same
-            # parts.
+            # If images have gaps between their pixels, the kernels of this family compute them, in
+            # the same number of parts.
             scratch = scratch.view(self._parts_shape(problem, config) or scratch.shape)
         parts = _parts(problem, config)
         if parts == 1:
@@ -468,7 +470,10 @@ class TritonConv(TritonFamily):
 
 
 def as_gemm(conv: Conv) -> Gemm | None:
-    """Return the GEMM that a dense 1×1 convolution is equal to; None for any other convolution."""
+    """Return the GEMM that is equal to a dense 1×1 convolution; None for any other convolution.
+
+    Dense means that the stride is 1 and that there are no padding and no groups.
+    """
     has_one_tap = (conv.r, conv.s) == (1, 1)
     keeps_pixels = (*conv.stride, *conv.padding) == (1, 1, 0, 0)
     if not (has_one_tap and keeps_pixels and conv.groups == 1):
@@ -574,8 +579,8 @@ def _data_call(
         out_size, spacing = (problem.p, problem.q), (1, 1)
     part, image, channel, row, column = strides
     out_stride = (part, image, row, column, channel)
-    # 2. Find how far apart the taps are that meet one pixel. For all of them, t · dilation is equal
-    # modulo the stride.
+    # 2. Find how far apart the taps are that meet one pixel: t · dilation is equal, modulo the
+    # stride, for all these taps t.
     pairs = zip(spacing, problem.dilation, strict=True)
     tap_step = tuple(stride // math.gcd(stride, dilation) for stride, dilation in pairs)
     # 3. Make the grid for the first phase, which is the largest.

@@ -1,8 +1,8 @@
 """Base of all Triton families: where they run, how configs are ranked, how kernels are compiled.
 
-The module of a family holds its kernel and its :class:`TritonFamily`; nothing here is about one
-algorithm. If ``TRITON_INTERPRET=1`` was set before this module is imported, the kernels run on CPU
-tensors.
+The module of a family holds its kernels and its :class:`TritonFamily`; this module holds what
+several families share. If ``TRITON_INTERPRET=1`` is set before this module is imported, the kernels
+run on CPU tensors.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class LaunchSpec:
     options: dict[str, Any]
 
     def launch(self, scratch: Tensor | None) -> None:
-        """Launch without synchronising; ``scratch`` replaces the meta tensor in the arguments."""
+        """Launch without synchronising; ``scratch`` replaces meta tensors among the arguments."""
         arguments = (
             scratch if isinstance(argument, Tensor) and argument.is_meta else argument
             for argument in self.arguments
@@ -121,6 +121,7 @@ class TritonFamily(ABC):
         """Return the valid candidates, the one with the smallest estimated time first.
 
         Experimental configs are left out by default, because none has been shown to work on a GPU.
+        For a CPU, a single config for Triton's interpreter is returned.
         """
         problem = as_problem(problem)
         if machine.kind == "cpu":  # the interpreter: any tile works
@@ -133,7 +134,7 @@ class TritonFamily(ABC):
         ]
         constants = default_constants(machine.generation, problem.dtype)
         seconds = self.seconds(problem, valid, machine, constants)
-        # The sort is stable, so that the first candidate of those with equal times is preferred.
+        # The sort is stable, so candidates with equal times keep their order.
         return [valid[i] for i in np.argsort(seconds, kind="stable")]
 
     def seconds(
@@ -149,13 +150,19 @@ class TritonFamily(ABC):
         return estimate(shapes, tiles, machine, machine.peak(problem.dtype), c).time
 
     def parse_config(self, text: str) -> TileConfig | None:
-        """Parse a config's text; the empty text is the default."""
+        """Parse a config's text; return None if it is empty."""
         return self.config_type.parse(text) if text else None
 
     def prepare(
         self, problem: Workload, operand_sets: Sequence[Operands], config: Config | None = None
     ) -> Launch:
-        """Bind the operand sets. A kernel not compiled yet is compiled at the first launch."""
+        """Return a launch on the operand sets.
+
+        A kernel that is not compiled yet is compiled at its first launch.
+
+        Raises:
+            TypeError: if the config is not of the family's type.
+        """
         problem = as_problem(problem)
         if not isinstance(config, self.config_type):
             kind = self.config_type.__name__
@@ -175,7 +182,7 @@ class TritonFamily(ABC):
         return Launch(bare, operand_sets)
 
     def compile_ahead(self, cases: Sequence[tuple[Workload, Config | None]]) -> None:
-        """Compile all cases in parallel on the CPU cores; errors are raised again at the launch."""
+        """Compile all cases in parallel on the CPU cores; errors are raised only at the launch."""
         with ThreadPoolExecutor(max(1, usable_processors() - 1)) as pool:
             kernels = []
             with triton.AsyncCompileMode(pool, ignore_errors=True):
@@ -236,9 +243,10 @@ _ADD_ROWS, _ADD_COLUMNS = 8, 128  # 8 elements per thread: two loads of four fp3
 
 
 def wide_unit(dtype: str, *values: int) -> int:
-    """Return the largest power of two that divides all values, at most as many as fit 16 bytes.
+    """Return the largest power of two that divides all values.
 
-    It is 1 if a value reaches 2³¹, so that the value stays a 64-bit argument.
+    It is at most the number of elements that 16 bytes hold. It is 1 if a value reaches 2³¹, so that
+    the value stays a 64-bit argument.
     """
     if any(value >= 2**31 for value in values):
         return 1
@@ -246,7 +254,7 @@ def wide_unit(dtype: str, *values: int) -> int:
 
 
 def in_units(strides: Iterable[tuple[int, ...]], unit: int) -> list[tuple[int | None, ...]]:
-    """Convert strides to units, and 1 to None, for :func:`kernels.triton.blocks.elements`."""
+    """Convert strides to units for :func:`kernels.triton.blocks.elements`; None replaces 1."""
     return [
         tuple(None if stride == 1 else stride // unit for stride in tensor_strides)
         for tensor_strides in strides
@@ -264,7 +272,8 @@ def input_precision(dtype: str) -> str:
 def _missing_for_interpreter() -> str | None:
     """Return why Triton's interpreter cannot run, or None if it can.
 
-    In Triton 3.6, the interpreter converts one-element arrays to integers, which NumPy 2.4 refuses.
+    Before Triton 3.7, the interpreter converts one-element arrays to integers, which NumPy 2.4
+    refuses.
     """
     triton_version = tuple(map(int, triton.__version__.split(".")[:2]))
     numpy_version = tuple(map(int, np.__version__.split(".")[:2]))

@@ -38,7 +38,10 @@ class Matrices(NamedTuple):
 
     @property
     def strides(self) -> tuple[Stride, ...]:
-        """Strides (batch, row, column) of each matrix, in elements; 0 for a batch of one."""
+        """Strides (batch, row, column) of each matrix, in elements.
+
+        The batch stride is 0 if there is only one matrix.
+        """
         return tuple((t.stride(0) if t.shape[0] > 1 else 0, t.stride(1), t.stride(2)) for t in self)
 
 
@@ -85,19 +88,21 @@ class GemmFamily(TritonFamily):
     ) -> list[TileConfig]:
         """Return tiles from 128×256 down for Tensor Cores, and smaller ones for fp32's plain FMAs.
 
-        Each has as many stages as the CTA's shared memory holds, up to the number in its row below.
+        Each has as many stages as the CTA's shared memory holds, from two up to the number in its
+        row below.
 
-        Misaligned rows (not a multiple of 16 bytes) are copied one or two elements at a time. Each
-        copy passes through registers and needs its own address. A shallow K step and eight warps
-        keep these registers from spilling. (128×128 with 64 elements of K and four warps spills
-        kilobytes.)
+        Misaligned rows (not a multiple of 16 bytes) are copied a few elements at a time. Each copy
+        passes through registers and needs its own address. A shallow K step and eight warps keep
+        the registers of large tiles from spilling. (128×128 with 64 elements of K and four warps
+        spills kilobytes.)
 
         A GEMM with few rows, such as a decode step, mostly reads weights. Wide tiles with a K step
         of 256 bytes take fewer steps and keep more bytes in flight.
 
         If the operands of the Tensor Cores pass through registers, masks leave no room for the
-        largest tiles. A loop over tiles (``looped``) keeps more values in registers, so the largest
-        tiles fit only on Hopper, which reads both operands from shared memory.
+        largest tiles. A loop over tiles (``looped``) keeps more values in registers. The largest
+        tiles then fit only on Hopper, which reads both operands from shared memory, and only if the
+        rows of C are aligned.
         """
         assert isinstance(problem, Gemm)
         # 1. List the tiles, as (bm, bn, warps, stages).
@@ -155,7 +160,7 @@ def gemm_options(problem: Gemm, matrices: Matrices, config: TileConfig) -> dict[
 
     They suit kernels that sum over K with :func:`kernels.triton.blocks.product`.
     """
-    # The reach is the largest offset, in elements, inside a block of A, B or C.
+    # The reach is an upper bound of the offsets, in elements, inside a block of A, B or C.
     blocks = ((config.bm, config.bk), (config.bk, config.bn), (config.bm, config.bn))
     reach = max(
         rows * row_stride + columns * column_stride

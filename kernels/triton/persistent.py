@@ -1,17 +1,18 @@
 """``triton-persistent``: one CTA per SM walks over the tiles, and TMA copies whole blocks for it.
 
 A plain kernel pays for the start of every tile: it computes pointers, fills an empty pipeline and
-waits until the tile before is written. Here a CTA stays for all its tiles. The Tensor Memory
+waits until the previous tile is written. Here a CTA stays for all its tiles. The Tensor Memory
 Accelerator (TMA, on Hopper and later) copies a block at a time and needs to know only where the
 block begins. No thread spends registers or instructions on addresses and masks, and elements
 outside the matrix are read as zeros. With ``specialize``, one warp only copies while the others
-only multiply, so that the next tile is copied during the epilogue of this one. Without it, the
-loops over tiles and over K are fused into one pipeline.
+only multiply, so that the next tile is copied during the epilogue of this one. Without it,
+``flatten`` fuses the loops over tiles and over K into one pipeline.
 
 TMA needs matrices whose rows are multiples of 16 bytes and that have a contiguous dimension. The
-host builds a descriptor per operand set and passes it as a kernel parameter. A descriptor that is
-built on the device makes the start of a kernel several microseconds longer. Other matrices are read
-with plain loads, and so are all matrices on older GPUs or with ``tma=off``.
+host builds the descriptors of an operand set's matrices, and passes them as kernel parameters. Only
+a kernel with ``specialize`` builds them on the device, which makes its start several microseconds
+longer. Other matrices are read with plain loads, and so are all matrices on older GPUs or with
+``tma=off``.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ def matmul_persistent(
 ):  # fmt: skip
     """Compute C (batch, M, N) = A (batch, M, K) B (batch, K, N), read by TMA.
 
-    A and B are descriptors that the host built. Units are as in
+    Without SPECIALIZE, A and B are descriptors that the host built. Units are as in
     :func:`kernels.triton.tiled.matmul_tiled`.
 
     - A_T, B_T: the descriptor is of the stored transpose.
@@ -173,8 +174,9 @@ class TritonPersistent(GemmFamily):
     def candidates(self, problem: Problem, machine: Machine) -> list[TileConfig]:
         """Return each tile with one CTA per SM; the large ones also with a warp that only copies.
 
-        Tiles above 128×128 store their result in halves if that leaves room for another stage.
-        Halves of tf32 take two buffers instead of one on sm_100, so they save no memory there.
+        Tiles above 128×128 preferably store their result in halves, if that leaves room for another
+        stage. Halves of tf32 take two buffers instead of one on sm_100, so they save no memory
+        there.
         Large tiles are also tried without fusing the loops: a turn of the loop over K then has 88
         instead of 108 instructions on sm_90, but nothing is copied while a tile is stored. The time
         model gives these variants the same time, so the first in the list is preferred.
@@ -218,9 +220,9 @@ class TritonPersistent(GemmFamily):
     def prepare(
         self, problem: Workload, operand_sets: Sequence[Operands], config: Config | None = None
     ) -> Launch:
-        """Bind the operand sets.
+        """Return a launch on the operand sets.
 
-        A specialised kernel also gets memory for the descriptors that the device builds.
+        A specialised kernel also gets memory for the descriptors that it builds on the device.
         """
         launch = super().prepare(problem, operand_sets, config)
         if not isinstance(config, PersistentConfig) or not config.specialize:
@@ -235,7 +237,7 @@ class TritonPersistent(GemmFamily):
     def calls(
         self, problem: Problem, operands: Operands, config: TileConfig, scratch: Tensor
     ) -> list[LaunchSpec]:
-        """Return one launch of ``ctas`` CTAs, or of as many as there are tiles."""
+        """Return one launch of ``ctas`` CTAs, or of one CTA per tile if there are fewer tiles."""
         assert isinstance(problem, Gemm)
         assert isinstance(config, PersistentConfig)
         matrices = Matrices.from_operands(operands)

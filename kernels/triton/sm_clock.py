@@ -21,7 +21,7 @@ _MARKS = 2  # one before a batch, one after it
 _LEAST_NANOSECONDS = 50_000
 """Shortest time between two readings from which a clock is computed.
 
-On some GPUs, the nanosecond counter advances in steps of about 1,000.
+On some GPUs, the nanosecond counter advances in steps of about 1,000 ns.
 """
 
 
@@ -57,7 +57,7 @@ class TritonSmClock:
         read_counters[(self._sms,)](self._readings[number], num_warps=1)
 
     def mhz(self) -> float | None:
-        """Return the mean SM clock in MHz between the two marks.
+        """Return the mean SM clock in MHz between the two marks; see :func:`mean_mhz` for None.
 
         This waits until the device has passed the second mark.
         """
@@ -70,8 +70,8 @@ def mean_mhz(
 ) -> float | None:
     """Return the mean SM clock in MHz from two readings of (cycles, nanoseconds) by SM.
 
-    It is the median over the SMs that both readings have. It is None if they have no SM in common,
-    or if the time between the readings was too short.
+    It is the median over the SMs that both readings have, whose cycle counter advanced and whose
+    readings are at least 50 µs apart. It is None if there is no such SM.
     """
     clocks = []
     for sm in first.keys() & last.keys():

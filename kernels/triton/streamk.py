@@ -149,7 +149,7 @@ class TritonStreamK(GemmFamily):
     def calls(
         self, problem: Problem, operands: Operands, config: TileConfig, scratch: Tensor
     ) -> list[LaunchSpec]:
-        """Return the launch of the persistent kernel, and one that sums shared tiles, if any."""
+        """Return the launch of :func:`matmul_streamk`, and one that sums shared tiles, if any."""
         assert isinstance(problem, Gemm)
         assert isinstance(config, StreamConfig)
         matrices = Matrices.from_operands(operands)
@@ -163,9 +163,10 @@ class TritonStreamK(GemmFamily):
         calls = [LaunchSpec(matmul_streamk, (config.ctas,), arguments, options)]
         if streamed and config.ctas > 1:
             sum_arguments = (scratch, matrices.c, streamed, sizes, c_stride)
-            # The sum does not walk over K, so it takes the same options without those of the GEMM.
+            # The sum has no loop over K, so it has no options that only such a loop needs.
             sum_options = {key: options[key] for key in options if key not in _ONLY_PRODUCT}
-            # Each border between two CTAs' runs has a program: only there can a tile be shared.
+            # A tile can only be shared at a border between two CTAs' runs, so each border has one
+            # program.
             calls.append(LaunchSpec(add_shared, (config.ctas - 1,), sum_arguments, sum_options))
         return calls
 
@@ -178,6 +179,7 @@ def streamed_tiles(tiles: int, ctas: int) -> int:
     """Return how many tiles are dealt out by K steps.
 
     These are the tiles of the partial last wave and of the whole wave before it, if there is one.
+    If the tiles fill whole waves, the number is 0.
     """
     in_last_wave = tiles % ctas
     if in_last_wave and tiles > ctas:

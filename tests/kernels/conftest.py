@@ -1,6 +1,6 @@
-"""Two things that Triton's interpreter does for nothing, left out to save much of its time.
+"""Make Triton's interpreter faster: omit two kinds of work that the tests do not need.
 
-Where Triton is missing, or its insides are not the ones meant here, all stays as it is.
+If Triton is not installed, or its internals are not those of the patched versions, nothing changes.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from typing import Any
 import torch
 
 
-def _hurry() -> None:
+def _speed_up_interpreter() -> None:
+    """Turn off overflow checks without debugging, and cache the builtins of each package."""
     from triton.language.core import is_builtin
     from triton.runtime import interpreter
 
     builder, patch_attr = interpreter.interpreter_builder, interpreter._patch_attr
-    if not builder.options.debug:  # then what it finds of overflows is thrown away
+    if not builder.options.debug:  # without debugging, the results of overflow checks are not used
         builder.options = replace(builder.options, sanitize_overflow=False)
 
     @functools.cache
@@ -27,7 +28,7 @@ def _hurry() -> None:
         return tuple(name for name, member in inspect.getmembers(package) if is_builtin(member))
 
     def patch_builtin(package: Any, builder: Any, scope: Any) -> None:
-        """As the interpreter's own, which looks all members through at every call of a function."""
+        """Patch like the interpreter's function, which searches all members at every call."""
         for name in builtins(package):
             if is_builtin(member := getattr(package, name)):
                 patch_attr(package, name, member, builder, scope)
@@ -38,4 +39,4 @@ def _hurry() -> None:
 
 if not torch.cuda.is_available():
     with suppress(ImportError, AttributeError, TypeError):
-        _hurry()
+        _speed_up_interpreter()

@@ -23,7 +23,7 @@ def kernels(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def process(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    """Run the command in a process of its own, from any folder."""
+    """Run the command in a new process, in the folder ``cwd``."""
     return subprocess.run(
         [sys.executable, "-m", "kernels", *arguments], cwd=cwd, capture_output=True, text=True,
         env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False,
@@ -50,20 +50,20 @@ def test_check_shows_on_which_side_of_the_tolerance_an_error_is(
     assert line == f"{status:12}{'mkl':18}{'8×8×8':56} {shown} why"
 
 
-def test_check_compares_every_implementation_and_prints_json_alone() -> None:
+def test_check_compares_every_implementation_and_prints_only_json() -> None:
     answer = kernels("check", "--device", "cpu", "--gemm", "33,17,65,bf16", "--json")
     assert answer.returncode == 0
     rows = {row["implementation"]: row for row in json.loads(answer.stdout)}
     keys = {"implementation", "problem", "status", "rel_error", "tolerance", "message"}
     assert all(set(row) == keys for row in rows.values())
-    tiled = rows["triton-tiled"]  # in the interpreter, where that works
+    tiled = rows["triton-tiled"]  # runs in the interpreter, which may need an older NumPy
     assert tiled["status"] == "ok" or "NumPy before" in tiled["message"]
     if tiled["status"] == "ok":
         assert tiled["rel_error"] <= tiled["tolerance"]
     assert rows["cublas"]["status"] == "unsupported"
 
 
-def test_check_fails_where_nothing_asked_is_supported() -> None:
+def test_check_fails_if_nothing_is_supported() -> None:
     answer = kernels("check", "--device", "cpu", "--implementation", "cudnn",
                  "--gemm", "8,8,8,fp32")  # fmt: skip
     assert answer.returncode == 1
@@ -104,7 +104,7 @@ def test_it_runs_from_any_folder(tmp_path: Path) -> None:
 def plain_python(
     *arguments: str, close: bool = False, **environment: str
 ) -> subprocess.CompletedProcess[bytes]:
-    """A command line with another environment, or without a standard output."""
+    """Run a command line with changed environment variables, or without a standard output."""
     line = shlex.join([sys.executable, "-m", *arguments]) + (" >&-" if close else "")
     return subprocess.run(
         ["sh", "-c", line], cwd=ROOT, capture_output=True, check=False,

@@ -1,4 +1,4 @@
-"""The first hour on a stranger's GPU node: what each kind of trouble is told."""
+"""Selection of the device, and the messages about GPUs and builds of PyTorch that do not work."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kernels.problem import Gemm
 
 @pytest.fixture
 def broken_gpu(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """A GPU and driver 550 that PyTorch cannot use."""
+    """Simulate a GPU with driver 550 that PyTorch cannot use."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(device, "nvidia_driver", lambda: "550.54.15")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -51,7 +51,7 @@ def test_a_hidden_gpu_is_named(broken_gpu: pytest.MonkeyPatch) -> None:
     assert "CUDA_VISIBLE_DEVICES hides it" in the_sentence()
 
 
-def test_the_cpu_is_taken_only_where_it_is_asked_for(broken_gpu: pytest.MonkeyPatch) -> None:
+def test_the_cpu_can_be_selected_despite_a_broken_gpu(broken_gpu: pytest.MonkeyPatch) -> None:
     assert device.select_device("cpu").machine.kind == "cpu"
 
 
@@ -64,7 +64,7 @@ def test_the_cpu_is_taken_only_where_it_is_asked_for(broken_gpu: pytest.MonkeyPa
         ((7, 0), ["sm_75", "sm_80", "sm_120"], False),
         ((12, 1), ["sm_90", "sm_100", "sm_120"], True),
         ((13, 0), ["sm_120"], False),
-        ((13, 0), ["sm_120", "compute_120"], True),  # PTX is compiled on the spot
+        ((13, 0), ["sm_120", "compute_120"], True),  # the driver compiles PTX
         ((9, 0), ["sm_90a"], True),
         ((9, 0), [], True),
     ],
@@ -82,7 +82,7 @@ def test_rocm_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class _Properties:
-    """What PyTorch says of an H200."""
+    """Properties that PyTorch reports for an H200."""
 
     name = "NVIDIA H200"
     major, minor = 9, 0
@@ -106,12 +106,12 @@ def test_gpus_are_picked_by_ordinal(monkeypatch: pytest.MonkeyPatch) -> None:
         "cuda:1",
         1,
     )
-    assert selected.machine.l2_bytes == 62_914_560  # the device's own, not the datasheet's
+    assert selected.machine.l2_bytes == 62_914_560  # as the device reports, not the datasheet
     with pytest.raises(UserError, match="GPU 2 does not exist; PyTorch sees 2"):
         device.select_device("auto", 2)
 
 
-def test_clocks_that_are_not_told_are_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clocks_that_are_not_reported_are_not_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """Some builds of PyTorch have no ``clock_rate`` and no ``memory_clock_rate``."""
     silent = SimpleNamespace(**{n: v for n, v in vars(_Properties).items() if "clock" not in n})
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -141,7 +141,7 @@ def test_the_drivers_version_is_read(
 
 
 def test_a_check_runs_on_the_gpu_that_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Launches and waits mean the current GPU, which is number 0 unless another one is chosen."""
+    """Launches and waits use the current GPU, which is number 0 unless another one is set."""
     current = [0]
     launched_on = []
     real = torch.mm

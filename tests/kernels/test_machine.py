@@ -36,13 +36,13 @@ WANTED = (
     "nvidia-geforce-rtx-3090", "nvidia-geforce-rtx-4090", "nvidia-geforce-rtx-5090",
 )  # fmt: skip
 
-HELD_BACK = {
+TENSOR_CORE_SHARE = {
     "nvidia-h20": 148 / 633, "nvidia-l40": 0.5, "nvidia-geforce-rtx-3090": 0.5,
     "nvidia-geforce-rtx-4090": 0.5, "nvidia-geforce-rtx-5090": 0.5,
 }  # fmt: skip
-"""What share of its chip's Tensor Core rate a card is sold with."""
+"""Share of the chip's Tensor Core rate that a card reaches; other cards reach all of it."""
 
-# As RTX 4090's chip reports itself, by a name that machines.toml does not have.
+# Properties of an RTX 4090, under a name that machines.toml does not list.
 UNKNOWN = DeviceProperties(
     name="NVIDIA GeForce RTX 4090 D",
     capability=(8, 9),
@@ -64,12 +64,12 @@ def test_the_machines_that_scripts_name_are_there(slug: str) -> None:
 
 @pytest.mark.parametrize("machine", known_machines().values(), ids=lambda m: m.slug)
 def test_peaks_agree_with_clock_and_flops_per_clock(machine: Machine) -> None:
-    """A figure copied from another card would fail here."""
+    """A number that was copied from another card fails this test."""
     rates = _FLOPS_PER_CLOCK[machine.capability]  # type: ignore[index]
     assert set(machine.peaks) == set(rates)
     for dtype, peak in machine.peaks.items():
         clock = machine.boost_mhz if dtype == "fp32" else machine.tensor_mhz
-        share = 1.0 if dtype == "fp32" else HELD_BACK.get(machine.slug, 1.0)
+        share = 1.0 if dtype == "fp32" else TENSOR_CORE_SHARE.get(machine.slug, 1.0)
         assert peak == pytest.approx(share * rates[dtype] * machine.sms * clock * 1e6, rel=0.03)
 
 
@@ -84,7 +84,7 @@ def test_every_fact_has_a_source(machine: Machine) -> None:
 
 
 def test_ridge_points_of_the_h200_are_the_published_ones() -> None:
-    # 989 TFLOP/s over 4.8 TB/s: 206 FLOP per byte.
+    # 989 TFLOP/s divided by 4.8 TB/s is 206 FLOP per byte.
     assert known_machine("nvidia-h200").ridge("bf16") == pytest.approx(206, abs=1)
 
 
@@ -110,7 +110,7 @@ def test_a_known_card_keeps_its_slug_and_takes_its_own_memory() -> None:
     assert machine.bandwidth == 4.8e12
 
 
-def test_an_unknown_card_gets_its_own_facts_and_geforce_halves() -> None:
+def test_an_unknown_card_has_the_reported_facts_and_geforce_halves_the_peak() -> None:
     machine = from_properties(UNKNOWN)
     assert machine.slug == "nvidia-geforce-rtx-4090-d"
     assert machine.generation == "ada"
@@ -125,7 +125,7 @@ def test_a_titan_does_not_halve() -> None:
     assert "half" not in titan.sources["peaks"]
 
 
-def test_a_card_that_does_not_tell_its_memory_clock_says_what_is_assumed() -> None:
+def test_the_source_names_an_assumed_bandwidth_if_the_memory_clock_is_not_reported() -> None:
     machine = from_properties(replace(UNKNOWN, memory_mhz=0.0))
     assert machine.bandwidth == known_machine("nvidia-geforce-rtx-4090").bandwidth
     assert "assumed equal to nvidia-geforce-rtx-4090" in machine.sources["bandwidth"]
@@ -197,13 +197,13 @@ def test_cores_are_counted_where_this_process_may_run(monkeypatch: pytest.Monkey
     assert usable_cores(a_cpuinfo(8, 2)) == 8
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 8, 1})
     assert usable_cores(a_cpuinfo(8, 2)) == 2
-    assert usable_cores("") == 3  # nothing says which threads share a core
+    assert usable_cores("") == 3  # without a description of cores, each processor counts
     monkeypatch.setattr(machine_module, "_quota_cores", lambda: 1.5)
     assert usable_cores("") == 2
 
 
 @pytest.mark.parametrize(("cores", "threads"), [(1, 1), (2, 1), (3, 1), (4, 3), (64, 63)])
-def test_a_core_is_left_for_everything_else(
+def test_a_core_is_left_for_other_processes(
     monkeypatch: pytest.MonkeyPatch, cores: int, threads: int
 ) -> None:
     monkeypatch.delenv("THREADS", raising=False)

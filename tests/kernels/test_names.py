@@ -1,4 +1,4 @@
-"""The reader of kernel names, on real names with facts written out by hand."""
+"""Read the names of real kernels, and compare the facts with facts written by hand."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def nvjet(
 
 
 BY_HAND: dict[str, KernelName] = {
-    # Hopper and Blackwell: tile, K step x stages, cluster, what is split
+    # Hopper and Blackwell: tile, K step x stages, cluster, split K
     "nvjet_hsh_256x128_64x4_1x2_h_bz_coopA_NNT": nvjet((256, 128), 4, (1, 2)),
     "nvjet_hsh_128x256_64x4_2x1_v_bz_coopA_TNN": nvjet((128, 256), 4, (2, 1)),
     "nvjet_hsh_320x128_64x3_1x2_h_bz_coopA_NNT": nvjet((320, 128), 3, (1, 2)),
@@ -131,7 +131,7 @@ def test_facts_by_hand(name: str) -> None:
 def test_cublas_names_tiles_column_major() -> None:
     # The first number lies along our n: a 128×256 name is 256 rows × 128 columns of ours.
     assert read_name("nvjet_tst_128x256_64x4_1x2_h_bz_coopA_TNT").tile_text() == "256x128x64"
-    # A convolution's tile is named in its own frame.
+    # The first number of a convolution's tile counts rows.
     name = "cudnn_infer_ampere_scudnn_128x64_relu_medium_nn_v1"
     assert read_name(name).tile_text() == "128x64"
     assert read_name("elementwise_kernel").tile_text() == ""
@@ -155,7 +155,7 @@ def test_cublas_names_tiles_column_major() -> None:
 def test_a_convolutions_algorithm_is_read_off_all_its_kernels(
     names: list[str], algorithm: str
 ) -> None:
-    # The inner product of a Winograd convolution is an sgemm like any other.
+    # The GEMM of a Winograd convolution is an ordinary sgemm, so its name shows no convolution.
     assert conv_algorithm(names) == algorithm
 
 

@@ -1,4 +1,4 @@
-"""Operations beyond GEMM and convolution: their arithmetic, and that the libraries compute them."""
+"""Operations other than GEMMs and convolutions: FLOPs, bytes and the results of the libraries."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ operations = st.one_of(
 )  # fmt: skip
 
 
-def _normalised(operation: Operation) -> float:
-    """Over how many values a normalisation goes; no end of them for the others."""
+def _normalised_values(operation: Operation) -> float:
+    """Return the number of values over which an operation normalises; infinite if it does not."""
     if not isinstance(operation, Layer):
         return math.inf
     pixels = operation.n * operation.h * operation.w
@@ -60,8 +60,8 @@ def test_the_libraries_compute_what_the_reference_does(operation: Operation) -> 
     for config in [*library.configs(operation, machine), LibraryConfig(offset=1)]:
         operands = random_operands(operation, "cpu")
         result = library.prepare(operation, [operands], config)(0)
-        # The variance of a few values that all but agree is rounding noise in 16 bits.
-        if operation.dtype == "bf16" and _normalised(operation) < 8:
+        # In 16 bits, the variance of a few almost equal values is mostly a rounding error.
+        if operation.dtype == "bf16" and _normalised_values(operation) < 8:
             continue
         assert check(operation, operands, result).ok, (config, operation)
 
@@ -88,7 +88,7 @@ def test_columns_hold_everything(operation: Operation) -> None:
 
 
 def test_arithmetic_intensities_are_the_sources() -> None:
-    """HPC slides, FP16: ReLU 0.25, max-pool 3×3 2.25, layer norm under 10, linear layers 315, 1."""
+    """The values are from slides about HPC, for fp16."""
     rows = {op: Layer(op, 64, 1024, 8, 8, "fp16") for op in LAYERS}
     assert rows["relu"].intensity == 0.25
     assert rows["maxpool"].intensity == 2.25
@@ -116,7 +116,7 @@ def test_an_lstm_is_its_gates_products() -> None:
     assert lstm.flops == 2 * 160 * 128 * (24 + 32)
 
 
-def test_bad_sizes_and_words_are_told() -> None:
+def test_invalid_sizes_and_words_are_refused() -> None:
     with pytest.raises(UserError, match="did you mean 'relu'"):
         Layer("rely", 1, 1, 1, 1, "fp32")
     with pytest.raises(UserError, match="hidden must be a whole number"):

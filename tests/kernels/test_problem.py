@@ -47,8 +47,8 @@ def test_gradients_of_a_linear_layer_are_what_autograd_multiplies(
     [
         ("4096,4096,4096,bf16", 16, "large"),
         ("4096,4096,4095,bf16", 2, "misaligned"),
-        ("4096,4095,4096,bf16,nt", 2, "misaligned"),  # C's rows
-        ("4095,4096,4096,bf16,nt", 16, "large"),  # M is no row of nt
+        ("4096,4095,4096,bf16,nt", 2, "misaligned"),  # the rows of C have length N
+        ("4095,4096,4096,bf16,nt", 16, "large"),  # in nt, no rows have length M
         ("4095,4096,4096,bf16,tn", 2, "misaligned"),
         ("4096,4092,4096,bf16", 8, "misaligned"),
         ("4096,4092,4096,fp32", 16, "large"),
@@ -89,7 +89,7 @@ def test_convolution_geometry_is_pytorchs(
     assert conv.flops == 2 * y.numel() * c * r * s
     implied = conv.implied_gemm
     assert implied.batch == groups
-    if pass_ != "dgrad":  # a strided dgrad multiplies zeros too
+    if pass_ != "dgrad":  # a strided dgrad also multiplies zeros
         assert implied.flops == conv.flops
     rows = {"fprop": n * conv.p * conv.q, "dgrad": n * h * w, "wgrad": kout}[pass_]
     assert implied.m == rows

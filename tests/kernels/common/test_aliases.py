@@ -32,20 +32,20 @@ SLUGS = list(known_machines())
         ("rtx4090", "nvidia-geforce-rtx-4090"),
         ("h100 pcie", "nvidia-h100-pcie"),
         ("a100-40gb-sxm", "nvidia-a100-sxm-40gb"),
-        ("rtx-pro-6000", "nvidia-rtx-pro-6000"),  # the name whole, though another begins with it
+        ("rtx-pro-6000", "nvidia-rtx-pro-6000"),  # a whole name, with which another name begins
     ],
 )
-def test_little_of_a_name_is_enough(word: str, slug: str) -> None:
+def test_a_unique_part_of_a_name_is_enough(word: str, slug: str) -> None:
     assert slug_meant(word, SLUGS) == slug
 
 
-def test_of_several_it_asks_which() -> None:
+def test_an_ambiguous_name_lists_the_machines() -> None:
     with pytest.raises(UserError, match="nvidia-h100-sxm or nvidia-h100-pcie; give the full name"):
         slug_meant("h100", SLUGS)
 
 
 @pytest.mark.parametrize("word", ["l20", "nvidia-l20", "h2000", "nvidia-geforce-rtx-4080", "b100"])
-def test_another_card_is_never_offered(word: str) -> None:
+def test_a_card_with_other_numbers_is_never_suggested(word: str) -> None:
     with pytest.raises(UserError) as caught:
         slug_meant(word, SLUGS)
     assert "did you mean" not in str(caught.value)
@@ -53,7 +53,7 @@ def test_another_card_is_never_offered(word: str) -> None:
 
 
 @pytest.mark.parametrize("word", ["", "-", "?!", "é"])
-def test_what_names_nothing_is_one_sentence(word: str) -> None:
+def test_a_word_that_names_no_machine_is_an_error(word: str) -> None:
     with pytest.raises(UserError, match="is not known"):
         slug_meant(word, SLUGS)
 

@@ -1,4 +1,4 @@
-"""Documents that are not what they should be, and the words for it."""
+"""Checks of JSON documents, and the messages about damaged ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SOUND: dict[str, Any] = {"name": "a", "times": [1, 0.5], "by": {"a": 0}, "maybe"
     "more",
     [{}, {"also": True}, {"maybe": None}, {"times": []}, {"by": {}}, {"unknown": object()}],
 )
-def test_what_fits(more: dict[str, Any]) -> None:
+def test_valid_documents_have_no_misfit(more: dict[str, Any]) -> None:
     assert misfit({**SOUND, **more}, SHAPE) == ""
 
 
@@ -41,15 +41,15 @@ def test_what_fits(more: dict[str, Any]) -> None:
         ({"also": 1}, "it.also is 1, not true or false"),
     ],
 )
-def test_what_does_not_is_told_with_its_place(more: dict[str, Any], words: str) -> None:
+def test_the_message_names_the_path_to_an_invalid_value(more: dict[str, Any], words: str) -> None:
     assert words in misfit({**SOUND, **more}, SHAPE)
 
 
 @pytest.mark.parametrize("key", SOUND)
-def test_what_is_missing_is_named(key: str) -> None:
+def test_the_message_names_a_missing_key(key: str) -> None:
     assert misfit({k: v for k, v in SOUND.items() if k != key}, SHAPE) == f"it has no {key!r}"
 
 
 @pytest.mark.parametrize("value", [None, 1, "text", []])
-def test_what_is_no_mapping_at_all(value: object) -> None:
+def test_a_document_that_is_not_a_mapping(value: object) -> None:
     assert "not a mapping" in misfit(value, SHAPE, "the document")

@@ -1,4 +1,4 @@
-"""What the program is called in its checkout; tests/test_wheel.py tries it installed."""
+"""Names of the program's commands in a checkout; tests/test_wheel.py tests them installed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading inner loops, on PTX that is made up line by line so that the answer is known."""
+"""Read inner loops from short PTX texts that were written for the test, with known answers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ $L__BB0_4:                              // %._crit_edge
 
 
 def test_only_the_loop_over_k_counts() -> None:
-    """Not what fills the pipeline before it, nor what comes after."""
+    """Instructions that fill the pipeline before the loop, or follow the loop, are not counted."""
     turn = inner_loop(AMPERE, warps=4)
     assert turn == InnerLoop("mma.sync", 2 * 16 * 8 * 16 * 4, (16 + 4) * 32 * 4, 4)
 
@@ -46,7 +46,7 @@ $L__BB0_20:                             // %.lr.ph
 """
 
 
-def test_specialised_warps_are_added_up() -> None:
+def test_the_loops_of_specialised_warps_are_added_up() -> None:
     turn = inner_loop(SPECIALISED, warps=4)
     assert turn == InnerLoop("wgmma", 2 * 64 * 256 * 16, 8192, 8192)
 
@@ -61,7 +61,7 @@ $L__BB0_3:                              // =>This Inner Loop Header: Depth=1
 """
 
 
-def test_the_fifth_generation_tells_its_shape_in_a_descriptor() -> None:
+def test_the_shape_of_tcgen05_is_read_from_its_descriptor() -> None:
     # 138413200 = 8 << 24 (M = 128) | 32 << 17 (N = 256) | the dtypes' bits
     turn = inner_loop(BLACKWELL, warps=8)
     assert turn == InnerLoop("tcgen05", 128 * 256 * 16, 49152, 24576)

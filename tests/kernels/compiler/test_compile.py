@@ -1,4 +1,4 @@
-"""Kernels compiled for architectures that are not here, in processes outside the interpreter."""
+"""Compile kernels for GPUs that are not present, in processes without Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -32,14 +32,15 @@ ROOT = Path(__file__).resolve().parents[3]
 COMPILED = ("triton-tiled", "triton-persistent", "triton-conv")
 
 
-compiled_once = pytest.mark.xdist_group("compiled")  # or each worker would compile
+# All tests that need the compiled kernels run in one worker. Otherwise each worker would compile.
+compiled_once = pytest.mark.xdist_group("compiled")
 
 
 @pytest.fixture(scope="session")
 def rows(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """Three families for Hopper, through the command; `make compile-check` compiles all.
+    """Compile three families for Hopper with the command; `make compile-check` compiles all.
 
-    Whichever worker comes first compiles: it takes a minute and a half.
+    The first worker that needs the rows compiles them, which takes a minute and a half.
     """
     run = os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid()))
     place = tmp_path_factory.getbasetemp().parent / f"compiled-{run}.json"
@@ -101,7 +102,7 @@ def test_tensor_cores_are_used_and_fp32_is_exact(rows: list[dict[str, Any]]) -> 
 
 @compiled_once
 def test_the_inner_loop_does_no_extra_work(rows: list[dict[str, Any]]) -> None:
-    """Products of a K step against bm · bn · bk, its bytes against (bm + bn) · bk elements."""
+    """A K step needs bm · bn · bk multiply-adds, and copies (bm + bn) · bk elements."""
     for row in rows:
         if row["alignment"] == 16:
             assert row["products"] == pytest.approx(1, rel=0.1), row
@@ -182,7 +183,7 @@ def test_what_counts_as_not_ok(job: _Job, facts: dict[str, Any], words: str | No
         ("fp32", "nt", ("fma",)),
         ("bf16", "tn", ("wgmma",)),
         ("tf32", "nt", ("wgmma",)),
-        ("tf32", "nn", ("wgmma", "mma.sync")),  # its operands must be K-major
+        ("tf32", "nn", ("wgmma", "mma.sync")),  # wgmma needs tf32 operands in K-major order
     ],
 )
 def test_which_instruction_is_expected(dtype: str, layout: str, wanted: tuple[str, ...]) -> None:
@@ -239,7 +240,7 @@ def outside_the_interpreter(script: Path, *arguments: str) -> subprocess.Complet
 
 @pytest.mark.slow
 def test_what_is_compiled_ahead_is_what_a_launch_asks_for(tmp_path: Path) -> None:
-    """Operands without memory must give the very keys that real operands give."""
+    """Meta operands and real operands must have the same keys in the cache of compiled kernels."""
     script = tmp_path / "ahead.py"
     script.write_text(AHEAD)
     answer = outside_the_interpreter(script)
@@ -314,7 +315,7 @@ if __name__ == "__main__":
 
 @pytest.mark.slow
 def test_a_kernel_in_the_cache_tells_what_it_told_when_compiled(tmp_path: Path) -> None:
-    """Two kernels are compiled again for a log that a launch did not keep, or that was damaged."""
+    """The two kernels are compiled again if their log or their PTX is missing or damaged."""
     script = tmp_path / "cached.py"
     script.write_text(CACHED)
     answer = outside_the_interpreter(script, str(tmp_path / "cache"))
@@ -356,7 +357,7 @@ from kernels.machine import machine_of_arch
 from kernels.problem import Conv, Gemm
 from kernels.registry import all_implementations
 
-CASES = [  # rows of 16, 8, 4 and 2 bytes; then masks and odd rows of C alone
+CASES = [  # rows aligned to 16, 8, 4 and 2 bytes; then masks, and C with odd rows
     ("sm_90", "triton-tiled", "4088,4088,4088,bf16"),
     ("sm_90", "triton-tiled", "4092,4092,4092,bf16"),
     ("sm_90", "triton-tiled", "4090,4090,4090,bf16"),
@@ -381,10 +382,10 @@ if __name__ == "__main__":
 """
 
 
-def test_sizes_that_are_no_multiple_of_a_tile_neither_spill_nor_narrow_the_copies(
+def test_sizes_that_are_not_multiples_of_a_tile_neither_spill_nor_narrow_the_copies(
     tmp_path: Path,
 ) -> None:
-    """The compiler knows multiples of 16 elements by itself; others it has to be told."""
+    """Triton finds only multiples of 16 elements by itself; the kernels declare other multiples."""
     script = tmp_path / "masked.py"
     script.write_text(MASKED)
     answer = outside_the_interpreter(script)
@@ -392,7 +393,7 @@ def test_sizes_that_are_no_multiple_of_a_tile_neither_spill_nor_narrow_the_copie
     assert [ok for ok, _ in found] == ["True"] * 13, answer.stdout + answer.stderr
     widths = [int(width) for _, width in found]
     assert widths[:8] == [16, 8, 4, 2, 16, 16, 16, 16]
-    assert widths[8] >= 1024  # TMA reads A and B, whatever C's rows are
+    assert widths[8] >= 1024  # TMA reads A and B even if the rows of C are odd
     assert widths[9:] == [16, 16, 16, 8]
 
 

@@ -8,7 +8,7 @@ from kernels.compiler.machinecode import NO_LOOP, LoopCode, loop_code
 
 
 def listing(text: str) -> str:
-    """Lines as nvdisasm prints them: labels as they are, instructions with an address."""
+    """Return lines as nvdisasm prints them: labels unchanged, instructions with an address."""
     return "\n".join(
         line if line.endswith(":") else f"        /*{16 * place:04x}*/   {line} ;"
         for place, line in enumerate(text.strip().splitlines())
@@ -57,7 +57,7 @@ HMMA.16816.F32.BF16 R4, R5, R6, R4
 
 
 def test_the_end_of_a_tile_that_most_turns_branch_around_is_left_out() -> None:
-    """Nor does a wait for a barrier count as a loop, or twice."""
+    """A loop that waits for a barrier is not read as the inner loop, and is counted only once."""
     assert loop_code(listing(FUSED)) == LoopCode(6, 1, False)
 
 

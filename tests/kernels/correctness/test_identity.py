@@ -1,4 +1,4 @@
-"""Freivalds' identity: right results leave next to nothing, and one wrong number is found."""
+"""Freivalds' identity: the remainder is small for right results and large for a wrong element."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_one_wrong_number_is_found_wherever_it_is(
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 @pytest.mark.parametrize("text", CONVS)
-def test_what_is_no_number_is_found(text: str, value: float) -> None:
+def test_an_infinity_or_a_nan_is_found(text: str, value: float) -> None:
     conv = Conv.parse(f"{text},fp32,nhwc,fprop")
     operands = random_operands(conv, "cpu")
     result = right(conv, operands)
@@ -78,18 +78,19 @@ def test_what_is_no_number_is_found(text: str, value: float) -> None:
 
 
 def test_a_wrong_row_has_its_known_size() -> None:
-    """Another row's numbers differ from the right ones by √2 standard deviations."""
+    """The elements of another row differ from the right ones by √2 standard deviations."""
     gemm = Gemm(64, 1024, 512, "bf16")
     operands = random_operands(gemm, "cpu")
     result = right(gemm, operands)
     result[17] = result[18]
-    expected = math.sqrt(2) * 32 / (32 + 4)  # of a whole block, with what a large element may add
+    # A whole block has √1024 = 32 standard deviations, and 4 more are allowed for a large element.
+    expected = math.sqrt(2) * 32 / (32 + 4)
     assert remainder(gemm, operands, result) == pytest.approx(expected, rel=0.5)
 
 
 @pytest.mark.parametrize("place", [(0, 0), (3, 1500), (99, 2499)])
-def test_a_sum_is_of_one_block_alone(place: tuple[int, int]) -> None:
-    """Ten thousand columns would hide in their rounding what a thousand show."""
+def test_each_sum_covers_only_one_block(place: tuple[int, int]) -> None:
+    """In a sum over all columns, the rounding of right elements would hide a wrong one."""
     gemm = Gemm(100, 2500, 64, "bf16")
     operands = random_operands(gemm, "cpu")
     result = right(gemm, operands)
@@ -137,7 +138,7 @@ def test_either_side_finds_a_wrong_row() -> None:
         assert found > LIMIT["fp32"]
 
 
-def test_rounding_is_no_fault_where_a_type_runs_out_of_small_numbers() -> None:
+def test_rounding_of_subnormal_numbers_is_within_the_limit() -> None:
     gemm = Gemm(50, 1, 1, "fp16")
     operands = random_operands(gemm, "cpu")
     operands.a.mul_(1e-2)
@@ -149,7 +150,7 @@ def test_rounding_is_no_fault_where_a_type_runs_out_of_small_numbers() -> None:
 def test_the_library_s_own_faults_do_not_make_a_right_filter_gradient_wrong(
     size: int, stride: int, channels: int
 ) -> None:
-    """oneDNN 3.12 gets some of those wrong that the identity is computed with: single taps."""
+    """oneDNN 3.12 computes some gradients of 1×1 filters wrong, which the identity also uses."""
     conv = Conv.parse(f"2,{channels},{size},{size},32,1,1,{stride},0,1,1,fp32,nhwc,wgrad")
     operands = random_operands(conv, "cpu", seed=1)
     read = operands.a[:, :, ::stride, ::stride].double()
@@ -158,14 +159,14 @@ def test_the_library_s_own_faults_do_not_make_a_right_filter_gradient_wrong(
         assert remainder(conv, operands, gradient.float(), seed) < LIMIT["fp32"] / 10
 
 
-def test_what_is_not_linear_has_no_identity() -> None:
+def test_operations_that_are_not_linear_have_no_identity() -> None:
     for operation in (Layer("relu", 2, 3, 4, 4, "fp32"), Lstm(2, 3, 4, 5, "fp32")):
         operands = random_operands(operation, "cpu")
         assert remainders(operation, [operands], [operands.out], 0) is None
 
 
 def test_reduced_precision_is_told_from_full() -> None:
-    """fp32 that was computed from tf32's digits is not fp32."""
+    """A result of inputs that were truncated to tf32 exceeds the limit of fp32."""
     gemm = Gemm(128, 128, 256, "fp32")
     a, b, out = random_operands(gemm, "cpu")
     short = [(x.contiguous().view(torch.int32) & ~0x1FFF).view(torch.float32) for x in (a, b)]

@@ -16,7 +16,7 @@ small = st.integers(1, 3)
 
 
 def in_double(problem: Gemm | Conv, operands: Operands) -> Tensor:
-    """The whole result by PyTorch in float64: independent of the sampled reference."""
+    """Return PyTorch's whole result in float64, which is independent of the sampled reference."""
     a, b = operands.a.double(), operands.b.double()
     if isinstance(problem, Gemm):
         return torch.matmul(a, b)
@@ -82,7 +82,7 @@ def test_a_large_result_is_sampled_with_its_last_row_and_column() -> None:
 def test_nan_is_never_right() -> None:
     gemm = Gemm(8, 8, 8, "fp32")
     operands = random_operands(gemm, "cpu")
-    assert operands.out.isnan().all()  # poisoned before the launch
+    assert operands.out.isnan().all()  # the memory is filled with NaN before a launch
     assert not check(gemm, operands, operands.out).ok
 
 
@@ -100,7 +100,7 @@ def test_rounding_the_result_passes_and_the_next_coarser_format_does_not(dtype: 
 def test_tf32_does_not_pass_for_fp32() -> None:
     gemm = Gemm(512, 512, 512, "fp32")
     operands = random_operands(gemm, "cpu")
-    a, b = (  # ten mantissa bits, as Tensor Cores read them
+    a, b = (  # truncated to ten mantissa bits, which Tensor Cores read
         (t.view(torch.int32) & ~0x1FFF).view(torch.float32)
         for t in (operands.a.contiguous(), operands.b.t().contiguous())
     )
@@ -117,7 +117,7 @@ def test_operands_are_stored_as_their_layout_says(layout: str) -> None:
     assert operands.a.shape == (3, 6, 4)
     assert operands.b.shape == (3, 4, 10)
     assert operands.out.shape == (3, 6, 10)
-    # The second element in memory is the next of the row, or of the column.
+    # The second element in memory is the next one in the row (n) or in the column (t).
     assert float(operands.a[0, 0, 1] if layout[0] == "n" else operands.a[0, 1, 0]) == 1
     assert float(operands.b[0, 0, 1] if layout[1] == "n" else operands.b[0, 1, 0]) == 1
 

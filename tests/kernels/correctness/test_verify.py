@@ -1,4 +1,4 @@
-"""Verdicts on results: what is right, and a sentence for each way to be wrong."""
+"""Verdicts on right results and wrong results, and their messages."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_wrong_row_that_is_not_sampled_is_seen_in_the_sums(case: Results) -> N
     assert "" not in messages
 
 
-def test_what_is_looked_at_follows_the_seed() -> None:
+def test_the_seed_decides_which_entries_are_compared() -> None:
     gemm = Gemm(500, 400, 16, "fp32")
     operands = random_operands(gemm, "cpu")
     result = operands.a @ operands.b
@@ -52,7 +52,7 @@ def test_what_is_looked_at_follows_the_seed() -> None:
     assert len(errors) > 1
 
 
-def test_a_layer_with_a_value_that_is_no_number_is_wrong() -> None:
+def test_a_layer_with_an_infinity_is_wrong() -> None:
     layer = Layer("relu", 64, 32, 4, 4, "fp32")
     operands = random_operands(layer, "cpu")
     result = torch.relu(operands.a)

@@ -15,7 +15,7 @@ from kernels.problem import GEMM_LAYOUTS, Conv, Gemm, Problem
 from kernels.registry import all_implementations, library_for
 
 HAS_GPU = torch.cuda.is_available()
-PLACES = (
+BACKENDS = (
     torch.backends.cuda.matmul, torch.backends.cudnn.conv, torch.backends.cudnn.rnn,
     torch.backends.mkldnn.matmul, torch.backends.mkldnn.conv, torch.backends.mkldnn.rnn,
 )  # fmt: skip
@@ -23,7 +23,7 @@ PROBLEMS: list[Problem] = [*map(Gemm.parse, SUITE["gemm"]), *map(Conv.parse, SUI
 
 
 def settings() -> list[object]:
-    return [*(place.fp32_precision for place in PLACES), torch.backends.cudnn.benchmark]
+    return [*(backend.fp32_precision for backend in BACKENDS), torch.backends.cudnn.benchmark]
 
 
 @pytest.mark.parametrize(
@@ -33,13 +33,15 @@ def settings() -> list[object]:
 def test_precision_is_set_everywhere_and_restored(dtype: str, wanted: str, autotune: bool) -> None:
     before = settings()
     with library_settings(dtype, LibraryConfig(autotune=autotune)):
-        # In 16 bits, where it changes nothing else, it keeps the autotuner's plans apart.
-        apart = autotune and dtype == "bf16"
-        assert {place.fp32_precision for place in PLACES} == {"tf32" if apart else wanted}
+        # In 16 bits, the precision of fp32 has no effect but to separate the autotuner's plans.
+        separate_plans = autotune and dtype == "bf16"
+        precision = "tf32" if separate_plans else wanted
+        assert {backend.fp32_precision for backend in BACKENDS} == {precision}
         assert torch.backends.cudnn.benchmark == autotune
         assert torch.backends.cudnn.enabled
     assert settings() == before
-    # PyTorch's older flags raise while these say otherwise; afterwards they must work again.
+    # PyTorch's older flags raise an error while they disagree with these settings. Afterwards they
+    # must work again.
     assert torch.backends.cudnn.allow_tf32
     assert not torch.backends.cuda.matmul.allow_tf32
 
@@ -80,7 +82,7 @@ def test_the_gpus_libraries_agree_with_float64(problem: Problem) -> None:
         assert check(problem, operands, implementation.prepare(problem, [operands], config)(0)).ok
 
 
-def test_a_launch_takes_its_own_set() -> None:
+def test_a_launch_uses_the_set_of_its_index() -> None:
     gemm = Gemm(8, 8, 8, "fp32")
     sets = [random_operands(gemm, "cpu", seed) for seed in range(3)]
     name = library_for(gemm, this_cpu().machine)
@@ -117,7 +119,7 @@ def test_padded_storage_changes_strides_and_no_result(
     assert check(gemm, padded, out).ok
     gaps = torch.ones_like(everything, dtype=torch.bool)
     gaps.as_strided(out.shape, out.stride(), 0).fill_(False)
-    assert (everything[gaps] == 7.0).all()  # what lies between the rows is not theirs
+    assert (everything[gaps] == 7.0).all()  # the launch must not write between the rows
 
 
 def test_padded_storage_is_a_config_of_gemms() -> None:

@@ -46,12 +46,12 @@ def test_without_losses_a_large_product_takes_its_flops_over_the_peak() -> None:
     assert seconds(gemm, one_tile(128, 128)) == pytest.approx(gemm.flops / PEAK, rel=1e-3)
 
 
-def test_a_wave_more_costs_a_wave_more() -> None:
+def test_a_tile_in_another_wave_costs_a_whole_wave() -> None:
     full = Gemm(256 * 12, 256 * 11, 8192, "bf16")  # 132 tiles
     beyond = replace(full, m=full.m + 1)
     tile = one_tile(256, 256)
     assert seconds(beyond, tile) == pytest.approx(2 * seconds(full, tile), rel=0.01)
-    # Where the tail is soft, eleven tiles more cost eleven of 132 more.
+    # With ``tail`` = 0, eleven more tiles cost 11/132 more.
     soft = replace(IDEAL, tail=0.0)
     assert seconds(beyond, tile, soft) == pytest.approx(seconds(full, tile) * 143 / 132, rel=0.01)
 
@@ -64,7 +64,7 @@ def test_a_vector_takes_its_bytes_over_the_bandwidth() -> None:
 def test_few_ctas_do_not_reach_the_bandwidth() -> None:
     gemm = Gemm(16, 16, 65536, "bf16")
     alone = seconds(gemm, one_tile(16, 16), replace(IDEAL, ramp=17.0))
-    # One CTA of 132: 1 / (1 + 17) of the bandwidth.
+    # A single CTA reaches 1 / (1 + 17) of the bandwidth.
     assert alone == pytest.approx(18 * gemm.bytes / H100.bandwidth, rel=0.05)
 
 
@@ -84,7 +84,7 @@ def test_nchw_moves_its_activations_once_more() -> None:
     shapes = Shapes.from_problems([nhwc, replace(nhwc, layout="nchw"), plain])
     assert shapes.helper_bytes.tolist() == [0, 2 * 2 * (x + y), 0]
     assert shapes.helper_kernels.tolist() == [0, 2, 0]
-    # It adds to the product's own time, whatever binds that.
+    # The changes of layout add to the time of the GEMM, whatever limits the GEMM.
     bandwidth = H100.bandwidth
     free, moved = (seconds(p, one_tile(128, 128)) for p in (nhwc, replace(nhwc, layout="nchw")))
     assert moved - free == pytest.approx(4 * (x + y) / bandwidth, rel=1e-6)
@@ -98,10 +98,10 @@ def test_winograd_multiplies_less_and_moves_more() -> None:
     assert products[0] / products[2] == pytest.approx(9 * 16 / 36)
     assert direct.helper_kernels[0] < two.helper_kernels[0] < four.helper_kernels[0]
     assert direct.helper_bytes[0] < two.helper_bytes[0] < four.helper_bytes[0]
-    # Every transformed input, filter and result is written by one kernel and read by another.
+    # Every transformed input, filter and result is written by one kernel and read by another one.
     x, filters, y = conv.operand_elements
     assert four.helper_bytes[0] == four.bytes[0] + 4 * (x + filters + y)
-    # The gradient of the input is the same product, channels exchanged.
+    # The gradient of the input is the same GEMM with the channels exchanged.
     narrow = replace(conv, kout=64)
     forward = Shapes.from_problems([narrow], algorithm="winograd-4x4")
     backward = Shapes.from_problems([replace(narrow, pass_="dgrad")], algorithm="winograd-4x4")
@@ -191,7 +191,7 @@ def test_splitting_k_helps_few_tiles_and_a_long_sum() -> None:
 
 
 def misaligned_price(generation: str, gemm: Gemm) -> float:
-    """A GEMM's time over that of the next N that is a multiple of 8."""
+    """Return a GEMM's time relative to the time with N rounded up to a multiple of 8."""
     machine = known_machine({"hopper": "nvidia-h100-sxm", "blackwell": "nvidia-b200",
                              "ampere": "nvidia-a100-sxm-80gb"}[generation])  # fmt: skip
     aligned = replace(gemm, n=-(-gemm.n // 8) * 8)
@@ -207,7 +207,7 @@ def test_rows_that_bulk_copies_cannot_load_cost_more_on_later_generations() -> N
     assert prices == sorted(prices)
     assert prices[0] < 1.1
     assert prices[2] > 2
-    # A vector's output has no rows to load; its operands' rows count as before.
+    # For a matrix-vector multiplication, only the rows of the operands count, not those of C.
     assert misaligned_price("blackwell", Gemm(4096, 1, 4096, "bf16")) < 1.1
     assert misaligned_price("blackwell", Gemm(1, 4092, 4096, "bf16")) < 1.1
     assert priced_alignment(Gemm(1, 4096, 4095, "bf16")) == 2

@@ -1,4 +1,4 @@
-"""``triton-conv`` against float64: in the interpreter without a GPU, on it with one."""
+"""Compare ``triton-conv`` with float64: on the GPU if there is one, or in the interpreter."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ every_pass = pytest.mark.parametrize("pass_", PASSES)
 LARGE = [TileConfig(64, 64, 32, 3, 4), TileConfig(128, 32, 32, 2, 4)]
 TILES = LARGE if HAS_GPU else [TileConfig(16, 16, 16, 1, 1, 2)]
 SPLITS = (1, 2, 3)
-# Around the blocks' sizes, one channel, and what a first layer has.
+# Numbers of channels around the block sizes, a single channel, and the three of a first layer.
 CHANNELS = (1, 2, 3, 7, 8, 9, 15, 16, 17, 33)
 
 
@@ -53,7 +53,7 @@ def run_with(problem: Conv, operands: Operands, config: ConvConfig) -> Tensor:
 
 @st.composite
 def problems(draw: st.DrawFn) -> Conv:
-    """Any geometry that has an output, small enough for the interpreter."""
+    """Draw a convolution of any geometry with an output, small enough for the interpreter."""
     groups = draw(st.sampled_from((1, 1, 1, 2, 3)))
     few = [c for c in CHANNELS if c * groups <= 33]
     c, kout = (groups * draw(st.sampled_from(few)) for _ in range(2))
@@ -74,7 +74,7 @@ def problems(draw: st.DrawFn) -> Conv:
 def test_any_geometry_dtype_and_pass(problem: Conv, split: int) -> None:
     operands = random_operands(problem, "cuda" if HAS_GPU else "cpu", seed=problem.flops)
     result = run(problem, operands, split)
-    assert not result.isnan().any()  # the output was poisoned: every entry is written
+    assert not result.isnan().any()  # the memory held NaN, so every entry has been written
     assert check(problem, operands, result).ok
 
 
@@ -137,9 +137,9 @@ def test_a_gemm_of_images_with_gaps_is_computed_as_a_convolution(
         ("32,256,56,56,64,1,1,1,0,1,1,bf16,nhwc,fprop", {"tma", "tiled", "split", "conv"}),
         ("32,256,56,56,64,1,1,1,0,1,1,bf16,nhwc,wgrad", {"tma", "tiled", "split", "conv"}),
         ("32,255,56,56,64,1,1,1,0,1,1,bf16,nhwc,fprop", {"tiled", "split", "conv"}),  # no TMA
-        ("32,256,56,56,64,1,1,2,0,1,1,bf16,nhwc,fprop", {"conv"}),  # every second pixel
-        ("32,256,56,56,64,1,1,1,1,1,1,bf16,nhwc,fprop", {"conv"}),  # padded
-        ("32,256,56,56,64,1,1,1,0,1,2,bf16,nhwc,fprop", {"conv"}),  # two GEMMs
+        ("32,256,56,56,64,1,1,2,0,1,1,bf16,nhwc,fprop", {"conv"}),  # stride 2
+        ("32,256,56,56,64,1,1,1,1,1,1,bf16,nhwc,fprop", {"conv"}),  # padding 1
+        ("32,256,56,56,64,1,1,1,0,1,2,bf16,nhwc,fprop", {"conv"}),  # two groups
         ("32,256,56,56,64,3,3,1,1,1,1,bf16,nhwc,fprop", {"conv"}),
     ],
 )
@@ -171,7 +171,7 @@ def test_operands_need_not_be_contiguous(device: str, pass_: str, split: int) ->
     assert int(wide[2].isnan().sum()) == wide[2].numel() - views.out.numel()
 
 
-@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # as is meant
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # NaN is part of the test
 @runs
 @every_pass
 def test_infinities_and_nans_go_where_pytorch_sends_them(device: str, pass_: str) -> None:
@@ -189,14 +189,14 @@ def test_infinities_and_nans_go_where_pytorch_sends_them(device: str, pass_: str
 @runs
 @every_pass
 def test_offsets_past_two_to_the_31(device: str, pass_: str) -> None:
-    """Images 2³¹ elements apart, in a view of memory that is touched only where it is used."""
+    """The images are 2³¹ elements apart; only the memory of their pixels is read or written."""
     problem = Conv(2, 16, 5, 5, 16, 3, 3, (1, 1), (1, 1), (1, 1), 1, "bf16", "nhwc", pass_)
     plain = random_operands(problem, device)
     gap = 2**31 + 16
     try:
         memory = torch.empty(gap + 2**12, dtype=torch.bfloat16, device=device)
     except RuntimeError:
-        pytest.skip("4 GB are not to be had")
+        pytest.skip("4 GB of memory are not available")
     far = memory.as_strided(plain.a.shape, (gap, *plain.a.stride()[1:]))
     far.copy_(plain.a)
     operands = Operands(far, plain.b, plain.out)
@@ -205,7 +205,7 @@ def test_offsets_past_two_to_the_31(device: str, pass_: str) -> None:
 
 @runs
 @every_pass
-def test_parts_are_the_same_bits_again(device: str, pass_: str) -> None:
+def test_sums_in_parts_have_the_same_bits_in_every_run(device: str, pass_: str) -> None:
     problem = Conv(2, 16, 7, 7, 9, 3, 3, (1, 1), (1, 1), (1, 1), 1, "fp16", "nhwc", pass_)
     operands = random_operands(problem, device)
     first = run(problem, operands, split=3).clone()
@@ -228,7 +228,7 @@ def test_more_pixels_than_32_bits_count_are_refused() -> None:
 
 
 def test_a_strided_gradient_is_ranked_by_its_phases() -> None:
-    """16 phases of 16 pixels and 4 K steps each: splitting those further would leave CTAs idle."""
+    """Each of the 16 phases has 16 pixels and 4 K steps, too few for more than two parts."""
     problem = Conv.parse("1,256,16,16,256,4,4,4,0,1,1,bf16,nhwc,dgrad")
     for config in family().configs(problem, known_machine("nvidia-h200")):
         assert isinstance(config, SplitConfig)

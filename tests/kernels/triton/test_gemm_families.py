@@ -1,4 +1,4 @@
-"""The GEMM families against float64: in the interpreter without a GPU, on it with one."""
+"""Compare the GEMM families with float64: on the GPU if there is one, or in the interpreter."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ from tests.support.bounds import guarded
 
 HAS_GPU = torch.cuda.is_available()
 DTYPES = list(TIMED_DTYPES)
-# Around every block size of the test's tiles, and what is easily forgotten.
+# Sizes around the block sizes of the test's tiles, very small sizes, and primes.
 AWKWARD = (1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 32, 33, 47, 61, 64, 65, 97)
-MAX_CTAS = 10_000 if HAS_GPU else 12  # the interpreter takes them one after another
+MAX_CTAS = 10_000 if HAS_GPU else 12  # the interpreter runs CTAs one after another
 SMALL = [
     TileConfig(16, 16, 16, 1, 1, 2), TileConfig(32, 16, 16, 1, 1, 3), TileConfig(16, 32, 32, 1, 1)
 ]  # fmt: skip
@@ -89,7 +89,7 @@ def ctas(problem: Gemm, config: TileConfig) -> int:
 
 @st.composite
 def problems(draw: st.DrawFn, config: TileConfig) -> Gemm:
-    """Any sizes, as long as the interpreter is done soon."""
+    """Draw a GEMM of any size with at most ``MAX_CTAS`` CTAs."""
 
     def fits(m: int, n: int, batch: int) -> bool:
         return ctas(Gemm(m, n, 1, "fp32", "nn", batch), config) <= MAX_CTAS
@@ -109,15 +109,15 @@ def test_any_size_dtype_layout_and_batch(name: str, data: st.DataObject) -> None
     problem = data.draw(problems(config))
     operands = random_operands(problem, "cuda" if HAS_GPU else "cpu", seed=problem.flops)
     result = run(name, problem, operands, config)
-    assert not result.isnan().any()  # the output was poisoned: every entry is written
+    assert not result.isnan().any()  # the memory held NaN, so every entry has been written
     assert check(problem, operands, result).ok
 
 
 @runs
-@pytest.mark.skipif(HAS_GPU, reason="the interpreter's accesses are checked")
+@pytest.mark.skipif(HAS_GPU, reason="accesses are checked only in the interpreter")
 @every_family
 def test_a_kernel_that_leaves_its_operands_is_caught(name: str) -> None:
-    """A result that is a row short, and an operand whose last row is another's."""
+    """The test declares memory that is one row or column smaller than what the kernel uses."""
     problem = Gemm(33, 24, 40, "fp32")
     operands = random_operands(problem, "cpu")
     launch = family(name).prepare(problem, [operands], CONFIGS[name][0])
@@ -140,7 +140,7 @@ def test_operands_need_not_be_contiguous(device: str, name: str, ways: str) -> N
     if ways == "plain":
         a = torch.randn(66, 160, device=device)[::2, ::4]
         b = torch.randn(80, 54, device=device)[1::2, 2::3]
-    else:  # TMA describes these: one dimension contiguous, the other a multiple of 16 bytes apart
+    else:  # TMA can read matrices with one contiguous dimension and rows of 16 bytes
         a = torch.randn(40, 36, device=device)[:, :33].T
         b = torch.randn(80, 20, device=device)[::2, :18]
     padded = torch.full((33, 52), math.nan, device=device)
@@ -149,10 +149,10 @@ def test_operands_need_not_be_contiguous(device: str, name: str, ways: str) -> N
         padded.fill_(math.nan)
         assert check(problem, operands, run(name, problem, operands, config)).ok
         outside = torch.cat([padded[:, :4], padded[:, 22:]], dim=1)
-        assert outside.isnan().all()  # nothing beside the result was touched
+        assert outside.isnan().all()  # nothing next to the result was written
 
 
-@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # as is meant
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # NaN is part of the test
 @runs
 @every_family
 @pytest.mark.parametrize("special", [math.inf, -math.inf, math.nan])
@@ -173,12 +173,12 @@ def test_infinities_and_nans_go_where_pytorch_sends_them(
 @runs
 @every_family
 def test_offsets_past_two_to_the_31(device: str, name: str) -> None:
-    """Rows 2³¹ elements apart, in a view of memory that is touched only where it is used."""
+    """The rows are 2³¹ elements apart; only the memory of their elements is read or written."""
     rows, gap = 3, 2**31 + 16
     try:
         a_memory = torch.empty(rows * gap, dtype=torch.bfloat16, device=device)
     except RuntimeError:
-        pytest.skip("13 GB are not to be had")
+        pytest.skip("13 GB of memory are not available")
     problem = Gemm(rows, 16, 32, "bf16", "nn")
     plain = random_operands(problem, device)
     a = a_memory.as_strided((rows, 32), (gap, 1))
@@ -193,13 +193,13 @@ def test_offsets_past_two_to_the_31(device: str, name: str) -> None:
 @every_family
 @pytest.mark.parametrize("layout", ["tn", "nn"])
 def test_k_steps_past_two_to_the_31(device: str, name: str, layout: str) -> None:
-    """A step along K of 2³¹ elements and more: A stored transposed, then B as it is named."""
+    """A K step covers 2³¹ elements or more: in A if it is stored transposed, otherwise in B."""
     config = CONFIGS[name][-1]
     k, gap = config.bk + 4, 2**31 // config.bk + 8
     try:
         memory = torch.empty(k * gap, dtype=torch.bfloat16, device=device)
     except RuntimeError:
-        pytest.skip("5 GB are not to be had")
+        pytest.skip("5 GB of memory are not available")
     problem = Gemm(16, 16, k, "bf16", layout)
     plain = random_operands(problem, device)
     if layout == "tn":
@@ -214,7 +214,7 @@ def test_k_steps_past_two_to_the_31(device: str, name: str, layout: str) -> None
 @pytest.mark.slow
 @runs
 @pytest.mark.parametrize("name", ["triton-splitk", "triton-streamk"])
-def test_sums_in_parts_are_the_same_bits_again(device: str, name: str) -> None:
+def test_sums_in_parts_have_the_same_bits_in_every_run(device: str, name: str) -> None:
     problem = Gemm(47, 33, 97, "fp16")
     operands = random_operands(problem, device)
     for config in CONFIGS[name]:
@@ -224,7 +224,7 @@ def test_sums_in_parts_are_the_same_bits_again(device: str, name: str) -> None:
 
 
 def test_no_kernel_adds_atomically() -> None:
-    """Atomics finish in any order: the interpreter's serial one would never show it."""
+    """Atomic additions finish in any order on a GPU, which a run in the interpreter cannot show."""
     sources = Path(family_.__file__).parent.glob("*.py")
     assert not [path.name for path in sources if "atomic_" in path.read_text(encoding="utf-8")]
 
@@ -241,7 +241,7 @@ def test_one_scratch_serves_all_operand_sets(device: str) -> None:
 @given(st.integers(1, 10_000), st.integers(1, 300))
 def test_only_what_would_be_a_partial_wave_is_streamed(tiles: int, ctas: int) -> None:
     streamed = streamed_tiles(tiles, ctas)
-    assert (tiles - streamed) % ctas == 0  # the others are whole waves
+    assert (tiles - streamed) % ctas == 0  # the tiles that are not streamed fill whole waves
     assert (streamed == 0) == (tiles % ctas == 0)
     assert streamed < 2 * ctas
     assert streamed > ctas or streamed in (0, tiles)  # a CTA's run is no shorter than a tile
@@ -296,8 +296,8 @@ def test_long_sums_over_few_tiles_are_split_further() -> None:
     ("slug", "spec", "tma"),
     [
         ("nvidia-h200", "4096,4096,4096,bf16", True),
-        ("nvidia-h200", "4095,4095,4095,bf16", False),  # rows that TMA cannot describe
-        ("nvidia-a100-sxm-80gb", "4096,4096,4096,bf16", False),  # no TMA there
+        ("nvidia-h200", "4095,4095,4095,bf16", False),  # TMA cannot read misaligned rows
+        ("nvidia-a100-sxm-80gb", "4096,4096,4096,bf16", False),  # an A100 has no TMA
     ],
 )
 def test_tma_is_used_where_it_can_be(slug: str, spec: str, tma: bool) -> None:
@@ -311,24 +311,24 @@ def test_tma_is_used_where_it_can_be(slug: str, spec: str, tma: bool) -> None:
     ("slug", "spec", "there"),
     [
         ("nvidia-h200", "4096,4096,4096,bf16", True),
-        ("nvidia-h200", "4096,4096,64,bf16", False),  # one K step: no loop to specialise
+        ("nvidia-h200", "4096,4096,64,bf16", False),  # a single K step has no loop to specialise
         ("nvidia-h200", "4096,4097,4096,bf16", True),
-        ("nvidia-b200", "4096,4097,4096,bf16", False),  # C is written plainly: that spills there
-        ("nvidia-h200", "4096,4096,4096,tf32,nn", False),  # Triton 3.7 cannot compile it
-        ("nvidia-h200", "4096,4096,4096,bf16,nt,4", False),  # nor three dimensions
+        ("nvidia-b200", "4096,4097,4096,bf16", False),  # plain stores of C would spill on sm_100
+        ("nvidia-h200", "4096,4096,4096,tf32,nn", False),  # TMA cannot transpose tf32
+        ("nvidia-h200", "4096,4096,4096,bf16,nt,4", False),  # batches are not specialised
     ],
 )
 def test_warps_are_specialised_where_that_compiles(slug: str, spec: str, there: bool) -> None:
     machine, problem = known_machine(slug), Gemm.parse(spec)
     configs = family("triton-persistent").configs(problem, machine, experimental=True)
     assert any(config.experimental for config in configs if config) == there
-    # No GPU has shown them to be sound: nobody gets one without asking for it.
+    # No GPU has run these configs yet, so they are candidates only if the caller asks for them.
     plain = family("triton-persistent").configs(problem, machine)
     assert not any(config.experimental for config in plain if config)
     assert plain
 
 
-def test_what_is_experimental_is_read_from_a_config_s_text() -> None:
+def test_an_experimental_feature_is_read_from_the_text_of_a_config() -> None:
     assert experimental_feature("triton-persistent", "specialize=on") == "warp specialisation"
     assert experimental_feature("triton-persistent", "specialize=off") is None
     assert experimental_feature("triton-tiled", "bm=64") is None
@@ -344,7 +344,7 @@ def test_streaming_ctas_all_fit_at_once(slug: str) -> None:
         assert resident * (config.shared_bytes("bf16", machine) + 1024) <= machine.shared_sm_bytes
 
 
-def test_what_tma_cannot_describe_is_read_plainly(device: str) -> None:
+def test_matrices_that_tma_cannot_read_are_read_with_plain_loads(device: str) -> None:
     config = PersistentConfig(**vars(SMALL[0]))
 
     def kernel(spec: str, batch_gap: int | None = None) -> tuple[str, bool | None]:
@@ -359,7 +359,7 @@ def test_what_tma_cannot_describe_is_read_plainly(device: str) -> None:
 
     plain = ("matmul_persistent_plain", None)
     assert kernel("64,64,64,bf16") == ("matmul_persistent", True)
-    assert kernel("64,63,64,bf16") == ("matmul_persistent", False)  # C's rows alone are odd
+    assert kernel("64,63,64,bf16") == ("matmul_persistent", False)  # only the rows of C are odd
     assert kernel("64,64,63,bf16") == plain
     assert kernel("64,63,64,bf16,nn") == plain
     assert kernel("64,64,64,bf16,nt,2", batch_gap=64 * 64 + 8) == ("matmul_persistent", True)
@@ -372,7 +372,7 @@ def test_stages_are_fitted_to_the_shared_memory() -> None:
         tile.fitted("bf16", known_machine(slug)).stages
         for slug in ("nvidia-h200", "nvidia-a100-sxm-80gb", "nvidia-l40s")
     ]
-    assert stages == [4, 4, 4]  # of 32 KiB, of which mma.sync holds one fewer
+    assert stages == [4, 4, 4]  # stages of 32 KiB; mma.sync holds one stage fewer
     huge = replace(tile, bk=256).fitted("bf16", known_machine("nvidia-l40s"))
     assert huge.stages == 2
     assert huge.invalid("bf16", known_machine("nvidia-l40s")) is not None

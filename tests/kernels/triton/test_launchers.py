@@ -1,4 +1,4 @@
-"""Triton's own launchers hand to the driver what was asked for: grids, sizes, strides, pointers."""
+"""Triton's launchers pass the requested grids, sizes, strides and pointers to the driver."""
 
 from __future__ import annotations
 
