@@ -55,7 +55,7 @@ _SHARED_SLACK = 0.15  # tolerated deviation of shared memory from what a config 
 
 @dataclass(frozen=True)
 class CompileRow:
-    """Outcome of compiling one kernel.
+    """Outcome of compiling the kernel of one call, with its helpers if there are any.
 
     ``ok`` is False if compiling failed, or if the code falls short of what the hardware can do.
     ``message`` then says why. Otherwise it explains unusual code, or is empty.
@@ -114,7 +114,7 @@ class _Facts:
 
 @dataclass(frozen=True)
 class _Job:
-    """Kernel to compile: that of a family, for a problem, config and architecture."""
+    """Call to compile: that of a family, for a problem, a config and an architecture."""
 
     family: str
     config: TileConfig
@@ -152,7 +152,7 @@ def compile_rows(
         if not names or job.family in names
     ]
     rows = []
-    context = get_context("spawn")  # a forked process could inherit locked locks of Triton and LLVM
+    context = get_context("spawn")  # a forked process could inherit locks that Triton or LLVM holds
     with ProcessPoolExecutor(usable_processors(), mp_context=context) as pool:
         for row in pool.map(_compile, jobs, chunksize=4):
             rows.append(row)
@@ -162,7 +162,7 @@ def compile_rows(
 
 
 def _jobs(arch: str, every_candidate: bool) -> list[_Job]:
-    """Return the kernels to compile for an architecture; see :func:`compile_rows`."""
+    """Return the calls to compile for an architecture; see :func:`compile_rows`."""
     machine = machine_of_arch(arch)
     families = [f for f in all_implementations().values() if isinstance(f, TritonFamily)]
     jobs = []
@@ -232,7 +232,7 @@ class _TargetDriver(DriverBase):
 
 
 def _compile(job: _Job) -> CompileRow:
-    """Compile one kernel in a worker process. A failure becomes the row's message."""
+    """Compile the kernels of one call in a worker process; a failure becomes the row's message."""
     machine = machine_of_arch(job.arch)
     triton.runtime.driver.set_active(_TargetDriver(machine))
     facts = _NO_FACTS

@@ -53,7 +53,7 @@ def compile_markdown(rows: Sequence[CompileRow]) -> str:
 
 
 def _family_table(rows: Sequence[CompileRow], arches: Sequence[str]) -> list[str]:
-    """Return the lines of one family's table: a line for each dtype and alignment of its rows."""
+    """Return the lines of one family's table: a line for each dtype and alignment of operands."""
     cells: dict[tuple[str, int], dict[str, list[CompileRow]]] = {}
     for row in rows:
         by_arch = cells.setdefault((row.dtype, row.alignment), {})

@@ -161,7 +161,8 @@ def _remainder(side: _Side, signs: Tensor, variance: Tensor) -> Tensor:
             # Both operands are cut along axis 0, the images.
             folded_parts = sums.split(len(kept_parts[0]))
             pairs = zip(kept_parts, folded_parts, strict=True)
-            expected = torch.stack([side.apply(kept.float(), f) for kept, f in pairs]).sum(0)
+            results = [side.apply(kept.float(), folded) for kept, folded in pairs]
+            expected = torch.stack(results).sum(0)
         else:
             results = [side.apply(kept.float(), sums) for kept in kept_parts]
             expected = torch.cat(results, side.cut)

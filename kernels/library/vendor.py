@@ -114,7 +114,7 @@ class Library:
         return [None]
 
     def parse_config(self, text: str) -> Config | None:
-        """Parse a config's text; an empty text stands for the default."""
+        """Parse a config's text; return None, the default, if it is empty."""
         return LibraryConfig.parse(text) if text else None
 
     def prepare(

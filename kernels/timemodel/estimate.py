@@ -325,16 +325,16 @@ def estimate(shapes: Shapes, tiles: Tiles, machine: Machine, peak: float, c: Con
 def fastest(shapes: Shapes, tiles: Tiles, machine: Machine, peak: float, c: Constants) -> Estimate:
     """Estimate each shape on its fastest candidate, which is what a good library would pick.
 
-    Candidates are the ``tiles`` and, on a GPU and for a shape with few tiles, each of them with K
-    split (:data:`SPLITS`).
+    The candidates are the ``tiles``. If the machine is a GPU and the shape has few tiles, they also
+    include each tile with K split (:data:`SPLITS`).
     """
     best = Tiles(*np.empty((3, len(shapes))))
     for start in range(0, len(shapes), _CHUNK):
-        part = slice(start, start + _CHUNK)
-        times, split = candidate_times(shapes.take(part), tiles, machine, peak, c)
-        tile = np.argmin(times, axis=1)
-        best.bm[part], best.bn[part] = tiles.bm[tile], tiles.bn[tile]
-        best.split[part] = split[np.arange(len(tile)), tile]
+        chunk = slice(start, start + _CHUNK)
+        times, split = candidate_times(shapes.take(chunk), tiles, machine, peak, c)
+        best_tile = np.argmin(times, axis=1)  # the index of a tile for each shape
+        best.bm[chunk], best.bn[chunk] = tiles.bm[best_tile], tiles.bn[best_tile]
+        best.split[chunk] = split[np.arange(len(best_tile)), best_tile]
     return estimate(shapes, best, machine, peak, c)
 
 

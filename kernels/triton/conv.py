@@ -384,29 +384,29 @@ class TritonConv(TritonFamily):
         convolution that is a GEMM also has the candidates of GEMMs.
         """
         assert isinstance(problem, Conv)
-        # 1. List the tiles, as (bm, bn, warps, stages).
+        # 1. List the parameters of the tiles: (bm, bn, warps, stages).
         fma = problem.dtype == "fp32"
-        wide = problem.alignment == WIDE_BYTES
-        rows = [(64, 64, 8 if fma else 4, 3), (64, 32, 4, 3), (32, 64, 4, 3), (32, 32, 4, 3)]
+        aligned = problem.alignment == WIDE_BYTES
+        params = [(64, 64, 8 if fma else 4, 3), (64, 32, 4, 3), (32, 64, 4, 3), (32, 32, 4, 3)]
         if not fma:
-            rows = [(128, 64, 8, 3), (64, 128, 8, 3), *rows]
-        if wide and not fma:
-            rows = [(128, 128, 8, 4), (128, 32, 4, 4), *rows]
-        bk = (128 if wide and not fma else 64) // DTYPE_BYTES[problem.dtype]
+            params = [(128, 64, 8, 3), (64, 128, 8, 3), *params]
+        if aligned and not fma:
+            params = [(128, 128, 8, 4), (128, 32, 4, 4), *params]
+        bk = (128 if aligned and not fma else 64) // DTYPE_BYTES[problem.dtype]
         major = machine.capability[0] if machine.capability else 0
-        if wide and DTYPE_BYTES[problem.dtype] == 2 and major in (9, 10):
+        if aligned and DTYPE_BYTES[problem.dtype] == 2 and major in (9, 10):
             large = [(128, 256, 8, 4), (256, 128, 8, 4)]
-            rows = [*(row for row in large if _stays_in_tap(problem, row[1], bk)), *rows]
+            params = [*(tile for tile in large if _stays_in_tap(problem, tile[1], bk)), *params]
         # 2. Make a config of each tile without a split, and with each split that makes sense.
         gemm = _computed_problem(problem).implied_gemm
         configs: list[TileConfig] = list(_gemm_candidates(problem, machine))
-        for bm, bn, warps, stages in rows:
+        for bm, bn, warps, stages in params:
             tiles = gemm.batch * ceil_div(gemm.m, bm) * ceil_div(gemm.n, bn)
             for split in SPLITS:
                 makes_sense = tiles * split <= 2 * machine.sms and gemm.k >= 2 * bk * split
                 if split == 1 or makes_sense:
-                    tile = ConvConfig(bm, bn, bk, stages, warps, split=split)
-                    configs.append(tile.fitted(problem.dtype, machine))
+                    config = ConvConfig(bm, bn, bk, stages, warps, split=split)
+                    configs.append(config.fitted(problem.dtype, machine))
         return configs
 
     def seconds(
@@ -451,8 +451,8 @@ class TritonConv(TritonFamily):
         if config.gemm and gemm is not None:
             matrices = _matrices(problem, operands)
             if matrices is not None:
-                kernel = config.gemm_config
-                return _gemm_family(config).calls(gemm, matrices, kernel, scratch)
+                gemm_config = config.gemm_config
+                return _gemm_family(config).calls(gemm, matrices, gemm_config, scratch)
             # If images have gaps between their pixels, the kernels of this family compute them, in
             # the same number of parts.
             scratch = scratch.view(self._parts_shape(problem, config) or scratch.shape)

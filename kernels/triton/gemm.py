@@ -88,8 +88,8 @@ class GemmFamily(TritonFamily):
     ) -> list[TileConfig]:
         """Return tiles from 128×256 down for Tensor Cores, and smaller ones for fp32's plain FMAs.
 
-        Each has as many stages as the CTA's shared memory holds, from two up to the number in its
-        row below.
+        Each has as many stages as the CTA's shared memory holds, from two up to the number in the
+        list below.
 
         Misaligned rows (not a multiple of 16 bytes) are copied a few elements at a time. Each copy
         passes through registers and needs its own address. A shallow K step and eight warps keep
@@ -105,23 +105,24 @@ class GemmFamily(TritonFamily):
         rows of C are aligned.
         """
         assert isinstance(problem, Gemm)
-        # 1. List the tiles, as (bm, bn, warps, stages).
+        # 1. List the parameters of the tiles: (bm, bn, warps, stages).
         fma = problem.dtype == "fp32"
         misaligned = read_alignment(problem) < WIDE_BYTES
         if misaligned:
-            rows = [(64, 64, 8, 2), (64, 32, 8, 2), (32, 64, 8, 2), (32, 32, 4, 2), (16, 64, 4, 2)]
+            params = [(64, 64, 8, 2), (64, 32, 8, 2), (32, 64, 8, 2), (32, 32, 4, 2),
+                      (16, 64, 4, 2)]  # fmt: skip
             if not fma:
-                rows = [(128, 128, 8, 2), (128, 64, 8, 2), (64, 128, 8, 2), *rows]
+                params = [(128, 128, 8, 2), (128, 64, 8, 2), (64, 128, 8, 2), *params]
         elif fma:
-            rows = [(128, 64, 8, 3), (64, 128, 8, 3), (64, 64, 4, 3), (64, 32, 4, 3),
-                    (32, 64, 4, 3), (32, 32, 4, 3), (16, 64, 4, 3)]  # fmt: skip
+            params = [(128, 64, 8, 3), (64, 128, 8, 3), (64, 64, 4, 3), (64, 32, 4, 3),
+                      (32, 64, 4, 3), (32, 32, 4, 3), (16, 64, 4, 3)]  # fmt: skip
         else:
-            rows = [(128, 256, 8, 4), (256, 128, 8, 4), (128, 128, 8, 4), (128, 64, 4, 4),
-                    (64, 128, 4, 4), (64, 64, 4, 5), (64, 32, 4, 5), (32, 64, 4, 5),
-                    (32, 32, 4, 5), (16, 64, 4, 5)]  # fmt: skip
+            params = [(128, 256, 8, 4), (256, 128, 8, 4), (128, 128, 8, 4), (128, 64, 4, 4),
+                      (64, 128, 4, 4), (64, 64, 4, 5), (64, 32, 4, 5), (32, 64, 4, 5),
+                      (32, 32, 4, 5), (16, 64, 4, 5)]  # fmt: skip
         k_bytes = 64 if misaligned or fma else 128
         bk = k_bytes // DTYPE_BYTES[problem.dtype]
-        tiles = [TileConfig(bm, bn, bk, stages, warps) for bm, bn, warps, stages in rows]
+        tiles = [TileConfig(bm, bn, bk, stages, warps) for bm, bn, warps, stages in params]
         if problem.m <= _FEW_ROWS and not (misaligned or fma):
             tiles += [TileConfig(16, bn, 2 * bk, 4, warps) for bn, warps in ((128, 4), (256, 8))]
         # 2. Leave out the tiles that would spill.

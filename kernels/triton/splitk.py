@@ -91,5 +91,6 @@ class TritonSplitK(GemmFamily):
         units = AlignmentUnits.from_matrices(matrices, problem.dtype)
         sizes, a_stride, b_stride, _ = units.arguments(matrices)
         arguments = (a, b, scratch, batch, sizes, a_stride, b_stride)
-        parts = LaunchSpec(matmul_splitk, grid, arguments, gemm_options(problem, matrices, config))
-        return [parts, add_parts_call(scratch, c)]
+        options = gemm_options(problem, matrices, config)
+        compute_parts = LaunchSpec(matmul_splitk, grid, arguments, options)
+        return [compute_parts, add_parts_call(scratch, c)]

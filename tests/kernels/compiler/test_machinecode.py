@@ -57,7 +57,7 @@ HMMA.16816.F32.BF16 R4, R5, R6, R4
 
 
 def test_the_end_of_a_tile_that_most_turns_branch_around_is_left_out() -> None:
-    """A loop that waits for a barrier is not read as the inner loop, and is counted only once."""
+    """The loop that waits for a barrier inside the turn is counted as one pass, not as a loop."""
     assert loop_code(listing(FUSED)) == LoopCode(6, 1, False)
 
 
