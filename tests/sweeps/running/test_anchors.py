@@ -67,9 +67,10 @@ def test_work_without_a_pause_counts_once_it_is_steady() -> None:
     events += [{**where, "case": burst.case.id, "s": 1.0} for _ in range(8)]
     for number in range(60):
         slower = 1.0 + 0.25 * min(1.0, number / 20)
+        joules = None if number == 45 else 1000.0 + 50.0 * (number + 1)  # one reading failed
         events.append({
             **where, "case": held.case.id, "s": slower, "t": 0.1 * number, "n": 10,
-            "power_w": 500.0, "sm_mhz": 1980 / slower, "joules": 1000.0 + 50.0 * (number + 1),
+            "power_w": 500.0, "sm_mhz": 1980 / slower, "joules": joules,
         })  # fmt: skip
     rows = anchor_rows("now", [burst, held], events, [{"gpu": 0, "id": "ab", "node": 0}])
     row = rows[1]
