@@ -44,7 +44,8 @@ def problems_given(
     """Return the problems given by ``--gemm``, ``--conv`` and ``--file``, in this order.
 
     Raises:
-        UserError: if no problem is given, or the file cannot be read.
+        UserError: if no problem is given, an option does not describe a problem, or the file cannot
+            be read.
     """
     parsed = parse_problems(gemm, conv)
     if file is not None:
@@ -55,7 +56,11 @@ def problems_given(
 
 
 def basis_of(machine: str | None, results: Path) -> Basis:
-    """Return the basis of answers about a machine, and print a note if it is not calibrated."""
+    """Return the basis of answers about a machine; print a note if it needs to be calibrated.
+
+    Raises:
+        UserError: if the machine is unknown, or its calibration cannot be read.
+    """
     basis = find_basis(machine, results)
     if not basis.calibrated:
         note(
@@ -69,6 +74,9 @@ def analyse_machine(machine: str | None, results: Path) -> Analysis:
     """Return the recording of a machine with the model fitted to it.
 
     Print a note if scikit-learn is not installed, because predictions are then less accurate.
+
+    Raises:
+        UserError: if nothing was recorded, or the recording cannot be read.
     """
     from analysis.model.fitted import analyse
 
@@ -82,10 +90,18 @@ def analyse_machine(machine: str | None, results: Path) -> Analysis:
 
 
 def load_machine(machine: str | None, results: Path) -> Recording:
-    """Read all runs of a machine as one recording; None means the machine measured last."""
+    """Read a machine's recording, which combines its runs; None means the machine measured last.
+
+    Raises:
+        UserError: if nothing was recorded, or the recording cannot be read.
+    """
     return load_runs(find_recording(machine, results))
 
 
 def recording_at(place: str, results: Path) -> Recording:
-    """Read a single run, given its folder or the slug of its machine."""
+    """Read a single run, given its folder or the slug of its machine.
+
+    Raises:
+        UserError: if there is no such run, or it cannot be read.
+    """
     return load(recording_folder(place, results))

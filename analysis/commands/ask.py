@@ -38,7 +38,7 @@ FileOption = Annotated[
     Path | None,
     typer.Option(
         "--file",
-        help="CSV file of shapes, with columns m,n,k,dtype or more columns of measurements.csv.",
+        help="CSV file of shapes, with columns such as m,n,k,dtype, named as in measurements.csv.",
     ),
 ]
 
@@ -81,7 +81,8 @@ def predict_command(
     from analysis.advice.attention import attention_row, parse_attention
     from analysis.advice.times import times_of
 
-    # 1. Read the shapes. `problems_given` raises an error if there are no shapes at all.
+    # 1. Read the shapes. `problems_given` raises an error if no shape is given, so it is not called
+    # if only --attention is given.
     calls = [parse_attention(text) for text in attention or ()]
     problems = problems_given(gemm, conv, file) if gemm or conv or file or not calls else []
     # 2. Predict all shapes on each machine.
@@ -137,7 +138,7 @@ def recommend_command(
             "--measure",
             help=(
                 "Time the best candidates on this machine, then re-time the winners. Without a "
-                "shape, do so for the shapes in this machine's recording."
+                "shape, candidates for the shapes in this machine's recording are timed."
             ),
         ),
     ] = False,
@@ -165,7 +166,10 @@ def recommend_command(
         int, typer.Option("--multiple", min=1, help="Number that divides every changed size.")
     ] = 1,
     any_size: Annotated[
-        bool, typer.Option("--any", help="Include sizes that are not a multiple of 8.")
+        bool,
+        typer.Option(
+            "--any", help="Allow any size, not only multiples of 8 (of 4 for sizes below 16)."
+        ),
     ] = False,
     device: DeviceOption = "auto",
     gpu: GpuOption = 0,
@@ -219,7 +223,9 @@ def recommend_command(
 
 
 def _note_sources(answers: Sequence[tuple[str, str, str]]) -> None:
-    """Print the source of answers: once per machine, or with its problems if sources differ.
+    """Print the sources of the answers about each machine.
+
+    If a machine has several sources, name the problems that each one answers.
 
     Args:
         answers: machine, problem and source of each answer.
@@ -234,7 +240,7 @@ def _note_sources(answers: Sequence[tuple[str, str, str]]) -> None:
 
 
 def _print_answers(answers: Sequence[Advice]) -> None:
-    """Print a line for each answer: the problem, the verdict and, for a change, its gain."""
+    """Print a line for each answer, with its expected gain unless the verdict is to leave it."""
     from analysis.advice.verdict import LEAVE_IT, verdict_text
 
     for answer in answers:

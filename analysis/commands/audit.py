@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 # Largest number of combinations of --try values. Capturing one combination takes about a second.
 _MOST_TRIES = 64
 
-# Number of best levers (changes of a dimension) whose GEMMs --measure times.
+# Number of best levers (changes of dimensions) whose GEMMs and convolutions --measure times.
 _MEASURED_LEVERS = 3
 
 # Largest number of GEMM pairs to re-time: enough for three GEMMs and their gradients.
@@ -45,7 +45,10 @@ def audit_command(
         typer.Option(
             "--machine",
             "--compare",
-            help="Slugs of machines, separated by commas [default: the machine measured last].",
+            help=(
+                "Slugs of machines, separated by commas [default: the machine measured last; with "
+                "--measure, this machine]."
+            ),
         ),
     ] = None,
     mode: Annotated[str, typer.Option(help="Kind of step: train, prefill or decode.")] = "train",
@@ -58,7 +61,8 @@ def audit_command(
         str, typer.Option(help="Dtype of the model: fp32, tf32, fp16 or bf16.")
     ] = "bf16",
     autocast: Annotated[
-        bool, typer.Option(help="Keep parameters in fp32, and compute GEMMs in --dtype.")
+        bool,
+        typer.Option(help="Keep parameters in fp32, and compute GEMMs in --dtype (fp16 or bf16)."),
     ] = False,
     tp: Annotated[
         int, typer.Option("--tp", min=1, help="Tensor-parallel degree: GPUs that share a layer.")
@@ -68,16 +72,21 @@ def audit_command(
         str, typer.Option(help="GEMMs to fuse: qkv, gate_up or qkv,gate_up [default: none].")
     ] = "",
     recompute: Annotated[
-        bool, typer.Option(help="Recompute the repeated layers in the backward pass.")
+        bool,
+        typer.Option(help="Recompute the repeated layers in the backward pass of a training step."),
     ] = False,
     loss_chunks: Annotated[
-        int, typer.Option(min=1, help="Number of chunks in which head and loss are computed.")
+        int,
+        typer.Option(min=1, help="Chunks of tokens in which the head and the loss are computed."),
     ] = 1,
     optimizer: Annotated[str, typer.Option(help="Optimizer: adamw, sgd or none.")] = "adamw",
     attention: Annotated[
         str | None,
         typer.Option(
-            help="Share of peak FLOP/s that attention reaches, such as 50% [default: as measured]."
+            help=(
+                "Share of peak FLOP/s that attention reaches, such as 60% [default: as measured, "
+                "or 50% if it was not measured]."
+            )
         ),
     ] = None,
     attention_kernel: Annotated[
@@ -87,10 +96,10 @@ def audit_command(
         ),
     ] = None,
     causal: Annotated[
-        str, typer.Option(help="FLOPs that causal attention counts: half or full.")
+        str, typer.Option(help="FLOPs to count for causal attention: half or full.")
     ] = "half",
     skew: Annotated[
-        float, typer.Option(help="Expert skew: only one in this many experts gets tokens.")
+        float, typer.Option(help="Expert skew (1 or more): one in this many experts gets tokens.")
     ] = 1.0,
     vary: Annotated[
         str, typer.Option(help="Dimensions to vary, such as hidden,ffn [default: all].")
@@ -100,17 +109,24 @@ def audit_command(
         typer.Option(
             "--try",
             help=(
-                "Values of a dimension to compare, such as hidden=768,1024; repeatable, for every "
-                "combination."
+                "Values of a dimension to compare, such as hidden=768,1024; repeatable, to compare "
+                "every combination."
             ),
         ),
     ] = None,
     multiple: Annotated[
         int | None,
-        typer.Option(min=1, help="Number that divides every proposed width [default: 64 or more]."),
+        typer.Option(
+            min=1,
+            help=(
+                "Number that divides every proposed width [default: 64, or 8 if no multiple of 64 "
+                "is near]."
+            ),
+        ),
     ] = None,
     parameters: Annotated[
-        str, typer.Option(help="Largest growth of the parameters if all changes are made.")
+        str,
+        typer.Option(help="Largest growth of the parameters when several changes are combined."),
     ] = "1%",
     arg: Annotated[
         list[str] | None,
@@ -137,7 +153,8 @@ def audit_command(
     measure: Annotated[
         bool,
         typer.Option(
-            "--measure", help="Time the GEMMs of the model and of the best changes on this machine."
+            "--measure",
+            help="Time the GEMMs and convolutions of the model and of the best changes here.",
         ),
     ] = False,
     budget: Annotated[str, typer.Option(help="Measuring time of --measure, such as 60s.")] = "60s",
@@ -148,11 +165,12 @@ def audit_command(
 ) -> None:
     """Say which dimension of a model to change, and what it gains.
 
-    Lists every GEMM of a step, forward and backward, with its time and what limits it.
+    Lists the GEMMs, convolutions and attention of a step with their times and what limits them.
     """
     from sweeps.capture.known_names import check_model
 
-    # 1. Check the arguments. Importing PyTorch takes seconds, so checks without it come first.
+    # 1. Check the arguments. Importing PyTorch takes seconds, so the names of the model and of the
+    # machines are checked before.
     check_model(model)
     machines: list[str | None] = [*machine.split(",")] if machine else [None]
     bases = [] if measure else [basis_of(name, results) for name in machines]
@@ -242,9 +260,10 @@ def measured_audit(
 ) -> list[Audit]:
     """Audit on this machine, after timing the GEMMs of the model and of its best levers.
 
-    A lever is a change of one dimension of the model. All GEMMs are first timed in shuffled rounds.
-    The shapes that the best lever changes are then re-timed together with the original ones, in
-    other processes. All measurements are added to the machine's recording.
+    A lever is a change of one or several dimensions of the model. The GEMMs and convolutions are
+    first timed in shuffled rounds. If the best lever gains, the shapes that it changes are then
+    re-timed together with the original ones, in other processes. All measurements are added to the
+    machine's recording.
 
     Args:
         audit_on: function that audits the model on one basis, and returns a list of one audit.
@@ -252,13 +271,15 @@ def measured_audit(
         request: where to measure, and for how long.
 
     Raises:
-        UserError: if ``machine`` is not this machine, or this machine is too busy to measure on.
+        UserError: if ``machine`` is not this machine, the device cannot be used, another process is
+            measuring, or the measurements are unusable because this machine is too busy.
     """
     from analysis.audit.account import as_problem
     from analysis.commands.confirm import basis_here, usable
     from sweeps.running.confirming import confirm_choices, explore
 
-    # 1. Time the GEMMs and convolutions of the model and of the levers with the best predictions.
+    # 1. Time the GEMMs and convolutions of the model and of the levers that are predicted to be the
+    # best.
     basis = basis_here(machine, request)
     (predicted,) = audit_on(basis)
     problems = []
@@ -278,7 +299,7 @@ def measured_audit(
     for lever in measured.levers[:1]:
         for before, after in lever.pairs[:_CONFIRMED_PAIRS]:
             pair = (before, basis.library(before)), (after, basis.library(after))
-            # With measured times, a lever may be best whose problems were not planned for timing.
+            # With measured times, another lever may be best, whose problems were not timed.
             if lever.gain.value > 0 and planned.issuperset(pair):
                 pairs.append(pair)
     if not pairs:

@@ -70,7 +70,10 @@ def compare_command(
     results: ResultsOption = RESULTS,
     json: JsonOption = False,
 ) -> None:
-    """Compare two versions. The exit code is 1 if any case is slower or lost its time."""
+    """Compare the results of two versions.
+
+    Without --gate and --kernels, the exit code is 1 if any case is slower or lost its time.
+    """
     if kernels:
         if new is not None or gate is not None or pattern is not None:
             raise UserError(
@@ -87,7 +90,7 @@ def compare_command(
 
 
 def _is_named(place: str) -> bool:
-    """Return True if a place is a file or a folder of several results, not a single recording.
+    """Return True if a place is a file, or a folder that is not a recording itself.
 
     Cases of such results are compared by name.
     """
@@ -111,7 +114,10 @@ def _compare_recordings(old: str, new: str, results: Path, json: bool) -> None:
 def _compare_by_name(
     old: str, new: str, gate: str | None, pattern: str | None, results: Path, json: bool
 ) -> None:
-    """Compare cases by name; with a gate, print its verdict and exit with the verdict's code."""
+    """Compare cases by name; with a gate, print its verdict and exit with the verdict's code.
+
+    Without a gate, exit with 1 if any case is slower or lost its time.
+    """
     from analysis.comparing.by_name import compare_by_name, named_json, named_text
     from analysis.comparing.gate import EXIT_CODES, gate_json, gate_text, judge_changes
 
@@ -143,15 +149,17 @@ def _read_changes(
     """Read the old and the new results, and estimate how each common case changed.
 
     Returns:
-        The changes, and, by the name of each case that lost its time, the reason.
+        The changes, and a mapping from the name of each case that lost its time to the reason.
 
     Raises:
-        UserError: if a result cannot be read, or the two sides have no case in common.
+        UserError: if the pattern is invalid, a result cannot be read, recordings come from
+            different machines, or the two sides have no case in common.
     """
     from analysis.comparing.changes import common_names, estimate_changes
     from analysis.imports.benchmarks import NamePattern
 
-    # 1. Read the results, and check that they come from one machine.
+    # 1. Read the results, and check that they come from one machine. If there are only files of
+    # other benchmarks, a difference is not an error.
     name_pattern = None if pattern is None else NamePattern.parse(pattern)
     recordings: list[Recording] = []
     old_processes = _read_processes(old, name_pattern, results, recordings)
@@ -197,7 +205,11 @@ def _read_changes(
 def _read_processes(
     place: str, pattern: NamePattern | None, results: Path, recordings: list[Recording]
 ) -> list[TimedProcess]:
-    """Read all results of one side as timed processes; append its recordings to ``recordings``."""
+    """Read all results of one side as timed processes; append its recordings to ``recordings``.
+
+    Raises:
+        UserError: if a result cannot be read, or a folder has no results.
+    """
     from analysis.imports.benchmarks import benchmark_files, named_by_problem, read_benchmarks
     from analysis.recordings.named_cases import timed_process
 
@@ -212,7 +224,7 @@ def _read_processes(
         if pattern is None:
             return [process]
         return [replace(process, cases=named_by_problem(place, process.cases), lost={})]
-    # A folder of several results is read one result at a time.
+    # The place is a folder of several results. Read them one by one.
     inner_folders = sorted(file.parent for file in path.glob("*/run.json"))
     inner_places = [str(inner) for inner in (*inner_folders, *benchmark_files(path))]
     if not inner_places:
@@ -226,7 +238,10 @@ def _read_processes(
 
 
 def _compare_kernels(place: str | None, results: Path, json: bool) -> None:
-    """Compare the hand-written kernels with the vendor library, by class of shape."""
+    """Compare the hand-written kernels with the vendor library, by class of shape.
+
+    Write the comparison into the recording's folder, and print its summary.
+    """
     from analysis.comparing.families import compare_families, summarise, write_families
 
     recording = load_machine(None, results) if place is None else recording_at(place, results)

@@ -1,4 +1,4 @@
-"""Measure what advice would otherwise guess, for ``recommend --measure`` and after a sweep."""
+"""Measure what advice would otherwise predict, for the option ``--measure`` and after a sweep."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ if TYPE_CHECKING:
 # Number of guesses to measure for each shape that the user asks about.
 _CANDIDATES = 4
 
-# Smallest time limit for all guesses, in seconds. A quiet machine needs far less.
+# Smallest time limit for timing all guesses, in seconds. A quiet machine needs far less.
 _LEAST_SECONDS = 10.0
 
 GUESSES = 2
-"""Guesses per problem that are measured after a sweep. On an H100, the second one raises the mean
-gain of padding over all shapes from 1.2% to 1.3% (``measured`` in results/accuracy/advice.json)."""
+"""Number of guesses for each problem and query that are measured after a sweep. On an H100, the
+second guess raises the mean gain of padding over all shapes from 1.2% to 1.3% (``measured`` in
+results/accuracy/advice.json)."""
 
 
 def measure_best_guesses(
@@ -36,9 +37,9 @@ def measure_best_guesses(
 ) -> None:
     """Measure the best guesses of faster sizes for the shapes in this machine's recording.
 
-    The most promising guesses come first. The recommendation table then contains measured gains.
-    The next call resumes where this one stopped. If several GPUs shared a sweep, the first one is
-    used.
+    The most promising guesses come first. The measurements are added to the recording, so the next
+    recommendation table has measured gains. The next call resumes where this one stopped. If
+    several GPUs are given, only the first one is used.
 
     Args:
         budget: measuring time, such as ``30s``; None for what the sweep left of its own budget.
@@ -48,7 +49,9 @@ def measure_best_guesses(
         results: folder of all machines' results.
 
     Raises:
-        UserError: if this machine has no recording yet, or the device cannot be used.
+        UserError: if the budget is not a time, this machine has no recording yet, the device cannot
+            be used, or another process is measuring.
+        KeyboardInterrupt: if the user interrupts; the measurements are then already saved.
     """
     from analysis.advice.measurements import read_measurements
     from analysis.advice.table import open_trials
@@ -74,15 +77,15 @@ def measure_best_guesses(
     if recording.unusable:
         note("Nothing is confirmed: the run is unusable.")
         return
-    # 2. Find trials, and estimate the time that each takes. Candidates that an interrupted call
-    # has already timed take none.
+    # 2. Find trials, and estimate the time that each takes. Candidates that an interrupted call has
+    # already timed are not timed again, so their first time is set to 0.
     seconds = parse_seconds(budget)
     if seconds is None:
         seconds = left_for_confirming(results / slug)
     note("Looking for the most promising changes …")
     trials = open_trials(analyse_machine(slug, results), GUESSES)
-    # Subtract the time of the search, which is a large part of a CPU's small budget. At least half
-    # of the budget remains.
+    # Subtract the time that has passed in this call. It is mainly the time of the search, and a
+    # large part of a CPU's small budget. At least half of the budget remains.
     seconds = max(seconds / 2, seconds - (time.monotonic() - began))
     rows = recording.products
     explored = read_measurements(rows[rows["sweep"] == CONFIRM], recording)
@@ -109,7 +112,7 @@ def measure_questions(
 ) -> Basis:
     """Measure the best guesses for problems on this machine; return the basis of the answers.
 
-    Earlier measurements are not repeated.
+    A problem for which a change was already re-timed is not measured again.
 
     Args:
         problems: the problems that the user asks about.
@@ -118,7 +121,9 @@ def measure_questions(
         request: where to measure; its budget is not used.
 
     Raises:
-        UserError: if ``machine`` is not this machine, or this machine is too busy to measure on.
+        UserError: if ``machine`` is not this machine, no size of a problem may change, the device
+            cannot be used, another process is measuring, or this machine is too busy to measure on.
+        KeyboardInterrupt: if the user interrupts; the measurements are then already saved.
     """
     from analysis.advice.times import measurements_near
     from analysis.advice.trials import trial_of
@@ -126,9 +131,9 @@ def measure_questions(
 
     basis = basis_here(machine, request)
     this_machine = basis.model.machine
-    # Sizes are searched within a factor up and down. Shrinking by the allowance is the larger one:
-    # shrinking by 20% is a factor of 1.25, and growing by 20% a factor of 1.2. With an allowance of
-    # 100% or more, any size is near.
+    # `measurements_near` takes one factor for larger and smaller sizes. It has to be the factor of
+    # shrinking by the allowance, which is the larger one: shrinking by 20% is a factor of 1.25, and
+    # growing by 20% is a factor of 1.2. With an allowance of 100% or more, any size is near.
     near = measurements_near(basis, problems, 1 / max(1 - question.allowance, 1e-9))
     trials = [
         trial_of(
@@ -158,7 +163,8 @@ def basis_here(machine: str | None, request: Request) -> Basis:
     """Return the basis of answers about this machine, before anything is measured for them.
 
     Raises:
-        UserError: if ``machine`` is not this machine, or the device cannot be used.
+        UserError: if ``machine`` is not this machine, the device cannot be used, or the machine's
+            calibration cannot be read.
     """
     from analysis.model.basis import Basis, find_basis
     from analysis.model.predict import Model
@@ -183,7 +189,7 @@ def usable(folder: Path, request: Request) -> Basis:
     """Return the basis of answers after measuring, if the new measurements are usable.
 
     Raises:
-        UserError: if the new measurements are unusable.
+        UserError: if the new measurements are unusable or cannot be read.
     """
     from analysis.model.basis import find_basis
     from analysis.recordings.runs import health_lines, load_runs
@@ -205,8 +211,8 @@ def measure(trials: Sequence[Trial], request: Request, quickly: bool = False) ->
     a user waits for the result.
 
     Raises:
-        UserError: if the device cannot be used, if another process is measuring, or, with
-            ``quickly``, if nothing was timed within the budget.
+        UserError: if the device cannot be used, another process is measuring, or the disk is full.
+            With ``quickly``, also if no candidate has a time when the budget is used up.
         KeyboardInterrupt: if the user interrupts; the measurements are then already saved.
     """
     from analysis.advice.measurements import read_measurements

@@ -31,7 +31,8 @@ def explain_command(
     against: Annotated[
         Path | None,
         typer.Option(
-            "--against", help="Folder of results that is searched for the machine before --results."
+            "--against",
+            help="Folder of one machine's or several machines' results to search before --results.",
         ),
     ] = None,
     pad: Annotated[
@@ -39,8 +40,8 @@ def explain_command(
         typer.Option(
             "--pad",
             help=(
-                "Pad query: largest growth of a size and of the FLOPs [default: 12.5%, or what a "
-                "multiple of 8 needs]."
+                "Pad query: largest growth of a size and of the FLOPs [default: 12.5%, or more if "
+                "the next multiple of 8 needs it]."
             ),
         ),
     ] = None,
@@ -64,8 +65,8 @@ def explain_command(
 ) -> None:
     """Say what is slow in a profiler's trace, and what to change.
 
-    Compares the time of each GEMM, convolution and attention with what its shape takes on the
-    machine, and names sizes that would take less.
+    Compares the time of each GEMM, convolution and attention call with the time that its shape
+    should take on the machine, and names sizes that would be faster.
     """
     from analysis.advice.options import question_of
     from analysis.advice.sizes import ANY_DIMENSION

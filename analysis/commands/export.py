@@ -41,7 +41,11 @@ def export_command(
     ] = None,
     results: ResultsOption = RESULTS,
 ) -> None:
-    """Write a recording for another program: its times, samples and all columns of its cases."""
+    """Write a recording in another program's format.
+
+    An xla-perf-table has the FLOP/s of 16-bit GEMMs. All other formats have the times, the samples
+    and all other columns of each case.
+    """
     from analysis.exports.formats import FORMATS
     from analysis.recordings.load import load, recording_folder
     from sweeps.store import write_whole

@@ -35,8 +35,9 @@ def fleet_command(
 ) -> None:
     """Say which GPU of a node or a cluster is slow or throttled, and why.
 
-    Compares the anchor cases that all GPUs timed. Writes fleet.json and a plot into each recording.
-    --json prints one document for a recording, and a list of documents for several recordings.
+    Compares the anchor cases, which are the same on all GPUs. Writes fleet.json into each
+    recording, and a plot if several GPUs can be compared. With --json, prints one document for a
+    recording, or a list of documents for a folder of recordings.
     """
     from analysis.fleet.anchors import anchor_folders
     from analysis.fleet.fleet_report import report_json, report_text
@@ -58,7 +59,18 @@ def fleet_command(
 
 
 def report_on(folder: Path, margin: float) -> tuple[FleetReport, Path | None]:
-    """Write the report on a recording; return the report, and the path of its plot if any."""
+    """Write the report on a recording, and draw its plot.
+
+    Args:
+        folder: folder of the recording.
+        margin: how far a speed must be below the fleet's median to count as slow, as a fraction.
+
+    Returns:
+        The report, and the path of the plot; None if fewer than two GPUs have a speed.
+
+    Raises:
+        UserError: if the anchors cannot be read.
+    """
     from analysis.fleet.fleet_report import make_report, write_report
     from analysis.plots.fleet import write_fleet_plot
 

@@ -53,7 +53,7 @@ def import_command(
         ),
     ] = None,
     machine: Annotated[
-        str, typer.Option("--machine", help="Machine's slug, or all for all that have a table.")
+        str, typer.Option("--machine", help="Slug of a machine, or all for each that has a table.")
     ] = _ALL,
     dtype: Annotated[
         str,
@@ -77,7 +77,8 @@ def import_command(
 
     The recordings are written to public/ in the results folder. Run the same command to resume.
     """
-    # 1. Import a file of times by itself. Every file that is not a Parquet file is a file of times.
+    # 1. Import a file of times by itself. Every path that does not end with .parquet is taken for a
+    # file of times.
     files = files or []
     timing_files = [path for path in files if path.suffix != ".parquet"]
     if timing_files:
@@ -119,8 +120,8 @@ def _import_file(path: Path, machine: str, defaults: FileDefaults, results: Path
     """Import a user's file as a recording.
 
     Raises:
-        UserError: if an option is missing or wrong, the file cannot be read, or the machine itself
-            was already recorded.
+        UserError: if an option is missing or wrong, the file cannot be read, or ``results`` already
+            has the machine's own recording.
     """
     # 1. Check the options.
     if machine == _ALL:
@@ -218,7 +219,7 @@ def _finish(folder: Path, table: PublicTable | None, tables: Sequence[PublicTabl
     Args:
         folder: folder of the recording.
         table: the table that was imported; None for a user's file.
-        tables: all public tables, against which ``table`` is validated.
+        tables: all public tables, against which ``table`` is validated; empty for a user's file.
     """
     from analysis.advice.table import build_table, write_table
     from analysis.commands.page import add_page
@@ -258,7 +259,7 @@ def _finish(folder: Path, table: PublicTable | None, tables: Sequence[PublicTabl
 
 @app.command("machines")
 def machines_command(results: ResultsOption = RESULTS, json: JsonOption = False) -> None:
-    """List every machine, and what its answers rest on."""
+    """List every machine, and what the answers about it are based on."""
     rows = machine_rows(results)
     if json:
         print_json(rows)

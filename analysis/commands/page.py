@@ -74,12 +74,15 @@ def lacks_page() -> str:
 def write_page(
     analyses: Sequence[Analysis], advice: Sequence[list[Advice] | None], output: Path | None = None
 ) -> Path:
-    """Write one page about some recordings; return its path.
+    """Write one page about one or more recordings; return its path.
 
     Args:
         analyses: the recordings, each with the model fitted to it.
         advice: recommendation table of each recording; None to compute it.
         output: the file to write; report.html in the first recording's folder if None.
+
+    Raises:
+        UserError: if a recording's rules.json or profiled steps are damaged.
     """
     from analysis.advice.table import build_table
     from analysis.page.document import page_html
@@ -96,14 +99,18 @@ def write_page(
 
 
 def add_page(analysis: Analysis, advice: list[Advice] | None = None) -> Path | None:
-    """Write the page at the end of another command; if that fails, print a note and return None."""
+    """Write the page at the end of another command, and return its path.
+
+    If an extra is missing or a file is damaged, print a note and return None.
+    """
     missing = lacks_page()
     if missing:
         note(f"{PAGE} is left out: it {missing}.")
         return None
     try:
         return write_page([analysis], [advice])
-    except (UserError, ImportError) as error:  # a file is damaged, or the installation incomplete
+    # Either a file is damaged, or the installation is incomplete.
+    except (UserError, ImportError) as error:
         note(f"{PAGE} is left out: {error}")
         return None
 
@@ -116,7 +123,8 @@ def renewed_page(folder: Path) -> Path | None:
     from analysis.model.fitted import analyse
     from analysis.recordings.runs import load_runs
 
-    # A folder with only rules has no page, and the page of an imported table already has its rules.
+    # A folder with only rules has no page. An imported table has no measurements.csv, and its page
+    # already shows the verdicts on rules.
     if not (folder / "measurements.csv").exists():
         return None
     return add_page(analyse(load_runs(folder)))
@@ -125,8 +133,11 @@ def renewed_page(folder: Path) -> Path | None:
 def _page_report(analysis: Analysis, advice: list[Advice]) -> PageReport:
     """Collect the content of a page: the analysis, the advice, profiled steps and rule verdicts.
 
-    Profiled steps and verdicts lie in the recording's folder, or in the folder of the measurements
-    that were made to judge the rules.
+    Profiled steps are read from the recording's folder and from the folder of the measurements that
+    were made to judge the rules. Verdicts are read from the first of these folders that has them.
+
+    Raises:
+        UserError: if a file is damaged.
     """
     from analysis.page.page_report import PageReport
     from analysis.rules.tensor_cores import read_profiled_steps
@@ -164,8 +175,9 @@ def _is_sound(row: RuleResult) -> bool:
     Either the effect and both ends of its interval have values, or all three are None.
 
     Raises:
-        TypeError: if a ratio is not a number.
-        ValueError: if a ratio is a text that is not a number.
+        TypeError: if a ratio is neither a number nor text.
+        ValueError: if a ratio is text that is not a number.
+        OverflowError: if a ratio is an integer that is too large for a float.
     """
     effect = [ratio for ratio in (row.effect, row.lo, row.hi) if ratio is not None]
     ratios = effect if row.predicted is None else [*effect, row.predicted]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _WAVE = "wave"
 _FORMATS = ("png", "svg", "pdf")
-_LISTED = 10  # cliffs that --find lists in each direction
+_LISTED = 10  # most cliffs that --find lists under each of its two headings, Slower and Faster
 
 
 @app.command("plot")
@@ -54,16 +54,18 @@ def plot_command(
     m: Annotated[
         int | None,
         typer.Option(
-            "--m", min=1, help="For wave: the M just before the cliff [default: largest cliff]."
+            "--m", min=1, help="For wave: the M before the cliff to show [default: largest cliff]."
         ),
     ] = None,
     find: Annotated[
-        bool, typer.Option("--find", help="For wave: list the N and K with the largest cliffs.")
+        bool, typer.Option("--find", help="For wave: list the largest cliffs, with their N and K.")
     ] = False,
     output: Annotated[
         Path | None,
         typer.Option(
-            "-o", "--output", help="For wave: folder for the plot [default: the recording's plots]."
+            "-o",
+            "--output",
+            help="For wave: folder for the plot [default: plots in the machine's folder].",
         ),
     ] = None,
     results: ResultsOption = RESULTS,
@@ -107,10 +109,11 @@ def _draw_recording(
     kinds: tuple[str, ...],
     results: Path,
 ) -> None:
-    """Draw the named plots of a recording, or all, and print their files.
+    """Draw the named plots of a recording, or all if no name is given, and print their files.
 
     Raises:
-        UserError: if a name, dtype or sweep is not known, or nothing can be drawn.
+        UserError: if a name, dtype or sweep is not known, nothing can be drawn, or the recording
+            cannot be read.
     """
     from analysis.plots import PLOTS, write_plots
 
@@ -147,11 +150,11 @@ def _draw_lesson(
         gemm: a GEMM with this N, K and dtype; its M is not used.
         size: the M just before the cliff; None for the largest cliff.
         kinds: file formats.
-        output: folder for the files; None for the folder of the recording's plots.
+        output: folder for the files; None for ``plots`` in the machine's folder.
         results: folder of all machines' results.
 
     Raises:
-        UserError: if the size, or the size next to it, was not measured.
+        UserError: if ``size`` was not measured, or no M just above it.
     """
     from analysis.plots.style import save
     from analysis.plots.wave import draw_wave, lesson
@@ -177,6 +180,9 @@ def _print_cliffs(basis: Basis, dtype: str, results: Path, json: bool) -> None:
 
     If other collections of public times exist for the machine, only cliffs that one of them
     confirms are printed.
+
+    Raises:
+        UserError: if no GEMM in the dtype was measured, or a recording cannot be read.
     """
     from analysis.recordings.imported import folder_of, read_collections
     from analysis.slices.cliffs import confirmed_pairs, largest, neighbouring_pairs
@@ -205,10 +211,11 @@ def _print_cliffs(basis: Basis, dtype: str, results: Path, json: bool) -> None:
     for title, listed in (("Slower", ups), ("Faster", downs)):
         print(f"{title} at the next larger M:")
         for row in listed.to_dict("records"):
-            again = f"; {row['again']:.2f}× according to {row['by']}" if others else ""
+            confirmation = f"; {row['again']:.2f}× according to {row['by']}" if others else ""
             print(
                 f"  M {row['m']} → {row['after']}, N {row['n']}, K {row['k']}: "
-                f"{row['time_us']:.4g} → {row['after_us']:.4g} µs, {row['ratio']:.2f}×{again}"
+                f"{row['time_us']:.4g} → {row['after_us']:.4g} µs, {row['ratio']:.2f}×"
+                f"{confirmation}"
             )
     confirmed = f", {len(pairs):,} of them confirmed by another collection" if others else ""
     note(f"{count:,} pairs of neighbouring sizes{confirmed}. {basis.source}.")
@@ -222,7 +229,7 @@ def _records(frame: pd.DataFrame) -> Any:
 def _plain_gemms(basis: Basis, dtype: str) -> pd.DataFrame:
     """Return the vendor library's measured GEMMs in a dtype, in layout nt and without a batch.
 
-    The table is empty if there are no such measurements.
+    Only GEMMs that were timed in short batches are included. The table is empty if there are none.
     """
     from analysis.recordings.load import bursts, library_rows
     from analysis.recordings.repetition import with_steady_times

@@ -29,7 +29,7 @@ from kernels.common.program import FOLDER, RESULTS, command_words
 from sweeps.process import terminated_as_interrupt
 
 INTERPRETER = [sys.executable]
-"""Python interpreter that runs the commands of the other packages as ``-m package``."""
+"""Python interpreter that runs the project's commands in new processes."""
 
 # Default budget in seconds, by kind of machine.
 _BUDGET = {"gpu": 3000.0, "cpu": 300.0}
@@ -60,7 +60,7 @@ def record_command(
     cores: Annotated[
         int | None,
         typer.Option(
-            "--cores", help="With --plan: CPU cores of the host of --machine [default: unknown]."
+            "--cores", help="With --machine: CPU cores of that GPU's host [default: unknown]."
         ),
     ] = None,
     device: DeviceOption = "auto",
@@ -118,7 +118,8 @@ def find_place(results: Path, device_options: Sequence[str]) -> RecorderPlace:
         device_options: the options that select the device.
 
     Raises:
-        UserError: if the command reports a problem with the device, with the command's message.
+        UserError: if the command fails, for example because the device cannot be used. The error
+            has the command's message.
     """
     command = ["sweeps", "doctor", "--name", "--json", "--results", str(results)]
     facts = _ask_json([*command, *device_options])
@@ -133,12 +134,18 @@ def find_place(results: Path, device_options: Sequence[str]) -> RecorderPlace:
 
 
 def plan_lines(parts: Sequence[RecorderPart], machine: str, cores: int | None) -> list[str]:
-    """Return the plan of a GPU's recording: each step's time, and the time that its cases need.
+    """Return the plan of a GPU's recording, as lines of text.
+
+    The lines state the expected time of each part and of each step, how much time the cases of a
+    step need, and the total.
 
     Args:
         parts: the parts to record.
         machine: slug of the GPU.
         cores: CPU cores of its host; None if they are not known.
+
+    Raises:
+        UserError: if the cases cannot be planned, for example because the GPU is not known.
     """
     names = [name for part in parts for step in part.steps for name in step.sweeps]
     # A budget of a day is enough for every case of every sweep.

@@ -34,7 +34,7 @@ def rules_command(
         str | None,
         typer.Option(
             "--dtype",
-            help="Dtype of --table to judge by [default: bf16 if present, else the only one].",
+            help="Dtype of --table to use [default: bf16 if present, else the table's only dtype].",
         ),
     ] = None,
     imported: Annotated[
@@ -48,7 +48,10 @@ def rules_command(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Judge the field's rules of thumb by measurements. Writes rules.csv, .md and .json."""
+    """Judge the field's rules of thumb by measurements.
+
+    For a recording, writes rules.csv, rules.md, rules.json and a cheat sheet.
+    """
     from analysis.commands.page import renewed_page
     from analysis.rules.catalogue import rule_sweeps
     from analysis.rules.rules_report import terminal_table
@@ -103,9 +106,12 @@ def _show_imported(results: Path, plots: Path | None, json: bool) -> None:
 def _judge_and_write(
     machine: str | None, results: Path
 ) -> tuple[Sequence[RuleResult], Sequence[Path]]:
-    """Judge the rules from a machine's recordings and write the report and the cheat sheet.
+    """Judge the rules by a machine's recordings, and write the report and the cheat sheet.
 
-    Return the results and the files written.
+    Return the results, and the paths of the Markdown files and of the cheat sheet.
+
+    Raises:
+        UserError: if the machine has no results to judge rules by.
     """
     from analysis.plots.cheat_sheet import write_cheat_sheet
     from analysis.rules.inputs import judge_inputs, rule_inputs
@@ -126,6 +132,9 @@ def _judge_table(
     """Judge the rules that a public table has data for.
 
     Return the results, and the files of the cheat sheet if a folder for plots is given.
+
+    Raises:
+        UserError: if no machine is given, or the table has no rows of the machine and dtype.
     """
     from analysis.imports.public import read_source
     from analysis.plots.cheat_sheet import write_table_sheet

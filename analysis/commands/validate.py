@@ -31,7 +31,7 @@ from kernels.problem import DTYPE_BYTES
 # Largest number of shapes that the speed of predictions is measured on.
 _TIMED_SHAPES = 20_000
 
-# Value of --prior for no public tables.
+# Value of --prior if calibration starts from constants, without public tables.
 _NONE = "none"
 
 
@@ -46,12 +46,12 @@ def validate_command(
     dtype: Annotated[
         str | None,
         typer.Option(
-            "--dtype", help="Dtype to judge [default: bf16 if present, else the only one]."
+            "--dtype", help="Dtype to judge [default: bf16 if present, else the only dtype]."
         ),
     ] = None,
     calibrate: Annotated[
         str,
-        typer.Option("--calibrate", help="Number of rows to calibrate on; 0 for none, or all."),
+        typer.Option("--calibrate", help="Rows to calibrate on: a number, 0 for none, or all."),
     ] = "256",
     seed: Annotated[
         int,
@@ -62,8 +62,8 @@ def validate_command(
         typer.Option(
             "--holdout",
             help=(
-                "Rows to hold out: rows (those not calibrated on), levels (M, N and K all unseen), "
-                "beyond (M above 2304) or folds (five, each in turn)."
+                "Rows to test on: rows (those not calibrated on), levels (M, N and K all unseen), "
+                "beyond (M above 2304) or folds (each fifth in turn; ignores --calibrate)."
             ),
         ),
     ] = "rows",
@@ -76,7 +76,8 @@ def validate_command(
     constants: Annotated[
         str | None,
         typer.Option(
-            "--constants", help="Machine to take constants from [default: the nearest other one]."
+            "--constants",
+            help="Machine whose constants to start from [default: the nearest other machine].",
         ),
     ] = None,
     prior: Annotated[
@@ -145,7 +146,8 @@ def validate_command(
             raise UserError("give either --prior or --constants: a prior includes constants.")
         collections = named_collections(prior, file, judged_machine, source.dtype)
         validation = validate_with_prior(source, judged_machine, collections, rows, seed, holdout)
-    # 2. Compute the optional results: learning curve, noise floor, plots and the value of advice.
+    # 2. Compute the optional results (learning curve, noise floor, plots and the value of advice)
+    # and the speed of predictions.
     points = learning_curve(source, judged_machine, seed) if curve else []
     repeated = read_source(again, judged_machine, dtype) if again else None
     floor = noise_floor(source, repeated) if repeated else None
@@ -181,7 +183,11 @@ def validate_command(
 
 
 def _parse_count(text: str) -> int | None:
-    """Parse a number of rows; return None for ``all``, which means all rows not held out."""
+    """Parse a number of rows; return None for ``all``, which means all that are not held out.
+
+    Raises:
+        UserError: if the text is neither a number nor ``all``.
+    """
     if text == "all":
         return None
     if not text.isdecimal():
@@ -190,7 +196,11 @@ def _parse_count(text: str) -> int | None:
 
 
 def _parse_counts(text: str | None) -> list[int]:
-    """Parse numbers such as ``1,2,4``; return an empty list for None."""
+    """Parse numbers such as ``1,2,4``; return an empty list for None.
+
+    Raises:
+        UserError: if the text has anything but positive whole numbers.
+    """
     words = text.split(",") if text is not None else []
     if not all(word.strip().isdecimal() and int(word) > 0 for word in words):
         raise UserError(f"--measured must be counts such as 1,2,4, not {text!r}.")
@@ -201,6 +211,9 @@ def _machine_of(file: Path, slug: str) -> Machine:
     """Return the machine that a slug means: one of machines.toml, or that of the recording.
 
     The facts in the recording are used only if machines.toml lacks the machine.
+
+    Raises:
+        UserError: if the machine is not known, or the recording cannot be read.
     """
     folder = file if file.is_dir() else file.parent
     if not (folder / "run.json").exists():
@@ -216,7 +229,7 @@ def _machine_of(file: Path, slug: str) -> Machine:
 def _shapes_per_second(model: Model, query: Query) -> dict[str, float]:
     """Measure how many shapes per second the model predicts on one core.
 
-    ``physics`` is the rate of the time formula without the learned residual, and ``full`` is the
+    ``physics`` is the rate of the time formula without learned corrections, and ``full`` is the
     rate of the whole model. Reading shapes into arrays is not timed.
     """
     # Only the shapes of one group are timed, because one fit predicts them.

@@ -16,16 +16,19 @@ ARCHIVE_BYTES = 16_000_000
 # Names of folders that are not packed.
 _LEFT_OUT = {"samples", "runs"}
 
-# Endings of files, the most valuable first.
+# Endings of files, the most valuable first. Files with other endings come last.
 _ORDER = (".json", ".csv", ".md", ".txt", ".html", ".png", ".svg")
 
 
 def write_archive(results: Path, folders: Sequence[Path], limit: int = ARCHIVE_BYTES) -> Path:
-    """Pack a machine's folders, without samples and old runs; return the archive's path.
+    """Pack a machine's folders, without samples, old runs and hidden files.
 
-    The archive is named after the first folder. The most valuable files are added first, plots
-    last. A file with which the archive would exceed ``limit`` bytes is left out, and
-    ``left-out.txt`` in the archive names it. An old archive is replaced atomically.
+    The archive is named after the first folder. The most valuable files are added first, for
+    example tables before plots. A file with which the archive would exceed ``limit`` bytes is left
+    out, and ``left-out.txt`` in the archive names it. An old archive is replaced atomically.
+
+    Returns:
+        The path of the archive.
     """
     path = results / f"{folders[0].name}.tar.gz"
     buffer = io.BytesIO()
@@ -34,7 +37,7 @@ def write_archive(results: Path, folders: Sequence[Path], limit: int = ARCHIVE_B
     with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
         for file in _files(results, folders):
             name = str(file.relative_to(results))
-            # Compressing each file by itself gives an upper bound for what it adds to the archive.
+            # Estimate what the file adds to the archive by compressing it separately.
             size = len(gzip.compress(file.read_bytes()))
             if total + size > limit:
                 left_out.append(name)

@@ -27,8 +27,8 @@ CHECKED_CONVS = (
 )  # fmt: skip
 """Shapes of the correctness checks. With all implementations of a GPU, they make 48 checks.
 
-They include odd and even sizes, a single row, a long K, a batch, every dtype and every pass. Each
-shape needs its own kernels, and compiling them takes most of the time."""
+They include odd and even sizes, a single row, a long K, a batch, every dtype except fp8 and every
+pass. Each shape needs its own kernels, and compiling them takes most of the time."""
 
 
 @dataclass(frozen=True)
@@ -75,10 +75,10 @@ class RecorderPart:
 def all_parts() -> tuple[RecorderPart, ...]:
     """Return the parts of a recording, the most informative per minute first.
 
-    The first six take ten minutes on a GPU, including the start of each command. They identify the
-    machine, show whether its times can be trusted, and measure what nobody has published yet:
-    channels-last convolutions and misaligned sizes. Later parts measure the public grid, and the
-    cases for which the first six had no time.
+    The first six take about nine minutes on a GPU, including the start of each command. They
+    identify the machine, show whether its times can be trusted, and measure among other things what
+    nobody has published yet: channels-last convolutions and misaligned sizes. Later parts measure
+    the public grid, all default sweeps, the rules, and more shapes with the Triton kernels.
     """
     return (
         RecorderPart(
@@ -161,7 +161,7 @@ def all_parts() -> tuple[RecorderPart, ...]:
 def _command(
     name: str, command: str, seconds: tuple[float | None, float | None], output: str = ""
 ) -> RecorderStep:
-    """Return a step that runs a command, given as text with its options."""
+    """Return a step that runs a command on the device; ``command`` has its words and options."""
     return RecorderStep(name, tuple(command.split()), seconds, output=output)
 
 

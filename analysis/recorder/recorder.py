@@ -1,8 +1,8 @@
 """Carry out the parts of a recording within a time budget, and say what is missing.
 
 A slice is what one call of the command records. ``record.json`` in the machine's folder stores the
-slices, and how each step's command ended. Which cases a sweep still lacks is stored in the
-``run.json`` of the folder that it writes to.
+slices, and how each step's command ended. The number of cases that a sweep still lacks is in the
+``run.json`` of the folder that the sweep writes to.
 """
 
 from __future__ import annotations
@@ -42,13 +42,14 @@ _START_SECONDS = {"gpu": 15.0, "cpu": 5.0}
 operands."""
 
 _IMPORT_SECONDS = 4.0
-"""Part of this start that a sweep's ``--stop-after`` does not include."""
+"""Seconds of this start that pass before a sweep's ``--stop-after`` begins to count."""
 
 _END_SECONDS = 15.0
 """Seconds reserved for the archive, and for a stopped command to fold its samples."""
 
 _PATIENCE = 3.0
-"""Time limit of a command that does not measure sweeps, as a multiple of its expected time."""
+"""Time limit of a command that does not measure sweeps, as a multiple of its expected time. The
+time that is left may set a shorter limit."""
 
 _MIN_PATIENCE = 90.0
 """Smallest time limit of such a command, in seconds, unless less time is left."""
@@ -60,7 +61,8 @@ _GRACE = 6.0
 """Seconds between asking a command to stop and killing it."""
 
 _ANCHOR_SECONDS = {"gpu": 60.0, "cpu": 30.0}
-"""Time limit of the check of anchor cases in seconds, by kind of machine."""
+"""Time limit of the check of anchor cases in seconds, by kind of machine. The check also takes at
+most half of the time that is left."""
 
 
 @dataclass(frozen=True)
@@ -135,8 +137,8 @@ def run_command(
     """Run ``-m command``; return its exit code and its output.
 
     The exit code is None if the command was stopped at the time limit. A command is stopped by
-    SIGTERM, as by a batch system, so that it can save what it has measured. Its stderr is not
-    captured, so that the user sees it.
+    SIGTERM, as by a batch system, so that it can save what it has measured. It is killed if it does
+    not end in time. Its stderr is not captured, so that the user sees it.
     """
     process = subprocess.Popen(
         [*interpreter, *command_words(command)],
@@ -157,7 +159,7 @@ def run_command(
 
 
 def _stop(process: subprocess.Popen[str]) -> str:
-    """Ask a command to stop, then kill it and its child processes; return its output."""
+    """Ask a command to stop and wait a little, then kill what is left of it; return its output."""
     process.terminate()
     with suppress(subprocess.TimeoutExpired):
         process.wait(_GRACE)
@@ -181,7 +183,7 @@ class Recorder:
         now: Callable[[], float] = time.monotonic,
         began: float | None = None,
     ) -> None:
-        """Read the state of the recording, after setting aside one of another PyTorch or driver.
+        """Read the state of the recording; set aside one by another PyTorch or driver first.
 
         Args:
             place: the machine and its folders.
@@ -204,7 +206,11 @@ class Recorder:
         self._state = RecorderState.read(place)
 
     def _set_aside_other_software(self) -> None:
-        """Set aside a recording by another PyTorch or driver, so that versions are not mixed."""
+        """Set aside a recording by another PyTorch or driver, so that versions are not mixed.
+
+        Raises:
+            UserError: if the recording's run.json cannot be read.
+        """
         folder = self._place.folder
         if not (folder / "run.json").exists():
             return
@@ -213,7 +219,7 @@ class Recorder:
             self._note(f"{difference}. The old recording is kept in {set_aside(folder)}.")
 
     def record(self) -> Path:
-        """Carry out unfinished steps until the time is over; return the path of the archive.
+        """Carry out unfinished steps until the time is used up; return the path of the archive.
 
         The archive is written even if an error or an interrupt ends the slice.
         """
@@ -253,7 +259,10 @@ class Recorder:
         return any(not self._failed(step) for step in self._open_steps())
 
     def plan(self) -> list[str]:
-        """Return a line for each part: its purpose, its expected time, and whether it is done."""
+        """Return a line for each part, with its time, its purpose and whether it is done.
+
+        Parts without a step for this kind of machine are left out. The last line is the total.
+        """
         kind = self._place.kind
         lines = []
         for part in self._parts:
@@ -304,7 +313,7 @@ class Recorder:
         return not step.sweeps and ended["seconds"] >= (step.expected(self._place.kind) or 0.0)
 
     def _used_up(self, step: RecorderStep) -> bool:
-        """Return True if a sweep has used up its expected time, so that later steps come first."""
+        """Return True if a step's sweeps have used up its time, so that later steps come first."""
         return bool(step.sweeps) and self._seconds_left(step) < _MIN_SECONDS
 
     def _seconds_left(self, step: RecorderStep) -> float:
@@ -331,7 +340,7 @@ class Recorder:
         return ""
 
     def _open_cases(self, step: RecorderStep) -> tuple[int, int]:
-        """Count the unmeasured cases of a step's sweeps: those planned, and those left out."""
+        """Return the numbers of unmeasured cases of a step's sweeps: planned, and left out."""
         folder = self._place.folder_of(step)
         if not step.sweeps or not (folder / "run.json").exists():
             return 0, 0
@@ -370,9 +379,9 @@ class Recorder:
         self._note(f"{step.name}: about {expected:.0f} s, {left:.0f} s are left …")
         command = self._command(step)
         if step.sweeps:
-            # A sweep stops by itself, so only the end of the slice limits it. It gets the rest of
-            # its expected time as its budget. If that is used up, the slice has time to spare, and
-            # the sweep gets its whole expected time once more.
+            # A sweep stops by itself, so only the end of the slice limits it. Its budget is the
+            # rest of its expected time. A sweep that has used up this time is only resumed if the
+            # slice has time to spare, and then gets its whole expected time once more.
             limit = left
             budget = expected if self._used_up(step) else self._seconds_left(step)
             stop_after = max(left - _IMPORT_SECONDS, 1.0)

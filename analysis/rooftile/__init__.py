@@ -61,12 +61,13 @@ def predict(
         A table with one row per shape and machine; the rows of one shape are adjacent. Its columns
         include:
 
-        - ``problem`` and its fields ``op, m, n, k, batch, dtype, layout``, for a convolution also
+        - ``problem`` and its fields ``op, m, n, k, batch, dtype, layout``; a convolution also has
           ``c, h, w, kout, …``;
         - ``machine``;
-        - ``time_us`` with its 90% interval ``lo_us, hi_us``, and ``tflops``;
-        - ``limit``, which is what limits the time, the other parts of the estimate, and an
-          ``explanation``;
+        - ``time_us`` and ``tflops``, and the interval of the time, ``lo_us, hi_us``: 95% for a time
+          that was measured with an interval, otherwise 90%;
+        - ``limit``, which is what limits the time; ``tile``, ``waves`` and other parts of the
+          estimate; and an ``explanation`` in words;
         - ``evidence``: ``measured`` if this exact shape was measured, else ``predicted``;
         - ``basis`` and ``source`` of the answer, as in :func:`machines`.
 
@@ -118,20 +119,20 @@ def recommend(
         shapes: one or more shapes.
         machine: the machine that the shapes run on; the machine measured last if None.
         pad: how much larger each size and the FLOPs may become, as a fraction or as text such as
-            ``"10%"``, up to ``"1000%"``; 0.125 unless ``pad`` or ``choose`` is given.
+            ``"10%"``, up to ``"1000%"``. If neither ``pad`` nor ``choose`` is given, it is 0.125.
         choose: how much larger or smaller each size and the FLOPs may become, given like ``pad``.
-        change: the only sizes that may change, such as ``"n"`` or ``"m,k"``; all if empty.
-        fix: sizes that must not change.
+        change: the only dimensions that may change, such as ``"n"`` or ``"m,k"``; all if empty.
+        fix: dimensions that must not change.
         multiple: number that divides every changed size.
-        any_size: if True, recommended sizes need not be multiples of 8.
+        any_size: if False, every changed size is a multiple of 8, or of 4 if it is below 16.
         results: folder of all machines' results.
 
     Returns:
         A table with one row per shape. Its columns include:
 
         - ``problem`` and its fields, as in :func:`predict`;
-        - ``instead``, the recommended problem, and its sizes ``new_m, new_n, new_k``, for a
-          convolution ``new_c, new_kout``;
+        - ``instead``, the recommended problem, and its sizes: ``new_m, new_n, new_k``, or ``new_c,
+          new_kout`` for a convolution;
         - ``change`` in words, and the ``verdict``: ``do it``, ``likely`` or ``leave it``;
         - gains as fractions, with intervals: 95% for measured gains, 90% for predicted ones;
         - the ``probability`` that the change gains, its ``expected_gain`` after costs, and the
@@ -139,7 +140,8 @@ def recommend(
         - the ``reason``, and ``basis`` and ``source`` of the answer, as in :func:`machines`.
 
     Raises:
-        UserError: as in :func:`predict`; also if both ``pad`` and ``choose`` are given.
+        UserError: as in :func:`predict`, or if both ``pad`` and ``choose`` are given, one of them
+            is not a share, or no size of a shape may change.
 
     >>> advice = rooftile.recommend("8192,50257,768,bf16", "h200", pad=0.01, change="n")
     >>> advice[["change", "verdict"]]
@@ -208,14 +210,17 @@ def audit(
         recompute: if True, the backward pass recomputes the forward pass of repeated layers.
         loss_chunks: number of chunks of tokens in which the head and the loss are computed.
         optimizer: ``adamw``, ``sgd`` or ``none``.
-        attention: share of peak FLOP/s that attention reaches; None to use measured times.
-        attention_kernel: framework whose attention is used, such as ``vllm``; None if not known.
+        attention: share of peak FLOP/s that attention reaches; None for measured times, or 50% if
+            attention was not measured on a similar machine.
+        attention_kernel: framework whose attention is used: ``vllm``, ``trtllm`` or ``sglang``;
+            None if it is not known.
         causal_half: if True, a causal mask halves the FLOPs of attention.
-        skew: expert skew: only one in this many experts gets tokens.
+        skew: expert skew (1 or more): only one in this many experts gets tokens.
         vary: the only dimensions to vary, such as ``hidden``; all if empty.
-        parameters: largest growth of the number of parameters if all changes are made, as a
-            fraction.
-        multiple: number that divides every proposed width; None for 64 or larger numbers.
+        parameters: largest growth of the number of parameters when several changes are combined, as
+            a fraction.
+        multiple: number that divides every proposed width; None for 64, or for 8 if no multiple of
+            64 is near.
         tries: values of each dimension to compare, in every combination, instead of searching.
         sizes: sizes that replace the model's, by name.
         inputs: inputs of a factory's module, such as ``int64[8,2048]``.
@@ -226,8 +231,8 @@ def audit(
         operation, and ``changes``, with one row per proposed change.
 
     Raises:
-        UserError: if PyTorch is not installed, the model cannot be built, or an argument's value is
-            not known.
+        UserError: if PyTorch is not installed, the model cannot be built, the machine is not known,
+            or an argument has an invalid value.
 
     >>> gpt2 = rooftile.audit("gpt2", "h200", batch=8, seq=1024, vary=["vocab"])
     >>> gpt2.changes[["dimension", "from", "to", "verdict"]]
@@ -287,10 +292,11 @@ def explain(
     Args:
         traces: a trace, ``.json`` or ``.json.gz``, or several traces of one job.
         machine: the machine to compare with; None for the one that was traced.
-        against: folder of results that is searched for the machine before ``results``.
-        pad: how much larger each size and the FLOPs may become, as in :func:`recommend`; if None,
-            12.5%, or more where the next multiple of 8 needs it.
-        choose: how much larger or smaller each size and the FLOPs may become.
+        against: folder of one machine's or several machines' results to search before ``results``.
+        pad: how much larger each size and the FLOPs may become, as in :func:`recommend`. If neither
+            ``pad`` nor ``choose`` is given, it is 12.5%, or what the next multiple of 8 needs if
+            that is more.
+        choose: how much larger or smaller each size and the FLOPs may become, given like ``pad``.
         results: folder of all machines' results.
 
     Returns:
@@ -304,7 +310,8 @@ def explain(
         - ``finding``, ``change`` and ``saves_us``.
 
     Raises:
-        UserError: if a trace or a recording cannot be read, or the machine is not known.
+        UserError: if a trace or a recording cannot be read, the machine is not known, or both
+            ``pad`` and ``choose`` are given.
     """
     from analysis.advice.options import question_of
     from analysis.advice.sizes import ANY_DIMENSION
@@ -328,14 +335,12 @@ def load(place: str | Path | None = None, *, results: str | Path = RESULTS) -> R
         results: folder of all machines' results.
 
     Returns:
-        A :class:`Recording`. Its ``rows`` are a DataFrame of measurements.csv, with one row per
-        case. ``ok`` are the rows with times, ``machine`` describes the machine, and ``health`` says
-        how quiet it was.
+        A :class:`Recording`. Its ``rows`` are a DataFrame with the columns of measurements.csv and
+        one row per case. ``ok`` are the rows with times, ``machine`` describes the machine, and
+        ``health`` says how quiet it was.
 
     Raises:
         UserError: if nothing was recorded, or the recording cannot be read.
-
-    ``rooftile.load()`` reads the machine measured last. A folder is read like this:
 
     >>> recording = rooftile.load("results/published/cpu-intel-xeon-avx512bf16-1t")
     >>> recording.ok[["m", "n", "k", "dtype", "time_us"]].head(2)
@@ -356,15 +361,16 @@ def machines(*, results: str | Path = RESULTS) -> pd.DataFrame:
         results: folder of all machines' results.
 
     Returns:
-        A table with one row per machine. Its columns are ``slug`` and ``name``, the ``basis`` of
-        answers, the number of measured ``rows`` and their ``source``, and the errors of predictions
-        ``median, mean, p95`` as fractions, if they are known. The basis is one of:
+        A table with one row per machine. Its columns are ``slug`` and ``name``; the ``basis`` and
+        ``source`` of answers; for the operation and dtype with the most measurements, their number
+        ``rows``; and the errors of its predictions ``median, mean, p95`` as fractions, if they are
+        known. The basis is one of:
 
         - ``recorded``: measurements on the machine itself, or your own imported times;
         - ``public``: an imported public table;
         - ``shipped``: constants that were fitted to this machine;
-        - ``generation``: constants of other machines, some of them of the same generation;
-        - ``none``: only constants of other generations.
+        - ``generation``: constants of other machines, at least one of them of the same generation;
+        - ``none``: constants of other generations, or constants that were never measured.
 
     >>> rooftile.machines()[["slug", "basis"]].head(2)
                         slug       basis
@@ -379,7 +385,11 @@ def machines(*, results: str | Path = RESULTS) -> pd.DataFrame:
 
 
 def __getattr__(name: str) -> object:
-    """Import the types of arguments and results when they are first used, which is rare."""
+    """Import the types of arguments and results when they are first used, which is rare.
+
+    Raises:
+        AttributeError: if the module has no such type.
+    """
     if name == "Audit":
         from analysis.audit.audit import Audit
 

@@ -51,8 +51,8 @@ class KernelBenchmark:
     ) -> Any:
         """Time a kernel on the device of its arguments, and return its result.
 
-        The test fails if the result differs from the reference's. With ``--benchmark-disable``, the
-        kernel is checked but not timed.
+        The test fails if the result differs from the reference's by more than ``tolerance``. With
+        ``--benchmark-disable``, the kernel is checked but not timed.
 
         Args:
             kernel: function that launches the kernel once, without synchronising.
@@ -61,7 +61,8 @@ class KernelBenchmark:
                 with the arguments in the cache.
             reference: function that computes the same result; it is called with all floating-point
                 tensors converted to float64.
-            tolerance: largest error relative to the reference's largest value; by dtype if None.
+            tolerance: largest error relative to the reference's largest absolute value; None for
+                the default of the result's dtype.
             prepares: True if ``kernel`` launches nothing itself, but returns a function without
                 arguments that does.
         """

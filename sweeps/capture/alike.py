@@ -23,9 +23,10 @@ class TracedLayer:
     """A layer that was traced.
 
     Attributes:
-        input_bytes: bytes of the floating-point inputs of one call, from which the layer can be
-            recomputed.
-        calls: number of calls of this layer and of all layers that are identical to it.
+        input_bytes: bytes of the storages of one call's floating-point inputs, from which the layer
+            can be recomputed.
+        calls: number of calls like the traced one, of this layer and of all layers that are
+            identical to it.
     """
 
     input_bytes: int = 0
@@ -37,8 +38,8 @@ class AlikeLayers:
     """Counter of the calls of identical layers of a model.
 
     ``stack`` has the layers that are being traced, the outermost one first. The recorder of
-    operations reads it at every operation, because an operation inside a layer runs as often as the
-    layers around it are called.
+    operations reads the stack at every operation, because an operation inside a layer runs as often
+    as the layers around it are called.
     """
 
     stack: list[TracedLayer] = field(default_factory=list)
@@ -48,10 +49,11 @@ class AlikeLayers:
         """Count the calls of layers that are identical to a traced one, instead of running them.
 
         Layers are skipped while the context is entered. Layers are identical if they lie in one
-        ``ModuleList`` or ``Sequential`` and differ only in their number. A call is skipped if its
-        tensors also have the shapes, strides and dtypes of a traced call.
+        ``ModuleList`` or ``Sequential`` and differ only in their number. A call of such a layer is
+        skipped if its arguments have the same structure as in a traced call, and its tensors agree
+        in shape, strides, dtype and whether they need gradients.
         """
-        # The ``forward`` that each layer had as an attribute of its own; None if it had none.
+        # The ``forward`` in each layer's instance attributes; None if only its class has one.
         replaced: dict[nn.Module, Any] = {}
         for module in model.modules():
             if isinstance(module, nn.ModuleList | nn.Sequential) and len(module) > 1:
@@ -72,7 +74,7 @@ class AlikeLayers:
     def _counting(
         self, forward: Callable[..., Any], traced_calls: dict[Any, _TracedCall]
     ) -> Callable[..., Any]:
-        """Wrap a layer's ``forward`` so that it runs once per kind of call and then only counts.
+        """Wrap a layer's ``forward``: run it once per kind of call, and then only count the calls.
 
         ``traced_calls`` has the calls that were traced so far, by their kind.
         """
@@ -173,7 +175,11 @@ def _groups_of_identical(layers: list[nn.Module]) -> list[list[nn.Module]]:
 
 
 def _facts(layer: nn.Module) -> dict[str, Any]:
-    """Return the classes, settings and parameter shapes of a layer and its submodules, by name."""
+    """Return what is compared of two layers, by name.
+
+    This is the class of each submodule, its settings, and the shape and dtype of each parameter and
+    buffer.
+    """
     facts: dict[str, Any] = {}
     for name, module in layer.named_modules():
         facts[name] = type(module)

@@ -1,6 +1,6 @@
-"""Trace attention as one operation, whichever function a model calls for it.
+"""Trace attention as one operation, if a model calls PyTorch's function or that of transformers.
 
-The trace then contains neither the GEMMs inside attention nor its masks.
+The trace then contains neither the GEMMs inside attention nor the operations on its masks.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ _NO_SIZE = re.compile(
 def capture(
     source: ModelSource, step: ModelStep, changes: Mapping[str, int] | None = None
 ) -> Captured:
-    """Capture one step of a model, which needs neither the model's memory nor a GPU.
+    """Capture one step of a model, without a GPU and without memory for its parameters.
 
     Args:
         source: the model.
@@ -99,10 +99,11 @@ def dimensions(
         source: the model.
         step: the step to capture.
         base: capture of that step with the model's sizes unchanged.
-        named: names of the sizes to change; if empty, all entries whose names suggest a size.
+        named: names of the sizes to change; if empty, all entries above 1 whose names suggest a
+            size.
 
     Raises:
-        UserError: if the model has no size of a given name.
+        UserError: if the model has no size of a given name, or its forward pass cannot be captured.
     """
     # 1. Choose the sizes.
     sizes = source.sizes
@@ -155,10 +156,10 @@ def _saved_recomputed(saved: Sequence[SavedTensor]) -> int:
 def _dimension(
     source: ModelSource, step: ModelStep, base: Captured, name: str, value: int, unit: int
 ) -> Dimension | None:
-    """Return the effect of one size, or None if no size of a product depends on it.
+    """Return the effect of one size on the sizes of the products.
 
-    Several new values are tried. The first one is used with which the model can be built and has
-    the same products.
+    Several new values are tried. The first one that gives a model with the same products is used.
+    Return None if there is no such value, or if no size of a product changes.
 
     Args:
         source: the model.
@@ -232,8 +233,8 @@ def _in_context(product: Product, step: ModelStep) -> Product:
 def fake_tensors() -> Iterator[None]:
     """Give tensors shapes but no values while the context is entered, as if on the CPU.
 
-    The device ``meta`` is not suitable, because models read masks there, and PyTorch splits
-    attention into its parts.
+    The device ``meta`` is not suitable: some models read the values of masks, which fails on it,
+    and PyTorch splits attention into its parts there.
     """
     log = logging.getLogger("torch._subclasses.fake_tensor")
     log.disabled = True  # errors about changed sizes that do not fit are expected

@@ -90,7 +90,7 @@ class Attention:
 
     @property
     def flops(self) -> int:
-        """2 · batch · heads · pairs · (width + value_width), and 5/2 of that for the gradients.
+        """2 · batch · heads · pairs · (width + value_width), or 5/2 of that for the backward pass.
 
         The forward pass has two GEMMs. The backward pass has five, because fused kernels recompute
         the scores (Dao 2023, FlashAttention-2).
@@ -102,8 +102,8 @@ class Attention:
     def pairs(self) -> int:
         """Number of pairs of a query and a key that are not masked.
 
-        By convention, causal attention of several queries counts half of all pairs. With a window,
-        each query counts all keys of the window.
+        By convention, causal attention of several queries counts half of all pairs. With a window
+        that is narrower than the keys, each query counts all keys of the window instead.
         """
         keys_in_window = min(self.keys, self.window or self.keys)
         pairs = self.queries * keys_in_window
@@ -139,10 +139,10 @@ class Product:
         path: path of the product's module, with ``*`` in place of layer numbers.
         pass_: pass that the product computes, such as :data:`FORWARD`.
         count: number of times that the product occurs in a step.
-        input_id: number that is the same for all products that read the same input; -1 if the input
-            is not known.
-        forward_position: position of the forward product whose gradient this is; for a forward
-            product, its own position.
+        input_id: number that is the same for all forward products that read the same input; -1 in
+            the backward pass.
+        forward_position: position of the forward product whose gradient this is. For a forward
+            product, and if the forward product is not known, it is the product's own position.
         names: formula of each size in terms of the model's dimensions, such as ``2·hidden``.
         repeated: True if the product is in a layer that has identical copies.
     """
@@ -192,11 +192,11 @@ class Captured:
         parameters: number of elements of all distinct parameters.
         parameter_bytes: bytes of these parameters.
         saved: bytes that the forward pass keeps for the backward pass.
-        saved_recomputed: such bytes if repeated layers keep only their inputs and are recomputed
-            one by one.
-        largest_operation: bytes of the tensors of one operation, without parameters, where they
-            are largest.
-        uncounted: names of operations that multiply matrices, but of an unknown kind.
+        saved_recomputed: the same if repeated layers keep only their inputs and are recomputed one
+            by one.
+        largest_operation: largest number of bytes that one operation reads and writes, without
+            parameters.
+        uncounted: names of operations that multiply matrices but cannot be read as products.
         assumptions: assumptions about the input, in words.
     """
 
@@ -233,8 +233,8 @@ class Dimension:
 def with_names(captured: Captured, dimensions: Sequence[Dimension]) -> Captured:
     """Return the capture with the sizes of its products named after dimensions.
 
-    A size that depends on no dimension is named ``fixed``. The sizes of a gradient get no names if
-    their relation to the sizes of the forward pass is not known.
+    A size that depends on no dimension is named ``fixed``. The sizes of the gradient of a batched
+    GEMM get no names, because it is not known which size of the forward GEMM each one is.
     """
     named = []
     for product in captured.products:
@@ -277,7 +277,7 @@ def in_size(product: Product, forward: Product) -> str:
 
 
 def _formula(position: int, size: str, value: int, dimensions: Sequence[Dimension]) -> str:
-    """Return a formula for a size: a multiple of dimensions, or a sum of multiples of dimensions.
+    """Return a formula for a size in terms of dimensions; ``fixed`` if it depends on none of them.
 
     Args:
         position: position of the product.

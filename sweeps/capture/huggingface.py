@@ -61,7 +61,11 @@ class HuggingFace:
         """Build the model, and a function that calls it on token ids or pixels.
 
         The loss of a training step is the one that the model computes itself, or else the mean of
-        the model's result.
+        the first floating-point tensor in its result.
+
+        Raises:
+            UserError: if the model cannot be built, or its input or a decoding step is not
+                supported.
         """
         config = self._configuration(changes)
         model_class = _class_of(config, self.config)
@@ -71,7 +75,8 @@ class HuggingFace:
         model = _build(model_class, config, step)
         model.train(step.mode == TRAIN)
         inputs = _inputs(model_class, config, step)
-        # The captured attention is later given the keys of earlier tokens, so no cache is needed.
+        # In a decoding step, the number of keys of the captured attention is corrected later, so
+        # the model needs no cache with the keys of earlier tokens.
         arguments = model_class.forward.__code__.co_varnames
         if "use_cache" in arguments:
             inputs["use_cache"] = False
@@ -108,8 +113,9 @@ def read_config(path: Path, new_sizes: Mapping[str, int]) -> HuggingFace:
     """Read the configuration of a model, in which ``new_sizes`` replace sizes by name.
 
     Raises:
-        UserError: if the file cannot be read, if transformers is not installed or does not know the
-            family, or if the model has no size of one of the names.
+        UserError: if the file cannot be read or names no family, if transformers is not installed,
+            does not know the family or refuses its sizes, or if the model has no size of one of the
+            names.
     """
     config = _read_json(path)
     if importlib.util.find_spec("transformers") is None:
@@ -176,8 +182,8 @@ def _class_of(config: Any, entries: Mapping[str, Any]) -> Any:
 def _build(model_class: Any, config: Any, step: ModelStep) -> Any:
     """Build a model with attention as one operation and experts as grouped GEMMs, if possible.
 
-    A family that does not support this attention computes it with PyTorch's function or its own
-    code. A family that does not support grouped GEMMs computes experts in its own way.
+    A family that does not support this attention uses PyTorch's function or its own code instead.
+    A family that does not support grouped GEMMs computes experts with its own code.
 
     Raises:
         UserError: if the model cannot be built in any of these ways.

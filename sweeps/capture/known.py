@@ -216,7 +216,7 @@ def llama(
 
 @dataclass(frozen=True)
 class Known:
-    """A known model: its factory, the sizes that may be changed, and its kind of input."""
+    """A known model: its factory, its published sizes, and its kind of input."""
 
     build: Callable[..., nn.Module]
     sizes: Mapping[str, int]
@@ -239,7 +239,7 @@ KNOWN = {
     "resnet-50": Known(resnet, {"stem": 64, "width": 64, "classes": 1000}, IMAGES),
     "unet": Known(UNet, {"width": 64, "depth": 4}, IMAGES),
 }
-"""Known models by name, with their published sizes.
+"""Known models by name.
 
-Sources: Radford et al. 2019, Touvron et al. 2023, Grattafiori et al. 2024 (Llama 3), He et al.
-2016, Ronneberger et al. 2015."""
+Sources of the sizes: Radford et al. 2019, Touvron et al. 2023, Grattafiori et al. 2024 (Llama 3),
+He et al. 2016, Ronneberger et al. 2015."""

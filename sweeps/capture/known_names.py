@@ -23,7 +23,8 @@ def check_model(model: str) -> None:
     """Check that the argument ``MODEL`` of the command line can name a model.
 
     Raises:
-        UserError: if the argument is not a known name, a file or folder, or ``module:factory``.
+        UserError: if the argument is not a known name, an existing path, a path that ends with
+            ``.json``, or ``module:factory``.
     """
     path = Path(model)
     if model not in POSITIONS and path.suffix != ".json" and not path.exists() and ":" not in model:

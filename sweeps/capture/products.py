@@ -33,7 +33,10 @@ _LIKE_A_PRODUCT = re.compile(
 
 
 def products_of(operations: Sequence[TracedOperation]) -> tuple[list[Product], list[str]]:
-    """Return the products of a step in order, and the names of products of unknown kinds."""
+    """Return the products of a step in order, and the names of operations that cannot be read.
+
+    The latter are operations that multiply matrices according to their names.
+    """
     products: list[Product] = []
     unknown: dict[str, None] = {}
     # Position of each forward product, by the number of its autograd node.
@@ -77,21 +80,23 @@ def products_of(operations: Sequence[TracedOperation]) -> tuple[list[Product], l
 
 
 def is_product(operation: TracedOperation) -> bool:
-    """Return True if an operation multiplies matrices, even if its kind is unknown."""
+    """Return True if an operation multiplies matrices, judging by its name."""
     return operation.name in _READERS or bool(_LIKE_A_PRODUCT.search(operation.name))
 
 
 def _works(operation: TracedOperation) -> list[tuple[str, Work]] | None:
     """Return the passes of a product that an operation computes, each with its shape.
 
-    The list is empty if the operation is not a product. Return None for an unknown kind of product.
+    The list is empty if the operation is not a product. Return None if it is a product of an
+    unknown kind, of an unsupported dtype, or a convolution over more than two dimensions.
     """
     if not is_product(operation):
         return []
     reader = _READERS.get(operation.name)
     try:
         return None if reader is None else reader(operation)
-    except KeyError:  # the dtype is not supported, or a convolution has more than two dimensions
+    # A reader raises this error for an unsupported dtype, and for more than two dimensions.
+    except KeyError:
         return None
 
 

@@ -52,6 +52,9 @@ class KnownModel:
 
         The loss of a language model is its cross entropy. The loss of a model for images is the
         mean of its result.
+
+        Raises:
+            UserError: if a model for images should decode tokens.
         """
         factory = KNOWN[self.name]
         model = _build(factory.build, {**self.sizes, **changes}, step)
@@ -89,7 +92,7 @@ class Factory:
 
     @property
     def sizes(self) -> Mapping[str, int]:
-        """Arguments of the factory that are whole numbers, by name."""
+        """New sizes, and those arguments whose defaults are whole numbers, by name."""
         parameters = inspect.signature(self.build).parameters
         defaults = {
             name: parameter.default
@@ -107,6 +110,9 @@ class Factory:
         """Build the module, and a function that calls it on its inputs.
 
         The loss is the mean of the first floating-point tensor that the module returns.
+
+        Raises:
+            UserError: if the step decodes, or if the factory does not return a module.
         """
         refuse_decoding(self.name, step)
         model = _build(self.build, {**self.new_sizes, **changes}, step)
@@ -129,7 +135,8 @@ def find_source(
         inputs: inputs of a factory's module, such as ``int64[8,2048]``.
 
     Raises:
-        UserError: if the model is none of these, or cannot be read or imported.
+        UserError: if the model is none of these, cannot be read or imported, or lacks one of the
+            sizes, or if a factory's inputs are missing or malformed.
     """
     check_model(model)
     new_sizes = dict(new_sizes or {})
@@ -152,13 +159,13 @@ def _import_factory(name: str, new_sizes: Mapping[str, int], inputs: Sequence[st
     """Import the factory that ``module:factory`` names.
 
     Raises:
-        UserError: if the factory cannot be imported or is not a function, or if no inputs are
-            given.
+        UserError: if the factory cannot be imported or cannot be called, or if inputs are missing
+            or malformed.
     """
     module, _, function = name.partition(":")
     if not inputs:
         raise UserError(f"{name} needs its module's inputs, such as --input 'int64[8,2048]'.")
-    sys.path.insert(0, "")  # the module may lie in the current folder
+    sys.path.insert(0, "")  # also look for the module in the current folder
     try:
         imported = importlib.import_module(module)
     except Exception as error:  # a user's module may raise anything
@@ -221,7 +228,7 @@ def _with_loss(
 ) -> Callable[[], Any]:
     """Return a function that runs the forward pass, and computes the loss if the step trains.
 
-    Also put the model into training or evaluation mode.
+    The model is put into training or evaluation mode right away.
     """
     trains = step.mode == TRAIN
     model.train(trains)

@@ -133,8 +133,8 @@ def mean_of(result: Any) -> Tensor:
 def first_line(error: Exception) -> str:
     """Return the first informative line of an exception's message.
 
-    If the first line ends with a colon, this is the second line. If the message is empty, it is the
-    name of the exception.
+    If the first line ends with a colon, return the second line, without the name of an error at its
+    start. If the message is empty, return the name of the exception.
     """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if len(lines) > 1 and lines[0].endswith(":"):

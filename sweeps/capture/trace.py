@@ -125,11 +125,12 @@ class Trace(TorchDispatchMode):
         outputs = _tensors(result)
         if not outputs:
             return result  # the operation only queries a property of a tensor, such as its device
-        # 2. Find the operation's place in the model. A gradient has that of its forward operation.
+        # 2. Find the operation's place in the model: the module and the layers. A gradient has the
+        # place of its forward operation.
         node = torch._C._current_autograd_node()
         backward = node is not None and not torch.is_grad_enabled()
         if node is None or not backward:
-            # Operations that a checkpoint recomputes in the backward pass come here, too.
+            # This branch is also for operations that a checkpoint recomputes in the backward pass.
             number = torch._C._autograd._get_sequence_nr() - 1
             module, layers = self._current_path(), tuple(self._layers.stack)
             # The first operation with a number made the node. Without gradients, no node is made.

@@ -1,6 +1,6 @@
-"""Count the bytes that the other operations of a model move, one at a time or fused.
+"""Count the bytes that a model's other operations move if they run one at a time, or fused.
 
-These are all operations except GEMMs, convolutions and attention.
+Other operations are all operations except GEMMs, convolutions and attention.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def bytes_moved(operations: Sequence[TracedOperation], fused: bool) -> tuple[Mov
 
 
 def largest_operation(operations: Sequence[TracedOperation], parameters: Collection[int]) -> int:
-    """Return the bytes of the tensors of one operation, for the operation where they are largest.
+    """Return the largest number of bytes that one operation, which may be a product, accesses.
 
     Args:
         operations: the operations of a step.
@@ -83,17 +83,18 @@ def _groups_between_products(
 
     With each group, return the storages of its results that are used after it.
     """
-    # 1. Divide the operations into groups, and find the place where each storage is read last.
-    # Groups have the places 2, 4, 6 and so on. A product lies between two groups, at an odd place.
+    # 1. Divide the operations into groups, and find the position where each storage is read last.
+    # Groups have the positions 2, 4, 6 and so on. A product has the odd position before the group
+    # that follows it.
     groups: list[list[TracedOperation]] = [[]]
     last_read: dict[int, int] = {}
     for operation in operations:
         ends_group = is_product(operation)
         if ends_group or (groups[-1] and groups[-1][-1].layers != operation.layers):
             groups.append([])
-        place = 2 * len(groups) - 1 if ends_group else 2 * len(groups)
+        position = 2 * len(groups) - 1 if ends_group else 2 * len(groups)
         for access in operation.reads:
-            last_read[access.storage] = place
+            last_read[access.storage] = position
         if not ends_group:
             groups[-1].append(operation)
     # 2. Find the results of each group that are used after it. A tensor that no operation reads,
@@ -124,9 +125,9 @@ def _fused_bytes(group: Sequence[TracedOperation], used_later: set[int]) -> Coun
         if kind == "nothing":
             continue
         for access in _reads(operation):
-            place = (access.storage, access.offset)
-            if access.storage not in written and place not in read:
-                read.add(place)
+            start = (access.storage, access.offset)
+            if access.storage not in written and start not in read:
+                read.add(start)
                 read_bytes[kind] += operation.count * access.bytes
         for access in _distinct(operation.writes):
             written.add(access.storage)
@@ -139,7 +140,7 @@ def _fused_bytes(group: Sequence[TracedOperation], used_later: set[int]) -> Coun
 
 
 def _reads(operation: TracedOperation) -> Sequence[TensorAccess]:
-    """Return the reads of an operation; a lookup reads only as many bytes as it writes."""
+    """Return the reads of an operation; a lookup reads at most as many bytes as it writes."""
     if operation.name not in ("aten::embedding", "aten::index", "aten::gather"):
         return operation.reads
     written_bytes = sum(access.bytes for access in operation.writes)
@@ -150,7 +151,7 @@ def _distinct(accesses: Sequence[TensorAccess]) -> list[TensorAccess]:
     """Return one access for each storage and offset: the largest one that begins there."""
     largest: dict[tuple[int, int], TensorAccess] = {}
     for access in accesses:
-        place = (access.storage, access.offset)
-        if place not in largest or access.bytes > largest[place].bytes:
-            largest[place] = access
+        start = (access.storage, access.offset)
+        if start not in largest or access.bytes > largest[start].bytes:
+            largest[start] = access
     return list(largest.values())

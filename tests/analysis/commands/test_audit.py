@@ -1,4 +1,4 @@
-"""``audit`` as a command."""
+"""Tests of the command ``audit``."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ GPT2 = ("audit", "gpt2", "--machine", "nvidia-h100-sxm", "--seq", "256")
 
 def test_a_document_has_what_scripts_lean_on(tmp_path: Path) -> None:
     written = ("--csv", tmp_path / "a.csv", "--markdown", tmp_path / "a.md", "--plots", tmp_path)
-    told = analysis(*GPT2, "--vary", "vocab,hidden", "--json", *written)
-    assert told.returncode == 0, told.stderr
-    document = json.loads(told.stdout)
+    result = analysis(*GPT2, "--vary", "vocab,hidden", "--json", *written)
+    assert result.returncode == 0, result.stderr
+    document = json.loads(result.stdout)
     assert {
         "machine", "mode", "assumptions", "products", "other", "step_us", "lo_us", "hi_us", "levers"
     } <= document.keys()  # fmt: skip
@@ -46,15 +46,19 @@ def test_a_document_has_what_scripts_lean_on(tmp_path: Path) -> None:
 
 
 def test_machines_stand_side_by_side() -> None:
-    told = analysis(
+    result = analysis(
         "audit", "llama-2-7b", "--machine", "nvidia-h100-sxm,nvidia-b200", "--mode", "decode",
         "--batch", "32", "--seq", "1024", "--tp", "2", "--vary", "vocab",
     )  # fmt: skip
-    assert told.returncode == 0, told.stderr
+    assert result.returncode == 0, result.stderr
     for machine in ("nvidia-h100-sxm", "nvidia-b200"):
-        assert f"llama-2-7b, decode, batch 32, after 1,024 tokens on {machine}: step" in told.stdout
-    assert "communication is not counted" in told.stdout
-    assert ["nvidia-h100-sxm", "nvidia-b200"] in [line.split() for line in told.stdout.splitlines()]
+        assert (
+            f"llama-2-7b, decode, batch 32, after 1,024 tokens on {machine}: step" in result.stdout
+        )
+    assert "communication is not counted" in result.stdout
+    assert ["nvidia-h100-sxm", "nvidia-b200"] in [
+        line.split() for line in result.stdout.splitlines()
+    ]
 
 
 @pytest.mark.parametrize(
@@ -82,19 +86,19 @@ def test_machines_stand_side_by_side() -> None:
     ],
 )
 def test_usage_errors(arguments: tuple[str, ...], words: str) -> None:
-    told = analysis(*arguments)
-    assert told.returncode == 2
-    assert words in told.stderr
-    assert "Traceback" not in told.stderr
-    assert not told.stdout
+    result = analysis(*arguments)
+    assert result.returncode == 2
+    assert words in result.stderr
+    assert "Traceback" not in result.stderr
+    assert not result.stdout
 
 
 def test_given_sizes_are_compared_in_one_table() -> None:
-    told = analysis(
+    result = analysis(
         *GPT2, "--try", "hidden=768,1024", "--try", "heads=12,16", "--try", "heads=13", "--json"
     )
-    assert told.returncode == 0, told.stderr
-    document = json.loads(told.stdout)
+    assert result.returncode == 0, result.stderr
+    document = json.loads(result.stdout)
     tried = [(lever["dimension"], lever["to"]) for lever in document["levers"]]
     assert ("heads", 16) in tried
     assert ("hidden", 1024) not in tried  # 12 heads do not divide 1024
@@ -108,21 +112,23 @@ def test_given_sizes_are_compared_in_one_table() -> None:
 
 
 def test_what_does_not_fit_comes_first() -> None:
-    told = analysis(
+    result = analysis(
         "audit", "llama-3-8b", "--machine", "nvidia-h100-sxm", "--batch", "4", "--seq", "16384",
         "--vary", "vocab", "--arg", "layers=8",
     )  # fmt: skip
-    assert told.returncode == 0, told.stderr
-    first, second, *_ = told.stdout.splitlines()
+    assert result.returncode == 0, result.stderr
+    first, second, *_ = result.stdout.splitlines()
     assert "nvidia-h100-sxm: DOES NOT FIT: " in first
     assert "; fits with --batch " in first
     assert second == "Warning: the model has 8,192 positions, but the step has 16,384 tokens."
 
 
 def test_attention_is_named(tmp_path: Path) -> None:
-    told = analysis(*GPT2, "--vary", "vocab", "--attention-kernel", "trtllm", "--results", tmp_path)
-    assert "attention: trtllm's attention, constants from public tables" in told.stderr
-    assert "other frameworks" not in told.stderr
-    told = analysis(*GPT2, "--vary", "vocab", "--results", tmp_path)
-    assert "attention: vllm's attention" in told.stderr
-    assert "an interval that covers other frameworks" in told.stderr
+    result = analysis(
+        *GPT2, "--vary", "vocab", "--attention-kernel", "trtllm", "--results", tmp_path
+    )
+    assert "attention: trtllm's attention, constants from public tables" in result.stderr
+    assert "other frameworks" not in result.stderr
+    result = analysis(*GPT2, "--vary", "vocab", "--results", tmp_path)
+    assert "attention: vllm's attention" in result.stderr
+    assert "an interval that covers other frameworks" in result.stderr

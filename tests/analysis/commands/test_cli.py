@@ -44,24 +44,25 @@ def test_what_was_measured_is_answered_as_measured_and_machines_stand_side_by_si
     known = f"{row.m},{row.n},{row.k},bf16"
     file = tmp_path / "shapes.csv"
     file.write_text(f"m,n,k,dtype\n{known}\n{row.m + 1},{row.n},{row.k},bf16\n")
-    asked = ("--machine", "nvidia-h100-sxm", "--machine", "nvidia-b200", "--results", results)
-    told = json.loads(analysis("predict", "--file", file, *asked, "--json").stdout)
-    evidence = [(r["problem"].split(",")[0], r["machine"], r["evidence"]) for r in told]
+    machines = ("--machine", "nvidia-h100-sxm", "--machine", "nvidia-b200", "--results", results)
+    rows = json.loads(analysis("predict", "--file", file, *machines, "--json").stdout)
+    evidence = [(r["problem"].split(",")[0], r["machine"], r["evidence"]) for r in rows]
     assert evidence == [
         (str(row.m), "nvidia-h100-sxm", "measured"), (str(row.m), "nvidia-b200", "predicted"),
         (str(row.m + 1), "nvidia-h100-sxm", "predicted"),
         (str(row.m + 1), "nvidia-b200", "predicted"),
     ]  # fmt: skip
-    # A second run is as uncertain as the first.
+    # The interval is that of a second run. Both runs are equally uncertain, so it is √2 times as
+    # wide as the interval of the first run.
     time, lo, hi = row["time_us"], row["time_lo_us"], row["time_hi_us"]
     ends = time, time * (lo / time) ** 2**0.5, time * (hi / time) ** 2**0.5
-    assert [told[0][name] for name in ("time_us", "lo_us", "hi_us")] == pytest.approx(ends)
-    text = analysis("predict", "--gemm", known, *asked).stdout
+    assert [rows[0][name] for name in ("time_us", "lo_us", "hi_us")] == pytest.approx(ends)
+    text = analysis("predict", "--gemm", known, *machines).stdout
     assert f"nvidia-h100-sxm: {known},nt,1: measured {row['time_us']:.2f} µs" in text
     assert text.splitlines()[1].startswith(f"nvidia-b200: {known},nt,1: ")
     only = ("--file", file, "--machine", "nvidia-h100-sxm", "--results", results, "--json")
     advice = json.loads(analysis("recommend", *only).stdout)
-    assert [answer["problem"] for answer in advice] == [told[0]["problem"], told[2]["problem"]]
+    assert [answer["problem"] for answer in advice] == [rows[0]["problem"], rows[2]["problem"]]
 
 
 def test_predict_takes_convolutions_and_prints_a_line(results: Path) -> None:
@@ -80,9 +81,11 @@ def test_report_writes_everything_and_recommend_answers_from_it(results: Path) -
     for name in ("predicted.csv", "calibration.json", "recommendations.md", "plots/roofline.png"):
         assert (folder / name).exists(), name
     assert answer.stdout.count("•") >= 3
-    asked = analysis("recommend", "--machine", "nvidia-h100-sxm", "--gemm", "1000,1001,1000,bf16",
-                     "--json", "--results", str(results))  # fmt: skip
-    document = json.loads(asked.stdout)
+    result = analysis(
+        "recommend", "--machine", "nvidia-h100-sxm", "--gemm", "1000,1001,1000,bf16", "--json",
+        "--results", str(results),
+    )  # fmt: skip
+    document = json.loads(result.stdout)
     assert document["verdict"] in ("do it", "likely", "leave it")
     assert document["problem"] == "1000,1001,1000,bf16,nt,1"
 
@@ -147,7 +150,8 @@ def test_validate_also_tells_how_many_shapes_are_predicted_per_second(tmp_path: 
 @pytest.mark.parametrize(
     ("trees", "words"),
     [
-        # A cut without its two branches; a tree of rows with one feature.
+        # The first tree splits its rows but has no branches. The second one has fewer features than
+        # the model.
         ({"width": 1, "feature": "AA==", "number": "AAAAAA=="}, "calibration.json cannot be read"),
         ({"width": 1, "feature": "/w==", "number": "AAAAAA=="}, "is from another version"),
     ],

@@ -1,4 +1,4 @@
-"""Measuring what advice would otherwise guess, for real on this machine's CPU."""
+"""Tests of ``recommend --measure``, which measure on this machine's CPU."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ ASKED = ("recommend", "--gemm", "320,511,320,fp32", "--device", "cpu")
 
 
 def answers(*arguments: object) -> Any:
-    told = analysis(*arguments, "--json")
-    assert told.returncode == 0, told.stderr
-    return json.loads(told.stdout)
+    result = analysis(*arguments, "--json")
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout)
 
 
 def measured_or_unusable(*arguments: object) -> subprocess.CompletedProcess[str]:
-    """A machine that other work disturbs may be too noisy to say anything, and then says that."""
-    told = analysis(*arguments)
+    """Run a command that measures. It may fail if other work disturbs this machine too much."""
+    result = analysis(*arguments)
     excuses = ("The new measurements are unusable:", "No case was timed within")
-    assert told.returncode == 0 or any(text in told.stderr for text in excuses), told.stderr
-    return told
+    assert result.returncode == 0 or any(text in result.stderr for text in excuses), result.stderr
+    return result
 
 
 @pytest.mark.slow
@@ -55,17 +55,20 @@ def test_a_question_is_measured_once_and_then_known(tmp_path: Path) -> None:
     if first.returncode:
         return
     assert (511, 320) in {(row["n"], row["k"]) for row in rows.to_dict("records")}
-    told = json.loads(first.stdout)
-    assert told["verdict"] in ("do it", "likely", "leave it")
-    assert told["source"].startswith("measured ") or told["evidence"] == "predicted"
+    answer = json.loads(first.stdout)
+    assert answer["verdict"] in ("do it", "likely", "leave it")
+    assert answer["source"].startswith("measured ") or answer["evidence"] == "predicted"
     pairs = confirmed_pairs(load(folder))
-    if told["verdict"] == "do it":
-        assert told["evidence"] == "confirmed"
+    if answer["verdict"] == "do it":
+        assert answer["evidence"] == "confirmed"
         assert pairs
-    # The next question needs no measuring.
+    # The same query without --measure gets the same answer. If pairs were re-timed, repeating
+    # --measure measures nothing.
     before = len(read_events(folder)[0])
-    again = answers("recommend", "--gemm", "320,511,320,fp32", "--machine", HERE, *where)
-    assert [again[k] for k in ("verdict", "instead")] == [told[k] for k in ("verdict", "instead")]
+    repeated = answers("recommend", "--gemm", "320,511,320,fp32", "--machine", HERE, *where)
+    assert [repeated[k] for k in ("verdict", "instead")] == [
+        answer[k] for k in ("verdict", "instead")
+    ]
     if pairs:
         analysis(*ASKED, "--measure", *where)
         assert len(read_events(folder)[0]) == before
@@ -79,27 +82,31 @@ def test_a_sweep_leaves_time_for_its_best_guesses(tmp_path: Path) -> None:
     folder = tmp_path / HERE
     plan = read_run(folder)["plan"]
     assert (plan["budget_s"], plan["left_s"]) == pytest.approx((12.0, 8.0))
-    told = measured_or_unusable("recommend", "--measure", "--device", "cpu", "--results", tmp_path)
-    asked = load_runs(folder).rows
-    if "Nothing is confirmed" in told.stderr:
-        assert CONFIRM not in set(asked["sweep"])
+    result = measured_or_unusable(
+        "recommend", "--measure", "--device", "cpu", "--results", tmp_path
+    )
+    rows = load_runs(folder).rows
+    if "Nothing is confirmed" in result.stderr:
+        assert CONFIRM not in set(rows["sweep"])
         return
-    assert CONFIRM in set(asked["sweep"])
-    assert read_run(folder)["plan"]["budget_s"] == 12.0  # its own budget is what it was
-    # The same sweep goes on with its plan, whatever was measured in between.
+    assert CONFIRM in set(rows["sweep"])
+    assert read_run(folder)["plan"]["budget_s"] == 12.0  # the sweep's budget has not changed
+    # The same sweep resumes with its old plan after the measurements for advice.
     before = [row["id"] for row in read_run(folder)["plan"]["cases"]]
     subprocess.run(sweep, cwd=ROOT, check=True, capture_output=True)
     assert [row["id"] for row in read_run(folder)["plan"]["cases"]] == before
 
 
 def has_sample(text: str) -> bool:
-    """Whether a case has a sample, other than the canary."""
+    """Return True if the text of a sample log has a sample of a case other than the canary."""
     return any('"sample"' in line and '"canary"' not in line for line in text.splitlines())
 
 
 def interrupted(results: Path) -> tuple[int, str] | None:
-    """Exit code and words of a measurement that gets Ctrl-C after its first sample; None where it
-    ended before this process, which may have no core to itself, saw one.
+    """Send Ctrl-C to a measurement after its first sample; return its exit code and its stderr.
+
+    Return None if the measurement ended before this process saw a sample. This may happen if there
+    are fewer cores than processes.
     """
     command = [sys.executable, "-m", "analysis", *ASKED, "--measure", "--results", str(results)]
     process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
@@ -110,8 +117,8 @@ def interrupted(results: Path) -> tuple[int, str] | None:
             return None
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate()
-    return process.returncode, said
+    _, stderr = process.communicate()
+    return process.returncode, stderr
 
 
 @pytest.mark.long
@@ -121,23 +128,23 @@ def test_an_interrupt_keeps_what_was_measured(tmp_path: Path) -> None:
         if ended is not None:
             break
     assert ended is not None
-    code, said = ended
+    code, stderr = ended
     assert code == 130
-    assert "Measurements are saved" in said
+    assert "Measurements are saved" in stderr
     assert len(load(tmp_path / attempt / HERE).rows) > 0
 
 
-def test_where_no_case_was_timed_that_is_said_instead_of_an_answer(tmp_path: Path) -> None:
+def test_no_answer_is_given_if_no_case_was_timed(tmp_path: Path) -> None:
     over = Request(results=tmp_path, device="cpu", stop_at=time.monotonic())
-    with pytest.raises(UserError, match=r"No case was timed within \d+ s\. Try again") as told:
+    with pytest.raises(UserError, match=r"No case was timed within \d+ s\. Try repeated") as raised:
         measure_questions([Gemm(320, 511, 320, "fp32")], Question(), None, over)
-    assert told.value.exit_code == 1
+    assert raised.value.exit_code == 1
 
 
 def test_without_a_recording_there_is_nothing_to_confirm(tmp_path: Path) -> None:
-    told = analysis("recommend", "--measure", "--device", "cpu", "--results", tmp_path)
-    assert told.returncode == 2
-    assert "nothing is recorded yet; run `make sweep` first" in told.stderr
+    result = analysis("recommend", "--measure", "--device", "cpu", "--results", tmp_path)
+    assert result.returncode == 2
+    assert "nothing is recorded yet; run `make sweep` first" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -150,16 +157,16 @@ def test_without_a_recording_there_is_nothing_to_confirm(tmp_path: Path) -> None
     ],
 )
 def test_wishes_that_make_no_sense_get_a_sentence(arguments: tuple[str, ...], words: str) -> None:
-    told = analysis(*ASKED, *arguments)
-    assert told.returncode == 2
-    assert words in told.stderr
-    assert "Traceback" not in told.stderr
+    result = analysis(*ASKED, *arguments)
+    assert result.returncode == 2
+    assert words in result.stderr
+    assert "Traceback" not in result.stderr
 
 
 @pytest.mark.parametrize("words", [("--pad", "12.5%"), ("--json",), ("--machine", "h100")])
 def test_without_a_shape_measuring_takes_no_question(
     words: tuple[str, ...], tmp_path: Path
 ) -> None:
-    told = analysis("recommend", "--measure", *words, "--device", "cpu", "--results", tmp_path)
-    assert told.returncode == 2
-    assert "give --gemm, --conv or --file" in told.stderr
+    result = analysis("recommend", "--measure", *words, "--device", "cpu", "--results", tmp_path)
+    assert result.returncode == 2
+    assert "give --gemm, --conv or --file" in result.stderr

@@ -16,14 +16,14 @@ from tests.support.synthetic import H100, model_law, random_sizes
 
 
 def jumps(sizes: Sequence[tuple[int, ...]]) -> Any:
-    """By how much a library's choices, which no formula knows, slow shapes down."""
+    """Return a factor for each shape that imitates how abruptly a library's kernels change."""
     return np.exp(0.3 * np.sign(np.sin(2.1 * np.log2([m for m, *_ in sizes]))))
 
 
 def a_file(
     folder: Path, framework: str = "TRTLLM", factor: float = 1.0, jumping: bool = False
 ) -> Path:
-    """A small table of an H100, as a framework's collector writes it."""
+    """Write a small table of an H100 in the format of a framework's collector; return its path."""
     doubled = itertools.product((512, 1024, 2048, 4096), repeat=3)
     sizes = sorted({*random_sizes(120, 0), *doubled})
     seconds = model_law()([Gemm(m, n, k, "bf16") for m, n, k in sizes])
@@ -59,12 +59,12 @@ def test_an_imported_table_answers_for_its_machine_and_a_second_import_does_noth
     assert "already imported" in again.stderr
     assert (folder / "run.json").stat().st_mtime_ns == before
 
-    asked = ("--machine", "nvidia-h100-sxm", "--gemm", "4096,4096,4096,bf16", "--json", *place)
-    answer = json.loads(analysis("predict", *asked).stdout)
+    arguments = ("--machine", "nvidia-h100-sxm", "--gemm", "4096,4096,4096,bf16", "--json", *place)
+    answer = json.loads(analysis("predict", *arguments).stdout)
     assert answer["basis"] == "public"
     assert answer["source"].endswith("public rows, TensorRT-LLM 1.3.0rc20, warm")
     assert answer["hi_us"] / answer["lo_us"] < 1.5  # not the factor of four of shipped constants
-    assert json.loads(analysis("recommend", *asked).stdout)["basis"] == "public"
+    assert json.loads(analysis("recommend", *arguments).stdout)["basis"] == "public"
     rows = {row["slug"]: row for row in json.loads(analysis("machines", "--json", *place).stdout)}
     assert set(rows["nvidia-h100-sxm"]) == {
         "slug", "name", "basis", "rows", "source", "median", "mean", "p95",
@@ -72,10 +72,10 @@ def test_an_imported_table_answers_for_its_machine_and_a_second_import_does_noth
     assert rows["nvidia-h100-sxm"]["basis"] == "public"
     kinds = {slug: row["basis"] for slug, row in rows.items()}
     assert (kinds["nvidia-h200"], kinds["nvidia-a100-pcie-80gb"]) == ("shipped", "generation")
-    assert kinds["nvidia-t4"] == "none"  # nothing carries over from one generation to another
+    assert kinds["nvidia-t4"] == "none"  # no machine of its generation was measured
 
-    told = analysis("rules", "--imported", *place, "--plots", tmp_path)
-    assert "\n  twice the size takes less than twice the time: " in told.stdout
+    result = analysis("rules", "--imported", *place, "--plots", tmp_path)
+    assert "\n  twice the size takes less than twice the time: " in result.stdout
     assert (tmp_path / "rules-public.png").exists()
 
 
@@ -91,7 +91,7 @@ def test_what_cannot_be_imported_is_a_sentence(tmp_path: Path) -> None:
 
 
 def a_csv(folder: Path, count: int = 120) -> Path:
-    """A user's own times of the machine whose library jumps, all slower by a tenth."""
+    """Write a user's CSV file, with the factors of :func:`jumps` and times that are 10% longer."""
     sizes = random_sizes(count, 7)
     seconds = model_law()([Gemm(m, n, k, "bf16") for m, n, k in sizes]) * 1.1 * jumps(sizes)
     frame = pd.DataFrame(sizes, columns=list("mnk")).assign(dtype="bf16", time_us=seconds * 1e6)
@@ -112,19 +112,19 @@ def test_a_file_of_ones_own_answers_and_a_table_becomes_its_prior(tmp_path: Path
     answer = json.loads(analysis("predict", "--gemm", f"{m},{n},{k},bf16", "--json", *here).stdout)
     assert (answer["basis"], answer["evidence"]) == ("recorded", "measured")
     assert answer["source"] == "120 rows of mine.csv, warm"
-    told = analysis("recommend", "--gemm", f"{m},{n},{k},bf16", "--json", *here)
-    assert json.loads(told.stdout)["basis"] == "recorded"
+    result = analysis("recommend", "--gemm", f"{m},{n},{k},bf16", "--json", *here)
+    assert json.loads(result.stdout)["basis"] == "recorded"
     folder = tmp_path / "public" / "nvidia-h100-sxm"
     judged = analysis("validate", path, "--machine", "h100-sxm", "--calibrate", "64", "--json")
     assert json.loads(judged.stdout)["rows"] == 120 - 64
 
-    # The package's table does not take its place, but helps it.
-    told = analysis("import", a_file(tmp_path, jumping=True), *place)
-    assert told.returncode == 0, told.stderr
-    assert "120 rows, mine.csv" in told.stdout
+    # An imported table does not replace the file's recording, but becomes its prior.
+    result = analysis("import", a_file(tmp_path, jumping=True), *place)
+    assert result.returncode == 0, result.stderr
+    assert "120 rows, mine.csv" in result.stdout
     assert (folder / "collections.parquet").exists()
-    asked = ("predict", "--gemm", "776,888,992,bf16", "--json", *here)
-    source = json.loads(analysis(*asked).stdout)["source"]
+    arguments = ("predict", "--gemm", "776,888,992,bf16", "--json", *here)
+    source = json.loads(analysis(*arguments).stdout)["source"]
     assert "mine.csv, warm, on top of TensorRT-LLM 1.3.0rc20 of nvidia-h100-sxm" in source
     again = analysis("import", tmp_path / "TRTLLM.parquet", *place)
     assert "already imported, TensorRT-LLM 1.3.0rc20, as a prior for your file" in again.stderr
@@ -138,7 +138,7 @@ def test_a_failing_import_leaves_what_was_there(tmp_path: Path) -> None:
     assert analysis("import", tmp_path / "fp16.csv", *here).returncode == 0
     assert "already imported" in analysis("import", tmp_path / "fp16.csv", *here).stderr
     other = analysis("import", tmp_path / "fp16.csv", *here, "--layout", "nn")
-    assert "already imported" not in other.stderr  # told otherwise, it is read again
+    assert "already imported" not in other.stderr  # with another layout, the file is read again
     failed = analysis("import", path, *here)
     assert failed.returncode == 2
     assert "does not compute bf16; use one of fp32, fp16" in failed.stderr
@@ -152,14 +152,14 @@ def test_few_own_rows_move_what_is_shipped(tmp_path: Path) -> None:
     path.write_text("m,n,k,dtype,time_us\n8192,8192,8192,bf16,1400\n64,64,64,bf16,3\n")
     here = ("--machine", "h200", "--results", tmp_path)
     assert analysis("import", path, *here).returncode == 0
-    asked = [text for dtype in ("bf16", "fp8") for text in ("--gemm", f"4096,4096,4096,{dtype}")]
-    rows = json.loads(analysis("predict", *asked, "--json", *here).stdout)
+    arguments = ["--gemm", "4096,4096,4096,bf16", "--gemm", "4096,4096,4096,fp8"]
+    rows = json.loads(analysis("predict", *arguments, "--json", *here).stdout)
     assert [row["basis"] for row in rows] == ["recorded", "shipped"]
     assert rows[0]["hi_us"] / rows[0]["lo_us"] < 1.5
     assert "2 rows of few.csv, warm, on top of shipped constants, fitted to" in rows[0]["source"]
     nothing = ("--machine", "h200", "--results", tmp_path / "nothing")
-    unmoved = json.loads(analysis("predict", *asked, "--json", *nothing).stdout)
-    # Two rows move it a little, the dtype that they are not of not at all.
+    unmoved = json.loads(analysis("predict", *arguments, "--json", *nothing).stdout)
+    # Two rows change the prediction in their dtype a little, and no prediction in another dtype.
     assert 0 < abs(rows[0]["time_us"] / unmoved[0]["time_us"] - 1) < 0.1
     assert rows[1]["time_us"] == unmoved[1]["time_us"]
     known = json.loads(analysis("predict", "--gemm", "64,64,64,bf16", "--json", *here).stdout)
@@ -176,7 +176,7 @@ def test_two_files_of_one_machine_compare(tmp_path: Path) -> None:
         assert analysis("import", tmp_path / file, *here).returncode == 0
     folders = [tmp_path / name / "public" / "nvidia-h100-sxm" for name in ("old", "new")]
     compared = analysis("compare", *folders, "--json")
-    assert compared.returncode == 0, compared.stderr  # one time per case proves nothing
+    assert compared.returncode == 0, compared.stderr  # one time per case cannot show a change
     document = json.loads(compared.stdout)
     assert document["counts"]["ambiguous"] == len(document["cases"]) == 40
     assert all(case["ratio"] == pytest.approx(1.3) for case in document["cases"])

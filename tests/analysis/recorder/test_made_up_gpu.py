@@ -1,4 +1,4 @@
-"""Commands of a recording, for real, on a simulated H200; in the long tier, every one of them."""
+"""Run the commands of a recording on a simulated H200; in the long tier, all of them."""
 
 from __future__ import annotations
 
@@ -17,11 +17,16 @@ from tests.support.gpu_recording import FAKE, record
 pytestmark = pytest.mark.slow
 
 ALL = [step.name for part in all_parts() for step in part.steps]
-RECORDED = pytest.mark.xdist_group("recorded")  # one worker, so that it is recorded once
+# All tests of a group run in one worker, so the fixture records only once.
+RECORDED = pytest.mark.xdist_group("recorded")
 
 
-def made_up(results: Path, *parts: str) -> tuple[Path, Path, str]:
-    """A recording of a made-up H200: its folder, its archive and what was said; whole or parts."""
+def record_simulated(results: Path, *parts: str) -> tuple[Path, Path, str]:
+    """Record the named parts of a simulated H200, or all of them if no part is named.
+
+    Returns:
+        The machine's folder, the path of the archive, and the text on stderr.
+    """
     named = [word for part in parts for word in ("--part", part)]
     answer = record("--results", str(results), *named, interpreter=FAKE)
     assert answer.returncode == 0, answer.stderr
@@ -30,27 +35,28 @@ def made_up(results: Path, *parts: str) -> tuple[Path, Path, str]:
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Some parts of a recording, a minute of it."""
-    return made_up(tmp_path_factory.mktemp("results"), "machine", "convolutions", "sustained")
+    """Record some of the parts, which takes about a minute."""
+    return record_simulated(
+        tmp_path_factory.mktemp("results"), "machine", "convolutions", "sustained"
+    )
 
 
 @pytest.mark.long
 def test_every_part_runs_on_a_gpu_and_nothing_is_missing(tmp_path: Path) -> None:
-    """Every branch of the GPU's path runs."""
-    folder, archive, said = made_up(tmp_path)
-    assert "missing" not in said
-    assert "exit code" not in said
+    folder, archive, stderr = record_simulated(tmp_path)
+    assert "missing" not in stderr
+    assert "exit code" not in stderr
     ended = json.loads((folder / "record.json").read_text())["ended"]
     assert list(ended) == ALL
     assert {step["exit"] for step in ended.values()} == {0}
     assert archive.stat().st_size < 16_000_000
     with tarfile.open(archive) as packed:
-        found = {Path(member.name).name for member in packed.getmembers()}
-    assert found >= {
+        packed_names = {Path(member.name).name for member in packed.getmembers()}
+    assert packed_names >= {
         "run.json", "measurements.csv", "record.json", "doctor.json", "checks.json", "clock.json",
         "models.json", "rules.json", "recommendations.csv", "roofline.png", "families.md",
     }  # fmt: skip
-    assert not any(name.endswith(".jsonl") for name in found)
+    assert not any(name.endswith(".jsonl") for name in packed_names)
     families = rows_of(folder.parent / "families" / folder.name)
     assert {"triton-tiled", "triton-persistent", "triton-conv", "cublas"} <= {
         row["implementation"] for row in families
@@ -69,7 +75,8 @@ def test_a_gpu_s_rows_have_names_clocks_and_hidden_gaps(recorded: Any) -> None:
     folder, *_ = recorded
     rows = [row for row in rows_of(folder) if row["status"] == "ok"]
     assert len(rows) > 10
-    assert all(row["kernel"].startswith("fake_") for row in rows)  # though records were lost
+    # Every row has a kernel's name, although the simulated profiler loses some records.
+    assert all(row["kernel"].startswith("fake_") for row in rows)
     assert all(row["sm_mhz"] == "1980.0" for row in rows)
     assert {bool(row["power_w"]) for row in rows if row["mode"] == "burst"} == {False}
     assert {row["power_w"] for row in rows if row["mode"] == "sustained"} == {"655.0"}

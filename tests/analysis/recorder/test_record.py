@@ -1,4 +1,4 @@
-"""Recordings in slices, on a machine whose commands only take the time that they should take."""
+"""Tests of recordings in slices, on a simulated machine whose commands only advance its clock."""
 
 from __future__ import annotations
 
@@ -26,16 +26,18 @@ from kernels.common.errors import UserError
 from tests.support.command_line import analysis
 
 PARTS = all_parts()
-START = 15.0  # seconds in which a command does nothing yet
+START = 15.0  # seconds that a simulated command takes to start
 KILLED = "killed"
 
 
 class Node:
-    """A machine whose commands take time and write what the real ones write.
+    """A simulated machine, whose commands advance its clock and write what real commands write.
 
-    A sweep goes on for half of the seconds that are set aside for it, over all calls. ``kill`` is
-    how many commands end well before this whole program is killed; ``fails`` names a command that
-    always fails.
+    Attributes:
+        kill: number of commands after which the recorder is killed; None for never.
+        fails: name of a step whose command always fails.
+        hangs: name of a step whose command never ends by itself.
+        share: time that a sweep needs in all, as a share of its expected time.
     """
 
     def __init__(self, results: Path, kind: str = "gpu", fails: str = "") -> None:
@@ -44,25 +46,25 @@ class Node:
         )
         self.clock = 0.0
         self.done: list[str] = []
-        self.asked: list[list[str]] = []
+        self.commands: list[list[str]] = []
         self.kill: int | None = None
         self.fails = fails
         self.hangs = ""
-        self.share = 0.5  # of a sweep's time that its cases need
+        self.share = 0.5
         self._work: dict[str, float] = {}
 
     def slice(
         self, budget: float, parts: Sequence[RecorderPart] = PARTS
     ) -> tuple[Recorder, list[str]]:
-        said: list[str] = []
+        notes: list[str] = []
         recorder = Recorder(
-            self.place, parts, budget, ["--gpu", "0"], said.append, self.run, lambda: self.clock
+            self.place, parts, budget, ["--gpu", "0"], notes.append, self.run, lambda: self.clock
         )  # fmt: skip
         recorder.record()
-        return recorder, said
+        return recorder, notes
 
     def run(self, command: Sequence[str], limit: float) -> tuple[int | None, str]:
-        self.asked.append(list(command))
+        self.commands.append(list(command))
         if command[:3] == ["sweeps", "doctor", "--again"]:
             self.clock += min(limit, START)
             return 0, json.dumps({"ratio": 1.01, "sentence": "8 cases take 1.010× the time."})
@@ -93,10 +95,10 @@ class Node:
         stop = float(command[command.index("--stop-after") + 1].removesuffix("s"))
         budget = float(command[command.index("--budget") + 1].removesuffix("s"))
         expected = step.expected(self.place.kind) or 0.0
-        assert budget <= expected  # never its whole time again
+        assert budget <= expected
         left = self._work.setdefault(step.name, self.share * expected)
         worked = min(left, stop - START, budget)
-        assert stop > START, "a command was begun that has no time to do anything"
+        assert stop > START, "a command was started without enough time to do anything"
         self._work[step.name] = left - worked
         self.clock += START + worked
         folder = self.place.folder_of(step)
@@ -119,7 +121,7 @@ def names(part: str) -> list[str]:
 
 ALL = [step.name for part in PARTS for step in part.steps]
 FIRST = ("machine", "clock", "real-layers", "convolutions", "families", "sustained")
-"""Parts that ten minutes of a GPU reach."""
+"""Parts that a slice of ten minutes on a GPU completes or begins."""
 
 
 def test_a_whole_recording_does_everything_once_in_the_order_of_its_worth(tmp_path: Path) -> None:
@@ -128,12 +130,13 @@ def test_a_whole_recording_does_everything_once_in_the_order_of_its_worth(tmp_pa
     assert node.done == ALL
     assert recorder.missing() == []
     assert node.clock <= 3000
-    assert not any("--again" in command for command in node.asked)  # nothing to compare with yet
+    # A first slice has no earlier slice to compare anchors with.
+    assert not any("--again" in command for command in node.commands)
     on_device = next(
-        command for command in node.asked if command[:3] == ["sweeps", "doctor", "--clock"]
+        command for command in node.commands if command[:3] == ["sweeps", "doctor", "--clock"]
     )
     assert on_device[-4:] == ["--results", f"{tmp_path}", "--gpu", "0"]
-    (rules,) = (c for c in node.asked if "--skip-recorded" in c)
+    (rules,) = (c for c in node.commands if "--skip-recorded" in c)
     assert rules[rules.index("--results") + 1] == str(tmp_path / "rules")
 
 
@@ -148,9 +151,9 @@ def test_three_slices_of_nine_minutes_have_what_is_worth_most(tmp_path: Path) ->
     node = Node(tmp_path)
     for _ in range(3):
         began = node.clock
-        recorder, said = node.slice(540)
+        recorder, notes = node.slice(540)
         assert node.clock - began <= 540
-    assert any("8 cases take 1.010×" in line for line in said)  # said of each slice but the first
+    assert any("8 cases take 1.010×" in line for line in notes)  # printed from the second slice on
     missing = " ".join(recorder.missing())
     for part in FIRST:
         assert f"{part}:" not in missing
@@ -181,7 +184,7 @@ def test_a_recording_that_is_killed_in_any_step_goes_on_there(tmp_path: Path, ki
     assert node.done == ALL[:kill]
     node.kill = None
     recorder, _ = node.slice(3000)
-    assert node.done == ALL  # nothing twice
+    assert node.done == ALL  # no command ran twice
     assert recorder.missing() == []
 
 
@@ -192,7 +195,7 @@ def test_what_failed_is_named_and_tried_last_in_each_slice(tmp_path: Path) -> No
     assert not recorder.can_resume()
     assert set(node.done) == set(ALL) - {"clock"}
     recorder, _ = node.slice(3000)
-    assert sum(command[:3] == ["sweeps", "doctor", "--clock"] for command in node.asked) == 2
+    assert sum(command[:3] == ["sweeps", "doctor", "--clock"] for command in node.commands) == 2
     node.fails = ""
     recorder, _ = node.slice(3000)
     assert recorder.missing() == []
@@ -200,21 +203,21 @@ def test_what_failed_is_named_and_tried_last_in_each_slice(tmp_path: Path) -> No
 
 
 def test_a_command_that_hangs_does_not_hold_up_the_rest(tmp_path: Path) -> None:
-    """Checking every kernel may hang on a card that nobody has tried."""
+    """The checks of all kernels may hang on an untested GPU."""
     node = Node(tmp_path)
     node.hangs = "checks"
     for _ in range(6):
         recorder, _ = node.slice(540)
     assert set(node.done) == set(ALL) - {"checks"}
     assert "machine: checks did not finish in time" in recorder.missing()
-    hung = [i for i, command in enumerate(node.asked) if command[:2] == ["kernels", "check"]]
-    others = [i for i, command in enumerate(node.asked) if command[:2] == ["sweeps", "run"]]
+    hung = [i for i, command in enumerate(node.commands) if command[:2] == ["kernels", "check"]]
+    others = [i for i, command in enumerate(node.commands) if command[:2] == ["sweeps", "run"]]
     assert len(hung) >= 2
-    assert hung[1] > max(others)  # the second time after everything else
+    assert hung[1] > max(others)  # the second attempt comes after all other commands
 
 
 def test_a_sweep_that_needs_more_than_its_time_leaves_the_rest_theirs(tmp_path: Path) -> None:
-    """It goes on when everything else is done."""
+    """The sweep resumes when all other steps are done."""
     node = Node(tmp_path)
     node.share = 3.0
     first: dict[str, int] = {}
@@ -226,7 +229,7 @@ def test_a_sweep_that_needs_more_than_its_time_leaves_the_rest_theirs(tmp_path: 
             break
     assert set(node.done) == set(ALL)
     assert recorder.missing() == []
-    assert max(first.values()) <= 8  # everything was begun within its own time and the others'
+    assert max(first.values()) <= 8  # no step waited for sweeps that exceeded their time
     assert number > 8
 
 
@@ -235,12 +238,14 @@ def test_other_software_starts_anew_and_sets_the_old_recording_aside(tmp_path: P
     node.slice(3000)
     node.done.clear()
     node.place = replace(node.place, software={"torch": "3"})
-    (tmp_path / "rules" / "machine" / "run.json").unlink()  # its own run would set it aside
+    # The recorder only sets the main folder aside. `sweeps run` would set aside the other folders,
+    # which the simulated command does not do.
+    (tmp_path / "rules" / "machine" / "run.json").unlink()
     (tmp_path / "families" / "machine" / "run.json").unlink()
-    recorder, said = node.slice(3000)
+    recorder, notes = node.slice(3000)
     assert node.done == ALL
-    assert "torch is 3 and was 2. The old recording is kept in" in said[0]
-    assert (tmp_path / "machine" / "doctor.json").exists()  # of today
+    assert "torch is 3 and was 2. The old recording is kept in" in notes[0]
+    assert (tmp_path / "machine" / "doctor.json").exists()  # that of the new recording
     (kept,) = (tmp_path / "machine" / "runs").iterdir()
     assert {path.name for path in kept.iterdir()} >= {"run.json", "record.json", "doctor.json"}
     assert recorder.missing() == []
@@ -336,7 +341,10 @@ while True:
 
 
 def test_a_command_whose_time_is_over_is_asked_to_fold(tmp_path: Path) -> None:
-    """The time is over when the command has begun, however long that takes today."""
+    """The time limit grows until it ends after the command has started.
+
+    How long the start takes depends on the load of this machine.
+    """
     begun, folded = tmp_path / "begun", tmp_path / "folded"
     module = tmp_path / "stubborn.py"
     module.write_text(STUBBORN.format(begun=str(begun), folded=str(folded)))

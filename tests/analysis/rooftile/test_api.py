@@ -1,4 +1,4 @@
-"""What Python imports: the same answers as the command's, from shapes as people write them."""
+"""Tests of the Python interface: its answers are the command line's, for shapes in many forms."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ FUNCTIONS = [
 ]
 
 
-def asked(verb: str, *arguments: str | Path) -> Any:
-    told = analysis(verb, *map(str, arguments), "--json")
-    assert told.returncode == 0, told.stderr
-    return json.loads(told.stdout)
+def answer_of(verb: str, *arguments: str | Path) -> Any:
+    result = analysis(verb, *map(str, arguments), "--json")
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout)
 
 
 def test_a_prediction_is_the_commands(tmp_path: Path) -> None:
     (row,) = rooftile.predict(SHAPE, H100, results=tmp_path).to_dict("records")
-    assert row == asked("predict", "--machine", H100, "--gemm", SHAPE, "--results", tmp_path)
+    assert row == answer_of("predict", "--machine", H100, "--gemm", SHAPE, "--results", tmp_path)
 
 
-def test_machines_stand_beside_each_other(tmp_path: Path) -> None:
+def test_rows_of_one_shape_on_all_machines_are_adjacent(tmp_path: Path) -> None:
     rows = rooftile.predict([SHAPE, "64,64,64,fp16"], [H100, "h200"], results=tmp_path)
     assert list(rows["machine"]) == [H100, "nvidia-h200"] * 2
     assert list(rows["problem"].str.partition(",")[0]) == ["2048", "2048", "64", "64"]
@@ -46,24 +46,30 @@ def test_advice_is_the_commands(tmp_path: Path) -> None:
     (row,) = rooftile.recommend(
         SHAPE, H100, choose=0.15, change=["N"], multiple=64, results=tmp_path
     ).to_dict("records")
-    told = asked("recommend", "--machine", H100, "--gemm", SHAPE, "--choose", "15%",
-                 "--change", "n", "--multiple", "64", "--results", tmp_path)  # fmt: skip
-    assert json.loads(json.dumps(row)) == told
+    expected = answer_of(
+        "recommend", "--machine", H100, "--gemm", SHAPE, "--choose", "15%", "--change", "n",
+        "--multiple", "64", "--results", tmp_path,
+    )  # fmt: skip
+    assert json.loads(json.dumps(row)) == expected
 
 
 def test_an_audit_is_the_commands(tmp_path: Path) -> None:
-    found = rooftile.audit("gpt2", H100, batch=2, seq=64, vary="vocab", results=tmp_path)
-    told = asked("audit", "gpt2", "--machine", H100, "--batch", "2", "--seq", "64",
-                 "--vary", "vocab", "--results", tmp_path)  # fmt: skip
-    assert json.loads(json.dumps(found.to_json())) == told
-    assert list(found.products["role"]) == [product["role"] for product in told["products"]]
-    assert list(found.changes["dimension"]) == [lever["dimension"] for lever in told["levers"]]
-    assert str(found).startswith(f"gpt2, train, batch 2 on {H100}: step ")
+    result = rooftile.audit("gpt2", H100, batch=2, seq=64, vary="vocab", results=tmp_path)
+    expected = answer_of(
+        "audit", "gpt2", "--machine", H100, "--batch", "2", "--seq", "64", "--vary", "vocab",
+        "--results", tmp_path,
+    )  # fmt: skip
+    assert json.loads(json.dumps(result.to_json())) == expected
+    assert list(result.products["role"]) == [product["role"] for product in expected["products"]]
+    assert list(result.changes["dimension"]) == [lever["dimension"] for lever in expected["levers"]]
+    assert str(result).startswith(f"gpt2, train, batch 2 on {H100}: step ")
 
 
 def test_machines_are_the_commands(tmp_path: Path) -> None:
     rows = rooftile.machines(results=tmp_path)
-    assert [row["slug"] for row in asked("machines", "--results", tmp_path)] == list(rows["slug"])
+    assert [row["slug"] for row in answer_of("machines", "--results", tmp_path)] == list(
+        rows["slug"]
+    )
 
 
 def test_a_recording_is_found_by_its_folder_and_by_its_machine() -> None:
@@ -164,9 +170,9 @@ def test_a_factorys_sizes_keep_their_case(tmp_path: Path, monkeypatch: pytest.Mo
     model = "import torch\ndef small(dFF=2050):\n    return torch.nn.Linear(512, dFF)\n"
     (tmp_path / "a_factory.py").write_text(model, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
-    found = rooftile.audit("a_factory:small", H100, inputs="bfloat16[4096,512]", vary="dFF",
+    result = rooftile.audit("a_factory:small", H100, inputs="bfloat16[4096,512]", vary="dFF",
                            results=tmp_path)  # fmt: skip
-    assert set(found.changes["dimension"]) == {"dFF"}
+    assert set(result.changes["dimension"]) == {"dFF"}
 
 
 def test_types_can_be_imported() -> None:
@@ -181,10 +187,10 @@ def test_types_can_be_imported() -> None:
 
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: str(function.__name__))
 def test_a_function_says_what_it_takes_returns_and_raises(function: Any) -> None:
-    told = inspect.getdoc(function) or ""
+    docstring = inspect.getdoc(function) or ""
     for heading in ("Args:", "Returns:", ">>> "):
-        assert heading in told
-    arguments = told.partition("Args:")[2].partition("Returns:")[0]
+        assert heading in docstring
+    arguments = docstring.partition("Args:")[2].partition("Returns:")[0]
     for name in inspect.signature(function).parameters:
         assert f"{name}:" in arguments, name
     names = {"pd": pd, "Audit": object, "Recording": object, "Shape": object}

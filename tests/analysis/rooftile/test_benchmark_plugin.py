@@ -38,7 +38,8 @@ def test_plain(benchmark):
 def run(folder: Path, *options: str) -> str:
     (folder / "test_mine.py").write_text(TESTS)
     arguments = ("-q", "-p", "analysis.rooftile.benchmark_plugin", "-p", "no:cacheprovider")
-    # A worker of pytest-xdist says so in the environment, and pytest-benchmark then times nothing.
+    # In a worker of pytest-xdist, pytest-benchmark times nothing. It recognises a worker by an
+    # environment variable, so the test removes such variables.
     outside = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     return subprocess.run(
         [sys.executable, "-m", "pytest", *arguments, *options], cwd=folder, check=False,

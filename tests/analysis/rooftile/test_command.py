@@ -1,4 +1,4 @@
-"""The one command: every verb of the three packages, on one screen."""
+"""Tests of the ``rooftile`` command, which has the commands of all three packages."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ def test_a_verb_takes_the_same_options_as_in_its_package(package: str, name: str
 
 
 def test_its_help_fits_a_screen_and_names_every_verb() -> None:
-    told = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", "analysis.rooftile", "--help"], cwd=ROOT, capture_output=True,
         text=True, check=True, env={**os.environ, "COLUMNS": "80"},
     )  # fmt: skip
-    lines = told.stdout.splitlines()
+    lines = result.stdout.splitlines()
     assert len(lines) <= 24
     assert max(map(len, lines)) <= 80
     assert [line.rstrip(":") for line in lines if line.endswith(":")] == [*GROUPS, "Also"]
-    assert "..." not in told.stdout.partition("\n")[2]  # no text is cut short
-    words = told.stdout.replace(",", " ").replace(".", " ").split()
+    assert "..." not in result.stdout.partition("\n")[2]  # no help text is truncated
+    words = result.stdout.replace(",", " ").replace(".", " ").split()
     assert {verb(*command) for command in COMMANDS} <= set(words)

@@ -1,4 +1,4 @@
-"""Products of whole models: their FLOPs, layouts, roles, passes and names."""
+"""Tests of captured models: the FLOPs, layouts, roles, passes and names of their products."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_flops_are_those_that_pytorch_counts_over_every_layer(name: str) -> None
 
 
 def test_a_transformer_s_flops_are_the_closed_formula_s() -> None:
-    """Kaplan et al. 2020: 6 per parameter of a product and token, and attention beside them."""
+    """A GEMM's weight takes 6 FLOPs per token (Kaplan et al. 2020), and attention adds to that."""
     captured = capture(find_source("llama-3-8b"), STEP)
     tokens, hidden, kv, ffn = 2 * 128, 4096, 1024, 14336
     weights = 32 * (2 * hidden * hidden + 2 * hidden * kv + 3 * hidden * ffn) + hidden * 128256
@@ -89,8 +89,8 @@ def test_a_resnet_s_convolutions_have_all_three_passes() -> None:
     }
     assert counts == {"fprop": 53, "dgrad": 52, "wgrad": 53}  # images need no gradient
     assert {p.work.layout for p in convs if isinstance(p.work, Conv)} == {"nhwc"}
-    # He et al. 2016: 3.8e9 multiply-adds with the stride in the first convolution of a block,
-    # 4.1e9 with it in the 3 × 3 one, as here and in everybody's.
+    # He et al. 2016 count 3.8e9 multiply-adds with the stride in a block's first convolution. With
+    # the stride in the 3 × 3 convolution, as here and in torchvision, there are 4.1e9.
     assert sum(p.count * p.work.flops for p in forward(captured.products)) / 2 / 2e9 == (
         pytest.approx(4.09, abs=0.01)
     )
@@ -119,7 +119,7 @@ def test_slopes_foresee_a_third_value(name: str, changes: dict[str, int]) -> Non
     changed = capture(source, step, changes)
     for place, (before, after) in enumerate(zip(base.products, changed.products, strict=True)):
         if isinstance(before.work, Attention):
-            continue  # heads and their width together are no sum
+            continue  # the width of a head is a quotient of two sizes, which slopes cannot predict
         for size, value in before.sizes.items():
             grown = value + sum(
                 named[name].slopes.get((place, size), 0.0) * (to - named[name].value)
@@ -149,7 +149,7 @@ def test_sizes_have_the_names_of_what_they_follow() -> None:
 
 
 class Odd(nn.Module):
-    """Products of many kinds, in no known model."""
+    """A module with many kinds of products that the known models lack."""
 
     def __init__(self, width: int = 24, experts: int = 4) -> None:
         super().__init__()
@@ -159,7 +159,7 @@ class Odd(nn.Module):
         self.scale = nn.Parameter(torch.empty(width))
 
     def forward(self, x: Tensor) -> Tensor:
-        """(batch, length, width) to the same."""
+        """Map (batch, length, width) to (batch · length,) in fp32."""
         batch, length, width = x.shape
         scores = torch.baddbmm(torch.zeros(batch, length, length, dtype=x.dtype), x, x.mT)
         x = torch.bmm(scores.softmax(-1), x)
@@ -188,8 +188,8 @@ def test_any_module_s_products_are_seen() -> None:
     assert isinstance(works[4], Attention)
     assert works[5] == Gemm(120, 1, 24, "bf16", "nn")
     assert {p.pass_ for p in captured.products} == {"forward", "dgrad", "wgrad", "backward"}
-    found = dimensions(source, ModelStep(), capture(source, ModelStep()), ("experts",))
-    assert [d.name for d in found] == ["experts"]
+    effects = dimensions(source, ModelStep(), capture(source, ModelStep()), ("experts",))
+    assert [d.name for d in effects] == ["experts"]
 
 
 def encoder(width: int = 32) -> nn.Module:
@@ -244,7 +244,8 @@ def test_what_is_computed_again_for_its_gradient_is_a_forward_product() -> None:
     seen = [(p.path, p.pass_, p.work) for p in products]
     first = ("first", "forward", Gemm(8, 96, 64, "bf16", "nt"))
     assert seen.count(first) == 2
-    # A head of one feature: its weight's gradient is (1, 96), stored both ways at once.
+    # The last layer has one output feature. The gradient of its weight, (1, 96), is therefore
+    # row-major and column-major at once.
     assert ("last", "wgrad") in {(path, pass_) for path, pass_, _ in seen}
     assert sum(p.pass_ == "wgrad" for p in products) == 3
 
@@ -269,7 +270,7 @@ def test_what_nobody_times_is_named() -> None:
 
 def test_names_of_gradients_do_not_depend_on_sizes_that_are_the_same() -> None:
     source = find_source("llama-2-7b", {"layers": 2})
-    step = ModelStep(batch=2, seq=2048)  # as many tokens as there are hidden units
+    step = ModelStep(batch=2, seq=2048)  # the number of tokens equals the hidden size
     base = capture(source, step)
     products = with_names(base, dimensions(source, step, base)).products
     (q,) = (p for p in products if p.role == "q" and p.pass_ == "wgrad")
@@ -311,7 +312,7 @@ def test_when_decoding_keys_are_those_of_all_tokens_before() -> None:
     assert (attention.queries, attention.keys, attention.causal) == (1, 501, False)
     assert {p.work.m for p in captured.products if isinstance(p.work, Gemm)} == {8}
     assert {p.pass_ for p in captured.products} == {"forward"}
-    # An embedding reads its rows, not its table of 1003 by 256.
+    # An embedding only reads the rows that it looks up, not its whole table of 1003 by 256.
     (embedding,) = (m.bytes for m in captured.moved if m.what == "embedding")
     assert embedding < 1003 * 256 * 2 / 4
 
@@ -319,7 +320,7 @@ def test_when_decoding_keys_are_those_of_all_tokens_before() -> None:
 def test_autocast_multiplies_in_its_dtype_and_keeps_parameters_in_fp32() -> None:
     source = find_source("gpt2", SMALL)
     plain, cast = (capture(source, ModelStep(batch=2, seq=64, autocast=on)) for on in (False, True))
-    assert {p.work.dtype for p in cast.products} == {"bf16"}  # attention's, too
+    assert {p.work.dtype for p in cast.products} == {"bf16"}  # including attention
     assert cast.parameter_bytes == 2 * plain.parameter_bytes
     assert sum(m.bytes for m in cast.moved) > sum(m.bytes for m in plain.moved)
 

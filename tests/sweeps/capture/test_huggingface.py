@@ -1,4 +1,4 @@
-"""Families of transformers, from their configurations."""
+"""Tests of models that are built from a configuration of the transformers package."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ needs_transformers = pytest.mark.skipif(
 )
 STEP = ModelStep(batch=2, seq=64)
 
-# Published sizes where a family's default is another; layers are few, since they are alike.
+# Sizes of each family that differ from its defaults: published sizes, and a small number of layers,
+# because identical layers are traced only once.
 CONFIGS: dict[str, dict[str, Any]] = {
     "gpt2": {"n_embd": 1600, "n_head": 25, "n_layer": 6},
     "llama": {
@@ -62,14 +63,14 @@ def test_flops_are_those_that_pytorch_counts_over_every_layer(kind: str, tmp_pat
     assert counted_here(captured, "gemm", "conv") == counted_by_pytorch(source, STEP)
     assert any(isinstance(p.work, Attention) for p in captured.products)
     assert {p.role for p in captured.products} <= set(ROLES)
-    # At most three kinds of layers, each once, in both directions of an encoder and a decoder.
+    # Each kind of layer is traced only once, and no family has more than three kinds.
     assert len(captured.products) < 150
 
 
 @needs_transformers
 def test_experts_are_grouped_products(tmp_path: Path) -> None:
     captured = capture(source_of(tmp_path, "mixtral"), STEP)
-    tokens, hidden, ffn = 2 * 64 * 2, 4096, 14336  # two experts of eight for each token
+    tokens, hidden, ffn = 2 * 64 * 2, 4096, 14336  # each token goes to two of eight experts
     experts = [p for p in captured.products if p.role == "experts"]
     assert sum(p.count * p.work.flops for p in experts) == 4 * 3 * 2 * tokens * 3 * hidden * ffn
     assert {p.work.experts for p in experts if isinstance(p.work, GroupedGemm)} == {8}

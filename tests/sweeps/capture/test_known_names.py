@@ -1,4 +1,4 @@
-"""Names that are checked before PyTorch is imported."""
+"""Tests of the names of known models, which are checked without importing PyTorch."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def test_a_typo_is_answered_without_pytorch() -> None:
         "except SystemExit: pass\n"
         "print('torch' in sys.modules)"
     )
-    told = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
     )
-    assert "did you mean 'gpt2'" in told.stderr
-    assert told.stdout.strip() == "False", told.stderr
+    assert "did you mean 'gpt2'" in result.stderr
+    assert result.stdout.strip() == "False", result.stderr
