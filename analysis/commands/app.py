@@ -99,9 +99,9 @@ def load_machine(machine: str | None, results: Path) -> Recording:
 
 
 def recording_at(place: str, results: Path) -> Recording:
-    """Read a single run, given its folder or the slug of its machine.
+    """Read a single run or imported table, given its folder or the slug of its machine.
 
     Raises:
-        UserError: if there is no such run, or it cannot be read.
+        UserError: if there is no such recording, or it cannot be read.
     """
     return load(recording_folder(place, results))

@@ -240,7 +240,7 @@ def _note_sources(answers: Sequence[tuple[str, str, str]]) -> None:
 
 
 def _print_answers(answers: Sequence[Advice]) -> None:
-    """Print a line for each answer, with its expected gain unless the verdict is to leave it."""
+    """Print a line for each answer, with the expected gain unless the verdict is "leave it"."""
     from analysis.advice.verdict import LEAVE_IT, verdict_text
 
     for answer in answers:

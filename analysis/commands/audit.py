@@ -154,7 +154,10 @@ def audit_command(
         bool,
         typer.Option(
             "--measure",
-            help="Time the GEMMs and convolutions of the model and of the best changes here.",
+            help=(
+                "Time the GEMMs and convolutions of the model and of its best changes on this "
+                "machine."
+            ),
         ),
     ] = False,
     budget: Annotated[str, typer.Option(help="Measuring time of --measure, such as 60s.")] = "60s",
@@ -170,7 +173,7 @@ def audit_command(
     from sweeps.capture.known_names import check_model
 
     # 1. Check the arguments. Importing PyTorch takes seconds, so the names of the model and of the
-    # machines are checked before.
+    # machines are checked first.
     check_model(model)
     machines: list[str | None] = [*machine.split(",")] if machine else [None]
     bases = [] if measure else [basis_of(name, results) for name in machines]
@@ -299,11 +302,11 @@ def measured_audit(
     for lever in measured.levers[:1]:
         for before, after in lever.pairs[:_CONFIRMED_PAIRS]:
             pair = (before, basis.library(before)), (after, basis.library(after))
-            # With measured times, another lever may be best, whose problems were not timed.
+            # With measured times, the best lever may be another one, whose problems were not timed.
             if lever.gain.value > 0 and planned.issuperset(pair):
                 pairs.append(pair)
     if not pairs:
-        note("No lever is clearly better, so none was re-timed.")
+        note("The best change does not gain or was not timed, so nothing was re-timed.")
         return [measured]
     confirm_choices(run, pairs, note)
     return audit_on(usable(run.folder, request))

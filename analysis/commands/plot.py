@@ -84,7 +84,9 @@ def plot_command(
     if names == [_WAVE]:
         is_contradictory = (find and has_size) or (json and not find)
         if sweep is not None or is_contradictory:
-            raise UserError("`plot wave` takes --n and --k, or --find; --json goes with --find.")
+            raise UserError(
+                "`plot wave` takes --n, --k and --m, or --find, but no --sweep; --json needs --find."
+            )
         basis = basis_of(machine, results)
         if find:
             _print_cliffs(basis, dtype or "bf16", results, json)
@@ -166,7 +168,7 @@ def _draw_lesson(
     if line.empty:
         note("No GEMM with this N and K was measured, so the plot shows only predictions.")
     if size is not None and lesson(line, size) is None:
-        raise UserError(f"no size next to M {size} was measured with N {gemm.n} and K {gemm.k}.")
+        raise UserError(f"no M just above {size} was measured with N {gemm.n} and K {gemm.k}.")
     figure = draw_wave(basis, gemm, line, size)
     slug = basis.model.machine.slug
     folder = output or (basis.folder or results / slug) / "plots"

@@ -40,7 +40,7 @@ def table_command(machine: MachineOption = None, results: ResultsOption = RESULT
 
 @app.command("report")
 def report_command(machine: MachineOption = None, results: ResultsOption = RESULTS) -> None:
-    """Write predictions, plots, recommendation table, findings and page. Print the findings."""
+    """Write predictions, plots, table, findings and page. Print the findings."""
     from analysis.advice.headlines import UNUSABLE_LINE, headlines, health_of
     from analysis.advice.table import build_table, write_table
     from analysis.commands.page import add_page

@@ -192,8 +192,8 @@ class Captured:
         parameters: number of elements of all distinct parameters.
         parameter_bytes: bytes of these parameters.
         saved: bytes that the forward pass keeps for the backward pass.
-        saved_recomputed: the same if repeated layers keep only their inputs and are recomputed one
-            by one.
+        saved_recomputed: bytes kept for the backward pass if repeated layers keep only their inputs
+            and are recomputed one by one.
         largest_operation: largest number of bytes that one operation reads and writes, without
             parameters.
         uncounted: names of operations that multiply matrices but cannot be read as products.

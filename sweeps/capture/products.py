@@ -35,7 +35,7 @@ _LIKE_A_PRODUCT = re.compile(
 def products_of(operations: Sequence[TracedOperation]) -> tuple[list[Product], list[str]]:
     """Return the products of a step in order, and the names of operations that cannot be read.
 
-    The latter are operations that multiply matrices according to their names.
+    Such operations multiply matrices, judging by their names, but their sizes are not known.
     """
     products: list[Product] = []
     unknown: dict[str, None] = {}

@@ -159,8 +159,8 @@ def _import_factory(name: str, new_sizes: Mapping[str, int], inputs: Sequence[st
     """Import the factory that ``module:factory`` names.
 
     Raises:
-        UserError: if the factory cannot be imported or cannot be called, or if inputs are missing
-            or malformed.
+        UserError: if the factory cannot be imported or is not callable, or if inputs are missing or
+            malformed.
     """
     module, _, function = name.partition(":")
     if not inputs:

@@ -136,7 +136,7 @@ def test_an_interrupt_keeps_what_was_measured(tmp_path: Path) -> None:
 
 def test_no_answer_is_given_if_no_case_was_timed(tmp_path: Path) -> None:
     over = Request(results=tmp_path, device="cpu", stop_at=time.monotonic())
-    with pytest.raises(UserError, match=r"No case was timed within \d+ s\. Try repeated") as raised:
+    with pytest.raises(UserError, match=r"No case was timed within \d+ s\. Try again") as raised:
         measure_questions([Gemm(320, 511, 320, "fp32")], Question(), None, over)
     assert raised.value.exit_code == 1
 
