@@ -168,7 +168,7 @@ def audit_command(
 ) -> None:
     """Say which dimension of a model to change, and what it gains.
 
-    Lists the GEMMs, convolutions and attention of a step with their times and what limits them.
+    Lists the GEMMs, convolutions and attention calls of a step, with their times and limits.
     """
     from sweeps.capture.known_names import check_model
 

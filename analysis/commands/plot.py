@@ -85,7 +85,7 @@ def plot_command(
         is_contradictory = (find and has_size) or (json and not find)
         if sweep is not None or is_contradictory:
             raise UserError(
-                "`plot wave` takes --n, --k and --m, or --find, but no --sweep; --json needs --find."
+                "`plot wave` takes --n, --k and --m, or --find, not --sweep; --json needs --find."
             )
         basis = basis_of(machine, results)
         if find:

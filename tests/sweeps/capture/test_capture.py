@@ -35,7 +35,7 @@ def test_flops_are_those_that_pytorch_counts_over_every_layer(name: str) -> None
 
 
 def test_a_transformer_s_flops_are_the_closed_formula_s() -> None:
-    """A GEMM's weight takes 6 FLOPs per token (Kaplan et al. 2020), and attention adds to that."""
+    """Each weight takes 6 FLOPs per token (Kaplan et al. 2020), and attention adds to that."""
     captured = capture(find_source("llama-3-8b"), STEP)
     tokens, hidden, kv, ffn = 2 * 128, 4096, 1024, 14336
     weights = 32 * (2 * hidden * hidden + 2 * hidden * kv + 3 * hidden * ffn) + hidden * 128256
