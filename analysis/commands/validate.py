@@ -51,7 +51,13 @@ def validate_command(
     ] = None,
     calibrate: Annotated[
         str,
-        typer.Option("--calibrate", help="Rows to calibrate on: a number, 0 for none, or all."),
+        typer.Option(
+            "--calibrate",
+            help=(
+                "Rows to calibrate on: a number, 0 for none, or all. With --holdout folds and "
+                "without --prior, it is always all."
+            ),
+        ),
     ] = "256",
     seed: Annotated[
         int,
@@ -62,8 +68,9 @@ def validate_command(
         typer.Option(
             "--holdout",
             help=(
-                "Rows to test on: rows (those not calibrated on), levels (M, N and K all unseen), "
-                "beyond (M above 2304) or folds (each fifth in turn; ignores --calibrate)."
+                "Rows to test on: rows (those not calibrated on; with --prior, a fifth), levels (M, "
+                "N and K all unseen), beyond (M above 2304; not with --prior) or folds (each fifth "
+                "in turn)."
             ),
         ),
     ] = "rows",
