@@ -68,9 +68,9 @@ def validate_command(
         typer.Option(
             "--holdout",
             help=(
-                "Rows to test on: rows (those not calibrated on; with --prior, a fifth), levels (M, "
-                "N and K all unseen), beyond (M above 2304; not with --prior) or folds (each fifth "
-                "in turn)."
+                "Rows to test on: rows (those not calibrated on; with --prior, a fifth), levels "
+                "(M, N and K all unseen), beyond (M above 2304; not with --prior) or folds (each "
+                "fifth in turn)."
             ),
         ),
     ] = "rows",
