@@ -26,7 +26,8 @@ class AttentionShapes(NamedTuple):
         queries: query tokens per sequence.
         keys: key tokens per sequence.
         width: elements of a query, key or value in one head.
-        seen: number of keys that one query sees, which a sliding window may limit.
+        seen: number of keys that one query may see: all keys, or those of a sliding window. A
+            causal mask does not reduce this number.
     """
 
     batch: Array
@@ -44,8 +45,8 @@ class AttentionShapes(NamedTuple):
     def flops(self, kind: str) -> Array:
         """Return the FLOPs of each call: 4 · batch · heads · width · pairs of a query and a key.
 
-        A causal mask removes half of the pairs. With a window that is shorter than the sequence,
-        ``seen`` already counts only the pairs that remain.
+        A causal mask (kind ``context``) removes half of the pairs. With a window that is shorter
+        than the sequence, nothing is halved, because each query sees about ``seen`` keys.
         """
         pairs = self.queries * self.seen
         if kind == CONTEXT:
@@ -55,7 +56,8 @@ class AttentionShapes(NamedTuple):
     def bytes(self) -> Array:
         """Return the bytes of queries, keys, values and results, each moved once, in 16 bits."""
         # Results are as large as queries, and values as large as keys. With a window, each
-        # additional query sees one additional key, so all queries see ``seen + queries`` keys.
+        # additional query sees one additional key, so all queries together see about
+        # ``seen + queries`` keys.
         query_and_result_vectors = 2 * self.heads * self.queries
         keys_read = np.minimum(self.seen + self.queries, self.keys)
         key_and_value_vectors = 2 * self.kv_heads * keys_read

@@ -14,8 +14,9 @@ from typing import Any
 _UNPRINTABLE = re.compile(
     r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]+"
 )
-# The markup to escape: characters that format text, the | between cells, the < of a tag, the ]
-# before a link's target, the & of an entity, and the slashes of a URL.
+# The markup to escape: backslashes, backticks and asterisks, the | between cells, the < of a tag,
+# the ] before a link's target, the & of an entity, and the slashes of a URL. Underscores are not
+# escaped, because within a name they format nothing.
 _MARKUP = re.compile(r"[\\`*|<]|\](?=[(\[:])|&(?=#?\w+;)|(?<=:)//")
 
 
@@ -30,7 +31,7 @@ def table_row(cells: Iterable[str]) -> str:
 
 
 def printable(value: Any) -> Any:
-    """Return a JSON value whose texts have a space in place of unprintable characters."""
+    """Return a JSON value in which a space replaces each run of unprintable characters."""
     if isinstance(value, str):
         return _UNPRINTABLE.sub(" ", value)
     if isinstance(value, list):
@@ -41,7 +42,7 @@ def printable(value: Any) -> Any:
 
 
 def _escaped(match: re.Match[str]) -> str:
-    """Escape matched markup: as an HTML entity if it has one here, else by a backslash."""
+    """Return matched markup as an HTML entity, or after a backslash if it has no entity here."""
     markup = match.group()
     entities = {"<": "&lt;", "&": "&amp;", "//": "&#47;&#47;"}
     return entities.get(markup, f"\\{markup}")

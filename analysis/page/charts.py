@@ -1,7 +1,9 @@
-"""Build the page's charts with Bokeh. They are empty until the page's script fills them.
+"""Build the page's charts with Bokeh.
 
-The script finds the charts' data sources by their names. It draws at most a few thousand points at
-once, so that drawing takes no longer for larger recordings.
+Except for roofs and the effects of rules, the charts are empty until the page's script fills them.
+The script finds the charts' data sources by their names. In the roofline and the chart of errors,
+it draws at most a few thousand points at once, so that drawing takes no longer for larger
+recordings.
 """
 
 from __future__ import annotations
@@ -29,15 +31,15 @@ The script fills these columns.
 """
 
 _TOOLS = "pan,wheel_zoom,box_zoom,reset,save"
-# Ratio of the end of each of the roofline's axes to the largest value, which leaves room for the
-# labels of the roofs.
+# Factors by which the roofline's axes are extended beyond the largest values, which leaves room for
+# the labels of the roofs.
 _INTENSITY_MARGIN, _PEAK_MARGIN = 1.3, 1.6
 _MIN_TERA = 1.0  # highest peak in TFLOP/s below which speeds are drawn in GFLOP/s
 _GOOD, _BAD = "#0072B2", "#D55E00"  # blue and vermilion, distinguishable with any colour vision
 
 
 def shown_points() -> ColumnDataSource:
-    """Return an empty source for the points that all scatter charts currently show."""
+    """Return an empty source for the points that the roofline and the accuracy chart show."""
     names = ("index", "x", "y", "lo", "hi", "expected", "measured", "error", "color", "marker")
     columns = [*names, *(text.removeprefix("@") for _, text in HOVER)]
     return ColumnDataSource({name: [] for name in columns}, name="shown")
@@ -62,7 +64,7 @@ def roofline(source: ColumnDataSource, machines: Sequence[Machine], points: pd.D
         machines: the machines whose roofs are drawn.
         points: all points, which set the ranges of the axes.
     """
-    # 1. Both axes show all points and the roofs of all measured dtypes.
+    # 1. The axes show all measured points and the peaks of all measured dtypes.
     scale = scale_of(machines)
     speeds = points["flops"] / points["time_us"] / 1e6 * scale
     dtypes = set(points["dtype"])
@@ -185,16 +187,16 @@ def accuracy(source: ColumnDataSource, points: pd.DataFrame) -> figure:
     return chart
 
 
-def neighbours(place: int) -> figure:
+def neighbours(number: int) -> figure:
     """Draw times along one dimension: measured ones filled, predicted ones hollow.
 
     The page's script chooses the dimension, and marks the edges of tiles and waves.
 
     Args:
-        place: number of the chart, which is part of the names by which the script finds its data.
+        number: number of the chart, which is part of the names by which the script finds its data.
     """
     # 1. Make empty sources, which the script fills: the points, the edges, and the chosen size.
-    name = f"line-{place}"
+    name = f"line-{number}"
     points = ColumnDataSource(
         {key: [] for key in ("x", "time", "lo", "hi", "expected", "description")}, name=name
     )
@@ -250,12 +252,12 @@ def neighbours(place: int) -> figure:
     return chart
 
 
-def rules(rows: Sequence[RuleResult], place: int) -> figure:
+def rules(rows: Sequence[RuleResult], number: int) -> figure:
     """Draw the effect of each judged rule with its interval; right of 1, following it pays.
 
     Args:
         rows: results of rules; those without an effect are left out.
-        place: number of the recording on the page, which is part of the chart's name.
+        number: number of the recording on the page, which is part of the chart's name.
     """
     # Bokeh puts the first name at the bottom of the axis, but the first rule belongs at the top.
     judged = [row for row in reversed(rows) if row.effect is not None]
@@ -270,7 +272,7 @@ def rules(rows: Sequence[RuleResult], place: int) -> figure:
     }
     source = ColumnDataSource(dict(data))
     chart = _figure(
-        f"rules-{place}",
+        f"rules-{number}",
         "effect, as a ratio",
         "",
         height=90 + 22 * len(judged),
@@ -304,7 +306,7 @@ def rules(rows: Sequence[RuleResult], place: int) -> figure:
 
 
 def pairs() -> figure:
-    """Draw the speed of the second recording over that of the first, for each common shape."""
+    """Draw the speed of the second recording over that of the first, for each common case."""
     columns = ("x", "ratio", "shape", "times", "color", "marker")
     source = ColumnDataSource({name: [] for name in columns}, name="pairs")
     chart = _figure(
@@ -335,7 +337,7 @@ def pairs() -> figure:
 
 
 def _color(row: RuleResult) -> str:
-    """Return the colour of a rule: blue if it holds, red if it no longer does, else grey."""
+    """Return the colour of a rule: blue if it holds, vermilion if it no longer does, else grey."""
     if row.verdict.startswith("holds"):
         return _GOOD
     return _BAD if row.verdict.startswith("no longer") else NEUTRAL

@@ -59,7 +59,7 @@ def page_html(reports: Sequence[PageReport]) -> str:
     figures: dict[str, Any] = {
         "roofline": charts.roofline(source, machines, points),
         "accuracy": charts.accuracy(source, points),
-        **{f"line{place}": charts.neighbours(place) for place in range(3)},
+        **{f"line{number}": charts.neighbours(number) for number in range(3)},
         **{
             f"rules{i}": charts.rules(report.rules, i)
             for i, report in enumerate(reports)

@@ -1,4 +1,4 @@
-"""Write the sentence at the head of each section of a page, from the page's data."""
+"""Write the key figures of a page and the sentence at the head of each section."""
 
 from __future__ import annotations
 
@@ -44,7 +44,10 @@ def machine(report: PageReport) -> str:
 
 
 def verdict(report: PageReport) -> str:
-    """Return the verdict on the run in a word or two; the reasons are in :func:`health`."""
+    """Return the verdict on the run, or what kind of import it is, in a few words.
+
+    The reasons for a verdict are in :func:`health`.
+    """
     recording = report.analysis.recording
     if recording.public:
         return "public table" if recording.is_public_table else "imported times"
@@ -188,7 +191,7 @@ def side_by_side(reports: list[PageReport]) -> str:
 
 
 def _fastest(report: PageReport) -> dict[tuple[object, ...], float]:
-    """Return the shortest time of each problem, mode and cache, in µs, over implementations."""
+    """Return the shortest time of each problem, mode and cache, in µs, over all implementations."""
     points = points_of(report.analysis)
     # Keep the cases with a time and a prediction, which are those with an intensity.
     points = points[points["intensity"].notna()]

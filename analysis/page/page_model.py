@@ -1,8 +1,8 @@
 """Export the time model to the page, whose script predicts shapes that were not measured.
 
 The script computes the formula and evaluates the same trees as :mod:`analysis.model.predict`. Trees
-that are too large for a page, such as those of a public table, are replaced by smaller trees that
-were grown to imitate them. The page then says how much their predictions differ.
+that are too large for a page, or of a kind that the script cannot evaluate, are replaced by smaller
+trees that were grown to imitate them. The page then says how much their predictions differ.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from kernels.problem import PASSES, Conv, Gemm, Problem
 from kernels.timemodel.estimate import Array
 
 MOST_NODES = 300_000
-"""Largest number of tree nodes that a page contains, which take 1.7 MB of it.
+"""Largest number of nodes of a model's trees that are exported to a page, which take 1.7 MB of it.
 
-The trees of a model with more nodes are replaced by smaller trees.
+If a model's trees have more nodes, smaller trees replace them.
 """
 
 # Number of smaller trees, and minimum number of shapes in a leaf. For a public table of 36,000
@@ -36,7 +36,7 @@ The trees of a model with more nodes are replaced by smaller trees.
 _TREES, _LEAF = 16, 24
 _SPREAD_TREES, _SPREAD_LEAF = 8, 100
 _RANDOM_SHAPES = 12_000  # random GEMMs that are added to the shapes that smaller trees grow from
-_HELD_OUT = 2_000  # shapes held out from the smaller trees, on which both models are compared
+_HELD_OUT = 2_000  # most shapes held out from smaller trees, on which both models are compared
 _M, _N, _K = (1, 2**17), (16, 2**17), (16, 2**16)  # ranges of random sizes
 _STEPS = (1, 8, 16, 64, 128)  # random sizes are multiples of one of these
 
@@ -86,7 +86,8 @@ def page_model(basis: Basis, measured: Iterable[Problem]) -> dict[str, Any]:
 
     Args:
         basis: the model as ``predict`` uses it.
-        measured: problems that were measured. Smaller trees grow from these and from random GEMMs.
+        measured: problems that were measured. Trees that replace too large ones grow from these and
+            from random GEMMs.
     """
     machine = basis.model.machine
     groups = list(page_groups(basis))
@@ -96,8 +97,8 @@ def page_model(basis: Basis, measured: Iterable[Problem]) -> dict[str, Any]:
     for group in groups:
         if group.has_trees:
             by_trees.setdefault((id(group.fit.residual), id(group.fit.offsets)), []).append(group)
-    # 2. Export the trees themselves, or smaller ones if they are too large or belong to offsets,
-    # which the script does not compute.
+    # 2. Export the trees themselves, or smaller ones if all trees together are too large, or if
+    # they belong to offsets, which the script does not compute.
     too_large = sum(sharing[0].nodes for sharing in by_trees.values()) > MOST_NODES
     problems = list(measured) if too_large else []
     tree_numbers: dict[str, int] = {}
@@ -193,7 +194,7 @@ def _smaller_trees(
     Args:
         basis: the model as ``predict`` uses it.
         sharing: the groups that share the large trees.
-        measured: problems that were measured, of any group.
+        measured: problems that were measured, of any group; empty if only random GEMMs are used.
     """
     # 1. Compute what the large trees return for measured and random shapes.
     outputs = []
@@ -216,9 +217,10 @@ def _smaller_trees(
 def _large_tree_outputs(
     basis: Basis, group: PageGroup, measured: Sequence[Problem]
 ) -> tuple[Array, Array, Array]:
-    """Return the features, log corrections and log spreads of measured and random shapes.
+    """Return the features of measured and random shapes, and what large trees give for them.
 
-    Features have one row per shape. Random shapes are only added to GEMMs.
+    Features have one row per shape. For each shape, the large trees give the logarithm of the
+    correction and the logarithm of the spread. Random shapes are added only for a group of GEMMs.
     """
     problems = list(measured)
     if isinstance(group.problem, Gemm):

@@ -1,4 +1,4 @@
-"""Make the points of a page: all cases of a recording, as columns that the page's script reads."""
+"""Make the points of a page: a recording's cases, as columns that the page's script reads."""
 
 from __future__ import annotations
 
@@ -33,12 +33,14 @@ MOST_POINTS = 40_000
 If there are more cases, the page shows a random sample of them, and says so.
 """
 
-_TIME_DIGITS = 9  # significant digits of times, which resolve a picosecond in a millisecond
+_TIME_DIGITS = 9  # significant digits of times: a picosecond in times of up to a millisecond
 _DIGITS = 4  # significant digits of estimates: the page shows no more, and more would enlarge it
 
 
 def points_of(analysis: Analysis) -> pd.DataFrame:
-    """Return one row per case; cases without a time or a prediction come last.
+    """Return one row per case, or a sample of the rows if there are more than ``MOST_POINTS``.
+
+    Cases without a time or a prediction come last.
 
     Returns:
         A table with the columns :data:`TEXTS` (empty where missing), :data:`SIZES`, :data:`TIMES`
@@ -99,7 +101,7 @@ def _joined(points: pd.DataFrame, names: list[str]) -> pd.Series:
 
 
 def columns_of(points: pd.DataFrame) -> dict[str, Any]:
-    """Return the points as JSON: texts as codes into a list of words, and None for NaN."""
+    """Return the points for JSON: texts as codes into a list of words, and None for NaN."""
     columns: dict[str, Any] = {}
     for name in TEXTS:
         codes, words = pd.factorize(points[name].astype("string").fillna(""))
@@ -120,7 +122,7 @@ def _rounded(values: np.ndarray[Any, Any], digits: int) -> np.ndarray[Any, Any]:
 
 
 def _number(value: float) -> float | int | None:
-    """Return a number for JSON: None for NaN, and a whole number as an integer."""
+    """Return a number for JSON: None for NaN or infinity, and a whole number as an integer."""
     if not np.isfinite(value):
         return None
     return int(value) if value.is_integer() else float(value)

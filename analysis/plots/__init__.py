@@ -1,6 +1,6 @@
 """Plots of a recording.
 
-Each plot has a function that computes what is drawn, which tests check, and one that draws it.
+Separate functions compute the drawn values and the titles, so that tests can check them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from analysis.plots.style import KINDS, save
 class Plot(NamedTuple):
     """A function that draws a plot, and a sentence that says how to read it.
 
-    The function returns None if the recording lacks the plot's sweep.
+    The function returns None if the recording has too few points for the plot.
     """
 
     draw: Callable[[Analysis], Figure | None]
@@ -63,7 +63,7 @@ def write_plots(
         kinds: file formats; each plot is written in all of them.
 
     Returns:
-        The first file of each plot.
+        The first file of each plot that was drawn.
     """
     folder = analysis.recording.folder / "plots"
     written = []

@@ -1,4 +1,4 @@
-"""Plot a model's step by role, and the gains of its levers."""
+"""Plot a model's step by role, and the gains of its levers, which are changes of its dimensions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from analysis.audit.account import OTHER_OPERATIONS, Account
 from analysis.audit.levers import Lever
 from analysis.plots.style import NEUTRAL, panels, save
 
-# Colours of roles: Okabe and Ito's palette and two more. Other operations are hatched in grey.
+# Colours of roles: Okabe and Ito's palette and two more colours. Other operations are hatched in
+# grey.
 _COLORS = (
     "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#F0E442", "#000000",
     "#7A5195", "#A6761D",
@@ -95,7 +96,7 @@ def step_finding(accounts: Mapping[str, Account]) -> str:
 
 
 def levers_finding(levers: Mapping[str, Sequence[Lever]]) -> str:
-    """Name the lever with the largest gain, among those worth making on any machine."""
+    """Name the lever with the largest gain, among those that are worth using on any machine."""
     worthwhile = [
         lever
         for machine_levers in levers.values()
@@ -125,17 +126,17 @@ def plot_levers(levers: Mapping[str, Sequence[Lever]], title: str, folder: Path)
     size = (9.0 * panel_count, 2.0 + 0.45 * row_count)
     figure, axes = panels(panel_count, f"{title}: {levers_finding(levers)}", size)
     for panel, (machine, machine_levers) in zip(axes, levers.items(), strict=False):
-        places = np.arange(len(machine_levers))
-        for place, lever in zip(places, machine_levers, strict=True):
+        positions = np.arange(len(machine_levers))
+        for position, lever in zip(positions, machine_levers, strict=True):
             is_worthwhile = lever.verdict != LEAVE_IT
             line_color = _COLORS[0] if is_worthwhile else _HATCHED
             point_color = _COLORS[0] if is_worthwhile else NEUTRAL
             value, low, high = (100 * fraction for fraction in lever.gain)
-            panel.plot([low, high], [place] * 2, color=line_color, linewidth=3)
-            panel.plot(value, place, "o" if is_worthwhile else "s", color=point_color)
+            panel.plot([low, high], [position] * 2, color=line_color, linewidth=3)
+            panel.plot(value, position, "o" if is_worthwhile else "s", color=point_color)
         panel.axvline(0.0, color=NEUTRAL, linewidth=1)
         panel.set(
-            yticks=places,
+            yticks=positions,
             yticklabels=[lever.words for lever in machine_levers],
             title=machine,
             xlabel="gain of the whole step, %",

@@ -22,7 +22,7 @@ _TICKS = (0.1, 0.2, 0.5, 0.8, 1, 1.25, 1.5, 2, 3, 5, 10, 20, 50)  # labels of th
 
 
 def sheet_data(rows: Sequence[RuleResult], facts: bool = False) -> pd.DataFrame:
-    """Return the rules with the largest significant effects, the largest first.
+    """Return up to eight rules with the largest significant effects, the largest first.
 
     Args:
         rows: results of rules.
@@ -50,7 +50,7 @@ def write_cheat_sheet(inputs: RuleInputs, rows: Sequence[RuleResult]) -> list[Pa
     """Write ``cheat-sheet.png`` and ``.svg`` next to the verdicts, if any effect is significant.
 
     Returns:
-        The PNG; nothing if no effect is significant.
+        A list with the PNG; empty if no effect is significant.
     """
     figure = draw_sheet(rows, inputs.machine, facts=inputs.public)
     return [] if figure is None else [save(figure, inputs.caption, inputs.folder, "cheat-sheet")]
@@ -68,7 +68,7 @@ def write_table_sheet(
         folder: where the files go.
 
     Returns:
-        The PNG; nothing if no effect is significant.
+        A list with the PNG; empty if no effect is significant.
     """
     # A public table can answer only a few rules, so those that describe the machine are included.
     figure = draw_sheet(rows, machine, facts=True)
@@ -93,7 +93,7 @@ def _title(data: pd.DataFrame, machine: Machine) -> str:
 
 
 def draw_sheet(rows: Sequence[RuleResult], machine: Machine, facts: bool = False) -> Figure | None:
-    """Draw one page with the eight rules that have the largest significant effects on a machine.
+    """Draw one page with up to eight rules, those with the largest significant effects.
 
     Args:
         rows: results of rules.
@@ -109,12 +109,12 @@ def draw_sheet(rows: Sequence[RuleResult], machine: Machine, facts: bool = False
     size = (14.0, 2.0 + 0.8 * len(data))
     figure, (axes,) = panels(1, _title(data, machine), size)
     # 1. Draw a bar from 1 to each effect, with its interval; the largest effect is at the top.
-    places = np.arange(len(data))[::-1]
+    positions = np.arange(len(data))[::-1]
     effects = data["effect"].to_numpy(dtype=float)
     to_ends = [np.abs(data[end].to_numpy(dtype=float) - effects) for end in ("lo", "hi")]
     colors = ["#0072B2" if effect > 1 else "#D55E00" for effect in effects]
-    axes.barh(places, effects - 1, left=1, height=0.32, color=colors)
-    axes.errorbar(effects, places, xerr=to_ends, fmt="none", ecolor="#000000", capsize=4)
+    axes.barh(positions, effects - 1, left=1, height=0.32, color=colors)
+    axes.errorbar(effects, positions, xerr=to_ends, fmt="none", ecolor="#000000", capsize=4)
     # 2. Label the axis of effects, which shows at least 0.9 to 1.25.
     axes.set_xscale("log")
     low = min(data["lo"].min(), 0.9)
@@ -128,11 +128,11 @@ def draw_sheet(rows: Sequence[RuleResult], machine: Machine, facts: bool = False
     axes.minorticks_off()
     axes.set_xlabel("gain from following the rule; lines are 95% intervals")
     # 3. Write the advice above each bar, with the verdict up to its colon.
-    for place, row in zip(places, data.to_dict("records"), strict=True):
+    for position, row in zip(positions, data.to_dict("records"), strict=True):
         note = f"{what_to_do(row)}  ({row['effect']:.2f}×, {row['verdict'].partition(':')[0]})"
         axes.text(
             0.005,
-            place + 0.24,
+            position + 0.24,
             note,
             transform=axes.get_yaxis_transform(),
             fontsize=12,

@@ -64,7 +64,7 @@ def draw_channels(analysis: Analysis) -> Figure | None:
 def draw_layouts(analysis: Analysis) -> Figure | None:
     """Draw the time in NCHW over the time in NHWC for each pair, with its interval.
 
-    There is a panel for each pass, with one line per convolution. Return None if there are too few
+    There is a panel for each pass, with one row per convolution. Return None if there are too few
     pairs.
     """
     pairs = layout_series(analysis.table)
@@ -81,11 +81,11 @@ def draw_layouts(analysis: Analysis) -> Figure | None:
             color, marker = DTYPE_STYLE[dtype]
             # Points of different dtypes are shifted a little, so that they do not overlap.
             shift = 0.18 * (number - (len(dtypes) - 1) / 2)
-            places = np.array([labels.index(label) for label in group["label"]]) + shift
+            positions = np.array([labels.index(label) for label in group["label"]]) + shift
             bars = np.abs(group[["ratio_lo", "ratio_hi"]].to_numpy().T - group["ratio"].to_numpy())
             axes.errorbar(
                 group["ratio"],
-                places,
+                positions,
                 xerr=bars,
                 color=color,
                 marker=marker,

@@ -20,7 +20,7 @@ def write_fleet_plot(report: FleetReport) -> Path | None:
     """Draw a fleet into the folder of its recording.
 
     Returns:
-        The first file; None if fewer than two GPUs have a speed.
+        The first file; None if fewer than two GPUs have a speed of the same kind.
     """
     figure = draw_fleet(report)
     if figure is None:
@@ -30,7 +30,9 @@ def write_fleet_plot(report: FleetReport) -> Path | None:
 
 
 def fleet_title(report: FleetReport) -> str:
-    """Say which GPU is slow, and whether clocks explain it.
+    """Name the slow GPU and the reason; if several GPUs are slow, count them.
+
+    If no GPU is slow, say how much GPUs differ, unless this is not known.
 
     Args:
         report: report on several GPUs.
@@ -57,13 +59,13 @@ def draw_fleet(report: FleetReport) -> Figure | None:
     """Draw the speed of each GPU with its interval, beginning with the slowest.
 
     If clocks were read, a second panel shows speed over clock. Return None if fewer than two GPUs
-    have a speed.
+    have a speed of the same kind.
     """
     speeds = report.speeds
     if not speeds.overall:
         return None
     overall = speeds.kinds[speeds.overall]
-    # Positions of the GPUs with a speed, in the order from the slowest to the fastest.
+    # Positions in the report of the GPUs with a speed, from the slowest to the fastest.
     order = np.array([i for i in report.slowest_first if np.isfinite(overall.log[i])])
     if len(order) < 2:
         return None
@@ -71,27 +73,29 @@ def draw_fleet(report: FleetReport) -> Figure | None:
     any_clock = bool(has_clock.any())
     size = (14.0, 6.0) if any_clock else (10.0, 6.0)
     figure, all_axes = panels(1 + any_clock, fleet_title(report), size, share_y=True)
-    # 1. The first panel shows all GPUs, and names those of the slowest that count as slow.
-    places = np.arange(1, len(order) + 1)
+    # 1. The first panel shows all GPUs that have a speed. It names those of the six slowest that
+    # count as slow.
+    ranks = np.arange(1, len(order) + 1)
     low = overall.lo[order]
     high = overall.hi[order]
-    all_axes[0].vlines(places, low, high, color=NEUTRAL, linewidth=0.9, alpha=0.6)
-    _points(report, all_axes[0], order, places)
+    all_axes[0].vlines(ranks, low, high, color=NEUTRAL, linewidth=0.9, alpha=0.6)
+    _points(report, all_axes[0], order, ranks)
     all_axes[0].set(
         xlabel="GPUs, from the slowest",
         xlim=(0, len(order) + 1),
-        ylabel=f"speed in {KIND_WORDS[speeds.overall]}, of the median",
+        ylabel=f"speed in {KIND_WORDS[speeds.overall]}, relative to the median",
     )
-    for i, place in zip(order[:_NAMED], places, strict=False):
+    for i, rank in zip(order[:_NAMED], ranks, strict=False):
         if report.verdicts[i].verdict == SLOW:
             all_axes[0].annotate(
                 report.verdicts[i].name,
-                (place, overall.speed[i]),
+                (rank, overall.speed[i]),
                 fontsize=10,
                 xytext=(8, -4),
                 textcoords="offset points",
             )
-    # 2. The second panel shows speed over clock. On the diagonal, the clock explains the speed.
+    # 2. The second panel shows speed over clock. If a GPU is on the diagonal, its clock explains
+    # its speed.
     if any_clock:
         with_clock = order[has_clock]
         clocks = np.exp(overall.clock[with_clock])
@@ -106,7 +110,7 @@ def draw_fleet(report: FleetReport) -> Figure | None:
             linestyle=":",
             label="explained by its clock",
         )
-        all_axes[1].set(xlabel="SM clock, of the median")
+        all_axes[1].set(xlabel="SM clock, relative to the median")
     # 3. In both panels, a line shows the speed below which a GPU counts as slow.
     for axes in all_axes:
         axes.axhline(
@@ -120,14 +124,14 @@ def draw_fleet(report: FleetReport) -> Figure | None:
     return figure
 
 
-def _points(report: FleetReport, axes: Axes, order: np.ndarray, places: np.ndarray) -> None:
+def _points(report: FleetReport, axes: Axes, order: np.ndarray, x: np.ndarray) -> None:
     """Draw a marker at the speed of each GPU; its colour and form show the verdict.
 
     Args:
         report: the report with speeds and verdicts.
         axes: where to draw.
         order: positions of the GPUs in the report.
-        places: position of each of these GPUs on the x axis.
+        x: coordinate of each of these GPUs on the x axis.
     """
     speeds = report.speeds.kinds[report.speeds.overall].speed[order]
     verdicts = np.array([report.verdicts[i].verdict for i in order])
@@ -135,7 +139,7 @@ def _points(report: FleetReport, axes: Axes, order: np.ndarray, places: np.ndarr
         members = verdicts == verdict
         if members.any():
             axes.plot(
-                places[members],
+                x[members],
                 speeds[members],
                 marker,
                 color=color,

@@ -22,8 +22,8 @@ from kernels.problem import Gemm
 from kernels.timemodel.estimate import Array
 
 _STYLES = {"rows": ("#0072B2", "o"), "levels": ("#D55E00", "s")}
-# Smallest M of a staircase, and fewest pairs of M and M + 1. Below 256, which is the height of a
-# large tile, there would be only one step.
+# Smallest M of a staircase, and fewest pairs of M and M + 1. A large tile is up to 256 rows high,
+# so smaller M would need only one row of tiles and show no cliff.
 _MIN_M, _MIN_PAIRS = 256, 8
 
 
@@ -148,14 +148,15 @@ def draw_shapes(rows: pd.DataFrame) -> Figure:
 def staircase_data(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the cases of constant N and K with the largest predicted cliffs from M to M + 1.
 
-    This line of cases is chosen only by predictions, so that the measured times are a fair test of
-    them. Only pairs that arithmetic limits count, because under other limits one more wave costs
-    little. The line reaches from its first such pair to its last.
+    The cases of one N and K are a line. The chosen line has the largest mean of predicted cliffs.
+    It is chosen only by predictions, so that the measured times are a fair test of them. A pair of
+    M and M + 1 counts only if arithmetic limits the time at M, because under other limits one more
+    wave costs little. The line reaches from its first such pair to its last.
 
     Returns:
         The cases of the line; empty if no line has enough pairs. ``step`` and ``predicted_step``
         are the changes of time from M to M + 1, as fractions of the time at M; NaN in a row that
-        does not begin a pair.
+        does not begin a pair that counts.
     """
     # 1. Find the pairs of M and M + 1.
     ordered = rows[rows["m"] >= _MIN_M].sort_values(["n", "k", "m"])
@@ -178,8 +179,8 @@ def staircase_data(rows: pd.DataFrame) -> pd.DataFrame:
 def draw_staircase(validation: Validation, rows: pd.DataFrame) -> Figure | None:
     """Draw measured time over M at constant N and K, and the prediction at sizes in between.
 
-    The arrow and the title are about the largest predicted step. Return None if there are too few
-    pairs of GEMMs whose M differs by 1.
+    The arrow and the title are about the largest predicted step. Return None if the cases are not
+    GEMMs, or if no line has enough pairs (:func:`staircase_data`).
     """
     line = staircase_data(rows)
     if line.empty or not isinstance(validation.tested.problems[line.index[0]], Gemm):

@@ -130,7 +130,8 @@ def _draw_roofs(
     left, right = ends
     origin = ", measured" if machine.kind == "cpu" else ""
     slope = machine.bandwidth / 1e12 * factor
-    # The slope ends at the last ridge. If that is left of the plot, a part of it is still visible.
+    # The slope ends at the last ridge. If all ridges are left of the plot or near its left end, the
+    # slope is drawn up to twice that end, so that a part of it is visible.
     slope_end = max(roofs["ridge"].max(), 2 * left)
     intensities = np.array([left, slope_end])
     axes.plot(intensities, intensities * slope, color=NEUTRAL, linewidth=2)

@@ -66,7 +66,8 @@ def draw_overview(data: pd.DataFrame) -> Figure:
     Args:
         data: table from :func:`overview_data`.
     """
-    # 1. Count the verdicts for the title. Commas separate them, so commas within them are removed.
+    # 1. Count the verdicts for the title. Commas separate the verdicts there, so commas within a
+    # verdict are removed.
     statements = data["statement"].unique()
     names = data["name"].unique()
     counts = [
@@ -77,7 +78,7 @@ def draw_overview(data: pd.DataFrame) -> Figure:
     # 2. Draw each rule's panel, with the machines in the same order from top to bottom.
     size = (4.0 + 3.2 * len(statements), 2.6 + 0.42 * len(names))
     figure, axes = panels(len(statements), title, size, share_y=True)
-    places = {name: -place for place, name in enumerate(names)}
+    positions = {name: -position for position, name in enumerate(names)}
     for panel, statement in zip(axes, statements, strict=True):
         rows = data[data["statement"] == statement]
         for verdict, (color, marker) in _VERDICT_STYLE.items():
@@ -86,7 +87,7 @@ def draw_overview(data: pd.DataFrame) -> Figure:
             to_ends = [np.abs(judged[end].to_numpy(dtype=float) - effect) for end in ("lo", "hi")]
             panel.errorbar(
                 effect,
-                judged["name"].map(places),
+                judged["name"].map(positions),
                 xerr=to_ends,
                 fmt=marker,
                 color=color,
@@ -100,7 +101,7 @@ def draw_overview(data: pd.DataFrame) -> Figure:
         panel.set_xlim(min(0.98, rows["lo"].min()), 1 + 1.06 * (high - 1))
         panel.set_xlabel("effect, as a ratio")
     # 3. Draw a legend of the verdicts that occur.
-    axes[0].set_yticks(list(places.values()), [verbatim(name) for name in places])
+    axes[0].set_yticks(list(positions.values()), [verbatim(name) for name in positions])
     handles, labels = axes[0].get_legend_handles_labels()
     shown = [i for i, label in enumerate(labels) if (data["verdict"] == label).any()]
     figure.legend(

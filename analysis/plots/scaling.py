@@ -69,8 +69,8 @@ def edges(
 def draw_steps(analysis: Analysis) -> Figure | None:
     """Draw time over size, with a panel for each dimension.
 
-    Dotted lines are at tile edges, dashed ones at wave edges. Return None if no dtype has enough
-    points along any dimension.
+    Dotted lines are at tile edges, dashed ones at wave edges; dashed lines are left out if all tile
+    edges are wave edges. Return None if no dtype has enough points along any dimension.
     """
     lines = {}
     for along, line in steps_series(analysis.table).items():
@@ -107,7 +107,7 @@ def draw_steps(analysis: Analysis) -> Figure | None:
 
 
 def draw_alignment(analysis: Analysis) -> Figure | None:
-    """Draw speed over the offset from a round size, with panels for M, N and K.
+    """Draw speed over the offset from a round size, with a panel for each dimension.
 
     Only the largest round size is drawn. Return None if no dimension has enough points.
     """

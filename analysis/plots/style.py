@@ -1,4 +1,4 @@
-"""Style of all plots: legible on a projector and for the colour-blind, with the data's origin."""
+"""Style of all plots: legible on a projector and for the colour-blind, with a caption below."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import matplotlib
 
-matplotlib.use("agg")  # files only, no display
+matplotlib.use("agg")  # plots are written to files, so no display is needed
 
 import matplotlib.pyplot as plt
 import numpy as np

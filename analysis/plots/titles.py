@@ -39,13 +39,13 @@ def square_title(rows: pd.DataFrame) -> str:
     phrases = []
     for dtype, group in rows.groupby("dtype", sort=False):
         size = fast_from(group)
-        # If no measured size is fast enough, the largest one is too small.
+        # If even the largest measured size is not fast enough, larger ones may be.
         phrases.append(f"{dtype} from {size} on" if size else f"{dtype} above {group['m'].max()}")
     return f"{NEARLY:.0%} of the best speed: {_listed(phrases)}"
 
 
 def steps_title(lines: Mapping[str, pd.DataFrame]) -> str:
-    """Name the largest cliff that exceeds its interval.
+    """Name the largest cliff upwards, among those whose interval does not contain 1.
 
     Args:
         lines: tables from :func:`analysis.slices.series.steps_series`.
@@ -87,7 +87,7 @@ def alignment_title(rows: pd.DataFrame) -> str:
 
 
 def channels_title(rows: pd.DataFrame) -> str:
-    """Name the number of channels that is slowest compared with the next multiple of 8.
+    """Name the number of channels that is slowest compared with the next measured multiple of 8.
 
     Args:
         rows: table from :func:`analysis.slices.series.channel_series`.

@@ -22,11 +22,11 @@ _DEFAULT_END = 2048  # end of the plot in M, if nothing was measured
 
 
 def lesson(line: pd.DataFrame, size: int | None) -> pd.Series | None:
-    """Return the cliff along M that a lesson is about: the one at ``size``, else the largest.
+    """Return the cliff along M that a lesson is about: the one at ``size``, or the largest.
 
     Args:
         line: measured GEMMs of one class, which differ only in M.
-        size: the smaller M of the cliff; None for the largest cliff, up or down.
+        size: the smaller M of the cliff; None for the largest certain cliff, up or down.
 
     Returns:
         A row of :func:`analysis.slices.cliffs.neighbouring_pairs`; None without such a cliff.
@@ -163,7 +163,7 @@ def _mark_edges(axes: Axes, row: pd.Series, predicted: pd.DataFrame, sms: int) -
 
     Args:
         axes: where to draw.
-        row: a prediction, whose tile and split of K have the edges.
+        row: a prediction for the kernel whose edges are marked.
         predicted: the predictions at all sizes that are shown.
         sms: number of SMs of the machine.
     """

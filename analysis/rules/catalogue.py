@@ -49,9 +49,9 @@ def all_rules() -> dict[str, Rule]:
 
 
 def rule_sweeps() -> list[str]:
-    """Return the sweeps that rules need, without duplicates.
+    """Return the groups of sweeps that rules need, each group once.
 
-    The sweeps of one rule are joined by commas, as the command line takes them.
+    A group has the sweeps of one rule, joined by commas as the command line takes them.
     """
     groups = (",".join(rule.sweeps) for rule in all_rules().values())
     return list(dict.fromkeys(group for group in groups if group))

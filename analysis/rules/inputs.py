@@ -47,12 +47,12 @@ class RuleInputs:
 
     @property
     def public(self) -> bool:
-        """True if the recording was imported; a public table can answer only a few rules."""
+        """True if the first recording is an imported one, which can answer only a few rules."""
         return self.recordings[0].public
 
     @property
     def caption(self) -> str:
-        """Line with the machine, the versions and, unless it was imported, the dates of runs."""
+        """Line with the machine, the versions and, unless times were imported, dates of runs."""
         dates = sorted({recording.run["run"][:10] for recording in self.recordings})
         return self.recordings[0].caption(() if self.public else dates)
 
@@ -60,14 +60,15 @@ class RuleInputs:
 def rule_inputs(machine: str | None, results: Path = RESULTS) -> RuleInputs:
     """Return the recordings of a machine's sweeps and those of its measurements for rules.
 
-    Only recordings with the same PyTorch and driver as the newest one are used.
+    Only recordings with the same machine, PyTorch and driver as the newest one are used.
 
     Args:
-        machine: name of the machine; if it is None, the machine that was measured last is used.
+        machine: name of the machine or a part of it; None for the machine that was measured last.
         results: folder of all results; its folder ``rules`` has the measurements for rules.
 
     Raises:
-        UserError: if the machine has no results to judge rules by.
+        UserError: if the name is unknown or ambiguous, if the machine has no results to judge
+            rules by, or if a recording cannot be read.
     """
     # 1. Find the folders of the sweeps and of the measurements for rules.
     if machine is not None:
@@ -88,7 +89,8 @@ def rule_inputs(machine: str | None, results: Path = RESULTS) -> RuleInputs:
         raise UserError(
             f"there are no results{scope} to judge rules by; run {target('rules', 'record')} first."
         )
-    # 2. Read all usable runs of both folders; if a folder has no usable run, read its unusable one.
+    # 2. Read all usable runs of both folders. If a folder has no usable run, keep its unusable
+    # recording, so that the results can say so.
     recordings: list[Recording] = []
     for folder in folders:
         recording = load(folder)
@@ -117,7 +119,7 @@ def _time_of_change(folder: Path) -> float:
 
 
 def _find(machine: str | None, results: Path) -> Path | None:
-    """Return the folder of a machine's recording in a folder of results, or None."""
+    """Return the folder of a machine's recording in a folder of results; None without one."""
     try:
         return find_recording(machine, results)
     except UserError:
@@ -144,10 +146,10 @@ def judge_inputs(inputs: RuleInputs) -> list[RuleResult]:
 
 
 def imported_rules(results: Path) -> list[dict[str, Any]]:
-    """Return the verdicts of every imported table on the rules that it can answer.
+    """Return the verdicts of every completely imported table on the rules that it can answer.
 
     Each document has the machine's slug and name, the table's source and package, and the rows of
-    rules.json that have a verdict.
+    its ``rules.json`` that have a verdict.
 
     Raises:
         UserError: if no imported table answers a rule.

@@ -1,8 +1,8 @@
 """Judge common performance rules by the evidence that recordings contain.
 
 ``rules.toml`` says what each rule claims, which sweeps test it and which cases are its pairs. Both
-cases of a pair come from one run. Verdicts depend only on intervals
-(:mod:`analysis.rules.rule_finding`).
+cases of a pair come from one run. Verdicts depend on measured effects and their intervals
+(:mod:`analysis.rules.rule_finding`), never on predictions.
 """
 
 from __future__ import annotations
@@ -47,11 +47,14 @@ class RuleResult:
         statement: the claim that was judged.
         source: where the claim comes from.
         verdict: verdict on the claim, or :data:`NOT_MEASURED`.
-        effect: ratio of times or speeds, above 1 if the advice pays; None if nothing was measured.
-        lo: lower end of the effect's 95% interval.
+        effect: what the rule's ``effect`` in ``rules.toml`` names: usually a ratio of times or
+            speeds, above 1 if the advice pays; None without a verdict.
+        lo: lower end of the effect's interval: 95%, or more for a rule about its best group. For
+            ``tc-used``, this is the lowest share.
         hi: upper end of this interval.
-        predicted: the effect that the model predicts; None if it does not know the operation.
-        cases: number of pairs.
+        predicted: the effect that the model predicts; None without a verdict, for rules about whole
+            models, and if the model predicts none of the pairs.
+        cases: number of pairs; for rules about whole models, the number of models or steps.
         reason: what was compared, or what the rule needs to be judged.
     """
 
@@ -85,8 +88,9 @@ class Evidence:
         cases: timed cases.
         predicted: predicted seconds of each case; NaN if the model cannot predict it.
         public: True if the cases come from a public table, which has no sweeps and no intervals.
-        planned: sweeps that the run was to measure; its budget may have excluded cases of them.
-        unusable: sweeps that the run measured, if it is unusable.
+        planned: sweeps that the run was to measure; its budget may have excluded some of their
+            cases.
+        unusable: sweeps that an unusable run measured; empty for a usable run.
     """
 
     machine: Machine
@@ -116,8 +120,8 @@ class Evidence:
         """
         if recording.public:
             return cls._from_imported(recording)
-        # 1. Collect all cases with times, corrected for the machine's speed in each round. The
-        # model is only fitted to a sample of the GEMMs and convolutions if there are very many.
+        # 1. Collect all cases with times, corrected for the machine's speed in each round. If there
+        # are very many GEMMs and convolutions, the model is fitted to a sample of them.
         products = recording.products
         products = products.iloc[sampled_positions(products)]
         is_fitted = recording.ok.index.isin(products.index)
@@ -188,7 +192,7 @@ class Evidence:
         return cls(model.machine, cases, predicted_seconds(cases, model), public=True)
 
     def matches(self, rule: Rule) -> tuple[list[TimedCase], list[Match], Array]:
-        """Return the cases that a rule may use, the matches among them, and predicted seconds.
+        """Return the cases that a rule may use, their matches, and their predicted seconds.
 
         All three are empty if the rule is about whole models, or about another kind of machine.
         """
@@ -216,26 +220,26 @@ def predicted_seconds(cases: Sequence[TimedCase], model: Model) -> Array:
     """Return the predicted seconds of each case: the sum over its GEMMs and convolutions.
 
     The time of a layer that only moves memory is a launch plus its bytes over the machine's
-    bandwidth. A dtype that the machine does not support gets NaN.
+    bandwidth. A case in a dtype that the machine does not support gets NaN.
     """
     machine = model.machine
     products: list[Sequence[tuple[int, Any]]] = []
-    moving = []
+    memory_times = []
     for case in cases:
         is_known = case.workload.dtype in machine.peaks
         products.append(_products(case) if is_known else ())
-        moving.append(moving_seconds(case.workload, machine) if is_known else np.nan)
+        memory_times.append(moving_seconds(case.workload, machine) if is_known else np.nan)
 
     def seconds_of(owners: Sequence[int], problems: Sequence[Problem]) -> Array:
         """Predict problems; ``owners`` has the position of the case that each one belongs to."""
         names = [cases[i].implementation for i in owners]
         return model.predict(Query.with_implementations(problems, names)).estimate.time
 
-    return workload_seconds(products, moving, seconds_of)
+    return workload_seconds(products, memory_times, seconds_of)
 
 
 def _products(case: TimedCase) -> Sequence[tuple[int, Any]]:
-    """Return the GEMMs and convolutions of a case, each after the number of its computations.
+    """Return the GEMMs and convolutions of a case, each after the number of times it is computed.
 
     A series that the library fuses is computed as one operation.
     """
@@ -265,20 +269,20 @@ def judge_all(
         evidence: runs of one machine. Cases of different runs are never paired.
         model_rows: results of the rules about profiled models, by the rule's id.
     """
-    rows = []
+    results = []
     for rule in all_rules().values():
         if model_rows and rule.id in model_rows:
-            rows.append(model_rows[rule.id])
+            results.append(model_rows[rule.id])
             continue
         candidates = [
             _Candidate(run, *run.matches(rule)) for run in evidence if rule.public or not run.public
         ]
         best = max(candidates, key=lambda candidate: _strength(candidate.matches), default=None)
         if best is not None and best.matches:
-            rows.append(_judge_rule(rule, *best))
+            results.append(_judge_rule(rule, *best))
             continue
         sweeps = set(rule.sweeps)
-        rows.append(
+        results.append(
             not_measured(
                 rule,
                 on_gpu=any(run.machine.kind == "gpu" for run in evidence),
@@ -286,7 +290,7 @@ def judge_all(
                 unusable=any(run.unusable & sweeps for run in evidence),
             )
         )
-    return rows
+    return results
 
 
 def _strength(matches: Sequence[Match]) -> tuple[bool, int]:
@@ -305,14 +309,16 @@ def not_measured(
 
     Args:
         rule: the rule.
-        on_gpu: True if a GPU was measured.
-        planned: True if a run was to measure the rule's sweeps, so that it needs more time.
-        unusable: True if an unusable run measured them, so that it needs a quieter machine.
+        on_gpu: True if the machine has what the rule needs; every GPU counts as such a machine.
+        planned: True if a run was to measure any of the rule's sweeps. The reason then asks for a
+            larger budget.
+        unusable: True if an unusable run measured any of them. The reason then asks for a quieter
+            machine.
     """
     run = f"run {target('rules', 'record')}"
     if unusable:
         reason = f"{_UNUSABLE}: {run} again on a quieter machine"
-    elif rule.sweeps and (on_gpu or not rule.needs):  # a GPU has everything that ``needs`` names
+    elif rule.sweeps and (on_gpu or not rule.needs):
         budget = " with a larger budget" if planned else ""
         reason = f"needs pairs of the sweeps {', '.join(rule.sweeps)}: {run}{budget}"
     else:
@@ -348,7 +354,8 @@ def _judge_rule(
     pairs = pairs_of(cases, matches, rule.by, predicted)
     finding = find_verdict(pairs, rule.largest, rule.tolerance)
     if not np.isfinite(finding.effect.hi):
-        # A single pair without an interval cannot decide, so more pairs are needed.
+        # An effect without a finite interval, such as that of a single pair without measured
+        # errors, decides nothing, so more pairs are needed.
         return not_measured(rule, on_gpu=True)
     log_predicted = pairs.log_predicted
     if rule.largest:
@@ -371,7 +378,10 @@ def _judge_rule(
 
 
 def _reason(rule: Rule, evidence: Evidence, finding: RuleFinding, pairs: int) -> str:
-    """Say what was compared, what the source promised, and which groups have large effects."""
+    """Say what was compared, what the source promised, and which groups have the largest effects.
+
+    A group's effect is large if it is far from 1.
+    """
     prefix = "on a CPU, " if evidence.machine.kind == "cpu" else ""
     claim = "" if finding.claim is None else f", advertised {finding.claim:.2g}×"
     text = f"{prefix}{rule.effect}{claim}; {pairs} pairs"
@@ -381,7 +391,10 @@ def _reason(rule: Rule, evidence: Evidence, finding: RuleFinding, pairs: int) ->
 
 
 def _group_effects(groups: Mapping[str, Effect]) -> str:
-    """List the groups with their effects, the largest first; an ellipsis stands for the others."""
+    """List the groups with their effects, those farthest from 1 first.
+
+    An ellipsis stands for the groups that are left out.
+    """
     order = sorted(groups, key=lambda name: -abs(np.log(groups[name].value)))
     shown = [f"{name} {groups[name]}" for name in order[:_MAX_GROUPS]]
     return "; ".join(shown) + ("; …" if len(order) > _MAX_GROUPS else "")

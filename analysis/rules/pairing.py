@@ -41,7 +41,7 @@ class TimedCase:
     sweep: str
     seconds: float
     error: float
-    gpu: int = 0  # number of the worker and GPU that timed it; two GPUs' cases are never paired
+    gpu: int = 0  # number that stands for the worker and GPU that timed the case
 
 
 @dataclass(frozen=True)
@@ -76,12 +76,14 @@ def switch(
 ) -> Iterator[Match]:
     """Pair cases that differ only in their configuration, dtype or layout.
 
+    Their implementations may differ, too.
+
     Args:
         cases: the cases.
         machine: not used.
         axis: what differs: ``config``, ``dtype`` or ``layout``.
         against: value on this axis in the case against the advice.
-        following: values that follow the advice, each of which makes a pair.
+        following: values that follow the advice. Each one makes a pair with ``against``.
     """
     # Positions of the cases that differ only on the axis, by their values on it.
     by_key: dict[Any, dict[str, int]] = defaultdict(dict)
@@ -95,7 +97,7 @@ def switch(
 
 
 def separable(cases: Sequence[TimedCase], machine: Machine) -> Iterator[Match]:
-    """Pair a separable convolution with the dense one, and compare their speeds.
+    """Pair a separable convolution with the dense one of the same sizes, and compare their speeds.
 
     A separable convolution is a depthwise and a pointwise convolution, whose times are added.
     """
@@ -131,20 +133,22 @@ def rounded(
 ) -> Iterator[Match]:
     """Pair sizes that are not a multiple of ``unit`` with the nearest multiples.
 
-    All other properties of the two cases are equal.
+    Multiples that differ by more than an eighth of the size are too far away to be paired. All
+    other properties of the two cases are equal.
 
     Args:
         cases: the cases.
         machine: not used.
-        dims: fields of the workload, one of which differs; in ``m+n``, both change together.
+        dims: fields of the workload, one of which differs; ``m+n`` stands for two equal fields that
+            change together.
         unit: number that a size should be a multiple of.
         units: exceptions to ``unit``, by dtype.
-        among: only sizes that are multiples of this number are compared.
+        among: only sizes that are multiples of this number are paired.
         whole: if True, only the next larger multiple is compared, by time, because it does all of
             the work; otherwise, the nearest multiples on both sides are compared, by speed.
     """
     for dim, by_size in _lines(cases, dims):
-        first_case = cases[next(iter(by_size.values()))]  # all cases of a line have its dtype
+        first_case = cases[next(iter(by_size.values()))]  # all cases of a line have one dtype
         step = (units or {}).get(first_case.workload.dtype, unit)
         round_sizes = sorted(size for size in by_size if size % step == 0)
         for size, i in by_size.items():
@@ -162,7 +166,7 @@ def rounded(
 def padded(
     cases: Sequence[TimedCase], machine: Machine, dims: Sequence[str], to: Mapping[str, int]
 ) -> Iterator[Match]:
-    """Pair sizes with padded sizes, all else being equal.
+    """Pair cases of given sizes with cases of padded sizes that are otherwise equal.
 
     Args:
         cases: the cases.
@@ -211,7 +215,7 @@ def threshold(
     dtypes: Sequence[str] = (),
     over: str = "",
 ) -> Iterator[Match]:
-    """Pair each small size with the first large size, and compare their speeds.
+    """Pair each small size with the smallest large size, and compare their speeds.
 
     Args:
         cases: the cases.
@@ -244,7 +248,9 @@ def threshold(
 def _speed_ups(
     cases: Sequence[TimedCase], matches: Sequence[Match], over: str, claim: float
 ) -> list[Match]:
-    """Return the matches whose cases were also measured in the dtype ``over``, as controls.
+    """Return the matches whose cases were also measured in the dtype ``over``.
+
+    The cases in that dtype are the controls of the returned matches.
 
     ``claim`` is the ratio that a source claims for the speed-ups over that dtype.
     """
@@ -275,7 +281,8 @@ def edge(cases: Sequence[TimedCase], machine: Machine, kind: str) -> Iterator[Ma
         cases: the cases.
         machine: the machine.
         kind: ``wave`` for edges that begin another wave, whose claim is the ratio of the numbers of
-            waves; ``tile`` for edges that begin another tile in the same wave, without a claim.
+            waves; ``tile`` for edges that begin another tile in the same wave, without a claim. A
+            CPU has no edges of waves, and all of its edges count as edges of tiles.
     """
     if machine.kind == "cpu" and kind == "wave":
         return
@@ -336,8 +343,8 @@ def _intensity_name(workload: Workload) -> str:
 def ridge(cases: Sequence[TimedCase], machine: Machine) -> Iterator[Match]:
     """Pair the layer with the most bytes per second with the GEMM with the most FLOPs per second.
 
-    There is one pair per dtype. Its ratio is the GEMM's FLOP/s over the layer's bytes/s, divided by
-    the same ratio of the datasheet.
+    There is one pair per dtype of the GEMMs, and none on a CPU. Its ratio is the GEMM's FLOP/s over
+    the layer's bytes/s, divided by the same ratio of the datasheet.
     """
     if machine.kind == "cpu":
         return
@@ -445,7 +452,7 @@ def _fields_of(workload: Workload) -> dict[str, Any]:
 
 
 def _lines(cases: Sequence[TimedCase], dims: Sequence[str]) -> Iterator[tuple[str, dict[int, int]]]:
-    """Yield lines of cases that differ only in one dimension, each after that dimension.
+    """Yield every line of cases that differ only in one dimension, together with the dimension.
 
     A line maps each size to the position of its case.
     """

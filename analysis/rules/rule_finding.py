@@ -21,17 +21,18 @@ from scipy.stats import norm, t
 from kernels.timemodel.estimate import Array
 
 MIN_EFFECT = 1.02
-"""Smallest effect that counts; closer to 1, it is too small to act on, however certain it is."""
+"""Smallest gain that counts, as a ratio. Effects closer to 1 are too small to act on, however
+certain they are."""
 
 UNCERTAIN = "the times are too uncertain to tell"
 
 FAMILYWISE_ALPHA = 0.01
-"""Probability that any group of a rule seems to differ from the others only by chance."""
+"""Largest probability that the interval of any group of a rule misses the group's true effect."""
 
 _LEVEL = 0.05  # one minus the coverage of an effect's interval
 _MAX_NO_EFFECT = 1.2  # "no effect" needs an interval that rules out a larger effect
 _CLAIM_REACHED = 0.9  # share of a claimed ratio that is enough, because sources round
-_MIN_SCATTER_PAIRS = 4  # with fewer, the scatter says less than the measured intervals
+_MIN_SCATTER_PAIRS = 4  # with fewer pairs, the scatter says less than the measured intervals
 
 
 @dataclass(frozen=True)
@@ -44,10 +45,11 @@ class Pairs:
         against: position of the case against the advice, per pair. Pairs may share a case.
         following: position of the case that follows the advice, per pair.
         log_work: logarithm of the factor that a ratio is multiplied by, per pair.
-        log_claim: logarithm of the ratio that a source promises, per pair; NaN without a number.
+        log_claim: logarithm of the ratio that a source promises, per pair; NaN if it promises none.
         log_predicted: logarithm of the ratio that the model predicts, per pair.
         group: name of the group, per pair.
-        control: positions of two more cases (columns), per pair; None if pairs have no control.
+        control: positions of the control's two cases, as one row per pair; None if pairs have no
+            control.
     """
 
     log_time: Array
@@ -124,8 +126,8 @@ class Effect:
 def mean_effect(pairs: Pairs, level: float = _LEVEL) -> Effect:
     """Return the effect of the pairs, with an interval of coverage 1 − ``level``.
 
-    The log of the effect is a weighted sum of log times. A case that several pairs share counts
-    several times. The interval is the widest of these:
+    The log of the effect is a weighted sum of log times. A case that several pairs share counts in
+    each of them. The interval is the widest of these:
 
     1. The interval from the measured errors of the cases.
     2. The interval from the scatter of the ratios r, if errors of cases are independent and have
@@ -143,7 +145,8 @@ def mean_effect(pairs: Pairs, level: float = _LEVEL) -> Effect:
     ratios = pairs.log_ratio
     contrast = pairs.contrast
     # The weight of each case in the mean: +1/n for each pair in which it is against the advice,
-    # −1/n for each in which it follows. In a chain of pairs, weights of inner cases cancel.
+    # −1/n for each in which it follows; cases of controls have opposite signs. In a chain of pairs,
+    # weights of inner cases cancel.
     weights = np.asarray(contrast.sum(axis=0)).ravel() / n
     half_width = _measured_half_width(pairs.error, weights, level)
     # Few pairs show too little of the scatter, but without measured errors it is all that is known.
@@ -173,7 +176,10 @@ def _measured_half_width(error: Array, weights: Array, level: float) -> float:
 
 
 def _scatter_half_width(ratios: Array, contrast: csr_array, weights: Array, level: float) -> float:
-    """Return half the log interval of the mean ratio, from the scatter; infinite for one pair."""
+    """Return half the log interval of the mean ratio, from the scatter of the ratios.
+
+    It is infinite for a single pair, and if the pairs share cases so that s² cannot be estimated.
+    """
     n = len(ratios)
     # Covariance of the ratios, divided by s². Pairs that share a case are correlated.
     sigma = contrast @ contrast.T
@@ -193,7 +199,7 @@ def _scatter_half_width(ratios: Array, contrast: csr_array, weights: Array, leve
 
 
 def _independent_half_width(ratios: Array, level: float) -> float:
-    """Return half the log interval of the mean of independent ratios; infinite for one."""
+    """Return half the log interval of the mean of independent ratios; infinite for one ratio."""
     n = len(ratios)
     if n < 2:
         return float("inf")
@@ -223,21 +229,22 @@ class RuleFinding:
 def find_verdict(
     pairs: Pairs, largest: bool = False, tolerance: float | None = None
 ) -> RuleFinding:
-    """Return the verdict on a rule; it depends only on intervals.
+    """Return the verdict on a rule; it depends on the effects of groups and their intervals.
 
-    - ``holds``: following the advice is faster, by as much as was claimed if a number was claimed.
-    - ``holds, weaker``: following the advice is faster, but by less than claimed.
-    - ``no longer``: following the advice is slower.
+    - ``holds``: following the advice is significantly faster. If a ratio was claimed, the interval
+      reaches 90% of it.
+    - ``holds, weaker``: following the advice is significantly faster, but by less than claimed.
+    - ``no longer``: following the advice is significantly slower.
     - ``no effect``: the effect is not significant, and the interval rules out a large one.
-    - ``depends: …``: groups have different verdicts, or the interval is too wide to tell.
+    - ``depends: …``: groups contradict one another, or an interval is too wide to tell.
 
     Args:
         pairs: the evidence.
         largest: if True, the claim is "up to", so that the effect of the best group counts.
         tolerance: if given, the claim is that ratios *are* the claimed one (1 without a number),
             within this share. The verdict is then ``holds`` if the whole interval is within the
-            tolerance, ``no longer`` if the whole interval is outside, and ``holds, weaker``
-            otherwise.
+            tolerance, ``no longer`` if the whole interval is outside, ``depends: …`` if only some
+            groups are outside, and ``holds, weaker`` otherwise.
     """
     by_group = pairs.by_group()
     level = FAMILYWISE_ALPHA / len(by_group)  # Bonferroni
@@ -245,7 +252,8 @@ def find_verdict(
     effect = mean_effect(pairs)
     claims = pairs.log_claim
     if largest:
-        # Take the group with the largest significant gain; if no gain is significant, the largest.
+        # Take the group with the largest significant gain. If no gain is significant, take the
+        # group with the largest effect.
         significant = [name for name, group in groups.items() if group.sign > 0]
         best = max(significant or groups, key=lambda name: groups[name].value)
         claims = by_group[best].log_claim
@@ -336,7 +344,7 @@ _MAX_LISTED = 4  # groups that a verdict names
 
 
 def _listed(names: Sequence[str], groups: Mapping[str, Effect]) -> str:
-    """Format names with their effects, the largest first; at most four are listed."""
+    """Format groups with their effects, those farthest from 1 first; at most four are listed."""
     order = sorted(names, key=lambda name: -abs(np.log(groups[name].value)))
     shown = [f"{name} ({groups[name].value:.2f}×)" for name in order[:_MAX_LISTED]]
     left_out = len(order) - len(shown)

@@ -16,7 +16,7 @@ from sweeps.store import make_folder, write_whole
 
 
 def write_rules(inputs: RuleInputs, rows: Sequence[RuleResult]) -> list[Path]:
-    """Write rules.csv, .json and .md, and tensor-cores.md if models were profiled.
+    """Write ``rules.csv``, ``.json`` and ``.md``, and ``tensor-cores.md`` if models were profiled.
 
     Returns:
         The Markdown files.
@@ -102,7 +102,7 @@ def _table_line(row: RuleResult) -> str:
 
 
 def figures(row: RuleResult) -> str:
-    """Format an effect as ``1.12× [1.10, 1.14]``; a dash if nothing was measured."""
+    """Format an effect as ``1.12× [1.10, 1.14]``, or as a dash without a verdict."""
     if row.effect is None or row.lo is None or row.hi is None:
         return "–"
     return str(Effect(row.effect, row.lo, row.hi, row.cases))

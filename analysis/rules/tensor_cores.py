@@ -1,7 +1,7 @@
 """Report which operations could use Tensor Cores, which do, and what that could speed up.
 
 This is the table that PyProf and DLProf used to print. It is made from traces of the training steps
-of two models, which ``models.json`` names. The command ``explain`` makes a similar table from any
+of the models that ``models.json`` names. The command ``explain`` makes a similar table from any
 trace.
 """
 
@@ -30,7 +30,8 @@ from sweeps.timing.statistics import median, median_interval
 _EXACT_FP32 = "FP32 is IEEE: TF32 is not asked for"
 _NOT_MATRIX = "not a matrix operation"
 _MAX_OPERATIONS = 25  # rows of a step's table
-_MIN_USED_SHARE = 0.9  # share of the eligible time from which a step counts as using Tensor Cores
+# Smallest share of the eligible time in Tensor Core kernels with which a step counts as using them.
+_MIN_USED_SHARE = 0.9
 _MODELS = {
     "machine": {"kind": str},
     "models": [{"model": str, "dtype": str, "seconds": [POSITIVE], "trace?": str}],
@@ -68,7 +69,11 @@ class TimedStep:
 
     @property
     def used_share(self) -> float | None:
-        """Share of the eligible time in Tensor Core kernels; None if no kernel's name shows it."""
+        """Share of the eligible operations' time that is in operations that use Tensor Cores.
+
+        Operations whose kernels' names do not show Tensor Core use are left out. The share is None
+        if none remains.
+        """
         known = [
             operation
             for operation in self.account.operations
@@ -91,11 +96,12 @@ class TimedStep:
 def read_profiled_steps(folder: Path) -> list[TimedStep]:
     """Return the profiled steps of a folder; empty if no model was profiled.
 
-    Models whose traces show no matrix operation are left out. Models that an earlier version
-    profiled are left out, too, because it kept no traces.
+    Models are left out if an earlier version profiled them, because it kept no traces. They are
+    also left out if their traces show no matrix operation, or only the CPU's part of a GPU's step.
 
     Raises:
-        UserError: if a file cannot be read, or has another schema version.
+        UserError: if ``models.json`` is damaged or has another schema version, or if a file cannot
+            be read.
     """
     path = folder / "models.json"
     if not path.exists():
@@ -124,8 +130,8 @@ def _model_step(folder: Path, entry: dict[str, Any], kind: str, unreadable: str)
     """Return the step of an entry of models.json, with the account of its trace.
 
     Raises:
-        UserError: if the trace cannot be read, or if its path leaves the folder of traces (with the
-            message ``unreadable``).
+        UserError: if the trace cannot be read, or if its path is not one of a file in the folder of
+            traces (with the message ``unreadable``).
     """
     if not _TRACE.fullmatch(entry["trace"]):
         raise UserError(unreadable)
@@ -170,7 +176,7 @@ def step_markdown(step: TimedStep) -> str:
             f" However fast they became, the whole step could be at most {step.bound:.2f}× as fast."
         )
     if step.kind == "gpu" and step.used_share is not None:
-        lines.append(f"Of the eligible time, {step.used_share:.0%} is in Tensor Core kernels.")
+        lines.append(f"{step.used_share:.0%} of the eligible time is in Tensor Core kernels.")
     return "\n".join(lines) + "\n"
 
 
@@ -239,7 +245,8 @@ def _amdahl(steps: Sequence[TimedStep]) -> RuleResult:
 def _tc_used(steps: Sequence[TimedStep]) -> RuleResult:
     """Judge the ``tc-used`` rule by the shares of eligible time in Tensor Core kernels.
 
-    The interval of the effect reaches from the step with the lowest share to that with the highest.
+    Steps in FP32 are left out. The interval of the effect reaches from the lowest share of a step
+    to the highest.
     """
     rule = all_rules()["tc-used"]
     shares = {

@@ -1,10 +1,11 @@
 """Account for the time of a traced step: which operations took it, and why the GPU was idle.
 
 On a GPU, an operation's time is that of its kernels. A kernel belongs to the innermost matrix
-operation around its launch, so that the copies and transposes that this operation launches count
-for it. Without a matrix operation, the kernel belongs to the innermost operation of any kind.
-Kernels of several streams may overlap; each counts with its full time, and the GPU is busy while
-any of them runs. On a CPU, an operation's time excludes that of the operations within it.
+operation with known shapes around its launch, so that the copies and transposes that this operation
+launches count for it. If there is no such operation, the kernel belongs to the innermost operation
+of any kind. Kernels of several streams may overlap; each counts with its full time, and the GPU is
+busy while any of them runs. On a CPU, an operation's time excludes that of the operations within
+it.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ LAUNCH_BOUND, HOST_BOUND, COPY_BOUND, BETWEEN_KERNELS, UNKNOWN_IDLE = (
 """Reasons for which a GPU was idle.
 
 ``launching``: the host launched kernels one after another, but not fast enough. ``host``: the host
-did something else, or waited for the GPU. ``copies``: data was copied between host and device.
-``between kernels``: the next kernel had been launched in time. ``unknown``: the trace does not have
-the launch of the next kernel.
+did something else, or waited for the GPU. ``copies``: the activity before or after the idle time
+copied data between host and device. ``between kernels``: the next kernel had been launched in time.
+``unknown``: the trace does not have the launch of the next kernel.
 """
 
 GRAPH, NO_OPERATION = "CUDA graph", "no operation"
@@ -68,7 +69,7 @@ class ProfiledOperation:
         works: problems that one call computes: one, or both gradients of a convolution if the names
             of the call's kernels do not distinguish them; empty if the shapes are not known.
         module: classes of the modules around the operation, such as
-            ``GPT2Model.GPT2Block.Linear``; empty if the trace has no modules.
+            ``GPT2Model.GPT2Block.Linear``; empty if the shapes or the modules are not known.
         matrix: True if the operation multiplies matrices, even if the shapes are not known.
         calls: number of calls.
         time_us: time of all calls, in µs.
@@ -99,7 +100,7 @@ class ProfiledOperation:
         if not self.works:
             return ""
         first, last = self.works[0], self.works[-1]
-        # Two convolutions are both gradients of one.
+        # Two convolutions are the two gradients of one convolution.
         if len(self.works) == 2 and isinstance(first, Conv) and isinstance(last, Conv):
             return f"{first.pass_} and {last}"
         return str(last)
@@ -117,7 +118,10 @@ class ProfiledOperation:
 
     @property
     def kernel(self) -> str:
-        """Name of the main kernel: the longest that multiplies, or else the longest of all."""
+        """Name of the main kernel: the longest of those that multiply, or else of all kernels.
+
+        It is empty on a CPU.
+        """
         longest_first = sorted(self.kernels, key=lambda name: -self.kernels[name])
         multiplying = [name for name in longest_first if read_name(name).kind in MULTIPLYING]
         candidates = multiplying or longest_first
@@ -153,8 +157,8 @@ class DeviceTime:
     """Time of one traced device, in µs.
 
     Attributes:
-        file: name of the trace.
-        span_us: time from the first activity to the last.
+        file: name of the trace's file.
+        span_us: time from the beginning of the first activity to the end of the last.
         busy_us: time in which any activity was running.
         idle_us: the rest of the span, by reason.
     """
@@ -198,7 +202,7 @@ class ProfileAccount:
 
     @property
     def span_us(self) -> float:
-        """Time from the first to the last activity, of all devices together."""
+        """Sum over all devices of the time from the first activity to the last."""
         return sum(device.span_us for device in self.devices)
 
     @property
@@ -234,7 +238,7 @@ def account_of(paths: Sequence[Path]) -> ProfileAccount:
     Calls of operations with the same name, shape and module are added up.
 
     Raises:
-        UserError: if there is no trace, or one cannot be read.
+        UserError: if no trace is given, or if a trace cannot be read.
     """
     if not paths:
         raise UserError("give at least one trace.")
@@ -261,7 +265,8 @@ class _OperationSum:
 
 
 _Key = tuple[str, tuple[Work, ...], str, bool]
-"""Key by which calls are added up: name, problems, module, and if it is a matrix operation."""
+"""Key by which calls are added up: name, problems, module, and whether the call is a matrix
+operation."""
 
 
 class _Sums:
@@ -297,15 +302,16 @@ class _Sums:
         # name takes the place of the module, so that only kernels of one name are added up.
         device, names = trace.device, trace.names
         kernels_by_call: dict[int, list[tuple[str, float]]] = defaultdict(list)
-        for place, operation in enumerate(joined.operation):
-            kernel = names[device.name[place]], float(device.duration[place])
+        for activity, operation in enumerate(joined.operation):
+            kernel = names[device.name[activity]], float(device.duration[activity])
             if operation != NOTHING:
                 product = products.around[operation]
                 call = operation if product == NOTHING else product
                 kernels_by_call[call].append(kernel)
                 continue
-            multiplies = device.kind[place] == KERNEL and read_name(kernel[0]).kind in MULTIPLYING
-            op = GRAPH if joined.in_graph[place] else NO_OPERATION
+            is_kernel = device.kind[activity] == KERNEL
+            multiplies = is_kernel and read_name(kernel[0]).kind in MULTIPLYING
+            op = GRAPH if joined.in_graph[activity] else NO_OPERATION
             self._gpu_sums[op, (), kernel[0], multiplies].add_kernels([kernel])
         # 2. Add up the calls by name, shape and module.
         for call, kernels in kernels_by_call.items():
@@ -318,20 +324,21 @@ class _Sums:
     ) -> None:
         """Add the times of the operations of a trace of a CPU."""
         begins, ends = [], []
-        name = trace.host.name
+        names = trace.host.name
         children: dict[int, list[int]] = defaultdict(list)
         for event in joined.order:
             children[joined.parent[event]].append(event)
         for event in joined.order:
             if trace.host.kind[event] != OPERATION:
                 continue
-            total = self._cpu_sums[_key(trace, joined, event, products.works.get(event, ()))]
-            total.time_ns += max(joined.own_ns[event], 0)
+            works = products.works.get(event, ())
+            operation_sum = self._cpu_sums[_key(trace, joined, event, works)]
+            operation_sum.time_ns += max(joined.own_ns[event], 0)
             # An operation on a scalar only calls itself with a tensor. Both together are one call.
-            within = children[event]
-            only_calls_itself = len(within) == 1 and name[within[0]] == name[event]
+            inner = children[event]
+            only_calls_itself = len(inner) == 1 and names[inner[0]] == names[event]
             if not only_calls_itself:
-                total.calls += 1
+                operation_sum.calls += 1
             begins.append(trace.host.begin[event])
             ends.append(_end(trace.host, event))
         if begins:
@@ -339,7 +346,10 @@ class _Sums:
             self._hosts.append(DeviceTime(trace.path.name, span, span, {}))
 
     def account(self) -> ProfileAccount:
-        """Return the account. If any trace has kernels, traces without kernels are ignored."""
+        """Return the account.
+
+        If any trace has kernels, the times of traces without kernels are ignored.
+        """
         on_gpu = bool(self._devices)
         operations = [
             ProfiledOperation(
@@ -366,7 +376,10 @@ class _Sums:
 
 
 def _key(trace: TraceEvents, joined: TraceJoin, event: int, works: tuple[Work, ...]) -> _Key:
-    """Return the key by which calls are added up. Only matrix operations keep their module."""
+    """Return the key by which calls are added up.
+
+    Only matrix operations with known shapes keep their module.
+    """
     name = trace.names[trace.host.name[event]]
     module_number = joined.module[event]
     module = joined.modules[module_number] if works and module_number != NOTHING else ""
@@ -376,12 +389,12 @@ def _key(trace: TraceEvents, joined: TraceJoin, event: int, works: tuple[Work, .
 
 @dataclass(frozen=True)
 class _ProductCalls:
-    """Calls of matrix operations with known shapes, except those that call another of them.
+    """Calls of matrix operations with known shapes, except those that contain another such call.
 
     Attributes:
         works: the problems that each such call computes, by the call's host event.
-        around: for each host event, the innermost such call around it, which may be the event
-            itself; NOTHING if there is none.
+        around: for each operation and annotation, the innermost such call around it, which may be
+            the event itself. For all other host events, and without such a call, it is NOTHING.
     """
 
     works: Mapping[int, tuple[Work, ...]]
@@ -398,7 +411,7 @@ def _products(trace: TraceEvents, joined: TraceJoin) -> _ProductCalls:
         for event in joined.order
         if inputs[event] != NOTHING and works_by_inputs[inputs[event]]
     }
-    # 2. Leave out those around other such calls, such as aten::linear around aten::addmm.
+    # 2. Leave out calls that contain another such call, as aten::linear contains aten::addmm.
     outer: set[int] = set()
     for event in works:
         around = parent[event]
@@ -469,7 +482,8 @@ def _device_times(trace: TraceEvents, joined: TraceJoin) -> list[DeviceTime]:
     by_device: dict[int, list[int]] = defaultdict(list)
     for activity in sorted(range(len(device.begin)), key=device.begin.__getitem__):
         by_device[device.device[activity]].append(activity)
-    # 2. Add up the gaps in which no activity is running; ``latest`` is the one that ends last.
+    # 2. Add up the gaps in which no activity is running. Of the activities so far, ``latest`` is
+    # the one that ends last.
     call_before = _calls_before(trace, joined)
     times = []
     for activities in by_device.values():
@@ -489,7 +503,10 @@ def _device_times(trace: TraceEvents, joined: TraceJoin) -> list[DeviceTime]:
 
 
 def _calls_before(trace: TraceEvents, joined: TraceJoin) -> dict[int, int]:
-    """Return the call before each call of CUDA's runtime or driver, on the same thread."""
+    """Return the call before each call of CUDA's runtime or driver on the same thread.
+
+    The first call of a thread is left out.
+    """
     thread = trace.host.thread
     pairs = zip(joined.calls, joined.calls[1:], strict=False)
     return {call: before for before, call in pairs if thread[call] == thread[before]}
@@ -510,24 +527,24 @@ def _idle_reason(
 
     Args:
         trace: the trace.
-        joined: its links.
+        joined: links between the events of the trace.
         call_before: the call before each call, from :func:`_calls_before`.
-        around: the activities before and after the idle time.
+        around: positions of the activities before and after the idle time.
         idle_begin: beginning of the idle time, in ns.
     """
-    # 1. An activity next to the idle time copies between host and device.
+    # 1. Check whether an activity next to the idle time copies between host and device.
     host, device = trace.host, trace.device
-    copies = [trace.names[device.name[place]] for place in around if device.kind[place] == COPY]
+    copies = [trace.names[device.name[i]] for i in around if device.kind[i] == COPY]
     if any("HtoD" in name or "DtoH" in name for name in copies):
         return COPY_BOUND
-    # 2. The next activity was launched before the idle time.
+    # 2. Check whether the next activity was launched before the idle time.
     call = joined.launch[around[1]]
     if call == NOTHING:
         return UNKNOWN_IDLE
     if _end(host, call) <= idle_begin:
         return BETWEEN_KERNELS
-    # 3. The launch came late, because of what the thread did before it. A call of the runtime that
-    # contains this call of the driver does not count as a call before it.
+    # 3. The launch came late, so the reason is what the thread did before it. A call of the runtime
+    # that contains this call of the driver does not count as a call before it.
     previous = call_before.get(call, NOTHING)
     while previous != NOTHING and _end(host, previous) > host.begin[call]:
         previous = call_before.get(previous, NOTHING)

@@ -31,7 +31,7 @@ OPERATION, ANNOTATION, MODULE, LAUNCH = range(4)
 call of CUDA's runtime or driver."""
 
 KERNEL, COPY, MEMSET = range(3)
-"""Kinds of device events."""
+"""Kinds of device events: a kernel, a copy, and setting memory to a value."""
 
 NOTHING = -1
 """Number that stands for a missing event, name or id."""
@@ -60,7 +60,7 @@ _LONGEST_SPAN_NS = _LONGEST_NS  # a trace of more than a day is damaged, too
 _LARGEST_ID = 2**62  # ids are kept as signed 64-bit integers
 _SLACK_NS = 1000  # earlier versions of PyTorch round times down to µs
 _LONGEST_NAME = 1000  # characters of a name that are kept; template kernels' names have hundreds
-_LONGEST_ARGUMENTS = 10_000  # characters; an operation with longer sizes and settings is ignored
+_LONGEST_ARGUMENTS = 10_000  # characters of an operation's inputs; longer ones are left out
 _MOST_EVENTS = 20_000_000  # events that are kept in memory, in four gigabytes
 
 
@@ -71,9 +71,9 @@ class OperationInputs:
     Attributes:
         name: name of the operation, with ``aten::``.
         dims: sizes of each tensor; empty for an argument that is not a tensor.
-        strides: strides of each tensor, in elements; no element at all if the trace has none.
+        strides: strides of each tensor, in elements; an empty tuple if the trace has no strides.
         types: name of each argument's type, such as ``c10::BFloat16``.
-        settings: arguments that are not tensors, as text; no element at all if the trace has none.
+        settings: arguments that are not tensors, as text; an empty tuple if the trace has none.
     """
 
     name: str
@@ -93,11 +93,11 @@ class HostEvents:
         thread: number of the event's thread among the threads of all processes.
         begin: time at which the event began, in ns.
         duration: duration in ns.
-        inputs: position of an operation's inputs in :attr:`TraceEvents.inputs`.
+        inputs: position of a matrix operation's inputs in :attr:`TraceEvents.inputs`.
         external: id by which device events name an operation.
         correlation: id by which device events name the call that launched them.
-        sequence: number of the autograd node that an operation made or, if ``backward`` is 1, whose
-            gradient it computes.
+        sequence: number of the autograd node that a forward operation made, or that an operation of
+            the backward pass evaluates.
         backward: 1 for an operation of the backward pass.
     """
 
@@ -167,7 +167,8 @@ def read_trace(path: Path) -> TraceEvents:
     """Read the events of one trace.
 
     Raises:
-        UserError: if the file is damaged or not a trace, or its times span more than a day.
+        UserError: if the file cannot be read, is damaged or not a trace, has no operations or too
+            many events, or if its times span more than a day.
     """
     header: dict[str, Any] = {}
     trace = TraceEvents(path)
@@ -215,7 +216,7 @@ class _Columns:
         self._threads: dict[str, int] = {}
 
     def add(self, event: Any) -> None:
-        """Add an event if it is of a kind that is needed.
+        """Add an event if it is of a kind that is needed and has possible times and a name.
 
         Raises:
             UserError: if there are too many events.
@@ -309,7 +310,8 @@ class _Columns:
     def _inputs_of(self, name: str, arguments: Mapping[str, Any]) -> int:
         """Return the position of a matrix operation's inputs, and add them if they are new.
 
-        NOTHING stands for another operation, and for inputs that the trace does not describe.
+        The result is NOTHING for any other operation, and if the trace does not describe the inputs
+        or takes too many characters to do so.
         """
         if not MATRIX.search(name.removeprefix("aten::")):
             return NOTHING
@@ -343,7 +345,7 @@ def _time_ns(value: Any) -> int | None:
 
 
 def _id(value: Any) -> int:
-    """Return an id from a trace, or NOTHING if the value is not a whole number of at least 0."""
+    """Return an id from a trace, or NOTHING if it is not a whole number from 0 to 2⁶² − 1."""
     usable = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _LARGEST_ID
     return value if usable else NOTHING
 
@@ -358,7 +360,7 @@ def _sizes(value: Any) -> tuple[int, ...]:
 
 
 def _short_text(value: Any) -> str:
-    """Return a name that is printable and not too long; empty if the value is not text."""
+    """Return a name in printable characters, cut if it is too long; empty if it is not text."""
     return printable(value[:_LONGEST_NAME]).strip() if isinstance(value, str) else ""
 
 
@@ -368,18 +370,21 @@ def _numbers(column: array[int]) -> NDArray[np.int64]:
 
 @dataclass(frozen=True)
 class TraceJoin:
-    """Links between the events of a trace. Values are positions of host events, or NOTHING.
+    """Links between the events of a trace.
+
+    A link is the position of a host event, or NOTHING.
 
     Attributes:
-        order: operations and annotations, each after the one that contains it.
-        calls: calls of CUDA's runtime and driver, sorted by thread and time.
-        parent: the innermost operation or annotation around each host event.
-        own_ns: time of each operation and annotation without those within it, in ns.
+        order: links to operations and annotations, each after the one that contains it.
+        calls: links to calls of CUDA's runtime and driver, sorted by thread and time.
+        parent: link from each host event to the innermost operation or annotation around it.
+        own_ns: time of each operation and annotation without those within it, in ns; for all other
+            host events, the duration.
         module: for each host event, the position in ``modules`` of the path of modules around it. A
             gradient has the path of its forward operation.
         modules: paths of modules by class, such as ``GPT2Model.GPT2Block.Linear``.
-        operation: the operation that launched each device event.
-        launch: the call that launched each device event.
+        operation: link from each device event to the operation that launched it.
+        launch: link from each device event to the call that launched it.
         in_graph: for each device event, whether a CUDA graph launched it.
     """
 
@@ -395,7 +400,7 @@ class TraceJoin:
 
 
 def join(trace: TraceEvents) -> TraceJoin:
-    """Find the operation around each host event, and the operation that launched each kernel."""
+    """Find the operation around each host event, and what launched each device event."""
     host = trace.host
     # 1. Find what is around each host event. A longer event that begins at the same time is around
     # a shorter one, so it comes first.
@@ -422,15 +427,15 @@ def join(trace: TraceEvents) -> TraceJoin:
         if host.kind[event] == OPERATION and host.external[event] != NOTHING
     }
     device_operations = []
-    for place, call in enumerate(launch):
-        if in_graph[place]:
+    for activity, call in enumerate(launch):
+        if in_graph[activity]:
             device_operations.append(NOTHING)
             continue
         operation = nesting.parent[call] if call != NOTHING else NOTHING
         while operation != NOTHING and host.kind[operation] == ANNOTATION:
             operation = nesting.parent[operation]
         if operation == NOTHING:
-            operation = operation_by_id.get(trace.device.external[place], NOTHING)
+            operation = operation_by_id.get(trace.device.external[activity], NOTHING)
         device_operations.append(operation)
     return TraceJoin(
         operations,
@@ -474,8 +479,9 @@ def _nest(trace: TraceEvents, order: Sequence[int]) -> _Nesting:
             thread = host.thread[event]
             running.clear()
         # 1. Remove the events that are not around this one, because they ended before it began or
-        # end before it does. A time of 13 digits in µs has an error of up to a nanosecond, hence
-        # the 2 ns. A launch is timed by CUDA's clock, so it may seem to end after its operation.
+        # end before it does. A time of 13 digits in µs has an error of up to a nanosecond, so
+        # overlaps of less than 2 ns do not count. A launch is timed by CUDA's clock, so it may seem
+        # to end after its operation.
         end = host.begin[event] + host.duration[event]
         ends_within = end - _SLACK_NS if host.kind[event] != LAUNCH else 0
         while running and running[-1][0] < max(host.begin[event] + 2, ends_within):

@@ -2,8 +2,8 @@
 
 A trace is one JSON document, whose list ``traceEvents`` may have millions of small mappings. Only
 a window of the text is in memory at a time, from which Python's JSON decoder reads one value after
-another. This takes as long as ijson with its C library. For a trace of 50 MB, it needs a tenth of
-the memory that reading the file at once needs (results/accuracy/trace-speed.jsonl).
+another. This takes about as long as ijson with its C library. For a trace of 50 MB, it needs a
+tenth of the memory that reading the file at once needs (results/accuracy/trace-speed.jsonl).
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ EVENTS = "traceEvents"
 """Name of the list of events in a trace."""
 
 DEVICES = "deviceProperties"
-"""Name of the list of the node's GPUs in a trace. All other values are ignored."""
+"""Name of the list of the node's GPUs in a trace.
+
+Values other than this list and the events are ignored.
+"""
 
 _WINDOW = 1 << 20  # characters that are read at a time
 _LONGEST = 16 << 20
@@ -102,49 +105,49 @@ class _Window:
         self._file, self._path = file, path
         # Names of kernels and files may have control characters, which strict JSON forbids.
         self._decode = json.JSONDecoder(strict=False).raw_decode
-        self._text, self._place = "", 0
+        self._text, self._position = "", 0
         self._values = 0
 
     def next_character(self) -> str:
-        """Return the next character that is not white space, without reading past it.
+        """Return the next character that is not white space, without moving past it.
 
         At the end of the file, return an empty text.
         """
         while True:
-            match = _SPACE.match(self._text, self._place)
-            assert match is not None  # the pattern also matches nothing
-            self._place = match.end()
-            if self._place < len(self._text):
-                return self._text[self._place]
+            match = _SPACE.match(self._text, self._position)
+            assert match is not None  # the pattern also matches an empty text
+            self._position = match.end()
+            if self._position < len(self._text):
+                return self._text[self._position]
             if not self._read_on():
                 return ""
 
     def skip(self) -> None:
         """Move past the character that :meth:`next_character` returned."""
-        self._place += 1
+        self._position += 1
 
     def value(self) -> Any:
         """Return the next value.
 
         Raises:
-            UserError: if there is no value, or the value is too long or nested too deeply.
+            UserError: if there is no valid value, or the value is too long or nested too deeply.
         """
         self.next_character()
         while True:
             try:
-                value, end = self._decode(self._text, self._place)
+                value, end = self._decode(self._text, self._position)
             except RecursionError:
                 raise self.damaged() from None
             except ValueError:
                 # The value may continue beyond the window.
-                if len(self._text) - self._place > _LONGEST or not self._read_on():
+                if len(self._text) - self._position > _LONGEST or not self._read_on():
                     raise self.damaged() from None
                 continue
             # A number at the end of the window may continue: 1 may be the beginning of 12 or 1.5.
             may_continue = end == len(self._text) or self._text[end] in ".eE"
             if may_continue and self._read_on():
                 continue
-            self._place = end
+            self._position = end
             self._values += 1
             return value
 
@@ -156,15 +159,15 @@ class _Window:
             return
         while True:
             yield self.value()
-            follows = self.next_character()
+            separator = self.next_character()
             self.skip()
-            if follows == "]":
+            if separator == "]":
                 return
-            if follows != ",":
+            if separator != ",":
                 raise self.damaged()
 
     def damaged(self) -> UserError:
-        """Return the error for text that is not JSON, or that ends too early."""
+        """Return the error for text that is not JSON, ends too early, or has too long a value."""
         return UserError(
             f"{self._path} is damaged or incomplete after {self._values:,} values. Copy the trace "
             "again, or record it again."
@@ -182,6 +185,6 @@ class _Window:
         more = self._file.read(_WINDOW)
         if not more:
             return False
-        self._text = self._text[self._place :] + more
-        self._place = 0
+        self._text = self._text[self._position :] + more
+        self._position = 0
         return True

@@ -30,8 +30,8 @@ _NUMBERS = re.compile(r"\[?(-?\d{1,18}(?:, ?-?\d{1,18})*)?\]?")
 def works_of(inputs: OperationInputs) -> tuple[Work, ...]:
     """Return the problems that an operation computes: one, or both gradients of a convolution.
 
-    The result is empty for an operation that is not a matrix operation, whose kind or dtype is not
-    known, or whose inputs do not fit together.
+    The result is empty if the operation is not a known matrix operation, if the dtype is not known,
+    or if the inputs do not fit together.
     """
     reader = _READERS.get(inputs.name.removeprefix("aten::"))
     if reader is None:
@@ -42,18 +42,18 @@ def works_of(inputs: OperationInputs) -> tuple[Work, ...]:
         return ()
 
 
-def _dtype(inputs: OperationInputs, place: int) -> str:
+def _dtype(inputs: OperationInputs, position: int) -> str:
     """Return the dtype of the input at a position; a KeyError means that it is not known."""
-    return TRACED_DTYPES[inputs.types[place]]
+    return TRACED_DTYPES[inputs.types[position]]
 
 
-def _stored(inputs: OperationInputs, place: int) -> StoredTensor:
+def _stored(inputs: OperationInputs, position: int) -> StoredTensor:
     """Return the sizes and strides of the input at a position, which must be a tensor.
 
     If the trace has no strides, the tensor is assumed to be contiguous.
     """
-    sizes = inputs.dims[place]
-    strides = inputs.strides[place] if inputs.strides else _contiguous(sizes)
+    sizes = inputs.dims[position]
+    strides = inputs.strides[position] if inputs.strides else _contiguous(sizes)
     if not sizes or len(sizes) != len(strides):
         raise ValueError("not a tensor")
     return StoredTensor(sizes, strides)
@@ -67,8 +67,8 @@ def _contiguous(sizes: Sequence[int]) -> tuple[int, ...]:
 
 def _letter(tensor: StoredTensor) -> str:
     """Return a matrix's letter in a layout: ``t`` if only columns are contiguous, else ``n``."""
-    rows, columns = tensor.strides[-2:]
-    return "t" if columns != 1 and rows == 1 else "n"
+    row_stride, column_stride = tensor.strides[-2:]
+    return "t" if column_stride != 1 and row_stride == 1 else "n"
 
 
 def _gemm(inputs: OperationInputs, first: int) -> list[Work]:
@@ -85,8 +85,8 @@ def _gemm(inputs: OperationInputs, first: int) -> list[Work]:
 def _linear(inputs: OperationInputs) -> list[Work]:
     """Return the GEMM of x (…, k) and the weight (n, k).
 
-    A linear layer that calls ``addmm`` needs no reader, because the trace shows that call as well.
-    This function is for layers that do not.
+    Most linear layers call ``addmm`` or ``mm``, and the trace shows that call as well. This
+    function is for layers that call neither.
     """
     x, weight = _stored(inputs, 0), _stored(inputs, 1)
     rows = math.prod(x.sizes[:-1])
@@ -109,7 +109,7 @@ def _mv(inputs: OperationInputs, first: int) -> list[Work]:
 
 
 def _grouped(inputs: OperationInputs) -> list[Work]:
-    """Return the GEMM of a grouped operation, which multiplies the rows of several experts."""
+    """Return the GEMM of a grouped operation, which multiplies the matrices of several experts."""
     a, b = _stored(inputs, 0), _stored(inputs, 1)
     dtype, layout = _dtype(inputs, 0), _letter(a) + _letter(b)
     if len(a.sizes) == 3 and len(b.sizes) == 3:
@@ -165,7 +165,8 @@ def _convolution(
     Args:
         inputs: inputs of the operation.
         settings: position of each setting that the operation takes. ``stride`` and ``padding`` are
-            always among them; others that are missing have PyTorch's defaults.
+            always among them. The number of groups follows from the sizes if it is missing; other
+            missing settings have PyTorch's defaults.
         first: position of the image.
         passes: passes that the operation computes.
     """
@@ -178,7 +179,7 @@ def _convolution(
     ones, zeros = (1,) * dimensions, (0,) * dimensions
 
     def per_dimension(name: str) -> tuple[int, ...]:
-        """Return a setting with one number per dimension; a single number is for all of them."""
+        """Return a setting with one number per dimension; a single number stands for all."""
         numbers = setting(name)
         return numbers * dimensions if len(numbers) == 1 else numbers
 
@@ -199,19 +200,19 @@ def _convolution(
 _PLAIN_SETTINGS = {
     "stride": 3, "padding": 4, "dilation": 5, "transposed": 6, "output_padding": 7, "groups": 8,
 }  # fmt: skip
-_GRADIENT_SETTINGS = {name: place + 1 for name, place in _PLAIN_SETTINGS.items()}
+_GRADIENT_SETTINGS = {name: position + 1 for name, position in _PLAIN_SETTINGS.items()}
 _CUDNN_SETTINGS = {"padding": 2, "stride": 3, "dilation": 4, "groups": 5}
 _MKLDNN_SETTINGS = {"padding": 3, "stride": 4, "dilation": 5, "groups": 6}
 _DEPTHWISE_SETTINGS = {"stride": 4, "padding": 5, "dilation": 6}
 _SLOW_SETTINGS = {"stride": 4, "padding": 5}  # PyTorch's slow_conv2d, on one thread of a CPU
 
 
-def _gradients(inputs: OperationInputs, settings: dict[str, int], mask_place: int) -> list[Work]:
+def _gradients(inputs: OperationInputs, settings: dict[str, int], mask_position: int) -> list[Work]:
     """Return the gradients that a call computes.
 
-    The call's argument at ``mask_place`` is its mask of outputs, such as ``[True, True, False]``.
+    The call's argument at ``mask_position`` is its mask of outputs, like ``[True, True, False]``.
     """
-    mask = inputs.settings[mask_place].strip("[]").split(", ")
+    mask = inputs.settings[mask_position].strip("[]").split(", ")
     passes = [
         name
         for name, is_computed in zip(("dgrad", "wgrad"), mask, strict=False)

@@ -1,4 +1,4 @@
-"""One number for one thing: what different answers say of the same shapes."""
+"""The commands, the table, the page and Python give the same answers about the same shapes."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ SHAPES = 200
 
 
 def sizes() -> list[tuple[int, int, int]]:
-    """A hundred shapes, and each with a few more columns: pairs of measured neighbours."""
+    """Return a hundred shapes, each followed by the same shape with a few more columns."""
     some = dict.fromkeys(random_sizes(3 * SHAPES))
     pairs = [((m, n, k), (m, n + max(8, n // 128 * 8), k)) for m, n, k in some if n >= 128]
     return list(dict.fromkeys(itertools.chain.from_iterable(pairs)))[:SHAPES]
 
 
 def seconds_of(asked: list[Problem]) -> np.ndarray:
-    """The model's times with noise that makes some neighbours clearly faster."""
+    """Return the model's times with noise that makes some neighbours clearly faster."""
     noise = np.random.default_rng(0).normal(0, 0.15, len(asked))
     return np.asarray(model_law()(asked) * np.exp(noise))
 
 
 @pytest.fixture(scope="module", params=["a recording", "an imported file"])
 def known(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Analysis:
-    """200 shapes of an H100, measured here, or in a file of the user's."""
+    """Return 200 shapes of an H100, from a recording or from a file that a user imported."""
     results = tmp_path_factory.mktemp("results")
     cases = gemm_cases(sizes())
     times = seconds_of(problems(cases))
@@ -77,7 +77,7 @@ def asked(known: Analysis) -> list[Problem]:
 
 @pytest.fixture(scope="module")
 def answers(known: Analysis) -> dict[tuple[str, str], Answer]:
-    """What `recommend` says of every shape, for both of the table's questions."""
+    """Return the answers of `recommend` about every shape, for both queries of the table."""
     basis = basis_of(known)
     return {
         (question.kind, answer.advice.problem.spec()): answer
@@ -92,7 +92,7 @@ def test_predict_says_the_measured_time_with_the_interval_of_a_repetition(known:
     for row, time in zip(rows, seconds_of(asked(known)), strict=True):
         assert row["evidence"] == MEASURED
         assert row["time_us"] == pytest.approx(time * 1e6)
-        assert 1 < row["hi_us"] / row["lo_us"] < 1.2  # and not that of a prediction
+        assert 1 < row["hi_us"] / row["lo_us"] < 1.2  # an interval of a prediction is wider
 
 
 def test_recommend_compares_measured_with_measured(
@@ -112,10 +112,10 @@ def test_recommend_compares_measured_with_measured(
     assert compared >= 20
 
 
-def test_no_better_size_that_was_measured_is_passed_over_for_want_of_evidence(
+def test_a_measured_better_size_is_recommended(
     known: Analysis, answers: dict[tuple[str, str], Answer]
 ) -> None:
-    """A neighbour that takes much less time, by measurements, is at least likely."""
+    """Every shape with a neighbour whose measured time is much shorter gets a recommendation."""
     times = dict(zip(asked(known), seconds_of(asked(known)), strict=True))
     clear = 0
     for problem, time in times.items():
@@ -169,7 +169,7 @@ def test_python_says_what_the_commands_say(
 
 
 def test_a_public_table_s_own_times_are_compared(tmp_path: Path) -> None:
-    """What an H100 took in a public table: 56.19 µs, and 31.04 with one row less."""
+    """In a public table, an H100 took 56.19 µs for a shape, and 31.04 µs with one row less."""
     table = tmp_path / "results" / "public" / SLUG
     sizes_ = [(1281, 768, 10240), (1280, 768, 10240), *random_sizes(200)]
     cases = [replace(case, cache="warm") for case in gemm_cases(sizes_)]
@@ -190,5 +190,5 @@ def test_a_public_table_s_own_times_are_compared(tmp_path: Path) -> None:
     assert (advice.verdict, advice.evidence) == ("likely", MEASURED)
     assert advice.change == "M 1281 → 1280"
     assert advice.gain.value == pytest.approx(56.19 / 31.04 * 1280 / 1281 - 1)
-    # On other software the ratio may be another one.
+    # The interval is wide, because the ratio may differ with another framework or version.
     assert 0.1 < advice.gain.lo < 0.7 < 0.95 < advice.gain.hi

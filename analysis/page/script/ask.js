@@ -2,7 +2,7 @@
 //
 // This file does what analysis/advice does for `predict` and `recommend`; a test compares the two.
 // The names are those of the Python code, which explains the steps. Two sizes are compared by their
-// measured times if both were measured, else by the model.
+// measured times if a public table has both, else by the model.
 
 const QUESTIONS = {
   pad: { allowance: 0.125, choose: false, words: "At least this size, in less time (pad)" },
@@ -135,7 +135,8 @@ function sizesNear(problem, name, { allowance, choose }, tileSizes) {
   return [...new Set([size, ...allowed])].sort((a, b) => a - b);
 }
 
-// Sizes across a window: the multiples of the smallest step of which the window has about six.
+// Sizes across a window: the multiples of the smallest step of which the window has at most about
+// six.
 function across(least, most) {
   const largest = MULTIPLES.at(-1);
   const coarseStep = largest * ceilDiv(most - least, WINDOW_SIZES * largest);
@@ -289,8 +290,8 @@ function neighboursOf(problem, question, run) {
   const seconds = secondsInTable(problem, run);
   const { trees, shift } = run.model.groups[groupName(problem)];
   if (seconds !== null && run.model.trees[trees]?.differs) {
-    // The full model reproduces the times that it grew from more closely than its smaller copy, so
-    // the measured time is closer to its prediction.
+    // The full model reproduces the times that it grew from more closely than its smaller copy does.
+    // The measured time therefore stands for the full model's prediction.
     before = { ...before, time: shifted(seconds, shift) };
   }
   const weighed = options.map((option) => weigh(problem, option, before, question, run));
@@ -348,8 +349,8 @@ function answerElements(problem, run) {
     element("p", `${prefix}${shapeText(problem)}: ${time}, ${speed}.`, { class: "finding" }),
   ];
   if (prediction) elements.push(element("p", explained(problem, prediction, run.model)));
-  // 2. Report better sizes: those that the recording advises, which rest on more than the page
-  // knows, or else those of the model.
+  // 2. Report better sizes: the recommendations in the page's data, which rest on more than the
+  // script knows. If there are none for this problem, report those of the model.
   const recorded = run.advice.filter((advice) => advice.spec === specOf(problem));
   for (const advice of recorded) {
     const change = advice.verdict === "leave it" ? "" : `, ${advice.change}, gains ${gain(advice)}`;

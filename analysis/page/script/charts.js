@@ -18,8 +18,8 @@ const filters = FACETS.filter((name) => points[name].words.length > 1).map((name
   counts: [],
 }));
 
-// The rows that no filter hides and, for each word of each facet, how many rows would be left if
-// its own facet hid none.
+// The rows that no filter hides and, for each word of each facet, how many rows with this word
+// would be left if its own facet hid none.
 function filtered() {
   const rows = [];
   const counts = filters.map((filter) => new Uint32Array(filter.wanted.length));
@@ -95,8 +95,9 @@ function spread(rows, most) {
 const inView = (value, range) => value >= range.start && value <= range.end;
 let shown = []; // rows that are drawn now
 
-// Draws the rows that have a time and an intensity. If they are too many, only an evenly spread
-// part of those in view is drawn. Returns how many rows could be drawn, and how many are.
+// Draws the rows that have a time and an intensity. If there are too many of them, only an evenly
+// spread part of those in the roofline's view is drawn. Returns how many rows could be drawn, and
+// how many are drawn.
 function drawPoints(rows) {
   const timed = rows.filter((i) => points.time_us[i] !== null && points.intensity[i] !== null);
   const { x_range: intensities, y_range: speeds } = model("roofline");

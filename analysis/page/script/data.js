@@ -14,7 +14,7 @@ async function unpacked() {
 }
 
 // The points of all recordings in one set of columns. A column of numbers is an array. A column of
-// texts has its distinct words, and for each point the code (place) of its word.
+// texts has its distinct words, and for each point the code (position) of its word.
 function joined(runs) {
   const points = { length: 0, run: { codes: [], words: runs.map((run) => run.name) } };
   for (const [place, run] of runs.entries()) {
@@ -81,7 +81,7 @@ const caseOf = (i) =>
 // that a filter takes.
 const FOUR_DIGITS = new Intl.NumberFormat("en", { maximumSignificantDigits: 4 });
 
-// A time with its interval, from microseconds, in the unit that suits it. A time without an
+// A time with its interval as text, from microseconds, in the unit that suits it. A time without an
 // interval has null for both ends.
 function timeText(time, low, high) {
   const [unit, scale] = time < 1e4 ? ["µs", 1] : time < 1e7 ? ["ms", 1e-3] : ["s", 1e-6];

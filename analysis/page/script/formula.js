@@ -25,7 +25,7 @@ const powerOfTwoIn = (bytes) => {
   while (power < WIDE_BYTES && bytes % (2 * power) === 0) power *= 2;
   return power;
 };
-// The largest power of two, at most 16, that divides the bytes of rows of each size.
+// The largest power of two, at most 16, that divides the bytes of a row of each of the sizes.
 const alignmentOf = (sizes, dtype) =>
   Math.min(...sizes.map((size) => powerOfTwoIn(size * ELEMENT_BYTES[dtype])));
 
@@ -240,7 +240,7 @@ function fastest(s, machine, group) {
     const done = work(s, tile, split, machine, group);
     return norm4(done.total, done.intake, memorySeconds(s, split, done.count, machine, c));
   };
-  // Splitting K pays only for shapes with few tiles. Kernels for misaligned rows may not do it.
+  // Splitting K pays only for shapes with few tiles, and kernels for misaligned rows may lack it.
   const area = ([bm, bn]) => bm * bn;
   const largest = group.tiles.reduce((a, b) => (area(b) > area(a) ? b : a));
   const hasFewTiles = machine.kind === "gpu" && tileCount(s, ...largest) <= machine.sms;
@@ -268,9 +268,9 @@ const factorsOfTwo = (size) => {
   return factors;
 };
 
-// The features of a problem, in the order in which the trees number them. `shapes` are its rows: of
-// the implied GEMM and, if it may use Winograd's algorithm, of its tiles. `guess` is the formula's
-// estimate.
+// The features of a problem, in the order in which the trees number them. `shapes` are the results
+// of `shapeRow`: for the implied GEMM and, if Winograd's algorithm may be used, for each of its
+// tiles. `guess` is the formula's estimate.
 function featuresOf(problem, shapes, guess, machine, group) {
   // 1. Sizes and the formula's estimate, for every problem.
   const [s] = shapes;
@@ -361,7 +361,7 @@ function hasLike(problem, group) {
 }
 
 // Seconds corrected by a log ratio, which is linear in the log of the seconds between knots and
-// constant beyond them.
+// constant beyond them. Without knots, the seconds are returned unchanged.
 function shifted(seconds, { log_seconds: knots, log_ratios: ratios }) {
   if (!knots.length) return seconds;
   const x = Math.log(seconds);

@@ -10,7 +10,7 @@ const WORDS = [...SAME, "stride", "padding", "dilation"];
 const sizesOf = (i) => (word("op", i) === "conv" ? CONV_SIZES : GEMM_SIZES);
 const FIXED = { conv: ["batch", "c", "h", "w", "kout", "r", "s", "groups"], gemm: ["m", "n", "k", "batch"] };
 
-// The row `i` and the timed rows that differ from it only in the size `along`, sorted by that size.
+// The timed rows that differ from row `i` at most in the size `along`, sorted by that size.
 function lineThrough(i, along) {
   const fixed = (FIXED[word("op", i)] ?? []).filter((name) => name !== along);
   const rows = [];
@@ -34,6 +34,7 @@ const ceil = (a, b) => Math.ceil(a / b);
 
 // The sizes from `low` to `high` at which one more of M or N begins another tile (`tiles`) or even
 // another wave (`waves`). The tile is the one that is predicted for row `i`, with its split of K.
+// There are no edges along K, for other operations than GEMMs, and if there would be too many.
 function edgesOf(i, along, low, high) {
   const edges = { tiles: [], waves: [] };
   const tile = word("predicted_tile", i).match(/^(\d+)x(\d+)/);
@@ -176,8 +177,8 @@ function secondsInTable(problem, run) {
 }
 
 // The row that is nearest to a problem, among those that were timed in its dtype; undefined if
-// there is no such row. The distance adds the logarithms (base 2) of the ratios of sizes, and 1 for
-// each other word, such as a layout, that differs.
+// there is no such row. The distance adds the absolute logarithms (base 2) of the ratios of sizes,
+// and 1 for each word that differs, such as the layout.
 function nearestRow(problem) {
   // Points name a convolution's images ``batch``, and have pairs such as strides as text.
   const wanted = FIELDS[problem.op].map((name) => [

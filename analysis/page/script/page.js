@@ -25,9 +25,9 @@ const pointTable = new Table(byId("points-table"), "the points", [
   text("kernel", (i) => word("kernel", i)),
 ]);
 
-// Answers about a point that was clicked, and scrolls to the answer.
+// Answers about a clicked point that is a GEMM or a convolution, and scrolls to the answer.
 function show(i) {
-  if (!word("spec", i)) return; // neither a GEMM nor a convolution
+  if (!word("spec", i)) return;
   byId("shape").value = word("spec", i);
   askTyped(word("spec", i));
   choose(i);
@@ -150,8 +150,8 @@ function errorCell(sum) {
   return cell;
 }
 
-// The pairs of rows of the same case in the first two recordings, each with its fastest
-// implementation.
+// The pairs of rows of the same case in the first two recordings. Each row has the fastest
+// implementation of its recording.
 function commonPairs() {
   const fastestRows = [new Map(), new Map()];
   for (let i = 0; i < points.length; i++) {

@@ -21,8 +21,8 @@ function element(tag, text = "", attributes = {}) {
 class Table {
   // The table fills the element `place`. `copies` gives each row a button that copies it, `tools`
   // adds a search field, and `first` is the number of rows that are shown before "More rows" is
-  // pressed. `sorted` is the column that sorts the rows, null for their original order; `down` puts
-  // large values first.
+  // pressed. `sorted` is the position of the column that sorts the rows, null for their original
+  // order; `down` puts large values first.
   constructor(place, name, columns, { copies = false, tools = true, first = FIRST } = {}) {
     Object.assign(this, { place, name, columns, copies, first, rows: [], sorted: null, down: true });
     this.search = element("input", "", { type: "search", "aria-label": `Search ${name}` });

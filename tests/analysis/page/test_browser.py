@@ -1,4 +1,4 @@
-"""The page in a real browser: what it draws, filters, finds and says is what was recorded."""
+"""In a real browser, the page draws, filters, finds and reports what was recorded."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_it_opens_without_a_network_or_a_complaint(
         assert count(here) == len(measured)
         paper = here.page.evaluate("getComputedStyle(document.body).backgroundColor")
         assert (paper == "rgb(255, 255, 255)") == (scheme == "light")
-        # What this recording says nothing about has no section.
+        # This recording has no profiled models and no waves, so the page does not mention them.
         assert here.page.locator("#tensor-cores").count() == 0
         assert "edges of waves" not in here.text("main")
         for section in SECTIONS:
@@ -127,7 +127,7 @@ def test_all_text_stands_out_from_what_is_behind_it(page: Path, scheme: str) -> 
 
 def test_filters_change_the_counts_that_they_say(here: Opened, measured: pd.DataFrame) -> None:
     box = here.page.locator("#filters")
-    box.locator("details.facet summary").click()  # the sweeps, of which there are many
+    box.locator("details.facet summary").click()  # there are many sweeps, so they are folded
     for name, value in (("dtype", "fp32"), ("op", "conv"), ("sweep", "steps")):
         said = box.locator(f"input[name={name}][value={value}] + span").inner_text()
         assert number(said) == (measured[name] == value).sum()
@@ -138,7 +138,8 @@ def test_filters_change_the_counts_that_they_say(here: Opened, measured: pd.Data
     assert number(said) == (left["op"] == "conv").sum()
     box.locator("input[name=op][value=gemm]").uncheck()
     assert count(here) == (left["op"] == "conv").sum()
-    # Each count is of what the other filters leave, not its own: rows that two hide are in none.
+    # A count is about the rows that the other filters leave, so a row that two filters hide is not
+    # in any count.
     said = box.locator("input[name=op][value=gemm] + span").inner_text()
     assert number(said) == (left["op"] == "gemm").sum()
     said = box.locator("input[name=dtype][value=fp32] + span").inner_text()
@@ -148,14 +149,14 @@ def test_filters_change_the_counts_that_they_say(here: Opened, measured: pd.Data
     )
     assert drawn == count(here)
     assert number(here.text("#points-table output").partition(" of ")[2]) == count(here)
-    box.locator("fieldset", has_text="pass").get_by_role("button").click()  # none of them
+    box.locator("fieldset", has_text="pass").get_by_role("button").click()  # unticks all passes
     assert count(here) == 0
 
 
 def rounded(value: float) -> str:
-    """A time in microseconds as the page shows it: four significant digits in the unit that suits.
+    """Return a time in µs as the page shows it, with four significant digits, without the unit.
 
-    Without the unit, as both ends of an interval have the same one.
+    The page writes the unit of an interval only once.
     """
     scaled = value if value < 1e4 else value * 1e-3
     return f"{float(f'{scaled:.4g}'):,.15g}"
@@ -170,7 +171,7 @@ def test_hovering_says_what_the_table_of_measurements_says(
 ) -> None:
     script = "Bokeh.documents.map(d => d.get_model_by_name('shown')).find(Boolean).data.index"
     index = here.page.evaluate(script)
-    alone = measured["tflops"].idxmax()  # nothing lies on the fastest
+    alone = measured["tflops"].idxmax()  # no other point covers that of the fastest case
     row = measured.loc[alone]
     # A CPU's speeds are drawn in GFLOP/s.
     (place,) = [
@@ -210,7 +211,7 @@ def test_a_click_shows_a_points_neighbours(here: Opened, measured: pd.DataFrame)
 def line_through(
     measured: pd.DataFrame, sizes: dict[str, int], dtype: str, along: str
 ) -> list[int]:
-    """The sizes along a dimension that plain cold GEMMs of this class were measured with."""
+    """Return the measured sizes along a dimension of cold GEMMs without a configuration."""
     plain = {"op": "gemm", "dtype": dtype, "cache": "cold", "layout": "nt", "mode": "burst",
              "config": "", "batch": "1"}  # fmt: skip
     rows = measured.astype(str)
@@ -321,7 +322,7 @@ def test_tables_are_sorted_searched_and_copied(here: Opened) -> None:
     assert [cell.strip() for cell in copied[2].strip("|").split(" | ")] == rows[0][:-1]
 
 
-def test_the_keyboard_alone_reaches_every_control(here: Opened) -> None:
+def test_the_keyboard_reaches_every_control(here: Opened) -> None:
     script = """() => [...document.querySelectorAll("a[href],button,input,summary,[tabindex='0']")]
       .filter((e) => e.checkVisibility() && !e.closest("table") && !e.disabled)
       .map((e, i) => (e.dataset.stop = String(i)))"""

@@ -1,4 +1,4 @@
-"""The page as a file: what is in it, how large it is, and that nothing hostile gets out of it."""
+"""The page's file has the right data and size, and does not run hostile text from a recording."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.xdist_group("browser")
 
 
 def rows_of(folder: Path) -> pd.DataFrame:
-    """A table's cells as they are written, to write most of them again."""
+    """Return a table's cells as text, so that unchanged cells can be written back exactly."""
     return pd.read_csv(folder / "measurements.csv", dtype=str, keep_default_na=False)
 
 
@@ -43,7 +43,7 @@ def write_analysed(analyses: list[Analysis]) -> Path:
 
 
 def data_of(page: Path) -> Any:
-    """What the page's script reads."""
+    """Return the data that the page's script reads."""
     text = page.read_text(encoding="utf-8")
     (packed,) = re.findall(r'<script[^>]*id="data">([^<]*)</script>', text)
     return json.loads(gzip.decompress(base64.b64decode(packed)))
@@ -110,7 +110,7 @@ HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>${alert
 
 
 @pytest.mark.slow
-def test_nothing_that_a_recording_says_is_run(tmp_path: Path) -> None:
+def test_no_text_of_a_recording_is_run_as_a_script(tmp_path: Path) -> None:
     need_browser()
     cases = gemm_cases(dict.fromkeys(random_sizes(60)), sweep=HOSTILE)
     folder = record(
@@ -138,7 +138,7 @@ def test_nothing_that_a_recording_says_is_run(tmp_path: Path) -> None:
     (folder / "rules.json").write_text(json.dumps([rule]), encoding="utf-8")
     page = write(folder)
     assert HOSTILE not in page.read_text(encoding="utf-8")
-    with opened(page) as here:  # which ends with an error where anything was said or asked for
+    with opened(page) as here:  # fails if the page logs an error, alerts or fetches anything
         assert here.text("h1") == HOSTILE
         assert HOSTILE in " ".join(here.cells("#points-table")[0])
         assert here.cells("#rules-table")[0][0] == f"{rule['id']}: {HOSTILE}"

@@ -35,7 +35,7 @@ TABLE = """
 let table = {};
 function secondsInTable(problem) { return table[specOf(problem)] ?? null; }
 """
-"""The part of the script that looks up a measured time, without a page."""
+"""Stand-in for the function of the script that looks up a measured time on the page."""
 
 ASKED = """([model, specs, question, seconds]) => {
   table = seconds;
@@ -76,7 +76,7 @@ def answers(
 
 
 def random_problems(basis: Basis, count: int, seed: int = 0) -> list[Problem]:
-    """Problems of every operation and dtype that the page answers, of many sizes and layouts."""
+    """Return problems of every operation and dtype that the page predicts, of random sizes."""
     rng = np.random.default_rng(seed)
     names = [group.name for group in page_groups(basis)]
     problems: list[Problem] = []
@@ -84,7 +84,7 @@ def random_problems(basis: Basis, count: int, seed: int = 0) -> list[Problem]:
         operation, dtype = name.split()
         try:
             problems.append(random_problem(rng, operation, dtype))
-        except UserError:  # a filter that does not fit, or too large a result
+        except UserError:  # the filter does not fit, or the result is too large
             continue
         if len(problems) == count:
             return problems
@@ -114,7 +114,7 @@ MACHINES = ("nvidia-h100-sxm", "nvidia-a100-sxm-80gb", "nvidia-b200", "nvidia-v1
 
 @pytest.mark.parametrize("slug", [SLUG, *MACHINES])
 def test_the_script_predicts_what_python_predicts(slug: str, tmp_path: Path) -> None:
-    # With a recording of its own, and by what is shipped.
+    # The first machine has a recording. The others are predicted by the shipped constants.
     basis = find_basis(slug, RECORDED.parent.parent if slug == SLUG else tmp_path)
     problems = random_problems(basis, 500)
     got = answers(page_model(basis, []), problems)
@@ -149,13 +149,14 @@ def test_the_script_advises_what_python_advises(
         agree(problem, answer["best"], advice_on(problem, basis, question))
         for problem, answer in zip(problems, got, strict=True)
     }
-    # On this CPU, whose run was noisy, hardly any prediction alone is likely to gain.
+    # On the recorded CPU, whose run was noisy, hardly any predicted gain is likely.
     assert slug == SLUG or verdicts == {True, False}
 
 
 @pytest.mark.parametrize("question", QUESTIONS, ids=lambda question: question.kind)
 def test_the_script_compares_the_times_of_a_table(question: Question, tmp_path: Path) -> None:
-    # Of a public table, times have no interval: the shape and half of the sizes near it are in it.
+    # Times of a public table have no interval. The table has the shape and half of the sizes that
+    # the query allows.
     basis = find_basis("nvidia-h100-sxm", tmp_path)
     problem = Gemm(1000, 4100, 2040, "bf16")
     options, frame = options_of(

@@ -1,4 +1,4 @@
-"""Plots are tested by their data, and by being written."""
+"""The data of plots are right, and every plot can be written."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support.synthetic import H100, model_law, problems, record
 
 @pytest.fixture(scope="module")
 def analysis(tmp_path_factory: pytest.TempPathFactory) -> Analysis:
-    """A GPU's recording with everything that the plots look for, under the model's own law."""
+    """Return a GPU's recording with the sweeps of all plots and the times of the model."""
     gemms = {
         "square": [(size, size, size) for size in range(256, 4097, 256)],
         "steps": [(m, 4096, 4096) for m in [*range(1024, 3072, 128), 1025, 2049]],
@@ -126,7 +126,7 @@ def test_steps_have_their_edges(analysis: Analysis) -> None:
     assert lines["m"]["m"].is_monotonic_increasing
     tiles, waves = scaling.edges(H100, "bf16", "m", lines["m"])
     assert tiles == list(range(1024, 2945, 256))
-    assert waves == [1024, 2048]  # 32 tiles across: four rows of tiles fill 132 SMs
+    assert waves == [1024, 2048]  # a row has 32 tiles, so four rows fit on 132 SMs at once
 
 
 def test_alignment_is_relative_to_the_round_size(analysis: Analysis) -> None:
@@ -134,14 +134,15 @@ def test_alignment_is_relative_to_the_round_size(analysis: Analysis) -> None:
     assert set(rows["along"]) == {"m", "n", "k"}
     assert (rows[rows["offset"] == 0]["relative"] == 1.0).all()
     odd_k = rows[(rows["along"] == "k") & (rows["offset"] % 8 != 0)]
-    assert (odd_k["relative"] < 0.95).all()  # the law is slower there
+    assert (odd_k["relative"] < 0.95).all()  # the model predicts that these are slower
     assert (rows["relative_lo"] <= rows["relative"]).all()
     assert (rows["relative_hi"] >= rows["relative"]).all()
-    # The base's uncertainty is in every ratio, and the base is itself without any.
+    # Every ratio includes the uncertainty of the base, but the base's ratio to itself has none.
     base = rows["offset"] == 0
     assert (rows[base][["relative_lo", "relative_hi"]] == 1.0).all(axis=None)
     widened = rows[~base]["relative_hi"] / rows[~base]["relative"]
-    # Both are known to ±1 %, and another process differs by what the canary lets expect.
+    # Both times have intervals of ±1%. The interval of the ratio is wider, because times in another
+    # process would differ by as much as the canary GEMM shows.
     assert (widened > 1.01 / 0.99).all()
     assert (widened < 1.03).all()
 
@@ -161,7 +162,7 @@ def test_channels_are_sorted_and_forward_only(analysis: Analysis) -> None:
 def test_accuracy_counts_every_row(analysis: Analysis) -> None:
     rows = series.accuracy_series(analysis.table)
     assert len(rows) == len(analysis.table)
-    assert rows["error"].abs().median() < 0.01  # the law is the model's own
+    assert rows["error"].abs().median() < 0.01  # the recorded times are those of the model
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Titles are findings: of data that are known, they say what is known."""
+"""Titles state the known findings of made-up data."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def test_a_roofline_says_how_much_of_its_ceiling_each_dtype_reaches() -> None:
     peak = H100.peak("bf16") / 1e12
     rows = pd.DataFrame({
         "dtype": ["bf16", "bf16", "fp32", "fp32"], "op": ["gemm", "gemm", "gemm", "conv"],
-        "tflops": [0.1, peak * 0.8, 66.9 / 2, 70.0],  # Winograd's algorithm computes less
+        "tflops": [0.1, peak * 0.8, 66.9 / 2, 70.0],  # a convolution may exceed the peak
     })  # fmt: skip
     assert titles.roofline_title(rows, H100) == (
         "The fastest GEMMs reach 80% in bf16 and 50% in fp32 of the peak"

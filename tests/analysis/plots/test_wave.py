@@ -1,4 +1,4 @@
-"""The lesson about one class: what its title says is what was measured."""
+"""The title of the wave plot says what was measured."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SIZES = [*range(64, 1281, 64), 1281, *range(1344, 3000, 64)]
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An H100 that obeys the model, but for one step of 1.81."""
+    """Record an H100 whose times are those of the model, except for one cliff of 81%."""
     folder = tmp_path_factory.mktemp("results")
     line = [(m, 768, 10240) for m in SIZES]
     cases = gemm_cases(dict.fromkeys([*line, *random_sizes(80)]))

@@ -1,4 +1,4 @@
-"""The field's rules: every one has a row, and what is planted in a recording is what is found."""
+"""Every rule has a row, and effects that are planted in a recording are found."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ Law = Callable[[Workload], float]
 def test_every_rule_of_the_field_is_there_and_its_sweeps_exist() -> None:
     assert sorted(all_rules()) == sorted(IDS)
     assert {name for group in rule_sweeps() for name in group.split(",")} <= set(all_sweeps())
-    assert "sources,layers" in rule_sweeps()  # what a rule needs together
+    assert "sources,layers" in rule_sweeps()  # the sweeps of one rule form a group
     sizes = {f.name for workload in get_args(Workload) for f in fields(workload)}
     for rule in all_rules().values():
         assert set(rule.also) <= set(all_sweeps())
@@ -66,12 +66,12 @@ def test_every_rule_of_the_field_is_there_and_its_sweeps_exist() -> None:
 def plant(
     folder: Path, cases: Sequence[Case], law: Law, seed: int, machine: Machine = H100
 ) -> list[RuleResult]:
-    """Judge a recording made from a law, each time with noise, nine samples a case."""
+    """Judge a recording whose times follow a law with noise, with nine samples per case."""
     rng = np.random.default_rng(seed)
     truth = np.array([law(case.problem) for case in cases])
     samples = np.sort(truth * np.exp(NOISE * rng.standard_normal((9, len(cases)))), axis=0)
     recording = load(record(folder, cases, samples[4], machine=machine))
-    recording.rows["time_lo_us"] = samples[1] * 1e6  # what nine samples give
+    recording.rows["time_lo_us"] = samples[1] * 1e6  # ends of the median's interval
     recording.rows["time_hi_us"] = samples[7] * 1e6
     return judge_all([Evidence.from_recording(recording)])
 
@@ -96,7 +96,7 @@ def aligned_law(penalty: float) -> Law:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("penalty", "verdict"), [(1.8, "holds"), (1.0, "no effect")])
-def test_a_planted_penalty_of_misalignment_is_found_and_none_is_not(
+def test_a_planted_penalty_of_misalignment_is_found(
     tmp_path: Path, penalty: float, verdict: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("analysis.rules.judge.calibrate", Uncalibrated)
@@ -138,7 +138,7 @@ def test_a_planted_step_of_a_wave_is_found(tmp_path: Path, monkeypatch: pytest.M
 def test_planted_laws_of_recurrent_layers_are_told_apart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each rule's own law is found in the sweep that tests it, without the other two's."""
+    """The effect of each rule is found in the sweep that also has the other two effects."""
     monkeypatch.setattr("analysis.rules.judge.calibrate", Uncalibrated)
     sweep = all_sweeps()["lstm"]
     cases = expand(sweep, H100, lambda *_: "cudnn", lambda *_: [""])
@@ -160,7 +160,7 @@ def _waves(m: int, bm: int, bn: int) -> int:
 
 
 class Uncalibrated:
-    """Stands in for the calibration, which verdicts do not look at and which takes seconds."""
+    """Stand-in for the calibration, which takes seconds and does not influence verdicts."""
 
     def __init__(self, machine: Machine, rows: object) -> None:
         self.model = Model(machine)
@@ -277,7 +277,7 @@ def test_recordings_of_another_software_do_not_judge_with(tmp_path: Path) -> Non
 
 
 def test_speed_ups_come_before_more_pairs_of_speeds() -> None:
-    """A claim of speed-ups, where one run measured fp32 and another, with more pairs, did not."""
+    """The run that measured fp32 judges a claim about speed-ups, although it has fewer pairs."""
 
     def run(dtypes: Sequence[str], widths: Sequence[int]) -> Evidence:
         seconds = {("bf16", 64): 1e-5, ("bf16", 1024): 2e-5, ("fp32", 64): 2e-5}
@@ -294,7 +294,7 @@ def test_speed_ups_come_before_more_pairs_of_speeds() -> None:
     assert row.effect == pytest.approx(8 / 2)  # twice as fast with 64 rows, 8 times with 1024
     (row,) = (r for r in judge_all([silent]) if r.id == "small-dim")
     assert (row.cases, row.effect) == (3, pytest.approx(1024 / 64 / 2))
-    assert "advertised 4" not in row.reason  # of speeds it is not
+    assert "advertised 4" not in row.reason  # the source claims nothing about speeds
 
 
 def test_a_gpu_is_not_told_that_it_needs_a_gpu(tmp_path: Path) -> None:
@@ -311,7 +311,7 @@ def test_a_run_that_planned_a_sweep_and_had_no_time_for_it_needs_more_budget(
     rows = {row.id: row for row in judge_all([Evidence.from_recording(load(folder))])}
     how = "needs pairs of the sweeps sources, steps: run `make rules` with a larger budget"
     assert rows["wave"].reason == how
-    assert rows["nhwc"].reason.endswith(": run `make rules`")  # nobody planned that
+    assert rows["nhwc"].reason.endswith(": run `make rules`")  # its sweep was not planned
 
 
 def test_a_stranger_s_slug_makes_nothing_be_written_elsewhere(tmp_path: Path) -> None:
@@ -377,8 +377,8 @@ def test_public_tables_answer_the_rules_that_they_can(
     assert rows["batch-intensity"].verdict == "holds"
 
 
-def test_what_an_unusable_run_measured_is_said_to_be_measured() -> None:
-    """A report once said that no rule was measured, although 272 cases were."""
+def test_sweeps_of_an_unusable_run_are_reported_as_measured() -> None:
+    """An earlier report said that no rule was measured, although 272 cases were measured."""
     measured = frozenset(next(rule.sweeps for rule in all_rules().values() if rule.sweeps))
     rows = judge_all([replace(Evidence.none(H100), unusable=measured)])
     in_vain = [row for row in rows if row.unusable]

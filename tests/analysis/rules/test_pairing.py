@@ -1,4 +1,4 @@
-"""Which cases are a pair, and what of: on a handful of cases whose pairs can be counted."""
+"""Pairings find the right pairs among a handful of cases, with the right work and words."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def named(cases: Sequence[TimedCase], matches: Sequence[Match]) -> set[tuple[str
     return {(str(cases[m.against].workload), str(cases[m.following].workload)) for m in matches}
 
 
-def test_a_switch_changes_one_thing_alone() -> None:
+def test_a_switch_changes_only_one_thing() -> None:
     series = Series("projections", 3, 64, 128, 128, "bf16")
     other = Series("projections", 4, 64, 128, 128, "bf16")
     cases = [case(series), case(series, "fused=on"), case(other)]
@@ -52,13 +52,13 @@ def test_a_switch_changes_one_thing_alone() -> None:
     assert (match.against, match.following, match.work) == (0, 1, 1.0)
 
 
-def test_another_dtype_may_be_another_librarys() -> None:
+def test_another_dtype_may_use_another_library() -> None:
     cases = [case(Gemm(8, 8, 8, "fp32"), by="mkl"), case(Gemm(8, 8, 8, "bf16"), by="onednn")]
     (match,) = switch(cases, H100, "dtype", "fp32", ["bf16"])
     assert match.words == {"value": "bf16"}
 
 
-def test_a_depthwise_and_a_pointwise_convolution_stand_together_against_the_dense() -> None:
+def test_a_separable_convolution_is_compared_with_the_dense_one() -> None:
     shapes = ("3,3,1,1,1,64", "3,3,1,1,1,1", "1,1,1,0,1,1", "3,3,1,1,1,4")
     cases = [
         case(Conv.parse(f"8,64,14,14,64,{shape},bf16"), seconds=seconds)
@@ -74,7 +74,7 @@ def test_a_depthwise_and_a_pointwise_convolution_stand_together_against_the_dens
     assert pairs.error[pairs.against[0]] == pytest.approx(math.hypot(2, 1) / 3 * 0.01)
 
 
-def test_times_of_two_gpus_are_no_pair() -> None:
+def test_times_of_two_gpus_are_not_paired() -> None:
     one, other = gemms((1024, 1024, 1024), (1028, 1024, 1024))
     assert list(rounded([one, other], H100, ["m"], 8))
     assert not list(rounded([one, replace(other, gpu=1)], H100, ["m"], 8))
@@ -82,7 +82,7 @@ def test_times_of_two_gpus_are_no_pair() -> None:
     assert not list(switch([one, faster], H100, "config", "", ["fused=on"]))
 
 
-def test_a_size_beside_a_round_one_is_paired_with_those_on_either_side() -> None:
+def test_a_size_next_to_a_round_one_is_paired_on_both_sides() -> None:
     cases = gemms((1024, 1024, 1024), (1028, 1024, 1024), (1032, 1024, 1024), (1028, 512, 1024))
     found = list(rounded(cases, H100, ["m", "n", "k"], 8))
     assert {(m.against, m.following) for m in found} == {(1, 0), (1, 2)}
@@ -138,7 +138,8 @@ def test_few_rows_against_enough() -> None:
 def test_a_speed_up_is_compared_where_the_slow_dtype_was_measured() -> None:
     sizes = ((64, 4096, 4096), (1024, 4096, 4096), (64, 8192, 4096), (1024, 8192, 4096))
     fast, slow = gemms(*sizes), gemms(*sizes[:2], dtype="fp32")
-    times = (2e-5, 4e-5, 1e-5, 1e-5, 6e-5, 4.8e-4)  # 3 times as fast at 64 rows, 12 times at 1024
+    # In bf16, the first width is 3 times as fast as in fp32 at 64 rows, and 12 times at 1024.
+    times = (2e-5, 4e-5, 1e-5, 1e-5, 6e-5, 4.8e-4)
     cases = [replace(c, seconds=t) for c, t in zip((*fast, *slow), times, strict=True)]
     (match,) = threshold(cases, H100, ["m"], 128, 1024, claim=4.0, over="fp32")
     assert (match.against, match.following, match.control) == (0, 1, (4, 5))
@@ -146,23 +147,24 @@ def test_a_speed_up_is_compared_where_the_slow_dtype_was_measured() -> None:
     pairs = pairs_of(cases, [match], ["dtype"], np.array(times) ** 2)
     assert math.exp(pairs.log_ratio[0]) == pytest.approx(12 / 3)
     assert math.exp(pairs.log_predicted[0]) == pytest.approx((12 / 3) ** 2)
-    lonely = case(Gemm(1, 768, 3072, "fp32"))  # of the slow dtype, but of no pair's shape
+    lonely = case(Gemm(1, 768, 3072, "fp32"))  # in the slow dtype, but not the shape of any pair
     for speeds in (cases[:4], [*cases[:4], lonely]):
         found = list(threshold(speeds, H100, ["m"], 128, 1024, claim=4.0, over="fp32"))
         assert [(m.against, m.following, m.work) for m in found] == [(0, 1, 16.0), (2, 3, 16.0)]
         assert {(m.control, m.words["of"]) for m in found} == {(None, "speed")}
-        assert all(math.isnan(m.claim) for m in found)  # of speeds nobody claims it
+        assert all(math.isnan(m.claim) for m in found)  # the claim is only about speed-ups
 
 
 def test_edges_are_those_of_the_large_tile_and_nothing_far_past_them() -> None:
-    # 256 × 128 tiles: 16 · 8 = 128 fill 132 SMs once, 17 · 8 = 136 take a second wave.
+    # With tiles of 256 × 128, 16 · 8 = 128 tiles fit on 132 SMs at once, and 17 · 8 = 136 tiles
+    # need a second wave.
     cases = gemms((4096, 1024, 4096), (4097, 1024, 4096), (4400, 1024, 4096))
     (wave,) = edge(cases, H100, "wave")
     assert (wave.against, wave.following, wave.claim) == (1, 0, 2.0)
     assert not list(edge(cases, H100, "tile"))
     small = gemms((256, 256, 1024), (257, 256, 1024))
     (tile,) = edge(small, H100, "tile")
-    assert math.isnan(tile.claim)  # more tiles in the same wave: nobody promises a time
+    assert math.isnan(tile.claim)  # for more tiles in the same wave, no source claims a ratio
     assert not list(edge(small, H100, "wave"))
 
 
@@ -183,7 +185,7 @@ def test_the_ridge_is_measured_over_the_datasheets() -> None:
         case(layer, seconds=layer.bytes / H100.bandwidth),
     ]
     (match,) = ridge(at_the_roofs, H100)
-    assert match.words == {"dtype": "bf16"}  # the product's, whichever layer is widest
+    assert match.words == {"dtype": "bf16"}  # the dtype of the GEMM
     pairs = pairs_of(at_the_roofs, [match], ["dtype"], np.ones(2))
     assert math.exp(pairs.log_ratio[0]) == pytest.approx(1.0)
 

@@ -1,4 +1,4 @@
-"""Effects and verdicts: planted truths are found, noise is not, intervals hold what they should."""
+"""Planted effects are found, noise is not taken for an effect, and intervals cover the truth."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def planted(
     truth: float, seed: int, pairs: int = 24, shared: int = 3, groups: int = 3,
     told: bool = True, claim: float = np.nan,
 ) -> Pairs:  # fmt: skip
-    """Cases of which ``shared`` follow the advice and many pairs share them, under a known law."""
+    """Return pairs with a known effect, in which ``shared`` cases follow the advice."""
     rng = np.random.default_rng(seed)
     log_time = NOISE * rng.standard_normal(shared + pairs)
     log_time[shared:] += np.log(truth)
@@ -54,14 +54,14 @@ def test_planted_truths_are_found(truth: float, claim: float, verdict: str, told
 @pytest.mark.parametrize("shared", [1, 4, 24])
 def test_an_interval_holds_the_truth_however_many_pairs_share_a_case(shared: int) -> None:
     found = [mean_effect(planted(1.2, seed, shared=shared, told=False)) for seed in range(400)]
-    if shared > 1:  # one case that all pairs share has no scatter that would betray its error
+    if shared > 1:  # the error of a single case that all pairs share does not show as scatter
         assert sum(e.lo <= 1.2 <= e.hi for e in found) >= 0.9 * len(found)
     told = [mean_effect(planted(1.2, seed, shared=shared)) for seed in range(400)]
     assert sum(e.lo <= 1.2 <= e.hi for e in told) >= 0.9 * len(told)
 
 
 def test_an_interval_holds_where_one_pair_ends_as_the_next_begins_and_ratios_differ() -> None:
-    """Sizes that double: errors of times cancel along the chain, true differences do not."""
+    """Along a chain of doubled sizes, errors of times cancel, but true differences do not."""
     found = 0
     for seed in range(300):
         rng = np.random.default_rng(seed)
@@ -78,9 +78,9 @@ def test_an_interval_holds_where_one_pair_ends_as_the_next_begins_and_ratios_dif
 
 @pytest.mark.parametrize(("own", "controls"), [(0.1, 0.1), (0.1, 0.2), (0.02, 0.2), (0.2, 0.02)])
 def test_shared_controls_count_once(own: float, controls: float) -> None:
-    """Four lines of two small sizes and a large one, in three dtypes and in that of the control.
+    """There are four lines of two small sizes and a large size, in three dtypes and the control's.
 
-    A control (the last dtype) serves all three others, and may scatter more than they do.
+    The last dtype is the control of the other three, and may scatter more than they do.
     """
     sizes = np.arange(4 * 4 * 3).reshape(4, 4, 3)  # [line, dtype, size]
     small, large = sizes[:, :3, :2], np.broadcast_to(sizes[:, :3, 2:], (4, 3, 2))
@@ -99,7 +99,7 @@ def test_shared_controls_count_once(own: float, controls: float) -> None:
         )  # fmt: skip
         found = mean_effect(pairs)
         covered += found.lo <= 3.0 <= found.hi
-    assert covered >= 0.93 * 3 * DRAWS  # 95 % is stated
+    assert covered >= 0.93 * 3 * DRAWS  # the stated coverage is 95%
 
 
 def test_more_pairs_say_more() -> None:
@@ -135,7 +135,7 @@ def test_groups_that_contradict_one_another_are_named() -> None:
     assert "slower in dgrad" in opposite
 
 
-def test_a_group_of_few_pairs_is_no_contradiction() -> None:
+def test_a_group_of_few_pairs_contradicts_nothing() -> None:
     pairs = planted(1.3, 0, pairs=25, shared=25, groups=1)
     pairs = Pairs(**{**vars(pairs), "group": ["many"] * 24 + ["one"]})
     assert find_verdict(pairs).verdict == "holds"
@@ -160,7 +160,7 @@ def test_up_to_is_about_the_best_group() -> None:
     assert verdict.endswith("too uncertain to tell")
 
 
-def test_a_proportion_holds_within_its_tolerance_alone() -> None:
+def test_a_proportion_holds_only_within_its_tolerance() -> None:
     for truth, verdict in ((1.0, "holds"), (1.14, "holds, weaker"), (1.6, "no longer")):
         draws = (planted(truth, seed, groups=1) for seed in range(50))
         found = Counter(find_verdict(pairs, tolerance=0.15).verdict for pairs in draws)

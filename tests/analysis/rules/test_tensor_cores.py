@@ -1,4 +1,4 @@
-"""Who uses Tensor Cores, and Amdahl's bound: from simulated traces whose answers are known."""
+"""Tensor Core use and Amdahl's bound are right for simulated traces with known answers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def profiled(folder: Path, *models: dict[str, Any], kind: str = "gpu") -> Path:
 
 
 def model(folder: Path, dtype: str, seconds: float, step: Step) -> dict[str, Any]:
-    """A model whose traced step consists of some operations."""
+    """Write the trace of a model's step, and return the model's entry of models.json."""
     made = GpuTrace()
     step(made)
     name = f"traces/net-{dtype}.json.gz"
@@ -70,7 +70,7 @@ def test_a_steps_table_says_who_is_eligible_who_is_used_and_the_bound(tmp_path: 
     assert why == ["", "not a matrix operation", "", "FP32 is IEEE: TF32 is not asked for"]
     page = step_markdown(timed)
     assert "at most 4.00×" in page
-    assert "86% is in Tensor Core kernels" in page
+    assert "86% of the eligible time is in Tensor Core kernels" in page
     assert "| mm | 64×64×64 bf16 nt | 1 | yes | yes | 1200 µs | 60.0% |" in page
 
 
@@ -91,7 +91,7 @@ def test_amdahls_rule_holds_unless_tf32_gains_more_than_it_could(
     assert "at most 2.00×" in row.reason
 
 
-def test_eligible_work_that_does_not_use_tensor_cores_is_told(tmp_path: Path) -> None:
+def test_eligible_work_without_tensor_cores_is_reported(tmp_path: Path) -> None:
     steps = read_profiled_steps(
         profiled(tmp_path, model(tmp_path, "bf16", 1e-3, gemm("bf16", 1000.0, NVJET)),
                  model(tmp_path, "tf32", 1e-3, gemm("fp32", 1000.0, SIMT)))
@@ -117,7 +117,7 @@ def test_a_cpus_profile_has_shares_and_a_bound_but_judges_no_rule(tmp_path: Path
 
 
 def test_steps_without_matrix_operations_are_left_out(tmp_path: Path) -> None:
-    """The profiler lost the records of their kernels."""
+    """The second step has a matrix operation, but the profiler lost the record of its kernel."""
     entry = model(tmp_path, "bf16", 1e-3, relu)
     assert read_profiled_steps(profiled(tmp_path, entry)) == []
     made = GpuTrace()

@@ -1,4 +1,4 @@
-"""The account of GPU traces: times by operation and kernel, idle time, and what is not known."""
+"""The account of GPU traces: times by operation and kernel, idle time, and missing information."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ def waiting(made: GpuTrace) -> None:
 
 
 def pausing_before_the_driver(made: GpuTrace) -> None:
-    """Calls of the runtime that make calls of the driver, which launch."""
+    """Let each call of the runtime make a call of the driver, which launches the kernel."""
     for number in range(20):
         made.host += 5000.0
         made.event("cuda_runtime", "cudaLaunchKernelExC", made.host - 1, 9.0, PROCESS)

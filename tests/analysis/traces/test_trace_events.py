@@ -1,4 +1,4 @@
-"""Joining a trace's events: what is within what, and which operation launched which kernel."""
+"""Events of a trace are nested correctly, and each kernel is joined to its operation."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def own(trace: TraceEvents) -> dict[str, float]:
 def test_an_operations_own_time_is_without_those_within_it(tmp_path: Path) -> None:
     trace = trace_of(
         tmp_path,
-        op("mm", 30, 40, tid=2),  # of another thread: within nothing
+        op("mm", 30, 40, tid=2),  # on another thread, so not within an operation
         op("copy_", 20, 10),
         op("addmm", 10, 60),
         op("linear", 0, 100),
@@ -61,7 +61,7 @@ def test_operations_that_cross_are_not_within_one_another(tmp_path: Path) -> Non
 def test_own_times_add_up_to_what_the_outermost_operations_took(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[int, bool]]
 ) -> None:
-    """Random trees of operations: each step opens one, or closes the innermost."""
+    """In a random tree of operations, each step opens an operation or closes the innermost one."""
     now, running, events = _BASE, [], []
     for duration, opens in steps:
         if opens:

@@ -1,4 +1,4 @@
-"""The reader of traces: every event of a good file, and a sentence for any other."""
+"""The reader of traces yields every event of a valid file, and an error for any other file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a traced operation multiplies: as the capture by fake tensors says, and by hand."""
+"""Problems of traced operations are those of the capture by fake tensors, or derived by hand."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def profiled(started: StartedStep, path: Path) -> torch.profiler.profile:
 
 @pytest.fixture(params=[1, 2])
 def threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    """On one thread, PyTorch computes some convolutions by other operations."""
+    """Set the number of threads; on one thread, PyTorch uses other operations for convolutions."""
     before = torch.get_num_threads()
     torch.set_num_threads(request.param)
     yield request.param
@@ -112,7 +112,7 @@ def inputs(
 
 
 def gemm(name: str, first: int = 0, dtype: str = "c10::BFloat16") -> OperationInputs:
-    """A linear layer's (6, 4) @ (4, 8), after some other inputs."""
+    """Return the inputs of a linear layer's (6, 4) @ (4, 8), after ``first`` other inputs."""
     skipped: list[Any] = [[8]] * first
     return inputs(
         name, [*skipped, [6, 4], [4, 8]], [*[[1]] * first, [4, 1], [1, 4]],
@@ -207,7 +207,7 @@ def test_gradients_of_attention_are_read(name: str, causal: int) -> None:
     ["flash_attention", "efficient_attention", "cudnn_attention", "flash_attention_for_cpu"],
 )
 def test_settings_are_where_pytorch_has_them(name: str) -> None:
-    """The positions in the tables of readers, against the schemas of this PyTorch."""
+    """Positions of settings in the tables of readers are those in this PyTorch's schemas."""
     for suffix, causal in (("", attention), ("_backward", attention)):
         function = getattr(torch.ops.aten, f"_scaled_dot_product_{name}{suffix}").default
         names = [argument.name for argument in function._schema.arguments]
@@ -240,5 +240,5 @@ def test_settings_are_where_pytorch_has_them(name: str) -> None:
                [[1] * 4] * 3, ["c10::Half"] * 3, ["", "", "", "", "True"]),
     ],
 )  # fmt: skip
-def test_inputs_that_cannot_be_are_no_product(read: OperationInputs) -> None:
+def test_impossible_inputs_have_no_problem(read: OperationInputs) -> None:
     assert works_of(read) == ()
