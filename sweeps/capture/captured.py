@@ -276,6 +276,11 @@ def in_size(product: Product, forward: Product) -> str:
     return "n" if product.pass_ == DGRAD else "k"
 
 
+def _term(dimension: Dimension, slope: float) -> str:
+    """Format a multiple of a dimension, such as ``3·hidden``."""
+    return dimension.name if slope == 1 else f"{slope:g}·{dimension.name}"
+
+
 def _formula(position: int, size: str, value: int, dimensions: Sequence[Dimension]) -> str:
     """Return a formula for a size in terms of dimensions; ``fixed`` if it depends on none of them.
 
@@ -293,21 +298,20 @@ def _formula(position: int, size: str, value: int, dimensions: Sequence[Dimensio
     if not effects:
         return "fixed"
     # A dimension explains the size if the size is exactly the slope times the dimension.
-    sufficient = [dimension for dimension, slope in effects if slope * dimension.value == value]
+    sufficient = [
+        (dimension, slope) for dimension, slope in effects if slope * dimension.value == value
+    ]
     # 1. The size is a multiple of all its dimensions multiplied together.
     product = math.prod(dimension.value for dimension, _ in effects)
     if value % product == 0 and len(sufficient) == len(effects):
         factor = value // product
         factors = [str(factor)] if factor > 1 else []
-        return "·".join([*factors, *(dimension.name for dimension in sufficient)])
+        return "·".join([*factors, *(dimension.name for dimension, _ in sufficient)])
     # 2. One dimension explains the size by itself, because the others depend on it or it on them.
     if sufficient:
-        return sufficient[0].name
+        return _term(*sufficient[0])
     # 3. The size is a sum of multiples of its dimensions and a constant.
-    terms = [
-        dimension.name if slope == 1 else f"{slope:g}·{dimension.name}"
-        for dimension, slope in effects
-    ]
+    terms = [_term(dimension, slope) for dimension, slope in effects]
     constant = value - sum(slope * dimension.value for dimension, slope in effects)
     if constant:
         terms.append(f"{constant:g}")

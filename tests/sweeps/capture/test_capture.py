@@ -11,7 +11,15 @@ from torch.utils.checkpoint import checkpoint
 from kernels.common.errors import UserError
 from kernels.problem import Conv, Gemm, linear
 from sweeps.capture.capture import capture, dimensions
-from sweeps.capture.captured import ROLES, Attention, GroupedGemm, Product, with_names
+from sweeps.capture.captured import (
+    ROLES,
+    Attention,
+    Captured,
+    Dimension,
+    GroupedGemm,
+    Product,
+    with_names,
+)
 from sweeps.capture.known import KNOWN
 from sweeps.capture.sources import find_source
 from sweeps.capture.step import ModelStep
@@ -362,3 +370,13 @@ def test_sizes_that_do_not_fit_get_a_sentence() -> None:
             capture(find_source(model), ModelStep("decode"))
     with pytest.raises(UserError, match="no size 'depth' to vary"):
         dimensions(source, STEP, capture(source, STEP), ("depth",))
+
+
+def test_a_size_is_named_by_the_multiple_of_the_dimension_that_explains_it() -> None:
+    """K is 3 × hidden; the number of heads also moves it, because hidden follows from heads."""
+    product = Product(Gemm(8, 8, 24, "bf16"), "q", "", "forward", 1, 0, 0)
+    hidden = Dimension("hidden", 8, {(0, "k"): 3.0})
+    heads = Dimension("heads", 2, {(0, "k"): 5.0})
+    captured = Captured((product,), (), (), parameters=0, parameter_bytes=0)
+    names = with_names(captured, [hidden, heads]).products[0].names
+    assert names["k"] == "3·hidden"
