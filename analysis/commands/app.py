@@ -59,7 +59,9 @@ def basis_of(machine: str | None, results: Path) -> Basis:
     """Return the basis of answers about a machine; print a note if it needs to be calibrated.
 
     Raises:
-        UserError: if the machine is unknown, or its calibration cannot be read.
+        UserError: if the machine is unknown, if ``machine`` is None and nothing was measured, if a
+            machine without known facts has only unusable times, or if its calibration cannot be
+            read.
     """
     basis = find_basis(machine, results)
     if not basis.calibrated:

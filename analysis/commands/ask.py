@@ -195,7 +195,8 @@ def recommend_command(
         return
     if budget or gpus:
         raise UserError("--budget and --gpus need --measure without a shape.")
-    # 2. Read the shapes and the limits on how their sizes may change.
+    # 2. Read the shapes and the limits on how their sizes may change. With --measure, time
+    # candidates on this machine; otherwise, find the basis of the answers.
     constraints = SizeConstraints(
         names_in(change, "change"), names_in(fix, "fix"), multiple, any_size
     )

@@ -2,8 +2,8 @@
 
 A ratio is the vendor library's time over the kernel's. If it is above 1, the kernel is faster. The
 library's time is its best one, including that of its autotuner if it was measured. The kernel's
-time is that of the config which the kernel chose without measuring. Where a sweep timed all
-candidates, the chosen config is also compared with the best of them.
+time is measured with the config that the time model ranks first, without a tuning run. Where a
+sweep timed all candidates, the chosen config is also compared with the best of them.
 """
 
 from __future__ import annotations
@@ -196,9 +196,10 @@ def _markdown(recording: Recording, summary: list[dict[str, Any]]) -> str:
         "",
         "A ratio is the vendor library's time over the kernel's, so the kernel is faster if it is "
         "above 1. The table has the geometric mean over the shapes. The vendor library runs its "
-        "own choice or its autotuner's, whichever is faster; a kernel runs the config that it "
-        "chose without measuring. *Found* is the speed of the chosen config relative to the best "
-        f"of all candidates, where all were tried. *{BEST}* is the fastest family of each shape.",
+        "own choice or its autotuner's, whichever is faster; a kernel runs the config that "
+        "the time model ranks first, without a tuning run. *Found* is the speed of the chosen "
+        "config relative to the best of all candidates, where all were tried. "
+        f"*{BEST}* is the fastest family of each shape.",
     ]
     for op in dict.fromkeys(row["op"] for row in summary):
         lines += [

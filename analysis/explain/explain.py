@@ -365,7 +365,9 @@ def _operation_finding(group: Sequence[ExplainedOperation]) -> TraceFinding:
         names = [subject_of(other.operation) for other in others[:_MOST_NAMED]]
         if len(others) > _MOST_NAMED:
             names.append(f"{len(others) - _MOST_NAMED} more")
-        text = f"{text}. This is for {subject}; the same size is in {' and '.join(names)}"
+        text = (
+            f"{text}. These figures are for {subject}. The same size occurs in {', '.join(names)}"
+        )
         subject = f"the size {before} ({meaning}) of {len(group)} operations"
     return TraceFinding(subject, text, _saving_of(group))
 

@@ -123,9 +123,11 @@ class Basis:
             prior = prior_without_tables(self.model.machine, group)
             return prior.kind, f"{problem.dtype} by {prior.source}"
         kind, source, _ = self._origin(group)
-        # A fit that tf32 takes from bf16 always has an interval of a factor of two, and its source
-        # says so.
-        if self.model.fit(group).has_like(problem) or problem.dtype == "tf32":
+        # A fit that tf32 takes from bf16 has no measurements. It always has an interval of a factor
+        # of two, and its source says so.
+        fit = self.model.fit(group)
+        is_from_bf16 = problem.dtype == "tf32" and not fit.rows
+        if fit.has_like(problem) or is_from_bf16:
             return kind, source
         return kind, (
             f"{source}; no such alignment or layout was measured, so a factor of two either way"

@@ -58,8 +58,8 @@ def fleet_title(report: FleetReport) -> str:
 def draw_fleet(report: FleetReport) -> Figure | None:
     """Draw the speed of each GPU with its interval, beginning with the slowest.
 
-    If clocks were read, a second panel shows speed over clock. Return None if fewer than two GPUs
-    have a speed of the same kind.
+    If clocks were read, a second panel plots speed against the SM clock. Return None if fewer than
+    two GPUs have a speed of the same kind.
     """
     speeds = report.speeds
     if not speeds.overall:
@@ -94,8 +94,8 @@ def draw_fleet(report: FleetReport) -> Figure | None:
                 xytext=(8, -4),
                 textcoords="offset points",
             )
-    # 2. The second panel shows speed over clock. If a GPU is on the diagonal, its clock explains
-    # its speed.
+    # 2. The second panel plots speed against the SM clock. If a GPU is on the diagonal, its clock
+    # explains its speed.
     if any_clock:
         with_clock = order[has_clock]
         clocks = np.exp(overall.clock[with_clock])

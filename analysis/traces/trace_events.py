@@ -190,7 +190,9 @@ def read_trace(path: Path) -> TraceEvents:
 
 
 def _device_names(properties: Any, used: Collection[int]) -> tuple[str, ...]:
-    """Return the names of the used GPUs, or of all GPUs of the node if no used one is listed.
+    """Return the names of the GPUs that have events.
+
+    If the trace lists none of these GPUs, the result has the names of all GPUs of the node.
 
     Args:
         properties: the trace's list of the node's GPUs.

@@ -65,12 +65,15 @@ class Bench(Protocol):
     """Ids of cases to handle one by one, because a process died while handling them together."""
 
     def prepare(
-        self, cases: Sequence[Case], known: Mapping[str, History], on_start: OnStart
+        self, cases: Sequence[Case], histories: Mapping[str, History], on_start: OnStart
     ) -> Iterator[Ready | Refusal]:
-        """Check and warm up cases.
+        """Check and warm up cases, and yield the outcome of each in order.
 
-        ``on_start`` is called before anything that may crash, so that the parent process knows
-        which cases to blame.
+        Args:
+            cases: the cases. One that cannot be timed has the outcome :class:`Refusal`.
+            histories: what earlier processes recorded of the cases, by case id.
+            on_start: function to call before anything that may crash, so that the parent process
+                knows which cases to blame.
         """
         ...
 

@@ -132,14 +132,14 @@ class TorchBench:
         return max(2, min(set_count, _MAX_SETS))
 
     def prepare(
-        self, cases: Sequence[Case], known: Mapping[str, History], on_start: OnStart
+        self, cases: Sequence[Case], histories: Mapping[str, History], on_start: OnStart
     ) -> Iterator[Ready | Refusal]:
         """Compile the cases that are not :attr:`careful` together, then check and warm up each."""
         self._compile([case for case in cases if case.id not in self.careful], on_start)
         for case in cases:
             on_start([case.id], _FIRST_SECONDS)
             try:
-                yield self._prepare_one(case, known.get(case.id, History()))
+                yield self._prepare_one(case, histories.get(case.id, History()))
             except Exception as error:  # an error of a library or compiler is the case's outcome
                 yield Refusal(case, *self.failure(error))
 

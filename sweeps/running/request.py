@@ -46,7 +46,7 @@ class Request:
     identify: bool = True
     """True if run.json tells GPUs apart by a hash."""
     fresh_since: float | None = None
-    """Moment, in seconds since 1970. A run that began since then already counts as fresh.
+    """Moment, in seconds since 1970. A run that began at or after it already counts as fresh.
 
     If several nodes request a fresh run, one of them begins it and the others resume that one."""
 

@@ -16,7 +16,10 @@ _LOOK_SECONDS = 10.0  # seconds between two looks at the host
 
 
 class Watch:
-    """Observer of the host while a child measures, and of the GPU while no child does."""
+    """Observer of other processes on the machine.
+
+    It observes the host while a child process measures, and the GPU before and after that.
+    """
 
     def __init__(
         self,

@@ -24,7 +24,8 @@ import torch
 
 from kernels.names import read_name
 
-# Silence the log of PyTorch's profiler on stderr. The profiler reads the variable at its first use.
+# Silence the log of PyTorch's profiler on stderr. The profiler reads this environment variable when
+# it is first used, so it is set at import.
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
 LaunchOnce = Callable[[], object]

@@ -139,7 +139,7 @@ def test_small_savings_of_one_size_are_a_finding_together(tmp_path: Path) -> Non
     expected = {p.m: row["time_us"] for p, row in zip(problems, rows, strict=True)}
     first = verdict_on(tmp_path, step).findings[0]
     assert first.subject == "the size 50257 (vocabulary) of 124 operations"
-    assert first.text.endswith(" and 120 more")
+    assert first.text.endswith(", 120 more")
 
 
 def test_the_page_explains_the_trace_that_the_tests_do(tmp_path: Path) -> None:

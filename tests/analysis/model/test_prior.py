@@ -117,6 +117,18 @@ def test_what_no_pair_tells_remains_a_factor_of_two(tmp_path: Path, problem: Pro
     assert (low, high) == pytest.approx(UNCALIBRATED)
 
 
+def test_a_measured_tf32_fit_says_which_layouts_were_not_measured(tmp_path: Path) -> None:
+    basis = find_basis("nvidia-h100-sxm", tmp_path)
+    group = "cublas gemm tf32"
+    borrowed = basis.model.fit(group)
+    assert borrowed.rows == 0
+    measured = replace(borrowed, rows=100, layout="nt", aligned_only=True)
+    own = replace(basis, model=replace(basis.model, fits={**basis.model.fits, group: measured}))
+    nt, nn = (Gemm(4096, 4096, 4096, "tf32", layout=layout) for layout in ("nt", "nn"))
+    assert "no such alignment or layout" not in own.kind_and_source(nt)[1]
+    assert "no such alignment or layout" in own.kind_and_source(nn)[1]
+
+
 def test_the_other_16_bit_dtype_is_as_fast_and_a_little_less_sure(tmp_path: Path) -> None:
     basis = find_basis("nvidia-l40s", tmp_path)
     half = replace(LARGE, dtype="fp16")

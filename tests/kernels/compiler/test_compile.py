@@ -424,7 +424,7 @@ def test_the_table_folds_layouts_and_shows_spills() -> None:
         ),
     ]
     text = compile_markdown(rows)
-    assert "1.00 and\n1.00 to 1.05 over all 4 aligned rows" in text
+    assert "needs: 1.00 and 1.00 to 1.05 in all 4 aligned rows" in text
     assert "| bf16 | of 16 bytes | wgmma 180<br>16 B, 128 KiB<br>90:4 | – |" in text
     assert (
         "| tf32 | of 16 bytes | mma.sync 168, 24 B spilled<br>4 B, 128 KiB<br>97:4, waits | – |"
