@@ -15,8 +15,8 @@ def rate(tflops: float) -> str:
     """Format a rate given in TFLOP/s: 431 GFLOP/s, 788 TFLOP/s, 1,510 TFLOP/s."""
     factor, unit = rate_unit(tflops)
     value = tflops * factor
-    # Three significant digits would print 1,510 as 1.51e+03.
-    return f"{value:,.0f} {unit}" if value >= 1000 else f"{value:.3g} {unit}"
+    # Three significant digits would print 999.6 as 1e+03.
+    return f"{value:,.0f} {unit}" if value >= 999.5 else f"{value:.3g} {unit}"
 
 
 def microseconds(value: float) -> str:

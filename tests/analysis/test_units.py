@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from analysis.units import microseconds, signed_percent
+from analysis.units import microseconds, rate, signed_percent
 
 
 @pytest.mark.parametrize(
@@ -18,3 +18,17 @@ def test_times_have_four_digits(value: float, text: str) -> None:
 )
 def test_changes_have_a_sign(share: float, text: str) -> None:
     assert signed_percent(share) == text
+
+
+@pytest.mark.parametrize(
+    ("tflops", "text"),
+    [
+        (0.4312, "431 GFLOP/s"),
+        (0.9997, "1,000 GFLOP/s"),
+        (788.4, "788 TFLOP/s"),
+        (999.7, "1,000 TFLOP/s"),
+        (1510.0, "1,510 TFLOP/s"),
+    ],
+)
+def test_rates_have_three_digits_and_no_exponent(tflops: float, text: str) -> None:
+    assert rate(tflops) == text
