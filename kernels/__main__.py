@@ -25,7 +25,8 @@ from kernels.cli import (
 from kernels.common.errors import UserError, nearest
 from kernels.common.program import needs_extra, target
 from kernels.config import HAND_WRITTEN
-from kernels.problem import TIMED_DTYPES, Problem
+from kernels.operation import SERIES, Layer, Lstm, Series, Workload
+from kernels.problem import TIMED_DTYPES
 
 if TYPE_CHECKING:
     from kernels.correctness.check import CheckRow
@@ -62,7 +63,7 @@ def list_command(
     print(f"{machine.name} ({machine.slug})")
     for row in rows:
         support = " ".join(row["supports"]) or row["reason"]
-        print(f"  {row['implementation']:18}{row['op']:5} {support}")
+        print(f"  {row['implementation']:18}{row['op']:12}{support}")
 
 
 @app.command("check")
@@ -212,11 +213,17 @@ def _check_names(names: list[str]) -> None:
             )
 
 
-def _plain_problem(op: str, dtype: str) -> Problem:
-    """Return an ordinary problem, with which to test whether an implementation supports a dtype."""
+def _plain_problem(op: str, dtype: str) -> Workload:
+    """Return an ordinary problem of an operation, which shows whether a dtype is supported."""
     if op == "gemm":
         return Gemm(1024, 1024, 1024, dtype)
-    return Conv(8, 64, 28, 28, 64, 3, 3, (1, 1), (1, 1), (1, 1), 1, dtype)
+    if op == "conv":
+        return Conv(8, 64, 28, 28, 64, 3, 3, (1, 1), (1, 1), (1, 1), 1, dtype)
+    if op == "lstm":
+        return Lstm(steps=16, minibatch=64, hidden=1024, features=1024, dtype=dtype)
+    if op in SERIES:
+        return Series(op, count=4, m=1024, n=1024, k=1024, dtype=dtype)
+    return Layer(op, n=8, c=64, h=28, w=28, dtype=dtype)
 
 
 if __name__ == "__main__":

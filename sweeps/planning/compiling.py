@@ -45,10 +45,13 @@ def kernel_key(case: Case) -> tuple[object, ...] | None:
     kernels and Triton specialise on, such as whether a size is 1, the largest power of two up to 16
     that divides it, and whether the tiles leave a remainder.
 
-    Return None if the case does not run a hand-written kernel.
+    Return None if the case does not run a hand-written kernel. It has no config if the kernel does
+    not support its problem.
     """
     problem = case.problem
     if case.implementation not in HAND_WRITTEN or not isinstance(problem, Gemm | Conv):
+        return None
+    if not case.config:
         return None
     tile = HAND_WRITTEN[case.implementation].parse(case.config)
     gemm = problem.implied_gemm

@@ -13,6 +13,7 @@ from kernels.__main__ import check_line
 from kernels.cli import parse_seconds
 from kernels.common.errors import UserError
 from kernels.correctness.check import CheckRow
+from kernels.operation import OPERATIONS
 from tests.support.command_line import KERNELS, command
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -37,6 +38,10 @@ def test_list_says_what_is_supported_and_why_not() -> None:
     assert rows["cublas", "gemm"]["supports"] == []
     assert rows["cublas", "gemm"]["reason"]
     assert any("fp32" in row["supports"] for (_, op), row in rows.items() if op == "gemm")
+    for op in OPERATIONS:  # an operation is not asked about as if it were a convolution
+        answers = [row for (_, other), row in rows.items() if other == op]
+        assert any("fp32" in row["supports"] for row in answers)
+        assert not any("does not compute" in (row["reason"] or "") for row in answers)
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ def test_sizes_share_a_kernel_where_triton_sees_no_difference() -> None:
     conv = Case("s", Conv.parse("8,64,28,28,64,3,3,1,1,1,1,bf16"), "triton-conv", "bm=64")
     assert kernel_key(conv) is not None
     assert kernel_key(gemm(512, "cublas", "")) is None
+    assert kernel_key(gemm(512, "triton-tiled", "")) is None  # an unsupported problem
 
 
 def test_compiling_leaves_the_run_its_cores_and_the_card_its_memory() -> None:
