@@ -169,6 +169,8 @@ def _jobs(arch: str, every_candidate: bool) -> list[_Job]:
     for family, alignment in itertools.product(families, (_ALIGNED, _MISALIGNED)):
         for op in family.ops:
             for problem in _gemms(alignment) if op == "gemm" else _convs(alignment):
+                if family.refusal(problem) is not None:
+                    continue
                 # The first config is the one that would be chosen.
                 configs = family.configs(problem, machine, every_candidate)
                 for rank, config in enumerate(configs if every_candidate else configs[:1]):

@@ -29,7 +29,6 @@ from torch import Tensor
 from kernels.config import ConvConfig, PersistentConfig, TileConfig, ceil_div
 from kernels.machine import Machine
 from kernels.operands import Operands, conv_shapes
-from kernels.operation import Workload
 from kernels.problem import DTYPE_BYTES, WIDE_BYTES, Conv, Gemm, Problem
 from kernels.timemodel.constants import Constants
 from kernels.timemodel.estimate import Array
@@ -358,21 +357,20 @@ class TritonConv(TritonFamily):
     name = "triton-conv"
     ops = ("conv",)
 
-    def supports(self, problem: Workload, machine: Machine) -> str | None:
-        """Return None if the family computes the problem on the machine; otherwise the reason.
+    def refusal(self, problem: Problem) -> str | None:
+        """Return None if the family can compute the problem on any GPU; otherwise the reason.
 
         Only NHWC is supported, because in NCHW the gather would read one element at a time. Pixels
         are counted in 32 bits, so there must be fewer than 2³¹.
         """
-        if isinstance(problem, Conv):
-            if problem.layout != "nhwc":
-                return f"{self.name} computes channels-last convolutions (layout nhwc)."
-            if problem.n * max(problem.h * problem.w, problem.p * problem.q) >= 2**31:
-                return (
-                    f"{self.name} uses 32-bit pixel indices; this convolution has 2³¹ pixels "
-                    "or more."
-                )
-        return super().supports(problem, machine)
+        assert isinstance(problem, Conv)
+        if problem.layout != "nhwc":
+            return f"{self.name} computes channels-last convolutions (layout nhwc)."
+        if problem.n * max(problem.h * problem.w, problem.p * problem.q) >= 2**31:
+            return (
+                f"{self.name} uses 32-bit pixel indices; this convolution has 2³¹ pixels or more."
+            )
+        return None
 
     def candidates(self, problem: Problem, machine: Machine) -> list[TileConfig]:
         """Return tiles of up to 128×256, with the sum whole and, for some tiles, split.

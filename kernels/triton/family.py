@@ -98,12 +98,22 @@ class TritonFamily(ABC):
         Configs that :meth:`TileConfig.invalid` refuses are left out later.
         """
 
+    def refusal(self, problem: Problem) -> str | None:
+        """Return None if the family can compute the problem on any GPU; otherwise the reason.
+
+        The problem is one of the family's operations.
+        """
+        return None
+
     def supports(self, problem: Workload, machine: Machine) -> str | None:
         """Return None if the family computes the problem on the machine; otherwise the reason."""
         if problem.op not in self.ops:
             return f"{self.name} does not compute a {problem.op}."
         if problem.dtype not in TIMED_DTYPES:
             return f"{self.name} does not compute {problem.dtype}."
+        reason = self.refusal(as_problem(problem))
+        if reason is not None:
+            return reason
         if machine.kind == "cpu":
             if INTERPRETED:
                 return _missing_for_interpreter()
