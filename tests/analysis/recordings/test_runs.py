@@ -142,7 +142,7 @@ def test_where_all_are_unusable_nothing_is_advised(tmp_path: Path) -> None:
     assert json.loads((folder / "findings.json").read_bytes()) == []
     done = analysis("rules", "--machine", H100.slug, "--results", str(tmp_path))
     assert done.returncode == 0, done.stderr
-    assert "the run is unusable (launches waited)" in done.stderr
+    assert "is not used to judge rules: it is unusable (launches waited)" in done.stderr
     rules = json.loads((folder / "rules.json").read_bytes())
     assert {rule["verdict"] for rule in rules} == {"not measured here"}
 
