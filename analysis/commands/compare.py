@@ -53,7 +53,8 @@ def compare_command(
             "--gate",
             help=(
                 "Largest slow-down to accept, such as 3%. The answer is pass (exit code 0), fail "
-                "(1) or cannot tell (3)."
+                "(1) or cannot tell (3). Slower cases fail only if both sides are folders with "
+                "three or more results."
             ),
         ),
     ] = None,
