@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,18 @@ def test_work_is_counted_as_everywhere(text: str, kind: str) -> None:
     assert shapes.flops(kind)[0] == work.flops
     # Keys and values have 8 heads, queries and results have 32. An element has two bytes.
     assert shapes.bytes()[0] == 2 * 4 * 128 * (2 * 8 * 2048 + 2 * 32 * work.queries)
+
+
+def test_decoding_without_a_fit_is_a_causal_call_with_one_query() -> None:
+    machine = known_machine("nvidia-h100-sxm")
+    known = find_attention(machine, "bf16", None)
+    assert known is not None
+    framework = known.framework(None)
+    fit = known.fits[framework][CONTEXT]
+    only_causal = replace(known, fits={framework: {CONTEXT: fit}})
+    decoding = only_causal.predict(parse_attention("4,2048,32,8,128,bf16,decode"))
+    one_query = AttentionShapes(*(np.array([size]) for size in (4.0, 32, 8, 1, 2048, 128, 2048)))
+    assert decoding.seconds == fit.seconds(one_query, CONTEXT, machine, True)[0]
 
 
 def test_a_window_limits_what_is_seen() -> None:
