@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -254,6 +255,18 @@ def test_the_command_answers_with_its_exit_code(tmp_path: Path) -> None:
     for gate, words in (("0%", "a slow-down above 0"), ("much", "takes a share")):
         wrong = analysis("compare", folders["old"], folders["same"], "--gate", gate)
         assert (wrong.returncode, words in wrong.stderr) == (2, True)
+
+
+def test_a_recording_without_a_time_is_named(tmp_path: Path) -> None:
+    cases = gemm_cases([(512, 512, 512)])
+    timed, failed = (record(tmp_path / name, cases, [1e-3]) for name in ("timed", "failed"))
+    rows = pd.read_csv(failed / "measurements.csv", dtype=str)
+    rows[["time_us", "time_lo_us", "time_hi_us", "tflops", "gbps", "samples", "converged"]] = ""
+    rows.assign(status="oom").to_csv(failed / "measurements.csv", index=False)
+    for sides in ((timed, failed), (failed, timed)):
+        answer = analysis("compare", *sides, "--gate", "3%")
+        assert answer.returncode == 2
+        assert "failed has no case with a time." in answer.stderr
 
 
 @settings(max_examples=25, deadline=None)
