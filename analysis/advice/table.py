@@ -208,14 +208,14 @@ def _steadiness(recording: Recording) -> list[str]:
 
 
 def _folded(rows: Sequence[str], count: int) -> list[str]:
-    """Return a table's lines in a block that the reader can expand; empty if there are no lines."""
+    """Return the lines of a table inside a collapsible block; an empty table has none."""
     if not rows:
         return []
     return [f"<details><summary>{count} rows</summary>", "", *rows, "</details>", ""]
 
 
 def _markdown_table(changes: Sequence[Advice]) -> list[str]:
-    """Format up to 40 changes as a Markdown table; empty if there are no changes."""
+    """Format changes as a Markdown table of at most 40 rows; without changes, return no lines."""
     if not changes:
         return []
     shape = "shape (M×N×K)" if isinstance(changes[0].problem, Gemm) else "convolution"

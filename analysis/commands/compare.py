@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from analysis.comparing.changes import CaseChanges
     from analysis.imports.benchmarks import NamePattern
     from analysis.recordings.case_times import TimedProcess
-    from analysis.recordings.load import Recording
 
 
 @app.command("compare")
@@ -162,15 +161,14 @@ def _read_changes(
     # 1. Read the results, and check that they come from one machine. If there are only files of
     # other benchmarks, a difference is not an error.
     name_pattern = None if pattern is None else NamePattern.parse(pattern)
-    recordings: list[Recording] = []
-    old_processes = _read_processes(old, name_pattern, results, recordings)
-    new_processes = _read_processes(new, name_pattern, results, recordings)
+    old_processes = _read_processes(old, name_pattern, results)
+    new_processes = _read_processes(new, name_pattern, results)
     processes = [*old_processes, *new_processes]
     machines = dict.fromkeys(
         process.facts["machine"] for process in processes if process.facts.get("machine")
     )
     if len(machines) > 1:
-        if recordings:
+        if any("run" in process.facts for process in processes):  # of a recording
             raise UserError(
                 f"the results come from {' and '.join(machines)}; give results of one machine."
             )
@@ -203,10 +201,8 @@ def _read_changes(
     return changes, lost
 
 
-def _read_processes(
-    place: str, pattern: NamePattern | None, results: Path, recordings: list[Recording]
-) -> list[TimedProcess]:
-    """Read all results of one side as timed processes; append its recordings to ``recordings``.
+def _read_processes(place: str, pattern: NamePattern | None, results: Path) -> list[TimedProcess]:
+    """Read all results of one side as timed processes.
 
     Raises:
         UserError: if a result cannot be read, or a folder has no results.
@@ -218,7 +214,7 @@ def _read_processes(
     if path.is_file():
         return [read_benchmarks(path, pattern)]
     if not path.is_dir() or (path / "run.json").exists():
-        recordings.append(recording := recording_at(place, results))
+        recording = recording_at(place, results)
         if recording.unusable:
             note(f"{place} is an unusable run: {'; '.join(recording.health['reasons'])}")
         process = timed_process(recording)
@@ -234,7 +230,7 @@ def _read_processes(
         )
     processes = []
     for inner_place in inner_places:
-        processes += _read_processes(inner_place, pattern, results, recordings)
+        processes += _read_processes(inner_place, pattern, results)
     return processes
 
 

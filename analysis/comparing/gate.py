@@ -57,9 +57,9 @@ _MOST_PROCESSES = 100
 _LEAST_PROCESSES = 3
 """Number of processes of each version from which on a slow-down fails.
 
-A process may run a case 20% slower than the next one does, because its memory lies elsewhere, and
-all its samples agree. With one or two processes of each version, a case is therefore called slower
-in some comparisons of unchanged versions. With three, none was in twenty (``suspects`` in
+A process may run a case much slower than the next one does, while all its samples agree. With one
+or two processes of each version, a case is therefore called slower in some comparisons of unchanged
+versions. With three, this happened in none of 20 (``suspects`` in
 results/accuracy/gate-here.jsonl)."""
 _MORE_PROCESSES = "Time three or more processes of each version, in turn, and give their folders."
 _MAX_LISTED = 20
@@ -190,7 +190,7 @@ def judge_shift(shift: CommonShift | None, limit: float) -> tuple[str, float]:
     """Return the verdict on the common shift, and the part of it that counts in each case.
 
     A shift that may be a difference between runs does not count. If such a shift reaches the
-    threshold, the verdict is :data:`UNCLEAR`. If there is no shift, the verdict is an empty text.
+    threshold, the verdict is :data:`UNCLEAR`. Without a shift, the verdict is an empty string.
     """
     if shift is None:
         return "", 0.0
@@ -332,8 +332,7 @@ def _detectable_sentence(result: GateResult, old: int, new: int) -> str:
         return f"smallest slow-down that is found with 80% probability ({runs}): unknown"
     return (
         f"smallest slow-down that is found with 80% probability ({runs}): "
-        f"{_percent(_middle(result.detectable))} in the median case, {_percent(largest)} in the "
-        "worst case"
+        f"median case {_percent(_middle(result.detectable))}, worst case {_percent(largest)}"
     )
 
 

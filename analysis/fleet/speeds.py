@@ -97,7 +97,7 @@ class SpeedChange:
 
 @dataclass(frozen=True)
 class Interference:
-    """Ratio of the times while all GPUs of a node work to the times while one GPU works alone.
+    """Slowdown of the anchors while all GPUs of a node work, relative to a GPU that works alone.
 
     ``all`` is the ratio over all anchors. ``kinds`` has the ratio of each kind of anchor that was
     timed in both phases.
