@@ -179,7 +179,7 @@ def test_a_public_table_s_own_times_are_compared(tmp_path: Path) -> None:
         "rows": len(cases), "how": "", "framework": "a framework", "version": "1.0",
     }  # fmt: skip
     folder = record(table, cases, times, half_width=float("nan"), public=public, protocol=0)
-    rows = pd.read_csv(folder / "measurements.csv").fillna({"config": ""})
+    rows = pd.read_csv(folder / "measurements.csv", dtype={"config": str}).fillna({"config": ""})
     rows.to_parquet(folder / "measurements.parquet", index=False)
     write_predictions(analyse(load(folder)))
     (folder / "validation.json").write_text("{}")  # an import's last file

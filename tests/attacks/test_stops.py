@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from sweeps.timing.statistics import CHECKPOINTS
+from tests.support.terminal import as_in_a_terminal
 from tests.support.tiers import quick_and_long
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,7 +32,7 @@ def start(results: Path) -> subprocess.Popen[str]:
         [sys.executable, "-m", "sweeps", "run", "square", "cache", "--budget", BUDGET,
          "--device", "cpu", "--results", str(results)],
         cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-        start_new_session=True,
+        start_new_session=True, preexec_fn=as_in_a_terminal,
     )  # fmt: skip
 
 

@@ -5,10 +5,19 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 
 import pytest
 
 from sweeps.process import is_stopped, terminated_as_interrupt, undisturbed
+
+
+@pytest.fixture(autouse=True)
+def _hangup_not_ignored() -> Iterator[None]:
+    """Let SIGHUP end this process, as in a terminal; under nohup, it is ignored."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])

@@ -25,6 +25,7 @@ from sweeps.cases.case import CONFIRM
 from sweeps.running.request import Request
 from sweeps.store import read_events, read_run
 from tests.support.command_line import analysis
+from tests.support.terminal import as_in_a_terminal
 
 HERE = this_cpu().machine.slug
 ASKED = ("recommend", "--gemm", "320,511,320,fp32", "--device", "cpu")
@@ -109,7 +110,9 @@ def interrupted(results: Path) -> tuple[int, str] | None:
     are fewer cores than processes.
     """
     command = [sys.executable, "-m", "analysis", *ASKED, "--measure", "--results", str(results)]
-    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command, cwd=ROOT, stderr=subprocess.PIPE, text=True, preexec_fn=as_in_a_terminal
+    )
     samples = results / HERE / "samples" / "1-of-1.jsonl"
     while not (samples.exists() and has_sample(samples.read_text(encoding="utf-8"))):
         if process.poll() is not None:

@@ -21,6 +21,7 @@ from sweeps.store import read_events, read_run
 from sweeps.timing.statistics import CHECKPOINTS
 from tests.support.fakes import planned
 from tests.support.runs import a_run, carry, rows_of
+from tests.support.terminal import as_in_a_terminal
 from tests.support.tiers import quick_and_slow
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -76,13 +77,8 @@ def start(folder: Path, count: int, pause: float, stalls: int = 0) -> subprocess
     return subprocess.Popen(
         [sys.executable, "-c", CODE, str(folder), str(count), str(pause), str(stalls)], cwd=ROOT,
         env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        preexec_fn=_as_in_a_terminal,
+        preexec_fn=as_in_a_terminal,
     )  # fmt: skip
-
-
-def _as_in_a_terminal() -> None:
-    """Make a process end at Ctrl-C, which processes in a shell's background ignore."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def count_events(folder: Path) -> int:

@@ -62,6 +62,11 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield Cluster(conf, folder)
 
 
+def wait_for_text(path: Path, text: str) -> None:
+    while not (path.exists() and path.read_text() == text):
+        time.sleep(0.1)
+
+
 ARRAY = ("--array=0-3", "--nodes=1", "--ntasks=1", "--gpus-per-node=1", f"--partition={PARTITION}")
 
 
@@ -82,11 +87,12 @@ def test_four_tasks_run_at_once_each_with_a_gpu_of_its_own(cluster: Cluster) -> 
 def test_one_task_is_cancelled_and_one_runs_again(cluster: Cluster) -> None:
     job = cluster.submit("echo again >> starts-$SLURM_ARRAY_TASK_ID; exec sleep 600", *ARRAY)
     cluster.wait_until(job, {f"{job}_{task}": "RUNNING" for task in range(4)})
+    for task in range(4):  # a task is RUNNING before its script begins
+        wait_for_text(cluster.folder / f"starts-{task}", "again\n")
     cluster.run("scancel", f"{job}_2")
     cluster.run("scontrol", "requeue", f"{job}_3")
     cluster.wait_until(job, {f"{job}_{task}": "RUNNING" for task in (0, 1, 3)})
-    while (cluster.folder / "starts-3").read_text() != "again\nagain\n":
-        time.sleep(0.1)
+    wait_for_text(cluster.folder / "starts-3", "again\nagain\n")
     cluster.run("scancel", job)
     cluster.wait_until(job, {})
     assert (cluster.folder / "starts-2").read_text() == "again\n"
