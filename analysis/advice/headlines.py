@@ -252,22 +252,26 @@ def layout(table: pd.DataFrame) -> Headline | None:
 def size(table: pd.DataFrame) -> Headline | None:
     """Report the size from which square GEMMs reach nearly their best speed, for each dtype.
 
-    The numbers of the headline belong to the first dtype.
+    The numbers of the headline belong to the first dtype. A size beyond the largest that was
+    measured is given as the largest.
     """
     rows = square_series(table)
     texts, figures = [], []
     for dtype, group in rows.groupby("dtype", sort=False):
         if len(group) < _LEAST:
             continue
-        # If even the largest size is too slow, that size is reported.
-        largest = int(group["m"].max())
-        value = fast_from(group, "tflops") or largest
         # The upper ends of the speeds' intervals give the lower end of the size, and vice versa.
-        lo = fast_from(group, "tflops_hi") or largest
-        hi = fast_from(group, "tflops_lo") or largest
-        interval = f" ({lo}–{hi})" if lo != hi else ""
-        texts.append(f"at M = {value}{interval} in {dtype}")
-        figures.append((value, lo, hi, len(group)))
+        value, lo, hi = (
+            fast_from(group, speeds) for speeds in ("tflops", "tflops_hi", "tflops_lo")
+        )
+        # None: even the largest size is too slow, so only a lower bound is known.
+        largest = int(group["m"].max())
+        if value is None:
+            texts.append(f"above M = {largest} in {dtype}")
+        else:
+            interval = "" if lo == hi else f" ({lo}–{hi})" if hi else f" ({lo} or more)"
+            texts.append(f"at M = {value}{interval} in {dtype}")
+        figures.append((value or largest, lo or largest, hi or largest, len(group)))
     if not texts:
         return None
     return Headline(

@@ -184,7 +184,8 @@ def recommend_command(
 
     # 1. Without a shape, --measure times the best guesses for the shapes of the recording.
     if measure and not (gemm or conv or file):
-        if machine is not None or json or pad or choose or change or fix:
+        question_options = (pad, choose, change, fix, multiple > 1, any_size)
+        if machine is not None or json or any(question_options):
             raise UserError(
                 "give --gemm, --conv or --file; without a shape, --measure takes only --budget, "
                 "--device, --gpu, --gpus and --results."

@@ -9,7 +9,6 @@ from typing import Annotated
 import typer
 
 from analysis.commands.app import ResultsOption, app
-from kernels.cli import note
 from kernels.common.errors import UserError, nearest
 from kernels.common.program import RESULTS
 
@@ -64,5 +63,4 @@ def export_command(
     if (path.exists() and not path.is_file()) or not path.parent.is_dir():
         raise UserError(f"{path} cannot be written; name a file in an existing folder with -o.")
     write_whole(path, data)
-    note(f"{len(recording.ok):,} cases written.")
     print(path)

@@ -110,6 +110,25 @@ def test_the_size_from_which_on_it_is_fast(analysis: Analysis) -> None:
     assert found.lo <= found.value <= found.hi
 
 
+def test_if_the_largest_size_is_slow_larger_ones_may_be_fast(analysis: Analysis) -> None:
+    table = analysis.table.copy()
+    speeds = ["tflops", "time_us", "time_lo_us", "time_hi_us"]
+    slow = (table["sweep"] == "square") & (table["m"] == max(SIZES))
+    table.loc[slow, speeds] *= [0.5, 2, 2, 2]
+    found = size(table)
+    assert found is not None
+    assert found.text == "Square GEMMs reach 90% of their best speed above M = 1024 in fp32."
+    # A time whose interval reaches from half to twice the measured one may be fast.
+    table.loc[slow, "time_lo_us"] /= 4
+    found = size(table)
+    assert found is not None
+    assert found.text == "Square GEMMs reach 90% of their best speed above M = 1024 in fp32."
+    table.loc[slow, speeds] = analysis.table.loc[slow, speeds] * [1, 1, 1, 4]
+    found = size(table)
+    assert found is not None
+    assert " or more) in fp32" in found.text
+
+
 @pytest.mark.parametrize("count", [1, 7])
 def test_a_few_pairs_say_nothing(analysis: Analysis, count: int) -> None:
     """A report once drew a conclusion from one pair of convolutions."""

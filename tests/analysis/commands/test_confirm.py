@@ -166,7 +166,10 @@ def test_wishes_that_make_no_sense_get_a_sentence(arguments: tuple[str, ...], wo
     assert "Traceback" not in result.stderr
 
 
-@pytest.mark.parametrize("words", [("--pad", "12.5%"), ("--json",), ("--machine", "h100")])
+@pytest.mark.parametrize(
+    "words",
+    [("--pad", "12.5%"), ("--json",), ("--machine", "h100"), ("--multiple", "64"), ("--any",)],
+)
 def test_without_a_shape_measuring_takes_no_question(
     words: tuple[str, ...], tmp_path: Path
 ) -> None:
