@@ -75,12 +75,12 @@ def rules_command(
         rows, written = _judge_table(table, machine, dtype, plots)
     else:
         rows, written = _judge_and_write(machine, results)
+        if page := renewed_page(written[0].parent):
+            written = [*written, page]
     if json:
         print_json([row.to_json() for row in rows])
         return
     print(terminal_table(rows))
-    if table is None and (page := renewed_page(written[0].parent)):
-        written = [*written, page]
     for path in written:
         print(path)
 
