@@ -45,8 +45,9 @@ def rules_markdown(rows: Sequence[RuleResult], machine: Machine, caption: str) -
         plain(caption).replace("  ·  ", ", ") + ".",
         "",
         f"{counts_sentence(rows)} An effect is a ratio of times or of speeds, above 1 where "
-        "following the rule pays; in brackets its 95% interval, which decides the verdict. A rule "
-        "that claims *up to* a gain is judged by its best group, whose interval has a higher level.",
+        "following the rule pays; in brackets its 95% interval, which decides the verdict. A "
+        "rule that claims *up to* a gain is judged by its best group, whose interval has a higher "
+        "level.",
         "",
     ]
     if machine.kind == "cpu":

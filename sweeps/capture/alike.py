@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-# Types of the attributes of a layer that count as its settings.
+# Types of a layer's attributes, and of the arguments of its call, that count as settings.
 _SCALARS = (bool, int, float, str, type(None), tuple, torch.dtype)
 
 
@@ -50,8 +50,9 @@ class AlikeLayers:
 
         Layers are skipped while the context is entered. Layers are identical if they lie in one
         ``ModuleList`` or ``Sequential`` and differ only in their number. A call of such a layer is
-        skipped if its arguments have the same structure as in a traced call, and its tensors agree
-        in shape, strides, dtype and whether they need gradients.
+        skipped if its arguments have the same structure as in a traced call, its tensors agree in
+        shape, strides, dtype and whether they need gradients, and its numbers, strings and flags
+        are equal.
         """
         # The ``forward`` in each layer's instance attributes; None if only its class has one.
         replaced: dict[nn.Module, Any] = {}
@@ -83,7 +84,12 @@ class AlikeLayers:
             # 1. If a call of this kind was traced before, only count this one.
             inputs, structure = tree_flatten((args, kwargs))
             tensors = [value for value in inputs if isinstance(value, Tensor)]
-            kinds = [_kind(tensor) for tensor in tensors]
+            kinds = [
+                _kind(value) if isinstance(value, Tensor)
+                else value if isinstance(value, _SCALARS)
+                else type(value)
+                for value in inputs
+            ]  # fmt: skip
             key = (str(structure), *kinds, torch.is_grad_enabled())
             if key in traced_calls:
                 traced_calls[key].layer.calls += 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -224,6 +226,42 @@ def checkpointed() -> nn.Module:
 def thrice() -> nn.Module:
     layer = nn.Linear(48, 48)
     return nn.Sequential(layer, layer, layer)
+
+
+class Halved(nn.Module):
+    """A layer that multiplies only half of the rows, depending on the call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(48, 48)
+
+    def forward(self, x: Tensor, halve: bool, mask: Tensor | None, other: Tensor | None) -> Tensor:
+        rows = len(x) // 2 if halve or mask is None else len(x)
+        return torch.cat([self.linear(x[:rows]), x[rows:]])
+
+
+class HalvedBySettings(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Halved() for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        calls = [(False, x, None), (True, x, None), (False, None, x), (False, x, None)]
+        for layer, call in zip(self.layers, calls, strict=True):
+            x = layer(x, *call)
+        return x
+
+
+def halved() -> nn.Module:
+    return HalvedBySettings()
+
+
+def test_calls_of_identical_layers_with_other_settings_are_traced_too() -> None:
+    rows: Counter[int] = Counter()
+    for product in forward(tuple(of("halved", "x[64,48]"))):
+        assert isinstance(product.work, Gemm)
+        rows[product.work.m] += product.count
+    assert rows == {64: 2, 32: 2}
 
 
 def recurrent() -> nn.Module:
