@@ -40,9 +40,13 @@ def select_device(kind: str = "auto", gpu: int = 0) -> Device:
         gpu: ordinal among the visible GPUs.
 
     Raises:
-        UserError: if ``kind`` is not known; if ``THREADS`` is invalid (for the CPU); or, unless
-            ``kind`` is ``cpu``, if PyTorch is built for ROCm, cannot use the machine's GPU or does
-            not see GPU number ``gpu``, or if ``kind`` is ``gpu`` and the machine has none.
+        UserError: in any of these cases:
+
+            - ``kind`` is not known.
+            - The CPU is selected, and the environment variable ``THREADS`` is invalid.
+            - ``kind`` is ``gpu``, and the machine has no NVIDIA GPU.
+            - ``kind`` is ``gpu`` or ``auto``, and PyTorch is built for ROCm, cannot use the
+              machine's GPU, or does not see GPU number ``gpu``.
     """
     if kind not in ("auto", "gpu", "cpu"):
         raise UserError(f"--device takes auto, gpu or cpu, not {kind!r}.")

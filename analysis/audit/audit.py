@@ -133,10 +133,13 @@ def audit(
         search: options that limit which changes of the model are tried; the defaults if None.
 
     Raises:
-        UserError: if the model cannot be built, has nothing to audit or lacks a given dimension, if
-            its sizes cannot be divided among the GPUs, if a machine does not compute its dtype, if
-            measurements cannot be read, or if layers are to be recomputed in a step that does not
-            train.
+        UserError: in any of these cases:
+
+            - The model cannot be built, has nothing to audit, or lacks a given dimension.
+            - Its sizes cannot be divided among the GPUs.
+            - A machine does not compute its dtype.
+            - Measurements cannot be read.
+            - Layers are to be recomputed in a step that does not train.
     """
     from sweeps.capture.capture import capture, dimensions  # needs torch
     from sweeps.capture.step import TRAIN
@@ -187,7 +190,6 @@ def audit(
             fits_with=options,
             levers=levers,
             refused=refused,
-            tried=bool(search.tries),
             warnings=_warnings(source, step),
             assumptions=_assumptions(captured, varied, step, runtime),
             source=basis.source,

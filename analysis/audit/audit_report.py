@@ -32,7 +32,6 @@ class AuditReport:
         levers: changes of dimensions: first the joint change, if there is one, then the others, the
             best first. Changes that the user gave are in the user's order.
         refused: changes that the user gave and that cannot be judged, each with the reason.
-        tried: True if the user gave the changes, False if they were searched for.
         warnings: sentences about arguments that are probably mistakes.
         assumptions: assumptions about the model and its runtime.
         source: measurements or constants that the times rest on, in words.
@@ -44,7 +43,6 @@ class AuditReport:
     fits_with: Sequence[str]
     levers: Sequence[Lever]
     refused: Mapping[str, str]
-    tried: bool
     warnings: Sequence[str]
     assumptions: Sequence[str]
     source: str
@@ -185,41 +183,31 @@ def _other_rows(account: Account) -> list[list[str]]:
     ]
 
 
-def lever_line(lever: Lever) -> str:
-    """Describe one lever in words: its verdict, gain, costs and reason."""
-    gain = lever.gain
-    return (
-        f"{verdict_text(lever.verdict, lever.probability)}: {lever.words}: the step gains "
-        f"{gain.value:+.1%} "
-        f"({gain.lo:+.1%} to {gain.hi:+.1%}, {lever.evidence}); {lever.flops:+.2%} FLOPs, "
-        f"{lever.parameters:+.2%} parameters, {lever.bytes:+.2%} bytes moved; {lever.reason}."
-    )
-
-
-def headline(report: AuditReport) -> str:
-    """Summarise an audit: the step's time, whether it fits, and what to change."""
+def summary_lines(report: AuditReport) -> list[str]:
+    """Summarise an audit: the step's time, whether it fits the memory, and what to change."""
     account, memory = report.account, report.memory
     low, high = account.interval_us
-    time_text = f"step {duration(account.step_us)} ({duration(low)} to {duration(high)})"
+    time_text = f"Step: {duration(account.step_us)} ({duration(low)} to {duration(high)})."
+    size = f"{memory.total / 1e9:.3g} of {memory.available / 1e9:.3g} GB"
     worthwhile = [lever for lever in report.levers if lever.verdict != LEAVE_IT]
-    change_text = "nothing to gain here"
+    change_text = "Best change: none gains enough."
     if worthwhile:
         best = max(worthwhile, key=lambda lever: lever.expected_gain)
         verdict_words = verdict_text(best.verdict, best.probability)
-        change_text = f"best change: {best.words}, {verdict_words}, {best.gain.value:+.1%}"
-    size = f"{memory.total / 1e9:.3g} of {memory.available / 1e9:.3g} GB"
+        change_text = (
+            f"Best change: {best.words}; step gain {best.gain.value:+.1%}, {verdict_words}."
+        )
     if memory.fits:
-        parts = [time_text, f"fits: {size}", change_text]
-    else:  # not fitting matters more than the time, so it comes first
-        remedies = f"; fits with {' or '.join(report.fits_with)}" if report.fits_with else ""
-        parts = [f"DOES NOT FIT: {size}{remedies}", time_text, change_text]
-    return f"{report.title} on {account.machine}: {'; '.join(parts)}."
+        return [time_text, f"Memory: {size}; it fits.", change_text]
+    # Not fitting matters more than the time, so it comes first.
+    remedies = f" It fits with {' or '.join(report.fits_with)}." if report.fits_with else ""
+    return [f"Memory: {size}; IT DOES NOT FIT.{remedies}", time_text, change_text]
 
 
 def time_line(account: Account) -> str:
     """Format the share of the step's time that each role takes."""
     shares = [f"{role} {time / account.step_us:.0%}" for role, time in account.by_role.items()]
-    return f"Time: {', '.join(shares)}."
+    return f"Time by role: {', '.join(shares)}."
 
 
 def memory_line(memory: Memory) -> str:
@@ -232,25 +220,35 @@ def memory_line(memory: Memory) -> str:
         "KV cache": memory.kv_cache,
     }
     texts = [f"{name} {size / 1e9:.3g} GB" for name, size in uses.items() if size]
-    return f"Memory: {', '.join(texts)}."
+    return f"Memory by use: {', '.join(texts)}."
 
 
-def _tried_table(levers: Sequence[Lever]) -> list[str]:
-    """Format levers as an aligned table with one line per lever."""
-    table = [["change", "step", "interval", "verdict", "FLOPs", "parameters"]]
-    for lever in levers:
-        gain = lever.gain
-        table.append(
-            [
-                lever.words,
-                f"{gain.value:+.1%}",
-                f"{gain.lo:+.1%} to {gain.hi:+.1%}",
-                verdict_text(lever.verdict, lever.probability),
-                f"{lever.flops:+.1%}",
-                f"{lever.parameters:+.1%}",
-            ]
-        )
-    return aligned_lines(table)
+_LEVER_HEAD = ("change", "step gain", "90% interval", "verdict", "basis", "FLOPs", "parameters")
+
+
+def _lever_cells(lever: Lever) -> list[str]:
+    """Format one lever under :data:`_LEVER_HEAD`."""
+    gain = lever.gain
+    return [
+        lever.words,
+        f"{gain.value:+.1%}",
+        f"{gain.lo:+.1%} to {gain.hi:+.1%}",
+        verdict_text(lever.verdict, lever.probability),
+        lever.evidence,
+        f"{lever.flops:+.2%}",
+        f"{lever.parameters:+.2%}",
+    ]
+
+
+def _lever_lines(levers: Sequence[Lever]) -> list[str]:
+    """Format levers as an aligned table, each with its reason in a line below it."""
+    if not levers:
+        return []
+    head, *rows = aligned_lines([_LEVER_HEAD, *map(_lever_cells, levers)])
+    lines = [head]
+    for row, lever in zip(rows, levers, strict=True):
+        lines += [row, f"    {lever.reason}."]
+    return lines
 
 
 def sources(report: AuditReport) -> str:
@@ -274,10 +272,11 @@ def as_comparison(reports: Sequence[AuditReport]) -> str:
         table.append([role, *cells])
     lines = []
     for report in reports:
-        first_levers = report.levers[:2]
-        lines += [headline(report), *(f"  {lever_line(lever)}" for lever in first_levers)]
-    lines += reports[0].warnings
-    lines += ["", *aligned_lines(table), ""]
+        lines += [f"{report.title} on {report.account.machine}", *summary_lines(report)]
+        lines += [*_lever_lines(report.levers[:2]), ""]
+    if reports[0].warnings:
+        lines += [*reports[0].warnings, ""]
+    lines += [*aligned_lines(table), ""]
     lines += [
         f"Not counted on {account.machine}: {'; '.join(account.not_counted)}."
         for account in accounts
@@ -297,20 +296,20 @@ def aligned_lines(table: Sequence[Sequence[str]]) -> list[str]:
 
 
 def as_text(report: AuditReport) -> str:
-    """Format an audit for a terminal: headline, levers, times, memory and assumptions."""
+    """Format an audit for a terminal: summary, levers, times, memory and assumptions."""
     account = report.account
     rows = [_cells(account, row) for row in account.rows]
     left_out = len(rows) - _MOST_ROWS
-    lines = [headline(report), *report.warnings, ""]
-    if report.refused or report.tried:
-        lines += _tried_table(report.levers) if report.levers else []
-        lines += [f"{words} cannot be judged: {why}" for words, why in report.refused.items()]
-    else:
-        lines += [lever_line(lever) for lever in report.levers]
+    lines = [f"{report.title} on {account.machine}", *summary_lines(report), *report.warnings, ""]
+    lines += _lever_lines(report.levers)
+    lines += [f"{words} cannot be judged: {why}" for words, why in report.refused.items()]
     lines += ["", time_line(account), memory_line(report.memory), ""]
     lines += aligned_lines([list(_HEAD), *rows[:_MOST_ROWS], *_other_rows(account)])
     if left_out > 0:
-        lines.append(f"… and {left_out} more that take less; --json lists them all.")
+        lines.append(
+            f"Left out: {left_out} of {len(rows)} matrix operations, which take the least time; "
+            "--json lists all."
+        )
     lines += ["", f"Assumed: {'; '.join(report.assumptions)}."]
     if account.not_counted:
         lines.append(f"Not counted: {'; '.join(account.not_counted)}.")
@@ -320,10 +319,13 @@ def as_text(report: AuditReport) -> str:
 def as_markdown(report: AuditReport) -> str:
     """Format an audit as Markdown for a pull request, with at most ten operations."""
     account = report.account
-    lines = [f"## {report.title} on {account.machine}", "", headline(report), ""]
-    for warning in report.warnings:
-        lines += [warning, ""]
-    lines += [f"- {lever_line(lever)}" for lever in report.levers]
+    lines = [f"## {report.title} on {account.machine}", ""]
+    lines += [f"- {line}" for line in [*summary_lines(report), *report.warnings]]
+    if report.levers:
+        head = [*_LEVER_HEAD, "reason"]
+        lines += ["", table_row(head), "|" + "---|" * len(head)]
+        lines += [table_row([*_lever_cells(lever), lever.reason]) for lever in report.levers]
+        lines.append("")
     lines += [f"- {words} cannot be judged: {why}" for words, why in report.refused.items()]
     lines += ["", time_line(account), "", memory_line(report.memory), "", table_row(_HEAD)]
     lines.append("|" + "---|" * len(_HEAD))

@@ -255,7 +255,7 @@ class _Baseline:
         )
 
     def _gain(
-        self, pairs: Sequence[tuple[AccountLine, AccountLine]], changed: Account
+        self, pairs: Sequence[tuple[AccountLine, AccountLine]], changed_account: Account
     ) -> tuple[Gain, float, str]:
         """Return the gain of the step, the gain of only the changed operations, and the evidence.
 
@@ -263,7 +263,7 @@ class _Baseline:
 
         Args:
             pairs: the operations that change, before and after.
-            changed: time of the step after the change.
+            changed_account: times of the operations after the change.
         """
         # 1. Find the ratio of each operation's times: measured if possible, else predicted.
         predictions = ratios_of(
@@ -277,6 +277,7 @@ class _Baseline:
             evidence = PREDICTED
             if predicted is None:
                 # Attention has its own fits, and the spread of a line is that of a ratio of times.
+                # The changed attention was never measured, so this counts as a prediction.
                 ratio = old.time_us / new.time_us
                 spread = max(old.spread, new.spread)
                 interval = ratio * math.exp(-spread), ratio * math.exp(spread)
@@ -293,18 +294,22 @@ class _Baseline:
             time_by_evidence[evidence] += old.total_us
             changes.append(change)
         # 2. Add the time in which all other operations move more or fewer bytes.
-        moved_before = sum(operations.time_us for operations in self.account.other)
-        moved_after = sum(operations.time_us for operations in changed.other)
-        moved = moved_after - moved_before
-        unsure_us = math.hypot(unsure_us, abs(moved) * (MOVED_RANGE - 1))
-        gain = gain_of_step(self.account.step_us, changes, moved, unsure_us)
+        other_before_us = sum(operations.time_us for operations in self.account.other)
+        other_after_us = sum(operations.time_us for operations in changed_account.other)
+        more_other_us = other_after_us - other_before_us
+        # Operations of attention are wrong in the same way, so their uncertainties were added up.
+        # Those of attention and of all other operations are independent.
+        unsure_us = math.hypot(unsure_us, abs(more_other_us) * (MOVED_RANGE - 1))
+        gain = gain_of_step(self.account.step_us, changes, more_other_us, unsure_us)
         # 3. Find the weakest evidence that more than a negligible share of this time rests on.
-        before = math.fsum(change.before for change in changes)
-        after = math.fsum(change.after for change in changes)
+        changed_before_us = math.fsum(change.before for change in changes)
+        changed_after_us = math.fsum(change.after for change in changes)
         weakest = next(
-            name for name, time in time_by_evidence.items() if time > _NEGLIGIBLE * before
+            name
+            for name, time_us in time_by_evidence.items()
+            if time_us > _NEGLIGIBLE * changed_before_us
         )
-        return gain, before / after - 1, weakest
+        return gain, changed_before_us / changed_after_us - 1, weakest
 
     def _measured_ratio(
         self, old: AccountLine, new: AccountLine
@@ -490,7 +495,7 @@ def _joint(best: Sequence[Lever], baseline: _Baseline, more_parameters: float) -
     # A lever that is in the list is not a combination.
     if chosen is None or any(chosen is lever for lever in best):
         return None
-    return replace(chosen, reason=f"all of the profitable changes below together: {chosen.reason}")
+    return replace(chosen, reason=f"all profitable changes below together; {chosen.reason}")
 
 
 def _changed_problems(

@@ -81,7 +81,7 @@ def memory_of(captured: Captured, runtime: Runtime, machine: Machine, trains: bo
         weights,
         gradients=weights if trains else 0,
         optimizer=_STATES[runtime.optimizer] * weights if trains else 0,
-        activations=(saved if trains else captured.largest_operation) // runtime.tp,
+        activations=(saved if trains else captured.largest_operation_bytes) // runtime.tp,
         kv_cache=0 if trains else kv_cache_bytes(captured) // runtime.tp,
         available=machine.memory_bytes,
     )

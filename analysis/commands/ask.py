@@ -15,7 +15,7 @@ from analysis.commands.app import (
     basis_of,
     problems_given,
 )
-from analysis.units import rate
+from analysis.units import microseconds, rate
 from analysis.words import names_in
 from kernels.cli import (
     ConvOption,
@@ -102,10 +102,10 @@ def predict_command(
     for row in rows:
         prefix = f"{row['machine']}: " if len(chosen) > 1 else ""
         measured = "measured " if row["evidence"] == "measured" else ""
+        time, lo, hi = (microseconds(row[name]) for name in ("time_us", "lo_us", "hi_us"))
         print(
-            f"{prefix}{row['problem']}: {measured}{row['time_us']:.2f} µs "
-            f"({row['lo_us']:.2f}–{row['hi_us']:.2f} µs), {rate(row['tflops'])}, "
-            f"{row['explanation']}."
+            f"{prefix}{row['problem']}: {measured}{time} µs ({lo}–{hi} µs), "
+            f"{rate(row['tflops'])}, {row['explanation']}."
         )
     _note_sources([(row["machine"], row["problem"], row["source"]) for row in rows])
 
@@ -242,7 +242,7 @@ def _note_sources(answers: Sequence[tuple[str, str, str]]) -> None:
 
 
 def _print_answers(answers: Sequence[Advice]) -> None:
-    """Print a line for each answer, with the expected gain unless the verdict is "leave it"."""
+    """Print each answer, with the expected gain unless the verdict is "leave it"."""
     from analysis.advice.verdict import LEAVE_IT, verdict_text
 
     for answer in answers:
@@ -254,7 +254,10 @@ def _print_answers(answers: Sequence[Advice]) -> None:
         action = f"{answer.question} {answer.change}" if answer.changed else "unchanged size, but"
         print(
             f"{answer.problem}: {verdict_text(answer.verdict, answer.probability)}: {action} "
-            f"with {answer.implementation}, expected {answer.gain.value:+.1%}{per_flop} "
-            f"({answer.gain.lo:+.1%} to {answer.gain.hi:+.1%}, {answer.evidence}) for "
-            f"{answer.extra_flops:+.2%} FLOPs; {answer.reason}."
+            f"with {answer.implementation}."
+        )
+        print(
+            f"    Expected gain{per_flop} {answer.gain.value:+.1%} ({answer.gain.lo:+.1%} to "
+            f"{answer.gain.hi:+.1%}, {answer.evidence}), FLOPs {answer.extra_flops:+.2%}; "
+            f"{answer.reason}."
         )

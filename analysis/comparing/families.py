@@ -188,6 +188,7 @@ def _with_search(
 
 
 def _markdown(recording: Recording, summary: list[dict[str, Any]]) -> str:
+    """Return the comparison as a Markdown page with a table for each operation."""
     lines = [
         "# Hand-written kernels compared with the vendor library on "
         f"{plain(recording.machine.name)}",
@@ -195,10 +196,10 @@ def _markdown(recording: Recording, summary: list[dict[str, Any]]) -> str:
         plain(recording.caption()).replace("  ·  ", ", ") + ".",
         "",
         "A ratio is the vendor library's time over the kernel's, so the kernel is faster if it is "
-        "above 1. The table has the geometric mean over the shapes. The vendor library runs its "
-        "own choice or its autotuner's, whichever is faster; a kernel runs the config that "
-        "the time model ranks first, without a tuning run. *Found* is the speed of the chosen "
-        "config relative to the best of all candidates, where all were tried. "
+        "above 1. The table has the geometric mean over the shapes. The vendor library runs the "
+        "kernel that it chooses or the one that its autotuner finds, whichever is faster. A family "
+        "runs the config that the time model ranks first, without a tuning run. *Found* is the "
+        "speed of the chosen config relative to the best of all candidates, where all were tried. "
         f"*{BEST}* is the fastest family of each shape.",
     ]
     for op in dict.fromkeys(row["op"] for row in summary):

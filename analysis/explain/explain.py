@@ -114,10 +114,10 @@ class ExplainedOperation:
         tensor_cores: one of :data:`USED`, :data:`ELIGIBLE` and :data:`NOT_ELIGIBLE`; None if the
             operation could use them, and no kernel name shows whether it does.
         expected: expected time of one call; None if it is not known.
-        peak_share: rate of the operation's arithmetic over the machine's peak; None if the shape or
-            the peak of its dtype is not known.
-        bandwidth_share: rate of the operation's least traffic over the machine's bandwidth; None if
-            the shape is not known.
+        peak_share: share of the machine's peak that the operation's arithmetic reaches; None if the
+            shape or the peak of its dtype is not known.
+        bandwidth_share: share of the machine's bandwidth that the operation's minimum traffic uses;
+            None if the shape is not known.
         finding: remedies that could save time, and reasons why the operation is slow; empty if too
             little time could be saved.
         change: sizes to change, such as ``N 50257 → 50264``; empty if no change is recommended.
@@ -186,9 +186,12 @@ def explain_traces(
             8 if that is further.
 
     Raises:
-        UserError: if a trace or a recording cannot be read, if the machine is not known, if it is a
-            GPU and the trace is of a CPU or the other way round, or if ``against`` is not a folder
-            or contradicts ``machine``.
+        UserError: in any of these cases:
+
+            - A trace or a recording cannot be read.
+            - The machine is not known.
+            - The machine is a GPU and the trace is of a CPU, or the other way round.
+            - ``against`` is not a folder, or contradicts ``machine``.
     """
     account = account_of(paths)
     basis = _basis(account, machine, results, against)
@@ -603,7 +606,7 @@ def tensor_core_use(operation: ProfiledOperation, machine: Machine) -> str | Non
 
 
 def _peak_share(operation: ProfiledOperation, machine: Machine) -> float | None:
-    """Return the rate of an operation's arithmetic over the machine's peak.
+    """Return the share of the machine's peak that an operation's arithmetic reaches.
 
     None if the shape, the time or the peak of the dtype is not known.
     """
@@ -613,7 +616,7 @@ def _peak_share(operation: ProfiledOperation, machine: Machine) -> float | None:
 
 
 def _bandwidth_share(operation: ProfiledOperation, machine: Machine) -> float | None:
-    """Return the rate of an operation's least traffic over the machine's bandwidth.
+    """Return the share of the machine's bandwidth that an operation's minimum traffic uses.
 
     None if the shape or the time is not known.
     """

@@ -151,9 +151,12 @@ def read_benchmarks(path: Path, pattern: NamePattern | None = None) -> TimedProc
         pattern: finds the problem in a case's name; the case is then named after the problem.
 
     Raises:
-        UserError: if the file cannot be read or is damaged; if it has no known format, no time, or
-            a repeated case without samples; or if the pattern matches no name, or finds an invalid
-            problem, or the same problem in two names.
+        UserError: in any of these cases:
+
+            - The file cannot be read, is damaged, or has no known format.
+            - It has no time, or a repeated case without samples.
+            - The pattern matches no name, or finds an invalid problem or the same problem in two
+              names.
     """
     # 1. Recognise the format, and read the cases.
     document = _load(path)

@@ -142,9 +142,11 @@ def read_source(path: Path, machine: Machine, dtype: str | None = None) -> Publi
             The default is bf16 if there are such rows, otherwise the only dtype.
 
     Raises:
-        UserError: if the file is unreadable, is of no known format, does not say its dtype, or has
-            no such row; or if no dtype is given, and the rows are in several dtypes other than
-            bf16.
+        UserError: in any of these cases:
+
+            - The file is unreadable, has no known format, or does not say its dtype.
+            - It has no row of the machine in the given dtype.
+            - No dtype is given, and the rows are in several dtypes other than bf16.
     """
     # 1. Find the readable rows of the machine. Rows that name no GPU are taken to be the machine's.
     rows = _read(path, FileDefaults(dtype or ""))

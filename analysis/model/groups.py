@@ -2,8 +2,8 @@
 
 A 90% interval contains the times of nine in ten of all shapes, but not of nine in ten shapes of
 each kind. Few shapes of public tables, for example, have a small N, so such shapes are predicted
-worse. Both ends of the interval are therefore multiplied by a factor for the kind of shape. The
-factors are learned from the errors of held-out collections.
+worse. Each end of the interval is therefore multiplied by a factor of its own for the kind of
+shape. The factors are learned from the errors of held-out collections.
 """
 
 from __future__ import annotations

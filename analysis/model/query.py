@@ -77,7 +77,7 @@ class Query:
         return np.array([group_of(name, problem) for name, problem in pairs], dtype=object)
 
     def take(self, positions: NDArray[np.intp]) -> Query:
-        """Return a query of the cases at some positions."""
+        """Return a query of the cases at the given positions."""
         columns = []
         for field in fields(self):
             values = getattr(self, field.name)

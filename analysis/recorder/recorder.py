@@ -376,7 +376,7 @@ class Recorder:
         place = self._place
         left = self._left
         expected = step.expected(place.kind) or 0.0
-        self._note(f"{step.name}: about {expected:.0f} s, {left:.0f} s are left …")
+        self._note(f"{step.name}: takes about {expected:.0f} s; {left:.0f} s remain …")
         command = self._command(step)
         if step.sweeps:
             # A sweep stops by itself, so only the end of the slice limits it. Its budget is the

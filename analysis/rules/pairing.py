@@ -282,7 +282,7 @@ def edge(cases: Sequence[TimedCase], machine: Machine, kind: str) -> Iterator[Ma
         machine: the machine.
         kind: ``wave`` for edges that begin another wave, whose claim is the ratio of the numbers of
             waves; ``tile`` for edges that begin another tile in the same wave, without a claim. A
-            CPU has no edges of waves, and all of its edges count as edges of tiles.
+            CPU has no wave edges, so all of its edges count as tile edges.
     """
     if machine.kind == "cpu" and kind == "wave":
         return

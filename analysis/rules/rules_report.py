@@ -57,7 +57,7 @@ def rules_markdown(rows: Sequence[RuleResult], machine: Machine, caption: str) -
         "|---|---|---|---|---|---|---|",
         *(_table_line(row) for row in measured),
         "",
-        "## Not measured here",
+        "## Without a verdict",
         "",
         "| rule | statement | |",
         "|---|---|---|",

@@ -1,6 +1,6 @@
 """Work of a kernel's inner loop, read from its PTX: multiply-adds and copied bytes.
 
-A GEMM spends its time in the loop over K. If one turn of the loop does more than the tile's
+A GEMM spends its time in the loop over K. If one iteration of the loop does more than the tile's
 bm · bn · bk multiply-adds, or copies more than the (bm + bn) · bk elements of its blocks, the
 compiler does work that the algorithm does not need. LLVM notes next to every basic block which loop
 the block belongs to.
@@ -39,7 +39,7 @@ _LOAD = re.compile(r"\bld\.global(?:\.[\w:]+)*?(?:\.v(\d))?\.[busf](\d+)\b")
 
 @dataclass(frozen=True)
 class InnerLoop:
-    """One turn of a kernel's loop over K.
+    """One iteration of a kernel's loop over K.
 
     - ``instruction`` is the kernel's family of matrix instructions in :data:`INSTRUCTIONS`, or
       empty if it has none.
@@ -56,10 +56,9 @@ class InnerLoop:
 
 
 def inner_loop(ptx: str, warps: int) -> InnerLoop:
-    """Read the work of one turn of the loop over K.
+    """Read the work of one iteration of the loop over K.
 
-    If the kernel has several innermost loops, as a warp-specialised kernel has, one turn of each of
-    them is counted.
+    A warp-specialised kernel has several innermost loops. One iteration of each of them is counted.
 
     Args:
         ptx: PTX of one kernel.

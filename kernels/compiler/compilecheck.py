@@ -2,8 +2,8 @@
 
 Each kernel is compiled through the JIT's own ``warmup``, exactly as a launch would compile it, with
 a driver that only reports which architecture to compile for. PTX shows which matrix instruction the
-compiler chose and what a turn of the inner loop does. ``ptxas -v`` shows how many registers the
-kernel takes and how many bytes are spilled.
+compiler chose and what an iteration of the inner loop does. ``ptxas -v`` shows how many registers
+the kernel takes and how many bytes are spilled.
 """
 
 from __future__ import annotations
@@ -65,9 +65,9 @@ class CompileRow:
     - ``products``: its multiply-adds, relative to the tile's bm · bn · bk.
     - ``copied``: its bytes from global memory, relative to the blocks' (bm + bn) · bk elements.
     - ``copy_bytes``: bytes of its narrowest copy by one thread, or of a whole TMA block.
-    - ``instructions``: number of instructions of one turn in machine code.
+    - ``instructions``: number of instructions of one iteration in machine code.
     - ``matrix``: number of these instructions that multiply.
-    - ``waits_for_all``: whether the turn waits for every wgmma in flight.
+    - ``waits_for_all``: whether the iteration waits for every wgmma in flight.
 
     ``launches`` is the number of kernels in one call.
     """

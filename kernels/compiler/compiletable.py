@@ -21,11 +21,12 @@ would be chosen for a GEMM of 4096³, or for a 3 × 3 convolution of a ResNet wi
   bytes that are spilled;
 - the narrowest copy from global to shared memory, in bytes per thread, or `TMA`, which copies whole
   blocks; and the shared memory of a CTA;
-- for one turn of the loop over K in machine code, the largest number of instructions and how many
-  of them multiply, such as `88:4`; `waits` if the loop waits for every wgmma before the next turn;
+- for one iteration of the loop over K in machine code, the largest number of instructions and how
+  many of them multiply, such as `88:4`; `waits` if the loop waits for every wgmma before the next
+  iteration;
 - the number of kernels of one call, if there are several.
 
-Multiplications and copied bytes of one turn of the inner loop, relative to those that its tile
+Multiplications and copied bytes of one iteration of the inner loop, relative to those that its tile
 needs: {products} and {copied} in all {aligned} aligned rows."""
 
 

@@ -1,4 +1,4 @@
-"""Machine code (SASS) of one turn of a kernel's inner loop, as ``nvdisasm`` prints it.
+"""Machine code (SASS) of one iteration of a kernel's inner loop, as ``nvdisasm`` prints it.
 
 PTX shows the work that the kernel asks for. Only SASS shows how many instructions compute
 addresses, masks and predicates next to the matrix instructions. It also shows whether the loop
@@ -27,11 +27,11 @@ _ENDS = ("EXIT", "RET", "BRX")
 
 @dataclass(frozen=True)
 class LoopCode:
-    """One turn of the loop over K in machine code.
+    """One iteration of the loop over K in machine code.
 
     ``instructions`` counts its instructions, and ``matrix`` those that multiply matrices (in fp32,
-    those that multiply and add). ``waits_for_all`` is True if the turn waits for every wgmma before
-    the next turn begins.
+    those that multiply and add). ``waits_for_all`` is True if the iteration waits for every wgmma
+    before the next iteration begins.
     """
 
     instructions: int
@@ -58,11 +58,11 @@ def disassemble(cubin: bytes) -> str:
 
 
 def loop_code(sass: str) -> LoopCode:
-    """Return a turn of the innermost loop with the most matrix instructions.
+    """Return an iteration of the innermost loop with the most matrix instructions.
 
-    A persistent kernel's loop over K may contain the end of a tile, which most turns skip. The turn
-    is therefore the shortest path through the loop that passes its matrix instructions. If no loop
-    has such instructions, :data:`NO_LOOP` is returned.
+    A persistent kernel's loop over K may contain the end of a tile, which most iterations skip. The
+    iteration is therefore the shortest path through the loop that passes its matrix instructions.
+    If no loop has such instructions, :data:`NO_LOOP` is returned.
     """
     lines, labels = _read(sass)
     # 1. Find the loops, as (first line, last line). Each backward branch is the end of a loop.
@@ -78,9 +78,9 @@ def loop_code(sass: str) -> LoopCode:
     innermost = [
         loop for loop in multiplying if not any(_encloses(loop, other) for other in multiplying)
     ]
-    # 3. Read one turn of each of these loops.
-    turns = [_best_path(lines[begin : end + 1], begin, labels) for begin, end in innermost]
-    return max(turns, key=lambda turn: turn.matrix, default=NO_LOOP)
+    # 3. Read one iteration of each of these loops.
+    iterations = [_best_path(lines[begin : end + 1], begin, labels) for begin, end in innermost]
+    return max(iterations, key=lambda iteration: iteration.matrix, default=NO_LOOP)
 
 
 def _encloses(outer: tuple[int, int], inner: tuple[int, int]) -> bool:

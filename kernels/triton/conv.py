@@ -181,9 +181,9 @@ def conv_data(
     # 6. Sum over the K steps.
     total = tl.zeros((BM, BN), dtype=tl.float32)
     if WHOLE:
-        # Offsets that depend on the tap and its channels are the same for all pixels, so a turn of
-        # the loop adds one number to each pointer. Bits say which taps of a pixel meet padding,
-        # because comparing in each turn takes 18 instructions per pixel on sm_90.
+        # Offsets that depend on the tap and its channels are the same for all pixels, so an
+        # iteration of the loop adds one number to each pointer. Bits say which taps of a pixel meet
+        # padding, because comparing in each iteration takes 18 instructions per pixel on sm_90.
         k = tl.arange(0, BK)
         a_block = (image_at + h * source_stride[2] + w * source_stride[3])[:, None]
         a_block += k[None, :] * source_stride[4]
@@ -192,9 +192,9 @@ def conv_data(
         across_in = taps_inside(w, w_tap, source_size[1], m_in, TAPS)[:, None]
         per_tap = depth // BK
         # The tap of a step, and its block of channels in the tap, are counted up from step to step.
-        # Dividing by the channels in each turn takes longer than multiplying a small tile.
+        # Dividing by the channels in each iteration takes longer than multiplying a small tile.
         tap, block = first // per_tap, first % per_tap
-        # A phase may have no taps. The loop then has no turns, but the division must be valid.
+        # A phase may have no taps. The loop then has no iterations, but the division must be valid.
         r, s = tap // tl.maximum(s_taps, 1), tap % tl.maximum(s_taps, 1)
         for _ in range(first, last):
             down_by, across_by, channels = r * h_tap, s * w_tap, block * BK
@@ -305,7 +305,7 @@ def conv_filter(
     tl.assume(last > first)  # see `product` in blocks.py
     total = tl.zeros((BM, BN), dtype=tl.float32)
     # 4. Sum over the K steps. The pixels of a step, as (image, row, column), are counted up by BK
-    # pixels: dividing by the sizes of an image in each turn takes twice the instructions.
+    # pixels: dividing by the sizes of an image in each iteration takes twice the instructions.
     pixel = (first * BK + tl.arange(0, BK))[:, None]
     image, p, q = pixel // per_image, pixel // grad_size[1] % grad_size[0], pixel % grad_size[1]
     image_step, row_step, column_step = (

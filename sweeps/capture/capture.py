@@ -30,7 +30,7 @@ from sweeps.capture.step import (
     first_line,
 )
 from sweeps.capture.trace import SavedTensor, trace
-from sweeps.capture.traffic import bytes_moved, largest_operation
+from sweeps.capture.traffic import bytes_moved, largest_operation_bytes
 
 # Patterns of the names of configuration entries that are sizes.
 _SIZE = re.compile(
@@ -81,7 +81,7 @@ def capture(
         ),
         saved=sum(tensor.count * tensor.bytes for tensor in saved),
         saved_recomputed=_saved_recomputed(saved),
-        largest_operation=largest_operation(operations, parameter_storages),
+        largest_operation_bytes=largest_operation_bytes(operations, parameter_storages),
         uncounted=tuple(unknown),
         assumptions=started.assumptions,
     )

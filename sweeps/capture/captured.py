@@ -194,7 +194,7 @@ class Captured:
         saved: bytes that the forward pass keeps for the backward pass.
         saved_recomputed: bytes kept for the backward pass if repeated layers keep only their inputs
             and are recomputed one by one.
-        largest_operation: largest number of bytes that one operation reads and writes, without
+        largest_operation_bytes: bytes of the operation that reads and writes most of them, without
             parameters.
         uncounted: names of operations that multiply matrices but cannot be read as products.
         assumptions: assumptions about the input, in words.
@@ -207,7 +207,7 @@ class Captured:
     parameter_bytes: int
     saved: int = 0
     saved_recomputed: int = 0
-    largest_operation: int = 0
+    largest_operation_bytes: int = 0
     uncounted: tuple[str, ...] = ()
     assumptions: tuple[str, ...] = ()
 

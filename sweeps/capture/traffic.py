@@ -61,12 +61,17 @@ def bytes_moved(operations: Sequence[TracedOperation], fused: bool) -> tuple[Mov
     return tuple(MovedBytes(kind, count) for kind, count in total.most_common() if count)
 
 
-def largest_operation(operations: Sequence[TracedOperation], parameters: Collection[int]) -> int:
-    """Return the largest number of bytes that one operation, which may be a product, accesses.
+def largest_operation_bytes(
+    operations: Sequence[TracedOperation], parameters: Collection[int]
+) -> int:
+    """Return the bytes that the operation with the most of them reads and writes.
+
+    Without a backward pass, this is the memory that activations need. Parameters do not count,
+    because they stay in memory all the time.
 
     Args:
         operations: the operations of a step.
-        parameters: storages of the parameters, which do not count.
+        parameters: storages of the parameters.
     """
 
     def bytes_of(operation: TracedOperation) -> int:

@@ -83,20 +83,20 @@ def parse_axis(declared: Any, where: str) -> tuple[Any, ...]:
     return (declared,)
 
 
-def parse_size_axis(declared: Any, where: str, along: str, sizes: Collection[str]) -> Axis:
+def parse_size_axis(declared: Any, where: str, axis_name: str, sizes: Collection[str]) -> Axis:
     """Parse an axis of sizes.
 
     Args:
         declared: the TOML value.
         where: name of the file and of the key, for error messages.
-        along: name of the axis.
+        axis_name: name of the axis.
         sizes: names of the other sizes that this axis may be a multiple of.
 
     Raises:
         UserError: if the value is not a valid axis of sizes.
     """
     if isinstance(declared, Mapping):
-        return _parse_table(declared, where, along)
+        return _parse_table(declared, where, axis_name)
     # A text such as "4*m" or "m" makes this axis a multiple of another one.
     multiple = (
         re.fullmatch(r"(?:(\d+)\s*\*\s*)?([a-z_]+)", declared)
@@ -113,10 +113,10 @@ def parse_size_axis(declared: Any, where: str, along: str, sizes: Collection[str
             )
         return Multiple(int(factor or 1), other_axis)
     values = parse_axis(declared, where)
-    minimum = 0 if along in _MAY_BE_ZERO else 1
+    minimum = 0 if axis_name in _MAY_BE_ZERO else 1
     for value in values:
         # A convolution's stride, padding and dilation may differ by direction, such as "2x1".
-        is_pair = along in PAIRS and isinstance(value, str) and re.fullmatch(r"\d+x\d+", value)
+        is_pair = axis_name in PAIRS and isinstance(value, str) and re.fullmatch(r"\d+x\d+", value)
         is_whole = isinstance(value, int) and not isinstance(value, bool)
         if not is_pair and not (is_whole and value >= minimum):
             raise UserError(f"{where} must be whole numbers of at least {minimum}, not {value!r}.")

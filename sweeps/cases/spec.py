@@ -247,8 +247,8 @@ def _check_weights_cold(axes: Mapping[str, Axis], op: str, where: str) -> None:
     that the weights would be in the cache, too.
 
     Raises:
-        UserError: if a block with ``weights-cold`` has another operation than ``gemm`` or
-            ``linear``, or has the mode ``sustained``.
+        UserError: if a block with ``weights-cold`` has an operation other than ``gemm``
+            or ``linear``, or has the mode ``sustained``.
     """
     if "weights-cold" not in _words(axes["cache"]):
         return

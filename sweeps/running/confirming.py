@@ -97,7 +97,7 @@ def explore(
     Raises:
         UserError: if the device cannot be used, another process is measuring, or nothing can be
             measured.
-        KeyboardInterrupt: if the user interrupts, after folding.
+        KeyboardInterrupt: if the user interrupts; the samples are folded first.
     """
 
     def cases_of_contenders(machine: Machine) -> list[Case]:
@@ -130,7 +130,7 @@ def confirm_choices(
 
     Raises:
         UserError: if another process is measuring, or the disk is full.
-        KeyboardInterrupt: if the user interrupts, after folding.
+        KeyboardInterrupt: if the user interrupts; the samples are folded first.
     """
     entries = {entry.case.id: entry for entry in run.planned}
 

@@ -20,24 +20,24 @@ def feature_of(case: Case) -> Feature | None:
 
 
 def crashed_features(
-    planned: Sequence[PlanEntry], known: Mapping[str, History]
+    planned: Sequence[PlanEntry], histories: Mapping[str, History]
 ) -> dict[Feature, None]:
     """Return the features of the cases during which a process crashed, in the order of the plan.
 
     The dictionary is used as a set that keeps its order.
     """
-    features = (feature_of(entry.case) for entry in planned if known[entry.case.id].crashes)
+    features = (feature_of(entry.case) for entry in planned if histories[entry.case.id].crashes)
     return dict.fromkeys(feature for feature in features if feature is not None)
 
 
 def unfinished_with(
-    feature: Feature, planned: Sequence[PlanEntry], known: Mapping[str, History]
+    feature: Feature, planned: Sequence[PlanEntry], histories: Mapping[str, History]
 ) -> list[str]:
     """Return the ids of the unfinished cases that have a feature."""
     return [
         entry.case.id
         for entry in planned
-        if feature_of(entry.case) == feature and not known[entry.case.id].closed
+        if feature_of(entry.case) == feature and not histories[entry.case.id].closed
     ]
 
 

@@ -75,9 +75,12 @@ def begin(
             budget.
 
     Raises:
-        UserError: if a sweep is unknown or wrong, if the device cannot be used or has other limits
-            than the run, if the run in the folder can neither be resumed nor set aside, or if a new
-            plan would have no cases.
+        UserError: in any of these cases:
+
+            - A sweep is unknown or wrong.
+            - The device cannot be used, or has other limits than the run.
+            - The run in the folder can neither be resumed nor set aside.
+            - A new plan would have no cases.
     """
     sweeps = advice_cases or cases_of(choose_sweeps(request.sweeps), request.dtypes)
     device = select_device(request.device, request.gpu)

@@ -65,7 +65,7 @@ def carry_out(run: Run, reporter: Reporter, note: Callable[[str], None]) -> str:
         UserError: if another process writes this shard, the disk is full, too many of the run's
             sample lines are damaged, or the measuring process cannot be set up, fails, or crashes
             repeatedly without taking a sample.
-        KeyboardInterrupt: if the user interrupts, after folding.
+        KeyboardInterrupt: if the user interrupts; the samples are folded first.
     """
     with _supervisor(run, reporter, note) as supervisor:
         return supervisor.supervise()
@@ -83,7 +83,7 @@ def confirm(
 
     Raises:
         UserError: if another process writes this shard, or the disk is full.
-        KeyboardInterrupt: if the user interrupts, after folding.
+        KeyboardInterrupt: if the user interrupts; the samples are folded first.
     """
     with _supervisor(run, reporter, note) as supervisor:
         supervisor.confirm(pairs)
@@ -512,7 +512,7 @@ class _Supervisor:
             self._refuse_feature(feature, how)
 
     def _crashed_naming(self, child: Child, how: str) -> None:
-        """Give up naming the case in flight, if there was exactly one."""
+        """Give up naming the case in flight, if there was exactly one; names are optional."""
         if len(child.cases) == 1:
             self._give_up_naming(*child.cases)
         self._note_end("name", how)

@@ -75,7 +75,7 @@ def share(
 
     Raises:
         UserError: if the run cannot be begun, or if failures left some shards unfinished.
-        KeyboardInterrupt: if the user interrupts, after folding.
+        KeyboardInterrupt: if the user interrupts; the samples are folded first.
     """
     # 1. Count the shards, and number those of this node.
     node_number, nodes = node

@@ -66,7 +66,7 @@ def submit(
         UserError: if there is no such cluster, it refuses the jobs or does not answer, another
             submission follows the run, or this call does not fit the recorded run or the jobs of an
             earlier call.
-        KeyboardInterrupt: if the user interrupts, after folding.
+        KeyboardInterrupt: if the user interrupts; the samples are folded first.
     """
     request = replace(request, results=request.results.resolve())
     folder = jobs_folder(request.results)
@@ -111,7 +111,7 @@ class _Submission:
 
         Raises:
             UserError: as in :func:`submit`.
-            KeyboardInterrupt: if the user interrupts, after folding.
+            KeyboardInterrupt: if the user interrupts; the samples are folded first.
         """
         # 1. Find the nodes that have a job (``living``) and those that need one (``due``).
         living = self._find_jobs()

@@ -94,10 +94,11 @@ class Arena:
     def sets(
         self, problem: Workload, count: int, shared_a: bool = False, storage: Storage = DENSE
     ) -> list[Operands]:
-        """Return ``count`` operand sets with different inputs; results share memory if it is short.
+        """Return ``count`` operand sets with different inputs.
 
-        ``count`` is at most :meth:`capacity`. With ``shared_a`` all sets have the same first
-        operand, and only the second one differs.
+        The sets share the memory of their results if memory is short. ``count`` is at most
+        :meth:`capacity`. With ``shared_a`` all sets have the same first operand, and only the
+        second one differs.
         """
         inputs, results = self._memory(problem)
         count_a, count_b, count_out = element_counts(problem, storage)

@@ -7,6 +7,7 @@ import pytest
 
 from analysis.model.fitted import analyse, write_predictions
 from analysis.recordings.load import load
+from analysis.units import microseconds
 from analysis.words import share_of
 from kernels.common.errors import UserError
 from kernels.machine import known_machines
@@ -58,7 +59,7 @@ def test_what_was_measured_is_answered_as_measured_and_machines_stand_side_by_si
     ends = time, time * (lo / time) ** 2**0.5, time * (hi / time) ** 2**0.5
     assert [rows[0][name] for name in ("time_us", "lo_us", "hi_us")] == pytest.approx(ends)
     text = analysis("predict", "--gemm", known, *machines).stdout
-    assert f"nvidia-h100-sxm: {known},nt,1: measured {row['time_us']:.2f} µs" in text
+    assert f"nvidia-h100-sxm: {known},nt,1: measured {microseconds(row['time_us'])} µs" in text
     assert text.splitlines()[1].startswith(f"nvidia-b200: {known},nt,1: ")
     only = ("--file", file, "--machine", "nvidia-h100-sxm", "--results", results, "--json")
     advice = json.loads(analysis("recommend", *only).stdout)

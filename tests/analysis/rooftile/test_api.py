@@ -62,7 +62,7 @@ def test_an_audit_is_the_commands(tmp_path: Path) -> None:
     assert json.loads(json.dumps(result.to_json())) == expected
     assert list(result.products["role"]) == [product["role"] for product in expected["products"]]
     assert list(result.changes["dimension"]) == [lever["dimension"] for lever in expected["levers"]]
-    assert str(result).startswith(f"gpt2, train, batch 2 on {H100}: step ")
+    assert str(result).startswith(f"gpt2, train, batch 2 on {H100}\nStep: ")
 
 
 def test_machines_are_the_commands(tmp_path: Path) -> None:
