@@ -20,7 +20,7 @@ def rate(tflops: float) -> str:
 
 
 def microseconds(value: float) -> str:
-    """Format a time in microseconds, without its unit: 12.35, 1,244."""
+    """Format a time in microseconds, without its unit, such as ``12.35`` or ``1,244``."""
     return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 

@@ -10,7 +10,7 @@ from kernels.common.errors import UserError
 def names_in(words: str | Iterable[str] | None, option: str) -> tuple[str, ...]:
     """Return the names in comma-separated text such as ``N`` or ``M,K``.
 
-    ``words`` may also be a sequence with one name per text, or None for no names.
+    ``words`` may also be a sequence with one name per string, or None for no names.
 
     Raises:
         UserError: if a name is empty, for instance because a script's variable is not set.

@@ -22,6 +22,7 @@ from kernels.cli import (
     print_json,
     run,
 )
+from kernels.common.counts import counted
 from kernels.common.errors import UserError, nearest
 from kernels.common.program import needs_extra, target
 from kernels.config import HAND_WRITTEN
@@ -191,7 +192,7 @@ def compile_command(
     if write is not None:
         write.write_text(compile_markdown(rows), encoding="utf-8")
     failures = [row for row in rows if not row.ok]
-    note(f"{len(rows)} kernels compiled; {len(failures)} with a problem.")
+    note(f"{counted(len(rows), 'kernel')} compiled; {len(failures)} with a problem.")
     differences = [] if recorded is None else differing_cells(recorded, compile_markdown(rows))
     for line in differences:
         note(

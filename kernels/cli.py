@@ -47,7 +47,7 @@ def parse_problems(gemm: list[str] | None, conv: list[str] | None) -> list[Probl
 
 
 def parse_seconds(text: str | None, option: str = "budget") -> float | None:
-    """Parse ``90s``, ``10m``, ``1.5h`` or plain seconds to seconds; return None without a text.
+    """Parse ``90s``, ``10m``, ``1.5h`` or plain seconds to seconds; return None without a value.
 
     Raises:
         UserError: if the text is not a positive time of at most a year.
@@ -55,7 +55,7 @@ def parse_seconds(text: str | None, option: str = "budget") -> float | None:
     if not text:
         return None
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([smh]?)", text)
-    # A text of more than 40 characters is refused here, because the message about times above a
+    # A string of more than 40 characters is refused here, because the message about times above a
     # year repeats the whole text.
     if match is None or len(text) > 40 or not float(match.group(1)):
         raise UserError(f"--{option} is {text[:40]!r}; give a time such as 90s, 10m or 2h.")
@@ -82,9 +82,15 @@ def new_app(help_text: str, cls: type[TyperGroup] = TyperGroup) -> typer.Typer:
 def run(app: typer.Typer, program: str) -> None:
     """Run a command line and exit the process.
 
-    The exit code is 0 if the work was done, 1 if it failed, 2 if the command line or another input
-    is invalid, and 130 if the command was interrupted. An error is printed on stderr without its
-    traceback. With ``--debug`` anywhere on the command line, the traceback is printed instead.
+    The exit code is one of these:
+
+    - 0: the work was done,
+    - 1: the work failed,
+    - 2: the command line or another input is invalid,
+    - 130: the command was interrupted.
+
+    An error is printed on stderr without its traceback. With ``--debug`` anywhere on the command
+    line, the traceback is printed instead.
     """
     _make_printable()
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
@@ -141,7 +147,7 @@ def _explain(error: BaseException, program: str) -> tuple[str, int]:
         command_path = getattr(getattr(error, "ctx", None), "command_path", program)
         return f"{message.rstrip('.')}. See `{command_path} --help`.", 2
     first_line = (str(error).strip() or "no message").splitlines()[0]
-    return f"{type(error).__name__}: {first_line} (--debug shows where).", 1
+    return f"{type(error).__name__}: {first_line} (for a traceback, add --debug).", 1
 
 
 def print_json(document: Any) -> None:

@@ -112,7 +112,7 @@ class TileConfig(Config):
         return stages_held * (self.bm + self.bn) * self.bk * DTYPE_BYTES[dtype]
 
     def _reads_shared(self, dtype: str, machine: Machine) -> bool:
-        """Return True if the machine multiplies this tile by wgmma or tcgen05."""
+        """Return True if the machine computes this tile with wgmma or tcgen05."""
         major = machine.capability[0] if machine.capability else 0
         return major in (9, 10) and dtype != "fp32" and self.bm >= 64
 
@@ -126,7 +126,7 @@ class TileConfig(Config):
         return 1.0
 
     def fitted(self, dtype: str, machine: Machine) -> Self:
-        """Return this config with fewer stages if its stages do not fit the CTA's shared memory.
+        """Return this config with fewer stages if its stages do not fit in the CTA's shared memory.
 
         The number of stages is not reduced below two, even if two do not fit.
         """
@@ -140,7 +140,7 @@ class TileConfig(Config):
 
         All three block sizes must be powers of two of at least 16, as Triton's ``tl.dot`` requires.
         A thread may have at most 128 accumulators, because its 255 registers must also hold the
-        operands. The stages must fit the CTA's shared memory.
+        operands. The stages must fit in the CTA's shared memory.
         """
         for name in ("bm", "bn", "bk"):
             size = getattr(self, name)
@@ -184,9 +184,9 @@ class StreamConfig(TileConfig):
 
 @dataclass(frozen=True)
 class PersistentConfig(TileConfig):
-    """Config of a persistent GEMM by ``ctas`` CTAs.
+    """Config of a persistent GEMM that runs on ``ctas`` CTAs.
 
-    ``tma`` copies whole blocks by TMA. ``specialize`` adds a warp that only copies. ``halves`` lets
+    ``tma`` copies blocks with TMA. ``specialize`` adds a warp that only copies. ``halves`` lets
     TMA store a tile's result in two halves, one after the other, from half the shared memory.
     ``flatten`` makes the loops over tiles and over K one pipeline, so that the copies of the next
     tile start before this tile is stored.
@@ -256,7 +256,7 @@ class ConvConfig(SplitConfig):
     @classmethod
     def from_gemm(cls, config: TileConfig) -> ConvConfig:
         """Return the config of a convolution that a GEMM kernel computes with the given config."""
-        # A convolution's config does not have every field of a persistent GEMM's, such as ``tma``.
+        # The config of a convolution lacks some fields of PersistentConfig, such as ``tma``.
         names = {f.name for f in fields(cls)}
         shared = {name: value for name, value in vars(config).items() if name in names}
         return cls(**shared, gemm=True)

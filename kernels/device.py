@@ -196,7 +196,7 @@ def _why_unusable(driver: str) -> str:
 def software(device: Device) -> dict[str, str]:
     """Return the versions of the software on which measured times depend.
 
-    The texts contain no host name, user or path.
+    They contain no host name, user or path.
     """
     versions = {
         "python": platform.python_version(),

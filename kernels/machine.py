@@ -48,7 +48,7 @@ _FACTS = {
 class Machine:
     """Facts about one device: rates in FLOP/s, bandwidth in bytes/s, sizes in bytes, clocks in MHz.
 
-    A CPU is a machine, too: ``sms`` is then the number of threads that measure it, and ``l2_bytes``
+    A CPU is a machine, too: ``sms`` is then the number of threads used, and ``l2_bytes`` is
     the size of its last-level cache. ``sources`` says where the facts come from. ``emulated`` lists
     the dtypes for which the machine has no instructions. They run at a fraction of the speed of
     other dtypes.
@@ -371,20 +371,21 @@ def _derived_bandwidth(properties: DeviceProperties, generation: str) -> tuple[f
     if listed_slug is not None:
         listed_card = known_machines()[listed_slug]
         share = min(1.0, properties.memory_bytes / listed_card.memory_bytes)
-        source = f"{listed_slug}'s, in proportion to the slice's memory"
+        source = f"that of {listed_slug}, in proportion to the slice's memory"
         return listed_card.bandwidth * share, source
     if properties.bandwidth:
         return properties.bandwidth, f"{_DEVICE_REPORT}: 2 × memory clock × bus width"
     relatives = [m for m in known_machines().values() if m.generation == generation]
     similar = min(relatives, key=lambda m: abs(m.sms - properties.sms))
-    return similar.bandwidth, f"assumed equal to {similar.slug}: the device does not report it"
+    source = f"assumed equal to {similar.slug}'s bandwidth: the device does not report its own"
+    return similar.bandwidth, source
 
 
 # --- This CPU ------------------------------------------------------------------------------------
 
 
 def cpu_model() -> str:
-    """Return the name of the CPU's model as the system reports it, or an empty text."""
+    """Return the name of the CPU's model as the system reports it, or an empty string."""
     text = _cpuinfo()
     if not text:
         return platform.processor()

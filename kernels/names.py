@@ -136,7 +136,7 @@ def conv_algorithm(kernels: Sequence[str]) -> str:
     - ``winograd-2x2``, which is one fused kernel,
     - ``winograd-4x4``, which is four kernels,
     - ``fft``,
-    - an empty text if no name shows the algorithm.
+    - an empty string if no name shows the algorithm.
 
     A fused Winograd kernel has digits in its name, such as ``tile148`` or ``tile442``. Their
     product is 32 in every name, so they cannot be the size of an output tile. They say how the

@@ -28,7 +28,7 @@ element, which the minimum bytes do not include.
 _PARAMETERS = ("layernorm", "batchnorm")  # layers with a scale and a shift for each channel
 
 GATES = 4
-"""Number of an LSTM's gates: input, forget, cell and output gate."""
+"""Number of gates in an LSTM: the input, forget, cell and output gates."""
 
 
 class _OperationBase(ABC):

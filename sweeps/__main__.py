@@ -25,6 +25,7 @@ from kernels.cli import (
     run,
 )
 from kernels.common.checks import check_option
+from kernels.common.counts import counted
 from kernels.common.errors import UserError
 from kernels.common.program import RESULTS, command
 from kernels.problem import TIMED_DTYPES
@@ -70,7 +71,7 @@ def show_command(
     ] = None,
     cores: Annotated[
         int | None,
-        typer.Option("--cores", help="CPU cores available for compiling [default: this host's]."),
+        typer.Option("--cores", help="CPU cores available for compiling [default: all of them]."),
     ] = None,
     device: DeviceOption = "auto",
     gpu: GpuOption = 0,
@@ -138,7 +139,8 @@ def _show_cases(name: str, machine: Machine, json: bool) -> None:
     print(sweep.question)
     for case, seconds in zip(cases, launch_seconds, strict=True):
         print(f"  {case!s:64} {case.problem.bytes / 1e6:10.2f} MB {seconds * 1e6:12.1f} µs")
-    print(f"{len(cases)} cases on {machine.name}, about {total_seconds:.0f} s to measure them all")
+    count = counted(len(cases), "case")
+    print(f"{count} on {machine.name}, about {total_seconds:.0f} s to measure all of them")
 
 
 def _show_plan(
@@ -449,10 +451,11 @@ def merge_command(
     merged = merge(folders, into, results)
     folder, record = merged.folder, merged.record
     if merged.repeated:
+        cases = counted(len(merged.repeated), "case")
         note(
-            f"{len(merged.repeated)} cases were timed in several recordings. The merged table has "
-            "the time from the recording with the most samples, or none if a recording has a wrong "
-            "result. To see whether the times agree, run: "
+            f"Timed in several recordings: {cases}. The merged table has the time from the "
+            "recording with the most samples, or none if a recording has a wrong result. To see "
+            "whether the times agree, run: "
             f"{command('analysis compare')} {folders[0]} {folders[1]}"
         )
     note(counts_sentence(record))

@@ -67,7 +67,7 @@ def descendants(pid: int) -> list[int]:
 
 @contextmanager
 def terminated_as_interrupt() -> Iterator[None]:
-    """Treat SIGTERM (a batch system, at a job's end) and SIGHUP (a closed terminal) as Ctrl-C.
+    """Treat SIGTERM, which ends a batch job, and SIGHUP, which a closed terminal sends, as Ctrl-C.
 
     A signal that is ignored, such as SIGHUP under nohup, stays ignored.
     """

@@ -42,8 +42,8 @@ COLUMNS: dict[str, tuple[str, str]] = {
         "rows of the GEMM; for a convolution, of the GEMM that its pass implies; for a series or "
         "an LSTM, of one of its GEMMs",
     ),
-    "n": (_WHOLE, "columns of the GEMM that m describes"),
-    "k": (_WHOLE, "reduction length of the GEMM that m describes, per group of channels"),
+    "n": (_WHOLE, "columns of the GEMM that has m rows"),
+    "k": (_WHOLE, "reduction length of the GEMM that has m rows, per group of channels"),
     "batch": (_WHOLE, "GEMMs of a batch or series, images of a convolution, or steps of an LSTM"),
     "c": (_WHOLE, "input channels"),
     "h": (_WHOLE, "input height"),

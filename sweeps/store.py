@@ -333,7 +333,7 @@ def read_events(
 def parse_event(line: bytes) -> tuple[Event | None, str]:
     """Parse a line of a sample file.
 
-    Return the event and an empty text. For a damaged line, return None and the reason as a clause.
+    Return the event and an empty string; for a damaged line, None and the reason as a clause.
     """
     try:
         event = json.loads(line)
@@ -356,7 +356,7 @@ def write_rounds(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 def write_confirmed(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Write confirmed.csv: one row for each pair of cases and each process that re-timed it.
 
-    A row has, for each block of samples, the logarithm of the first case's time over the second's.
+    A row has, for each block of samples, the log of the ratio of times, first case over second.
     """
     write_csv(folder / "confirmed.csv", CONFIRMED_COLUMNS, rows)
 

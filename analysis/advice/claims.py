@@ -188,7 +188,7 @@ def _grid_and_components() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
 
     The probabilities have one row per component and one column per grid point.
     """
-    # The grid reaches from −2.5 to 2.5. Its points are 1e-5 apart near 0, and 0.05 at the ends.
+    # The grid extends from −2.5 to 2.5. Its points are 1e-5 apart near 0, and 0.05 at the ends.
     positive = np.sinh(np.linspace(0, math.asinh(2.5 / 5e-4), 500)) * 5e-4
     grid = np.concatenate([-positive[:0:-1], positive])
     spacing = np.gradient(grid)

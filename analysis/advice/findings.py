@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from analysis.advice.recommend import Advice
 from analysis.advice.verdict import LEAVE_IT, VERDICTS
+from kernels.common.counts import counted
 from kernels.problem import DTYPE_BYTES, WIDE_BYTES
 
 MAX_FINDINGS = 10
@@ -115,7 +116,8 @@ def findings_lines(advice: Sequence[Advice]) -> list[str]:
     groups = findings(advice)
     lines = [f"- {finding.text()}" for finding in groups[:MAX_FINDINGS]]
     if len(groups) > MAX_FINDINGS:
-        lines.append(f"- {len(groups) - MAX_FINDINGS} more findings are in the rows below.")
+        more = counted(len(groups) - MAX_FINDINGS, "more finding")
+        lines.append(f"- The rows below have {more}.")
     unchanged = [answer for answer in advice if answer.verdict == LEAVE_IT]
     query_count = f"{len(unchanged)} of {len(advice)} queries"
     reasons = Counter(answer.reason for answer in unchanged).most_common(4)

@@ -29,8 +29,8 @@ UNUSABLE_LINE = (
     "on a quieter machine if possible."
 )
 _LEAST = 8  # fewest cases or pairs that a comparison may rest on
-_CHANGES = 3  # most changes of shapes that are reported
-_MOST = 8  # most headlines in a summary
+_CHANGES = 3  # maximum number of changed shapes to report
+_MOST = 8  # maximum number of headlines in a summary
 _WIDE = 8  # elements: a multiple of this is aligned in every dtype but fp8
 _MULTIPLES = (1, 2, 4, 8, 16)  # elements; alignments whose mean speeds are compared
 _HARDLY = 0.02  # smallest mean loss of speed that is worth mentioning, as a fraction

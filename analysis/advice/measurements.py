@@ -49,7 +49,7 @@ class Measurements:
 
         Args:
             times: for each problem, the time of every implementation that computed it.
-            warm: True if operands that fit the cache were read from it.
+            warm: True if operands that fit in the cache were read from it.
             pairs: pairs of contenders (a problem and an implementation each) that were re-timed
                 together.
             repeats: all times of each contender that was measured several times; ``times`` has only
@@ -99,7 +99,7 @@ class Measurements:
         return [self._problems[i] for i in self._index.near(problem, less, more)]
 
     def confirmed(self, problem: Problem, option: Problem, kind: str) -> Ratio | None:
-        """Return the re-timed ratio of ``problem``'s time to ``option``'s, with its interval.
+        """Return the re-timed ratio of the times, ``problem`` over ``option``, with its interval.
 
         The ratio is its expected value, given the samples of all re-timed pairs that answer this
         kind of query (``pad`` or ``choose``). None if the two problems were not re-timed together

@@ -63,7 +63,7 @@ class Question:
         """Return the factor that turns a time ratio into a ratio of what the query compares.
 
         The factor is 1 for a pad query, which compares times. For a choose query, which compares
-        speeds, it is the option's FLOPs over the problem's.
+        speeds, it is the ratio of the FLOPs, option over problem.
         """
         return option.flops / problem.flops if self.choose else 1.0
 

@@ -37,12 +37,12 @@ def why(
 ) -> str:
     """Attribute the percentage points of a gain to the causes that the model knows.
 
-    The logarithm of one plus the gain is a sum, and the model knows its parts from tiles, waves and
-    bytes. The remainder is attributed to alignment if it is a gain and the alignment improves.
-    Otherwise, on a GPU, it is attributed to another kernel of the vendor library if the tile or the
-    split of K changes. Otherwise, its cause is unknown, or a trend of similar shapes if the gain is
-    predicted. Parts that reduce the gain are named, too, so that the points add up to the gain
-    except for small parts.
+    The logarithm of one plus the gain is a sum. The model computes the parts that tiles, waves and
+    bytes contribute. The remainder is attributed to alignment if it is a gain and the alignment
+    improves. Otherwise, on a GPU, it is attributed to another kernel of the vendor library if the
+    tile or the split of K changes. Otherwise, its cause is unknown, or a trend of similar shapes if
+    the gain is predicted. Parts that reduce the gain are named, too, so that the points add up to
+    the gain except for small parts.
 
     Args:
         problem: the original problem.
@@ -89,7 +89,7 @@ def _known_parts(
 ) -> dict[str, float]:
     """Return the parts of a gain's logarithm that the model explains.
 
-    ``log_work`` is the logarithm of the option's FLOPs over the problem's. If arithmetic is the
+    ``log_work`` is the log of the ratio of FLOPs, option over problem. If arithmetic is the
     limit, more FLOPs take more time. If memory is the limit, only bytes take time, so more FLOPs
     for the same bytes increase a gain per FLOP (``choose``).
     """

@@ -1,7 +1,7 @@
 """Recommend other sizes of a GEMM, or other channels of a convolution, or no change.
 
 There are two kinds of queries. *pad*: "I need at least these sizes; which slightly larger ones take
-less time?" *choose*: "I may pick sizes within ±15%; which compute most per second?"
+less time?" *choose*: "I may pick sizes within ±15%; which compute the most per second?"
 
 A gain comes from the best evidence that exists:
 
@@ -96,7 +96,7 @@ class Advice:
 
     @property
     def probability(self) -> float:
-        """Probability that following the advice gains; 0 for advice to leave the shape."""
+        """Probability that following the advice brings a gain; 0 for advice to leave the shape."""
         return probability(self.gain, self.evidence) if self.verdict != LEAVE_IT else 0.0
 
     @property
@@ -337,7 +337,7 @@ def weigh(
 def measured_ratio(
     problem: Problem, option: Problem, measured: Measurements, fit: Fit
 ) -> tuple[float, float, float] | None:
-    """Return the problem's measured time over the option's, with its 95% interval.
+    """Return the ratio of the measured times, problem over option, with its 95% interval.
 
     The interval is where the ratio would lie if both were measured again. If both times come from
     a public table, the interval is where the ratio would lie with another framework or version,
@@ -389,11 +389,11 @@ def _with_assumed_price(log_ratio: float, fit: Fit, spread: float) -> tuple[floa
 def _error(
     problem: Problem, option: Problem, fit: Fit, spreads: tuple[float, float]
 ) -> tuple[float, float]:
-    """Return the 90% range of the error of a predicted log ratio (problem's time over option's).
+    """Return the 90% range of the error of a predicted log ratio of times (problem over option).
 
     The range was measured over pairs of shapes in which one pads the other slightly (:data:`NEAR`).
 
-    - An option further away gets the range of any two shapes.
+    - For an option further away, the range follows from the error ranges of the two times.
     - For layouts, batches and alignments that were not measured, the range was not measured either.
       It is then at least as wide as on a machine without any measurements.
     - A nearby option with a smaller size gets the wider side of this range on both sides.
@@ -421,7 +421,7 @@ def predicted_ratio(
     spreads: tuple[float, float],
     fit: Fit,
 ) -> tuple[float, float, float]:
-    """Return the problem's predicted time over the option's, with its 90% interval.
+    """Return the ratio of the predicted times, problem over option, with its 90% interval.
 
     Args:
         problem: the original problem.

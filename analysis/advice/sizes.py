@@ -62,7 +62,7 @@ class SizeConstraints:
             if name not in names:
                 raise UserError(f"{problem} has no size {name.upper()} to change; it has {listed}.")
         if not self.free(problem):
-            raise UserError(f"{problem} has no size left to change; its sizes are {listed}.")
+            raise UserError(f"{problem} has no size left to change; let one of {listed} change.")
 
     def free(self, problem: Problem) -> list[str]:
         """Return the dimensions that may change."""
@@ -129,9 +129,9 @@ class SizeIndex:
         }
 
     def near(self, problem: Problem, less: float, more: float) -> NDArray[np.intp]:
-        """Return the positions of problems whose sizes all lie in a window around this problem's.
+        """Return the positions of problems whose sizes all lie in a window around a problem.
 
-        For a size s of ``problem``, the window reaches from s × (1 + ``less``) to s × (1 +
+        For a size s of ``problem``, the window extends from s × (1 + ``less``) to s × (1 +
         ``more``), so a negative ``less`` allows smaller sizes.
         """
         empty = np.empty(0, dtype=np.intp), np.empty((0, len(dimensions(problem))))

@@ -22,6 +22,7 @@ from analysis.recordings.confirmed import confirmed_pairs
 from analysis.recordings.load import Recording, library_rows, problems_of
 from analysis.recordings.runs import health_reasons
 from analysis.recordings.write import write_records
+from kernels.common.counts import counted
 from kernels.problem import Gemm, Problem
 from sweeps.cases.case import CONFIRM
 from sweeps.schema import IDENTITY
@@ -32,7 +33,7 @@ QUESTIONS = (Question("pad", 0.125), Question("choose", 0.15))
 
 _QUESTION_TEXT = {
     "pad": "I need at least this size. What should I pad it to?",
-    "choose": "I may pick a size within ±15%. Which one computes most per second?",
+    "choose": "I may pick a size within ±15%. Which one computes the most per second?",
 }
 _GAINS = {
     "pad": "A gain of 12% means that the padded shape takes 1/1.12 of the time, although it "
@@ -45,7 +46,7 @@ _LEGEND = (
     "costs, a tenth of the additional FLOPs, is at least 1%. In brackets: the 95% interval of a "
     "second measurement; for a predicted gain, its 90% interval."
 )
-_MAX_LISTED = 40  # most changes that one table of the Markdown page lists
+_MAX_LISTED = 40  # maximum number of changes in one table of the Markdown page
 _SHAPE = list(IDENTITY[IDENTITY.index("op") : IDENTITY.index("layout") + 1])  # columns of a shape
 _MOST = 2500  # problems; up to this many, the table answers all of them
 _DRAWN = 500  # size of the random sample of problems that is answered if there are more
@@ -211,7 +212,7 @@ def _folded(rows: Sequence[str], count: int) -> list[str]:
     """Return the lines of a table inside a collapsible block; an empty table has none."""
     if not rows:
         return []
-    return [f"<details><summary>{count} rows</summary>", "", *rows, "</details>", ""]
+    return [f"<details><summary>{counted(count, 'row')}</summary>", "", *rows, "</details>", ""]
 
 
 def _markdown_table(changes: Sequence[Advice]) -> list[str]:
@@ -227,7 +228,8 @@ def _markdown_table(changes: Sequence[Advice]) -> list[str]:
         "",
     ]
     if len(changes) > _MAX_LISTED:
-        lines += [f"{len(changes) - _MAX_LISTED} more are in recommendations.csv.", ""]
+        more = counted(len(changes) - _MAX_LISTED, "more is", "more are")
+        lines += [f"{more} in recommendations.csv.", ""]
     return lines
 
 

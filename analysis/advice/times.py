@@ -28,7 +28,7 @@ _PREDICTED = (
 def measurements_near(
     basis: Basis, problems: Sequence[Problem], factor: float = 1.0
 ) -> Measurements:
-    """Return a machine's measurements whose sizes are all within a factor of a given problem's.
+    """Return a machine's measurements whose sizes are all within a factor of those of a problem.
 
     For many problems, all measurements of the machine are returned. The result is empty if the
     machine has no recording.
@@ -62,7 +62,7 @@ def times_of(problems: Sequence[Problem], basis: Basis) -> list[dict[str, Any]]:
 
     If this exact problem was measured, ``time_us`` is the vendor library's measured time, and
     ``evidence`` is ``measured``. The interval is then where the time of a second run would lie. A
-    time from a public table has an interval as wide as a prediction's, around the time that
+    time from a public table has an interval as wide as that of a prediction, around the time that
     :mod:`analysis.model.shift` expects with another framework or version.
 
     Raises:
@@ -106,7 +106,7 @@ def _measured(measured_time: MeasuredTime, row: Mapping[str, Any], fit: Fit) -> 
     """Return a measured time with the interval that an answer states.
 
     If the measurement has an interval, the answer's interval is where the time of a second run
-    would lie. A single time, as from a public table, gets an interval as wide as a prediction's.
+    would lie. A single time, as from a public table, gets an interval with a prediction's width.
 
     Args:
         measured_time: the measured time.
@@ -117,7 +117,7 @@ def _measured(measured_time: MeasuredTime, row: Mapping[str, Any], fit: Fit) -> 
     if not math.isnan(measured_time.lo):
         return MeasuredTime(seconds, *measured_time.repetition)
     # The user's framework may differ from the table's, so the interval lies around the time that is
-    # expected with the user's. Its ends are multiples of the prediction's spread.
+    # expected with the user's framework. Its ends are multiples of the prediction's spread.
     spread = fit.spread(row["lo_us"], row["hi_us"])
     expected = float(fit.shift.applied(np.array(seconds)))
     lo = expected * math.exp(fit.low * spread)

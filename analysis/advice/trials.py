@@ -16,7 +16,7 @@ from analysis.model.query import group_of
 from kernels.problem import Problem
 from sweeps.cases.case import Contender
 
-_MEASURED_NEIGHBOURS = 2  # most measured sizes that are candidates in addition to the best options
+_MEASURED_NEIGHBOURS = 2  # maximum number of measured sizes added to the best options
 
 
 @dataclass(frozen=True)
@@ -58,8 +58,8 @@ def trial_of(
 ) -> Trial | None:
     """Return a trial of the options with the largest expected gains.
 
-    None if another size was already re-timed for this query, or if no option may gain and all
-    ``others`` were re-timed.
+    None if another size was already re-timed for this query, or if no option may bring a gain
+    and all ``others`` were re-timed.
 
     Args:
         problem: the original problem.
@@ -68,7 +68,7 @@ def trial_of(
         library: the implementation that predictions are for.
         question: the query.
         count: largest number of options that become candidates because of their expected gains. Up
-            to two measured options that may gain are candidates, too.
+            to two measured options that may bring a gain are candidates, too.
         others: other implementations that can compute the original problem.
 
     Raises:

@@ -2,12 +2,12 @@
 
 - *do it*: the gain was re-timed after the change was chosen. Its whole interval and the expected
   gain after costs are at least 1%.
-- *likely*: the change gains with a probability of at least 80%, and the expected gain after costs
-  is at least 1%.
+- *likely*: the change brings a gain with a probability of at least 80%, and the expected gain after
+  costs is at least 1%.
 - *leave it*: all other cases.
 
-results/accuracy/reliability.json records how often advice of a stated probability gains on held-out
-tables.
+results/accuracy/reliability.json records how often advice of a stated probability brings a gain on
+held-out tables.
 """
 
 from __future__ import annotations
@@ -60,12 +60,12 @@ def net(gain: Gain, extra_flops: float) -> float:
 
 
 def probability(gain: Gain, evidence: str) -> float:
-    """Return the probability that a change gains anything at all, from 5% to 95%.
+    """Return the probability that a change brings any gain at all, from 5% to 95%.
 
     The error of a gain's logarithm is assumed to follow a Laplace distribution, because errors of
     ratios are mostly small and occasionally large. With a normal distribution, changes of medium
-    probability would gain more often than stated. The scale of the distribution is derived from the
-    end of the interval on the side of zero gain. A Laplace distribution of scale ``s`` has
+    probability would bring a gain more often than stated. The scale of the distribution is derived
+    from the end of the interval on the side of zero gain. A Laplace distribution of scale ``s`` has
     exp(-x/s) / 2 of its probability further than ``x`` from its middle on one side.
 
     Args:

@@ -357,4 +357,4 @@ def reached_bandwidth(basis: Basis) -> float:
             problem = Gemm(8192, 8192, 8192, dtype)
             fit = basis.model.fit(group_of(basis.library(problem), problem))
             return machine.bandwidth * fit.constants.dram
-    raise UserError(f"{machine.name} computes none of bf16, fp16 and fp32.")
+    raise UserError(f"{machine.name} computes none of bf16, fp16 and fp32; name another machine.")

@@ -228,7 +228,7 @@ def _check_not_empty(source: ModelSource, captured: Captured) -> None:
     if captured.uncounted:
         uncounted = f" except {', '.join(captured.uncounted)}, which is not counted"
     raise UserError(
-        f"{source.name} has no GEMM or convolution{uncounted}, so there is nothing to audit."
+        f"{source.name} has no GEMM, convolution or attention{uncounted}; give another model."
     )
 
 

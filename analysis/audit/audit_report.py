@@ -14,9 +14,10 @@ from analysis.audit.account import OTHER_OPERATIONS, Account, AccountLine
 from analysis.audit.levers import Lever
 from analysis.audit.memory import Memory
 from analysis.markdown import table_row
+from kernels.common.counts import counted
 
-_MOST_ROWS = 16  # most matrix operations that a terminal shows
-_MARKDOWN_ROWS = 10  # most operations that a Markdown page shows
+_MOST_ROWS = 16  # maximum number of matrix operations on a terminal
+_MARKDOWN_ROWS = 10  # maximum number of operations on a Markdown page
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class AuditReport:
         title: model, mode and batch.
         account: time of the step, by operation.
         memory: memory that the step needs.
-        fits_with: command-line options, each of which would make the step fit the memory; empty if
+        fits_with: command-line options, each of which would make the step fit in memory; empty if
             it fits, or if none of them would.
         levers: changes of dimensions: first the joint change, if there is one, then the others, the
             best first. Changes that the user gave are in the user's order.
@@ -184,7 +185,7 @@ def _other_rows(account: Account) -> list[list[str]]:
 
 
 def summary_lines(report: AuditReport) -> list[str]:
-    """Summarise an audit: the step's time, whether it fits the memory, and what to change."""
+    """Summarise an audit: the step's time, whether it fits in memory, and what to change."""
     account, memory = report.account, report.memory
     low, high = account.interval_us
     time_text = f"Step: {duration(account.step_us)} ({duration(low)} to {duration(high)})."
@@ -332,7 +333,7 @@ def as_markdown(report: AuditReport) -> str:
     rows = [*(_cells(account, row) for row in account.rows), *_other_rows(account)]
     lines += [table_row(row) for row in rows[:_MARKDOWN_ROWS]]
     if len(rows) > _MARKDOWN_ROWS:
-        lines += ["", f"{len(rows) - _MARKDOWN_ROWS} more rows are left out."]
+        lines += ["", f"Left out: {counted(len(rows) - _MARKDOWN_ROWS, 'more row')}."]
     lines += ["", f"Times: {sources(report)}. Assumed: {'; '.join(report.assumptions)}."]
     if account.not_counted:
         lines += ["", f"Not counted: {'; '.join(account.not_counted)}."]

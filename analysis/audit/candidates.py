@@ -207,7 +207,7 @@ def _fits(values: Values, captured: Captured, tp: int) -> bool:
     for position, product in enumerate(captured.products):
         is_forward = product.forward_position == position
         if isinstance(product.work, GroupedGemm) and is_forward:
-            more_experts = _growth(values, (position, "experts"))
+            more_experts = _size_change(values, (position, "experts"))
             if more_experts and (product.work.experts + more_experts) % tp:
                 return False
     for places, before in _heads_of(captured):
@@ -217,7 +217,7 @@ def _fits(values: Values, captured: Captured, tp: int) -> bool:
     return True
 
 
-def _growth(values: Values, place: tuple[int, str]) -> float:
+def _size_change(values: Values, place: tuple[int, str]) -> float:
     """Return how much a size of a matrix operation grows with new values of dimensions.
 
     ``place`` is the position of the operation and the name of the size.
@@ -240,7 +240,9 @@ def _changed_heads(
             operation's size that it comes from.
         values: dimensions and their new values.
     """
-    sizes = {name: getattr(before, name) + _growth(values, place) for name, place in places.items()}
+    sizes = {
+        name: getattr(before, name) + _size_change(values, place) for name, place in places.items()
+    }
     width_slopes = [dimension.slopes.get(places["width"], 0.0) for dimension, _ in values]
     # If more heads are narrower, the width of a head is not linear: it is the total width over the
     # number of heads. The total width is proportional to each dimension that makes heads wider.

@@ -96,7 +96,7 @@ class Lever:
 
     @property
     def probability(self) -> float:
-        """Probability that the change gains; for a smaller model, that it gains per FLOP."""
+        """Probability that the change brings a gain; for a smaller model, a gain per FLOP."""
         return probability(_judged_gain(self.gain, self.flops), self.evidence)
 
 
@@ -449,13 +449,13 @@ def _resized(
     sizes, for instance because the number of heads is not a multiple of the number of GPUs.
     """
     # 1. Resize the forward operations.
-    growth = value - dimension.value
+    difference = value - dimension.value
     forward: list[Product] = []
     for position, product in enumerate(captured.products):
         if product.forward_position != position:  # the operation is a gradient
             continue
         sizes = {
-            name: round(size + dimension.slopes.get((position, name), 0.0) * growth)
+            name: round(size + dimension.slopes.get((position, name), 0.0) * difference)
             for name, size in product.sizes.items()
         }
         try:

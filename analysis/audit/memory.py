@@ -114,7 +114,7 @@ def kv_cache_bytes(captured: Captured) -> int:
 def what_fits(
     captured: Captured, runtime: Runtime, machine: Machine, trains: bool, batch: int
 ) -> list[str]:
-    """Return command-line options of ``audit``, each of which makes a step fit the memory.
+    """Return command-line options of ``audit``, each of which makes a step fit in memory.
 
     The arguments are those of :func:`memory_of`; ``batch`` is the step's number of sequences.
     """

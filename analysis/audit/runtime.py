@@ -24,7 +24,7 @@ from sweeps.capture.captured import (
 EAGER, COMPILE = "eager", "compile"
 RECOMPUTED = "recompute"
 FUSIONS = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}
-"""Roles that share an input, keyed by the role of the one GEMM that computes them all."""
+"""Roles of GEMMs that share an input, keyed by the role of the fused GEMM that replaces them."""
 
 # Roles of layers that are divided among GPUs by their output features (the columns of y = x Wᵀ) or
 # by their input features (the rows of Wᵀ).
@@ -142,7 +142,7 @@ def _fused(products: list[Product], role: str) -> list[Product]:
 
     Args:
         products: the operations of a step.
-        role: role of the GEMM that the others become, a key of :data:`FUSIONS`.
+        role: role of the fused GEMM, a key of :data:`FUSIONS`.
 
     Returns:
         The remaining operations of the step. Each ``forward_position`` is a position in the

@@ -105,7 +105,7 @@ def predict_command(
         time, lo, hi = (microseconds(row[name]) for name in ("time_us", "lo_us", "hi_us"))
         print(
             f"{prefix}{row['problem']}: {measured}{time} µs ({lo}–{hi} µs), "
-            f"{rate(row['tflops'])}, {row['explanation']}."
+            f"{rate(row['tflops'])}\n    {row['explanation']}."
         )
     _note_sources([(row["machine"], row["problem"], row["source"]) for row in rows])
 
@@ -182,7 +182,7 @@ def recommend_command(
     from analysis.advice.options import question_of
     from analysis.advice.sizes import SizeConstraints
 
-    # 1. Without a shape, --measure times the best guesses for the shapes of the recording.
+    # 1. Without a shape, --measure times the best candidates for the recording's shapes.
     if measure and not (gemm or conv or file):
         question_options = (pad, choose, change, fix, multiple > 1, any_size)
         if machine is not None or json or any(question_options):

@@ -131,7 +131,7 @@ def audit_command(
     arg: Annotated[
         list[str] | None,
         typer.Option(
-            "--arg", help="Size that replaces the model's, such as hidden=4096; repeatable."
+            "--arg", help="New value of one of the model's sizes, such as hidden=4096; repeatable."
         ),
     ] = None,
     inputs: Annotated[
@@ -166,7 +166,7 @@ def audit_command(
     results: ResultsOption = RESULTS,
     json: JsonOption = False,
 ) -> None:
-    """Say which dimension of a model to change, and what it gains.
+    """Say which dimension of a model to change, and how much time that saves.
 
     Lists the GEMMs, convolutions and attention calls of a step, with their times and limits.
     """
@@ -264,9 +264,9 @@ def measured_audit(
     """Audit on this machine, after timing the GEMMs of the model and of its best levers.
 
     A lever is a change of one or several dimensions of the model. The GEMMs and convolutions are
-    first timed in shuffled rounds. If the best lever gains, the shapes that it changes are then
-    re-timed together with the original ones, in other processes. All measurements are added to the
-    machine's recording.
+    first timed in shuffled rounds. If the best lever brings a gain, the shapes that it changes are
+    then re-timed together with the original ones, in other processes. All measurements are added to
+    the machine's recording.
 
     Args:
         audit_on: function that audits the model on one basis, and returns a list of one audit.
@@ -306,7 +306,7 @@ def measured_audit(
             if lever.gain.value > 0 and planned.issuperset(pair):
                 pairs.append(pair)
     if not pairs:
-        note("The best change does not gain or was not timed, so nothing was re-timed.")
+        note("Nothing was re-timed: the best change brings no gain, or it was not timed.")
         return [measured]
     confirm_choices(run, pairs, note)
     return audit_on(usable(run.folder, request))

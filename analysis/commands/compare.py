@@ -16,6 +16,7 @@ from analysis.commands.app import (
 )
 from analysis.words import share_of
 from kernels.cli import JsonOption, note, print_json
+from kernels.common.counts import counted
 from kernels.common.errors import UserError
 from kernels.common.program import RESULTS
 
@@ -51,7 +52,7 @@ def compare_command(
         typer.Option(
             "--gate",
             help=(
-                "Largest slow-down to accept, such as 3%. The answer is pass (exit code 0), fail "
+                "Largest slowdown to accept, such as 3%. The answer is pass (exit code 0), fail "
                 "(1) or cannot tell (3). Slower cases fail only if both sides are folders with "
                 "three or more results."
             ),
@@ -72,7 +73,7 @@ def compare_command(
 ) -> None:
     """Compare the results of two versions.
 
-    Without --gate and --kernels, the exit code is 1 if any case is slower or lost its time.
+    Without --gate and --kernels, the exit code is 1 if any case is slower or no longer timed.
     """
     if kernels:
         if new is not None or gate is not None or pattern is not None:
@@ -99,7 +100,7 @@ def _is_named(place: str) -> bool:
 
 
 def _compare_recordings(old: str, new: str, results: Path, json: bool) -> None:
-    """Compare two recordings; exit with 1 if any case is slower or lost its time."""
+    """Compare two recordings; exit with 1 if any case is slower or no longer timed."""
     from analysis.comparing.compare import compare, comparison_json, comparison_text
 
     comparison = compare(recording_at(old, results), recording_at(new, results))
@@ -116,14 +117,14 @@ def _compare_by_name(
 ) -> None:
     """Compare cases by name; with a gate, print its verdict and exit with the verdict's code.
 
-    Without a gate, exit with 1 if any case is slower or lost its time.
+    Without a gate, exit with 1 if any case is slower or no longer timed.
     """
     from analysis.comparing.by_name import compare_by_name, named_json, named_text
     from analysis.comparing.gate import EXIT_CODES, gate_json, gate_text, judge_changes
 
     threshold = None if gate is None else share_of(gate, "gate")
     if threshold == 0:
-        raise UserError("--gate takes a slow-down above 0, such as 3%.")
+        raise UserError("--gate takes a slowdown above 0, such as 3%.")
     changes, lost = _read_changes(old, new, pattern, results)
     if threshold is None:
         comparison = compare_by_name(changes, lost)
@@ -149,7 +150,7 @@ def _read_changes(
     """Read the old and the new results, and estimate how each common case changed.
 
     Returns:
-        The changes, and a mapping from the name of each case that lost its time to the reason.
+        The changes, and a mapping from the name of each case that is no longer timed to the reason.
 
     Raises:
         UserError: if the pattern is invalid, a result cannot be read, recordings come from
@@ -173,7 +174,7 @@ def _read_changes(
                 f"the results come from {' and '.join(machines)}; give results of one machine."
             )
         note(f"The results name different machines: {', '.join(machines)}.")
-    # 2. Find the cases that all results have, and those that lost their time.
+    # 2. Find the cases that all results have, and those that are no longer timed.
     shared = common_names(processes)
     before = {name for process in old_processes for name in process.cases}
     after = {name for process in new_processes for name in process.cases}
@@ -193,7 +194,7 @@ def _read_changes(
         )
     left_out = len((before | after) - set(shared) - set(lost))
     if left_out:
-        note(f"Left out: {left_out} cases that some of the results lack.")
+        note(f"Left out: {counted(left_out, 'case')} not in all of the results.")
     # 3. Estimate the changes.
     changes = estimate_changes(old_processes, new_processes)
     if (changes.old == changes.new).all():

@@ -20,24 +20,24 @@ if TYPE_CHECKING:
     from analysis.model.basis import Basis
     from sweeps.running.request import Request
 
-# Number of guesses to measure for each shape that the user asks about.
+# Number of candidates to measure for each shape that the user asks about.
 _CANDIDATES = 4
 
-# Smallest time limit for timing all guesses, in seconds. A quiet machine needs far less.
+# Smallest time limit for timing all candidates, in seconds. A quiet machine needs far less.
 _LEAST_SECONDS = 10.0
 
 GUESSES = 2
-"""Number of guesses for each problem and query that are measured after a sweep. On an H100, the
-second guess raises the mean gain of padding over all shapes from 1.2% to 1.3% (``measured`` in
+"""Number of candidates per problem and query that are measured after a sweep. On an H100, the
+second one raises the mean gain of padding over all shapes from 1.2% to 1.3% (``measured`` in
 results/accuracy/advice.json)."""
 
 
 def measure_best_guesses(
     budget: str | None, device: str, gpu: int, gpus: str | None, results: Path
 ) -> None:
-    """Measure the best guesses of faster sizes for the shapes in this machine's recording.
+    """Time the best candidates for the shapes in this machine's recording.
 
-    The most promising guesses come first. The measurements are added to the recording, so the next
+    The most promising ones come first. The measurements are added to the recording, so the next
     recommendation table has measured gains. The next call resumes where this one stopped. If
     several GPUs are given, only the first one is used.
 
@@ -98,7 +98,9 @@ def measure_best_guesses(
     chosen = affordable(trials, cost, seconds)
     if not chosen:
         reason = (
-            "the budget is too small for any change" if trials else "no change is expected to gain"
+            "the budget is too small for any change"
+            if trials
+            else "no change is expected to bring a gain"
         )
         note(f"Nothing is confirmed: {reason}.")
         return
@@ -110,7 +112,7 @@ def measure_best_guesses(
 def measure_questions(
     problems: Sequence[Problem], question: Question, machine: str | None, request: Request
 ) -> Basis:
-    """Measure the best guesses for problems on this machine; return the basis of the answers.
+    """Time the best candidates for problems on this machine; return the basis of answers.
 
     A problem for which a change was already re-timed is not measured again.
 

@@ -53,7 +53,7 @@ def export_command(
         raise UserError(f"--to is {to!r}; {nearest(to, FORMATS)}")
     recording = load(recording_folder(place, results))
     if recording.ok.empty:
-        raise UserError(f"{recording.folder} has no case with a time.")
+        raise UserError(f"{recording.folder} has no case with a time. Measure it again.")
     ending, write = FORMATS[to]
     data = write(recording)
     if str(output) == "-":

@@ -32,6 +32,7 @@ from analysis.recordings.imported import (
 from analysis.recordings.load import load, load_run
 from kernels.cli import JsonOption, note, print_json
 from kernels.common.aliases import slug_meant
+from kernels.common.counts import counted
 from kernels.common.errors import UserError, nearest
 from kernels.common.program import RESULTS
 from kernels.machine import known_machine, known_machines
@@ -47,7 +48,7 @@ def import_command(
         list[Path] | None,
         typer.Argument(
             help=(
-                "CSV file of your own times, of the CUTLASS profiler or of TritonBench, or "
+                "CSV file with your own times, or one from the CUTLASS profiler or TritonBench; or "
                 "gemm_perf.parquet files [default: the tables of the package aiconfigurator-core]."
             )
         ),
@@ -94,7 +95,7 @@ def import_command(
     tables = [read_table(path) for path in files] if files else find_tables()
     by_slug = choose_tables([table for table in tables if table.slug in known_machines()])
     if not by_slug:
-        raise UserError("no table belongs to a machine in machines.toml.")
+        raise UserError("no table belongs to a machine in machines.toml; give other files.")
     chosen = by_slug
     if machine != _ALL:
         slug = slug_meant(machine, known_machines())
@@ -184,7 +185,8 @@ def _import_all(
     tables: Mapping[str, PublicTable], all_tables: Sequence[PublicTable], results: Path
 ) -> None:
     """Import tables in parallel, one per core, because fitting the trees keeps a core busy."""
-    note(f"Calibrating on the public tables of {len(tables)} machines, one or two minutes each:")
+    machines = counted(len(tables), "machine")
+    note(f"Calibrating on the public tables of {machines}, one or two minutes each:")
     workers = min(len(tables), len(os.sched_getaffinity(0)))
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
         jobs = {

@@ -63,7 +63,7 @@ def page_command(
 
 
 def lacks_page() -> str:
-    """Return the end of a sentence such as "it needs …"; empty if a page can be written."""
+    """Return why no page can be written, as the rest of a sentence; empty if one can be."""
     if importlib.util.find_spec("bokeh") and importlib.util.find_spec("jinja2"):
         major, minor = importlib.metadata.version("bokeh").split(".")[:2]
         if (int(major), int(minor)) >= _OLDEST_BOKEH:

@@ -1,4 +1,4 @@
-"""``plot``: draw the plots of a recording, or the lesson about waves for one N and K."""
+"""``plot``: draw the plots of a recording, or the wave plot of one N and K."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _WAVE = "wave"
 _FORMATS = ("png", "svg", "pdf")
-_LISTED = 10  # most cliffs that --find lists under each of its two headings, Slower and Faster
+_LISTED = 10  # maximum number of cliffs under each heading of --find, Slower and Faster
 
 
 @app.command("plot")
@@ -31,7 +31,7 @@ def plot_command(
         list[str] | None,
         typer.Argument(
             help=(
-                "Names of plots, such as roofline [default: all], or wave to draw the time over M "
+                "Names of plots, such as roofline [default: all], or wave to plot time against M "
                 "for one N and K."
             )
         ),
@@ -49,23 +49,23 @@ def plot_command(
             "--format", help="File format: png, svg or pdf; repeatable [default: png and svg]."
         ),
     ] = None,
-    n: Annotated[int | None, typer.Option("--n", min=1, help="For wave: N of the GEMMs.")] = None,
-    k: Annotated[int | None, typer.Option("--k", min=1, help="For wave: K of the GEMMs.")] = None,
+    n: Annotated[int | None, typer.Option("--n", min=1, help="N of the GEMMs in wave.")] = None,
+    k: Annotated[int | None, typer.Option("--k", min=1, help="K of the GEMMs in wave.")] = None,
     m: Annotated[
         int | None,
         typer.Option(
-            "--m", min=1, help="For wave: the M before the cliff to show [default: largest cliff]."
+            "--m", min=1, help="M before the cliff that wave shows [default: largest cliff]."
         ),
     ] = None,
     find: Annotated[
-        bool, typer.Option("--find", help="For wave: list the largest cliffs, with their N and K.")
+        bool, typer.Option("--find", help="List the largest cliffs for wave, with their N and K.")
     ] = False,
     output: Annotated[
         Path | None,
         typer.Option(
             "-o",
             "--output",
-            help="For wave: folder for the plot [default: plots in the machine's folder].",
+            help="Folder for the plot of wave [default: plots in the machine's folder].",
         ),
     ] = None,
     results: ResultsOption = RESULTS,
@@ -73,7 +73,7 @@ def plot_command(
 ) -> None:
     """Draw the plots that a recording has data for.
 
-    Names select some of these plots. `wave` draws a lesson about wave quantisation for one N and K.
+    Names select some of these plots. `wave` explains wave quantisation in a plot for one N and K.
     """
     kinds = tuple(formats or ("png", "svg"))
     for kind in kinds:
@@ -129,7 +129,7 @@ def _draw_recording(
             check_option(f"--{column}", value, sorted(set(analysis.table[column])))
             table = table[table[column] == value]
     if table.empty:  # the table has both values, but no case has both
-        raise UserError(f"{sweep} has no case in {dtype}.")
+        raise UserError(f"{sweep} has no case in {dtype}; give another --dtype.")
     written = write_plots(replace(analysis, table=table), names, kinds)
     if not written:
         raise UserError(f"{analysis.recording.folder} has no data for {', '.join(names or PLOTS)}.")
@@ -145,7 +145,7 @@ def _draw_lesson(
     output: Path | None,
     results: Path,
 ) -> Path:
-    """Draw the lesson about waves for all GEMMs of one N and K; return the first file.
+    """Draw the wave plot of all GEMMs of one N and K; return the first file.
 
     Args:
         basis: basis of the predictions.
@@ -164,11 +164,15 @@ def _draw_lesson(
     rows = _plain_gemms(basis, gemm.dtype)
     line = rows[(rows["n"] == gemm.n) & (rows["k"] == gemm.k)]
     if size is not None and size not in set(line["m"]):
-        raise UserError(f"M {size} was not measured with N {gemm.n} and K {gemm.k}.")
+        raise UserError(
+            f"M {size} was not measured with N {gemm.n} and K {gemm.k}; give another --m."
+        )
     if line.empty:
         note("No GEMM with this N and K was measured, so the plot shows only predictions.")
     if size is not None and lesson(line, size) is None:
-        raise UserError(f"no M just above {size} was measured with N {gemm.n} and K {gemm.k}.")
+        raise UserError(
+            f"no M just above {size} was measured with N {gemm.n} and K {gemm.k}; give another --m."
+        )
     figure = draw_wave(basis, gemm, line, size)
     slug = basis.model.machine.slug
     folder = output or (basis.folder or results / slug) / "plots"
@@ -224,7 +228,7 @@ def _print_cliffs(basis: Basis, dtype: str, results: Path, json: bool) -> None:
 
 
 def _records(frame: pd.DataFrame) -> Any:
-    """Return the rows of a table for JSON, with Python's numbers instead of NumPy's."""
+    """Return the rows of a table for JSON, with Python numbers instead of NumPy numbers."""
     return frame.astype(object).to_dict("records")
 
 

@@ -55,12 +55,12 @@ def record_command(
     ] = False,
     machine: Annotated[
         str | None,
-        typer.Option("--machine", help="With --plan: GPU to plan for [default: this machine]."),
+        typer.Option("--machine", help="GPU that --plan is for [default: this machine]."),
     ] = None,
     cores: Annotated[
         int | None,
         typer.Option(
-            "--cores", help="With --machine: CPU cores of that GPU's host [default: unknown]."
+            "--cores", help="CPU cores of the host of --machine's GPU [default: unknown]."
         ),
     ] = None,
     device: DeviceOption = "auto",
@@ -89,7 +89,9 @@ def record_command(
     place = find_place(results, device_options)
     seconds = given_seconds or _BUDGET[place.kind]
     if seconds < _MIN_BUDGET:
-        raise UserError(f"--budget is {seconds:g} s, but starting takes {_MIN_BUDGET:g} s.")
+        raise UserError(
+            f"--budget is {seconds:g} s, but starting takes {_MIN_BUDGET:g} s; give a larger one."
+        )
     run = partial(run_command, INTERPRETER)
     recorder = Recorder(place, parts, seconds, device_options, note, run, began=began)
     if plan:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from analysis.commands.app import MachineOption, ResultsOption, analyse_machine, app
 from kernels.cli import JsonOption, note, print_json
+from kernels.common.counts import counted
 from kernels.common.program import RESULTS
 
 _STEPS = 4  # steps of a report's progress: model, plots, table, page
@@ -74,7 +75,7 @@ def report_command(machine: MachineOption = None, results: ResultsOption = RESUL
     sentences = [finding.text for finding in findings]
     for sentence in [UNUSABLE_LINE] if analysis.recording.unusable else sentences:
         print(f"  • {sentence}")
-    print(f"\n{len(plots)} plots: {folder / 'plots'}")
+    print(f"\n{counted(len(plots), 'plot')}: {folder / 'plots'}")
     print(f"What to change: {folder / 'recommendations.md'}")
     if page is not None:
         print(f"Everything in one page: {page}")

@@ -41,7 +41,8 @@ def rules_command(
         bool, typer.Option("--imported", help="Print the verdicts of all imported tables.")
     ] = False,
     sweeps: Annotated[
-        bool, typer.Option("--sweeps", help="Only list the sweeps that judging the rules needs.")
+        bool,
+        typer.Option("--sweeps", help="Only list the sweeps that are needed to judge the rules."),
     ] = False,
     plots: Annotated[
         Path | None, typer.Option("--plots", help="Folder for the plot of --table or --imported.")

@@ -15,9 +15,10 @@ from analysis.comparing.changes import CaseChanges
 from analysis.comparing.compare import VERDICTS, ratio_verdicts
 from analysis.comparing.gate import LARGEST_LOG, judge_shift
 from analysis.units import microseconds, signed_percent
+from kernels.common.counts import counted
 
 _OUTSIDE = 0.005  # probability to each side of a 99% interval, which `compare` uses as well
-_MAX_LISTED = 20  # cases of each kind that the text lists
+_MAX_LISTED = 20  # cases of each kind that the printed comparison lists
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ def named_text(comparison: NamedComparison) -> str:
     """Return text for people: counts, the common shift and the most changed cases."""
     table, shift = comparison.table, comparison.changes.shift
     counts = ", ".join(f"{count} {verdict}" for verdict, count in comparison.counts().items())
-    lines = [f"{len(table)} cases in both: {counts}"]
+    lines = [f"{counted(len(table), 'case')} in both: {counts}"]
     if shift is not None:
         lines.append(f"common shift of all cases: {signed_percent(math.expm1(shift.log))}")
     for verdict, ascending in (("slower", False), ("faster", True), ("ambiguous", False)):

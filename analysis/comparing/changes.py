@@ -32,16 +32,16 @@ from analysis.recordings.case_times import CaseTimes, TimedProcess
 Reals = NDArray[np.float64]
 
 MIN_CASES = 6
-"""Number of cases from which on a common shift, and the scatter between processes, are estimated
-from the cases themselves. With fewer, a single changed case would be a large part of both."""
+"""Smallest number of cases from which a common shift, and the scatter between processes, are
+estimated. With fewer, a single changed case would be a large part of both."""
 
 _CUT = 1.5  # standard deviations beyond which cases have less weight in the robust estimates
 _CUT_SQUARE = 0.7785  # mean of min(z², 1.5²) for normal z
 _EFFICIENCY = 0.725  # efficiency of the robust scale, relative to the standard deviation
-_MANY = 1e6  # degrees of freedom from which on a t distribution counts as normal
-_LEAST = 1e-18  # least variance of a log time, because clocks do not resolve more than nine digits
-_TINY = 1e-300  # least variance that can be divided by
-_STEPS = 30  # most alternating estimates of location and scale; about ten usually suffice
+_MANY = 1e6  # smallest degrees of freedom with which a t distribution counts as normal
+_LEAST = 1e-18  # smallest variance of a log time: clocks do not resolve more than nine digits
+_TINY = 1e-300  # smallest variance to divide by
+_STEPS = 30  # maximum number of estimates of location and scale; about ten usually suffice
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ import pandas as pd
 from analysis.recordings.load import Recording, workloads_of
 from analysis.recordings.named_cases import keyed
 from analysis.recordings.repetition import between_processes
+from kernels.common.counts import counted
 from kernels.common.errors import UserError
 from sweeps.schema import IDENTITY, problem_of
 from sweeps.timing.statistics import Z95
@@ -38,7 +39,7 @@ _Z99 = 2.575829  # standard errors to either side in a 99% interval of normal va
 _MIN_CHANGE = 0.01  # smallest change of a median that counts as slower or faster
 _SAME = 0.03  # largest change that counts as the same
 _TIMES = ["time_us", "time_lo_us", "time_hi_us"]
-_MAX_LISTED = 20  # cases of each kind that the text lists
+_MAX_LISTED = 20  # cases of each kind that the printed comparison lists
 
 
 @dataclass(frozen=True)
@@ -79,11 +80,11 @@ def compare(old: Recording, new: Recording) -> Comparison:
     """Match the cases of two recordings, and judge each of them.
 
     Raises:
-        UserError: if the recordings are of different machines, or have no timed case in common.
+        UserError: if the recordings come from different machines, or have no timed case in common.
     """
     if old.machine.slug != new.machine.slug:
         raise UserError(
-            f"{old.folder} is of {old.machine.slug} and {new.folder} of {new.machine.slug}; give "
+            f"{old.folder} is from {old.machine.slug}, {new.folder} from {new.machine.slug}; give "
             "two recordings of one machine."
         )
     # 1. Match the cases by their identity, with the column ``choice`` in place of the config.
@@ -93,7 +94,10 @@ def compare(old: Recording, new: Recording) -> Comparison:
     after = keyed(new.ok)
     pairs = before.merge(after[[*keys, "config", *_TIMES]], on=keys, suffixes=("_old", "_new"))
     if pairs.empty:
-        raise UserError(f"{old.folder} and {new.folder} have no timed case in common.")
+        raise UserError(
+            f"{old.folder} and {new.folder} have no timed case in common; run the same sweeps for "
+            "both."
+        )
     # 2. Compute the ratios and their intervals, and judge them.
     problems = workloads_of(pairs)
     between = [*between_processes(old).values(), *between_processes(new).values()]
@@ -215,13 +219,13 @@ def comparison_text(comparison: Comparison) -> str:
         f"versions: {', '.join(versions) or 'the same'}",
         f"health: {comparison.old.health.get('verdict', 'not judged')} → "
         f"{comparison.new.health.get('verdict', 'not judged')}",
-        f"{len(table)} cases in both: "
+        f"{counted(len(table), 'case')} in both: "
         + ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
         + f"; geometric mean of the ratios {geometric_mean(table['ratio']):.3f}",
         f"cases only in the old: {comparison.only_old}, only in the new: {comparison.only_new}, "
         f"without a time now: {len(comparison.lost)}",
     ]
-    # 2. List the most changed cases, and those that have lost their time.
+    # 2. List the most changed cases, and those that are no longer timed.
     for verdict, ascending in (("slower", False), ("faster", True)):
         rows = table[table["verdict"] == verdict].sort_values("ratio", ascending=ascending)
         lines += ["", f"{verdict}: {len(rows)}"] if len(rows) else []

@@ -1,6 +1,6 @@
 """Compare hand-written kernels with the vendor library, by class of shape, from one recording.
 
-A ratio is the vendor library's time over the kernel's. If it is above 1, the kernel is faster. The
+A ratio is the vendor library's time over the time of the kernel. Above 1, the kernel is faster. The
 library's time is its best one, including that of its autotuner if it was measured. The kernel's
 time is measured with the config that the time model ranks first, without a tuning run. Where a
 sweep timed all candidates, the chosen config is also compared with the best of them.
@@ -105,7 +105,7 @@ def summarise(table: pd.DataFrame) -> list[dict[str, Any]]:
     ``shapes`` is the number of shapes, and ``ratio`` is the geometric mean of their ratios.
     ``wins`` is the share of ratios above 1, and ``clear_wins`` is the share of intervals above 1.
     ``worst`` is the smallest ratio, and ``worst_shape`` is its shape. ``found`` is the geometric
-    mean, over the ``searched`` shapes, of the chosen config's speed over the best candidate's.
+    mean, over the ``searched`` shapes, of the speed of the chosen config over that of the best.
     """
     summary = []
     for (op, family), rows in table.groupby(["op", "family"], sort=False):
@@ -148,7 +148,7 @@ def write_families(recording: Recording, table: pd.DataFrame) -> str:
 
 def _fastest(rows: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
     """Return the fastest row for each combination of the keys' values, indexed by the keys."""
-    # ``groupby().first()`` would fill an unknown interval of the fastest row with a slower row's.
+    # ``groupby().first()`` would fill an unknown interval of the fastest row from a slower row.
     return rows.sort_values("time_us", kind="stable").drop_duplicates(keys).set_index(keys)
 
 
@@ -195,11 +195,12 @@ def _markdown(recording: Recording, summary: list[dict[str, Any]]) -> str:
         "",
         plain(recording.caption()).replace("  ·  ", ", ") + ".",
         "",
-        "A ratio is the vendor library's time over the kernel's, so the kernel is faster if it is "
-        "above 1. The table has the geometric mean over the shapes. The vendor library runs the "
-        "kernel that it chooses or the one that its autotuner finds, whichever is faster. A family "
-        "runs the config that the time model ranks first, without a tuning run. *Found* is the "
-        "speed of the chosen config relative to the best of all candidates, where all were tried. "
+        "A ratio is the vendor library's time over the time of the kernel, so the kernel is faster "
+        "if it is above 1. The column *ratio* is the geometric mean over the shapes of a class. "
+        "The vendor library runs the kernel that it chooses or the one that its autotuner finds, "
+        "whichever is faster. A family runs the config that the time model ranks first, without a "
+        "tuning run. The column *chosen/best* is the speed of the chosen config relative to the "
+        "best of all candidates, where all were tried. "
         f"*{BEST}* is the fastest family of each shape.",
     ]
     for op in dict.fromkeys(row["op"] for row in summary):
@@ -207,7 +208,7 @@ def _markdown(recording: Recording, summary: list[dict[str, Any]]) -> str:
             "",
             f"## {op}",
             "",
-            "| family | class | shapes | ratio | wins | clear wins | worst | at | found |",
+            "| family | class | shapes | ratio | wins | clear wins | worst | at | chosen/best |",
             "|---|---|---|---|---|---|---|---|---|",
             *(_row(row) for row in summary if row["op"] == op),
         ]

@@ -3,22 +3,23 @@
 The answer is one of three:
 
 - ``fail``: at least one case, or all cases together, are slower than before, beyond doubt, and the
-  ratio is at or above the threshold; or a case has lost its time. A slow-down leads to this answer
+  ratio is at or above the threshold; or a case is no longer timed. A slowdown leads to this answer
   only if each version has at least three processes.
-- ``pass``: no case has lost its time, and every case is either shown to be below the threshold, or
+- ``pass``: all cases are still timed, and every case is either shown to be below the threshold, or
   would have been found if it were as slow as the threshold. If there is a common shift, it is below
   the threshold, too.
-- ``cannot tell``: everything else. The text says what is missing, such as rounds or processes.
+- ``cannot tell``: everything else. The answer then says what is missing, such as rounds or
+  processes.
 
 *Beyond doubt* means that the null hypothesis "this case did not become slower than the others" is
 rejected by a one-sided test at a false-discovery rate of 4% over all cases (Benjamini and
 Hochberg). The common shift has a test of its own at 1%, so an unchanged program fails in at most 5%
-of runs. The null hypothesis is "not slower", not "below the threshold": a slow-down of exactly the
+of runs. The null hypothesis is "not slower", not "below the threshold": a slowdown of exactly the
 threshold could otherwise never be found with more than 5% probability. A case that is surely
-slower, with a ratio below the threshold, is unclear if its true slow-down may still reach the
+slower, with a ratio below the threshold, is unclear if its true slowdown may still reach the
 threshold.
 
-The *detectable change* is the smallest slow-down that new runs like these find with a probability
+The *detectable change* is the smallest slowdown that new runs like these find with a probability
 of 80%, if only one case is slower. Several slower cases are found more easily.
 """
 
@@ -34,6 +35,7 @@ from scipy import stats
 
 from analysis.comparing.changes import CaseChanges, CommonShift, Reals
 from analysis.units import microseconds, signed_percent
+from kernels.common.counts import counted
 
 PASS, FAIL, CANNOT_TELL = "pass", "fail", "cannot tell"
 EXIT_CODES = {PASS: 0, FAIL: 1, CANNOT_TELL: 3}
@@ -55,7 +57,7 @@ _MOST_ROUNDS = 10
 """Factor on the rounds beyond which more processes are asked for instead."""
 _MOST_PROCESSES = 100
 _LEAST_PROCESSES = 3
-"""Number of processes of each version from which on a slow-down fails.
+"""Smallest number of processes of each version with which a slowdown can fail.
 
 A process may run a case much slower than the next one does, while all its samples agree. With one
 or two processes of each version, a case is therefore called slower in some comparisons of unchanged
@@ -64,8 +66,8 @@ results/accuracy/gate-here.jsonl)."""
 _MORE_PROCESSES = "Time three or more processes of each version, in turn, and give their folders."
 _MAX_LISTED = 20
 _LARGEST = math.log(11)
-"""Largest detectable change that is stated, as a logarithm: 1,000%. Beyond it, the runs tell
-nothing."""
+"""Largest detectable change that is stated, as a logarithm: 1,000%. Runs that can detect only a
+larger change say nothing useful."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ class GateResult:
 
     Attributes:
         verdict: :data:`PASS`, :data:`FAIL` or :data:`CANNOT_TELL`.
-        threshold: slow-down to look for, as a fraction.
+        threshold: slowdown to look for, as a fraction.
         changes: the estimates that the answer rests on.
         counted: part of the common shift that counts, as a logarithm: all of it if it is larger
             than a difference between runs, otherwise 0.
@@ -82,7 +84,7 @@ class GateResult:
         case_verdicts: :data:`SLOWER`, :data:`BELOW` or :data:`UNCLEAR` for each case.
         found: whether each case is slower than the others beyond doubt, by however much.
         p: probability of such a deviation without a change.
-        detectable: smallest slow-down that would have been found, as a logarithm; NaN if unknown.
+        detectable: smallest slowdown that would have been found, as a logarithm; NaN if unknown.
         more_rounds: further rounds per process that would make the threshold detectable; NaN if
             rounds do not help, or if more than ten times as many would be needed.
         more_processes: further processes on each side that would make it detectable with the same
@@ -134,7 +136,7 @@ def judge_changes(
 
     Args:
         changes: estimates of at least one case.
-        threshold: slow-down to look for, as a fraction above 0.
+        threshold: slowdown to look for, as a fraction above 0.
         lost: reason why a case that had a time before has none now, by the case's name.
     """
     limit = math.log1p(threshold)
@@ -253,7 +255,7 @@ def _more_processes(changes: CaseChanges, limit: float) -> Reals:
 
 
 def gate_json(result: GateResult) -> dict[str, Any]:
-    """Return the whole result for JSON. Slow-downs are fractions, and ratios are new over old.
+    """Return the whole result for JSON. Slowdowns are fractions, and ratios are new over old.
 
     A detectable change is None if it is unknown or over 1,000%.
     """
@@ -329,9 +331,9 @@ def _detectable_sentence(result: GateResult, old: int, new: int) -> str:
     runs = f"{old} old and {new} new process{'es' if new > 1 else ''}"
     largest = _largest(result.detectable)
     if math.isnan(largest):
-        return f"smallest slow-down that is found with 80% probability ({runs}): unknown"
+        return f"smallest slowdown that is found with 80% probability ({runs}): unknown"
     return (
-        f"smallest slow-down that is found with 80% probability ({runs}): "
+        f"smallest slowdown that is found with 80% probability ({runs}): "
         f"median case {_percent(_middle(result.detectable))}, worst case {_percent(largest)}"
     )
 
@@ -352,7 +354,7 @@ def _shift_sentence(result: GateResult, shift: CommonShift) -> str:
 
 
 def _listed(result: GateResult, cases: np.ndarray, title: str, order: Reals) -> list[str]:
-    """Return the lines about some cases, in descending order of their values in ``order``."""
+    """Return the lines about the chosen cases, in descending order of their values in ``order``."""
     chosen = [i for i in np.argsort(-order, kind="stable") if cases[i]]
     if not chosen:
         return []
@@ -380,7 +382,7 @@ def _needed(result: GateResult) -> Iterator[str]:
     threshold = _percent(math.log1p(result.threshold))
     unclear = result.has(UNCLEAR)
     if np.isnan(result.detectable[unclear]).any():
-        yield f"One process does not tell how far processes differ. {_MORE_PROCESSES}"
+        yield f"One process does not show how much processes differ. {_MORE_PROCESSES}"
     elif result.suspects.any():
         yield (
             "A process that was disturbed, or that has its memory elsewhere, looks the same as a "
@@ -390,17 +392,21 @@ def _needed(result: GateResult) -> Iterator[str]:
         rounds, processes = result.more_rounds[unclear], result.more_processes[unclear]
         remedies = []
         if np.isfinite(rounds).all():
-            remedies.append(f"{rounds.max():,.0f} more rounds in each process")
+            remedies.append(f"{counted(int(rounds.max()), 'more round')} in each process")
         if np.isfinite(processes).all():
-            remedies.append(f"{processes.max():.0f} more processes of each version")
+            more = counted(int(processes.max()), "more process", "more processes")
+            remedies.append(f"{more} of each version")
         if remedies:
-            yield f"To tell {threshold} in these cases, add {', or '.join(remedies)}."
+            yield (
+                f"To detect a slow-down of {threshold} in these cases, add "
+                f"{', or '.join(remedies)}."
+            )
         elif not _are_enough(result.changes.processes):
             yield _MORE_PROCESSES
         else:
             yield (
-                f"Not even {_MOST_PROCESSES} more processes of each version would tell "
-                f"{threshold} in all of these cases."
+                f"Not even {_MOST_PROCESSES} more processes of each version would detect a "
+                f"slow-down of {threshold} in all of these cases."
             )
     if result.shift_verdict == UNCLEAR:
         yield (

@@ -55,13 +55,13 @@ USED, ELIGIBLE, NOT_ELIGIBLE = "used", "eligible", "no"
 """Use of Tensor Cores by an operation: it uses them, could use them, or cannot use them."""
 
 _LEAST_SAVING = 0.005  # smallest saving that is a finding, as a share of the traced time
-_MOST_NAMED = 3  # most operations that a finding names in addition to the first one
+_MOST_NAMED = 3  # maximum number of operations that a finding names after the first
 _LEAST_IDLE = 0.1  # idle time is a finding if one reason causes at least this share of the span
 _LEAST_PART = 0.1  # smallest share of an operation's time at which a kind of kernel is mentioned
 _MOST_ASKED = 400  # about this many shapes get advice on other sizes, which takes about a second
 _ROUND = 8  # elements; sizes above this may be padded to the next multiple of it
 _LEAST_SHAPES = 5  # fewest shapes that can show whether the whole machine was slow
-_MOST_PADDING = 0.5  # most additional FLOPs that padding to multiples of 8 may cost, as a fraction
+_MOST_PADDING = 0.5  # largest share of FLOPs that padding to multiples of 8 may add
 
 _CONVERTS = re.compile("nchwToNhwc|nhwcToNchw|tensorTransform", re.IGNORECASE)
 
@@ -190,7 +190,7 @@ def explain_traces(
 
             - A trace or a recording cannot be read.
             - The machine is not known.
-            - The machine is a GPU and the trace is of a CPU, or the other way round.
+            - The machine is a GPU and the trace was recorded on a CPU, or the other way round.
             - ``against`` is not a folder, or contradicts ``machine``.
     """
     account = account_of(paths)
@@ -229,7 +229,7 @@ def _basis(
                 return find_basis(name, against)
     if machine is None and account.kind == "cpu" and name not in recorded_machines(results):
         raise UserError(
-            f"the trace is of a CPU, and {name} is not recorded. Run {target('sweep', 'run')} "
+            f"the trace is from a CPU, and {name} is not recorded. Run {target('sweep', 'run')} "
             "here first, or name the trace's machine with --machine."
         )
     try:
@@ -238,7 +238,7 @@ def _basis(
         if machine is not None:
             raise
         raise UserError(
-            f"the trace is of {account.device_names[0]!r}, which is neither known nor recorded; "
+            f"the trace is from {account.device_names[0]!r}, which is neither known nor recorded; "
             "name a machine with --machine."
         ) from None
 
@@ -253,7 +253,7 @@ def _machine_of(account: ProfileAccount) -> str:
     if account.kind == "cpu":
         if account.device_names:
             raise UserError(
-                f"the trace is of {account.device_names[0]!r} and has no kernels. Record it with "
+                f"the trace is from {account.device_names[0]!r} and has no kernels. Record it with "
                 "ProfilerActivity.CUDA among the activities, or name a CPU with --machine."
             )
         return cpu_slug(cpu_model(), instruction_set(), cpu_threads())
@@ -262,7 +262,7 @@ def _machine_of(account: ProfileAccount) -> str:
     slugs = dict.fromkeys(map(slug_of_device, account.device_names))
     if len(slugs) > 1:
         raise UserError(
-            f"the traces are of several kinds of GPUs ({', '.join(slugs)}); explain them one by "
+            f"the traces are from several kinds of GPUs ({', '.join(slugs)}); explain them one by "
             "one, or name a machine with --machine."
         )
     return next(iter(slugs))
@@ -280,13 +280,13 @@ def judge_account(
         question: the query, as in :func:`explain_traces`.
 
     Raises:
-        UserError: if the machine's recording cannot be read, if the trace is of a CPU and the
+        UserError: if the machine's recording cannot be read, if the trace is from a CPU and the
             machine is a GPU or the other way round, or if the query does not fit a shape.
     """
     machine = basis.model.machine
     if account.kind != machine.kind:
         raise UserError(
-            f"the trace is of a {account.kind.upper()}, and {machine.slug} is a "
+            f"the trace is from a {account.kind.upper()}, and {machine.slug} is a "
             f"{machine.kind.upper()}; name the trace's machine with --machine."
         )
     # 1. Find the expected time of each shape, and better sizes.
@@ -471,13 +471,13 @@ def _padding(problem: Problem) -> Question:
     The FLOPs may grow by at most 50%. Sizes below 8 are not considered, because padding them to 8
     could multiply the FLOPs.
     """
-    growth = 1.0  # ratio of the FLOPs after and before padding to multiples of 8
+    flops_ratio = 1.0  # ratio of the FLOPs after and before padding to multiples of 8
     for name in dimensions(problem):
         size = getattr(problem, name)
         if size > _ROUND:
-            growth *= int(ceil_div(size, _ROUND)) * _ROUND / size
+            flops_ratio *= int(ceil_div(size, _ROUND)) * _ROUND / size
     usual = Question()
-    return replace(usual, allowance=max(usual.allowance, min(growth - 1, _MOST_PADDING)))
+    return replace(usual, allowance=max(usual.allowance, min(flops_ratio - 1, _MOST_PADDING)))
 
 
 def _explained(

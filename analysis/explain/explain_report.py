@@ -13,11 +13,12 @@ from analysis.audit.audit_report import aligned_lines, duration
 from analysis.explain.explain import NOT_ELIGIBLE, ExplainedOperation, TraceVerdict
 from analysis.markdown import plain, table_row
 from analysis.traces.trace_account import ProfileAccount
+from kernels.common.counts import counted
 
-_MOST_ROWS = 10  # most operations that a table shows
-_MOST_FINDINGS = 5  # most findings that are shown
+_MOST_ROWS = 10  # maximum number of operations in a table
+_MOST_FINDINGS = 5  # maximum number of findings
 _SHOWN_MODULES = 2  # number of innermost modules around an operation that a table names
-_LONGEST_NAME = 41  # most characters of a kernel's name in a table; JSON and CSV have all of them
+_LONGEST_NAME = 41  # maximum length of a kernel's name in a table; not shortened in JSON and CSV
 
 RECORDING_SHAPES = """\
 with torch.profiler.profile(record_shapes=True) as profiler:
@@ -276,12 +277,12 @@ def notes(verdict: TraceVerdict) -> list[str]:
             "to compare them."
         )
     if account.calls_without_kernel:
+        calls = counted(account.calls_without_kernel, "call")
         sentences.append(
-            f"{account.calls_without_kernel:,} calls of matrix operations have no kernel in the "
-            "trace: the profiler lost the kernels' records, or a CUDA graph was being captured."
+            f"{calls} of matrix operations without a kernel in the trace: the profiler lost its "
+            "record, or a CUDA graph was being captured."
         )
     if account.left_out:
-        sentences.append(
-            f"{account.left_out:,} events without a name or with impossible times were left out."
-        )
+        events = counted(account.left_out, "event")
+        sentences.append(f"{events} without a name or with impossible times left out.")
     return sentences

@@ -99,7 +99,7 @@ def as_xla_perf_table(recording: Recording) -> bytes:
     so one speed would not be right for both.
 
     Raises:
-        UserError: if the recording is not of a GPU, or has no 16-bit GEMM of the vendor library.
+        UserError: if the recording is not from a GPU, or has no 16-bit GEMM of the vendor library.
     """
     rows = library_rows(bursts(recording.products, recording.cache))
     rows = rows[(rows["op"] == "gemm") & rows["dtype"].isin(list(_XLA_TYPES))]
@@ -194,7 +194,7 @@ def _stats(samples_us: Sequence[float], row: Mapping[Any, Any]) -> dict[str, Any
 def _statistics(data: Sequence[float]) -> dict[str, Any]:
     """Return the statistics that pytest-benchmark computes from samples.
 
-    Quartiles are Hazen's, as in pytest-benchmark.
+    Quartiles follow Hazen's definition, as in pytest-benchmark.
     """
     ordered, count = sorted(data), len(data)
     mean = statistics.mean(ordered)

@@ -23,10 +23,10 @@ half of the GPUs reported it."""
 
 _SAME_CLOCK = 0.01  # ordinary difference between clocks of busy GPUs: one or two steps of 15 MHz
 _MOST = 0.5  # share of the slowness that a clock must explain to be its cause
-_MAJORITY = 0.5  # share of the GPUs from which on a power cap is normal for the fleet
-_FULL_POWER = 0.97  # share of its power limit from which on a GPU counts as being at the limit
+_MAJORITY = 0.5  # smallest share of the GPUs at which a power cap is normal for the fleet
+_FULL_POWER = 0.97  # smallest share of its power limit at which a GPU counts as being at the limit
 _LOWER = 0.99  # share of the fleet's median limit below which a limit counts as lower
-_HOTTER = 5.0  # °C above the fleet's median from which on a GPU may count as hotter
+_HOTTER = 5.0  # °C above the fleet's median at which a GPU may count as hotter
 _ORDINARY = 2.0  # standard deviations of the temperature that a hotter GPU must also exceed
 
 
@@ -66,14 +66,14 @@ def clock_cause(fleet: Fleet, speeds: AnchorSpeeds, i: int, margin: float) -> Sl
     # 2. Say why the clock is lower.
     lower = f"Its clock is {-math.expm1(clock):.1%} lower"
     causes = list(_clock_causes(fleet, speeds, i))
-    explanation = "; ".join(words for _, words in causes) or "no reason is reported for that"
+    explanation = "; ".join(words for _, words in causes) or "the recording does not show why"
     # 3. The clock is the cause if it explains at least half of the slowness and leaves at most the
     #    margin unexplained.
     leaves_too_much = speed - clock < math.log1p(-margin)
     explains_too_little = clock > _MOST * speed
     if leaves_too_much or explains_too_little:
         return SlowCause("", f"{lower}, which explains only part of it; {explanation}.")
-    codes = ", ".join(code for code, _ in causes) or "no reason reported"
+    codes = ", ".join(code for code, _ in causes) or "unknown reason"
     return SlowCause(f"clock: {codes}", f"{lower}, which explains it; {explanation}.")
 
 

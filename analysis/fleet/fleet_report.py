@@ -14,10 +14,11 @@ import numpy as np
 from analysis.fleet.anchors import Anchors, read_anchors
 from analysis.fleet.device_verdict import KIND_WORDS, ORDINARY, SLOW, VERDICTS, DeviceVerdict, judge
 from analysis.fleet.speeds import MIN_GPUS, FleetSpeeds, Interference, SpeedChange, fleet_speeds
+from kernels.common.counts import counted
 from sweeps.store import write_json
 
-_LISTED = 20  # most GPUs in the table, and most sentences about single GPUs
-_LISTED_NODES = 5  # most nodes that are named one by one
+_LISTED = 20  # maximum number of GPUs in the table, and of sentences about single GPUs
+_LISTED_NODES = 5  # maximum number of nodes named one by one
 _SENSOR_HEADS = {"sm_mhz": "MHz", "power_w": "W", "temp_c": "°C"}
 _UNKNOWN = "–"
 
@@ -255,7 +256,7 @@ def _disturbed(interference: Sequence[Interference], count: int) -> list[str]:
     if len(sentences) > _LISTED_NODES:
         sentences = [
             *sentences[:_LISTED_NODES],
-            f"The same holds for {len(sentences) - _LISTED_NODES} more nodes.",
+            f"The same holds for {counted(len(sentences) - _LISTED_NODES, 'more node')}.",
         ]
     # 2. Say in one sentence that the other nodes are not slowed.
     if undisturbed:
@@ -273,9 +274,9 @@ def _disturbed(interference: Sequence[Interference], count: int) -> list[str]:
 def report_text(report: FleetReport) -> str:
     """Return text for people: a table of GPUs, the slowest first, then sentences about them."""
     recording, speeds = report.anchors.recording, report.speeds
-    gpus = _counted(len(report.verdicts), "GPU")
-    nodes = _counted(len({device.node for device in report.anchors.fleet.devices}), "node")
-    anchors = _counted(len(report.anchors.fleet.kinds), "anchor")
+    gpus = counted(len(report.verdicts), "GPU")
+    nodes = counted(len({device.node for device in report.anchors.fleet.devices}), "node")
+    anchors = counted(len(report.anchors.fleet.kinds), "anchor")
     date = recording.run["run"][:10]
     lines = [f"{recording.machine.name}: {gpus} of {nodes}, {anchors}, measured {date}"]
     if speeds.overall:
@@ -291,15 +292,10 @@ def report_text(report: FleetReport) -> str:
     notable.sort(key=lambda verdict: VERDICTS.index(verdict.verdict))
     lines += ["", *(f"• {verdict.sentence}" for verdict in notable[:_LISTED])]
     if len(notable) > _LISTED:
-        more = _counted(len(notable) - _LISTED, "more GPU")
+        more = counted(len(notable) - _LISTED, "more GPU")
         verb = "is" if len(notable) == _LISTED + 1 else "are"
         lines.append(f"• {more} {verb} slow or throttled; fleet.json lists them all.")
     return "\n".join([*lines, *(f"• {finding}" for finding in findings(report))])
-
-
-def _counted(count: int, what: str) -> str:
-    """Format a number of things, such as ``1 node`` or ``4 nodes``."""
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def _table(report: FleetReport) -> Iterator[str]:
@@ -328,7 +324,7 @@ def _table(report: FleetReport) -> Iterator[str]:
     if unlisted:
         known = overall.speed[unlisted][np.isfinite(overall.speed[unlisted])]
         speed_range = f", from {known.min():.1%} to {known.max():.1%}" if len(known) else ""
-        yield f"… and {_counted(len(unlisted), 'more GPU')}{speed_range}"
+        yield f"… and {counted(len(unlisted), 'more GPU')}{speed_range}"
 
 
 def _percent(value: float) -> str:

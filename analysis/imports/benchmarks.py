@@ -64,7 +64,7 @@ class NamePattern:
             if name not in _FIELDS:
                 raise UserError(f"--pattern has the field {name!r}; {nearest(name, _FIELDS)}")
             if name in fields:
-                raise UserError(f"--pattern has the field {name!r} twice.")
+                raise UserError(f"--pattern has the field {name!r} twice; remove one.")
             fields.append(name)
             value = r"[A-Za-z0-9.]+" if name in _WORDS else r"\d+(?:x\d+)?"
             expression += f"{re.escape(text[end : match.start()])}(?P<{name}_>{value})"
@@ -177,7 +177,7 @@ def read_benchmarks(path: Path, pattern: NamePattern | None = None) -> TimedProc
             "the program write it again."
         ) from None
     if not cases.times:
-        raise UserError(f"{path} has no case with a time.")
+        raise UserError(f"{path} has no case with a time; run the benchmark again.")
     # 2. Find the problems in the names, and name the cases after them.
     times, lost = cases.times, cases.lost
     if pattern is not None:
@@ -185,7 +185,7 @@ def read_benchmarks(path: Path, pattern: NamePattern | None = None) -> TimedProc
         if all(case.problem is None for case in times.values()):
             raise UserError(
                 f"--pattern {pattern.text!r} matches no case of {path}, such as "
-                f"{next(iter(times))!r}."
+                f"{next(iter(times))!r}. Write the pattern in the form of this name."
             )
         times = named_by_problem(str(path), times)
         lost = {str(pattern.problem(name) or name): why for name, why in lost.items()}
@@ -225,7 +225,9 @@ def _load(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is not a JSON file ({str(error)[:80]}).") from None
     if not isinstance(document, dict):
-        raise UserError(f"{path} is not the result of a benchmark program.")
+        raise UserError(
+            f"{path} is not the result of a benchmark program; give the JSON file that it wrote."
+        )
     return document
 
 
@@ -336,7 +338,7 @@ def _read_google(document: Mapping[str, Any], cases: _Cases) -> dict[str, str]:
             repetitions = int(mean.get("repetitions", mean.get("iterations", 1)))
             cases.add_summary(name, _google_seconds(mean), deviation, repetitions)
     context = document["context"]
-    # The host's name is not used, because it tells nothing about the machine.
+    # The host's name is not used, because it says nothing about the machine.
     cpus, clock = context.get("num_cpus"), context.get("mhz_per_cpu")
     return {
         "machine": f"{cpus} CPUs at {clock} MHz" if cpus and clock else "",

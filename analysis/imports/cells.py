@@ -45,7 +45,7 @@ def checked(path: Path, cells: pd.DataFrame, library: str) -> pd.DataFrame:
     """
     # 1. Leave out the rows that are not a case with a time, and report them.
     if not len(cells):
-        raise UserError(f"{path} has no row with a time.")
+        raise UserError(f"{path} has no row with a time; give another file.")
     cells = cells.reset_index(drop=True)
     is_gemm = cells["op"] == "gemm"
     faults = Faults(path, cells["line"], _REMEDY)

@@ -25,7 +25,7 @@ _NEEDED = {
 }  # fmt: skip
 _SIZES = {name for names in _NEEDED.values() for name in names}
 _HEADER = "m,n,k,dtype"
-_MOST_GEMM_FIELDS = 6  # most fields in the text of a GEMM; a convolution has at least 12
+_MOST_GEMM_FIELDS = 6  # maximum number of fields of a GEMM; a convolution has at least 12
 
 Shape = str | tuple[Any, ...] | Gemm | Conv
 """A problem as people write it: text such as ``"8192,50257,768,bf16"``, a tuple of its fields, or a
@@ -113,7 +113,7 @@ def read_problems(path: Path) -> list[Problem]:
     except (UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"{path} is not a CSV file ({error}).") from None
     if not problems:
-        raise UserError(f"{path} has no line below its header.")
+        raise UserError(f"{path} has no line below its header; add one per shape.")
     return problems
 
 
@@ -134,7 +134,7 @@ def _problems_of_frame(frame: pd.DataFrame) -> list[Problem]:
         cells = {name: _cell(value) for name, value in row.items()}
         problems.append(problem_from_cells(f"row {index} of the DataFrame", cells))
     if not problems:
-        raise UserError("the DataFrame has no row.")
+        raise UserError("the DataFrame has no row; add one per shape.")
     return problems
 
 
@@ -164,7 +164,7 @@ def _check_header(name: str, header: Sequence[str]) -> None:
             f"{name} does not have the columns {_HEADER}; layout and batch are optional."
         )
     if repeated := [column for column in header if header.count(column) > 1]:
-        raise UserError(f"{name} has column {repeated[0]!r} twice.")
+        raise UserError(f"{name} has column {repeated[0]!r} twice; remove one of them.")
     if unknown := [column for column in header if column not in COLUMNS]:
         raise UserError(f"{name} has a column {unknown[0]!r}; {nearest(unknown[0], COLUMNS)}")
 
@@ -174,23 +174,23 @@ def problem_from_cells(where: str, cells: Mapping[Any, Any]) -> Problem:
 
     Args:
         where: the row in words, for messages.
-        cells: text of each column; an empty text means the column's default.
+        cells: text of each column; an empty string means the column's default.
 
     Raises:
         UserError: if the row does not describe a GEMM or a convolution.
     """
     if None in cells:  # csv.DictReader puts excess cells under the key None
-        raise UserError(f"{where} has more cells than the header has columns.")
+        raise UserError(f"{where} has more cells than the header has columns; remove some.")
     given = {name: cell.strip() for name, cell in cells.items() if cell and cell.strip()}
     op = given.get("op", "gemm")
     if op not in _NEEDED:
         raise UserError(f"{where}: op is {op!r}; {nearest(op, _NEEDED)}")
     if missing := [name for name in _NEEDED[op] if name not in given]:
-        raise UserError(f"{where} has no {missing[0]}.")
+        raise UserError(f"{where} has no {missing[0]}; every {op} needs it.")
     defaults = _GEMM if op == "gemm" else _CONV
     try:
         return operation.as_problem(problem_of({**defaults, **given}))
     except UserError as error:
         raise UserError(f"{where}: {error}") from None
     except ValueError:
-        raise UserError(f"{where} has a size that is not a whole number.") from None
+        raise UserError(f"{where} has a size that is not a whole number; correct it.") from None

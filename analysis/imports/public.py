@@ -148,7 +148,8 @@ def read_source(path: Path, machine: Machine, dtype: str | None = None) -> Publi
             - It has no row of the machine in the given dtype.
             - No dtype is given, and the rows are in several dtypes other than bf16.
     """
-    # 1. Find the readable rows of the machine. Rows that name no GPU are taken to be the machine's.
+    # 1. Find the readable rows of the machine. Rows that name no GPU are taken as
+    #    rows of the machine.
     rows = _read(path, FileDefaults(dtype or ""))
     slugs = [machine.slug if device is None else slug_of_device(device) for device in rows.devices]
     on_machine = np.array([slug == machine.slug for slug in slugs], dtype=bool)
@@ -159,7 +160,7 @@ def read_source(path: Path, machine: Machine, dtype: str | None = None) -> Publi
     present = sorted(set(dtypes[on_machine & readable]))
     if not present:
         raise UserError(
-            f"{path} has no readable row of {machine.slug}; its rows are of "
+            f"{path} has no readable row of {machine.slug}; its rows are from "
             f"{', '.join(sorted(set(slugs)))}."
         )
     # 2. Keep the rows in the dtype, and count those that are left out.
@@ -219,7 +220,9 @@ def read_public(path: Path, machine: Machine) -> FileTimings:
         cases.append(problem_columns(problem) | {"implementation": implementation})
         times_us.append(seconds * 1e6)
     if not cases:
-        raise UserError(f"{path} has no readable row of {machine.slug}.")
+        raise UserError(
+            f"{path} has no readable row for {machine.slug}; name its machine with --machine."
+        )
     cells = pd.DataFrame(cases).assign(time_us=times_us, cache=cache, mode="burst", config="")
     return FileTimings(cells, "as its publishers measured it", cache)
 
@@ -252,8 +255,8 @@ def _read(path: Path, defaults: FileDefaults = _NO_DEFAULTS) -> _FileRows:
             frame.columns = pd.Index([str(column).strip() for column in frame.columns])
             return reader(frame, path)
     raise UserError(
-        f"{path} has no known format. Known formats are: a CSV with the columns {HEADER}, the CSV "
-        "of the CUTLASS profiler and of TritonBench, our measurements.csv, AIConfigurator's GEMM "
+        f"{path} has no known format. Known formats are: a CSV with the columns {HEADER}, files "
+        "from the CUTLASS profiler and TritonBench, our measurements.csv, AIConfigurator's GEMM "
         "tables, NeuSight's linear layers and convolutions, and DeepBench's results."
     )
 
@@ -267,7 +270,8 @@ def _from_timings(timings: FileTimings) -> _FileRows:
     rows = library_rows(timings.rows).reset_index(drop=True)
     if rows.empty:
         raise UserError(
-            "the file has no row of a vendor library, and only such rows can be judged."
+            "the file has no row of a vendor library, and only such rows can be judged; give "
+            "a file that has some."
         )
     kernels = kernels_of(rows) if "kernels" in rows else [()] * len(rows)
     return _FileRows(

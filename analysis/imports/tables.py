@@ -123,10 +123,10 @@ def read_table(path: Path, package: str = "", licence: str = "") -> PublicTable:
         columns = set(parquet.read_schema(path).names)
         if not columns >= _NEEDED:
             missing = ", ".join(sorted(_NEEDED - columns))
-            raise UserError(f"{path} lacks the columns {missing}: it is not a table of GEMMs.")
+            raise UserError(f"{path} lacks the columns {missing}; give a table of GEMMs.")
         table = parquet.read_table(path, columns=["framework", "version", "device", "gemm_dtype"])
         if not len(table):
-            raise UserError(f"{path} has no rows.")
+            raise UserError(f"{path} has no rows; give another table.")
     except FileNotFoundError:
         raise UserError(f"{path} does not exist; give a gemm_perf.parquet.") from None
     except (OSError, pa.ArrowException) as error:
@@ -159,7 +159,7 @@ def _is_complete(folder: Path) -> bool:
 def _later_versions(folder: Path) -> tuple[str, ...]:
     """Return the versions that reuse a table, in ascending order.
 
-    The folder of such a version, next to the table's, has a file ``reuse.yaml`` whose list
+    The folder of such a version, next to that of the table, has a file ``reuse.yaml`` whose list
     ``reuse`` names the table and its version.
     """
     reused_table = {"table": _TABLE, "from_version": folder.name}

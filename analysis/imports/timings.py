@@ -1,4 +1,4 @@
-"""Read CSV files with times: plain ones, and those of the CUTLASS profiler and of TritonBench.
+"""Read CSV files with times: plain ones, and those from the CUTLASS profiler and TritonBench.
 
 Each file becomes a frame with columns of measurements.csv and one row per case. Rows that do not
 describe a case, or that have no valid time, are reported and left out. Kernels that failed in the
@@ -91,7 +91,7 @@ def _read(path: Path, separator: str = ",", lower: bool = False) -> pd.DataFrame
     """Read all cells as text, with the line number in the added column ``line``.
 
     Spaces before a cell are removed, and lines without content are left out. Empty cells are empty
-    text.
+    strings.
 
     Args:
         path: the file.
@@ -116,17 +116,19 @@ def _read(path: Path, separator: str = ",", lower: bool = False) -> pd.DataFrame
                 index_col=False,
             )
     except pd.errors.ParserWarning:
-        raise UserError(f"{path} has lines with more cells than its header.") from None
+        raise UserError(
+            f"{path} has lines with more cells than its header; remove the extra cells."
+        ) from None
     except (ValueError, UnicodeDecodeError) as error:  # parser errors of pandas are ValueErrors
         raise UserError(f"{path} is not a CSV file ({str(error).splitlines()[0]}).") from None
     if not len(frame):
-        raise UserError(f"{path} has no line below its header.")
+        raise UserError(f"{path} has no line below its header; add one per case.")
     frame.columns = pd.Index([str(name).strip() for name in frame.columns])
     if lower:
         frame.columns = frame.columns.str.lower()
     if not frame.columns.is_unique:
         repeated = frame.columns[frame.columns.duplicated()][0]
-        raise UserError(f"{path} has column {repeated!r} twice.")
+        raise UserError(f"{path} has column {repeated!r} twice; remove one of them.")
     has_content = ~(frame == "").all(axis=1)
     return frame.assign(line=np.arange(2, len(frame) + 2))[has_content]
 
@@ -193,7 +195,9 @@ def _read_cutlass(path: Path) -> FileTimings:
     ran = frame["Disposition"].isin(_PASSED) & frame["Status"].isin(("success", ""))
     frame = frame[ran & frame["OperationKind"].isin(_CUTLASS_KINDS)]
     if not len(frame):
-        raise UserError(f"{path} has no passed kernel of a dense GEMM or 2-D convolution.")
+        raise UserError(
+            f"{path} has no passed kernel of a dense GEMM or 2-D convolution; profile one of these."
+        )
     # 2. Translate the columns.
     cells = _cutlass_gemms(frame) if has_gemms else _cutlass_convs(frame)
     operation = frame["Operation"]
@@ -208,7 +212,7 @@ def _read_cutlass(path: Path) -> FileTimings:
     # without a report.
     cells = cells[cells["dtype"].isin(DTYPE_BYTES)]
     if not len(cells):
-        raise UserError(f"{path} has no kernel in fp32, tf32, fp16 or bf16.")
+        raise UserError(f"{path} has no kernel in fp32, tf32, fp16 or bf16; profile one that is.")
     # 3. Check the cells, and keep the fastest kernel of each provider and problem.
     rows = checked(path, cells, "cublas" if has_gemms else "cudnn")
     rows = rows.sort_values("time_us", kind="stable")

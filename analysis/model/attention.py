@@ -198,7 +198,7 @@ class AttentionFit:
         return time * np.exp(log_ratios)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fit as a document for JSON."""
+        """Return the fit as a JSON document."""
         constants = {name: float(f"{value:.6g}") for name, value in vars(self.constants).items()}
         document: dict[str, Any] = {
             "constants": constants, "low": self.low, "high": self.high, "calls": self.calls,

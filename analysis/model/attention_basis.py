@@ -59,7 +59,7 @@ class AttentionBasis:
     """Fits for fused attention on a machine, and where they come from.
 
     Attributes:
-        machine: the machine to predict.
+        machine: the machine whose times are predicted.
         measured_on: slug of the machine to whose times the fits were made.
         fits: fits by framework, then by kind of call.
         kind: ``public`` for fits to imported tables of the machine, ``shipped`` for constants that
@@ -172,7 +172,7 @@ def find_attention(machine: Machine, dtype: str, folder: Path | None) -> Attenti
     has such times.
 
     Args:
-        machine: the machine to predict.
+        machine: the machine whose times are predicted.
         dtype: dtype of the operands.
         folder: folder of the machine's imported tables; None if nothing was imported.
 
@@ -208,7 +208,7 @@ def nearest_measured(machine: Machine, slugs: list[str]) -> str:
     Only machines of the same generation are compared, if there are any.
 
     Args:
-        machine: the machine to predict.
+        machine: the machine whose times are predicted.
         slugs: the measured machines.
     """
     measured = [known_machine(slug) for slug in slugs]
@@ -260,7 +260,7 @@ def fits_from_json(data: Mapping[str, Any]) -> dict[str, dict[str, AttentionFit]
 
 
 def fits_to_json(fits: Fits) -> dict[str, Any]:
-    """Return fits as a document for JSON."""
+    """Return fits as a JSON document."""
     return {
         framework: {kind: fit.to_json() for kind, fit in kinds.items()}
         for framework, kinds in fits.items()

@@ -130,7 +130,8 @@ class Basis:
         if fit.has_like(problem) or is_from_bf16:
             return kind, source
         return kind, (
-            f"{source}; no such alignment or layout was measured, so a factor of two either way"
+            f"{source}; no such alignment or layout was measured, so the interval is a factor of "
+            "two either way"
         )
 
     def _origin(self, group: str) -> Origin:

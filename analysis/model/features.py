@@ -37,7 +37,7 @@ class Inputs:
     """Cases of one group as arrays, ready for estimates with different constants.
 
     Attributes:
-        machine: the machine to predict.
+        machine: the machine whose times are predicted.
         dtype: dtype of all cases.
         problems: the problem of each case.
         shapes: the cases as arrays, computed as (implicit) GEMMs.
@@ -60,10 +60,10 @@ class Inputs:
     def from_query(
         cls, machine: Machine, query: Query, algorithms: NDArray[Any] | None = None
     ) -> Inputs:
-        """Convert a query whose cases are all of one group.
+        """Convert a query whose cases all belong to one group.
 
         Args:
-            machine: the machine to predict.
+            machine: the machine whose times are predicted.
             query: the cases.
             algorithms: the algorithm that computed each case, empty where it is not known. None if
                 no algorithm is known.

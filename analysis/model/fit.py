@@ -29,7 +29,7 @@ UNCALIBRATED_PAIR = (-0.2, 0.2)
 are largely the same.
 
 It contains nine in ten pairs of six out of nine public tables. For V100 in fp16, T4 and L4, the
-measured 90% range reaches up to 0.34 (results/accuracy/neighbours.json)."""
+measured 90% range is up to 0.34 (results/accuracy/neighbours.json)."""
 
 FP32_LIKE = (-0.1, 0.35)
 """Range that replaces :data:`UNCALIBRATED` for fp32 GEMMs on a GPU with the compute capability of a
@@ -81,7 +81,7 @@ class SoftwareRange:
         )
 
     def to_json(self) -> dict[str, float]:
-        """Return the ends by name, as a document for JSON."""
+        """Return the ends by name, as a JSON document."""
         return asdict(self)
 
 

@@ -128,7 +128,7 @@ def fit_group(
         constants, weights = _solve(rows, constants, prior_weights, prior.spread)
         if estimates is not None:
             offsets = Offsets.from_regression(prior.collections, same_machine, weights)
-    # 3. Grow trees from the remaining errors, unless there are too few cases, or they are of a
+    # 3. Grow trees from the remaining errors, unless there are too few cases, or they time a
     #    hand-written kernel with a fixed tile (its config begins with "bm=").
     if len(seconds) < MIN_RESIDUAL_ROWS or query.configs[0].startswith("bm="):
         return Fitted(constants, None, offsets)

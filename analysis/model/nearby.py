@@ -56,7 +56,7 @@ class Collection:
     def without(
         self, shapes: NDArray[np.int64], levels: Sequence[NDArray[np.int64]] = ()
     ) -> Collection:
-        """Return the collection without some shapes and without some sizes.
+        """Return the collection without the given shapes and sizes.
 
         Args:
             shapes: M, N and K (columns) of each shape to leave out (rows).
@@ -83,7 +83,7 @@ def fitted_all(machine: Machine, collections: Sequence[Collection]) -> tuple[Col
     than :data:`analysis.model.residual.MIN_ROWS` GEMMs are left out.
 
     Args:
-        machine: the machine to predict.
+        machine: the machine whose times are predicted.
         collections: the collections, the most trusted first.
     """
     large = [collection for collection in collections if len(collection.gemms) >= MIN_ROWS]

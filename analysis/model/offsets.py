@@ -97,7 +97,7 @@ class CollectionTrees:
         """Scale the constants to another machine by the two datasheets.
 
         Args:
-            machine: the machine to predict.
+            machine: the machine whose times are predicted.
             dtype: dtype of the GEMMs to predict.
         """
         return scaled_constants(self.constants, self.machine, machine, dtype)

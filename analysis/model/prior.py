@@ -75,7 +75,7 @@ It was checked on fp16 Llama layers on an H100 (casys-kaist/LLMServingSim, 10,24
 shipped bf16 constants predict these times with a mean error of 5.7%, and the 90% interval contains
 97% of them (results/accuracy/every-m.jsonl)."""
 
-_GROWTH = 0.75
+_SM_EXPONENT = 0.75
 """Exponent with which an SM's read and write rates follow its arithmetic rate across generations.
 
 With an exponent of 1, graphics GPUs would be predicted too slow, because only their 16-bit
@@ -187,7 +187,7 @@ def prior_from_tables(
     is not known here, so a typical error is assumed.
 
     Args:
-        machine: the machine to predict.
+        machine: the machine whose times are predicted.
         dtype: dtype of the predicted GEMMs; the collections may have the other 16-bit dtype.
         collections: public tables with trees, the most trusted first.
         query: shapes to be measured or predicted. They determine how much the trees typically
@@ -231,7 +231,7 @@ def leaders(machine: Machine, machines: Sequence[Machine]) -> list[int]:
     These are the machine's first collection or, if it has none, the first of each sibling.
 
     Args:
-        machine: the machine to predict.
+        machine: the machine whose times are predicted.
         machines: for each collection, the machine on which it was measured.
     """
     slugs = [owner.slug for owner in machines]
@@ -311,7 +311,7 @@ def prior_without_tables(machine: Machine, group: str) -> Prior:
     """Return the first prior of the module's list that needs no imported table.
 
     Args:
-        machine: the machine to predict.
+        machine: the machine whose times are predicted.
         group: implementation, operation and dtype, as in :func:`analysis.model.query.group_of`.
     """
     prior = _measured_prior(machine, group) or _twin_prior(machine, group)
@@ -388,14 +388,14 @@ def shared_prior(twin_prior: Prior, machine: Machine, twin: str, dtype: str) -> 
 
     Args:
         twin_prior: the prior of ``twin``.
-        machine: the machine to predict.
+        machine: the machine whose times are predicted.
         twin: the dtype that was measured.
         dtype: the dtype to derive the prior for.
     """
     if dtype == "tf32":
         source = (
             f"{twin_prior.source}; tf32 uses the constants of {twin} with tf32's peak, "
-            f"{_FACTOR_OF_TWO}"
+            f"with an interval of {_FACTOR_OF_TWO}"
         )
         fit = Fit(twin_prior.fit.constants, aligned_only=True)
         return Prior(fit, twin_prior.kind, source, UNKNOWN, twin_prior.warm)
@@ -417,10 +417,11 @@ def _default(machine: Machine, group: str) -> Prior:
     fit = Fit(default_constants(machine.generation, dtype), low=low, high=high, aligned_only=True)
     origin = measured_on(machine.generation, dtype)
     if origin is None:
-        return Prior(fit, "none", f"constants that were never measured, {_FACTOR_OF_TWO}", UNKNOWN)
+        source = f"constants that were never measured, with an interval of {_FACTOR_OF_TWO}"
+        return Prior(fit, "none", source, UNKNOWN)
     kind = "generation" if known_machine(origin).generation == machine.generation else "none"
     words = _FP32_WORDS if is_known else _FACTOR_OF_TWO
-    return Prior(fit, kind, f"constants of {origin}, {words}", UNKNOWN)
+    return Prior(fit, kind, f"constants of {origin}, with an interval of {words}", UNKNOWN)
 
 
 def is_fp32_known(machine: Machine, group: str) -> bool:
@@ -501,7 +502,7 @@ def carried_fit(fit: Fit, origin: Machine, machine: Machine, learned: SoftwareRa
     Args:
         fit: the fit to carry over.
         origin: the machine to whose times it was fitted.
-        machine: the machine to predict.
+        machine: the machine whose times are predicted.
         learned: 90% range of the errors of such predictions, learned from pairs of machines.
     """
     constants = scaled_constants(fit.constants, origin, machine, DTYPE)
@@ -526,7 +527,7 @@ def mean_fit(known: Mapping[str, Constants], machine: Machine, learned: Software
     by_generation: dict[str, list[Constants]] = {}
     for slug, constants in known.items():
         origin = known_machine(slug)
-        scaled = scaled_constants(constants, origin, machine, DTYPE, _GROWTH)
+        scaled = scaled_constants(constants, origin, machine, DTYPE, _SM_EXPONENT)
         by_generation.setdefault(origin.generation, []).append(scaled)
     constants = mean_constants([mean_constants(members) for members in by_generation.values()])
     # The interval for single times is empty and the default one for pairs is narrow, so widening

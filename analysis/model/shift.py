@@ -56,7 +56,7 @@ class Shift:
     log_ratios: tuple[float, ...] = ()
 
     def applied(self, seconds: Array) -> Array:
-        """Return the expected seconds with another framework, given those with the table's."""
+        """Return the expected seconds with another framework, given those in the table."""
         if not self.log_seconds:
             return seconds
         return seconds * np.exp(np.interp(np.log(seconds), self.log_seconds, self.log_ratios))
@@ -86,7 +86,7 @@ class Shift:
         return cls(log_seconds, log_ratios)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the shift as a document for JSON."""
+        """Return the shift as a JSON document."""
         return {"log_seconds": list(self.log_seconds), "log_ratios": list(self.log_ratios)}
 
     @classmethod

@@ -55,7 +55,7 @@ def scale_of(machines: Sequence[Machine]) -> float:
 
 
 def roofline(source: ColumnDataSource, machines: Sequence[Machine], points: pd.DataFrame) -> figure:
-    """Draw speed over intensity, log-log: measured points filled, predicted ones hollow.
+    """Plot speed against intensity, log-log: measured points filled, predicted ones hollow.
 
     A line joins the two points of a case.
 
@@ -151,7 +151,7 @@ def _roof(chart: figure, machine: Machine, dtype: str, prefix: str, scale: float
 
 
 def accuracy(source: ColumnDataSource, points: pd.DataFrame) -> figure:
-    """Draw the relative errors of predictions over the measured time.
+    """Plot the relative errors of predictions against the measured time.
 
     Args:
         source: the points that are shown, from :func:`shown_points`.
@@ -344,7 +344,7 @@ def _color(row: RuleResult) -> str:
 
 
 def _add_interaction(chart: figure, dots: object) -> None:
-    """Let hovering describe a point, and a click show its neighbours."""
+    """Describe the point under the mouse, and show the neighbours of a clicked point."""
     chart.add_tools(HoverTool(renderers=[dots], tooltips=list(HOVER)), TapTool(renderers=[dots]))
 
 

@@ -25,6 +25,7 @@ from analysis.rules.judge import NOT_MEASURED, RuleResult
 from analysis.slices.cliffs import steepest
 from analysis.slices.series import DIMENSIONS
 from analysis.units import rate
+from kernels.common.counts import counted
 
 
 class Tile(NamedTuple):
@@ -159,7 +160,7 @@ def rules(report: PageReport) -> str:
     counts = Counter(rule.verdict.partition(":")[0] for rule in with_verdict)
     # Commas separate the verdicts, so the comma within "holds, weaker" is removed.
     phrases = [f"{verdict.replace(',', '')} {count}" for verdict, count in counts.most_common()]
-    return f"Verdicts on {len(with_verdict)} rules: {', '.join(phrases)}."
+    return f"Verdicts on {counted(len(with_verdict), 'rule')}: {', '.join(phrases)}."
 
 
 def has_tensor_cores(report: PageReport) -> bool:

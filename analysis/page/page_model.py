@@ -25,9 +25,9 @@ from kernels.problem import PASSES, Conv, Gemm, Problem
 from kernels.timemodel.estimate import Array
 
 MOST_NODES = 300_000
-"""Largest number of nodes of a model's trees that are exported to a page, which take 1.7 MB of it.
+"""Largest number of tree nodes on a page; this many nodes take 1.7 MB.
 
-If a model's trees have more nodes, smaller trees replace them.
+If the trees of a model have more nodes in total, smaller trees replace them.
 """
 
 # Number of smaller trees, and minimum number of shapes in a leaf. For a public table of 36,000
@@ -36,7 +36,7 @@ If a model's trees have more nodes, smaller trees replace them.
 _TREES, _LEAF = 16, 24
 _SPREAD_TREES, _SPREAD_LEAF = 8, 100
 _RANDOM_SHAPES = 12_000  # random GEMMs that are added to the shapes that smaller trees grow from
-_HELD_OUT = 2_000  # most shapes held out from smaller trees, on which both models are compared
+_HELD_OUT = 2_000  # maximum number of held-out shapes, on which both models are compared
 _M, _N, _K = (1, 2**17), (16, 2**17), (16, 2**16)  # ranges of random sizes
 _STEPS = (1, 8, 16, 64, 128)  # random sizes are multiples of one of these
 
@@ -204,12 +204,14 @@ def _smaller_trees(
     features, corrections, log_spreads = map(np.concatenate, zip(*outputs, strict=True))
     # 2. Grow the small trees from most of the shapes.
     held_out = min(_HELD_OUT, len(features) // 5)
-    in_growth = np.random.default_rng(0).permutation(len(features)) >= held_out
-    time = Forest.grown(features[in_growth], corrections[in_growth], _TREES, _LEAF)
-    spread = Forest.grown(features[in_growth], log_spreads[in_growth], _SPREAD_TREES, _SPREAD_LEAF)
+    is_training = np.random.default_rng(0).permutation(len(features)) >= held_out
+    time = Forest.grown(features[is_training], corrections[is_training], _TREES, _LEAF)
+    spread = Forest.grown(
+        features[is_training], log_spreads[is_training], _SPREAD_TREES, _SPREAD_LEAF
+    )
     # 3. Compare the small and the large trees on the other shapes.
-    imitated, _ = time.predict(features[~in_growth])
-    differences = np.abs(imitated - corrections[~in_growth])
+    imitated, _ = time.predict(features[~is_training])
+    differences = np.abs(imitated - corrections[~is_training])
     differs = float(np.expm1(np.quantile(differences, 0.9)))
     return {"time": time.to_json(), "spread": spread.to_json(), "differs": differs}
 

@@ -91,7 +91,7 @@ def _specs(points: pd.DataFrame) -> pd.Series:
 
 
 def _joined(points: pd.DataFrame, names: list[str]) -> pd.Series:
-    """Join the named columns of each point with commas; a missing value becomes an empty text."""
+    """Join the named columns of each point with commas; a missing value becomes an empty string."""
     texts = []
     for name in names:
         # Columns with missing sizes are floats, which would be written as 64.0.
@@ -101,7 +101,7 @@ def _joined(points: pd.DataFrame, names: list[str]) -> pd.Series:
 
 
 def columns_of(points: pd.DataFrame) -> dict[str, Any]:
-    """Return the points for JSON: texts as codes into a list of words, and None for NaN."""
+    """Return the points for JSON: strings as codes into a list of words, and None for NaN."""
     columns: dict[str, Any] = {}
     for name in TEXTS:
         codes, words = pd.factorize(points[name].astype("string").fillna(""))

@@ -63,7 +63,7 @@ def write_plots(
         kinds: file formats; each plot is written in all of them.
 
     Returns:
-        The first file of each plot that was drawn.
+        Path of each plot that was drawn, in the first of its formats.
     """
     folder = analysis.recording.folder / "plots"
     written = []

@@ -17,7 +17,7 @@ from analysis.slices.series import accuracy_series
 
 
 def draw(analysis: Analysis) -> Figure | None:
-    """Draw predicted over measured time, and the relative error over measured time.
+    """Plot predicted time, and then the relative error, against measured time.
 
     The first panel is log-log. Both have bands of ±10% and ±25%.
     """

@@ -36,7 +36,7 @@ def plot_step(accounts: Mapping[str, Account], title: str, folder: Path) -> Path
         folder: where the files go.
 
     Returns:
-        The first file.
+        Path of the PNG file.
     """
     size = (10.0, 2.2 + 0.9 * len(accounts))
     figure, (axes,) = panels(1, f"{title}: {step_finding(accounts)}", size)
@@ -110,7 +110,7 @@ def levers_finding(levers: Mapping[str, Sequence[Lever]]) -> str:
 
 
 def plot_levers(levers: Mapping[str, Sequence[Lever]], title: str, folder: Path) -> Path:
-    """Draw what each lever gains of the step, with its interval; one panel per machine.
+    """Draw each lever's gain for the step, with its interval; one panel per machine.
 
     Args:
         levers: changes of the model's dimensions, by machine.
@@ -118,7 +118,7 @@ def plot_levers(levers: Mapping[str, Sequence[Lever]], title: str, folder: Path)
         folder: where the files go.
 
     Returns:
-        The first file.
+        Path of the PNG file.
     """
     # Without levers, an empty panel is drawn.
     panel_count = max(len(levers), 1)

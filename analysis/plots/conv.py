@@ -1,4 +1,4 @@
-"""Plot convolutions: speed over the number of channels, and NHWC against NCHW."""
+"""Plot convolutions: speed against the number of channels, and NHWC compared with NCHW."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from kernels.problem import PASSES
 
 
 def draw_channels(analysis: Analysis) -> Figure | None:
-    """Draw speed over the number of channels; large points are multiples of 8.
+    """Plot speed against the number of channels; large points are multiples of 8.
 
     Return None if no dtype has enough points.
     """

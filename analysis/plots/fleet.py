@@ -20,7 +20,7 @@ def write_fleet_plot(report: FleetReport) -> Path | None:
     """Draw a fleet into the folder of its recording.
 
     Returns:
-        The first file; None if fewer than two GPUs have a speed of the same kind.
+        Path of the PNG file; None if fewer than two GPUs have a speed of the same kind.
     """
     figure = draw_fleet(report)
     if figure is None:

@@ -63,7 +63,7 @@ def write_validation_plots(
 
 
 def draw_curve(curve: Sequence[CurvePoint], floor: Errors | None) -> Figure:
-    """Draw the median and the mean error over the number of calibration rows.
+    """Plot the median and the mean error against the number of calibration rows.
 
     Dotted lines are the errors of a perfect model (``floor``), if they are known.
     """
@@ -105,7 +105,7 @@ def curve_title(curve: Sequence[CurvePoint]) -> str:
 
 
 def draw_scatter(rows: pd.DataFrame) -> Figure:
-    """Draw predicted over measured time, log-log, in the colours of the predicted limits."""
+    """Plot predicted against measured time, log-log, in the colours of the predicted limits."""
     error = rows["error"].abs()
     title = f"Held-out rows: median error {error.median():.1%}, mean {error.mean():.1%}"
     figure, (axes,) = panels(1, title, (8.0, 7.0))
@@ -151,7 +151,8 @@ def staircase_data(rows: pd.DataFrame) -> pd.DataFrame:
     The cases of one N and K are a line. The chosen line has the largest mean of predicted cliffs.
     It is chosen only by predictions, so that the measured times are a fair test of them. A pair of
     M and M + 1 counts only if arithmetic limits the time at M, because under other limits one more
-    wave costs little. The line reaches from its first such pair to its last.
+    wave costs little. Cases before the line's first pair that counts, and after its last one, are
+    left out.
 
     Returns:
         The cases of the line; empty if no line has enough pairs. ``step`` and ``predicted_step``
@@ -177,7 +178,7 @@ def staircase_data(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def draw_staircase(validation: Validation, rows: pd.DataFrame) -> Figure | None:
-    """Draw measured time over M at constant N and K, and the prediction at sizes in between.
+    """Plot measured time against M at constant N and K, with predictions in between.
 
     The arrow and the title are about the largest predicted step. Return None if the cases are not
     GEMMs, or if no line has enough pairs (:func:`staircase_data`).

@@ -16,7 +16,7 @@ from kernels.machine import Machine
 
 
 def draw_square(analysis: Analysis) -> Figure | None:
-    """Draw speed over the side of a square GEMM, with the peak of each dtype.
+    """Plot speed against the size of a square GEMM, with the peak of each dtype.
 
     Return None if no dtype has enough points.
     """
@@ -47,7 +47,7 @@ def edges(
 ) -> tuple[list[int], list[int]]:
     """Return the tile edges and wave edges along a line, for the vendor library's large tile.
 
-    Both are sizes of the dimension ``along`` from which one more element needs another row (or
+    Both are sizes of the dimension ``along`` at which one more element needs another row (or
     column) of tiles, or another wave. Both are empty along K, which tiles do not divide.
     """
     if along == "k":
@@ -67,7 +67,7 @@ def edges(
 
 
 def draw_steps(analysis: Analysis) -> Figure | None:
-    """Draw time over size, with a panel for each dimension.
+    """Plot time against size, with a panel for each dimension.
 
     Dotted lines are at tile edges, dashed ones at wave edges; dashed lines are left out if all tile
     edges are wave edges. Return None if no dtype has enough points along any dimension.
@@ -107,7 +107,7 @@ def draw_steps(analysis: Analysis) -> Figure | None:
 
 
 def draw_alignment(analysis: Analysis) -> Figure | None:
-    """Draw speed over the offset from a round size, with a panel for each dimension.
+    """Plot speed against the offset from a round size, with a panel for each dimension.
 
     Only the largest round size is drawn. Return None if no dimension has enough points.
     """

@@ -41,7 +41,7 @@ ERROR_BANDS = ((0.10, 0.16), (0.25, 0.08))
 LEAST_POINTS = 5
 """Smallest number of points that are drawn, because fewer show no trend."""
 
-MAX_VECTORS = 5000  # most points that are drawn as vectors; an SVG with more is slow in browsers
+MAX_VECTORS = 5000  # maximum number of points drawn as vectors; more make an SVG slow in browsers
 PREDICTION: dict[str, Any] = {"color": "#000000", "linewidth": 1.6, "linestyle": "-", "alpha": 0.75}
 
 KINDS = ("png", "svg")
@@ -95,7 +95,7 @@ def error_bars(axes: Axes, sizes: pd.Series, low: pd.Series, high: pd.Series, co
 
 
 def scatter_predicted(axes: Axes, rows: pd.DataFrame, size: float, alpha: float) -> None:
-    """Draw predicted over measured time in µs, log-log, with bands of ±10% and ±25%.
+    """Plot predicted against measured time in µs, log-log, with bands of ±10% and ±25%.
 
     The colour and the marker of a point show its limit.
 
@@ -164,7 +164,7 @@ def verbatim(text: str) -> str:
 def save(
     figure: Figure, caption: str, folder: Path, name: str, kinds: Sequence[str] = KINDS
 ) -> Path:
-    """Write a figure with a caption below it, and return the first file.
+    """Write a figure with a caption below it, and return the path of the first file.
 
     Args:
         figure: the figure, which is closed afterwards.

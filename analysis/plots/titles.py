@@ -40,12 +40,13 @@ def square_title(rows: pd.DataFrame) -> str:
     for dtype, group in rows.groupby("dtype", sort=False):
         size = fast_from(group)
         # If even the largest measured size is not fast enough, larger ones may be.
-        phrases.append(f"{dtype} from {size} on" if size else f"{dtype} above {group['m'].max()}")
-    return f"{NEARLY:.0%} of the best speed: {_listed(phrases)}"
+        where = f"at M = {size}" if size else f"above M = {group['m'].max()}"
+        phrases.append(f"{where} in {dtype}")
+    return f"Square GEMMs reach {NEARLY:.0%} of their best speed {_listed(phrases)}"
 
 
 def steps_title(lines: Mapping[str, pd.DataFrame]) -> str:
-    """Name the largest cliff upwards, among those whose interval does not contain 1.
+    """Name the largest slowdown from one size to the next whose interval does not contain 1.
 
     Args:
         lines: tables from :func:`analysis.slices.series.steps_series`.
@@ -56,7 +57,7 @@ def steps_title(lines: Mapping[str, pd.DataFrame]) -> str:
     along, cliff = largest_cliff
     sizes = f"{along.upper()} {cliff[along]} → {cliff['after']}"
     more_time = f"{cliff['ratio'] - 1:.0%} more time"
-    return f"{sizes} takes {more_time} in {cliff['dtype']}, the largest cliff"
+    return f"Largest cliff: {sizes} takes {more_time} in {cliff['dtype']}"
 
 
 def alignment_title(rows: pd.DataFrame) -> str:
@@ -71,7 +72,7 @@ def alignment_title(rows: pd.DataFrame) -> str:
     is_slower = rows["relative_hi"] < 1
     slower = rows[~is_multiple & is_slower]
     if slower.empty:
-        return "No offset from a round size is slower beyond its interval"
+        return "No size next to a round size is significantly slower"
     worst = slower.loc[slower["relative"].idxmin()]
     size = f"{worst['along'].upper()} = {int(worst['base'] + worst['offset'])}"
     # 2. Describe the multiples of 8, except the round size itself (offset 0).
@@ -80,9 +81,10 @@ def alignment_title(rows: pd.DataFrame) -> str:
     if not multiples.any():
         multiples_phrase = ""
     elif slower_multiples.empty:
-        multiples_phrase = "; multiples of 8 cost nothing beyond their intervals"
+        multiples_phrase = "; no multiple of 8 is significantly slower"
     else:
-        multiples_phrase = f"; multiples of 8 up to {1 - slower_multiples['relative'].min():.0%}"
+        most = 1 - slower_multiples["relative"].min()
+        multiples_phrase = f"; multiples of 8 cost up to {most:.0%}"
     return f"{size} costs {1 - worst['relative']:.0%} in {worst['dtype']}{multiples_phrase}"
 
 
@@ -111,7 +113,7 @@ def channels_title(rows: pd.DataFrame) -> str:
 
 
 def layouts_title(pairs: pd.DataFrame) -> str:
-    """Report the geometric mean of NHWC's speed over NCHW's, and how many pairs differ clearly.
+    """Report the geometric mean of speed ratios, NHWC over NCHW, and how many pairs clearly differ.
 
     Args:
         pairs: table from :func:`analysis.slices.series.layout_series`.

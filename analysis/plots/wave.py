@@ -1,4 +1,4 @@
-"""Plot the lesson about waves: time over M of one class of GEMM, with tile and wave edges."""
+"""Draw the wave plot: time against M for one class of GEMM, with tile and wave edges."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from kernels.config import ceil_div
 from kernels.problem import Gemm
 
 _BEYOND = 2.0  # end of the plot, as a multiple of the M after the cliff
-_MOST_MARKED = 60  # most edges of a kind that are drawn; if there are more, they are only counted
+_MOST_MARKED = 60  # maximum number of edges of a kind to draw; more are only counted
 _ROUND = 16  # sizes of the predicted line are multiples of this, in addition to measured sizes
 _DEFAULT_END = 2048  # end of the plot in M, if nothing was measured
 
 
 def lesson(line: pd.DataFrame, size: int | None) -> pd.Series | None:
-    """Return the cliff along M that a lesson is about: the one at ``size``, or the largest.
+    """Return the cliff along M that the wave plot shows: the one at ``size``, or the largest.
 
     Args:
         line: measured GEMMs of one class, which differ only in M.
@@ -40,7 +40,7 @@ def lesson(line: pd.DataFrame, size: int | None) -> pd.Series | None:
 
 
 def draw_wave(basis: Basis, gemm: Gemm, line: pd.DataFrame, size: int | None = None) -> Figure:
-    """Draw measured times over M, the prediction between them, and the edges of tiles and waves.
+    """Plot measured times against M, the prediction between them, and tile and wave edges.
 
     Args:
         basis: basis of the predictions.

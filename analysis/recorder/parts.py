@@ -77,8 +77,9 @@ def all_parts() -> tuple[RecorderPart, ...]:
 
     The first six take about nine minutes on a GPU, including the start of each command. They
     identify the machine, show whether its times can be trusted, and measure among other things what
-    nobody has published yet: channels-last convolutions and misaligned sizes. Later parts measure
-    the public grid, all default sweeps, the rules, and more shapes with the Triton kernels.
+    nobody has published yet: channels-last convolutions and misaligned sizes. Later parts run
+    the sweep of the public grid, all default sweeps and the sweeps of the rules, and time more
+    shapes with the Triton kernels.
     """
     return (
         RecorderPart(

@@ -334,9 +334,9 @@ class Recorder:
         if planned:
             return f"{step.name} has {planned} unmeasured case{'s' * (planned > 1)}"
         if left_out == 1:
-            return f"{step.name} left out 1 case that does not fit its time"
+            return f"{step.name} left out 1 case for lack of time"
         if left_out:
-            return f"{step.name} left out {left_out} cases that do not fit its time"
+            return f"{step.name} left out {left_out} cases for lack of time"
         return ""
 
     def _open_cases(self, step: RecorderStep) -> tuple[int, int]:

@@ -32,7 +32,7 @@ class Pair:
     Attributes:
         before: the first contender.
         after: the second contender.
-        log_ratios: logarithms of the first contender's time over the second's, one tuple for each
+        log_ratios: logs of the ratio of times, first contender over second, one tuple for each
             process, with one value for each of its blocks.
         between: standard deviation of a log time between processes, without the change that all
             cases share. It combines an assumed value with what the run measured by re-timing some

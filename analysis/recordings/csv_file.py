@@ -22,6 +22,7 @@ from pyarrow import compute
 from pyarrow import csv as arrow_csv
 
 from kernels.cli import note
+from kernels.common.counts import counted
 from kernels.common.errors import UserError
 
 MOST_DAMAGED = 0.1
@@ -34,7 +35,7 @@ FRAME_TYPES = {"text": "string", "whole": "Int64", "real": "float64", "flag": "b
 
 _KIND_WORDS = {"whole": "a whole number", "real": "a number", "flag": "true or false"}
 _ARROW_TYPES = {"whole": pa.int64(), "real": pa.float64(), "flag": pa.bool_()}
-_NAMED = 5  # most damaged lines that are reported one by one
+_NAMED = 5  # maximum number of damaged lines reported one by one
 _REPLACED = "\ufffd"  # the character that decoding puts in place of bytes that are not UTF-8
 
 
@@ -100,10 +101,8 @@ class Faults:
         for sentence in sentences[:_NAMED]:
             _say_once(f"{self._path.parent}: {sentence}")
         if len(sentences) > _NAMED:
-            _say_once(
-                f"{self._path.parent}: {len(sentences) - _NAMED} more lines of {name} are "
-                "damaged and were left out."
-            )
+            more = counted(len(sentences) - _NAMED, "more damaged line")
+            _say_once(f"{self._path.parent}: {more} of {name} left out.")
         return sentences
 
 
@@ -178,7 +177,7 @@ def _cells(
     """Return the cells of some columns as text, and a mask of the lines that are complete.
 
     A line is incomplete if it has fewer or more cells than the header, an unclosed quotation, or
-    bytes that are not UTF-8. The cells of an incomplete line are returned as empty text.
+    bytes that are not UTF-8. The cells of an incomplete line are returned as empty strings.
     """
     # 1. Leave out the lines that would confuse the parser.
     complete = np.array(

@@ -101,7 +101,7 @@ class Recording:
 
     @property
     def public(self) -> bool:
-        """True if the recording was imported, from a public table or a file of the user."""
+        """True if the recording was imported, from a public table or a user's file."""
         return "public" in self.run
 
     @property
@@ -221,7 +221,7 @@ def slug_at(results: Path, word: str) -> str:
 
 
 def library_rows(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows that are not of hand-written kernels."""
+    """Return all rows except those of hand-written kernels."""
     return rows[~rows["implementation"].isin(list(HAND_WRITTEN))]
 
 
@@ -262,7 +262,7 @@ def load(folder: Path) -> Recording:
 def load_run(folder: Path) -> dict[str, Any]:
     """Read the run.json of a folder, and check that this code reads its schema and protocol.
 
-    Unprintable characters in its texts are replaced by spaces.
+    Unprintable characters in its strings are replaced by spaces.
 
     Raises:
         UserError: if the file or the plan is unreadable, if the description of the machine is
@@ -278,7 +278,8 @@ def load_run(folder: Path) -> dict[str, Any]:
     if schema != SCHEMA or protocol != readable_protocol:
         raise UserError(
             f"{folder / 'run.json'} has schema {schema} and protocol {protocol}; this "
-            f"version reads schema {SCHEMA} and protocol {readable_protocol}."
+            f"version reads schema {SCHEMA} and protocol {readable_protocol}. Measure again, or "
+            "read it with the version of Rooftile that wrote it."
         )
     return run
 
@@ -310,7 +311,7 @@ def kernels_of(rows: pd.DataFrame) -> list[tuple[str, ...]]:
 def algorithms_of(problems: Sequence[Problem], kernels: Sequence[tuple[str, ...]]) -> list[str]:
     """Return the algorithm of each convolution, from the names of its kernels.
 
-    It is an empty text for a GEMM, and for a convolution whose kernels' names do not show it.
+    It is an empty string for a GEMM, and for a convolution whose kernels' names do not show it.
     """
     return [
         conv_algorithm(names) if isinstance(problem, Conv) else ""

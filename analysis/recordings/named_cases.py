@@ -49,7 +49,7 @@ def timed_process(recording: Recording) -> TimedProcess:
 def keyed(rows: pd.DataFrame) -> pd.DataFrame:
     """Prepare rows for matching: add the column ``choice``, and fill the cells of the identity.
 
-    Missing values in the columns that identify a case become empty text. ``choice`` is the config,
+    Missing values in the columns that identify a case become "". ``choice`` is the config,
     with one exception: if a case of a hand-written kernel was timed with only one config, the
     kernel chose that config itself, and another version of it may choose a different one.
     ``choice`` is then empty, so that the cases of both versions still match.

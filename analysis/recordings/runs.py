@@ -33,7 +33,7 @@ from sweeps.folding.health import UNUSABLE, VERDICTS, health_sentence
 from sweeps.schema import IDENTITY
 from sweeps.store import other_software
 
-_LARGE_ERROR = 0.15  # median error of held-out predictions from which on a report warns
+_LARGE_ERROR = 0.15  # smallest median error of held-out predictions at which a report warns
 _AS_FAST = 0.10  # largest median difference between two runs of one machine in one state
 _MIN_COMMON = 6  # fewest common cases that show whether two runs are equally fast
 _RANKS = ["not_wrong", "no_time", "no_interval", "noise", "unconverged", "age"]
@@ -122,7 +122,7 @@ def _is_as_fast(first: Recording, second: Recording) -> bool:
 
 
 def _identities(rows: pd.DataFrame) -> list[tuple[Any, ...]]:
-    """Return the identity of each row's case; columns that do not apply have empty text."""
+    """Return the identity of each row's case; columns that do not apply are empty."""
     identity = rows[list(IDENTITY)].astype(object)
     return list(identity.where(identity.notna(), "").itertuples(index=False, name=None))
 

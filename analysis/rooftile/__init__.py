@@ -222,7 +222,7 @@ def audit(
         multiple: number that divides every proposed width; None for 64, or for 8 if no multiple of
             64 is near.
         tries: values of each dimension to compare, in every combination, instead of searching.
-        sizes: sizes that replace the model's, by name.
+        sizes: new values of the model's sizes, by name.
         inputs: inputs of a factory's module, such as ``int64[8,2048]``.
         results: folder of all machines' results.
 

@@ -51,7 +51,7 @@ class KernelBenchmark:
     ) -> Any:
         """Time a kernel on the device of its arguments, and return its result.
 
-        The test fails if the result differs from the reference's by more than ``tolerance``. With
+        The test fails if the result differs from the reference by more than ``tolerance``. With
         ``--benchmark-disable``, the kernel is checked but not timed.
 
         Args:

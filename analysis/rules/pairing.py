@@ -473,7 +473,7 @@ def _lines(cases: Sequence[TimedCase], dims: Sequence[str]) -> Iterator[tuple[st
 
 
 def _work_ratio(first: TimedCase, second: TimedCase, per: str) -> float:
-    """Return the second case's ``per`` (such as ``flops``) over the first case's."""
+    """Return the ratio of ``per``, such as ``flops``, of the second case to that of the first."""
     return float(getattr(second.workload, per) / getattr(first.workload, per))
 
 

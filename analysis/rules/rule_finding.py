@@ -69,7 +69,7 @@ class Pairs:
     def contrast(self) -> csr_array:
         """Matrix of the sign with which each case (a column) counts in each pair (a row)."""
         signed_cases = [(1.0, self.against), (-1.0, self.following)]
-        if self.control is not None:  # the pair's ratio is divided by the control's
+        if self.control is not None:  # the pair's ratio is divided by that of the control
             signed_cases += [(-1.0, self.control[:, 0]), (1.0, self.control[:, 1])]
         signs = np.repeat([sign for sign, _ in signed_cases], len(self))
         rows = np.tile(np.arange(len(self)), len(signed_cases))
@@ -133,7 +133,7 @@ def mean_effect(pairs: Pairs, level: float = _LEVEL) -> Effect:
     2. The interval from the scatter of the ratios r, if errors of cases are independent and have
        the same standard deviation s. The scatter around the mean then estimates s² without bias:
        E[r'Mr] = s² tr(M Σ), where M is the centring matrix, Σ = D D', and each row of D is the
-       contrast of a pair. The degrees of freedom are Satterthwaite's. If one pair ends at the case
+       contrast of a pair. The degrees of freedom follow Satterthwaite. If one pair ends at the case
        at which the next one begins, the errors of that case cancel in the mean.
     3. The interval of a mean of independent ratios, because true differences between pairs do not
        cancel.
@@ -314,7 +314,7 @@ def _judge_equality(
 
 
 def _contradiction(groups: Mapping[str, Effect]) -> str:
-    """Return ``depends: …`` if groups significantly contradict one another, else an empty text.
+    """Return ``depends: …`` if groups significantly contradict one another, else an empty string.
 
     A group contradicts the groups that gain if it is significantly slower, or if its interval ends
     below half of their smallest gain (both as logarithms). A group of few pairs has a wide interval

@@ -245,8 +245,8 @@ def _amdahl(steps: Sequence[TimedStep]) -> RuleResult:
 def _tc_used(steps: Sequence[TimedStep]) -> RuleResult:
     """Judge the ``tc-used`` rule by the shares of eligible time in Tensor Core kernels.
 
-    Steps in FP32 are left out. The interval of the effect reaches from the lowest share of a step
-    to the highest.
+    Steps in FP32 are left out. The interval of the effect extends from the lowest share of a
+    step to the highest.
     """
     rule = all_rules()["tc-used"]
     shares = {

@@ -80,7 +80,7 @@ def confirmed_pairs(pairs: pd.DataFrame, others: Mapping[str, pd.DataFrame]) -> 
 
     Returns:
         The confirmed pairs with two more columns: ``again``, the ratio in the other table, and
-        ``by``, the name of that table. If several tables confirm a pair, both columns are of the
+        ``by``, the name of that table. If several tables confirm a pair, both columns come from the
         table in which the change is smallest.
     """
     shape = ["m", "n", "k", "dtype"]

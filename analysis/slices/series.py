@@ -39,7 +39,7 @@ def _with_ends(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def fast_from(group: pd.DataFrame, speeds: str = "tflops") -> int | None:
-    """Return the smallest size from which on every size reaches :data:`NEARLY` of the best speed.
+    """Return the smallest size that, like all larger ones, reaches :data:`NEARLY` of the best.
 
     Args:
         group: rows of :func:`square_series` in one dtype.
@@ -138,7 +138,7 @@ def layout_series(table: pd.DataFrame) -> pd.DataFrame:
     """Compare the speed of each convolution in the layout NHWC with that in NCHW.
 
     Returns:
-        The columns label, dtype, pass, ratio (NHWC's speed over NCHW's), ratio_lo and ratio_hi (the
+        The columns label, dtype, pass, ratio (speed of NHWC over NCHW), ratio_lo and ratio_hi (the
         ends of its interval).
     """
     rows = table[table["sweep"] == "conv-layouts"]
@@ -160,7 +160,7 @@ def layout_series(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def layout_summary(pairs: pd.DataFrame) -> tuple[float, int, int]:
-    """Summarise the ratios of NHWC's speed to NCHW's.
+    """Summarise the ratios of speeds, NHWC over NCHW.
 
     Args:
         pairs: at least one row of :func:`layout_series`.

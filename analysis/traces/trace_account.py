@@ -1,6 +1,7 @@
 """Account for the time of a traced step: which operations took it, and why the GPU was idle.
 
-On a GPU, an operation's time is that of its kernels. A kernel belongs to the innermost matrix
+On a GPU, an operation's time is that of its kernels. Copies and memsets count as kernels here.
+A kernel belongs to the innermost matrix
 operation with known shapes around its launch, so that the copies and transposes that this operation
 launches count for it. If there is no such operation, the kernel belongs to the innermost operation
 of any kind. Kernels of several streams may overlap; each counts with its full time, and the GPU is
@@ -73,7 +74,7 @@ class ProfiledOperation:
         matrix: True if the operation multiplies matrices, even if the shapes are not known.
         calls: number of calls.
         time_us: time of all calls, in µs.
-        kernels: time of all calls by the kernel's name, in µs; empty on a CPU.
+        kernels: time of all calls in µs, by the name of the kernel, copy or memset; empty on a CPU.
     """
 
     op: str
@@ -297,7 +298,7 @@ class _Sums:
             self._add_host_times(trace, joined, products)
 
     def _add_kernels(self, trace: TraceEvents, joined: TraceJoin, products: _ProductCalls) -> None:
-        """Add the times of the kernels of a trace of a GPU."""
+        """Add the times of the kernels, copies and memsets of a GPU's trace."""
         # 1. Collect the kernels of each call of an operation. Without an operation, the kernel's
         # name takes the place of the module, so that only kernels of one name are added up.
         device, names = trace.device, trace.names
@@ -394,7 +395,7 @@ class _ProductCalls:
     Attributes:
         works: the problems that each such call computes, by the call's host event.
         around: for each operation and annotation, the innermost such call around it, which may be
-            the event itself. For all other host events, and without such a call, it is NOTHING.
+            the event itself. It is NOTHING for other host events, or if there is no such call.
     """
 
     works: Mapping[int, tuple[Work, ...]]

@@ -4,7 +4,8 @@ An operation runs on a thread of the host, within other operations. It launches 
 CUDA's runtime, and a kernel has the number of its call (``correlation``). A kernel therefore
 belongs to the innermost operation that was running on the call's thread when the call began. If the
 record of the call is lost, the kernel's ``External id`` names the operation. The kernels of a CUDA
-graph were all launched by one call, so no operation is known for them.
+graph were all launched by one call, so no operation is known for them. Copies and memsets are
+joined like kernels.
 
 Events are kept as columns of numbers. An event with its links takes about two hundred bytes, so a
 trace of gigabytes fits in memory.
@@ -140,7 +141,7 @@ class DeviceEvents:
 
 @dataclass
 class TraceEvents:
-    """Events of one trace, as columns, with the texts that they share.
+    """Events of one trace, as columns, with the strings that they share.
 
     Attributes:
         path: file of the trace.
@@ -209,7 +210,7 @@ def _device_names(properties: Any, used: Collection[int]) -> tuple[str, ...]:
 
 
 class _Columns:
-    """Writer of events into a trace's columns, which numbers the texts that events share."""
+    """Writer of events into a trace's columns, which numbers the strings that events share."""
 
     def __init__(self, trace: TraceEvents) -> None:
         self._trace = trace
@@ -462,11 +463,11 @@ class _Nesting(NamedTuple):
 
 
 def _nest(trace: TraceEvents, order: Sequence[int]) -> _Nesting:
-    """Walk over the host's events, with a stack of the events that are running on the thread.
+    """Find what is around each host event, with a stack of the events running on its thread.
 
     Args:
         trace: the trace.
-        order: the host's events, sorted by thread and begin, with longer events first.
+        order: the host's events, sorted by thread and start time, with longer events first.
     """
     host = trace.host
     parent = [NOTHING] * len(order)
@@ -482,7 +483,7 @@ def _nest(trace: TraceEvents, order: Sequence[int]) -> _Nesting:
             running.clear()
         # 1. Remove the events that are not around this one, because they ended before it began or
         # end before it does. A time of 13 digits in µs has an error of up to a nanosecond, so
-        # overlaps of less than 2 ns do not count. A launch is timed by CUDA's clock, so it may seem
+        # overlaps of less than 2 ns do not count. A launch is timed on CUDA's clock, so it may seem
         # to end after its operation.
         end = host.begin[event] + host.duration[event]
         ends_within = end - _SLACK_NS if host.kind[event] != LAUNCH else 0

@@ -3,7 +3,7 @@
 A trace is one JSON document, whose list ``traceEvents`` may have millions of small mappings. Only
 a window of the text is in memory at a time, from which Python's JSON decoder reads one value after
 another. This takes about as long as ijson with its C library. For a trace of 50 MB, it needs a
-tenth of the memory that reading the file at once needs (results/accuracy/trace-speed.jsonl).
+tenth of the memory of reading the whole file at once (results/accuracy/trace-speed.jsonl).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Values other than this list and the events are ignored.
 
 _WINDOW = 1 << 20  # characters that are read at a time
 _LONGEST = 16 << 20
-"""Most characters of one value. An event has hundreds, or thousands with a long stack."""
+"""Longest value, in characters. An event has hundreds of them, or thousands with a long stack."""
 
 _GZIP = b"\x1f\x8b"
 _SPACE = re.compile(r"[ \t\r\n]*")
@@ -111,11 +111,11 @@ class _Window:
     def next_character(self) -> str:
         """Return the next character that is not white space, without moving past it.
 
-        At the end of the file, return an empty text.
+        At the end of the file, return an empty string.
         """
         while True:
             match = _SPACE.match(self._text, self._position)
-            assert match is not None  # the pattern also matches an empty text
+            assert match is not None  # the pattern also matches an empty string
             self._position = match.end()
             if self._position < len(self._text):
                 return self._text[self._position]

@@ -4,9 +4,9 @@ For *choose* queries, random neighbourhoods are drawn: all held-out shapes withi
 in every dimension. The regret is how much slower (in FLOP/s) the recommended shape is than the
 fastest shape of the neighbourhood.
 
-For *pad* queries, shapes are drawn that have a held-out padding: a shape up to 15% larger in every
-dimension. The report says how much time the advice saves, the 95th percentile of the time that it
-costs, and what share of the shapes that could gain is padded.
+For *pad* queries, only shapes with a held-out padding are drawn. A padding is at most 15% larger in
+every dimension. The report says how much time the advice saves, the 95th percentile of the time
+that it costs, and what share of the shapes that could gain is padded.
 
 Rooftile advises a change if the change is likely to pay. This rule is compared with four others:
 
@@ -85,7 +85,7 @@ class AdviceValue:
     overclaimed: float | None
 
     def to_json(self) -> dict[str, Any]:
-        """Return the value as a document for JSON."""
+        """Return the value as a JSON document."""
         return asdict(self)
 
 
@@ -220,7 +220,7 @@ def _padding_value(
 
 @dataclass(frozen=True)
 class MeasuredValue:
-    """Value of measuring the model's best guesses together with the original shape, as fractions.
+    """Value of measuring the model's best candidates with the original shape, as fractions.
 
     Attributes:
         choose_regret: mean regret of the shapes that were chosen by these measurements.
@@ -236,7 +236,7 @@ class MeasuredValue:
 def judge_measured(
     validation: Validation, repeated: PublicRows, counts: Sequence[int], draws: int = DRAWS
 ) -> dict[int, MeasuredValue]:
-    """Judge the rule that measures the model's best guesses and picks the fastest of them.
+    """Judge the rule that measures the model's best candidates and picks the fastest.
 
     A second table of the same shapes serves as these measurements, and the table of the validation
     as the truth. With only one table, a pick would seem better than it is, because the noise that
@@ -246,7 +246,7 @@ def judge_measured(
     Args:
         validation: the held-out shapes and their predictions. Its seed determines the draws.
         repeated: a second measurement of the same problems.
-        counts: numbers of best guesses to measure.
+        counts: numbers of candidates to measure.
         draws: number of neighbourhoods, and of shapes to pad.
 
     Returns:
@@ -273,7 +273,7 @@ def judge_measured(
                 drawn.append((original, members))
         if not drawn:
             raise UserError(f"{repeated.name} has too few of the same shapes to judge advice.")
-        # 3. Pick the fastest of the best guesses by the second table, and judge the pick by the
+        # 3. Pick the fastest of the best candidates by the second table, and judge it by the
         #    first table. Shapes are compared by FLOP/s for choose queries, and by time for pad
         #    queries.
         work = rows.flops if query_kind == "choose" else np.ones(len(rows.flops))

@@ -75,7 +75,10 @@ def noise_floor(first: PublicRows, second: PublicRows) -> Errors:
         if problem in second_times
     ]
     if not times_of_both:
-        raise UserError(f"{first.name} and {second.name} have no shape in common.")
+        raise UserError(
+            f"{first.name} and {second.name} have no shape in common; give two tables of the same "
+            "shapes."
+        )
     first_seconds, second_seconds = np.array(times_of_both).T
     # Both measurements contribute equally to the noise of the difference, so the standard deviation
     # of each is 1/√2 of that of the difference.

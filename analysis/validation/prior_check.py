@@ -85,7 +85,9 @@ def _find_collections(name: str, judged: Path, machine: Machine, dtype: str) -> 
     ]
     collections = [collection for collection in collections if len(collection.gemms)]
     if not collections:
-        raise UserError(f"{name} has no other {dtype} table than the one under test.")
+        raise UserError(
+            f"{name} has no other {dtype} table than the one under test; give another --prior."
+        )
     return collections
 
 
@@ -150,7 +152,9 @@ def validate_with_prior(
         words = f"{', '.join(others)} or {last}"
         raise UserError(f"with --prior, --holdout must be {words}, not {holdout!r}.")
     if not all(isinstance(problem, Gemm) for problem in source.problems):
-        raise UserError("public tables have only GEMMs, so --prior cannot judge convolutions.")
+        raise UserError(
+            "public tables have only GEMMs, so --prior cannot judge convolutions; leave it out."
+        )
     source = replace(source, warm=True)
     if holdout != "folds":
         return _validate_once(source, machine, named, calibrate, seed, holdout)

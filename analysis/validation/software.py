@@ -292,7 +292,7 @@ def write_own_validation(folder: Path) -> None:
 
 
 def judged_row(collection: CollectionErrors, interval: ErrorRange) -> dict[str, Any]:
-    """Return the errors of one collection and the coverage of an interval, as a document for JSON.
+    """Return the errors of one collection and the coverage of an interval, as a JSON document.
 
     The coverage is the share of the shapes whose times are inside the interval.
     ``coverage_by_group`` has the coverage and the number of shapes of each kind of shape.

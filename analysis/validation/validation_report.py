@@ -119,11 +119,11 @@ def curve_text(curve: Sequence[CurvePoint], floor: Errors | None) -> str:
 
 
 def advice_text(worth: AdviceValue, measured: Mapping[int, MeasuredValue] | None = None) -> str:
-    """Describe the value of following the advice, and of measuring the best guesses first.
+    """Describe the value of following the advice, and of measuring the best candidates first.
 
     Args:
         worth: value of the advice.
-        measured: value of measuring the best guesses, by the number of guesses; None if this was
+        measured: value of measuring the best candidates, by their number; None if this was
             not judged.
     """
     regrets = ", ".join(
@@ -144,7 +144,7 @@ def advice_text(worth: AdviceValue, measured: Mapping[int, MeasuredValue] | None
         )
     lines += [
         (
-            f"with the best {count} guesses measured: mean regret to choose "
+            f"with the best {count} candidates measured: mean regret to choose "
             f"{value.choose_regret:.2%}, mean gain to pad {value.pad_gain:.2%} (95th percentile "
             f"{value.pad_loss_p95:.1%} slower)"
         )

@@ -15,7 +15,7 @@ from kernels.common.errors import UserError
 from kernels.common.program import command
 
 _MAKER = "nvidia-"
-_SIMILAR = 0.5  # least difflib ratio at which one name counts as a misspelling of another
+_SIMILAR = 0.5  # lowest difflib ratio at which one name counts as a misspelling of another
 
 
 def slug_meant(word: str, slugs: Iterable[str]) -> str:

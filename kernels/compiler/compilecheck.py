@@ -48,7 +48,7 @@ _ALIGNED, _MISALIGNED = 16, 1  # alignment of rows: a multiple of 16 bytes, or a
 _SIZE = 4096  # M, N and K of the GEMMs
 
 _CONV_CHANNELS, _CONV_SIZE = 256, 14  # channels, and height and width, of the convolutions
-_SLACK = 0.1  # tolerated deviation of an inner loop's work from the tile's, on aligned shapes
+_SLACK = 0.1  # tolerated deviation of an inner loop's work from that of its tile, on aligned shapes
 # In fp32 the persistent kernel transposes operands in shared memory, which configs do not count.
 _SHARED_SLACK = 0.15  # tolerated deviation of shared memory from what a config counts
 
@@ -277,7 +277,7 @@ def _family_facts(job: _Job) -> _Facts:
     """Return the facts of all kernels of a family's call.
 
     The first kernel multiplies, and the others are its helpers. The registers, spilled bytes and
-    shared memory are the largest of any of these kernels, and the inner loop is the first kernel's.
+    shared memory are the largest of any of these kernels; the inner loop is that of the first.
     """
     family = all_implementations()[job.family]
     assert isinstance(family, TritonFamily)

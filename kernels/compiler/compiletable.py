@@ -91,7 +91,7 @@ def _cells_of(document: str) -> dict[tuple[str, ...], str]:
             arches = [word.strip() for word in line.strip("|").split("|")[2:]]
         elif line.startswith("| "):
             words = [word.strip() for word in line.strip("|").split("|")]
-            # A damaged line may have only one cell. The empty text stands for its alignment.
+            # A damaged line may have only one cell. An empty string then stands for its alignment.
             dtype, alignment, *texts = [*words, ""]
             for arch, text in zip(arches, texts, strict=False):
                 cells[family, dtype, alignment, arch] = text
@@ -119,6 +119,6 @@ def _cell(rows: Sequence[CompileRow]) -> str:
 
 
 def _range(values: Sequence[float]) -> str:
-    """Return the smallest and the largest value as text, or one number if their texts are equal."""
+    """Return the smallest and the largest value as text, or one number if both read the same."""
     low, high = min(values, default=0.0), max(values, default=0.0)
     return f"{low:.2f}" if f"{low:.2f}" == f"{high:.2f}" else f"{low:.2f} to {high:.2f}"

@@ -42,8 +42,10 @@ up to 65,536; these are the typical and the largest remainder of 512 blocks:
 
 - fp32, summed in order: 1.2e-6 and 2.3e-6 (K = 4,096; they grow with √K),
 - tf32, of truncated inputs: 0.8e-3 and 2.3e-3,
-- fp16: 0.21e-3 and 0.5e-3, or 1.2e-3 and 2.7e-3 with 64 partial sums in 16 bits,
-- bf16: 1.7e-3 and 3.9e-3, or 9.8e-3 and 2.1e-2 with 64 partial sums in 16 bits.
+- fp16: 0.21e-3 and 0.5e-3,
+- fp16 with 64 partial sums in 16 bits: 1.2e-3 and 2.7e-3,
+- bf16: 1.7e-3 and 3.9e-3,
+- bf16 with 64 partial sums in 16 bits: 9.8e-3 and 2.1e-2.
 
 If K is very small, a large value may be several standard deviations, and its rounding error is
 larger by the same factor. A row of unrelated numbers has a remainder of 1.4. A row of n elements
@@ -72,7 +74,7 @@ def remainders(
         results: the results, with the problem's logical shape.
         seed: seed of the random signs.
         side: the only side to test, 0 or 1, for half the work; None tests both. A GEMM's result is
-            summed over its columns (0) or its rows (1), a convolution's as in :func:`_conv_sides`.
+            summed over its columns (0) or its rows (1). For a convolution, see :func:`_conv_sides`.
 
     Returns:
         The remainder of each set, in standard deviations of a block's sum, to be compared with

@@ -65,7 +65,7 @@ def check(problem: Workload, operands: Operands, result: Tensor, seed: int = 0) 
         actual, expected = sample(problem, operands, result, rng)
     error = (actual.double() - expected).abs().max()  # NaN if the result has a NaN
     scale = expected.abs().max()
-    if scale == error == 0:  # all values are 0, as for a filter that meets only padding
+    if scale == error == 0:  # all values are 0, as for a filter that covers only padding
         return CheckResult(0.0, TOLERANCE[problem.dtype])
     return CheckResult(float(error / scale), TOLERANCE[problem.dtype])
 
@@ -189,7 +189,7 @@ def _lstm(
 
 # Sampled entries of a convolution are computed only from the elements that they depend on. An
 # output pixel depends on the patch under the filter. The gradient of an input pixel depends on the
-# outputs that read it. The gradient of a tap depends on all pixels that meet it.
+# outputs that read it. The gradient of a tap depends on all pixels that the tap reads.
 
 
 def _taps(position: Tensor, taps: int, stride: int, padding: int, dilation: int) -> Tensor:
@@ -321,7 +321,7 @@ def _wgrad(
     vertical, horizontal = zip(problem.stride, problem.padding, problem.dilation, strict=True)
     rows_read = _taps(torch.arange(problem.p, device=x.device), problem.r, *vertical)
     columns_read = _taps(torch.arange(problem.q, device=x.device), problem.s, *horizontal)
-    # 3. Sum over all pixels that an entry meets, for each group of filters.
+    # 3. Sum over all pixels that an entry reads, for each group of filters.
     expected = torch.empty(len(kouts), len(entries), dtype=torch.float64, device=x.device)
     kout_groups = kouts // (problem.kout // problem.groups)
     for i in range(len(entries)):

@@ -153,8 +153,8 @@ def lstm_call(lstm: Lstm, sets: Sequence[Operands]) -> Call:
             .requires_grad_(False)
             .eval()
         )
-        # The set's weights are (gates, features + hidden): first the input's, then the hidden
-        # state's.
+        # The set's weights are (gates, features + hidden): first those of the input, then those
+        # of the hidden state.
         scaled = weights * lstm.weight_scale
         layer.weight_ih_l0.copy_(scaled[:, : lstm.features])
         layer.weight_hh_l0.copy_(scaled[:, lstm.features :])

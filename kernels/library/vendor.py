@@ -165,7 +165,7 @@ def library_settings(dtype: str, library_config: LibraryConfig) -> Iterator[None
     read it.
 
     PyTorch caches all of cuDNN's plans in one table. The table does not distinguish the default
-    choice from the autotuner's, so the first plan of a convolution would serve both. Its key
+    choice from that of the autotuner, so the first plan of a convolution would serve both. Its key
     includes the precision of fp32, which 16-bit convolutions ignore. Setting this precision to tf32
     therefore gives the autotuner separate entries for 16-bit convolutions. In fp32 and tf32, the
     default choice and the autotuner's choice cannot be compared in one process.

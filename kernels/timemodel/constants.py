@@ -32,12 +32,12 @@ class Constants:
     ramp: float  # number of CTAs in flight that reach half of the bandwidth
     split: float  # seconds of a helper kernel, such as one that reduces a split K
     partials: float  # share of a split K's partial sums that goes through memory
-    slow: float  # relative slowing of a kernel per e-fold over 2 ms, because the clocks drop
+    slow: float  # relative slowdown of a kernel per e-fold over 2 ms, because the clocks drop
     misalignment: float  # misaligned rows slow the work by (16 bytes / alignment)^misalignment
     fallback: float  # relative extra time to load misaligned rows, which have no bulk copies
     fallback_split: float  # 1: kernels for misaligned rows split K; 0: they do not
     repack: float  # bytes moved to repack B before the GEMM, per byte of B (CPUs)
-    resident: float  # share of A that hits the last-level cache, if A fits it
+    resident: float  # share of A that hits the last-level cache, if A fits in it
     cached: float  # bandwidth with all operands in the last-level cache, relative to memory
     sustained: float  # FLOP/s of launches without pauses, relative to bursts
 
@@ -212,7 +212,7 @@ def foreign_constants(
 
 
 def scaled_constants(
-    c: Constants, there: Machine, here: Machine, dtype: str, growth: float = 1.0
+    c: Constants, there: Machine, here: Machine, dtype: str, exponent: float = 1.0
 ) -> Constants:
     """Scale the constants of one machine to another, by the two datasheets.
 
@@ -226,14 +226,14 @@ def scaled_constants(
         there: machine on which the constants were measured.
         here: machine that the constants are scaled to.
         dtype: dtype whose peaks are compared.
-        growth: exponent applied to the ratio of the two machines' arithmetic per SM.
+        exponent: power to which the ratio of the two machines' arithmetic per SM is raised.
     """
     facts = _constants_table()["facts"]
     clock = here.boost_mhz / there.boost_mhz
     # If the measured machine does not have this dtype, as Volta does not have bf16, its peak in
     # fp16 is compared.
     peak_there = there.peaks.get(dtype) or there.peak("fp16")
-    arithmetic = (here.peak(dtype) / here.sms / (peak_there / there.sms)) ** growth
+    arithmetic = (here.peak(dtype) / here.sms / (peak_there / there.sms)) ** exponent
     facts_here = facts.get(here.generation, {})
     facts_there = facts.get(there.generation, {})
     sharing = facts_here.get("share", 1.0) / facts_there.get("share", 1.0)

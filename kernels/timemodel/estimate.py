@@ -60,7 +60,7 @@ _MIN_STEPS = 2  # a split that leaves fewer K steps to a CTA is never chosen
 _SPLIT_WAVES = 1  # K is not split if the largest tile gives more waves than this
 _SLOW_SECONDS = 2e-3  # kernels of about this time and longer are slowed by the power limit
 _RESIDENT_SHARE = 0.8  # largest share of the last-level cache in which an operand stays resident
-_CHUNK = 2048  # shapes per pass, so that shapes × candidates fit the L2 cache of a CPU core
+_CHUNK = 2048  # shapes per pass, so that shapes × candidates fit in a CPU core's L2 cache
 
 
 @dataclass(frozen=True)
@@ -344,7 +344,7 @@ def candidate_times(
     """Return the seconds of every shape (rows) on every tile (columns), and the split of K.
 
     Each tile has the split that is best for the shape. The times leave out the launch and the
-    helper kernels, which are the same for all tiles, and the slowing of long kernels, which hardly
+    helper kernels, which are the same for all tiles, and the slowdown of long kernels, which hardly
     changes the ranking.
     """
     # 1. Estimate the time of every candidate without splitting K.
@@ -378,7 +378,7 @@ def candidate_times(
 def _busy_seconds(
     shapes: Shapes, tiles: Tiles, machine: Machine, peak: float, c: Constants
 ) -> Array:
-    """Return the seconds of each shape without the launch, the helpers and the slowing."""
+    """Return ``(work⁴ + intake⁴ + memory⁴)^¼`` of the module's formula, in seconds per shape."""
     work = _work(shapes, tiles, machine, peak, c)
     return _norm4(work.total, work.intake, _memory_seconds(shapes, tiles, work.count, machine, c))
 
@@ -468,7 +468,7 @@ def _slow_long_kernels(busy: Array, c: Constants) -> Array:
 
 
 def _scalar_if_uniform(column: Array) -> Array:
-    """Return one element of a column of equal elements, because it is cheaper to broadcast."""
+    """Shorten a column of equal elements to one, which is cheaper to broadcast."""
     return column[:1] if column.ndim == 2 and np.ptp(column) == 0 else column
 
 

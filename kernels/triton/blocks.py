@@ -5,9 +5,9 @@ BK deep. The offset of a tile has 64 bits, because an operand may have more than
 Inside a tile, offsets of 32 bits are enough unless WIDE is set.
 
 Kernels take sizes and strides in units of a known number of elements. Triton finds out by itself
-only which arguments are multiples of 16. A row whose length is a multiple of 16 bytes is a multiple
-of 8 elements in 16-bit dtypes and of 4 in 32-bit dtypes. Without the units, Triton would copy such
-a row one element at a time.
+only which arguments are multiples of 16. If the length of a row is a multiple of 16 bytes, its
+number of elements may be a multiple of only 8 (16-bit dtypes) or 4 (32-bit dtypes). Without the
+units, Triton would copy such a row one element at a time.
 """
 
 from __future__ import annotations

@@ -2,13 +2,13 @@
 
 The rows of the GEMM are pixels of the result, its columns are channels of the result, and its sum
 runs over the taps of the filter and the channels of the source. A block of the left operand is
-gathered from the image: each row computes which pixel its tap meets, and reads zeros where that is
+gathered from the image: each row computes which pixel its tap hits, and reads zeros where that is
 padding. In NHWC the channels of a pixel are contiguous, so the gather copies as widely as a plain
 GEMM kernel.
 
 One kernel computes the forward pass and the gradient of the data. A gradient with stride s is s × s
 plain convolutions, one for each phase of the destination pixels (their row and column modulo s).
-All pixels of a phase meet the same taps, so the zeros between strided pixels are never multiplied.
+All pixels of a phase use the same taps, so the zeros between strided pixels are never multiplied.
 The gradient of the filter sums over pixels, and often has few tiles with very long sums. Its sum
 can therefore be split.
 
@@ -53,12 +53,12 @@ _TAP_BITS = 32  # largest number of taps along an axis: `taps_inside` has a bit 
 
 @triton.jit
 def axis(phase, taps, stride, padding, dilation, tap_step, BACKWARD: tl.constexpr):
-    """Return how the destinations along one axis meet taps and source pixels.
+    """Return the taps and source pixels that the destinations along one axis use.
 
     The values are the first tap, the number of taps, the source position of destination 0 at the
-    first tap, its step per destination and its step per tap.
+    first tap, and the steps of that position per destination and per tap.
 
-    In the backward pass, destination ``phase + stride · i`` meets the taps t for which ``phase +
+    In the backward pass, destination ``phase + stride · i`` uses the taps t for which ``phase +
     padding − t · dilation`` is a multiple of the stride. They are ``tap_step`` taps apart.
     """
     if BACKWARD:
@@ -67,7 +67,7 @@ def axis(phase, taps, stride, padding, dilation, tap_step, BACKWARD: tl.constexp
         # address in the loop over K per thread.
         first = taps
         for before in range(tap_step):
-            tap = tap_step - 1 - before  # downwards, so that the first tap that meets is kept
+            tap = tap_step - 1 - before  # downwards, so that the first tap that is used is kept
             meets = (tap < taps) & ((phase + padding - tap * dilation) % stride == 0)
             first = tl.where(meets, tap, first)
         count = tl.cdiv(taps - first, tap_step)
@@ -92,7 +92,7 @@ def within(place, size):
 
 @triton.jit
 def taps_inside(start, step, size, wanted, TAPS: tl.constexpr):
-    """Return bits for each position along an axis: bit t is set if its tap t meets a pixel.
+    """Return bits for each position along an axis: bit t is set if its tap t hits a pixel.
 
     There are at most 32 taps. Positions that are not ``wanted`` have no bits. The loop is unrolled,
     because the compiler would change the layout of a loop's result in every K step.
@@ -143,7 +143,7 @@ def conv_data(
     z, part = tl.program_id(0) // (down * across), tl.program_id(1).to(tl.int64)
     group, phase = (z % groups).to(tl.int64), z // groups
     vertical, horizontal = phase // stride[1], phase % stride[1]
-    # 3. Find the taps that pixels of the phase meet, and the number of these pixels.
+    # 3. Find the taps that pixels of the phase use, and the number of these pixels.
     r0, r_taps, h0, h_step, h_tap = axis(
         vertical, taps[0], stride[0], padding[0], dilation[0], tap_step[0], BACKWARD
     )
@@ -182,7 +182,7 @@ def conv_data(
     total = tl.zeros((BM, BN), dtype=tl.float32)
     if WHOLE:
         # Offsets that depend on the tap and its channels are the same for all pixels, so an
-        # iteration of the loop adds one number to each pointer. Bits say which taps of a pixel meet
+        # iteration of the loop adds one number to each pointer. Bits say which taps of a pixel hit
         # padding, because comparing in each iteration takes 18 instructions per pixel on sm_90.
         k = tl.arange(0, BK)
         a_block = (image_at + h * source_stride[2] + w * source_stride[3])[:, None]
@@ -524,7 +524,7 @@ def _gemm_candidates(conv: Conv, machine: Machine) -> Iterable[ConvConfig]:
 def _stays_in_tap(conv: Conv, bn: int, bk: int) -> bool:
     """Return True if every K step (for a filter's gradient, every tile) lies in one tap.
 
-    It is also False if an axis has more taps than the kernel has bits for.
+    The result is also False if an axis has more taps than the kernel has bits for.
     """
     channels = conv.kout if conv.pass_ == "dgrad" else conv.c
     block = bn if conv.pass_ == "wgrad" else bk
@@ -577,7 +577,7 @@ def _data_call(
         out_size, spacing = (problem.p, problem.q), (1, 1)
     part, image, channel, row, column = strides
     out_stride = (part, image, row, column, channel)
-    # 2. Find how far apart the taps are that meet one pixel: t · dilation is equal, modulo the
+    # 2. Find how far apart the taps are that one pixel uses: t · dilation is equal, modulo the
     # stride, for all these taps t.
     pairs = zip(spacing, problem.dilation, strict=True)
     tap_step = tuple(stride // math.gcd(stride, dilation) for stride, dilation in pairs)

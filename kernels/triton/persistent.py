@@ -59,7 +59,7 @@ def fetch(matrix, z, row, column, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
           TRANSPOSED: tl.constexpr, BATCHED: tl.constexpr):  # fmt: skip
     """Load one block (ROWS, COLUMNS) of a described matrix, with zeros outside the matrix.
 
-    TRANSPOSED: the descriptor is of (batch, columns, rows), because the matrix is stored like that.
+    TRANSPOSED: the descriptor has the axes (batch, columns, rows), as the matrix is stored.
     """
     if TRANSPOSED:
         if BATCHED:
@@ -92,12 +92,12 @@ def matmul_persistent(
     A_T: tl.constexpr, B_T: tl.constexpr, STORE: tl.constexpr, HALVES: tl.constexpr,
     BATCHED: tl.constexpr, SPECIALIZE: tl.constexpr, FLATTEN: tl.constexpr,
 ):  # fmt: skip
-    """Compute C (batch, M, N) = A (batch, M, K) B (batch, K, N), read by TMA.
+    """Compute C (batch, M, N) = A (batch, M, K) B (batch, K, N), read with TMA.
 
     Without SPECIALIZE, A and B are descriptors that the host built. Units are as in
     :func:`kernels.triton.tiled.matmul_tiled`.
 
-    - A_T, B_T: the descriptor is of the stored transpose.
+    - A_T, B_T: the descriptor describes the stored transpose.
     - STORE: C is a descriptor, too; otherwise it is a pointer.
     - HALVES: the blocks of C have half of the columns.
     - SPECIALIZE: a, b and c are pointers, and the kernel builds the descriptors. Triton 3.7 divides

@@ -52,7 +52,7 @@ def matmul_streamk(
     cta = tl.program_id(0)
     run_steps = tl.cast(streamed, tl.int64) * depth  # K steps of all runs together
     step, end = run_begin(cta, run_steps, CTAS), run_begin(cta + 1, run_steps, CTAS)
-    # A CTA first computes the pieces of its run, one for each tile that it meets, and then whole
+    # A CTA first computes the pieces of its run, one for each tile that it reaches, and then whole
     # tiles. A whole tile counts as one piece.
     run_pieces = tl.where(end > step, (end - 1) // depth - step // depth + 1, 0).to(tl.int32)
     pieces = run_pieces + (tiles - streamed) // CTAS
@@ -127,7 +127,7 @@ class TritonStreamK(GemmFamily):
     shares_tail = True
 
     def candidates(self, problem: Problem, machine: Machine) -> list[TileConfig]:
-        """Return each tile with one CTA per SM, and with two if both fit the SM's shared memory."""
+        """Return each tile with one CTA per SM, and with two if both fit in shared memory."""
         configs: list[TileConfig] = []
         for tile in self.base_tiles(problem, machine, looped=True):
             configs.append(StreamConfig(**vars(tile), ctas=machine.sms))

@@ -141,8 +141,8 @@ class Product:
         count: number of times that the product occurs in a step.
         input_id: number that is the same for all forward products that read the same input; -1 in
             the backward pass.
-        forward_position: position of the forward product whose gradient this is. For a forward
-            product, and if the forward product is not known, it is the product's own position.
+        forward_position: position of the forward matrix operation whose gradient this is. It is the
+            operation's own position if it is a forward one, or if its forward one is not known.
         names: formula of each size in terms of the model's dimensions, such as ``2·hidden``.
         repeated: True if the product is in a layer that has identical copies.
     """
@@ -194,7 +194,7 @@ class Captured:
         saved: bytes that the forward pass keeps for the backward pass.
         saved_recomputed: bytes kept for the backward pass if repeated layers keep only their inputs
             and are recomputed one by one.
-        largest_operation_bytes: bytes of the operation that reads and writes most of them, without
+        largest_operation_bytes: most bytes that one operation reads and writes, without
             parameters.
         uncounted: names of operations that multiply matrices but cannot be read as products.
         assumptions: assumptions about the input, in words.

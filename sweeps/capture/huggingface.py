@@ -130,14 +130,14 @@ def read_config(path: Path, new_sizes: Mapping[str, int]) -> HuggingFace:
     # 2. Check the family.
     family = config.get("model_type")
     if not isinstance(family, str):
-        raise UserError(f"{path} has no model_type, so the model's family is unknown.")
+        raise UserError(f"{path} has no model_type; add it, or give the model as module:factory.")
     if family not in CONFIG_MAPPING:
         if "auto_map" in config:
             advice = ": it brings its own code, so give the model as module:factory."
         else:
             advice = f"; {nearest(family, CONFIG_MAPPING)}"
         raise UserError(
-            f"{path} is of the family {family!r}, which the installed transformers does not know"
+            f"{path} has the family {family!r}, which the installed transformers does not know"
             f"{advice}"
         )
     # 3. Leave out entries that do not affect the shapes, and check the names of the new sizes.
@@ -176,7 +176,10 @@ def _class_of(config: Any, entries: Mapping[str, Any]) -> Any:
             candidate = mapping[type(config)]
             # A few families have several classes, of which the first one is used.
             return candidate[0] if isinstance(candidate, tuple) else candidate
-    raise UserError(f"transformers has no language model of the family {config.model_type!r}.")
+    raise UserError(
+        f"transformers has no language model of the family {config.model_type!r}; give the model "
+        "as module:factory."
+    )
 
 
 def _build(model_class: Any, config: Any, step: ModelStep) -> Any:
@@ -206,7 +209,10 @@ def _build(model_class: Any, config: Any, step: ModelStep) -> Any:
         except Exception as error:  # each family raises its own error for what it lacks
             first_failure = first_failure or error
     assert first_failure is not None
-    raise UserError(f"the model cannot be built: {first_line(first_failure)}") from first_failure
+    raise UserError(
+        f"the model cannot be built: {first_line(first_failure)}. Correct its sizes, or give the "
+        "model as module:factory."
+    ) from first_failure
 
 
 def _inputs(model_class: Any, config: Any, step: ModelStep) -> dict[str, Any]:

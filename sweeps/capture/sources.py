@@ -131,7 +131,7 @@ def find_source(
 
     Args:
         model: a ``config.json`` or its folder, a name of :data:`KNOWN`, or ``module:factory``.
-        new_sizes: sizes that replace the model's, by name.
+        new_sizes: new values of the model's sizes, by name.
         inputs: inputs of a factory's module, such as ``int64[8,2048]``.
 
     Raises:
@@ -174,9 +174,9 @@ def _import_factory(name: str, new_sizes: Mapping[str, int], inputs: Sequence[st
         sys.path.remove("")
     build = getattr(imported, function, None)
     if build is None:
-        raise UserError(f"{module} has no {function!r}.")
+        raise UserError(f"{module} has no {function!r}; name a function of it after the colon.")
     if not callable(build):
-        raise UserError(f"{name} is not a function.")
+        raise UserError(f"{name} is not a function; name one that returns an nn.Module.")
     return Factory(name, build, new_sizes, tuple(map(_parse_input, inputs)))
 
 

@@ -126,7 +126,8 @@ def mean_of(result: Any) -> Tensor:
         if isinstance(value, Tensor) and value.is_floating_point():
             return value.float().mean()
     raise UserError(
-        "the module returns no floating-point tensor, so there is no loss to differentiate."
+        "the module returns no floating-point tensor, so there is no loss to differentiate; return "
+        "one, or choose a mode without a backward pass."
     )
 
 

@@ -44,8 +44,8 @@ class TracedOperation:
         result: its result.
         module: path of the innermost module that called the operation. For a gradient, this is the
             module that called the forward operation.
-        node: number of an autograd node: the node that the operation made or, if ``backward``, the
-            node whose gradient it computes.
+        node: number of an autograd node: the node that the operation made or, if ``backward``
+            is true, the node whose gradient it computes.
         backward: True if the operation computes a gradient.
         layers: traced layers that the operation runs in, the outermost one first.
         reads: accesses to the tensors among its arguments.

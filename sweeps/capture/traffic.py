@@ -64,7 +64,7 @@ def bytes_moved(operations: Sequence[TracedOperation], fused: bool) -> tuple[Mov
 def largest_operation_bytes(
     operations: Sequence[TracedOperation], parameters: Collection[int]
 ) -> int:
-    """Return the bytes that the operation with the most of them reads and writes.
+    """Return the largest number of bytes that one operation reads and writes.
 
     Without a backward pass, this is the memory that activations need. Parameters do not count,
     because they stay in memory all the time.

@@ -4,7 +4,7 @@ An axis is declared in TOML as one of
 
     1024                                  one value
     [128, 256, "bf16"]                    a list
-    { from = 256, to = 4096, step = 256 } a range, which includes ``to`` if a step meets it
+    { from = 256, to = 4096, step = 256 } a range, which includes ``to`` if a step lands on it
     { from = 32, to = 4096, times = 2 }   powers: each value is the one before, multiplied by 2
     { around = 1024, by = 16, step = 2 }  1008, 1010, … 1040
     "4*m" or "m"                          a multiple of another size of the same block
@@ -97,7 +97,7 @@ def parse_size_axis(declared: Any, where: str, axis_name: str, sizes: Collection
     """
     if isinstance(declared, Mapping):
         return _parse_table(declared, where, axis_name)
-    # A text such as "4*m" or "m" makes this axis a multiple of another one.
+    # A string such as "4*m" or "m" makes this axis a multiple of another one.
     multiple = (
         re.fullmatch(r"(?:(\d+)\s*\*\s*)?([a-z_]+)", declared)
         if isinstance(declared, str)

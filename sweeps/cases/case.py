@@ -26,7 +26,7 @@ FILLS = ("normal",)
 """Distributions of the operands' values."""
 
 CONFIRM = "confirm"
-"""Name of the sweep with the cases that advice requests. No file declares it."""
+"""Name of the sweep with the cases that are timed for advice. No file declares it."""
 
 Contender = tuple[Problem, str]
 """A problem and the name of the implementation that computes it, for comparison with another."""

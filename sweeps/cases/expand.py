@@ -34,8 +34,8 @@ def expand(sweep: Sweep, machine: Machine, library: Library, configured: Configu
         machine: machine that decides which blocks, dtypes and edges apply.
         library: function that names the vendor library's implementation of a problem.
         configured: function that returns the configs with which an implementation computes a
-            problem, as texts. It takes the implementation's name, the sweep's word for the configs,
-            the problem and the machine.
+            problem, as strings. It takes the implementation's name, the sweep's word for the
+            configs, the problem and the machine.
 
     Raises:
         UserError: if a block has too many combinations, or one of them is not a valid problem.

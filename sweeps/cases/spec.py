@@ -13,7 +13,7 @@
 
 ``implementation`` is ``library`` or the name of an implementation. ``config`` is one of
 
-- an empty text, for the implementation's own choice;
+- an empty string, for the implementation's own choice;
 - ``best 4``, for the four configs that the implementation ranks first;
 - ``all``, for every config that is not experimental;
 - ``experimental``, for the configs that ``all`` leaves out;
@@ -237,7 +237,7 @@ def _check_words(axes: Mapping[str, Axis], op: str, where: str) -> None:
             if name in valid_words:
                 _check_word(word, valid_words[name], f"{where}: {name}")
             else:  # only the implementations know which words they take
-                _check_type(word, str, f"{where}: {name}", "a text")
+                _check_type(word, str, f"{where}: {name}", "a string")
 
 
 def _check_weights_cold(axes: Mapping[str, Axis], op: str, where: str) -> None:
@@ -269,7 +269,7 @@ def _words(axis: Axis) -> tuple[Any, ...]:
 
 
 def _read_shapes(shapes: Any, op: str, where: str) -> tuple[str, ...]:
-    """Check a list of shapes, which are texts such as ``4096,4096,1024``, and return them."""
+    """Check a list of shapes, which are strings such as ``4096,4096,1024``, and return them."""
     _check_type(shapes, list, f"{where}: shapes", "a list of strings")
     for shape in shapes:
         sizes = str(shape).split(",")

@@ -106,7 +106,7 @@ def summarise(passes: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]
     Returns:
         For each timer: ``seconds_per_case``; ``passes_differ``, the median over the cases of the
         relative difference between the passes; and ``over_sampler``, the median over the cases of
-        the timer's time divided by the sampler's in the first pass.
+        the timer's time divided by that of the sampler in the first pass.
     """
     result = {}
     first, second = passes[0]["timers"], passes[1]["timers"]

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from kernels import implementations
+from kernels.common.counts import counted
 from kernels.common.program import command, extra
 from kernels.config import HAND_WRITTEN
 from kernels.device import Device, clock_khz, software
@@ -31,7 +32,7 @@ _HOT = 80  # °C above which a warning is given
 
 @dataclass(frozen=True)
 class DoctorFinding:
-    """A fact about the machine or, if ``warning``, a problem that may spoil its timings."""
+    """A fact about the machine or, if ``warning`` is true, a problem that may spoil its timings."""
 
     warning: bool
     text: str
@@ -50,7 +51,9 @@ def examine(device: Device, results: Path) -> list[DoctorFinding]:
     # The results folder may not exist yet, so the free space is that of its nearest parent.
     existing = next(path for path in (results, *results.parents) if path.exists())
     free = shutil.disk_usage(existing).free
-    findings.append(DoctorFinding(free < _MIN_DISK, f"{free / 2**30:.1f} GiB free for results"))
+    full = free < _MIN_DISK
+    remark = ": free some space, or choose another --results" if full else ""
+    findings.append(DoctorFinding(full, f"{free / 2**30:.1f} GiB free for results{remark}"))
     return findings
 
 
@@ -67,7 +70,8 @@ def _examine_cpu() -> Iterator[DoctorFinding]:
         for path in glob.glob("/sys/devices/system/cpu/cpu*/cpufreq/scaling_governor")
     }
     if governors - {"performance"}:
-        yield DoctorFinding(True, f"CPU frequency governor {', '.join(sorted(governors))}")
+        words = ", ".join(sorted(governors))
+        yield DoctorFinding(True, f"CPU frequency governor {words}: set it to performance")
 
 
 def _examine_triton(device: Device) -> Iterator[DoctorFinding]:
@@ -138,7 +142,9 @@ def _compare_facts(device: Device) -> Iterator[DoctorFinding]:
     ):
         if reported and abs(reported / listed - 1) > _FACT_TOLERANCE:
             yield DoctorFinding(
-                True, f"machines.toml says {listed:g} {unit}; the device reports {reported:g}"
+                True,
+                f"machines.toml says {listed:g} {unit}; the device reports {reported:g}: part of "
+                "it may be disabled or slower than usual",
             )
 
 
@@ -164,12 +170,15 @@ def examine_nvml(nvml: Any, handle: Any) -> Iterator[DoctorFinding]:
         yield DoctorFinding(capped, f"power limit {limit / 1e3:.0f} W{note}")
     temperature = ask(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU)
     if temperature is not None:
-        yield DoctorFinding(temperature > _HOT, f"{temperature} °C")
+        remark = ": the clock may drop; wait, or improve the cooling" if temperature > _HOT else ""
+        yield DoctorFinding(temperature > _HOT, f"{temperature} °C{remark}")
     ecc = ask(nvml.nvmlDeviceGetEccMode, handle)
     if ecc is not None:
         yield DoctorFinding(False, f"ECC {'on' if ecc[0] else 'off'}")
     other_count = other_processes(nvml, handle)
     if other_count:
         yield DoctorFinding(
-            True, f"{other_count} other processes use this GPU: timings will be wrong"
+            True,
+            f"{counted(other_count, 'other process', 'other processes')} on this GPU: end them, or "
+            "timings will be wrong",
         )

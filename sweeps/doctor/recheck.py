@@ -62,7 +62,7 @@ def choose_anchors(rows: Sequence[Mapping[str, str]], count: int) -> list[tuple[
 
 
 def time_again(device: Device, folder: Path, count: int) -> dict[str, Any]:
-    """Time some cases of a folder's measurements.csv again.
+    """Re-time ``count`` cases of a folder's measurements.csv.
 
     Args:
         device: the device to time them on.
@@ -78,7 +78,7 @@ def time_again(device: Device, folder: Path, count: int) -> dict[str, Any]:
     """
     path = folder / "measurements.csv"
     if not path.exists():
-        raise UserError(f"{path} does not exist: there are no recorded cases to time again.")
+        raise UserError(f"{path} does not exist, so no case can be re-timed; run a sweep first.")
     with open(path, encoding="utf-8", newline="") as file:
         anchors = choose_anchors(list(csv.DictReader(file)), count)
     recorded = {case.id: seconds for case, seconds in anchors}
@@ -124,8 +124,11 @@ def _sentence(ratios: Sequence[float]) -> str:
     if ratio is None:
         return "No recorded case could be timed again."
     if judged["same"]:
-        verdict = "the same machine at the same speed"
+        verdict = "as fast as recorded"
     else:
         direction = "slower" if ratio > 1 else "faster"
-        verdict = f"{abs(ratio - 1):.0%} {direction} than when it was recorded"
-    return f"{len(ratios)} re-timed cases take {ratio:.3f}× the recorded time: {verdict}."
+        verdict = f"{abs(ratio - 1):.0%} {direction} than recorded"
+    return (
+        f"This machine is {verdict}: re-timed cases take {ratio:.3f}× the recorded time "
+        f"(median of {len(ratios)})."
+    )

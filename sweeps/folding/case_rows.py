@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from kernels.common.counts import counted
 from kernels.machine import Machine
 from sweeps.folding.history import BLOCKS, PROCESSES, History, SamplePlace, histories, place_of, utc
 from sweeps.folding.limits import too_fast
@@ -83,7 +84,7 @@ def rounds_table(
 
 
 def confirmed_table(events: Iterable[Event], known: Mapping[str, History]) -> list[dict[str, Any]]:
-    """Return the log ratios of re-timed pairs: the first case's time divided by the second's.
+    """Return the log ratios of the times of re-timed pairs, first case over second.
 
     There is one row for each pair and process that count, with one ratio for each block. A block
     has two samples of each case.
@@ -193,7 +194,8 @@ def _measured_columns(
     exposed_count = len(history.exposed)
     gap_remark = ""
     if exposed_count:
-        gap_remark = f"launch gaps show in {exposed_count} more samples, which are left out."
+        left_out = counted(exposed_count, "more sample, which is", "more samples, which are")
+        gap_remark = f"launch gaps show in {left_out} left out."
     row: dict[str, Any] = {
         "status": "ok",
         "message": " ".join(filter(None, [speed_remark, gap_remark, _crash_remark(history)])),

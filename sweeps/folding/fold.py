@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from kernels.common.counts import counted
 from kernels.common.errors import UserError
 from kernels.machine import Machine
 from sweeps.folding.anchor_rows import anchor_rows, steady_report, steady_rows
@@ -66,8 +67,8 @@ def fold(folder: Path, written: Iterable[Path] | None = None) -> dict[str, Any]:
         events, damaged = read_events(folder)
         if too_damaged(len(events), len(damaged)):
             raise UserError(
-                f"{len(damaged)} sample lines in {folder} are damaged: {damaged[0]} The tables "
-                f"were not changed. {START_OVER}"
+                f"{folder} has {counted(len(damaged), 'damaged sample line')}: {damaged[0]} The "
+                f"tables were not changed. {START_OVER}"
             )
         # 2. Raise a CPU's ceilings to the highest that the run measured or reached.
         machine = Machine.from_json(record["machine"]) if record["machine"] else None

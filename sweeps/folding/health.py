@@ -182,7 +182,7 @@ def _judge_rows(ok: Sequence[Mapping[str, Any]]) -> Iterator[HealthFinding]:
         if "time_lo_us" in row
     ]
     if len(widths) < _MIN_ROWS:
-        yield "noisy", f"only {len(widths)} times have an interval, too few to judge the noise"
+        yield "noisy", f"too few times have an interval to judge the noise: {len(widths)}"
         return
     half_width = float(np.median(widths))
     yield _HALF_WIDTH.verdict(half_width), f"half of the intervals are wider than ±{half_width:.0%}"

@@ -100,13 +100,13 @@ def choose_repeats(
     """Choose the cases to be re-timed, and add the ``required`` ones.
 
     Candidates are the cases with an interval: the cheaper half of them, or all if they are few. As
-    many as fit the time are chosen, up to 24, spread evenly over the plan.
+    many as fit in the time are chosen, up to 24, spread evenly over the plan.
 
     Nothing is chosen, not even a required case, if any case was re-timed before, if too few cases
     have an interval, or if the time is too short for four of them.
     """
-    # 1. Find the candidates. Cases that advice asked for count only if the plan has no others,
-    # because advice re-times its best candidates itself.
+    # 1. Find the candidates. Cases that are timed for advice count only if the plan has no
+    # others, because their best candidates are re-timed anyway.
     planned = [entry for entry in planned if entry.case.sweep != CONFIRM] or planned
     if any(known[entry.case.id].repeats for entry in planned if entry.case.id in known):
         return []
@@ -121,7 +121,7 @@ def choose_repeats(
         candidates = [entry for entry in usable if entry.expected <= median_cost]
     if len(candidates) < _MIN_REPEATED:
         return []
-    # 2. Try fewer and fewer cases, until they fit the time.
+    # 2. Try fewer and fewer cases, until they fit in the time.
     limit = repeating_seconds(budget)
     for count in range(min(_MAX_REPEATED, len(candidates)), _MIN_REPEATED - 1, -1):
         positions = np.linspace(0, len(candidates) - 1, count).round().astype(int)

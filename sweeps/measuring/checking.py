@@ -102,7 +102,7 @@ class ResultChecker:
 
         If launches write into the arena, several sets may share a result buffer, which then holds
         the result of the last launch that wrote to it. If each launch allocates its result, only
-        the last result still exists.
+        the last result is checked.
 
         Args:
             indices: indices of the operand sets that were launched on, in order.

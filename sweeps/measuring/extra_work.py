@@ -120,8 +120,8 @@ def _confirm_batch(
     def take_block(first: Case, second: Case, is_last: bool) -> list[float]:
         """Return the seconds of one block's four samples: first, second, second, first.
 
-        The list is empty if a case fails, or if launch gaps show in every attempt. If ``is_last``,
-        both cases are checked once more after an attempt without launch gaps.
+        The list is empty if a case fails, or if launch gaps show in every attempt. If ``is_last``
+        is true, both cases are checked once more after an attempt without launch gaps.
         """
         case = first  # the case that runs, so that an error is reported for the right one
         try:

@@ -63,8 +63,9 @@ class TimedKernel:
     """Kernel with its arguments and, to check its result, a reference.
 
     Attributes:
-        function: function that launches the kernel once, without synchronising. If ``prepares``, it
-            only prepares a launch on its arguments, and returns it as a callable without arguments.
+        function: function that launches the kernel once, without synchronising. If ``prepares`` is
+            true, it only prepares a launch on its arguments, and returns it as a callable without
+            arguments.
         arguments: arguments of the function. Tensors among them are copied.
         reference: function that computes the same result from the arguments, with floating-point
             tensors converted to float64; None to check nothing.
@@ -175,7 +176,7 @@ class KernelTimer:
             cache: where a launch finds its arguments: ``cold`` in memory, ``warm`` in the cache.
 
         Raises:
-            WrongResultError: if the result differs from the reference's by more than the tolerance.
+            WrongResultError: if the result differs from the reference by more than the tolerance.
             UserError: if ``cache`` is unknown, or every sample shows gaps between its launches.
         """
         if cache not in CACHES:

@@ -131,7 +131,7 @@ class Rounds:
     def _measure(self) -> str:
         """Admit cases and sample them in rounds; return ``done`` or ``budget``."""
         while self._spare_seconds > 0:
-            # 1. Prepare new cases, if six samples of them still fit the time.
+            # 1. Prepare new cases, if there is still time for six samples of them.
             open_before = len(self._open)
             admitted = self._admit()
             if not self._open:
@@ -171,7 +171,7 @@ class Rounds:
     def _check(self, subjects: Sequence[Subject]) -> None:
         """Check cases again after their last samples, because a kernel may be right only at first.
 
-        A case of which this process has checked a late sample needs no further launch.
+        A case needs no further launch if this process checked its eleventh sample or a later one.
         """
         for subject in subjects:
             if subject.key in self._failed or not subject.samples:
@@ -208,7 +208,7 @@ class Rounds:
         return complete or list(self._open)
 
     def _affordable(self, subjects: Sequence[Subject]) -> list[Subject]:
-        """Return the cases whose six samples fit the time left, those with most samples first.
+        """Return the cases whose six samples fit in the time left, the most sampled ones first.
 
         If the machine has become slower, continuing all cases would leave all of them without an
         interval.
@@ -234,7 +234,7 @@ class Rounds:
         return max(1.0, (self._preparing + sampling) / self._expected)
 
     def _admit(self) -> int:
-        """Prepare the next cases whose six samples fit the time left. Return their number."""
+        """Prepare the next cases whose six samples fit in the time left. Return their number."""
         # 1. Choose the cases, in the plan's order.
         promised = self._promised_seconds()
         pace = self._pace()

@@ -37,7 +37,7 @@ def check_compatible(sources: Sequence[MergeSource]) -> None:
     """Check that recordings can be merged with one another.
 
     Raises:
-        UserError: if recordings are of different machines, of GPUs with different limits, or of
+        UserError: if recordings come from different machines, GPUs with different limits, or
             different PyTorch or driver versions, or if they contain the same samples.
     """
     for first, second in combinations(sources, 2):

@@ -67,8 +67,8 @@ def sweep_cases(sweep: Sweep, machine: Machine, dtypes: Sequence[str] = ()) -> l
     Args:
         sweep: the sweep to expand.
         machine: machine that the sweep is expanded for.
-        dtypes: only cases of these dtypes are returned, even if the machine emulates a dtype. If
-            this is empty, the cases have all dtypes that the sweep has on the machine.
+        dtypes: dtypes of the cases to return, emulated ones included. If this is empty, the cases
+            have all dtypes that the sweep has on the machine.
 
     Raises:
         UserError: if the sweep names an unknown implementation or a wrong config, has too many
@@ -80,9 +80,9 @@ def sweep_cases(sweep: Sweep, machine: Machine, dtypes: Sequence[str] = ()) -> l
         return [case for case in cases if case.problem.dtype in dtypes]
 
     def configured(name: str, declared: str, problem: Workload, machine: Machine) -> list[str]:
-        """Return the configs that the sweep's word ``declared`` means, as texts.
+        """Return, as strings, the configs that the sweep requests with the word ``declared``.
 
-        An empty text is the implementation's default config.
+        An empty string is the implementation's default config.
         """
         # 1. Find the implementation.
         implementation = implementations().get(name)

@@ -136,7 +136,7 @@ def compiling(where: Mapping[str, Any], cases: Sequence[Case], workers: int = 1)
 
 
 def compile_cases(machine: Machine, gpu: int, cases: Sequence[Case]) -> None:
-    """Compile the kernels of some cases. This is the entry point of a compiling process."""
+    """Compile the kernels of ``cases``. This is the entry point of a compiling process."""
     die_with_parent()
     os.nice(10)  # the process that launches has priority
     from kernels import implementations

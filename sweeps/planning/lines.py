@@ -63,7 +63,7 @@ def series_of(cases: Sequence[Case], together: Collection[Collection[str]] = ())
 
 
 def lines_of(cases: Sequence[Case]) -> list[list[int]]:
-    """Return the lines of some cases, as groups of positions in ``cases``.
+    """Return the lines that the cases form, as groups of positions in ``cases``.
 
     A line has the cases of one sweep whose sizes differ in one dimension, with all dtypes, layouts,
     passes, implementations and modes that are timed at those sizes. Its cases are only informative

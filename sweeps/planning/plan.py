@@ -272,7 +272,7 @@ def make_plan(
     # 2. Assign the cases to shards.
     if shards > 1:
         entries = _with_shards(entries, shards, together, before)
-    # 3. Admit whole lines. The next one is of the sweep with the least time relative to its weight.
+    # 3. Admit whole lines. The next one is from the sweep with the least time for its weight.
     room = _Room(budget, naming=machine.kind == "gpu")
     queues = {name: deque(_in_lines(members)) for name, members in entries.items()}
     spent = dict.fromkeys(queues, 0.0)
@@ -325,7 +325,7 @@ class _Room:
         )
 
     def take(self, entries: Sequence[PlanEntry]) -> bool:
-        """Take the time of some cases from their shards' budgets. Return False if they do not fit.
+        """Take the time of these cases from their shards' budgets. Return False if they do not fit.
 
         If any of the cases does not fit, no time is taken.
         """
@@ -377,7 +377,8 @@ def _with_shards(
     """Return the entries of each sweep with their shards.
 
     A series with cases that were planned ``before`` keeps their shard. The first shard measures the
-    cases that advice requests. ``together`` has groups of sweeps that are compared with each other.
+    cases that are timed for advice. ``together`` has groups of sweeps that are compared with each
+    other.
     """
     entries = [*before, *(entry for members in sweeps.values() for entry in members)]
     assigned = {entry.case.id: entry.shard for entry in before if entry.shard is not None}

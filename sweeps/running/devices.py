@@ -163,12 +163,12 @@ def _salt(results: Path) -> str:
 
 
 def _hashed(salt: str, text: str) -> str:
-    """Return eight hex digits that identify a text without revealing it."""
+    """Return eight hex digits that identify a string without revealing it."""
     return hashlib.sha256(f"{salt} {text}".encode()).hexdigest()[:8]
 
 
 def _identity(device: Device) -> str:
-    """Return a text that identifies a card: its UUID.
+    """Return a string that identifies a card: its UUID.
 
     Old versions of PyTorch do not report the UUID. The text then has the node's name, the card's
     PCI address and its ordinal.

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from kernels.common.counts import counted
 from kernels.common.errors import UserError
 from kernels.common.program import USE_FRESH
 from kernels.device import Device, select_device, software
@@ -57,7 +58,7 @@ class _Opening:
     folder: Path
     sweeps: Mapping[str, CasesOf]
     for_advice: bool
-    """True if ``sweeps`` are the cases that advice asks for."""
+    """True if ``sweeps`` are the cases that are timed for advice."""
 
 
 def begin(
@@ -70,9 +71,9 @@ def begin(
     Args:
         request: the options of the run.
         note: called with each sentence for the user.
-        advice_cases: functions that return the cases that advice asks for, by the name of their
-            sweep. They replace the request's sweeps: only these cases are measured, with the whole
-            budget.
+        advice_cases: functions that return the cases that are timed for advice, by the name of
+            their sweep. They replace the request's sweeps: only these cases are measured, with the
+            whole budget.
 
     Raises:
         UserError: in any of these cases:
@@ -115,7 +116,8 @@ def _start_over(opening: _Opening, reason: str, note: Callable[[str], None]) -> 
 def _extended_record(record: dict[str, Any], opening: _Opening) -> dict[str, Any]:
     """Return a resumed run's record with what this request adds to it.
 
-    A request may add sweeps (or cases that advice asks for), a larger budget, or time for advice.
+    A request may add sweeps (or cases that are timed for advice), a larger budget, or time for
+    advice.
     If it adds nothing, return the same object.
     """
     plan, request = record["plan"], opening.request
@@ -176,7 +178,7 @@ def _run_of_sweeps(record: Mapping[str, Any], opening: _Opening, place: int) -> 
 
 
 def _run_for_advice(record: Mapping[str, Any], opening: _Opening, place: int) -> Run:
-    """Return the run of the cases that advice asks for.
+    """Return the run of the cases that are timed for advice.
 
     The first shard measures these cases. Their budget is not part of the plan's budget.
     """
@@ -224,7 +226,7 @@ def _run(
 
 
 def _without_advice(planned: Sequence[PlanEntry]) -> list[PlanEntry]:
-    """Return the entries without the cases that advice asked for."""
+    """Return the entries without the cases that are timed for advice."""
     return [entry for entry in planned if entry.case.sweep != CONFIRM]
 
 
@@ -239,7 +241,7 @@ def cases_of(sweeps: Mapping[str, Sweep], dtypes: Sequence[str] = ()) -> dict[st
 
 
 def left_for_confirming(folder: Path) -> float:
-    """Return the seconds of a run's budget that are left for measuring what advice asks for.
+    """Return the seconds of a run's budget that are left for cases that are timed for advice.
 
     Raises:
         UserError: if the folder has no run that can be read.
@@ -251,7 +253,7 @@ def left_for_confirming(folder: Path) -> float:
 
 
 def _confirming_seconds(plan: Mapping[str, Any], events: Sequence[Event]) -> float:
-    """Return the measuring time that was spent on cases that advice asked for."""
+    """Return the measuring time that was spent on cases that are timed for advice."""
     asked_ids = {row["id"] for row in plan["cases"] if row["sweep"] == CONFIRM}
     return spent_seconds(event for event in events if event["case"] in asked_ids)
 
@@ -260,8 +262,8 @@ def _record_to_resume(opening: _Opening) -> tuple[dict[str, Any] | None, str]:
     """Find the run to resume.
 
     Returns:
-        The record of that run and an empty text. If no run is resumed: None, and the reason why the
-        old run is set aside (empty if there is no old run).
+        The record of that run and an empty string. If no run is resumed: None, and the reason
+        why the old run is set aside (empty if there is no old run).
 
     Raises:
         UserError: if the old run can neither be resumed nor set aside.
@@ -307,9 +309,9 @@ def _why_not_resumed(record: dict[str, Any], opening: _Opening) -> str:
     """
     if "merged" in record:
         raise UserError(
-            f"the recording in {opening.folder} was merged from several and cannot be resumed. "
-            f"Resume one of those and merge again, or use {USE_FRESH} to set it aside and "
-            "start a new run."
+            f"the recording in {opening.folder} was merged from several recordings and cannot be "
+            f"resumed. Resume one of these recordings and merge again, or use {USE_FRESH} to set "
+            "the merged recording aside and start a new run."
         )
     why = _why_outdated(record, opening.device)
     has_new_sweeps = not set(opening.sweeps) <= set(record["plan"]["sweeps"])
@@ -361,8 +363,8 @@ def _check_same_plan(plan: dict[str, Any], request: Request, sweeps: Mapping[str
     if request.shard[1] != shards:
         option = f"give --gpus or --shard I/{shards}" if shards > 1 else "leave --shard out"
         raise UserError(
-            f"the run in this folder was planned for {shards} shard(s); {option} to resume it, "
-            "or use --fresh to set it aside and start a new one."
+            f"the run in this folder was planned for {counted(shards, 'shard')}; {option} to "
+            "resume it, or use --fresh to set it aside and start a new one."
         )
     planned_budget = plan["budget_s"] + plan.get("left_s", 0.0)
     # A request without a budget resumes any plan.
@@ -501,7 +503,8 @@ def _new_record(opening: _Opening, note: Callable[[str], None]) -> dict[str, Any
         raise UserError("Every sweep that has cases here is already recorded.", exit_code=0)
     if not any(cases.values()):
         raise UserError(
-            f"{', '.join(sweeps)} needs a GPU, but this machine is a CPU ({machine.name})."
+            f"{', '.join(sweeps)} needs a GPU, but this machine is a CPU ({machine.name}); name "
+            "other sweeps."
         )
     if not plan.planned:
         raise UserError(

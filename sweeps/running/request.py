@@ -19,7 +19,7 @@ class Request:
     """Options of one run. None means that the user left the choice open."""
 
     names: tuple[str, ...] = ()
-    """Names of sweeps. Names joined by commas are sweeps that are needed together."""
+    """Names of sweeps. An entry with names joined by commas is a group that is needed together."""
     budget: float | None = None
     """Seconds of measuring on each GPU, including those kept for advice."""
     results: Path = Path()
@@ -42,7 +42,7 @@ class Request:
     stop_at: float | None = None
     """Moment of ``time.monotonic`` at which this call ends, even with budget left."""
     leave: float = 0.0
-    """Share of the budget that is kept for measuring what advice asks for."""
+    """Share of the budget that is kept for cases that are timed for advice."""
     identify: bool = True
     """True if run.json tells GPUs apart by a hash."""
     fresh_since: float | None = None

@@ -46,7 +46,7 @@ class Run:
     whole: bool = True
     """True if ``planned`` has all cases of the shard, so that the shard ends with this run.
 
-    Cases that advice asked for do not count."""
+    Cases that are timed for advice do not count."""
     place: int | None = None
     """Number of the GPU, or of a CPU's node, within the run; None if it is not known."""
     anchors: Sequence[PlanEntry] = ()

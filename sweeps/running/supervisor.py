@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+from kernels.common.counts import counted
 from kernels.common.errors import UserError
 from kernels.common.program import command
 from sweeps.cases.case import Case
@@ -265,7 +266,8 @@ class _Supervisor:
             if not announced:
                 announced = True
                 limit = min(budget - tally.spent, until - time.monotonic())
-                self._note(f"Measuring {len(run.planned)} cases for at most {limit:.0f} s …")
+                cases = counted(len(run.planned), "case")
+                self._note(f"Measuring {cases} for at most {limit:.0f} s …")
                 seconds_after = repeating_seconds(run.budget) if run.repeats else 0.0
                 self._reporter.begin("Measuring", limit, seconds_after)
             end = self._run_child(self._assignment(run.planned, budget, until))
@@ -301,7 +303,7 @@ class _Supervisor:
             # time is required.
             if seconds_left < self._starting + 2 * sum(entry.expected for entry in chosen):
                 return
-        self._note(f"Re-timing {len(chosen)} cases in a new process …")
+        self._note(f"Re-timing {counted(len(chosen), 'case')} in a new process …")
         naming = self._naming_reserve(self._run.budget)
         self._reporter.begin("Repeating", repeating_seconds(self._run.budget), naming)
         self._run_child(self._assignment(chosen, self._run.budget, work="repeat"))
@@ -322,7 +324,7 @@ class _Supervisor:
             # If the remaining time only suffices to start a process, leave naming to the next call.
             if time.monotonic() + self._starting > stop_at:
                 return
-            self._note(f"Naming the kernels of {len(unnamed)} cases …")
+            self._note(f"Naming the kernels of {counted(len(unnamed), 'case')} …")
             entries = [entry for entry in self._run.planned if entry.case.id in unnamed]
             reserve = naming_reserve([entry.case for entry in entries], self._run.budget)
             self._reporter.begin("Naming kernels", reserve)
@@ -331,7 +333,7 @@ class _Supervisor:
             futile_processes = futile_processes + 1 if still_unnamed == unnamed else 0
             unnamed = still_unnamed
         if unnamed:
-            self._note(f"The kernels of {len(unnamed)} cases could not be named.")
+            self._note(f"The kernels of {counted(len(unnamed), 'case')} could not be named.")
         for case in unnamed:
             self._give_up_naming(case)
 

@@ -54,7 +54,7 @@ class Watch:
             self._tell(seconds=0.0, gpu_processes=others)
 
     def begin(self, child: int | None) -> None:
-        """Begin to watch how much of the host is used by processes that are not of this run.
+        """Begin to watch how much of the host is used by processes outside this run.
 
         ``child`` is the id of the process that measures.
         """

@@ -20,6 +20,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+from kernels.common.counts import counted
 from kernels.common.errors import UserError
 from kernels.common.program import USE_FRESH
 from kernels.device import Device
@@ -115,9 +116,9 @@ def _count_shards(folder: Path, request: Request, nodes: int, gpus: int) -> int:
     # but not several GPUs for a single shard.
     if shards % nodes or (shards == nodes and gpus > 1):
         raise UserError(
-            f"the run in {folder} was planned for {shards} GPU(s), which {nodes} node(s) with "
-            f"{gpus} GPUs cannot share. Resume with the original number, or use {USE_FRESH} to "
-            "set it aside and start a new run."
+            f"the run in {folder} was planned for {counted(shards, 'GPU')}, which "
+            f"{counted(nodes, 'node')} with {counted(gpus, 'GPU')} cannot share. Resume with the "
+            f"original number, or use {USE_FRESH} to set it aside and start a new run."
         )
     if shards > 1:
         refuse_other_sweeps(folder, request, record["plan"])
@@ -306,7 +307,7 @@ class _Parent:
                     self._note(f"{self._label(worker.gpu)}: {text}")
 
     def _let_go(self, gpus: list[int]) -> None:
-        """Tell the workers of some GPUs that they may pass the gate at which they wait."""
+        """Tell the workers of these GPUs that they may pass the gate at which they wait."""
         for gpu in gpus:
             # If a worker has died in the meantime, _receive() notices it.
             with suppress(BrokenPipeError, ConnectionResetError):

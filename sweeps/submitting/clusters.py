@@ -184,7 +184,7 @@ def living_in_slurm(ids: Sequence[str]) -> dict[str, str]:
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise UserError(f"squeue did not answer ({error}).", exit_code=1) from None
+        raise UserError(f"squeue did not answer ({error}); try again later.", exit_code=1) from None
     # squeue fails with this message for a job that ended long ago, which it no longer knows.
     if answer.returncode and "Invalid job id" not in answer.stderr:
         raise UserError(f"squeue did not answer: {answer.stderr.strip()}", exit_code=1)

@@ -24,7 +24,7 @@ def submit_command(
         str,
         typer.Option(
             "--cluster",
-            help="Where jobs run: slurm, local (this machine) or debug (this process).",
+            help="Cluster to run on: slurm, local (this machine) or debug (this process).",
         ),
     ] = "slurm",
     nodes: Annotated[
@@ -48,10 +48,10 @@ def submit_command(
     ] = False,
     partition: Annotated[
         str | None,
-        typer.Option("--partition", help="Slurm partition [default: the cluster's]."),
+        typer.Option("--partition", help="Slurm partition [default: the cluster's default]."),
     ] = None,
     account: Annotated[
-        str | None, typer.Option("--account", help="Slurm account [default: the user's].")
+        str | None, typer.Option("--account", help="Slurm account [default: the user's default].")
     ] = None,
     minutes: Annotated[
         int | None,

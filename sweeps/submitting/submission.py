@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from kernels.common.counts import counted
 from kernels.common.errors import UserError
 from sweeps.claim import Claim
 from sweeps.folding.fold import fold
@@ -38,7 +39,7 @@ class Outcome:
     folders: tuple[Path, ...]
     """Folders of the run: one for each GPU model, usually one."""
     missing: tuple[str, ...]
-    """A sentence for each node whose shards are not finished or are of another GPU model."""
+    """A sentence for each node whose shards are not finished or belong to another GPU model."""
 
 
 def submit(
@@ -126,7 +127,9 @@ class _Submission:
             node for node in self._nodes if node not in living and self._runs[node].is_open(budget)
         ]
         if living:
-            self._note(f"{len(living)} jobs of an earlier call are still queued or running.")
+            self._note(
+                f"Still queued or running: {counted(len(living), 'job')} of an earlier call."
+            )
         if not due and not living:
             self._note("All shards are already finished.")
         # 2. Submit and follow jobs until no node needs or has one.
@@ -167,9 +170,8 @@ class _Submission:
         self._ids = {node: job for node, job in jobs.items() if job in living}
         if self._ids and (self._request.fresh or nodes != len(self._nodes)):
             raise UserError(
-                f"{len(self._ids)} jobs of an earlier submission of {nodes} node(s) are still "
-                f"queued or running ({', '.join(self._ids.values())}); wait for them, or cancel "
-                "them."
+                f"an earlier submission of {counted(nodes, 'node')} still has jobs that are queued "
+                f"or running ({', '.join(self._ids.values())}); wait for them, or cancel them."
             )
         return {*self._ids}
 
@@ -205,7 +207,7 @@ class _Submission:
         were alive count as alive.
 
         Raises:
-            UserError: if the cluster has not answered many times in a row.
+            UserError: if the cluster has failed to answer many times in a row.
         """
         looks = _LOOKS if self._cluster.kind == "slurm" else 1
         for _ in range(looks):

@@ -1,4 +1,7 @@
-"""Operand arena: memory that is filled once per dtype with normal values and handed out as views.
+"""Operand arena: memory for inputs and results, handed out as views.
+
+The memory for the inputs of each dtype is filled with normally distributed values. The memory for
+results is not filled.
 
 Kernels run faster on zeros and constants than on real data, because constant data draw less power.
 The distribution of the values is therefore recorded in the column ``fill``. Results are never

@@ -137,7 +137,7 @@ class HostFlag:
 
 
 class Spin:
-    """Gate that holds the stream by a kernel that spins for as long as queueing should take.
+    """Gate that holds the stream with a kernel that spins for as long as queueing should take.
 
     ``torch.cuda._sleep`` takes a number of cycles, and a GPU's clock rises fivefold from idle to
     work, so the cycle rate is measured with every spin. A spin that was too short doubles the

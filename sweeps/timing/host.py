@@ -71,7 +71,7 @@ class HostWatch:
         return self._now() - self._last.moment
 
     def look(self) -> HostUse | None:
-        """Return how others used the host since the last look.
+        """Return how much others used the host since the last look.
 
         Return None if the system does not report CPU time, if that time has not advanced, or if
         some of our processes have ended since the last look and none has started.

@@ -188,7 +188,7 @@ class _Span(NamedTuple):
 
 
 class _Marks:
-    """Marked spans of a trace, sorted by their begin."""
+    """Marked spans of a trace, sorted by start time."""
 
     def __init__(self, events: Sequence[Mapping[str, Any]]) -> None:
         spans = []

@@ -69,7 +69,7 @@ class BeatingPulse(Pulse):
         return self._lost
 
     def beat(self) -> None:
-        """Compare the time with that of the last beat, and count a stop if there is a gap."""
+        """Count a stop if the process used almost no CPU time in a gap since the last beat."""
         with self._lock:
             # The lock keeps two threads that beat at once from counting a gap twice.
             last_time, last_cpu = self._beat

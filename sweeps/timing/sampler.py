@@ -98,11 +98,11 @@ class Subject:
         exposed: number of rejected samples, in which gaps between launches may show.
         launches: number of launches per batch; set by :meth:`Sampler.fit`.
         cost: seconds that one sample takes, with its preparation but without a check.
-        warm: loads into the flushed cache what a launch should find there (nothing if ``cold``).
+        warm: loads into the flushed cache what a launch should find there (nothing if cold).
         renew: ``renew(n)`` runs before the cache is flushed for a batch of n launches.
         checker: checks the samples that :data:`CHECKED_EVERY` describes; None to check none.
-        checking: approximate seconds that checking one launch takes.
-        checked_late: True if this process has checked a late sample.
+        checking: approximate seconds that the check of one launch takes.
+        checked_late: True if this process has checked the eleventh sample or a later one.
     """
 
     key: str
@@ -363,14 +363,14 @@ class Sampler:
 
         A warm burst uses only set 0. Other batches start one set further than the batch before, so
         that batches of one launch also use all sets. After every twelfth batch, the start goes back
-        to one set further than twelve batches before. Each late checked batch therefore starts one
-        set further than the late one before it. With two sets, all of them would otherwise start at
-        the same set.
+        to one set further than twelve batches before. From the eleventh on, the checked batches are
+        twelve apart, so each starts one set further than the checked batch before it. With two
+        sets, all of them would otherwise start at the same set.
         """
         if subject.cache == "warm" and subject.mode != "sustained":
             return [0] * subject.launches
-        # From one late checked batch to the next, the quotient grows by one, and the remainder
-        # stays the same.
+        # From the eleventh batch on, the quotient grows by one from each checked batch to the
+        # next, and the remainder stays the same.
         first = taken // CHECKED_EVERY + taken % CHECKED_EVERY
         return [(first + i) % subject.sets for i in range(subject.launches)]
 

@@ -5,10 +5,14 @@ probability 1 − 2 P(Binomial(n, ½) < k), whatever the distribution. Looking a
 and stopping at the first narrow interval would lower that probability, so the rule looks only at
 the counts of :data:`CHECKPOINTS`.
 
-With this rule, the probability was about 94% or more in simulations with independent samples and
-noise with one peak (log-normal of 0.3–5%, exponential of 1–3%). It was about 90% or more with noise
-that jumps between two speeds. Samples that share a disturbance carry less information than
-independent ones. Shuffled rounds therefore spread the samples of a case over the run.
+Simulations of this rule with independent samples gave these probabilities:
+
+- log-normal noise of 0.3–5%: about 94% or more,
+- exponential noise of 1–3%: about 94% or more,
+- noise that jumps between two speeds: about 90% or more.
+
+Samples that share a disturbance carry less information than independent ones. Shuffled rounds
+therefore spread the samples of a case over the run.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ class Said(NamedTuple):
     def faults(self) -> list[str]:
         """What no user should see: a raw exception, a library's warning, an absurd number."""
         text = self.out + self.err
-        raw = re.findall(r"Traceback|.*--debug shows where.*", text)
+        raw = re.findall(r"Traceback|.*for a traceback, add --debug.*", text)
         absurd = re.findall(_ABSURD, self.out)
         codes = [] if self.code in (0, 1, 2) else [f"exit {self.code}"]
         silent = ["fails without a word"] if self.code and not self.err.strip() else []

@@ -118,7 +118,7 @@ def test_recordings_of_two_days_become_one(tmp_path: Path) -> None:
     assert document["folder"] == str(tmp_path / "both")
     assert document["counts"]["planned"] == document["counts"]["measured"] == 4
     assert document["repeated"] == 1
-    assert "1 cases were timed in several recordings" in answer.stderr
+    assert "Timed in several recordings: 1 case." in answer.stderr
     compared = command(ANALYSIS, "compare", *folders)
     assert compared.returncode in (0, 1), compared.stderr
     again = sweeps("merge", *folders, "--into", str(tmp_path / "both"))

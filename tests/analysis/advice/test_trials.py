@@ -58,7 +58,7 @@ def known(times: dict[Contender, float], *pairs: Pair) -> Measurements:
     return Measurements(by_problem, pairs=pairs)
 
 
-def test_the_best_guesses_are_tried_and_what_is_known_is_not() -> None:
+def test_the_best_candidates_are_tried_and_what_is_known_is_not() -> None:
     trial = trial_of(ODD, MODEL, Measurements({}), "cublas", Question(), 2, ["triton-tiled"])
     assert trial is not None
     assert trial.contenders[0] == cublas(ODD)
@@ -229,7 +229,7 @@ def test_at_most_ten_findings_open_the_page() -> None:
     ]  # fmt: skip
     lines = findings_lines(advice)
     assert len(lines) == 12
-    assert lines[10] == "- 6 more findings are in the rows below."
+    assert lines[10] == "- The rows below have 6 more findings."
 
 
 def test_a_measured_question_does_not_take_a_better_models_place(tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def test_a_question_is_measured_once_and_then_known(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_sweep_leaves_time_for_its_best_guesses(tmp_path: Path) -> None:
+def test_a_sweep_leaves_time_for_its_best_candidates(tmp_path: Path) -> None:
     sweep = [sys.executable, "-m", "sweeps", "run", "alignment", "--device", "cpu", "--budget",
              "20s", "--leave", "0.4", "--results", str(tmp_path)]  # fmt: skip
     subprocess.run(sweep, cwd=ROOT, check=True, capture_output=True)

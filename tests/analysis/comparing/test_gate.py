@@ -252,7 +252,7 @@ def test_the_command_answers_with_its_exit_code(tmp_path: Path) -> None:
     assert slow["name"].startswith("384×1024×1024 bf16 nt cublas")
     unsure = analysis("compare", folders["old"], folders["same"], "--gate", "0.1%")
     assert (unsure.returncode, unsure.stdout.split(":")[0]) == (3, CANNOT_TELL)
-    for gate, words in (("0%", "a slow-down above 0"), ("much", "takes a share")):
+    for gate, words in (("0%", "a slowdown above 0"), ("much", "takes a share")):
         wrong = analysis("compare", folders["old"], folders["same"], "--gate", gate)
         assert (wrong.returncode, words in wrong.stderr) == (2, True)
 

@@ -271,8 +271,8 @@ def test_what_is_not_known_is_said(tmp_path: Path) -> None:
 
     text = str(TraceExplanation(verdict_on(tmp_path, step)))
     assert "50% of the time is in kernels of CUDA graphs" in text
-    assert "1 calls of matrix operations have no kernel" in text
-    assert "1 events without a name or with impossible times were left out" in text
+    assert "1 call of matrix operations without a kernel" in text
+    assert "1 event without a name or with impossible times left out" in text
 
 
 def test_a_slow_machine_is_told_from_slow_shapes(tmp_path: Path) -> None:
@@ -395,7 +395,7 @@ def test_a_machine_is_looked_for_in_both_folders(tmp_path: Path) -> None:
     ("options", "says"),
     [
         ((), "is not recorded. Run `make sweep` here first, or name the trace's machine"),
-        (("--machine", "h200"), "the trace is of a CPU, and nvidia-h200 is a GPU"),
+        (("--machine", "h200"), "the trace is from a CPU, and nvidia-h200 is a GPU"),
         (("--machine", "nothing"), "machine 'nothing' is not known"),
         (("--against", "no-such-folder"), "no-such-folder is not a folder"),
         (("--against", str(CPU), "--machine", "h200"), "so leave --machine out"),

@@ -26,9 +26,12 @@ def test_a_roofline_says_how_much_of_its_ceiling_each_dtype_reaches() -> None:
 def test_squares_say_from_which_size_on_they_are_fast() -> None:
     rows = pd.DataFrame({"m": [256, 512, 768, 1024], "tflops": [1.0, 9.5, 8.0, 10.0]})
     title = titles.square_title(rows.assign(dtype="bf16"))
-    assert title == "90% of the best speed: bf16 from 1024 on"
+    assert title == "Square GEMMs reach 90% of their best speed at M = 1024 in bf16"
     slower = rows.assign(dtype="bf16", tflops=[1.0, 10.0, 9.5, 5.0])
-    assert titles.square_title(slower) == "90% of the best speed: bf16 above 1024"
+    assert (
+        titles.square_title(slower)
+        == "Square GEMMs reach 90% of their best speed above M = 1024 in bf16"
+    )
 
 
 def line(*times: float, error: float = 0.001) -> pd.DataFrame:
@@ -40,7 +43,7 @@ def line(*times: float, error: float = 0.001) -> pd.DataFrame:
 @pytest.mark.parametrize(
     ("error", "title"),
     [
-        (0.001, "M 1025 → 1026 takes 50% more time in bf16, the largest cliff"),
+        (0.001, "Largest cliff: M 1025 → 1026 takes 50% more time in bf16"),
         (1.0, "No cliff from one size to the next exceeds its interval"),
     ],
 )
@@ -57,12 +60,12 @@ def alignment(offset: int, relative: float, width: float = 0.01) -> dict[str, ob
     ("rows", "title"),
     [
         ([alignment(15, 0.79), alignment(7, 0.9), alignment(8, 1.0)],
-         "N = 1039 costs 21% in fp32; multiples of 8 cost nothing beyond their intervals"),
+         "N = 1039 costs 21% in fp32; no multiple of 8 is significantly slower"),
         ([alignment(15, 0.79), alignment(8, 0.95)],
-         "N = 1039 costs 21% in fp32; multiples of 8 up to 5%"),
+         "N = 1039 costs 21% in fp32; multiples of 8 cost up to 5%"),
         ([alignment(15, 0.79)], "N = 1039 costs 21% in fp32"),
         ([alignment(15, 0.99, 0.05)],
-         "No offset from a round size is slower beyond its interval"),
+         "No size next to a round size is significantly slower"),
     ],
 )  # fmt: skip
 def test_alignment_names_the_worst_offset_and_what_round_sizes_cost(

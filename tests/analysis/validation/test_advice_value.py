@@ -77,7 +77,9 @@ def test_one_measured_guess_is_worth_more_than_none_and_more_are_worth_more(tmp_
     assert values[40].choose_regret < 0.01
     assert values[40].pad_gain > 0.8 * alone.hindsight
     assert all(value.pad_loss_p95 < 0.01 for value in values.values())
-    assert "with the best 4 guesses measured: mean regret to choose " in advice_text(alone, values)
+    assert "with the best 4 candidates measured: mean regret to choose " in advice_text(
+        alone, values
+    )
 
 
 def test_only_what_was_measured_twice_is_judged(tmp_path: Path) -> None:

@@ -154,7 +154,7 @@ HEAD = 'question = "Why?"\nop = "gemm"\n'
         (HEAD + "[[block]]\nm = 1\nn = 1\nk = {from = 1, to = 9, step = 1, edges = 'waves'}\n",
          "waves have edges along m, n, tokens only"),
         (HEAD + "[[block]]\nm = 1\nn = 1\nk = 1\ndtype = {from = 1}\n", "takes a word"),
-        (HEAD + "[[block]]\nm = 1\nn = 1\nk = 1\nconfig = 5\n", "config must be a text, not 5"),
+        (HEAD + "[[block]]\nm = 1\nn = 1\nk = 1\nconfig = 5\n", "config must be a string, not 5"),
         (HEAD + "[[block]]\nshapes = ['1,2,3']\nm = 4\n", "both shapes and 'm'"),
         (HEAD + "[[block]]\nshapes = ['1,2,q']\n", "shapes are written m,n,k, not '1,2,q'"),
         (HEAD + "[[block]]\nshapes = '1,2,3'\n", "must be a list of strings"),

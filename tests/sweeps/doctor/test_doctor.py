@@ -26,7 +26,10 @@ def test_the_doctor_knows_a_cpu(tmp_path: Path) -> None:
     ("answers", "words"),
     [
         ({"EnforcedPowerLimit": 400_000}, "power limit 400 W, below its default of 700 W"),
-        ({"ComputeRunningProcesses": [SimpleNamespace(pid=1)]}, "1 other processes use this GPU"),
+        (
+            {"ComputeRunningProcesses": [SimpleNamespace(pid=1)]},
+            "1 other process on this GPU: end them",
+        ),
         ({"Temperature": 88}, "88 °C"),
     ],
 )

@@ -17,9 +17,10 @@ def test_recorded_cases_are_timed_again_and_compared() -> None:
     assert 1 <= report["cases"] <= 3
     assert report["ratio"] > 0
     assert report["lo"] is None  # an interval needs six cases
-    assert f"{report['cases']} re-timed cases take {report['ratio']:.3f}×" in report["sentence"]
+    assert f"re-timed cases take {report['ratio']:.3f}×" in report["sentence"]
+    assert f"(median of {report['cases']})" in report["sentence"]
 
 
 def test_without_a_recording_there_is_a_sentence(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="there are no recorded cases to time again"):
+    with pytest.raises(UserError, match="so no case can be re-timed"):
         time_again(this_cpu(), tmp_path, 3)

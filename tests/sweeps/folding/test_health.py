@@ -209,7 +209,7 @@ def test_a_run_of_which_little_is_known_is_not_quiet() -> None:
     record = {"canary": None, "repeats": None}
     assert judge(record, rows) == (
         "noisy",
-        "only 0 times have an interval, too few to judge the noise",
+        "too few times have an interval to judge the noise: 0",
     )
 
 

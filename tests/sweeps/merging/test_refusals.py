@@ -216,7 +216,7 @@ def test_no_run_goes_on_with_a_merged_recording(tmp_path: Path) -> None:
     before = files(result.folder)
     for shard in ((1, 1), (1, 2)):
         request = Request(("square",), 20.0, tmp_path / "merged", shard=shard, device="cpu")
-        with pytest.raises(UserError, match="was merged from several and cannot be resumed"):
+        with pytest.raises(UserError, match="was merged from several recordings"):
             begin(request, print)
     now = files(result.folder)
     assert {name: now[name] for name in before} == before

@@ -35,7 +35,7 @@ def test_a_name_that_was_lost_is_asked_of_another_process(tmp_path: Path) -> Non
 
 def test_a_name_that_nobody_has_is_empty_and_not_asked_for_again(tmp_path: Path) -> None:
     run = a_run(tmp_path, planned(3), behaviours={2: "lose-name-always"})
-    assert carry(run) == ("done", ["The kernels of 1 cases could not be named."])
+    assert carry(run) == ("done", ["The kernels of 1 case could not be named."])
     assert names_of(tmp_path)[2] == ""
     assert {row["status"] for row in rows_of(tmp_path).values()} == {"ok"}
     before = (tmp_path / "samples" / "1-of-1.jsonl").read_bytes()

@@ -74,7 +74,7 @@ def test_named_sweeps_add_to_the_recording_and_are_measured_alone(tmp_path: Path
     ("change", "words"),
     [
         ({"budget": 10.0}, "planned with a budget of 20 s, not 10"),
-        ({"shard": (1, 2)}, "planned for 1 shard(s); leave --shard out"),
+        ({"shard": (1, 2)}, "planned for 1 shard; leave --shard out"),
     ],
 )
 def test_another_plan_is_refused_in_a_sentence(
