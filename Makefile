@@ -75,7 +75,7 @@ import:  ## public tables as recordings under results/public/ (MACHINE=slug)
 	@$(call python,public page?); "$$py" -m analysis import $(of_machine)
 
 attacks:  ## wrong kernels, kills, damaged files, hostile names: the long tests, over an hour
-	@$(call python,test); $(pytest) --tier long
+	@$(call python,test); $(pytest) --tier long -o faulthandler_timeout=14400
 
 bench:  ## benchmark our own code
 	@$(call python,test); mkdir -p .benchmarks && "$$py" -m pytest -q tests/benchmarks --tier all \
