@@ -326,8 +326,9 @@ def as_markdown(report: AuditReport) -> str:
         head = [*_LEVER_HEAD, "reason"]
         lines += ["", table_row(head), "|" + "---|" * len(head)]
         lines += [table_row([*_lever_cells(lever), lever.reason]) for lever in report.levers]
+    if report.refused:
         lines.append("")
-    lines += [f"- {words} cannot be judged: {why}" for words, why in report.refused.items()]
+        lines += [f"- {words} cannot be judged: {why}" for words, why in report.refused.items()]
     lines += ["", time_line(account), "", memory_line(report.memory), "", table_row(_HEAD)]
     lines.append("|" + "---|" * len(_HEAD))
     rows = [*(_cells(account, row) for row in account.rows), *_other_rows(account)]
