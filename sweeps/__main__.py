@@ -71,7 +71,10 @@ def show_command(
     ] = None,
     cores: Annotated[
         int | None,
-        typer.Option("--cores", help="CPU cores available for compiling [default: all of them]."),
+        typer.Option(
+            "--cores",
+            help="Number of CPU cores that the run may use, mostly for compiling [default: all].",
+        ),
     ] = None,
     device: DeviceOption = "auto",
     gpu: GpuOption = 0,
@@ -82,7 +85,7 @@ def show_command(
     from sweeps.planning.ceilings import measured_device
 
     if not plan and len(names or ()) > 1:
-        raise UserError("name one sweep, or add --plan for several.")
+        raise UserError("without --plan, only one sweep can be shown; name one, or add --plan.")
     if not plan and (budget or cores):
         raise UserError("--budget and --cores need --plan.")
     if not plan and not names:
@@ -176,8 +179,8 @@ def doctor_command(
         typer.Option(
             "--clock",
             help=(
-                "Compare the sampler with Triton's do_bench, or on a CPU with PyTorch's "
-                "blocked_autorange; writes clock.json."
+                "Compare the sampler with Triton's do_bench or, on a CPU, with PyTorch's "
+                "blocked_autorange, and write clock.json."
             ),
         ),
     ] = False,
@@ -196,7 +199,9 @@ def doctor_command(
             ),
         ),
     ] = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Exit 1 if there is a warning.")] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Exit with code 1 if there is a warning.")
+    ] = False,
     device: DeviceOption = "auto",
     gpu: GpuOption = 0,
     results: ResultsOption = RESULTS,
@@ -272,7 +277,7 @@ def _check_clock(cases: int | None, device: str, gpu: int, results: Path, json: 
 
 
 def _recheck(selected: Device, cases: int, results: Path, json: bool) -> None:
-    """Time some recorded cases again and print whether the speed has changed."""
+    """Re-time recorded cases, and print whether the machine's speed has changed."""
     from sweeps.doctor.recheck import time_again
 
     report = time_again(selected, results / selected.machine.slug, cases)
@@ -323,7 +328,7 @@ def run_command(
     skip_recorded: Annotated[
         Path | None,
         typer.Option(
-            "--skip-recorded", help="Folder of results; sweeps that are complete in it are skipped."
+            "--skip-recorded", help="Results folder; sweeps that are complete in it are skipped."
         ),
     ] = None,
     add: Annotated[
@@ -348,7 +353,7 @@ def run_command(
     gpu_ids: Annotated[
         bool,
         typer.Option(
-            "--gpu-ids/--no-gpu-ids", help="Record a hash in run.json that identifies each GPU."
+            "--gpu-ids/--no-gpu-ids", help="Record in run.json a hash that identifies each GPU."
         ),
     ] = True,
     json: JsonOption = False,
@@ -438,7 +443,9 @@ def merge_command(
     folders: Annotated[list[Path], typer.Argument(help="Folders of the recordings to merge.")],
     into: Annotated[
         Path | None,
-        typer.Option("--into", help="Folder to create [default: merged/<machine> in the results]."),
+        typer.Option(
+            "--into", help="Folder to create [default: merged/<machine> in the results folder]."
+        ),
     ] = None,
     results: ResultsOption = RESULTS,
     json: JsonOption = False,

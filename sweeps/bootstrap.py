@@ -54,7 +54,7 @@ sys.modules[__name__] = rooftile
 """
 """Source of a module that makes ``import rooftile`` load the checkout's ``analysis/rooftile``."""
 
-# Code with which an interpreter reports what requirements it lacks, and whether its PyTorch sees a
+# Code with which an interpreter reports which requirements it lacks, and whether its PyTorch sees a
 # GPU.
 _PROBE = r"""
 import importlib.metadata as metadata, json, re, sys
@@ -86,7 +86,8 @@ def main(groups: list[str]) -> int:
     """Print the path of an interpreter that has the extras ``measure`` and ``groups``.
 
     If there is none, set one up. An extra whose name ends in ``?`` is optional. If it cannot be
-    installed, for example on a node without a package index, the interpreter without it is printed.
+    installed, for example on a node without access to a package index, print the path of an
+    interpreter that lacks it.
 
     Returns:
         The exit code: 0, or 1 if no interpreter with the required extras could be set up.
@@ -106,8 +107,8 @@ def add_if_possible(needed: list[str], group: str) -> str | None:
     """Return the path of an interpreter that also has an optional extra.
 
     If the extra cannot be installed, print a message and return None. After a failure, installation
-    is not tried again for a day, because every attempt takes seconds on a node without a package
-    index. :data:`FAILED` records the failures.
+    is not tried again for a day, because every attempt takes seconds on a node without access to a
+    package index. :data:`FAILED` records the failures.
     """
     failed_at = read_failed()
     tried_today = time.time() - failed_at.get(group, 0.0) < _DAY
@@ -146,9 +147,9 @@ def read_failed() -> dict[str, float]:
 
 
 def set_up(wanted: list[str], optional: bool = False, offline: bool = False) -> str | None:
-    """Return the path of an interpreter that has the requirements, set up if necessary.
+    """Return the path of an interpreter that has the requirements. Set one up if necessary.
 
-    Return None if it cannot be set up.
+    Return None if none can be set up.
 
     Args:
         wanted: requirements as ``name>=version``.
@@ -185,7 +186,7 @@ def set_up(wanted: list[str], optional: bool = False, offline: bool = False) -> 
 
 
 def replace_venv(on_top_of: str | None, lacks: list[str], hurried: bool = False) -> bool:
-    """Make a new ``.venv`` with some requirements. If that fails, restore the old ``.venv``.
+    """Make a new ``.venv`` with the given requirements. If that fails, restore the old one.
 
     Args:
         on_top_of: path of the interpreter whose packages ``.venv`` also sees; None for an isolated
@@ -290,7 +291,7 @@ def _ask(python: str | Path, code: str) -> str:
 
 
 def install(lacks: list[str], pins: Path, hurried: bool = False) -> bool:
-    """Install requirements in ``.venv``. If that fails, print the reason and return False.
+    """Install the given requirements in ``.venv``; if that fails, print why and return False.
 
     Args:
         lacks: requirements to install, as ``name>=version``.

@@ -1,10 +1,10 @@
-"""Claims: locks on the files of a run that also work between nodes that share a file system.
+"""Claims: locks on a run's files, which also work across nodes that share a file system.
 
 Some network file systems refuse the operating system's locks (flock, lockf), and on others only one
 node sees them. A claim is therefore a file that only one process can create (O_EXCL). The owner
 renews its claim until it releases it or exits. If a claim has not been renewed for a minute, any
-process may take it over. On one machine, the claim of a process that has exited is taken over at
-once.
+process may take it over. On the same machine, the claim of a process that has exited is taken over
+at once.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Claim:
         return owner is not None and owner.hostname != socket.gethostname()
 
     def _try_to_acquire(self, seconds: float) -> bool:
-        """Try for some seconds to acquire the claim, and return True if that worked.
+        """Wait at most the given seconds for the claim, and return True if it was acquired.
 
         Raises:
             UserError: if the claim cannot be written.

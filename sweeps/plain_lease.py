@@ -1,8 +1,8 @@
 """Replacement for :class:`filelock.SoftFileLease`, which filelock has only since version 3.30.
 
-A GPU node without a package index may have an older version. Between processes of one machine,
-these claims work like those of filelock: the claim of a process that has ended is taken over, if
-the file system supports locks (flock). A claim of another machine is never taken over.
+A GPU node without access to a package index may have an older version. Between processes of one
+machine, these claims work like those of filelock: the claim of a process that has ended is taken
+over, if the file system supports locks (flock). A claim of another machine is never taken over.
 """
 
 from __future__ import annotations

@@ -33,8 +33,8 @@ class Reporter(Protocol):
     def update(self, done: int, total: int, left: float | None = None) -> None:
         """Report how many of the phase's ``total`` cases are done.
 
-        ``left`` is how many seconds the phase may still take; None leaves the last estimate as it
-        is.
+        ``left`` is the number of seconds that the phase may still take; None keeps the last
+        estimate.
         """
         ...
 

@@ -10,7 +10,7 @@
     steady.csv           anchors that run without a pause, one row per batch
 
 All files but the samples are replaced atomically. Each sample file has one writer at a time, which
-appends each line by a single write. If a crash cuts a line short, readers skip and report it, and
+appends each line with a single write. If a crash cuts a line short, readers skip and report it, and
 the next writer ends it before it appends another.
 """
 
@@ -105,7 +105,7 @@ def _read_cases(path: Path) -> list[Any]:
 
 
 def _read_text(path: Path) -> str:
-    """Return the text of one of a run's files.
+    """Return the text of one file of a run.
 
     Raises:
         UserError: if the file cannot be read.
@@ -154,7 +154,7 @@ def _write_changed(path: Path, content: str) -> None:
 
 
 def other_software(then: Mapping[str, str], now: Mapping[str, str]) -> str:
-    """Return why a recording cannot be continued with the present software; empty if it can.
+    """Return why a run cannot be resumed with the present software; empty if it can.
 
     Args:
         then: recorded versions by component.
@@ -274,7 +274,7 @@ class SampleLog:
             return False
 
     def _write(self, line: bytes) -> None:
-        """Append bytes by a single write.
+        """Append bytes with a single write.
 
         Raises:
             UserError: if they cannot be written, for example because the disk is full.
@@ -356,7 +356,8 @@ def write_rounds(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 def write_confirmed(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Write confirmed.csv: one row for each pair of cases and each process that re-timed it.
 
-    A row has, for each block of samples, the log of the ratio of times, first case over second.
+    For each block of samples, a row has the logarithm of the first case's time divided by the
+    second case's time.
     """
     write_csv(folder / "confirmed.csv", CONFIRMED_COLUMNS, rows)
 
@@ -374,7 +375,7 @@ def write_steady(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 def write_csv(path: Path, columns: Collection[str], rows: Iterable[Mapping[str, Any]]) -> None:
     """Write a CSV file atomically.
 
-    None becomes an empty cell, floats are written by ``repr``, and booleans as true and false.
+    None becomes an empty cell, floats are written with ``repr``, and booleans as true and false.
 
     Raises:
         UserError: if the file cannot be written, for example because the disk is full.

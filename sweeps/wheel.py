@@ -48,7 +48,7 @@ def rewritten(source: str) -> str:
 
     Raises:
         ValueError: if the module has an ``import kernels.x``, which would bind another name in the
-            namespace, or if ``from …`` and ``import`` are not in one line.
+            namespace, or if ``from …`` and ``import`` are not on one line.
     """
     lines = source.splitlines(keepends=True)
     for node in ast.walk(ast.parse(source)):
@@ -59,7 +59,7 @@ def rewritten(source: str) -> str:
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             index, statement = node.lineno - 1, f"from {node.module} import"
             if statement not in lines[index]:
-                raise ValueError(f"line {node.lineno}: write `{statement}` in one line.")
+                raise ValueError(f"line {node.lineno}: write `{statement}` on one line.")
             lines[index] = lines[index].replace(
                 statement, f"from {in_namespace(node.module)} import", 1
             )

@@ -1,4 +1,4 @@
-"""Trace only one of several identical layers, and count the calls of the others.
+"""Trace only one of several identical layers, and count the calls to the others.
 
 In a model with 32 identical layers, for example, only the first one is traced.
 """
@@ -25,7 +25,7 @@ class TracedLayer:
     Attributes:
         input_bytes: bytes of the storages of one call's floating-point inputs, from which the layer
             can be recomputed.
-        calls: number of calls like the traced one, of this layer and of all layers that are
+        calls: number of calls like the traced one, to this layer and to all layers that are
             identical to it.
     """
 
@@ -35,7 +35,7 @@ class TracedLayer:
 
 @dataclass
 class AlikeLayers:
-    """Counter of the calls of identical layers of a model.
+    """Counter of calls to identical layers in a model.
 
     ``stack`` has the layers that are being traced, the outermost one first. The recorder of
     operations reads the stack at every operation, because an operation inside a layer runs as often
@@ -46,13 +46,15 @@ class AlikeLayers:
 
     @contextmanager
     def skipping(self, model: nn.Module) -> Iterator[None]:
-        """Count the calls of layers that are identical to a traced one, instead of running them.
+        """Count the calls to layers that are identical to a traced one, instead of running them.
 
-        Layers are skipped while the context is entered. Layers are identical if they lie in one
-        ``ModuleList`` or ``Sequential`` and differ only in their number. A call of such a layer is
-        skipped if its arguments have the same structure as in a traced call, its tensors agree in
-        shape, strides, dtype and whether they need gradients, and its numbers, strings and flags
-        are equal.
+        Layers are skipped while the context is active. Layers are identical if they lie in one
+        ``ModuleList`` or ``Sequential`` and differ only in their position there. A call to such a
+        layer is skipped if its arguments agree with those of a traced call:
+
+        - they have the same structure;
+        - tensors agree in shape, strides, dtype and whether they need gradients;
+        - numbers, strings and flags are equal.
         """
         # The ``forward`` in each layer's instance attributes; None if only its class has one.
         replaced: dict[nn.Module, Any] = {}
@@ -77,7 +79,7 @@ class AlikeLayers:
     ) -> Callable[..., Any]:
         """Wrap a layer's ``forward``: run it once per kind of call, and then only count the calls.
 
-        ``traced_calls`` has the calls that were traced so far, by their kind.
+        ``traced_calls`` has the calls that have been traced so far, by their kind.
         """
 
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -113,7 +115,7 @@ class AlikeLayers:
 
 @dataclass(frozen=True)
 class _TracedCall:
-    """A traced layer, and a description of its outputs to imitate them without computing them.
+    """A traced layer, and templates of its outputs for the calls that are skipped.
 
     Attributes:
         layer: the layer.
@@ -121,7 +123,7 @@ class _TracedCall:
             tensor, the second element is the position of an input tensor of the same kind or, if no
             input is of that kind, a detached tensor as a template. For another leaf, the second
             element is the value itself.
-        tree: structure that joins the leaves to the output.
+        tree: structure that arranges the leaves into the output.
     """
 
     layer: TracedLayer
@@ -130,7 +132,7 @@ class _TracedCall:
 
     @classmethod
     def from_call(cls, layer: TracedLayer, inputs: list[Tensor], outputs: Any) -> _TracedCall:
-        """Describe the outputs of a call that was traced."""
+        """Describe the outputs of a traced call."""
         leaves, tree = tree_flatten(outputs)
         input_kinds = [_kind(tensor) for tensor in inputs]
         described: list[tuple[bool, Any]] = []
@@ -166,7 +168,7 @@ def _kind(tensor: Tensor) -> tuple[Any, ...]:
 
 
 def _groups_of_identical(layers: list[nn.Module]) -> list[list[nn.Module]]:
-    """Return the groups of two or more layers that differ only in their number."""
+    """Return the groups of two or more layers that differ only in their position."""
     # For each group: the number and the facts of its first layer, and all its layers.
     groups: list[tuple[int, dict[str, Any], list[nn.Module]]] = []
     for number, layer in enumerate(layers):
@@ -181,10 +183,10 @@ def _groups_of_identical(layers: list[nn.Module]) -> list[list[nn.Module]]:
 
 
 def _facts(layer: nn.Module) -> dict[str, Any]:
-    """Return what is compared of two layers, by name.
+    """Return the facts about a layer that are compared with those of another one, by name.
 
-    This is the class of each submodule, its settings, and the shape and dtype of each parameter and
-    buffer.
+    These are the class of each submodule, its settings, and the shape and dtype of each parameter
+    and buffer.
     """
     facts: dict[str, Any] = {}
     for name, module in layer.named_modules():
@@ -202,12 +204,12 @@ def _facts(layer: nn.Module) -> dict[str, Any]:
 def _differ_only_in_number(
     facts: dict[str, Any], number: int, first_facts: dict[str, Any], first_number: int
 ) -> bool:
-    """Return True if two layers have the same facts, apart from their numbers in the list."""
+    """Return True if two layers have the same facts, apart from their positions in the list."""
     if facts.keys() != first_facts.keys():
         return False
     return all(
         value == first_facts[name]
-        # Many layers store their own number, because it is the position of their keys in a cache.
+        # Many layers store their own position, because their keys have that position in a cache.
         or (type(value) is int and (value, first_facts[name]) == (number, first_number))
         for name, value in facts.items()
     )

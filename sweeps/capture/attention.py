@@ -70,9 +70,9 @@ attention.register_autograd(_backward, setup_context=_save_operands)
 class OneAttention(TorchFunctionMode):
     """Context in which ``scaled_dot_product_attention`` is traced as :func:`attention`.
 
-    A mode also catches callers that imported the function by name, which replacing the function
-    alone would not. PyTorch's own modules, however, call the function where no mode is active, or
-    take a fused path without calling it. For them, the function is also replaced in
+    A mode also catches callers that imported the function by name; they would keep the original if
+    the function were only replaced. PyTorch's own modules, however, call the function where no mode
+    is active, or take a fused path without calling it. For them, the function is also replaced in
     ``torch.nn.functional``, and the fused path is switched off.
     """
 
@@ -122,14 +122,14 @@ def _trace_pytorch(
 
 
 def _cast(tensor: Tensor) -> Tensor:
-    """Cast an operand of attention as autocast does."""
+    """Cast an operand of attention as autocast would."""
     if not torch.is_autocast_enabled("cpu"):
         return tensor
     return tensor.to(torch.get_autocast_dtype("cpu"))
 
 
 def _shape_with_heads(tensor: Tensor) -> tuple[int, ...]:
-    """Return a tensor's shape, with a dimension of size 1 in front if it has only two."""
+    """Return a tensor's shape, with a leading 1 if the tensor has only two dimensions."""
     return tuple(tensor.shape) if tensor.dim() > 2 else (1, *tensor.shape)
 
 

@@ -54,7 +54,7 @@ def capture(
     Args:
         source: the model.
         step: the step to capture.
-        changes: new values of some of the model's sizes, by name.
+        changes: new values for sizes of the model, by name.
 
     Raises:
         UserError: if the model cannot be built or called with these sizes.
@@ -137,7 +137,7 @@ def _saved_recomputed(saved: Sequence[SavedTensor]) -> int:
 
     Layers are recomputed one at a time, and the layer that is being recomputed keeps all its
     tensors. The peak is therefore the sum of the bytes saved outside of layers, the inputs of all
-    calls of all layers, and the bytes that the largest layer saves in one call.
+    calls to all layers, and the bytes that the largest layer saves in one call.
     """
     outside_bytes = sum(tensor.bytes for tensor in saved if not tensor.layers)
     # Bytes by the id of a layer: those saved by one call, and those of the inputs of all calls.
@@ -167,7 +167,7 @@ def _dimension(
         base: capture of that step with the model's sizes unchanged.
         name: name of the size.
         value: the size itself.
-        unit: growth with which the size stays divisible by every number of heads.
+        unit: growth that keeps the size divisible by every number of heads.
     """
     # Most models allow the first value. Others allow only certain multiples or factors.
     values_to_try = (value + unit, value + 64, 2 * value, value // 2, value + 8)
@@ -231,7 +231,9 @@ def _in_context(product: Product, step: ModelStep) -> Product:
 
 @contextlib.contextmanager
 def fake_tensors() -> Iterator[None]:
-    """Give tensors shapes but no values while the context is entered, as if on the CPU.
+    """Give tensors shapes but no values while the context is active.
+
+    To models, the tensors seem to be on the CPU.
 
     The device ``meta`` is not suitable: some models read the values of masks, which fails on it,
     and PyTorch splits attention into its parts there.
@@ -251,7 +253,7 @@ def fake_tensors() -> Iterator[None]:
 
 
 def _autocast(step: ModelStep) -> contextlib.AbstractContextManager[object]:
-    """Return the context of autocast to the step's dtype, or an empty one without autocast."""
+    """Return a context that autocasts to the step's dtype, or does nothing without autocast."""
     if not step.autocast:
         return contextlib.nullcontext()
     return torch.autocast("cpu", dtype=TORCH_DTYPES[step.dtype])

@@ -1,6 +1,6 @@
 """Data classes of a captured step: its products, and the bytes that its other operations move.
 
-A *product* is a GEMM, a grouped GEMM, a convolution or a call of attention. All remaining
+A *product* is a GEMM, a grouped GEMM, a convolution or a call to attention. All remaining
 operations of a model are its *other operations*. This module does not import PyTorch.
 """
 
@@ -63,7 +63,7 @@ class GroupedGemm:
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """One call of attention: scores, softmax and weighted sum, computed by one fused kernel.
+    """One call to attention: scores, softmax and weighted sum, computed by one fused kernel.
 
     The queries are (batch, heads, queries, width), the keys (batch, kv_heads, keys, width) and the
     values (batch, kv_heads, keys, value_width). ``window`` is the number of keys that a query sees;
@@ -86,7 +86,10 @@ class Attention:
 
     def __post_init__(self) -> None:
         if self.heads % self.kv_heads:
-            raise UserError(f"{self.kv_heads} key heads do not divide {self.heads} heads.")
+            raise UserError(
+                f"the number of heads ({self.heads}) is not a multiple of the number of key heads "
+                f"({self.kv_heads}); change one of them."
+            )
 
     @property
     def flops(self) -> int:
@@ -120,10 +123,9 @@ class Attention:
         )
 
     def __str__(self) -> str:
-        return (
-            f"{self.batch}×{self.heads} heads of {self.width}, {self.queries} queries × "
-            f"{self.keys} keys"
-        )
+        queries = "1 query" if self.queries == 1 else f"{self.queries} queries"
+        keys = "1 key" if self.keys == 1 else f"{self.keys} keys"
+        return f"{self.batch}×{self.heads} heads of {self.width}, {queries} × {keys}"
 
 
 Work = Gemm | Conv | GroupedGemm | Attention
@@ -141,8 +143,9 @@ class Product:
         count: number of times that the product occurs in a step.
         input_id: number that is the same for all forward products that read the same input; -1 in
             the backward pass.
-        forward_position: position of the forward matrix operation whose gradient this is. It is the
-            operation's own position if it is a forward one, or if its forward one is not known.
+        forward_position: position of the forward product whose gradient this is. It is the
+            product's own position if this is a forward product, or a gradient whose forward product
+            is not known.
         names: formula of each size in terms of the model's dimensions, such as ``2·hidden``.
         repeated: True if the product is in a layer that has identical copies.
     """
@@ -194,8 +197,8 @@ class Captured:
         saved: bytes that the forward pass keeps for the backward pass.
         saved_recomputed: bytes kept for the backward pass if repeated layers keep only their inputs
             and are recomputed one by one.
-        largest_operation_bytes: most bytes that one operation reads and writes, without
-            parameters.
+        largest_operation_bytes: largest number of bytes that one operation reads and writes,
+            without parameters.
         uncounted: names of operations that multiply matrices but cannot be read as products.
         assumptions: assumptions about the input, in words.
     """
@@ -234,7 +237,8 @@ def with_names(captured: Captured, dimensions: Sequence[Dimension]) -> Captured:
     """Return the capture with the sizes of its products named after dimensions.
 
     A size that depends on no dimension is named ``fixed``. The sizes of the gradient of a batched
-    GEMM get no names, because it is not known which size of the forward GEMM each one is.
+    GEMM get no names, because it is not known to which size of the forward GEMM each one
+    corresponds.
     """
     named = []
     for product in captured.products:

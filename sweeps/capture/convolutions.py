@@ -1,7 +1,7 @@
 """Read convolutions from the sizes, strides and settings of PyTorch's operations.
 
-Steps that are captured with fake tensors and profiler traces of real steps are both read here, so
-that they agree on what an operation computes. This module does not import PyTorch.
+Both captures with fake tensors and profiler traces of real steps use this module, so that they
+agree on what an operation computes. This module does not import PyTorch.
 """
 
 from __future__ import annotations

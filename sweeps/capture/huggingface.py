@@ -94,7 +94,7 @@ class HuggingFace:
         return StartedStep(model, call, tuple(assumptions))
 
     def _configuration(self, changes: Mapping[str, int]) -> Any:
-        """Return transformers' configuration, with some sizes changed.
+        """Return transformers' configuration, with the sizes in ``changes`` replaced.
 
         Raises:
             UserError: if the family refuses these sizes.
@@ -110,12 +110,12 @@ class HuggingFace:
 
 
 def read_config(path: Path, new_sizes: Mapping[str, int]) -> HuggingFace:
-    """Read the configuration of a model, in which ``new_sizes`` replace sizes by name.
+    """Read the configuration of a model, and replace the sizes that ``new_sizes`` names.
 
     Raises:
         UserError: if the file cannot be read or names no family, if transformers is not installed,
-            does not know the family or refuses its sizes, or if the model has no size of one of the
-            names.
+            does not know the family or refuses its sizes, or if the model lacks a size that
+            ``new_sizes`` names.
     """
     config = _read_json(path)
     if importlib.util.find_spec("transformers") is None:
@@ -137,8 +137,8 @@ def read_config(path: Path, new_sizes: Mapping[str, int]) -> HuggingFace:
         else:
             advice = f"; {nearest(family, CONFIG_MAPPING)}"
         raise UserError(
-            f"{path} has the family {family!r}, which the installed transformers does not know"
-            f"{advice}"
+            f"{path} has the model_type {family!r}, which the installed version of transformers "
+            f"does not know{advice}"
         )
     # 3. Leave out entries that do not affect the shapes, and check the names of the new sizes.
     ignored = ("auto_map", "torch_dtype", "dtype", "quantization_config", "transformers_version")
@@ -177,7 +177,7 @@ def _class_of(config: Any, entries: Mapping[str, Any]) -> Any:
             # A few families have several classes, of which the first one is used.
             return candidate[0] if isinstance(candidate, tuple) else candidate
     raise UserError(
-        f"transformers has no language model of the family {config.model_type!r}; give the model "
+        f"transformers has no model class for the model_type {config.model_type!r}; give the model "
         "as module:factory."
     )
 

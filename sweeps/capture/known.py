@@ -39,7 +39,7 @@ class Bottleneck(nn.Module):
 
 
 def _convolution(channels: int, out: int, size: int, stride: int) -> nn.Sequential:
-    """Build a padded convolution with filters of ``size`` by ``size``, and a normalisation."""
+    """Build a padded convolution with ``size`` × ``size`` filters, followed by a normalisation."""
     convolution = nn.Conv2d(channels, out, size, stride, size // 2, bias=False)
     return nn.Sequential(convolution, nn.BatchNorm2d(out))
 
@@ -106,11 +106,11 @@ def _pair(channels: int, out: int) -> nn.Sequential:
 
 
 class Gpt2Block(nn.Module):
-    """One block of GPT-2 (Radford 2019): attention and a feed-forward layer, each after a norm."""
+    """One block of GPT-2 (Radford et al. 2019): attention and feed-forward, each after a norm."""
 
     def __init__(self, hidden: int = 768, heads: int = 12, ffn: int = 0) -> None:
         super().__init__()
-        _check_heads(hidden, heads)
+        _check_multiple("hidden", hidden, "heads", heads)
         ffn = ffn or 4 * hidden
         self.heads = heads
         self.norm_1, self.norm_2 = nn.LayerNorm(hidden), nn.LayerNorm(hidden)
@@ -133,7 +133,7 @@ class LlamaBlock(nn.Module):
 
     def __init__(self, hidden: int, heads: int, kv_heads: int, ffn: int, head_width: int) -> None:
         super().__init__()
-        _check_heads(heads, kv_heads)
+        _check_multiple("heads", heads, "kv_heads", kv_heads)
         self.heads, self.kv_heads, self.width = heads, kv_heads, head_width
         self.norm_1, self.norm_2 = nn.RMSNorm(hidden), nn.RMSNorm(hidden)
         self.q = nn.Linear(hidden, heads * self.width, bias=False)
@@ -166,10 +166,10 @@ def _rotated(x: Tensor) -> Tensor:
     return x * angles + torch.cat([-second, first], dim=-1) * angles
 
 
-def _check_heads(total: int, heads: int) -> None:
-    """Raise ValueError if a number of heads does not divide the total that they share."""
-    if total % heads:
-        raise ValueError(f"{heads} does not divide {total}.")
+def _check_multiple(name: str, size: int, divisor_name: str, divisor: int) -> None:
+    """Raise ValueError if one size of a model is not a multiple of another one."""
+    if size % divisor:
+        raise ValueError(f"{name} ({size}) is not a multiple of {divisor_name} ({divisor}).")
 
 
 class LanguageModel(nn.Module):

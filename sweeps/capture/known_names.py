@@ -1,4 +1,7 @@
-"""Names of known models, in a module that does not import PyTorch, which would take seconds."""
+"""Names of known models.
+
+This module does not import PyTorch, because that import takes seconds.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ POSITIONS: dict[str, int | None] = {
 
 
 def check_model(model: str) -> None:
-    """Check that the argument ``MODEL`` of the command line can name a model.
+    """Check that the command-line argument ``MODEL`` can name a model.
 
     Raises:
         UserError: if the argument is not a known name, an existing path, a path that ends with

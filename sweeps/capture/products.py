@@ -88,7 +88,7 @@ def _works(operation: TracedOperation) -> list[tuple[str, Work]] | None:
     """Return the passes of a product that an operation computes, each with its shape.
 
     The list is empty if the operation is not a product. Return None if it is a product of an
-    unknown kind, of an unsupported dtype, or a convolution over more than two dimensions.
+    unknown kind or an unsupported dtype, or a convolution over more than two dimensions.
     """
     if not is_product(operation):
         return []

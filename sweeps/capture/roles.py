@@ -8,7 +8,7 @@ from kernels.problem import Conv
 from sweeps.capture.captured import Attention, GroupedGemm, Work
 
 _INSIDE = r"(^|[._])(attn|attention|self_attn|attend|SelfAttention|EncDecAttention)\b"
-"""Pattern of a module's path for modules inside attention."""
+"""Pattern of the paths of modules inside attention."""
 
 # Each entry has a role, a pattern of the module's name, and a pattern of the path of the module
 # that contains it. The patterns match the names that common families of models use. The first match

@@ -32,7 +32,7 @@ from sweeps.capture.step import (
 
 @dataclass(frozen=True)
 class KnownModel:
-    """A model of :data:`sweeps.capture.known.KNOWN`, with new values of some of its sizes."""
+    """A model of :data:`sweeps.capture.known.KNOWN`, with new values for some of its sizes."""
 
     name: str
     new_sizes: Mapping[str, int] = field(default_factory=dict)
@@ -54,7 +54,7 @@ class KnownModel:
         mean of its result.
 
         Raises:
-            UserError: if a model for images should decode tokens.
+            UserError: if the step decodes and the model is one for images.
         """
         factory = KNOWN[self.name]
         model = _build(factory.build, {**self.sizes, **changes}, step)
@@ -117,7 +117,10 @@ class Factory:
         refuse_decoding(self.name, step)
         model = _build(self.build, {**self.new_sizes, **changes}, step)
         if not isinstance(model, nn.Module):
-            raise UserError(f"{self.name} returns a {type(model).__name__}, not an nn.Module.")
+            raise UserError(
+                f"{self.name} returns an object of type {type(model).__name__}; it must return an "
+                "nn.Module."
+            )
         tensors = [
             torch.zeros(shape, dtype=dtype or step.parameter_dtype) for dtype, shape in self.inputs
         ]
@@ -127,7 +130,7 @@ class Factory:
 def find_source(
     model: str, new_sizes: Mapping[str, int] | None = None, inputs: Sequence[str] = ()
 ) -> ModelSource:
-    """Return the model that the argument ``MODEL`` of the command line names.
+    """Return the model that the command-line argument ``MODEL`` names.
 
     Args:
         model: a ``config.json`` or its folder, a name of :data:`KNOWN`, or ``module:factory``.
@@ -174,7 +177,7 @@ def _import_factory(name: str, new_sizes: Mapping[str, int], inputs: Sequence[st
         sys.path.remove("")
     build = getattr(imported, function, None)
     if build is None:
-        raise UserError(f"{module} has no {function!r}; name a function of it after the colon.")
+        raise UserError(f"{module} has no {function!r}; name one of its functions after the colon.")
     if not callable(build):
         raise UserError(f"{name} is not a function; name one that returns an nn.Module.")
     return Factory(name, build, new_sizes, tuple(map(_parse_input, inputs)))
@@ -184,7 +187,7 @@ def _parse_input(text: str) -> tuple[torch.dtype | None, tuple[int, ...]]:
     """Parse ``int64[8,2048]`` into a dtype and a shape.
 
     The letter ``x`` in place of a dtype, as in ``x[8,3,224,224]``, stands for the dtype of the
-    step. It is returned as None.
+    step. The dtype is then returned as None.
 
     Raises:
         UserError: if the text has another form, or the dtype does not exist.

@@ -43,7 +43,10 @@ class ModelStep:
         check_option("--mode", self.mode, (TRAIN, PREFILL, DECODE))
         check_option("--dtype", self.dtype, tuple(TORCH_DTYPES))
         if self.autocast and TORCH_DTYPES[self.dtype] is torch.float32:
-            raise UserError(f"--autocast casts to fp16 or bf16, not to {self.dtype}.")
+            raise UserError(
+                f"--autocast casts to fp16 or bf16, not to {self.dtype}; choose one of them with "
+                "--dtype."
+            )
         check_counts(self, "batch", "seq", "tokens")
 
     @property
@@ -59,7 +62,7 @@ class ModelStep:
 
 @dataclass(frozen=True)
 class StartedStep:
-    """A model that was built of fake tensors, and the forward pass of its step.
+    """A model that was built with fake tensors, and the forward pass of its step.
 
     Attributes:
         model: the model.
@@ -81,14 +84,14 @@ class ModelSource(Protocol):
 
     @property
     def sizes(self) -> Mapping[str, int]:
-        """Sizes that may be changed, by name."""
+        """Sizes that can be changed, by name."""
 
     @property
     def positions(self) -> int | None:
         """Longest sequence in tokens that the model was made for; None if it is not known."""
 
     def start(self, step: ModelStep, changes: Mapping[str, int]) -> StartedStep:
-        """Build the model with some sizes changed. Call this while tensors are fake."""
+        """Build the model with the sizes in ``changes``. Call this while tensors are fake."""
 
 
 def tokens_of(step: ModelStep) -> tuple[str, ...]:
@@ -98,7 +101,7 @@ def tokens_of(step: ModelStep) -> tuple[str, ...]:
 
 
 def refuse_decoding(name: str, step: ModelStep) -> None:
-    """Refuse a decoding step, for a model that does not generate tokens one by one.
+    """Refuse a decoding step for a model that does not generate tokens one by one.
 
     Raises:
         UserError: if the step decodes.

@@ -21,7 +21,7 @@ from sweeps.capture.alike import AlikeLayers, TracedLayer
 
 @dataclass(frozen=True)
 class TensorAccess:
-    """Access of an operation to a tensor.
+    """An operation's access to a tensor.
 
     Attributes:
         storage: address that identifies the tensor's storage.
@@ -69,10 +69,10 @@ class TracedOperation:
 
 
 class Trace(TorchDispatchMode):
-    """Recorder of operations, which records while it is entered, inside the mode of fake tensors.
+    """Recorder of operations. It must be entered inside the mode of fake tensors.
 
-    When a forward operation runs, autograd gives a number to its node. The place of a gradient in
-    the model is found by this number. PyTorch's profiler links gradients to forward operations in
+    When a forward operation runs, autograd gives a number to its node. This number identifies the
+    place of a gradient in the model. PyTorch's profiler links gradients to forward operations in
     the same way.
     """
 
@@ -88,7 +88,7 @@ class Trace(TorchDispatchMode):
 
     @contextmanager
     def following(self, model: nn.Module) -> Iterator[None]:
-        """Keep track of the module that is being called, while the context is entered."""
+        """Keep track of the module that is being called, while the context is active."""
         names = {module: name for name, module in model.named_modules()}
 
         def enter(module: nn.Module, args: Any) -> None:
@@ -228,7 +228,7 @@ class SavedTensors:
 def trace(
     model: nn.Module, call: Callable[[], Any], backward: bool
 ) -> tuple[list[TracedOperation], list[SavedTensor]]:
-    """Trace a step while tensors are fake.
+    """Trace a step. Call this while tensors are fake.
 
     Args:
         model: the model.

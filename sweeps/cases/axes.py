@@ -164,11 +164,11 @@ def _parse_table(table: Mapping[str, Any], where: str, along: str) -> Axis:
     """Parse an axis that is given as a table: a range, powers or a neighbourhood.
 
     Raises:
-        UserError: if the table has wrong keys or values.
+        UserError: if the table has invalid keys or values.
     """
     for key in table:
         if key not in _KEYS:
-            raise UserError(f"{where} has no key {key!r}; {nearest(key, _KEYS)}")
+            raise UserError(f"{where} has an unknown key {key!r}; {nearest(key, _KEYS)}")
     has_a_form = any(required <= set(table) <= required | optional for required, optional in _FORMS)
     if not has_a_form:
         choices = "; ".join(" ".join(sorted(required)) for required, _ in _FORMS)
@@ -185,7 +185,10 @@ def _parse_table(table: Mapping[str, Any], where: str, along: str) -> Axis:
     if edges not in _EDGES:
         raise UserError(f"{where}.edges is {edges!r}; {nearest(str(edges), _EDGES)}")
     if along not in _EDGES[edges]:
-        raise UserError(f"{where}.edges: {edges} have edges along {', '.join(_EDGES[edges])} only.")
+        names = ", ".join(_EDGES[edges])
+        raise UserError(
+            f"{where}.edges: {edges} have edges only along {names}; remove edges from this axis."
+        )
     return Edges(values, edges)
 
 

@@ -241,10 +241,10 @@ def _check_words(axes: Mapping[str, Axis], op: str, where: str) -> None:
 
 
 def _check_weights_cold(axes: Mapping[str, Axis], op: str, where: str) -> None:
-    """Refuse ``weights-cold`` for operations and modes in which it has no meaning.
+    """Refuse ``weights-cold`` for operations and modes for which it has no meaning.
 
     Only a GEMM's operands are activations and weights. Sustained work reuses its operand sets, so
-    that the weights would be in the cache, too.
+    the weights would be in the cache, too.
 
     Raises:
         UserError: if a block with ``weights-cold`` has an operation other than ``gemm``
@@ -337,7 +337,7 @@ def _check_keys(table: Mapping[str, Any], known: Sequence[str], where: str) -> N
     """Refuse a table with a key that is not in ``known``; ``where`` names the table in errors."""
     for key in table:
         if key not in known:
-            raise UserError(f"{where} has no key {key!r}; {nearest(key, known)}")
+            raise UserError(f"{where} has an unknown key {key!r}; {nearest(key, known)}")
 
 
 def _check_type(value: Any, kind: type, where: str, expected: str) -> None:

@@ -1,4 +1,4 @@
-"""Compare the sampler with standard timers, to see if its clock can be trusted.
+"""Compare the sampler with standard timers, to see whether its clock can be trusted.
 
 The standard timer is Triton's ``do_bench`` on a GPU and PyTorch's ``blocked_autorange`` on a CPU.
 Every pass runs in its own process, because repeatability shows only between processes, and because
@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from kernels.common.counts import counted
 from kernels.device import Device, make_current, select_device, software
 from kernels.operands import TORCH_DTYPES
 from kernels.problem import Conv, Gemm, Problem
@@ -74,13 +75,14 @@ def check_clock(device: Device, count: int, note: Callable[[str], None]) -> dict
     machine, gpu = device.machine, device.gpu
     passes = []
     for number in range(1, _PASSES + 1):
-        note(f"Timing {count} cases with the sampler and a standard timer, pass {number} …")
+        cases = counted(count, "case")
+        note(f"Timing {cases} with the sampler and a standard timer, pass {number} …")
         passes.append(_in_process(_one_pass, machine, gpu, count))
     note("Timing launches before and after loading a profiler …")
     profiler = _in_process(_around_a_profiler, machine, gpu, _PROFILER_CASES)
     graphs: list[dict[str, Any]] = []
     if gpu is not None:
-        note("Replaying CUDA graphs, as the public tables were measured …")
+        note("Replaying CUDA graphs, the method behind the public tables …")
         graphs = _in_process(_replays, machine, gpu, count)
     return {
         "schema": SCHEMA,
@@ -193,7 +195,7 @@ def _one_pass(machine: Any, gpu: int | None, count: int) -> dict[str, Any]:
 
 
 def _around_a_profiler(machine: Any, gpu: int | None, count: int) -> list[dict[str, Any]]:
-    """Time the cases with the fewest FLOPs with the sampler, before and after a profiler session.
+    """Sample the cases with the fewest FLOPs, before and after a profiler session.
 
     Return a row for each case that was timed both times.
     """

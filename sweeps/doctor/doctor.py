@@ -60,7 +60,8 @@ def examine(device: Device, results: Path) -> list[DoctorFinding]:
 def _examine_cpu() -> Iterator[DoctorFinding]:
     """Report threads and load of the CPU, and frequency governors other than ``performance``."""
     threads, load = torch.get_num_threads(), os.getloadavg()[0]
-    yield DoctorFinding(False, f"{threads} threads, {torch.backends.cpu.get_cpu_capability()}")
+    instructions = torch.backends.cpu.get_cpu_capability()
+    yield DoctorFinding(False, f"{counted(threads, 'thread')}, {instructions}")
     # Each thread needs an idle core. Half a core of other work is tolerated.
     busy = load + threads > usable_cores() + 0.5
     remark = ": other work disturbs timings" if busy else ""
@@ -121,7 +122,8 @@ def _examine_gpu(device: Device) -> Iterator[DoctorFinding]:
     if nvml is None or handle is None:
         yield DoctorFinding(
             True,
-            "NVML is missing or denies access, so clocks, power and temperature are not recorded",
+            "NVML is missing or denies access, so clocks, power and temperature are not recorded; "
+            "install nvidia-ml-py, and check that `nvidia-smi` works",
         )
         return
     yield from examine_nvml(nvml, handle)
@@ -152,7 +154,7 @@ def examine_nvml(nvml: Any, handle: Any) -> Iterator[DoctorFinding]:
     """Report clocks, power limit, temperature, ECC and other processes as NVML reports them."""
 
     def ask(query: Any, *arguments: Any) -> Any:
-        """Return the result of a query of NVML; None if NVML cannot answer it."""
+        """Return the result of an NVML query; None if NVML cannot answer it."""
         try:
             return query(*arguments)
         except nvml.NVMLError:

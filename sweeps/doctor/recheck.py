@@ -1,7 +1,7 @@
-"""Time a few recorded cases again, to see if this machine is as fast as the recorded one.
+"""Re-time a few recorded cases, to see whether this machine is as fast as the recorded one.
 
 A recording may be made in several sessions, each on a newly assigned node, so the machine may be
-another one.
+a different one.
 """
 
 from __future__ import annotations
@@ -105,9 +105,9 @@ def judge_ratios(ratios: Sequence[float]) -> dict[str, Any]:
         ratios: present time of each case over its recorded time.
 
     Returns:
-        ``cases``, ``ratio`` (the median), ``lo`` and ``hi`` (its 95% interval; None under six
-        cases) and ``same`` (True if the ratio is within :data:`TOLERANCE` of 1). Without cases, all
-        but ``cases`` are None.
+        ``cases``, ``ratio`` (the median), ``lo`` and ``hi`` (its 95% interval; None for fewer than
+        six cases) and ``same`` (True if the ratio is within :data:`TOLERANCE` of 1). Without cases,
+        all but ``cases`` are None.
     """
     if not ratios:
         return {**dict.fromkeys(("ratio", "lo", "hi", "same")), "cases": 0}
@@ -122,7 +122,7 @@ def _sentence(ratios: Sequence[float]) -> str:
     judged = judge_ratios(ratios)
     ratio = judged["ratio"]
     if ratio is None:
-        return "No recorded case could be timed again."
+        return "No recorded case could be re-timed."
     if judged["same"]:
         verdict = "as fast as recorded"
     else:

@@ -43,7 +43,7 @@ def measure_ceilings(machine: Machine, dtypes: Iterable[str]) -> tuple[dict[str,
 
     A peak is the best of up to 20 GEMMs of 1024³, or of 256³ if the dtype is emulated. The
     bandwidth is the best of up to 20 copies of 256 MiB, counting both the read and the write.
-    Another moment may show higher ceilings, so a run measures them several times
+    The ceilings may be higher at another time, so a run measures them several times
     (:mod:`sweeps.folding.raised_ceilings`).
     """
     clock = CpuClock()
@@ -66,7 +66,7 @@ def measure_ceilings(machine: Machine, dtypes: Iterable[str]) -> tuple[dict[str,
 
 
 def _best_seconds(clock: CpuClock, launch: Callable[[int], object]) -> float:
-    """Return the seconds of the fastest of 3 to 20 launches, as many as fit half a second."""
+    """Return the seconds of the fastest of 3 to 20 launches, as many as fit into half a second."""
     times: list[float] = []
     while len(times) < _MAX_LAUNCHES and (len(times) < _MIN_LAUNCHES or sum(times) < _SECONDS):
         times.append(clock.time(launch, [0]).seconds)

@@ -20,7 +20,7 @@ from sweeps.cases.spec import Sweep, all_sweeps, broken_sweeps, read_sweep
 from sweeps.planning.plan import make_plan
 
 EXPERIMENTAL = "experimental"
-"""Value of ``config`` in a sweep that means the configs that are left out by default."""
+"""Value of ``config`` in a sweep, which stands for the configs that are left out by default."""
 
 
 def choose_sweeps(names: Sequence[str]) -> dict[str, Sweep]:
@@ -29,8 +29,8 @@ def choose_sweeps(names: Sequence[str]) -> dict[str, Sweep]:
     A name that ends in ``.toml`` is the path of a file.
 
     Raises:
-        UserError: if a named sweep is unknown, its file is wrong, or a file has the name of another
-            sweep. A wrong file in ``sweeps/specs`` is ignored unless its sweep is named.
+        UserError: if a named sweep is unknown, its file is invalid, or a file has the name of
+            another sweep. An invalid file in ``sweeps/specs`` is ignored unless its sweep is named.
     """
     known, broken = all_sweeps(), broken_sweeps()
     if not names:
@@ -71,7 +71,7 @@ def sweep_cases(sweep: Sweep, machine: Machine, dtypes: Sequence[str] = ()) -> l
             have all dtypes that the sweep has on the machine.
 
     Raises:
-        UserError: if the sweep names an unknown implementation or a wrong config, has too many
+        UserError: if the sweep names an unknown implementation or an invalid config, has too many
             cases, or declares an invalid problem.
     """
     if dtypes:
@@ -123,8 +123,8 @@ def plan_rows(
         names: names of the sweeps; the default sweeps if there are none.
         machine: machine that would be measured.
         budget: seconds of measuring that the plan may fill.
-        cores: number of cores that the run may use, most of them to compile kernels. None means as
-            many as this process may use.
+        cores: number of cores that the run may use, most of them to compile kernels. None means all
+            that this process may use.
 
     Returns:
         Dictionaries with ``name``, ``cases``, ``planned`` and two times in seconds: ``expected_s``
@@ -132,7 +132,7 @@ def plan_rows(
         ``checking_s``, the part of that time in which results are checked.
 
     Raises:
-        UserError: if a named sweep is unknown or wrong.
+        UserError: if a named sweep is unknown or its file is invalid.
     """
     cases = {name: sweep_cases(sweep, machine) for name, sweep in choose_sweeps(names).items()}
     plan = make_plan(cases, machine, budget, cores=cores)
@@ -151,9 +151,9 @@ def plan_rows(
 
 
 def _candidate_count(declared: str) -> int | None:
-    """Return how many of an implementation's configs a sweep's word means.
+    """Return how many configs of an implementation the word ``declared`` stands for.
 
-    ``""`` means one, the implementation's own choice. ``best 4`` means the four that the
+    ``""`` stands for one, the implementation's own choice. ``best 4`` stands for the four that the
     implementation ranks first. For ``all`` and ``experimental``, return None: there is no limit.
     For any other word, which must be a config itself, return 0.
     """

@@ -1,4 +1,4 @@
-"""Compile hand-written kernels in other processes while a run times those that are compiled.
+"""Compile hand-written kernels in other processes, while a run times the compiled ones.
 
 Triton keeps compiled kernels in a cache on disk. The compiling processes go through the plan ahead
 of the process that times, and fill that cache. They launch nothing and write none of the run's
@@ -29,8 +29,8 @@ _SPARED_CORES = 2  # cores for the run: one launches, the other reads sensors an
 def compilers(machine: Machine, cores: int | None = None) -> int:
     """Return the number of processes that may compile in parallel with a run.
 
-    Each process needs a core, and memory of the GPU for its context. ``cores`` is the number of
-    cores that they share with the run. None means those that this process may use, which a batch
+    Each process needs a core, and GPU memory for its context. ``cores`` is the number of cores that
+    these processes share with the run. None means all that this process may use, which a batch
     system may have limited.
     """
     most_contexts = int(_MEMORY_SHARE * machine.memory_bytes / _CONTEXT_BYTES)

@@ -39,7 +39,7 @@ _SAMPLES = CHECKPOINTS[0]  # number of samples that a case's expected seconds in
 _PLANNED_SAMPLES = 10  # number of samples for which the plan leaves time
 _PREFERRED = ("alignment", "steps", "conv-layouts")
 """Sweeps that people look for first, which get more time than others."""
-_PREFERRED_FACTOR = 6.0  # factor on the time that these sweeps get, compared with others
+_PREFERRED_FACTOR = 6.0  # these sweeps get this many times as much time as others
 _ADMITTED = 0.92  # share of the budget that a plan fills, because a machine is slower at times
 _LARGEST_SHARE = 0.02  # share of the budget that one case may take
 # A case may exceed that share by this factor if that keeps its line whole. If even the cheapest
@@ -88,7 +88,7 @@ class PlanEntry:
     """Number of the shard that measures the case; None if the run has only one."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return the entry as a row of the plan's ``cases`` in run.json."""
+        """Return the entry as a row of the plan's ``cases``, which are stored in plan.jsonl."""
         row = {"id": self.case.id, **self.case.columns(), "expected_s": round(self.expected, 6)}
         return row if self.shard is None else {**row, "shard": self.shard}
 
@@ -99,19 +99,19 @@ class PlanEntry:
         Raises:
             UserError: if the row does not describe a case.
         """
-        fault = misfit(row, _PLANNED, "a case of the plan in run.json")
+        fault = misfit(row, _PLANNED, "a case of the plan")
         try:
             if not fault:
                 case = Case.from_columns(row)
                 _ = case.id  # raises ValueError for text with half a surrogate pair
                 return cls(case, row["expected_s"], shard=row.get("shard"))
         except (ValueError, TypeError, KeyError, OverflowError):
-            fault = "a case of the plan in run.json has no sizes"
+            fault = "a case of the plan has no sizes"
         raise UserError(f"{fault}. {START_OVER}")
 
 
 def read_plan(plan: Mapping[str, Any]) -> list[PlanEntry]:
-    """Return the entries of the plan in run.json.
+    """Return the entries of a plan that :func:`sweeps.store.read_run` has read.
 
     Raises:
         UserError: if the plan is damaged, or has a case that belongs to none of its shards.
@@ -122,9 +122,7 @@ def read_plan(plan: Mapping[str, Any]) -> list[PlanEntry]:
     # The entries of a plan with one shard may have no shard number.
     valid_shards = {*range(1, plan["shards"] + 1)} if plan["shards"] > 1 else {None, 1}
     if not {entry.shard for entry in planned} <= valid_shards:
-        raise UserError(
-            f"the plan in run.json has cases that belong to none of its shards. {START_OVER}"
-        )
+        raise UserError(f"the plan has cases that belong to none of its shards. {START_OVER}")
     return planned
 
 
@@ -139,13 +137,13 @@ class Costs:
     prepare: float = 0.02
     """Seconds to prepare operands and warm up."""
     check: float = 1.5e-3
-    """Seconds that one check of a result takes on the host, which runs 90 operations for it."""
+    """Seconds that the host spends on one check of a result, which takes 90 operations."""
     passes: float = 1.0
-    """Ratio of the time that a check's passes over the operands take to that at full bandwidth."""
+    """Time of a check's passes over the operands, divided by their time at full bandwidth."""
     slower: Mapping[str, Sequence[tuple[float, float]]] = field(default_factory=dict)
     """Corrections of the estimate for each :func:`kind_of`, as pairs of FLOPs and a factor.
 
-    A launch with that many FLOPs takes the estimated time multiplied by the factor. Between the
+    A launch with that many FLOPs takes the estimated time multiplied by the factor. Between two
     pairs, the factor is interpolated."""
 
     def to_json(self) -> dict[str, Any]:
@@ -181,7 +179,7 @@ class Costs:
         ]
 
     def _factor(self, case: Case) -> float:
-        """Return the factor on the estimate of a case; 1 if its kind was not probed.
+        """Return the factor that corrects the estimate of a case; 1 if its kind was not probed.
 
         The factor is interpolated in the logarithms of FLOPs and factors.
         """
@@ -214,7 +212,7 @@ class Plan:
 def naming_reserve(cases: Sequence[Case], budget: float) -> float:
     """Return the seconds of a budget that are reserved for naming kernels, at most a tenth of it.
 
-    Naming starts another process, which prepares and launches each case again.
+    Naming kernels starts another process, which prepares and launches each case again.
     """
     seconds = _NAMING_START + sum(_NAMING_SECONDS + _cudnn_seconds(case) for case in cases)
     return min(_NAMING_SHARE * budget, seconds)
@@ -251,8 +249,8 @@ def make_plan(
         budget: measuring time in seconds.
         shards: number of GPUs that share the work, each with that budget.
         in_order: True to consider the sweeps one after the other.
-        cores: number of cores that the run may use, most of them to compile kernels. None means as
-            many as this process may use.
+        cores: number of cores that the run may use, most of them to compile kernels. None means all
+            that this process may use.
         together: groups of sweeps that are compared with each other.
         before: entries that are already planned.
         costs: costs of a case; None for the default costs of this kind of machine.
@@ -294,7 +292,7 @@ def make_plan(
             spent[name] += sum(entry.expected for entry in new_entries)
             planned += new_entries
             admitted |= {entry.case.id for entry in new_entries}
-    # 4. Admit single cases of the sweeps of which no line fits.
+    # 4. Admit single cases of the sweeps of which no line was admitted.
     for name, members in entries.items():
         if not spent[name]:
             for entry in _bit_reversal_order(members):
@@ -310,7 +308,7 @@ def make_plan(
 
 
 class _Room:
-    """Time that is left of each shard's budget while a plan is made.
+    """Remainder of each shard's budget while a plan is made.
 
     If ``naming`` is True, time is reserved for naming kernels at the end.
     """
@@ -460,9 +458,11 @@ def _with_costs(
 def _checking_seconds(case: Case, seconds: float, machine: Machine, costs: Costs) -> float:
     """Return the seconds for checking a case's results, if one launch takes ``seconds``.
 
-    Results are checked three times: before the samples, in a launch that also warms up; after the
-    samples; and in one sample of twelve, in which every launch of a cold batch has a separate
-    result.
+    The estimate includes three checks:
+
+    - before the samples, in a launch that also warms up;
+    - in the first sample, where every launch of a cold batch has a separate result;
+    - after the samples.
     """
     check_seconds = costs.passes * checked_bytes(case) / machine.bandwidth
     clock = CudaClock if machine.kind == "gpu" else CpuClock

@@ -1,6 +1,6 @@
 """Profile training steps of two models: their times, and a trace of one step, in each dtype.
 
-A few steps are timed in each dtype. The dtypes alternate, so that slow changes of the machine's
+A few steps are timed in each dtype. The dtypes alternate, so that slow changes in the machine's
 speed affect all of them alike. One step of each dtype then runs under PyTorch's profiler, and its
 trace is kept. The trace shows which operation launched which kernel; ``analysis/traces/`` reads it
 like any other trace.
@@ -30,7 +30,7 @@ STEPS = 8
 """Number of timed steps of each model and dtype, after one warm-up step."""
 
 TRACES = "traces"
-"""Folder of the traces, within the folder that has ``models.json``."""
+"""Folder with the traces, in the folder that contains ``models.json``."""
 
 _DTYPES = {"gpu": ("fp32", "tf32", "bf16"), "cpu": ("fp32",)}  # by kind of machine
 _STORED = {"bf16": torch.bfloat16}  # type of the parameters by dtype; float32 if not listed
@@ -124,7 +124,7 @@ def _settings_of(dtype: str, kind: str) -> Iterator[None]:
 
 
 def _step_trace(step: Callable[[], None], dtype: str, kind: str) -> dict[str, Any]:
-    """Return the trace of one step, without earlier events and without what names the host."""
+    """Return the trace of one step, without earlier events and entries that name the host."""
     activity = torch.profiler.ProfilerActivity
 
     def work() -> None:

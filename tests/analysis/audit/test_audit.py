@@ -179,7 +179,7 @@ def test_a_share_of_the_peak_may_be_assumed_for_attention(h100: Basis) -> None:
     decoding = capture(GPT2, ModelStep("decode", batch=16, seq=1024))
     account = account_of(decoding, Runtime(attention=0.5), h100)
     (missing,) = account.not_counted
-    assert missing.startswith("attention: 16×12 heads of 64, 1 queries")
+    assert missing.startswith("attention: 16×12 heads of 64, 1 query")
     assert not math.isnan(account.step_us)
     half, whole = (
         account_of(capture(GPT2, STEP), Runtime(attention=share), h100) for share in (0.5, 1.0)

@@ -400,7 +400,7 @@ def test_what_is_no_model_gets_a_sentence(
 
 
 def test_sizes_that_do_not_fit_get_a_sentence() -> None:
-    with pytest.raises(UserError, match="13 does not divide 256"):
+    with pytest.raises(UserError, match=r"hidden \(256\) is not a multiple of heads \(13\)"):
         capture(find_source("gpt2", {**SMALL, "heads": 13}), STEP)
     source = find_source("gpt2", SMALL)
     for model in ("resnet-50", "unet"):
