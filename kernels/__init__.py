@@ -17,7 +17,7 @@ __all__ = ["Conv", "Gemm", "implementations"]
 
 
 def implementations() -> dict[str, Implementation]:
-    """Return all implementations by name: the libraries, and Triton's if Triton is installed."""
+    """Return all implementations by name, with the Triton families if Triton is installed."""
     from kernels.registry import all_implementations
 
     return all_implementations()

@@ -170,7 +170,7 @@ def compile_command(
     from kernels.compiler.compiletable import compile_markdown, differing_cells
 
     def show(row: CompileRow) -> None:
-        """Print a finished row, unless JSON is asked for."""
+        """Print a finished row, unless ``--json`` is given."""
         if not json:
             print(
                 f"{'ok' if row.ok else 'BAD':4}{row.kernel:18}{row.operation:6}{row.arch:7}"
@@ -185,7 +185,9 @@ def compile_command(
     try:
         recorded = None if compare is None else compare.read_text(encoding="utf-8")
     except OSError as error:
-        raise UserError(f"{compare} cannot be read: {error.strerror}.") from None
+        raise UserError(
+            f"{compare} cannot be read: {error.strerror}. Give a readable file to --compare."
+        ) from None
     rows = compile_rows(arch or ARCHES, every, names, show)
     if json:
         print_json([asdict(row) for row in rows])

@@ -47,7 +47,7 @@ def parse_problems(gemm: list[str] | None, conv: list[str] | None) -> list[Probl
 
 
 def parse_seconds(text: str | None, option: str = "budget") -> float | None:
-    """Parse ``90s``, ``10m``, ``1.5h`` or plain seconds to seconds; return None without a value.
+    """Parse ``90s``, ``10m``, ``1.5h`` or plain seconds; return seconds, or None for no value.
 
     Raises:
         UserError: if the text is not a positive time of at most a year.

@@ -72,7 +72,7 @@ class Config:
 
     @property
     def experimental(self) -> str | None:
-        """Name of the experimental feature that this config turns on; None without one."""
+        """Name of the experimental feature that this config turns on, or None."""
         return None
 
 
@@ -138,14 +138,14 @@ class TileConfig(Config):
     def invalid(self, dtype: str, machine: Machine) -> str | None:
         """Return why this config cannot run, as a sentence; None if it can.
 
-        All three block sizes must be powers of two of at least 16, as Triton's ``tl.dot`` requires.
+        All three block sizes must be powers of two, and at least 16, as ``tl.dot`` requires.
         A thread may have at most 128 accumulators, because its 255 registers must also hold the
         operands. The stages must fit in the CTA's shared memory.
         """
         for name in ("bm", "bn", "bk"):
             size = getattr(self, name)
             if size < 16 or size & (size - 1):
-                return f"{name}={size} is not a power of two of at least 16."
+                return f"{name}={size} is invalid; it must be a power of two, and at least 16."
         if self.accumulators > 128:
             return (
                 f"{self.accumulators} accumulators per thread do not fit in the registers; "
@@ -154,8 +154,8 @@ class TileConfig(Config):
         shared = self.shared_bytes(dtype, machine)
         if shared > machine.shared_cta_bytes:
             return (
-                f"{self.stages} stages need {shared >> 10} KiB of shared memory; a CTA of "
-                f"{machine.name} has {machine.shared_cta_bytes >> 10}."
+                f"{self.stages} stages need {shared >> 10} KiB of shared memory, but a CTA of "
+                f"{machine.name} has {machine.shared_cta_bytes >> 10} KiB; use fewer stages."
             )
         return None
 
@@ -173,7 +173,7 @@ class SplitConfig(TileConfig):
 
 @dataclass(frozen=True)
 class StreamConfig(TileConfig):
-    """Config of a stream-K GEMM by ``ctas`` persistent CTAs."""
+    """Config of a stream-K GEMM that runs on ``ctas`` persistent CTAs."""
 
     ctas: int = 8
 
@@ -210,18 +210,18 @@ class PersistentConfig(TileConfig):
     def accumulators(self) -> int:
         """Accumulator registers of one thread.
 
-        With ``specialize``, a second group of as many warps takes half of the sums.
+        With ``specialize``, a second group with as many warps takes half of the sums.
         """
         return super().accumulators // (2 if self.specialize else 1)
 
     def invalid(self, dtype: str, machine: Machine) -> str | None:
         """Return why this config cannot run, as a sentence; None if it can.
 
-        In addition to the rules of :meth:`TileConfig.invalid`, ``specialize`` and ``halves``
+        The rules of :meth:`TileConfig.invalid` apply. In addition, ``specialize`` and ``halves``
         exclude each other.
         """
         if self.specialize and self.halves:
-            return "specialize=on and halves=on cannot be combined."
+            return "specialize=on and halves=on cannot be combined; turn one of them off."
         return super().invalid(dtype, machine)
 
     @property
@@ -289,7 +289,7 @@ HAND_WRITTEN: dict[str, type[TileConfig]] = {
 
 
 def experimental_feature(implementation: str, config: str) -> str | None:
-    """Return the experimental feature that the text of a config turns on; None without one."""
+    """Return the experimental feature that the text of a config turns on, or None."""
     config_type = HAND_WRITTEN.get(implementation)
     if config_type is None or not config:
         return None
@@ -312,12 +312,12 @@ def tile_count(m: Any, n: Any, bm: Any, bn: Any, batch: Any = 1, split: Any = 1)
 
 
 def tile_efficiency(m: Any, n: Any, bm: Any, bn: Any) -> Any:
-    """Return the useful share of the padded result, at most 1: m·n over the area of all tiles."""
+    """Return the useful share of the padded result: m·n divided by the area of all tiles."""
     return (m * n) / (ceil_div(m, bm) * bm * ceil_div(n, bn) * bn)
 
 
 def tail_efficiency(tiles: Any, slots: Any) -> Any:
-    """Return the share of the slots in all waves that hold a tile, at most 1.
+    """Return the share of slots that hold a tile, over all waves; at most 1.
 
     ``slots`` is the number of tiles in a full wave. The share is below 1 if the last wave leaves
     slots idle.

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from kernels.common.counts import counted
 from kernels.common.errors import UserError
 from kernels.common.program import OTHER_TORCH, USE_CPU
 from kernels.machine import DeviceProperties, Machine, cpu_machine, cpu_threads, from_properties
@@ -103,7 +104,8 @@ def _this_gpu(gpu: int) -> Device:
     """
     count = torch.cuda.device_count()
     if not 0 <= gpu < count:
-        raise UserError(f"GPU {gpu} does not exist; PyTorch sees {count}, counted from 0.")
+        seen = counted(count, "GPU")
+        raise UserError(f"GPU {gpu} does not exist; PyTorch sees {seen}, numbered from 0.")
     # 1. Refuse a GPU that this build of PyTorch cannot use.
     properties = torch.cuda.get_device_properties(gpu)
     capability = properties.major, properties.minor
@@ -144,8 +146,8 @@ def clock_khz(properties: Any, name: str) -> float:
 def _is_built_for(capability: tuple[int, int], arches: list[str]) -> bool:
     """Return True if a PyTorch that is built for ``arches`` runs on a GPU of this capability.
 
-    A binary (``sm_80``) runs on GPUs of the same major version and of the same or a later minor
-    version. PTX (``compute_90``) runs on GPUs of the same or any later capability.
+    A binary (``sm_80``) runs on GPUs with the same major version and the same or a later minor
+    version. PTX (``compute_90``) runs on GPUs with the same or any later capability.
     """
     if not arches:  # the architectures are not known, so assume that it runs
         return True

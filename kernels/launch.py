@@ -49,7 +49,7 @@ class Launch:
 
 
 class Implementation(Protocol):
-    """Implementation of some operations, such as a vendor library or a Triton family.
+    """Implementation of one or more operations, such as a vendor library or a Triton family.
 
     :func:`kernels.implementations` returns all of them by name.
     """
@@ -58,7 +58,7 @@ class Implementation(Protocol):
 
     @property
     def ops(self) -> tuple[str, ...]:
-        """Operations that the implementation computes on some machine: ``gemm``, ``conv``, …"""
+        """Operations that the implementation computes, on at least one machine: ``gemm``, …"""
         ...
 
     def supports(self, problem: Workload, machine: Machine) -> str | None:
@@ -92,5 +92,5 @@ class Implementation(Protocol):
         ...
 
     def compile_ahead(self, cases: Sequence[tuple[Workload, Config | None]]) -> None:
-        """Compile what the cases need in parallel; a vendor library has nothing to compile."""
+        """Compile, in parallel, what the cases need; vendor libraries do nothing."""
         ...

@@ -34,6 +34,7 @@ from kernels.common.errors import UserError, nearest
 
 _TABLE = Path(__file__).with_name("machines.toml")
 _SLUG = re.compile(r"[a-z0-9-]+")
+_COPY_AGAIN = "Copy the recording again, or make a new one."
 # Values that the JSON of a machine must have, as `kernels.common.documents` describes them.
 _FACTS = {
     "slug": str, "name": str, "kind": str, "generation": str,
@@ -105,10 +106,11 @@ class Machine:
                 The facts are checked because users import recordings that others made.
         """
         if fault := misfit(data, _FACTS, "machine"):
-            raise UserError(f"invalid machine description: {fault}.")
+            raise UserError(f"invalid machine description: {fault}. {_COPY_AGAIN}")
         if data["kind"] not in ("gpu", "cpu"):
             raise UserError(
-                f"invalid machine description: its kind is {data['kind']!r}, not 'gpu' or 'cpu'."
+                f"invalid machine description: machine.kind is {data['kind']!r}, not 'gpu' or "
+                f"'cpu'. {_COPY_AGAIN}"
             )
         slug = data["slug"]
         if not _SLUG.fullmatch(slug):
@@ -125,7 +127,7 @@ class Machine:
 
 @functools.cache
 def known_machines() -> dict[str, Machine]:
-    """Return every machine of ``machines.toml`` by slug.
+    """Return every machine in ``machines.toml`` by slug.
 
     Raises:
         UserError: if the file is damaged or cannot be read.
@@ -137,7 +139,7 @@ def known_machines() -> dict[str, Machine]:
 
 @contextmanager
 def _whole_table() -> Iterator[dict[str, Any]]:
-    """Yield the content of machines.toml, and turn the error of any fault in it into a UserError.
+    """Yield the content of machines.toml, and raise a UserError if the file has a fault.
 
     Most faults, such as a missing key, appear only when the ``with`` block reads the content.
     """
@@ -151,7 +153,7 @@ def _whole_table() -> Iterator[dict[str, Any]]:
 
 
 def known_machine(slug: str) -> Machine:
-    """Return the machine of ``machines.toml`` that a word means.
+    """Return the machine in ``machines.toml`` that a word means.
 
     :func:`kernels.common.aliases.slug_meant` interprets the word.
 
@@ -166,7 +168,7 @@ def known_machine(slug: str) -> Machine:
 
 
 def machine_of_arch(arch: str) -> Machine:
-    """Return the first machine of ``machines.toml`` with an architecture such as ``sm_90``.
+    """Return the first machine in ``machines.toml`` with an architecture such as ``sm_90``.
 
     Raises:
         UserError: if no machine in the file has this architecture.
@@ -181,7 +183,7 @@ def machine_of_arch(arch: str) -> Machine:
 
 @functools.cache
 def _slug_of_device_name() -> dict[str, str]:
-    """Return the slugs of machines.toml by the names that the driver reports for them."""
+    """Return the slugs in machines.toml by the names that the driver reports for them."""
     with _whole_table() as table:
         return {
             name: slug
@@ -200,7 +202,7 @@ def slug_of_device(name: str) -> str:
 
 
 def _inherited(table: Mapping[str, Any], slug: str) -> dict[str, Any]:
-    """Return a slug's entry; if its ``like`` names another entry, add the facts that it lacks."""
+    """Return a slug's entry; if it has ``like``, add missing facts from the entry named there."""
     entry = dict(table[slug])
     if "like" in entry:
         base = _inherited(table, entry.pop("like"))
@@ -271,7 +273,7 @@ class DeviceProperties:
         return 2 * self.memory_mhz * 1e6 * self.bus_bits / 8
 
 
-# FLOPs per clock and SM, from the architecture whitepapers (the sources of machines.toml). 16-bit
+# FLOPs per clock and SM, from the architecture whitepapers (the sources in machines.toml). 16-bit
 # operands accumulate in fp32. A dtype that is missing has no units on that chip.
 _FLOPS_PER_CLOCK: dict[tuple[int, int], dict[str, int]] = {
     (7, 0): {"fp32": 128, "fp16": 1024},
@@ -363,8 +365,8 @@ def _derived_bandwidth(properties: DeviceProperties, generation: str) -> tuple[f
     1. for a MIG slice, the bandwidth of the listed card that it is part of, in proportion to the
        slice's memory;
     2. the memory clock and the bus width that the driver reports;
-    3. the bandwidth of another listed card: of the same generation, the one with the most similar
-       number of SMs.
+    3. the bandwidth of a listed card of the same generation: the one with the most similar number
+       of SMs.
     """
     whole_card_name = properties.name.partition(" MIG ")[0]
     listed_slug = _slug_of_device_name().get(whole_card_name)
@@ -475,7 +477,7 @@ def _usable_processors() -> set[int]:
 
 
 def _quota_cores() -> float:
-    """Return the number of cores that the container's CPU quota allows; infinite without one."""
+    """Return the number of cores that the container's CPU quota allows; infinity if it has none."""
     with suppress(OSError, ValueError):
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
         return int(quota) / int(period)
@@ -526,7 +528,7 @@ def cpu_machine(peaks: Mapping[str, float], bandwidth: float, threads: int) -> M
 
 
 def _last_level_cache() -> int:
-    """Return the bytes of the largest cache that the system describes, by default 32 MiB."""
+    """Return the bytes of the largest cache that the system describes; 32 MiB if there is none."""
     units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
     sizes = []
     for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
@@ -537,7 +539,7 @@ def _last_level_cache() -> int:
 
 
 def _total_memory() -> int:
-    """Return the bytes of the host's memory; 0 if the system does not report them."""
+    """Return the size of the host's memory in bytes; 0 if the system does not report it."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
@@ -545,5 +547,5 @@ def _total_memory() -> int:
 
 
 def _dashes(name: str) -> str:
-    """Convert a name to words of a-z and 0-9, in lower case, with a dash between two words."""
+    """Convert a name to lower-case words of a-z and 0-9, separated by dashes."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")

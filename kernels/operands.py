@@ -35,7 +35,7 @@ class Operands(NamedTuple):
 
 
 def element_counts(problem: Workload, storage: Storage = DENSE) -> tuple[int, int, int]:
-    """Count the elements of memory of the inputs and the result, with batch, gaps and offset."""
+    """Count the elements of memory for the inputs and the result, with batch, gaps and offset."""
     a, b, out = _without_offset(problem, storage)
     return a + storage.offset, b + storage.offset, out + storage.offset
 
@@ -60,7 +60,7 @@ def _without_offset(problem: Workload, storage: Storage) -> tuple[int, int, int]
 def view_operands(
     problem: Workload, a: Tensor, b: Tensor, out: Tensor, storage: Storage = DENSE
 ) -> Operands:
-    """View three flat tensors, of :func:`element_counts` elements each, as the operands."""
+    """View three flat tensors, sized by :func:`element_counts`, as the operands."""
     a, b, out = a[storage.offset :], b[storage.offset :], out[storage.offset :]
     if isinstance(problem, Gemm):
         views = (
@@ -130,7 +130,7 @@ def random_operands(
 
 
 def _matrices(gemm: Gemm) -> tuple[tuple[int, int, str], ...]:
-    """Return (rows, columns, letter of the layout) of A, of B and of the result."""
+    """Return (rows, columns, letter of the layout) for A, B and the result."""
     m, n, k = gemm.m, gemm.n, gemm.k
     return (m, k, gemm.layout[0]), (k, n, gemm.layout[1]), (m, n, "n")
 

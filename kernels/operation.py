@@ -18,7 +18,7 @@ from kernels.common.errors import UserError
 from kernels.problem import CONV_LAYOUTS, DTYPE_BYTES, TIMED_DTYPES, Gemm, Problem
 
 LAYERS = {"relu": 1, "gelu": 5, "softmax": 5, "layernorm": 7, "batchnorm": 7, "maxpool": 9}
-"""Memory-bound layers, and the operations per element that their textbook formula counts.
+"""Memory-bound layers, and the operations per element in the textbook formula of each.
 
 A comparison, an exp and an erf count as one each. Max-pool is 3×3 with stride 1, as in the guide
 whose rule gives it 2.25 FLOP per byte. PyTorch's max-pool also writes a 64-bit index for each
@@ -45,7 +45,7 @@ class _OperationBase(ABC):
     @property
     @abstractmethod
     def operand_elements(self) -> tuple[int, int, int]:
-        """Elements of the input, of the parameters and of the result."""
+        """Numbers of elements in the input, the parameters and the result."""
 
     @property
     def bytes(self) -> int:
@@ -85,7 +85,9 @@ class Layer(_OperationBase):
         check_word("dtype", self.dtype, TIMED_DTYPES)
         check_word("layer layout", self.layout, CONV_LAYOUTS)
         if self.op == "batchnorm" and self.n * self.h * self.w == 1:
-            raise UserError("batchnorm needs more than one value per channel to compute a mean.")
+            raise UserError(
+                "batchnorm needs more than one value per channel; give a larger n, h or w."
+            )
 
     @property
     def elements(self) -> int:
@@ -99,7 +101,7 @@ class Layer(_OperationBase):
 
     @property
     def operand_elements(self) -> tuple[int, int, int]:
-        """Elements of the activations, of scale and shift, and of the result."""
+        """Numbers of elements in the activations, in scale and shift, and in the result."""
         return self.elements, 2 * self.c * (self.op in _PARAMETERS), self.elements
 
     @property
@@ -145,9 +147,9 @@ SERIES = ("projections", "timesteps")
 class Series(_OperationBase):
     """``count`` GEMMs (m, k) @ (k, n) that share an operand, and could be fused into one.
 
-    - ``projections`` share the input, and each has a weight, like Q, K and V or the gates of an
+    - ``projections`` share the input and have one weight each, like Q, K and V or the gates of an
       LSTM. Fused, they are one GEMM with ``count`` times the columns.
-    - ``timesteps`` share the weight, and each has an input, like the steps of a sequence. Fused,
+    - ``timesteps`` share the weight and have one input each, like the steps of a sequence. Fused,
       they are one GEMM with ``count`` times the rows.
 
     A weight is stored as (n, k), as in a linear layer.
@@ -179,12 +181,12 @@ class Series(_OperationBase):
 
     @property
     def flops(self) -> int:
-        """Number of floating-point operations of all GEMMs."""
+        """Number of floating-point operations in all GEMMs."""
         return self.fused.flops
 
     @property
     def operand_elements(self) -> tuple[int, int, int]:
-        """Elements of the inputs, the weights and the results."""
+        """Numbers of elements in the inputs, the weights and the results."""
         return self.fused.operand_elements
 
     @property
@@ -269,7 +271,7 @@ class Lstm(_OperationBase):
 
     @property
     def operand_elements(self) -> tuple[int, int, int]:
-        """Elements of the inputs, of both weights together, and of the hidden states."""
+        """Numbers of elements in the inputs, in both weights together, and in the hidden states."""
         rows = self.steps * self.minibatch
         weights = GATES * self.hidden * (self.features + self.hidden)
         return rows * self.features, weights, rows * self.hidden
@@ -282,8 +284,8 @@ class Lstm(_OperationBase):
     def columns(self) -> dict[str, Any]:
         """Return the columns in measurements.csv.
 
-        The columns describe the GEMM of the gates with the input of one step. ``batch`` is the
-        number of steps.
+        The columns describe the GEMM that computes the gates from the input of one step. ``batch``
+        is the number of steps.
         """
         return {
             "op": self.op,

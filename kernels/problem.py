@@ -1,6 +1,6 @@
 """GEMMs and convolutions as problems to compute, with their FLOPs and bytes.
 
-Sizes are element counts. A multiply-add counts as two FLOPs. Bytes are the least that any
+Sizes are element counts. A multiply-add counts as two FLOPs. Bytes are the minimum that any
 implementation must move through memory: every operand is read once and every result written once.
 This module does not need PyTorch.
 """
@@ -15,7 +15,7 @@ from kernels.common.checks import check_bytes, check_positive, check_word, is_wh
 from kernels.common.errors import UserError
 
 DTYPE_BYTES = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
-"""Storage bytes of an operand's element, by dtype.
+"""Bytes that one element of an operand takes in memory, by dtype.
 
 ``tf32`` is stored as fp32 and multiplied with 10 mantissa bits. An ``fp8`` GEMM has 8-bit operands
 and a 16-bit result. Its time includes quantising A from 16 bits, because A holds the activations,
@@ -26,9 +26,9 @@ TIMED_DTYPES = tuple(dtype for dtype in DTYPE_BYTES if dtype != "fp8")
 """Dtypes that sweeps time. fp8 is known only from public measurements."""
 
 FP8_INCLUDES = "including the quantisation of the activations"
-"""Phrase for messages that says what the time of an fp8 GEMM includes."""
+"""Phrase for messages: what the time of an fp8 GEMM includes."""
 
-# Bytes of a 16-bit element: in an fp8 GEMM, of A before it is quantised, and of the result.
+# Bytes of a 16-bit element: in an fp8 GEMM, A before its quantisation, and the result.
 _HALF_BYTES = 2
 
 GEMM_LAYOUTS = ("nn", "nt", "tn", "tt")
@@ -90,14 +90,14 @@ class Gemm:
 
     @property
     def result_bytes(self) -> int:
-        """Storage bytes of one element of C."""
+        """Bytes that one element of C takes in memory."""
         return _HALF_BYTES if self.dtype == "fp8" else DTYPE_BYTES[self.dtype]
 
     @property
     def quantising_bytes(self) -> int:
-        """Bytes that quantising an fp8 GEMM's A moves: 16 bits read and 8 bits written per element.
+        """Bytes that are moved to quantise A: 16 bits read and 8 bits written per element.
 
-        It is 0 for every other dtype.
+        The number is 0 for every dtype other than fp8.
         """
         if self.dtype != "fp8":
             return 0
@@ -105,7 +105,7 @@ class Gemm:
 
     @property
     def operand_elements(self) -> tuple[int, int, int]:
-        """Elements of A, B and C in one GEMM of the batch."""
+        """Numbers of elements in A, B and C, for one GEMM of the batch."""
         return self.m * self.k, self.k * self.n, self.m * self.n
 
     @property
@@ -157,7 +157,7 @@ class Gemm:
         """Parse ``M,N,K,dtype[,layout[,batch]]``.
 
         Raises:
-            UserError: if the text has another form, or a size, the dtype or the layout is invalid.
+            UserError: if the text is not in this form, or one of its values is invalid.
         """
         form = "M,N,K,dtype[,layout[,batch]]"
         parts = [part.strip() for part in text.split(",")]
@@ -201,7 +201,9 @@ class Conv:
     def __post_init__(self) -> None:
         check_positive(self, ("n", "c", "h", "w", "kout", "r", "s", "groups"))
         if self.dtype == "fp8":
-            raise UserError("fp8 is available only for GEMMs, not for convolutions.")
+            raise UserError(
+                "fp8 is available only for GEMMs, not for convolutions; use another dtype."
+            )
         check_word("dtype", self.dtype, DTYPE_BYTES)
         check_word("conv layout", self.layout, CONV_LAYOUTS)
         check_word("pass", self.pass_, PASSES)
@@ -211,7 +213,7 @@ class Conv:
                 pair = (pair, pair)
                 object.__setattr__(self, name, pair)
             if min(pair) < minimum:
-                raise UserError(f"{name} must be at least {minimum}, not {pair}.")
+                raise UserError(f"{name} must be at least {minimum}, not {pair_text(pair)}.")
         if self.c % self.groups or self.kout % self.groups:
             raise UserError(
                 f"groups={self.groups} must divide the input channels ({self.c}) and the output "
@@ -220,7 +222,8 @@ class Conv:
         if min(self.p, self.q) < 1:
             raise UserError(
                 f"a {self.r}×{self.s} filter does not fit into {self.h}×{self.w} pixels with "
-                f"padding {pair_text(self.padding)} and dilation {pair_text(self.dilation)}."
+                f"padding {pair_text(self.padding)} and dilation {pair_text(self.dilation)}; "
+                "give a larger image or more padding."
             )
         check_bytes(self)
 
@@ -247,7 +250,7 @@ class Conv:
 
     @property
     def operand_elements(self) -> tuple[int, int, int]:
-        """Elements of the input, the filter and the output."""
+        """Numbers of elements in the input, the filter and the output."""
         return (
             self.n * self.c * self.h * self.w,
             self.kout * (self.c // self.groups) * self.r * self.s,
@@ -258,8 +261,8 @@ class Conv:
     def bytes(self) -> int:
         """Minimum traffic in bytes: the input, filter and output, each read or written once.
 
-        If the stride is larger than the filter, the filter skips pixels of the input, which are not
-        counted where the input is read. A gradient of the input is written whole.
+        If the stride is larger than the filter, the filter skips pixels of the input. Passes that
+        read the input do not count these pixels. The input's gradient is written whole.
         """
         x, filters, y = self.operand_elements
         if self.pass_ != "dgrad":
@@ -369,7 +372,7 @@ class Conv:
         ``layout`` and ``pass`` may be left out; the defaults are nhwc and fprop.
 
         Raises:
-            UserError: if the text has another form, or one of its values is invalid.
+            UserError: if the text is not in this form, or one of its values is invalid.
         """
         form = "N,C,H,W,KOUT,R,S,stride,padding,dilation,groups,dtype[,layout[,pass]]"
         parts = [part.strip() for part in text.split(",")]
@@ -423,7 +426,7 @@ Problem = Gemm | Conv
 
 
 def linear(tokens: int, features_in: int, features_out: int, dtype: str) -> dict[str, Gemm]:
-    """Return the three GEMMs of a linear layer ``y = x Wᵀ``, W (features_out, features_in).
+    """Return the three GEMMs of a linear layer ``y = x Wᵀ`` with W (features_out, features_in).
 
     - ``forward`` is y (tokens, out) = x Wᵀ.
     - ``dgrad`` is dx (tokens, in) = dy W.

@@ -43,8 +43,8 @@ def _triton_families() -> list[Implementation]:
 def library_for(problem: Workload, machine: Machine) -> str:
     """Return the name of the library that PyTorch itself would call for a problem.
 
-    If no library supports the problem on the machine, the first library for this kind of machine
-    that computes the operation in some dtype is returned.
+    If no library supports the problem on the machine, the result is the first library for this kind
+    of machine that computes the operation in at least one dtype.
     """
     from kernels.library.vendor import libraries
 

@@ -9,13 +9,13 @@ from torch.utils.benchmark import Timer
 
 
 def blocked_autorange(launch: Callable[[], object]) -> float:
-    """Return the seconds per launch by ``torch.utils.benchmark``: the median of several blocks."""
+    """Return the median seconds per launch over several blocks of ``torch.utils.benchmark``."""
     timer = Timer("launch()", globals={"launch": launch}, num_threads=torch.get_num_threads())
     return float(timer.blocked_autorange().median)
 
 
 def do_bench(launch: Callable[[], object]) -> float:
-    """Return the seconds per launch by ``triton.testing.do_bench``.
+    """Return the seconds per launch, measured with ``triton.testing.do_bench``.
 
     It clears the L2 cache before each launch and takes the median.
     """
@@ -28,16 +28,16 @@ def graph_replays(launches: Callable[[], object], count: int, replays: int = 6) 
     """Return the seconds per launch in a CUDA graph, as AIConfigurator measures its tables.
 
     Args:
-        launches: callable that makes ``count`` launches. As for AIConfigurator's tables, it should
-            use several sets of weights in turn, so that they do not stay in the L2. Nothing is
-            flushed between replays.
+        launches: callable that makes ``count`` launches. Like AIConfigurator, it should use several
+            sets of weights in turn, so that the weights do not stay in the L2. Nothing is flushed
+            between replays.
         count: number of launches that ``launches`` makes.
         replays: number of timed replays, after three that are not timed.
 
     Returns:
         Mean over the timed replays.
     """
-    # 1. Launch once outside of the graph, on a side stream as PyTorch asks before a capture.
+    # 1. Launch once outside of the graph, on a side stream, as PyTorch requires before a capture.
     side_stream = torch.cuda.Stream()
     side_stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side_stream):

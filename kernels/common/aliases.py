@@ -67,7 +67,7 @@ def _matches(slug: str, words: Iterable[str]) -> bool:
 
 
 def _numbers(name: str) -> set[str]:
-    """Return the parts of a name that have a digit, which tell one model from another."""
+    """Return the parts of a name that have a digit, because these parts distinguish models."""
     return {word for word in _words(name) if any(letter.isdigit() for letter in word)}
 
 

@@ -60,7 +60,7 @@ class Each:
 def misfit(value: Any, shape: Any, where: str = "it") -> str:
     """Describe the first part of a value that does not fit a shape; return "" if all parts fit.
 
-    ``where`` is the path to the value, such as ``machine.peaks``, with which the text begins.
+    The text begins with ``where``, the path to the value, such as ``machine.peaks``.
     """
     if isinstance(shape, Maybe):
         return "" if value is None else misfit(value, shape.shape, where)

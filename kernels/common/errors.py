@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 class UserError(ValueError):
-    """Error that a user can fix: bad input, or a machine that cannot do what was asked.
+    """Error that a user can fix: bad input, or a machine that cannot do the work.
 
     Its text says what is wrong and what to do. The command line prints the text and exits with
     ``exit_code``: 2 for bad input (the default), or 1 if the input was fine and the work failed.

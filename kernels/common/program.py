@@ -26,7 +26,7 @@ RESULTS = Path("results") if INSTALLED else ROOT / "results"
 USE_CPU = "--device cpu" if INSTALLED else "DEVICE=cpu"
 USE_FRESH = "--fresh" if INSTALLED else "--fresh (FRESH=1 with make)"
 OTHER_TORCH = "install a PyTorch" if INSTALLED else "set PYTHON to an interpreter with a PyTorch"
-"""Phrases for messages that tell a user how to use the CPU, a new run or another PyTorch."""
+"""Phrases for messages: how to measure the CPU, start a new run or use another PyTorch."""
 
 _VERBS = {"kernels list": "implementations"}
 """Verbs of ``rooftile`` for commands whose names are unclear without the name of their package."""

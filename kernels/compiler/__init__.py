@@ -1,1 +1,1 @@
-"""Inspection of the code that the compiler makes of the Triton kernels, without a GPU."""
+"""Inspection of the code that the compiler generates for the Triton kernels, without a GPU."""

@@ -19,7 +19,7 @@ INSTRUCTIONS = (
     ("mma.sync", r"\bmma\.sync\."),
     ("fma", r"\bfma\.rn\.f32(?:x2)?\b"),
 )
-"""Families of matrix instructions and their patterns, in the order of preference."""
+"""Families of matrix instructions and their patterns, in order of preference."""
 
 BULK_COPY = "complete_tx::bytes"
 """Text that occurs in a TMA copy into shared memory, and nowhere else."""

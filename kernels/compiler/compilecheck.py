@@ -134,9 +134,9 @@ def compile_rows(
 
     Args:
         arches: architectures such as ``sm_90``; each is compiled for the first machine that has it.
-        every_candidate: compile all valid configs instead of only the one that would be chosen.
+        every_candidate: whether to compile all valid configs, not only the chosen one.
         names: names of the families to compile; all families if empty.
-        done: function that is called with each row as it is finished.
+        done: function that is called with each row as soon as it is finished.
 
     Raises:
         UserError: if an architecture is not known, or is older than the kernels need.
@@ -144,7 +144,7 @@ def compile_rows(
     for arch in arches:
         capability = machine_of_arch(arch).capability
         if capability is None or capability < MIN_CAPABILITY:
-            raise UserError(f"the Triton kernels need sm_80 or later, not {arch}.")
+            raise UserError(f"--arch {arch} is too old; the Triton kernels need sm_80 or later.")
     jobs = [
         job
         for arch in arches
@@ -200,7 +200,7 @@ def _convs(alignment: int) -> list[Problem]:
 
 
 class _TargetDriver(DriverBase):
-    """Stand-in for a GPU's driver during compilation, which only reports the target.
+    """Stand-in for a GPU's driver, which only reports the target of a compilation.
 
     The JIT keeps its caches per device, so each architecture counts as a separate device.
     """
@@ -400,7 +400,7 @@ def _complaints(job: _Job, machine: Machine, facts: _Facts) -> list[str]:
 
 
 def _expected(job: _Job) -> tuple[str, ...]:
-    """Return the matrix instructions, one of which the kernel should use."""
+    """Return the acceptable matrix instructions; the kernel should use one of them."""
     if job.problem.dtype == "fp32":
         return ("fma",)
     best = {"sm_90": "wgmma", "sm_100": "tcgen05"}.get(job.arch, "mma.sync")
@@ -419,7 +419,7 @@ def _transposes_tf32(job: _Job) -> bool:
 
 
 def _remark(job: _Job, facts: _Facts) -> str:
-    """Return sentences that explain unusual code of a kernel without complaints; may be empty."""
+    """Explain unusual code of a kernel without complaints; empty if there is none."""
     remarks = []
     if facts.serialised:  # the kernel of a candidate; that of a chosen config has a complaint
         remarks.append(

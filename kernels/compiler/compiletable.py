@@ -81,7 +81,7 @@ def differing_cells(stored_document: str, new_document: str) -> list[str]:
 
 
 def _cells_of(document: str) -> dict[tuple[str, ...], str]:
-    """Return the text of a document's cells by (family, dtype, alignment of rows, architecture)."""
+    """Return the text of each cell of a document by (family, dtype, alignment, architecture)."""
     cells: dict[tuple[str, ...], str] = {}
     family, arches = "", []
     for line in document.splitlines():

@@ -136,8 +136,8 @@ def _best_path(loop: Sequence[_Line], begin: int, labels: dict[str, int]) -> Loo
     """Return the best path from the loop's first line to its last.
 
     The best path has the most matrix instructions. If several paths have as many, it is the
-    shortest. Backward branches inside the loop are left out: they wait for a barrier, or belong to
-    another loop. If no path reaches the last line, :data:`NO_LOOP` is returned.
+    shortest. Backward branches inside the loop are ignored: they repeat a wait for a barrier, or
+    belong to another loop. If no path reaches the last line, :data:`NO_LOOP` is returned.
     """
     # The list holds the best path to each line, without that line, or None if no path reaches it.
     best: list[_Path | None] = [None] * len(loop)

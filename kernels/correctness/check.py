@@ -15,9 +15,9 @@ from kernels.operands import random_operands
 from kernels.problem import Problem
 from kernels.registry import all_implementations
 
-# Kernels tend to be wrong for such sizes and options. The GEMMs have sizes of 1, primes, sizes one
-# above or below a block, long K, batches and every layout. The convolutions have filters larger and
-# smaller than the stride, dilation, groups and a single channel.
+# Kernels tend to be wrong for the sizes and options below. The GEMMs have sizes of 1, primes, sizes
+# one above or below a block, long K, batches and every layout. The convolutions have filters larger
+# and smaller than the stride, dilation, groups and a single channel.
 _GEMM_SIZES = ("1,1,1", "17,33,65", "128,128,128", "127,129,257", "1,256,512", "64,64,2048")
 _CONV_SHAPES = (
     "2,8,9,11,16,3,3,1,1,1,1",

@@ -8,14 +8,14 @@ left. A convolution is linear in each operand, as a GEMM is. Its channels and im
 of columns and rows.
 
 The remainder, Y·V − A·(B·V), is compared with the size of the sums themselves, which is estimated
-from the inputs: σ_A σ_B √K (√N + 4). Its first term is the standard deviation of a sum over N
+from the inputs: σ_A σ_B √K (√N + 4). Without the 4, this is the standard deviation of a sum over N
 columns of dot products of length K; the 4 allows for one large element if N is small. For a
 correctly rounded result, the ratio of remainder to size hardly depends on M, N and K. A limit from
-the product of norms ‖A‖ ‖B‖ ‖V‖ would be √K times as large (V-ABFT, arXiv 2602.08043, compares
-thresholds).
+the product of norms ‖A‖ ‖B‖ ‖V‖ would be √K times as large. V-ABFT (arXiv 2602.08043) compares
+such thresholds.
 
-All sums of the test, including B·V, are in fp32. This adds an error of about 1e-6, far below every
-limit.
+All sums of the test, including B·V, are in fp32. Their rounding adds an error of about 1e-6, far
+below every limit.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ def _remainder(side: _Side, signs: Tensor, variance: Tensor) -> Tensor:
 
 
 def _signed_sums(tensor: Tensor, axis: int, signs: Tensor) -> Tensor:
-    """Replace an axis by signed sums of its blocks, in fp32: one for each block and vector.
+    """Replace an axis with signed sums of its blocks, in fp32: one for each block and vector.
 
     The tensor is read in memory order, and copied only if it is not fp32.
     """
@@ -234,7 +234,7 @@ def _positions_at_once(tensor: Tensor, axis: int) -> int:
 
 
 def _mean_square(tensor: Tensor, axes: tuple[int, ...] | None = None) -> Tensor:
-    """Return the mean square over some axes, which are kept with length 1, or over all elements."""
+    """Return the mean square over ``axes``, which are kept with length 1, or over all elements."""
     norm = torch.linalg.vector_norm(tensor, dim=axes, keepdim=axes is not None, dtype=torch.float32)
     size = tensor.numel() if axes is None else math.prod(tensor.shape[axis] for axis in axes)
     return norm.square() / size

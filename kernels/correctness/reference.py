@@ -22,14 +22,14 @@ from kernels.problem import Conv, Gemm
 TOLERANCE = {"fp32": 1e-4, "tf32": 2e-3, "fp16": 4e-3, "bf16": 1.6e-2}
 """Largest allowed max |y − ref| / max |ref|, by dtype.
 
-The limit of fp32 leaves room for a sum of 65,536 terms, but not for tf32, whose error is about
-3.5e-4. The limits of the 16-bit dtypes are about eight rounding errors of the largest result (2⁻¹¹
+The limit for fp32 leaves room for a sum of 65,536 terms, but not for tf32, whose error is about
+3.5e-4. The limits for the 16-bit dtypes are about eight rounding errors of the largest result (2⁻¹¹
 in fp16, 2⁻⁹ in bf16), which leaves room for fp16's partial sums.
 """
 
 _ROWS, _COLUMNS = 32, 32  # sampled rows (pixels) and columns (channels) of a result
-# Sampled filters of a filter's gradient, and sampled entries of each. They are fewer, because each
-# entry is a sum over all pixels.
+# Number of sampled filters in a filter's gradient, and of sampled entries in each filter. Both are
+# small, because each entry is a sum over all pixels.
 _TAPS = 16
 
 
@@ -37,7 +37,8 @@ _TAPS = 16
 class CheckResult:
     """Outcome of comparing a result y with its reference.
 
-    ``rel_error`` is max |y − ref| / max |ref| over the sampled entries, and NaN if one of y is NaN.
+    ``rel_error`` is max |y − ref| / max |ref| over the sampled entries, and NaN if y has a
+    NaN there.
     """
 
     rel_error: float
@@ -73,7 +74,7 @@ def check(problem: Workload, operands: Operands, result: Tensor, seed: int = 0) 
 def _sample_indices(
     rng: np.random.Generator, size: int, count: int, device: torch.device
 ) -> Tensor:
-    """Return sorted indices below ``size``: all of them if they are at most ``count``.
+    """Return sorted indices below ``size``: all of them if there are at most ``count``.
 
     Otherwise, ``count`` indices are returned: the first, the last and random ones between them.
     """
@@ -108,7 +109,7 @@ def _batched(matrix: Tensor) -> Tensor:
 def _series(
     series: Series, operands: Operands, result: Tensor, rng: np.random.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Return sampled entries of every GEMM of a series, and their reference.
+    """Return sampled entries of every GEMM in a series, and their reference.
 
     Both have the shape (count, sampled rows, sampled columns).
     """
@@ -169,7 +170,7 @@ def _normalised(x: Tensor, over: tuple[int, ...], parameters: Tensor) -> Tensor:
 def _lstm(
     lstm: Lstm, operands: Operands, result: Tensor, rng: np.random.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Return the hidden states of sampled sequences in every step, and their reference.
+    """Return the hidden states of sampled sequences at every step, and their reference.
 
     Gates are in PyTorch's order: input, forget, cell, output.
     """
@@ -201,10 +202,10 @@ def _taps(position: Tensor, taps: int, stride: int, padding: int, dilation: int)
 def _readers(
     position: Tensor, taps: int, stride: int, padding: int, dilation: int
 ) -> tuple[Tensor, Tensor]:
-    """Return the output position whose tap reads input ``position``, for each tap, and a mask.
+    """Return the output position that reads input ``position`` with each tap, and a mask.
 
-    Both have the shape (…, taps). The mask is False where no output position reads the input by
-    that tap because of the stride.
+    Both have the shape (…, taps). The mask is False where, because of the stride, no output
+    position reads the input with that tap.
     """
     shifted = position[..., None] + padding - torch.arange(taps, device=position.device) * dilation
     return shifted.div(stride, rounding_mode="floor"), shifted % stride == 0

@@ -1,4 +1,4 @@
-"""Verdict on results: sampled entries against float64, whole results by Freivalds' identity."""
+"""Verdict on results, from a float64 reference of sampled entries and from Freivalds' identity."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ def verify(
     side: int | None = None,
     entries: bool = True,
 ) -> CheckVerdict:
-    """Test whole results by Freivalds' identity, and some entries of one result against float64.
+    """Test whole results with Freivalds' identity, and entries of one result against float64.
 
-    The identity does not apply to memory-bound layers and LSTMs, because they are not linear. Some
-    of their entries are always compared with float64, and all of their results are searched for
-    infinities and NaNs.
+    The identity does not apply to memory-bound layers and LSTMs, because they are not linear.
+    Sampled entries of their results are always compared with float64, and all of their results are
+    searched for infinities and NaNs.
 
     Args:
         problem: the workload that was computed.
@@ -54,9 +54,9 @@ def verify(
         results: the results, with the problem's logical shape.
         seed: seed of every random choice: which result and entries are compared, and the signs.
         side: side from which the identity is tested, 0 or 1; None tests both sides.
-        entries: whether some entries are compared with float64 although the identity tests all.
+        entries: whether sampled entries are compared with float64 even if the identity applies.
     """
-    # 1. Compare some entries of one result with float64.
+    # 1. Compare sampled entries of one result with float64.
     has_identity = not isinstance(problem, Layer | Lstm)
     rel_error, tolerance = math.nan, TOLERANCE[problem.dtype]
     if entries or not has_identity:

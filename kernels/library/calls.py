@@ -1,4 +1,4 @@
-"""Calls of PyTorch for each operation: ``call(i)`` computes operand set i once.
+"""PyTorch calls for each operation: ``call(i)`` computes operand set i once.
 
 GEMMs, ReLU, GELU and softmax write their result to the set's memory, so that no allocation is
 timed. The other operations allocate their result at each call.

@@ -130,7 +130,9 @@ class Library:
         """
         library_config = config if isinstance(config, LibraryConfig) else LibraryConfig()
         if library_config.ld_multiple > 1 and not isinstance(problem, Gemm):
-            raise UserError(f"config ld_multiple applies only to GEMMs, not to {problem.op}.")
+            raise UserError(
+                f"config ld_multiple applies only to GEMMs, not to {problem.op}; leave it out."
+            )
         settings = functools.partial(library_settings, problem.dtype, library_config)
         call = _call(problem, operand_sets, library_config)
         if library_config.graph:

@@ -1,1 +1,1 @@
-"""Time of a problem on a machine, by one formula of facts and constants."""
+"""Estimated time of a problem on a machine, from one formula with facts and constants."""

@@ -49,8 +49,8 @@ class Constants:
     def from_json(cls, data: Mapping[str, float]) -> Constants:
         """Read the constants that :meth:`to_json` returned, in this version or an earlier one.
 
-        A constant that was renamed is read by its old name. A constant that an earlier version did
-        not have gets its default.
+        A constant that was renamed is read under its old name. A constant that an earlier version
+        did not have gets its default.
 
         Raises:
             TypeError: if a constant without a default is missing, or a constant is unknown.
@@ -85,7 +85,7 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "cached": (1.0, 20.0),
     "sustained": (0.3, 1.1),
 }
-"""Physically possible (lowest, highest) value of each constant."""
+"""Lowest and highest physically possible value of each constant."""
 
 
 LINEAR = frozenset(
@@ -139,7 +139,7 @@ def physical_bounds(machine: Machine) -> dict[str, tuple[float, float]]:
 
 
 def default_constants(generation: str, dtype: str) -> Constants:
-    """Return the shipped constants of a generation, before any calibration (``constants.toml``)."""
+    """Return a generation's constants from ``constants.toml``, before any calibration."""
     c = _constants(_entry(_constants_table()["like"].get(generation, generation), dtype))
     return replace(c, **_misaligned_constants(generation, dtype))
 
@@ -171,9 +171,9 @@ def foreign_constants(
 ) -> tuple[Constants, str]:
     """Return constants for a machine from the measurements of another one.
 
-    The constants are scaled by the two datasheets (:func:`scaled_constants`). The launch time is
-    that of the machine's generation in constants.toml, if the file has one. For a CPU, the result
-    is the CPU's shipped constants and ``cpu``.
+    The constants are scaled according to the two datasheets (:func:`scaled_constants`). The launch
+    time is that of the machine's generation in constants.toml, if the file has one. For a CPU, the
+    result is the CPU's shipped constants and ``cpu``.
 
     Args:
         machine: machine that the constants are for.
@@ -214,12 +214,12 @@ def foreign_constants(
 def scaled_constants(
     c: Constants, there: Machine, here: Machine, dtype: str, exponent: float = 1.0
 ) -> Constants:
-    """Scale the constants of one machine to another, by the two datasheets.
+    """Scale the constants of one machine to another, according to the two datasheets.
 
     The bytes that one SM reads or writes per second scale with its arithmetic, because SMs are
     built in proportion; the latency of a K step scales inversely. L2 bandwidth scales with the
     clock, the SMs and the number of CTAs that share a block. The share of the peak that is reached
-    scales with the generation's share on real data.
+    scales with the share that GEMMs of the generation reach on real data.
 
     Args:
         c: constants to scale.
@@ -250,7 +250,7 @@ def scaled_constants(
 
 
 def _misaligned_constants(generation: str, dtype: str) -> dict[str, float]:
-    """Return the two constants of a generation's kernels for misaligned rows.
+    """Return a generation's two constants for kernels that read misaligned rows.
 
     Plain FMAs in fp32 need no bulk copies, so misaligned rows cost them nothing.
     """

@@ -37,7 +37,7 @@ from kernels.timemodel.constants import Constants
 Array = NDArray[np.float64]
 
 LIMITS = ("launch", "compute", "feed", "latency", "memory")
-"""Names of the parts of a time, of which the largest limits it.
+"""Names of the parts of a time. The largest part limits the time.
 
 - ``launch``: the launch, with a fixed time for each helper kernel.
 - ``compute``: the arithmetic.
@@ -53,7 +53,7 @@ Powers of two up to 16 gave the smallest error.
 """
 
 ALGORITHMS = {"implicit-gemm": 0, "winograd-2x2": 2, "winograd-4x4": 4}
-"""Algorithms of a convolution, each with the outputs along a side of Winograd's tile, or 0."""
+"""Algorithms of a convolution, with the number of outputs per side of Winograd's tile, or 0."""
 
 _STEP_BYTES = 128  # bytes along K in a K step: 64 elements of 16 bits, as in vendor kernels
 _MIN_STEPS = 2  # a split that leaves fewer K steps to a CTA is never chosen
@@ -67,7 +67,7 @@ _CHUNK = 2048  # shapes per pass, so that shapes × candidates fit in a CPU core
 class Shapes:
     """Problems as arrays, one element per problem.
 
-    As columns, the arrays broadcast against the row of candidate tiles.
+    If the arrays are columns, they broadcast against the row of candidate tiles.
     """
 
     m: Array
@@ -103,7 +103,7 @@ class Shapes:
                 that all operands are in memory.
             sustained: for each problem, whether it is launched without pauses; None means that all
                 problems are launched in bursts.
-            algorithm: algorithm of :data:`ALGORITHMS` that computes the convolutions. A
+            algorithm: the one of :data:`ALGORITHMS` that computes the convolutions. A
                 convolution for which Winograd's algorithm cannot be used is computed as its implied
                 GEMM.
         """
@@ -163,7 +163,7 @@ def _shape_row(problem: Problem, tile: int) -> tuple[float, ...]:
 
 
 def _winograd_row(conv: Conv, gemm: Gemm, tile: int) -> tuple[float, ...]:
-    """Return the row of a convolution by Winograd's algorithm.
+    """Return the row of a convolution that Winograd's algorithm computes.
 
     F(2 × 2) is one kernel, which also transforms its input and its result. A helper kernel
     transforms the filters before it. F(4 × 4) is four kernels, and the transformed tensors go
@@ -188,7 +188,7 @@ def _winograd_row(conv: Conv, gemm: Gemm, tile: int) -> tuple[float, ...]:
 
 
 def priced_alignment(problem: Problem) -> int:
-    """Return the bytes, at most 16, that divide the rows whose misalignment costs time.
+    """Return the alignment, in bytes and at most 16, of the rows whose misalignment costs time.
 
     A matrix-vector multiplication whose B is stored transposed takes the same time whether the rows
     of its output are aligned or not (results/accuracy/misalignment.json). Only the rows of its
@@ -287,7 +287,7 @@ def _choose_fields(one: Any, other: Any, condition: NDArray[np.bool_]) -> list[A
 
 
 def estimate(shapes: Shapes, tiles: Tiles, machine: Machine, peak: float, c: Constants) -> Estimate:
-    """Estimate the time of each shape on its tile, with all parts.
+    """Estimate the time of each shape on its tile, with all parts of the time.
 
     Args:
         shapes: the problems.
@@ -401,7 +401,7 @@ class _Work:
 def _work(shapes: Shapes, tiles: Tiles, machine: Machine, peak: float, c: Constants) -> _Work:
     """Return the work of the SMs: waves of tiles, each with K steps and an epilogue.
 
-    A column of shapes and a row of tiles broadcast to all pairs of both.
+    A column of shapes and a row of tiles broadcast to all pairs.
     """
     # 1. Count the tiles, their waves and the K steps of a tile.
     count = tile_count(shapes.m, shapes.n, tiles.bm, tiles.bn, shapes.batch, tiles.split)
@@ -468,7 +468,7 @@ def _slow_long_kernels(busy: Array, c: Constants) -> Array:
 
 
 def _scalar_if_uniform(column: Array) -> Array:
-    """Shorten a column of equal elements to one, which is cheaper to broadcast."""
+    """Shorten a column of equal elements to one element, which is cheaper to broadcast."""
     return column[:1] if column.ndim == 2 and np.ptp(column) == 0 else column
 
 

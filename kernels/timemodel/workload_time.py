@@ -21,19 +21,19 @@ def workload_seconds(
     """Return the seconds of each workload: the sum over its GEMMs, or ``moving`` if it has none.
 
     Args:
-        products: GEMMs and convolutions of each workload, each with how often it occurs.
-        moving: for each workload, the seconds that count if it has no GEMMs and only moves memory.
+        products: GEMMs and convolutions of each workload, each with its number of occurrences.
+        moving: for each workload, the seconds that count if it has no GEMMs and only moves data.
         seconds_of: function that takes a list of problems and the position of each problem's
             workload, in the order (positions, problems), and returns the problems' seconds. It is
             called once, or not at all if no workload has a GEMM.
     """
-    # 1. List all GEMMs, each with the position of its workload and how often it occurs there.
+    # 1. List all GEMMs, each with its workload's position and its number of occurrences.
     listed = [
         (position, count, problem)
         for position, gemms in enumerate(products)
         for count, problem in gemms
     ]
-    # 2. Add up the times of the GEMMs. A workload without GEMMs only moves memory.
+    # 2. Add up the times of the GEMMs. A workload without GEMMs only moves data.
     seconds = np.where([bool(gemms) for gemms in products], 0.0, moving)
     if listed:
         # np.add.at sums repeated positions, because one workload may have several GEMMs.

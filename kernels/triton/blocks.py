@@ -42,7 +42,7 @@ def tensor_stride(stride, UNIT: tl.constexpr):
 
 @triton.jit
 def grouped(tile, rows, columns, GROUP: tl.constexpr):
-    """Return the (row, column) of a tile by its number.
+    """Return the (row, column) of the tile with the number ``tile``.
 
     Tiles are numbered column by column inside groups of GROUP rows of tiles. Concurrent CTAs then
     read few blocks of A and of B, which they find in L2.

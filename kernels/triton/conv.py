@@ -2,15 +2,15 @@
 
 The rows of the GEMM are pixels of the result, its columns are channels of the result, and its sum
 runs over the taps of the filter and the channels of the source. A block of the left operand is
-gathered from the image: each row computes which pixel its tap hits, and reads zeros where that is
-padding. In NHWC the channels of a pixel are contiguous, so the gather copies as widely as a plain
-GEMM kernel.
+gathered from the image: each row computes which pixel its tap hits, and reads zeros where the tap
+hits padding. In NHWC the channels of a pixel are contiguous, so the gather copies as widely as a
+plain GEMM kernel.
 
-One kernel computes the forward pass and the gradient of the data. A gradient with stride s is s × s
+One kernel computes the forward pass and the input's gradient. With stride s, the gradient is s × s
 plain convolutions, one for each phase of the destination pixels (their row and column modulo s).
 All pixels of a phase use the same taps, so the zeros between strided pixels are never multiplied.
-The gradient of the filter sums over pixels, and often has few tiles with very long sums. Its sum
-can therefore be split.
+The filter's gradient sums over pixels, and often has few tiles with very long sums. Its sum can
+therefore be split.
 
 A dense 1×1 convolution with stride 1 is already a GEMM in memory, which the GEMM kernels can
 compute.
@@ -113,7 +113,7 @@ def conv_data(
     WIDE: tl.constexpr, UPCAST: tl.constexpr, UNITS: tl.constexpr, TAPS: tl.constexpr,
     EVEN_N: tl.constexpr,
 ):  # fmt: skip
-    """Convolve source (images, …, groups · depth) to out (part; images, …, groups · width).
+    """Convolve source (images, …, groups · depth) into out (part; images, …, groups · width).
 
     Sizes, taps, stride, padding and dilation are (vertical, horizontal). Strides are (group, image,
     row, column, channel) for the source, (group, out channel, source channel, r, s) for the filter,
@@ -121,7 +121,7 @@ def conv_data(
     UNITS[1], and strides are in UNITS[2]; None is a stride of 1. The grid is (tiles × groups ×
     phases, parts).
 
-    - BACKWARD: compute the gradient of the data.
+    - BACKWARD: compute the input's gradient.
     - WHOLE: every K step lies in one tap, and there are at most 32 taps along an axis.
     - TAPS: a power of two, at least the number of taps along each axis.
     - EVEN_N: ``width`` is a multiple of BN.
@@ -373,13 +373,14 @@ class TritonConv(TritonFamily):
         return None
 
     def candidates(self, problem: Problem, machine: Machine) -> list[TileConfig]:
-        """Return tiles of up to 128×256, with the sum whole and, for some tiles, split.
+        """Return tiles of up to 128×256, each with a whole sum and with every useful split.
 
-        A split gives at most two waves of CTAs, with at least two K steps each. The largest tiles
-        need a 16-bit dtype, aligned channels, and Hopper or datacentre Blackwell, which multiply
-        from shared memory. They also need K steps (for a filter's gradient, tiles) that each lie in
-        one tap, because the divisions that are otherwise needed take too many registers. A
-        convolution that is a GEMM also has the candidates of GEMMs.
+        A useful split gives at most two waves of CTAs, with at least two K steps each. The largest
+        tiles need a 16-bit dtype, aligned channels, and Hopper or datacentre Blackwell, which
+        multiply from shared memory. They also need every K step to lie in one tap, because the
+        divisions that are otherwise needed take too many registers. For a filter's gradient, this
+        condition applies to tiles. A convolution that is a GEMM also has the candidates of
+        GEMMs.
         """
         assert isinstance(problem, Conv)
         # 1. List the parameters of the tiles: (bm, bn, warps, stages).
@@ -412,7 +413,7 @@ class TritonConv(TritonFamily):
     ) -> Array:
         """Estimate the seconds of the GEMM that is really computed.
 
-        For a strided gradient of the data, that is the batched GEMM of its phases.
+        For the input's gradient of a strided convolution, this is the batched GEMM of the phases.
         """
         assert isinstance(problem, Conv)
         return super().seconds(_computed_problem(problem), configs, machine, c)
@@ -427,7 +428,7 @@ class TritonConv(TritonFamily):
         return self._parts_shape(problem, config)
 
     def _parts_shape(self, problem: Conv, config: ConvConfig) -> tuple[int, ...]:
-        """Return the shape of the parts of this family's kernels; () for a single part.
+        """Return the shape of the parts that this family's kernels write; () for a single part.
 
         It is (parts, images, rows, columns, channels), or (parts, filters, r, s, channels) for a
         filter's gradient.
@@ -470,7 +471,7 @@ class TritonConv(TritonFamily):
 def as_gemm(conv: Conv) -> Gemm | None:
     """Return the GEMM that is equal to a dense 1×1 convolution; None for any other convolution.
 
-    Dense means that the stride is 1 and that there are no padding and no groups.
+    Dense means that the stride is 1, without padding and with only one group.
     """
     has_one_tap = (conv.r, conv.s) == (1, 1)
     keeps_pixels = (*conv.stride, *conv.padding) == (1, 1, 0, 0)
@@ -522,7 +523,7 @@ def _gemm_candidates(conv: Conv, machine: Machine) -> Iterable[ConvConfig]:
 
 
 def _stays_in_tap(conv: Conv, bn: int, bk: int) -> bool:
-    """Return True if every K step (for a filter's gradient, every tile) lies in one tap.
+    """Return True if every K step lies in one tap; for a filter's gradient, if every tile does.
 
     The result is also False if an axis has more taps than the kernel has bits for.
     """
@@ -532,10 +533,10 @@ def _stays_in_tap(conv: Conv, bn: int, bk: int) -> bool:
 
 
 def _computed_problem(conv: Conv) -> Problem:
-    """Return the problem that is computed.
+    """Return the problem that the kernel computes.
 
-    It is the convolution itself or, for a strided gradient of the data, the batched GEMM of its
-    phases.
+    It is the convolution itself or, for the input's gradient of a strided convolution, the batched
+    GEMM of the phases.
     """
     phases = math.prod(conv.stride)
     if conv.pass_ != "dgrad" or phases == 1:
@@ -666,7 +667,7 @@ def _options(
 def _group_strides(tensor: Tensor, channels: int) -> tuple[int, ...]:
     """Return the strides (group, image, row, column, channel) of a tensor.
 
-    A group has ``channels`` channels.
+    ``channels`` is the number of channels in a group.
     """
     image, channel, row, column = tensor.stride()
     return channels * channel, image, row, column, channel
@@ -675,6 +676,6 @@ def _group_strides(tensor: Tensor, channels: int) -> tuple[int, ...]:
 def _stride_units(
     depth: int, width: int, strides: Iterable[tuple[int, ...]], dtype: str
 ) -> tuple[int, int, int]:
-    """Return the units of ``depth``, of ``width``, and of all strides other than 1, in elements."""
+    """Return the units for ``depth``, ``width``, and all strides other than 1, in elements."""
     all_strides = [stride for tensor_strides in strides for stride in tensor_strides if stride != 1]
     return wide_unit(dtype, depth), wide_unit(dtype, width), wide_unit(dtype, *all_strides)

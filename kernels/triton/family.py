@@ -88,7 +88,7 @@ class TritonFamily(ABC):
         """
 
     def scratch(self, problem: Problem, config: TileConfig) -> tuple[int, ...]:
-        """Return the shape of the dense fp32 array that the launches also need; () for none."""
+        """Return the shape of the dense fp32 array that the launches also need, or ()."""
         return ()
 
     @abstractmethod
@@ -214,9 +214,10 @@ class TritonFamily(ABC):
 
 
 def _build_launcher(kernel: Any) -> None:
-    """Build the launcher of a compiled kernel, which Triton would otherwise do at the first launch.
+    """Build the launcher of a compiled kernel ahead of its first launch.
 
-    Triton 3.6 runs the host's C compiler for every signature, and the GPU would wait for it.
+    Triton 3.6 runs the host's C compiler for every signature. At the first launch, the GPU would
+    wait for it.
     """
     with suppress(Exception):  # the launch repeats a failure, and reports it
         if hasattr(kernel, "result"):  # a kernel that is compiled in the background

@@ -1,4 +1,4 @@
-"""Host side of all GEMM families: the arguments of their kernels, and the tiles that they try."""
+"""Host side of all GEMM families: the arguments of their kernels, and their candidate tiles."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def _has_room(tile: TileConfig, problem: Gemm, machine: Machine, looped: bool) -
 
 
 def read_alignment(problem: Gemm) -> int:
-    """Return the bytes, at most 16, that divide every row of A and of B.
+    """Return the alignment of all rows of A and B, in bytes and at most 16.
 
     The rows of C do not count, because C is not read.
     """

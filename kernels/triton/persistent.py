@@ -1,11 +1,11 @@
 """``triton-persistent``: one CTA per SM walks over the tiles, and TMA copies whole blocks for it.
 
 A plain kernel pays for the start of every tile: it computes pointers, fills an empty pipeline and
-waits until the previous tile is written. Here a CTA stays for all its tiles. The Tensor Memory
-Accelerator (TMA, on Hopper and later) copies a block at a time and needs to know only where the
-block begins. No thread spends registers or instructions on addresses and masks, and elements
-outside the matrix are read as zeros. With ``specialize``, one warp only copies while the others
-only multiply, so that the next tile is copied during the epilogue of this one. Without it,
+waits until the previous tile is written. Here a CTA stays on its SM for all of its tiles. The
+Tensor Memory Accelerator (TMA, on Hopper and later) copies a block at a time and needs to know only
+where the block begins. No thread spends registers or instructions on addresses and masks, and
+elements outside the matrix are read as zeros. With ``specialize``, one warp only copies while the
+others only multiply, so that the next tile is copied during the epilogue of this one. Without it,
 ``flatten`` fuses the loops over tiles and over K into one pipeline.
 
 TMA needs matrices whose rows are multiples of 16 bytes and that have a contiguous dimension. The
@@ -195,7 +195,7 @@ class TritonPersistent(GemmFamily):
         tf32 = problem.dtype == "tf32"
         transposed = tf32 and problem.layout != "nt" and major in (9, 10)
         tma = major >= _TMA_MAJOR and read_alignment(problem) == WIDE_BYTES and not transposed
-        # TMA cannot store a C with misaligned rows, which is then written by plain stores.
+        # TMA cannot store a C with misaligned rows, which is then written with plain stores.
         plain_stores = problem.n * DTYPE_BYTES[problem.dtype] % WIDE_BYTES > 0
         may_halve = tma and not plain_stores and not (tf32 and major == 10)
         may_specialise = tma and problem.dtype != "fp32" and problem.batch == 1
@@ -322,5 +322,5 @@ def _tma_order(matrix: Tensor) -> str | None:
 
 
 def _allocate(size: int, alignment: int, stream: int | None) -> Tensor:
-    """Return ``size`` bytes of GPU memory, as ``triton.set_allocator`` asks for them."""
+    """Return ``size`` bytes of GPU memory; ``triton.set_allocator`` takes this function."""
     return torch.empty(size, dtype=torch.int8, device="cuda")

@@ -3,7 +3,7 @@
 NVML is polled every 50 ms, which is too slow for a batch of 0.3 ms. Instead, a tiny kernel with one
 CTA per SM stores which SM each CTA ran on, that SM's cycle counter and the GPU's time in
 nanoseconds. It is launched before and after a batch, in the same stream. Two readings of one SM
-give its mean clock in between. The clock distinguishes a kernel that reaches only 75% of the peak
+give its mean clock between them. The clock distinguishes a kernel that reaches only 75% of the peak
 from one that runs at the full rate while the clock is at 75%.
 """
 
@@ -57,7 +57,7 @@ class TritonSmClock:
         read_counters[(self._sms,)](self._readings[number], num_warps=1)
 
     def mhz(self) -> float | None:
-        """Return the mean SM clock in MHz between the two marks; see :func:`mean_mhz` for None.
+        """Return the mean SM clock in MHz between the two marks, or None like :func:`mean_mhz`.
 
         This waits until the device has passed the second mark.
         """
@@ -70,8 +70,8 @@ def mean_mhz(
 ) -> float | None:
     """Return the mean SM clock in MHz from two readings of (cycles, nanoseconds) by SM.
 
-    It is the median over the SMs that both readings have, whose cycle counter advanced and whose
-    readings are at least 50 µs apart. It is None if there is no such SM.
+    It is the median over the SMs that occur in both readings, whose cycle counter advanced and
+    whose readings are at least 50 µs apart. It is None if there is no such SM.
     """
     clocks = []
     for sm in first.keys() & last.keys():

@@ -29,7 +29,7 @@ def matmul_splitk(
     EVEN: tl.constexpr, EVEN_K: tl.constexpr, PRECISION: tl.constexpr,
     WIDE: tl.constexpr, UPCAST: tl.constexpr, UNITS: tl.constexpr,
 ):  # fmt: skip
-    """Compute dense parts[p] (batch, M, N) from A (batch, M, K) B (batch, K, N).
+    """Compute dense parts[p] (batch, M, N) of A (batch, M, K) B (batch, K, N).
 
     Part p is the sum over its share of the K steps. The grid is (batch × tiles, parts). Units are
     as in :func:`kernels.triton.tiled.matmul_tiled`.

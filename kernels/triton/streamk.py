@@ -27,7 +27,7 @@ from kernels.triton.gemm import AlignmentUnits, GemmFamily, Matrices, gemm_optio
 
 @triton.jit
 def run_begin(cta, steps, CTAS: tl.constexpr):
-    """Return the first of all streamed ``steps`` that a CTA takes; shares differ by at most one."""
+    """Return the first of the streamed ``steps`` that a CTA takes; runs differ by at most one."""
     return tl.cast(cta, tl.int64) * steps // CTAS
 
 
@@ -40,9 +40,9 @@ def matmul_streamk(
 ):  # fmt: skip
     """Compute C (batch, M, N) = A (batch, M, K) B (batch, K, N), except for tiles that CTAs share.
 
-    The first ``streamed`` of the ``tiles`` are dealt out by K steps. A CTA shares at most the tile
-    inside which its run begins and the tile inside which its run ends. Its sums for these two tiles
-    go to parts (CTAS, 2, BM, BN), in this order. Units are as in
+    The K steps of the first ``streamed`` of the ``tiles`` are dealt out. A CTA shares at most the
+    tile inside which its run begins and the tile inside which its run ends. Its sums for these two
+    tiles go to parts (CTAS, 2, BM, BN), in this order. Units are as in
     :func:`kernels.triton.tiled.matmul_tiled`.
     """
     M, N, K = sizes[0] * UNITS[0], sizes[1] * UNITS[1], sizes[2] * UNITS[2]
@@ -121,7 +121,7 @@ def add_shared(
 
 
 class TritonStreamK(GemmFamily):
-    """Launcher of :func:`matmul_streamk` and of the sum over shared tiles."""
+    """Launcher of :func:`matmul_streamk` and of :func:`add_shared`."""
 
     name = "triton-streamk"
     shares_tail = True
@@ -176,7 +176,7 @@ _ONLY_PRODUCT = ("EVEN_K", "PRECISION", "UPCAST")
 
 
 def streamed_tiles(tiles: int, ctas: int) -> int:
-    """Return how many tiles are dealt out by K steps.
+    """Return the number of tiles whose K steps are dealt out.
 
     These are the tiles of the partial last wave and of the whole wave before it, if there is one.
     If the tiles fill whole waves, the number is 0.

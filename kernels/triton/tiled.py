@@ -1,4 +1,4 @@
-"""``triton-tiled``: one CTA per tile of the result, tiles visited in groups that share L2.
+"""``triton-tiled``: one CTA per tile of the result; tiles are visited in groups that share L2.
 
 This is the textbook GEMM kernel. A CTA walks along K in steps of BK. The loads of the next steps
 run while the current step multiplies, because Triton pipelines the loop in ``num_stages`` stages.
@@ -54,7 +54,7 @@ class TritonTiled(GemmFamily):
     name = "triton-tiled"
 
     def candidates(self, problem: Problem, machine: Machine) -> list[TileConfig]:
-        """Return the tiles that all GEMM families share, as they are."""
+        """Return the tiles that all GEMM families share, unchanged."""
         return self.base_tiles(problem, machine)
 
     def calls(

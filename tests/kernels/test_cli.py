@@ -82,7 +82,7 @@ def test_check_fails_if_nothing_is_supported() -> None:
         (("check", "--implementation", "cubla"), 2, "did you mean 'cublas'"),
         (("check", "--device", "tpu"), 2, "--device takes"),
         (("compile", "--arch", "sm_91"), 2, "architecture 'sm_91' is not known"),
-        (("compile", "--arch", "sm_70"), 2, "need sm_80 or later, not sm_70"),
+        (("compile", "--arch", "sm_70"), 2, "--arch sm_70 is too old"),
         (("chekc",), 2, "No such command"),
         (("check", "--nonsense"), 2, "No such option"),
     ],

@@ -138,7 +138,7 @@ def test_a_bad_gemm_gets_a_sentence(text: str, words: str) -> None:
         ("1,2,3,3,4,5,5,1,0,1,1,fp32", "5×5 filter does not fit into 3×3"),
         ("1,3,8,8,4,3,3,1,1,1,2,fp32", "groups=2 must divide"),
         ("1,2,8,8,4,3,3,1xx,1,1,1,fp32", "stride must be one number"),
-        ("1,2,8,8,4,3,3,0,1,1,1,fp32", "stride must be at least 1"),
+        ("1,2,8,8,4,3,3,0,1,1,1,fp32", "stride must be at least 1, not 0"),
         ("1,2,8,8,4,3,3,1,1,1,1,fp32,nhcw", "did you mean 'nhwc'"),
         ("1,2,8,8,4,3,3,1,1,1,1,fp32,nhwc,fwd", "pass 'fwd' is not known"),
     ],
