@@ -115,9 +115,9 @@ def steady_report(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
     Returns:
         Entries with ``gpu``, ``problem``, ``tflops``, ``sm_mhz``, ``power_w`` and ``energy_j``, and
-        with ``share``, the sustained speed divided by the burst speed. ``lo`` and ``hi`` limit
-        ``share``, given the 95% intervals of both times; they are None if either time has no
-        interval.
+        with ``share``, the sustained speed divided by the burst speed. ``lo`` and ``hi`` are the
+        bounds of ``share`` that follow from the 95% intervals of both times; they are None if
+        either time has no interval.
     """
 
     def key(row: Mapping[str, Any]) -> tuple[Any, ...]:

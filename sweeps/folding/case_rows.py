@@ -36,7 +36,7 @@ def fold_rows(
         planned: the run's cases.
         events: all events of the run.
         machine: the machine's facts. A time that is impossible on the machine becomes an error
-            (:func:`sweeps.folding.limits.too_fast`). If this is None, every time is accepted.
+            (:func:`sweeps.folding.limits.too_fast`). If this is None, no time is refused.
         speeds: the machine's speed over the run, for each worker and GPU. Intervals are widened to
             cover changes of the speed. If this is None, the speed counts as steady.
     """
@@ -129,7 +129,7 @@ def _counting_processes(blocks_by_process: Mapping[float, Sequence[Event]]) -> l
     """Return the processes of a pair that count, in the order of their starts.
 
     Return an empty list if fewer than :data:`PROCESSES` count. :func:`confirmed_table` says which
-    processes count. Times of two GPUs are never combined.
+    processes count. Times from two GPUs are never combined.
     """
     places = {
         process: place_of(blocks[0])

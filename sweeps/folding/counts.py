@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from kernels.common.counts import counted
 from sweeps.folding.history import History
 from sweeps.planning.plan import PlanEntry
 from sweeps.progress import Reporter
@@ -45,18 +46,18 @@ def counts_sentence(record: Mapping[str, Any]) -> str:
     """
     counts = record["counts"]
     failed = [
-        f"{counts[name]} {name}"
+        f"{counts[name]:,} {name}"
         for name in ("unsupported", "oom", "wrong", "error")
         if counts[name]
     ]
-    measured = f"{counts['measured']} of {counts['planned']} cases measured"
+    measured = f"{counts['measured']:,} of {counted(counts['planned'], 'case')} measured"
     clauses = [f"{measured} in {record['spent_s']:.0f} s", *failed]
     if counts["not_reached"]:
-        clauses.append(f"{counts['not_reached']} not reached")
+        clauses.append(f"{counts['not_reached']:,} not reached")
     sentence = ", ".join(clauses)
     left_out = sum(record["plan"]["left_out"].values())
     if left_out:
-        sentence += f"; {left_out} more did not fit the budget"
+        sentence += f"; {left_out:,} more did not fit the budget"
     return f"{sentence}."
 
 
@@ -141,5 +142,5 @@ class Tally:
         return [case for case, history in self.histories.items() if history.unnamed]
 
     def report(self, reporter: Reporter, budget: float) -> None:
-        """Tell the reporter how many cases are begun or finished, and how much budget is left."""
+        """Pass the number of started or finished cases, and the budget left, to the reporter."""
         reporter.update(self.seen, len(self.histories), budget - self.spent)

@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 
+from kernels.common.counts import counted
 from kernels.machine import Machine
 from sweeps.folding.history import timed
 from sweeps.planning.plan import PlanEntry
@@ -247,7 +248,7 @@ def _judge_gpu_use(host_events: Sequence[Event]) -> Iterator[HealthFinding]:
     """Report other processes that used the GPU during the run."""
     others = max((event.get("gpu_processes", 0) for event in host_events), default=0)
     if others:
-        yield "noisy", f"{others} other process{'es' if others > 1 else ''} used the GPU"
+        yield "noisy", f"{counted(others, 'other process', 'other processes')} used the GPU"
 
 
 def _likely_causes(host_events: Sequence[Event]) -> Iterator[str]:

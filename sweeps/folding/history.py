@@ -37,13 +37,13 @@ class History:
     facts: Mapping[str, Any] = field(default_factory=dict)
     """Columns of the case other than times, such as the kernel's name."""
     outcome: Event | None = None
-    """Event that says why the case gets no time; None if it may get one."""
+    """Event that says why the case has no time; None if it has one or may still get one."""
     too_long: bool = False
-    """True if six samples would take more time than one case may."""
+    """True if six samples would take more time than one case may take."""
     crashes: int = 0
     """Number of processes that crashed while they handled this case and no other."""
     last_crash: str = ""
-    """Description of the end of the latest of these processes, such as ``killed by SIGSEGV``."""
+    """Description of how the latest of these processes ended, such as ``killed by SIGSEGV``."""
     sound: dict[int | None, int] = field(default_factory=dict)
     """Number of samples up to the latest correct result of the case, by GPU."""
     verified: dict[int | None, int] = field(default_factory=dict)
@@ -51,17 +51,17 @@ class History:
 
     New inputs are inputs that no earlier launch has seen."""
     repeats: list[Event] = field(default_factory=list)
-    """Samples of another process, which show how well medians repeat. They do not count towards any
-    time."""
+    """Samples from another process, which show how well medians repeat. They do not count towards
+    any time."""
 
     @property
     def every_sample(self) -> Iterator[Event]:
-        """Samples of all GPUs."""
+        """Samples from all GPUs."""
         return itertools.chain.from_iterable(self.samples.values())
 
     @property
     def best(self) -> list[Event]:
-        """Samples of the GPU that took the most of them. Samples of two GPUs are never pooled."""
+        """Samples from the GPU that took the most. Samples from two GPUs are never pooled."""
         return max(self.samples.values(), key=len, default=[])
 
     @property
@@ -96,10 +96,10 @@ class History:
 
     @property
     def rank(self) -> tuple[bool, bool, int, bool]:
-        """Sort key for several workers' histories of one case, of which the highest counts.
+        """Sort key for several workers' histories of one case. The one that ranks highest counts.
 
         A wrong result ranks highest, because it must not be hidden by a time from another worker.
-        Then come histories with a time, and among them the one with the most samples.
+        Histories with a time come next, those with more samples first.
         """
         failed = self.outcome is not None
         wrong = self.outcome is not None and self.outcome["status"] == "wrong"
@@ -178,7 +178,7 @@ def timed(events: Iterable[Event]) -> Iterator[Event]:
 
 
 SamplePlace = tuple[str, int | None]
-"""A worker and the GPU that it measured on. Samples of different places must not be mixed."""
+"""A worker and the GPU that it measured on. Samples from different places must not be mixed."""
 
 
 def place_of(event: Event) -> SamplePlace:

@@ -1,4 +1,4 @@
-"""Judge how steady a machine was: by all samples, by the canary GEMM, and by re-timed cases."""
+"""Judge how steady a machine was, from all samples, the canary GEMM, and re-timed cases."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def canary_report(events: Iterable[Event]) -> dict[str, Any] | None:
     ``drift`` is the relative change of the median from the first quarter of the samples to the
     last. ``certain`` is True if the intervals of these medians do not overlap. ``spread`` is the
     range of the samples without the fastest and the slowest tenth, relative to the median. Samples
-    of several workers or GPUs are not mixed: only those of the one with the most samples count.
+    from several workers or GPUs are not mixed: only the worker and GPU with the most samples count.
 
     Returns:
         The entry ``canary`` of run.json; None for fewer than eight samples.
@@ -135,9 +135,9 @@ def repeats_report(known: Mapping[str, History]) -> dict[str, Any] | None:
     """Report how well medians repeat in another process, which re-timed some cases after the run.
 
     ``ratio`` is the median, over the cases, of the second median divided by the first. ``between``
-    is the standard deviation of the ratio's logarithm that the intervals of both medians do not
-    explain. ``between_cases`` is the same without the change that all cases share, which does not
-    affect the ratio of two cases.
+    is the part of the standard deviation of the ratio's logarithm that the intervals of both
+    medians do not explain. ``between_cases`` is the same without the change that all cases share,
+    which does not affect the ratio of two cases.
 
     A case whose memory happens to be placed badly in one of the processes can take twice as long
     there. Such a case must not widen the intervals of all others. No case therefore counts for more
@@ -192,7 +192,7 @@ def _variance_of_median(values: NDArray[np.float64]) -> float:
     """Return the variance of the median of ``values``.
 
     The variance follows from the median absolute deviation, as for normally distributed values. The
-    correction for few values is by Croux and Rousseeuw, "Time-efficient algorithms for two highly
+    correction for few values is from Croux and Rousseeuw, "Time-efficient algorithms for two highly
     robust estimators of scale" (1992). The order-statistic interval is not used here. For six to
     eight values it is their whole range, which would give a variance several times as large.
     """

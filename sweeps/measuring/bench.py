@@ -57,7 +57,7 @@ class PoisonedError(Exception):
 
 
 class Bench(Protocol):
-    """A device with its arena, clock and sensors, as the measuring loop uses it."""
+    """Interface of a device with its arena, clock and sensors, for the measuring loop."""
 
     sampler: Sampler
     gpu: int | None
@@ -71,7 +71,7 @@ class Bench(Protocol):
 
         Args:
             cases: the cases. One that cannot be timed has the outcome :class:`Refusal`.
-            histories: what earlier processes recorded of the cases, by case id.
+            histories: what earlier processes recorded about the cases, by case id.
             on_start: function to call before anything that may crash, so that the parent process
                 knows which cases to blame.
         """
@@ -82,10 +82,10 @@ class Bench(Protocol):
     ) -> Iterator[tuple[Case, Mapping[str, Any]]]:
         """Yield the columns that name each case's kernels, in any order.
 
-        The profiler loses the records of some launches, and then does not show their kernels. Such
-        a case is left out, because a profiler in another process may show them. A case whose
+        The profiler may lose the records of a case's launch, and then does not show the kernels.
+        Such a case is left out, because a profiler in another process may show them. A case whose
         kernels cannot be named has an empty ``kernel``. ``on_start`` is called before each launch,
-        because it may crash.
+        because the launch may crash.
         """
         ...
 
@@ -112,8 +112,8 @@ class Bench(Protocol):
 OnStart = Callable[[Sequence[str], float], None]
 """Callback before anything that may crash the process.
 
-Its arguments are the ids of the cases that are about to run (none if the work belongs to no case)
-and the seconds that the work should take."""
+Its arguments are the ids of the cases that are about to run, and the seconds that the work is
+expected to take. There are no ids if the work belongs to no case."""
 
 
 def make_event(bench: Bench, worker: str, event: str, case: str, cost: float, **more: Any) -> Event:

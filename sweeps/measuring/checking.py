@@ -56,7 +56,7 @@ class ResultChecker:
         self._norms = {i: _norms(launch.sets[i]) for i in {0, len(launch.sets) - 1}}
 
     def for_sets(self, launch: Launch) -> ResultChecker:
-        """Replace the launch by one of the same case on more operand sets, and return this checker.
+        """Replace the launch with one on more operand sets of the same case. Return this checker.
 
         The first set must be the first set of the present launch.
         """
@@ -133,7 +133,7 @@ class ResultChecker:
     def after(self) -> None:
         """Launch once more on the last set, with its first operand negated, and check the result.
 
-        The negation changes the result, so a kernel that returns an old result is found out.
+        The negation changes the result, so a kernel that returns an old result is detected.
 
         Raises:
             WrongResultError: if the result is wrong, or if the operands have changed.
@@ -160,7 +160,7 @@ class ResultChecker:
         return all(_norms(self._launch.sets[i]) == norms for i, norms in self._norms.items())
 
     def _check_results(self, results: Mapping[int, Tensor], entries: bool = False) -> CheckVerdict:
-        """Check the results' shape and dtype, and their values by Freivalds' identity.
+        """Check the results' shape and dtype, and check their values with Freivalds' identity.
 
         The identity is tested from the side that the last call did not use.
 

@@ -75,7 +75,7 @@ def work(connection: Connection) -> None:
 
     - ("event", event) for each event;
     - ("visit", ids, seconds) before any work that may crash, with the ids of its cases and the
-      seconds that it should take;
+      seconds that it is expected to take;
     - ("wait", phase), after which it waits until the parent sends a message.
 
     Its last message is one of

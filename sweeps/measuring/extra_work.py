@@ -24,11 +24,11 @@ def repeat_cases(
     emit: Callable[[Event], None],
     on_start: OnStart,
 ) -> None:
-    """Re-time some cases in this separate process, to see how well medians repeat.
+    """Re-time the given cases in this separate process, to see how well medians repeat.
 
-    Each case is sampled as often as the second checkpoint requires, in shuffled rounds. The samples
-    become events named ``repeat``, except those in which launch gaps show. A case that fails this
-    time gets no further samples.
+    Each case gets as many samples as the second checkpoint requires, in shuffled rounds. Samples
+    become events named ``repeat``, unless launch gaps show in them. A case that fails this time
+    gets no further samples.
 
     Args:
         cases: cases that have times from another process.
@@ -67,11 +67,11 @@ def confirm_pairs(
 ) -> None:
     """Re-time pairs of cases, to measure what the second of each pair gains over the first.
 
-    This process has taken none of the samples by which the pairs were chosen, and it allocates new
-    operands. Every pair gets :data:`BLOCKS` blocks, in shuffled rounds over a few pairs. In a block
-    the second case is timed twice between two samples of the first, so that a steady change of the
-    machine's speed cancels out. A block in which launch gaps show in every attempt is left out. A
-    case that fails gets an ``outcome`` event, and its pairs get no further blocks.
+    This process has taken none of the samples with which the pairs were chosen, and it allocates
+    new operands. Every pair gets :data:`BLOCKS` blocks, in shuffled rounds over a few pairs. In a
+    block the second case is timed twice between two samples of the first, so that a steady change
+    of the machine's speed cancels out. A block in which launch gaps show in every attempt is left
+    out. A case that fails gets an ``outcome`` event, and its pairs get no further blocks.
 
     Args:
         cases: both cases of the first pair, then both of the second, and so on.
@@ -183,7 +183,8 @@ def name_kernels(
 ) -> None:
     """Report the names of the cases' kernels.
 
-    This loads a profiler, which slows launches, so nothing may be timed in this process afterwards.
+    This function loads a profiler, which slows launches. Nothing may be timed in this process
+    afterwards.
 
     Args:
         cases: the cases that have times but no kernel names yet.

@@ -121,7 +121,7 @@ class TimedKernel:
         if not isinstance(result, Tensor) or result.shape != expected.shape:
             shape = tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__
             raise WrongResultError(
-                f"the kernel returned {shape}, and the reference {tuple(expected.shape)}."
+                f"the kernel returned {shape}, but the reference returned {tuple(expected.shape)}."
             )
         tolerance = self.tolerance
         if tolerance is None:
@@ -130,8 +130,8 @@ class TimedKernel:
         error = float((result.double() - expected).abs().max()) / (scale or 1.0)
         if not error <= tolerance:  # `error > tolerance` would be False for NaN
             raise WrongResultError(
-                f"the result differs from the reference by {error:.2g} of its largest value; "
-                f"{tolerance:.2g} is allowed."
+                f"the result differs from the reference by {error:.2g} of the reference's largest "
+                f"value; {tolerance:.2g} is allowed."
             )
         return error
 
@@ -185,7 +185,7 @@ class KernelTimer:
         expected = kernel.expected()
         result = kernel.launch_on_copies()()
         kernel.error(result, expected)
-        # 2. Copy the arguments as often as a cold batch has launches.
+        # 2. Make a copy of the arguments for each launch of a cold batch.
         launches = _Launches([kernel.launch_on_copies()])
         warm_up_result = launches(0)
         seconds = self._sampler.estimate(launches, warmed_up=True)
@@ -203,7 +203,7 @@ class KernelTimer:
         if not subject.samples:
             raise UserError(
                 "this kernel's launches cannot be timed: gaps between them show in every sample, "
-                "because the kernel waits for the GPU."
+                "because the kernel waits for the GPU. Pass a function that does not synchronise."
             )
         # 4. Check a launch on new copies again, because a kernel may be right only at first.
         error = kernel.error(kernel.launch_on_copies()(), expected)

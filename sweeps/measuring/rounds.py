@@ -1,4 +1,4 @@
-"""The measuring loop of a run: sample each case once when it is prepared, then all in rounds.
+"""The measuring loop of a run: sample each case once after preparing it, then all in rounds.
 
 The loop has a bench (which turns cases into subjects), a sampler and a budget. It prepares cases in
 chunks, and reports samples and failures as events.
@@ -105,8 +105,8 @@ class Rounds:
         self._open: list[Subject] = []
         self._failed: set[str] = set()
         self._chunk = FIRST_CHUNK
-        # Seconds of one sample of each case begun so far. The subjects themselves are released when
-        # they are finished, because their launches hold memory.
+        # Seconds of one sample of each case opened so far. The subjects themselves are released
+        # when they are finished, because their launches hold memory.
         self._begun: dict[str, float] = {}
         # Sums over all cases prepared so far: planned seconds, and seconds spent on preparing.
         self._expected = self._preparing = 0.0
@@ -208,10 +208,10 @@ class Rounds:
         return complete or list(self._open)
 
     def _affordable(self, subjects: Sequence[Subject]) -> list[Subject]:
-        """Return the cases whose six samples fit in the time left, the most sampled ones first.
+        """Return the cases whose six samples fit in the time left.
 
-        If the machine has become slower, continuing all cases would leave all of them without an
-        interval.
+        The cases with the most samples come first. If the machine has become slower, continuing all
+        cases would leave all of them without an interval.
         """
         chosen, spare_seconds = [], self._spare_seconds
         for subject in sorted(subjects, key=lambda s: -len(s.samples)):

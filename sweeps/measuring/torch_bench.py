@@ -38,7 +38,7 @@ from sweeps.timing.telemetry import NvmlTelemetry, Telemetry, nvml_handle, open_
 _MAX_SETS = 512  # largest number of operand sets of a case
 # Share of the free memory for each of six buffers: inputs and results of three storage types.
 _ARENA_SHARE = 0.12
-# The same share on a small card, of whose memory vendor libraries and contexts take a larger part.
+# The same share on a small card, where vendor libraries and contexts take a larger part of memory.
 _SMALL_SHARE = 0.09
 _SMALL_BYTES = 48e9  # a card with less memory is small
 _DEFAULT_MEMORY = 1 << 30  # bytes to assume free if a host does not report its memory
@@ -120,8 +120,8 @@ class TorchBench:
         """Return the number of operand sets for a case whose launch takes ``seconds``.
 
         A burst with a cold cache, or with cold weights, uses no set twice. Sustained work uses a
-        set again only after reading twice the cache's size of other sets, or after 512 sets. A case
-        with a warm cache has one set, and every other case at least two.
+        set again only after other sets of twice the cache's size in total, or after 512 sets. A
+        case with a warm cache has one set, and every other case at least two.
         """
         if case.cache == "warm":
             return 1
@@ -134,13 +134,13 @@ class TorchBench:
     def prepare(
         self, cases: Sequence[Case], histories: Mapping[str, History], on_start: OnStart
     ) -> Iterator[Ready | Refusal]:
-        """Compile the cases that are not :attr:`careful` together, then check and warm up each."""
+        """Compile all cases but the :attr:`careful` ones together, then check and warm up each."""
         self._compile([case for case in cases if case.id not in self.careful], on_start)
         for case in cases:
             on_start([case.id], _FIRST_SECONDS)
             try:
                 yield self._prepare_one(case, histories.get(case.id, History()))
-            except Exception as error:  # an error of a library or compiler is the case's outcome
+            except Exception as error:  # an error from a library or compiler is the case's outcome
                 yield Refusal(case, *self.failure(error))
 
     def kernel_columns(
@@ -149,7 +149,7 @@ class TorchBench:
         """Name the kernels of one launch of each case on a GPU, in a single profiler session.
 
         Raises:
-            Exception: any error of the profiler, for example if it is not permitted.
+            Exception: any error from the profiler, for example if profiling is not permitted.
         """
         traced = trace_gpu(self._warm_launches(cases, on_start))
         for case, kernels in zip(cases, traced, strict=True):
@@ -186,7 +186,7 @@ class TorchBench:
         )
 
     def canary(self) -> Subject | None:
-        """Prepare the canary, a GEMM bound by arithmetic: in fp16 if a GPU has it, else in fp32."""
+        """Prepare the canary, a compute-bound GEMM: in fp16 on a GPU that has it, else in fp32."""
         problem = self._canary_problem()
         self._arena.capacity(problem)  # raises an error if the arena cannot hold it
         implementation = implementations()[library_for(problem, self.machine)]
@@ -296,8 +296,8 @@ class TorchBench:
     def failure(self, error: Exception) -> tuple[str, str]:
         """Return ``wrong``, ``oom`` or ``error`` with a message.
 
-        On a GPU, wait until it is idle and free unused memory first. After a wrong result, restore
-        the operands, which the kernel may have overwritten.
+        On a GPU, first wait until it is idle, and release unused memory. After a wrong result,
+        restore the operands, which the kernel may have overwritten.
 
         Raises:
             PoisonedError: if the context no longer answers.

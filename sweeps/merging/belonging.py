@@ -1,4 +1,4 @@
-"""Check that recordings can be merged: same machine, same versions, and no recording twice."""
+"""Check that recordings can be merged: same machine, same versions, none given twice."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _why_incompatible(first: MergeSource, second: MergeSource) -> str:
     for name, value, other_value in _differing_facts(first, second):
         return (
             f"{first.folder} and {second.folder} are recordings of machines that differ in {name} "
-            f"({_formatted(value)} and {_formatted(other_value)}), so they cannot be merged."
+            f"({_formatted(value)} and {_formatted(other_value)}); leave one of them out."
         )
     if why := other_software(first.record["software"], second.record["software"]):
         return (
@@ -77,7 +77,7 @@ def _why_incompatible(first: MergeSource, second: MergeSource) -> str:
             second_limit, first_limit = different_limits
             return (
                 f"a GPU of {second.folder} has {second_limit} and one of {first.folder} has "
-                f"{first_limit}, so they cannot be merged."
+                f"{first_limit}; leave one of these recordings out."
             )
     return ""
 

@@ -131,9 +131,9 @@ def _merged_plan(sources: Sequence[MergeSource]) -> dict[str, Any]:
 def _left_out(sources: Sequence[MergeSource], planned: Mapping[str, int]) -> dict[str, int]:
     """Return an estimate, by sweep, of how many of its cases are in none of the plans.
 
-    The recordings do not list the cases that they left out. Among the recordings that left out
-    cases of a sweep, the one with the most cases, planned or left out, is therefore assumed to have
-    planned or left out every case of the sweep.
+    The recordings do not list the cases that they left out, but they count them. The number of a
+    sweep's cases is therefore estimated as the number that a recording planned or left out. If
+    several recordings left out cases of the sweep, the largest of their numbers is used.
 
     Args:
         sources: the recordings.

@@ -30,7 +30,7 @@ class Merged:
     record: dict[str, Any]
     """Content of its run.json."""
     repeated: frozenset[str]
-    """Ids of the cases of which more than one recording has samples."""
+    """Ids of the cases for which more than one recording has samples."""
 
 
 def merge(folders: Sequence[Path], into: Path | None, results: Path) -> Merged:
@@ -62,7 +62,7 @@ def merge(folders: Sequence[Path], into: Path | None, results: Path) -> Merged:
 
 
 def _repeated(sources: Sequence[MergeSource]) -> frozenset[str]:
-    """Return the ids of the planned cases of which more than one recording has samples."""
+    """Return the ids of the planned cases for which more than one recording has samples."""
     recording_counts: Counter[str] = Counter()
     for source in sources:
         planned = {entry.case.id for entry in source.planned}

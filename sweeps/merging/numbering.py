@@ -1,8 +1,8 @@
 """Renumber the GPUs and nodes of several recordings, so that each has a unique number.
 
 A GPU is recognised by its hash. Each folder of results has a different salt for its hashes. A card
-that was recorded in two such folders therefore has two hashes and counts as two cards. GPUs of
-different recordings without hashes count as different cards. The same holds for nodes.
+that was recorded in two such folders therefore has two hashes and counts as two cards. GPUs without
+hashes count as different cards if they are from different recordings. The same holds for nodes.
 """
 
 from __future__ import annotations

@@ -83,12 +83,12 @@ def read_source(folder: Path) -> MergeSource:
 def _why_not_merged(folder: Path, record: Mapping[str, Any]) -> str:
     """Return why a recording cannot be merged, as the rest of a sentence, or "" if it can."""
     if "merged" in record:
-        return "is a merged recording itself; give the recordings from which it was made."
+        return "is itself a merged recording; give the recordings from which it was made."
     if "public" in record:
         return "is an imported table, which has no samples; give recordings of runs."
     if record["plan"].get("shards", 1) > 1:
         return (
-            "was measured in shards, which are one recording already; give recordings that were "
+            "was measured in shards, which already form one recording; give recordings that were "
             "measured without shards."
         )
     logs = {path.name for path in (folder / "samples").glob("*.jsonl")}
@@ -97,7 +97,7 @@ def _why_not_merged(folder: Path, record: Mapping[str, Any]) -> str:
             "has no samples, as in a published recording; give the folder in which it was measured."
         )
     if logs != {_LOG}:
-        return f"has samples other than {_LOG}; move the others away."
+        return f"has sample files other than {_LOG}; move them away."
     if (record["schema"], record["protocol"]) != (SCHEMA, PROTOCOL):
         return (
             f"was measured with schema {record['schema']} and protocol {record['protocol']}, but "
@@ -117,7 +117,9 @@ def _read_lines(path: Path) -> list[Event | bytes]:
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror}).") from None
+        raise UserError(
+            f"{path} cannot be read ({error.strerror}). Restore it, or leave this recording out."
+        ) from None
     for number, line in enumerate(content.split(b"\n"), 1):
         if not line:
             continue

@@ -27,7 +27,7 @@ from sweeps.running.supervisor import carry_out, confirm
 from sweeps.store import read_run
 from sweeps.timing.statistics import CHECKPOINTS
 
-_LARGEST_SHARE = 0.5  # share of the budget that one candidate may take, because there are few
+_LARGEST_SHARE = 0.5  # share of the budget for one candidate, because there are few candidates
 
 CANDIDATE_COST = CHECKPOINTS[1] / CHECKPOINTS[0]
 """Number of a candidate's samples, divided by the number that the plan expects of a case."""
@@ -83,7 +83,7 @@ def explore(
     note: Callable[[str], None],
     quickly: bool = False,
 ) -> Run:
-    """Time candidates in shuffled rounds and fold them into the machine's recording.
+    """Time candidates in shuffled rounds, and fold the samples into the machine's recording.
 
     Args:
         request: the device, the folder of results, and the budget.
@@ -121,7 +121,7 @@ def explore(
 def confirm_choices(
     run: Run, chosen: Sequence[tuple[Contender, Contender]], note: Callable[[str], None]
 ) -> None:
-    """Re-time pairs of an original shape and its best candidate, and fold them into the recording.
+    """Re-time pairs of an original shape and its best candidate, and fold the samples.
 
     Args:
         run: the run in which :func:`explore` timed the candidates.

@@ -40,7 +40,7 @@ _LIMITS = {
 def arrive(folder: Path, results: Path, device: Device) -> tuple[int, list[dict[str, Any]]]:
     """Register a device with the run in a folder.
 
-    Call this only while no other process plans in that folder.
+    Call this only while no other process plans a run in that folder.
 
     Args:
         folder: the run's folder.
@@ -53,7 +53,7 @@ def arrive(folder: Path, results: Path, device: Device) -> tuple[int, list[dict[
         ``sm_limit_mhz``, which are None if they are not known.
 
     Raises:
-        UserError: if the device's power or clocks are limited differently from those of the run.
+        UserError: if the device's power or clock limits differ from those of the run.
     """
     # 1. Refuse a device whose limits differ.
     places = read_places(folder)
@@ -97,17 +97,17 @@ def arrive(folder: Path, results: Path, device: Device) -> tuple[int, list[dict[
 def take_part(folder: Path, request: Request, device: Device) -> int:
     """Register a device with a folder's run. If it is a GPU, list the run's GPUs in run.json.
 
-    Return the device's number within the run. Call this only while no other process plans in that
-    folder, because run.json may be rewritten.
+    Return the device's number within the run. Call this only while no other process plans a run in
+    that folder, because run.json may be rewritten.
 
     Args:
         folder: the run's folder.
-        request: the options of the run. ``results`` has the salt, and ``identify`` tells whether
+        request: the options of the run. ``results`` has the salt, and ``identify`` says whether
             run.json shows the GPUs' hashes.
         device: the device that will take samples.
 
     Raises:
-        UserError: if the device's power or clocks are limited differently from those of the run.
+        UserError: if the device's power or clock limits differ from those of the run.
     """
     number, places = arrive(folder, request.results, device)
     if device.gpu is not None:
@@ -182,7 +182,7 @@ def _identity(device: Device) -> str:
 
 
 def _settings(device: Device) -> dict[str, float | None]:
-    """Return the GPU's limits of power (W) and SM clock (MHz); None for an unknown limit."""
+    """Return the GPU's power limit (W) and SM clock limit (MHz); None for an unknown limit."""
     settings: dict[str, float | None] = dict.fromkeys(_LIMITS)
     nvml = None if device.gpu is None else open_nvml()
     if nvml is None:

@@ -24,7 +24,7 @@ def crashed_features(
 ) -> dict[Feature, None]:
     """Return the features of the cases during which a process crashed, in the order of the plan.
 
-    The dictionary is used as a set that keeps its order.
+    The dictionary serves as an ordered set.
     """
     features = (feature_of(entry.case) for entry in planned if histories[entry.case.id].crashes)
     return dict.fromkeys(feature for feature in features if feature is not None)
@@ -42,6 +42,9 @@ def unfinished_with(
 
 
 def refusal(feature: Feature, how: str) -> str:
-    """Return why a case is not tried. ``how`` says how the process of another such case ended."""
+    """Return why a case is not tried.
+
+    ``how`` says how a process ended during another case with this feature.
+    """
     implementation, name = feature
     return f"not tried: {implementation} with {name} ended the process in another case ({how})."

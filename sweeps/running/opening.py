@@ -43,7 +43,7 @@ from sweeps.store import (
 from sweeps.timing.sampler import PROTOCOL
 from sweeps.timing.telemetry import is_shared
 
-_MIN_ANCHOR_BUDGET = 60.0  # seconds; a run of one GPU with a smaller budget times no anchors
+_MIN_ANCHOR_BUDGET = 60.0  # seconds; a run on one GPU with a smaller budget times no anchors
 
 CasesOf = Callable[[Machine], Sequence[Case]]
 """Function that returns the cases of a sweep on a machine."""
@@ -79,7 +79,7 @@ def begin(
         UserError: in any of these cases:
 
             - A sweep is unknown or wrong.
-            - The device cannot be used, or has other limits than the run.
+            - The device cannot be used, or its limits differ from those of the run.
             - The run in the folder can neither be resumed nor set aside.
             - A new plan would have no cases.
     """
@@ -107,7 +107,7 @@ def _start_over(opening: _Opening, reason: str, note: Callable[[str], None]) -> 
     """Write the record of a new run. If there is a ``reason``, set the old run aside first."""
     record = _new_record(opening, note)
     if reason:
-        note(f"{reason}. The old run is kept in {set_aside(opening.folder)}.")
+        note(f"Setting the old run aside: {reason}. It is kept in {set_aside(opening.folder)}.")
         make_folder(opening.folder / "samples")
     write_run(opening.folder, record)
     return record
@@ -116,9 +116,8 @@ def _start_over(opening: _Opening, reason: str, note: Callable[[str], None]) -> 
 def _extended_record(record: dict[str, Any], opening: _Opening) -> dict[str, Any]:
     """Return a resumed run's record with what this request adds to it.
 
-    A request may add sweeps (or cases that are timed for advice), a larger budget, or time for
-    advice.
-    If it adds nothing, return the same object.
+    A request may add sweeps, cases that are timed for advice, a larger budget, or time for advice.
+    If it adds nothing, return the given record itself.
     """
     plan, request = record["plan"], opening.request
     if _adds(request, opening.sweeps, plan):
@@ -263,7 +262,7 @@ def _record_to_resume(opening: _Opening) -> tuple[dict[str, Any] | None, str]:
 
     Returns:
         The record of that run and an empty string. If no run is resumed: None, and the reason
-        why the old run is set aside (empty if there is no old run).
+        why the old run is set aside, or an empty string if there is no old run.
 
     Raises:
         UserError: if the old run can neither be resumed nor set aside.
@@ -279,7 +278,7 @@ def _record_to_resume(opening: _Opening) -> tuple[dict[str, Any] | None, str]:
     if not has_plan:
         why = "the folder has samples but no plan"
     elif record is None or request.sets_aside(record):
-        why = "a fresh run was asked for"
+        why = "a fresh run was requested"
     else:
         why = _why_not_resumed(record, opening)
         if not why:
@@ -348,7 +347,7 @@ def _why_outdated(record: dict[str, Any], device: Device) -> str:
 def _check_same_plan(plan: dict[str, Any], request: Request, sweeps: Mapping[str, CasesOf]) -> None:
     """Refuse a request that can neither resume the plan nor extend it.
 
-    A request may extend the plan by a larger budget or by further sweeps.
+    A request may extend the plan with a larger budget or with further sweeps.
 
     Raises:
         UserError: if the request has another number of shards, adds sweeps although there are
@@ -371,8 +370,8 @@ def _check_same_plan(plan: dict[str, Any], request: Request, sweeps: Mapping[str
     if not adds and (request.budget or math.inf) < planned_budget:
         raise UserError(
             f"the run in this folder was planned with a budget of {planned_budget:g} s, not "
-            f"{request.budget:g}. Leave the budget out to resume it, or use {USE_FRESH} to set it "
-            "aside and start a new one."
+            f"{request.budget:g} s. Leave the budget out to resume the run, or use {USE_FRESH} to "
+            "set it aside and start a new one."
         )
 
 
@@ -387,8 +386,8 @@ def refuse_other_sweeps(folder: Path, request: Request, plan: Mapping[str, Any])
     if named and named != {*planned}:
         raise UserError(
             f"the run in {folder} covers {', '.join(planned)}, and the sweeps of a run on several "
-            f"GPUs cannot be changed. Name exactly those or none, or use {USE_FRESH} to set it "
-            "aside and start a new run."
+            f"GPUs cannot be changed. Name exactly these sweeps, name none, or use {USE_FRESH} to "
+            "set the run aside and start a new one."
         )
 
 
@@ -500,11 +499,14 @@ def _new_record(opening: _Opening, note: Callable[[str], None]) -> dict[str, Any
     )
     # 3. Refuse a plan without cases.
     if elsewhere and not any(cases.values()):
-        raise UserError("Every sweep that has cases here is already recorded.", exit_code=0)
-    if not any(cases.values()):
         raise UserError(
-            f"{', '.join(sweeps)} needs a GPU, but this machine is a CPU ({machine.name}); name "
-            "other sweeps."
+            "Every sweep that has cases on this machine is already recorded.", exit_code=0
+        )
+    if not any(cases.values()):
+        has = "has" if len(sweeps) == 1 else "have"
+        raise UserError(
+            f"{', '.join(sweeps)} {has} no cases for this {machine.kind.upper()} ({machine.name}); "
+            "name other sweeps, or choose other options."
         )
     if not plan.planned:
         raise UserError(
@@ -534,7 +536,7 @@ def _new_record(opening: _Opening, note: Callable[[str], None]) -> dict[str, Any
 def _anchors(machine: Machine, budget: float, shards: int) -> list[dict[str, Any]]:
     """Return the entries of the anchors, the cases that every GPU of a run times first.
 
-    A run of one CPU has no anchors, and neither has a short run of one GPU.
+    A run on one CPU has no anchors, and neither does a short run on one GPU.
     """
     if shards == 1 and (machine.kind == "cpu" or budget < _MIN_ANCHOR_BUDGET):
         return []

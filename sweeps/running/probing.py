@@ -20,7 +20,8 @@ from sweeps.planning.plan import Costs, checked_bytes, expected_seconds, kind_of
 
 _SECONDS = 6.0  # seconds after which no further case is probed
 _SIZES = (0.1, 0.5, 0.95)  # quantiles of the FLOPs of a kind's cases
-# Largest ratio between a launch's time and its estimate that is believed, in either direction.
+# Largest factor between a launch's time and its estimate, in either direction; larger ones are
+# reduced to it.
 _MAX_FACTOR = 50.0
 
 
@@ -86,8 +87,8 @@ def _choose_cases(cases: Sequence[Case]) -> list[Case]:
     for case in cases:
         if case.mode == "burst" and case.problem.flops:
             kinds[kind_of(case)].append(case)
-    # The dictionary is used as a set that keeps its order. A kind with few cases has the same case
-    # at two quantiles.
+    # The dictionary serves as an ordered set. A kind with few cases has the same case at two
+    # quantiles.
     chosen: dict[Case, None] = {}
     for quantile in _SIZES:
         for kind_cases in kinds.values():

@@ -19,7 +19,7 @@ class Request:
     """Options of one run. None means that the user left the choice open."""
 
     names: tuple[str, ...] = ()
-    """Names of sweeps. An entry with names joined by commas is a group that is needed together."""
+    """Names of sweeps. Names joined by commas are a group of sweeps that are needed together."""
     budget: float | None = None
     """Seconds of measuring on each GPU, including those kept for advice."""
     results: Path = Path()
@@ -44,11 +44,11 @@ class Request:
     leave: float = 0.0
     """Share of the budget that is kept for cases that are timed for advice."""
     identify: bool = True
-    """True if run.json tells GPUs apart by a hash."""
+    """True if run.json identifies each GPU with a hash."""
     fresh_since: float | None = None
     """Moment, in seconds since 1970. A run that began at or after it already counts as fresh.
 
-    If several nodes request a fresh run, one of them begins it and the others resume that one."""
+    If several nodes request a fresh run, one of them begins it, and the others resume it."""
 
     @property
     def sets_all_aside(self) -> bool:
@@ -100,5 +100,5 @@ class Request:
 
     @property
     def sweeps(self) -> tuple[str, ...]:
-        """All names, each once."""
+        """Names of all sweeps, each once."""
         return tuple(dict.fromkeys(name for group in self.groups for name in group))

@@ -29,7 +29,7 @@ class NodePeers:
 
 @dataclass
 class Run:
-    """Run of one shard, as the process that carries it out needs to know it."""
+    """Run of one shard, as described to the process that carries it out."""
 
     folder: Path
     """Folder of the run's files."""

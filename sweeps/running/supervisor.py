@@ -55,12 +55,13 @@ _MAX_FUTILE_NAMINGS = 3  # processes in a row that named no kernel
 
 
 def carry_out(run: Run, reporter: Reporter, note: Callable[[str], None]) -> str:
-    """Measure until the plan is done or the budget is spent, then fold. Return how it ended.
+    """Measure until the plan is done or the budget is spent, then fold.
 
-    The result is ``done``, ``budget``, or ``time`` if the call's time limit came first.
+    Return why measuring ended: ``done``, ``budget``, or ``time`` if the call's time limit came
+    first.
 
-    However the run ends, even by an interrupt, the samples are folded into the tables. A run with
-    peers does not fold: the process that started all peers does.
+    The samples are folded into the tables even after an error or an interrupt. A run with peers
+    does not fold: the process that started all peers does.
 
     Raises:
         UserError: if another process writes this shard, the disk is full, too many of the run's
@@ -80,7 +81,8 @@ def confirm(
 ) -> None:
     """Re-time pairs of the run's cases in new processes, and fold the result.
 
-    Every pair gets the same number of samples. However the call ends, complete pairs count.
+    Every pair gets the same number of samples. Complete pairs count, even after an error or an
+    interrupt.
 
     Raises:
         UserError: if another process writes this shard, or the disk is full.
@@ -502,7 +504,7 @@ class _Supervisor:
         self._record({"event": "crash", **where, "cost": cost, "message": how})
         # The canary is not in the plan and has no experimental feature.
         planned = next((entry.case for entry in self._run.planned if entry.case.id == case), None)
-        self._note(f"the measuring process ended during {planned or 'the canary'}: {how}.")
+        self._note(f"The measuring process ended during {planned or 'the canary GEMM'}: {how}.")
         # 3. Give the case up after its second crash. If it has an experimental feature, give it up
         # after the first, together with all unfinished cases that have this feature.
         crashes = self._tally.all()[case].crashes
@@ -531,8 +533,8 @@ class _Supervisor:
         self._note_end("confirm", how)
 
     def _note_end(self, work: str, how: str) -> None:
-        """Tell the user how a child with work other than measuring ended."""
-        self._note(f"the process that {_SIDE_WORK[work]} ended: {how}.")
+        """Tell the user how a child that did side work (:data:`_SIDE_WORK`) ended."""
+        self._note(f"The process that {_SIDE_WORK[work]} ended: {how}.")
 
     def _refuse_crashed_features(self) -> None:
         """Refuse features that crashed in earlier calls, even for cases that were added since."""

@@ -12,7 +12,7 @@ from sweeps.store import Event, parse_event, samples_path
 
 
 class Follower:
-    """Progress of some shards of a run, read from what is appended to their files."""
+    """Progress of the given shards of a run, read from what is appended to their files."""
 
     def __init__(
         self, folder: Path, planned: Sequence[PlanEntry], shards: Iterable[int], total: int
@@ -56,7 +56,7 @@ class Follower:
                 yield event
 
     def unfinished(self, budget: float) -> list[int]:
-        """Return the shards that are neither finished nor have used up ``budget`` seconds."""
+        """Return the shards that have not finished and have not used up ``budget`` seconds."""
         return [shard for shard, tally in self._tallies.items() if not tally.is_over(budget)]
 
     @property
@@ -68,7 +68,7 @@ class Follower:
 def report(followers: Iterable[Follower], reporter: Reporter, budget: float) -> None:
     """Report the progress of all shards together.
 
-    The time left is that of the unfinished shard that has spent the least of its budget.
+    The time left is the longest that any unfinished shard has left.
     """
     tallies = [tally for follower in followers for tally in follower.tallies]
     open_tallies = [tally for tally in tallies if not tally.is_over(budget)]

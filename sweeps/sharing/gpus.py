@@ -35,7 +35,7 @@ def choose_gpus(text: str, kind: str = "auto") -> dict[int, Device]:
     else:
         numbers = [int(number) for number in text.split(",")]
     devices = {number: select_device(kind, number) for number in numbers}
-    # A number that the text has twice is only once in the dictionary.
+    # A number that occurs twice in the text occurs only once in the dictionary.
     if len(devices) < len(numbers):
         raise UserError(f"--gpus {text} names a GPU twice; name each once.")
     models = {device.machine.slug: device.machine.name for device in devices.values()}

@@ -33,7 +33,8 @@ def interference(events: Sequence[Event]) -> SharedSlowdown | None:
     """Return how much working at the same time slows a node's GPUs down.
 
     The slowdown of an anchor is the median, over the GPUs, of its time with all GPUs at work
-    divided by its time alone. Return None if fewer than six anchors were timed in both phases.
+    divided by its time with one GPU at work. Return None if fewer than six anchors were timed in
+    both phases.
 
     Args:
         events: events of the shards that were measured at the same time.

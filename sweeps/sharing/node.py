@@ -2,8 +2,8 @@
 
 A worker is a process that carries out one shard of the run on one GPU. When it ends, its GPU may
 get a worker for another shard. If a worker fails or dies, its shard is tried once more, on an idle
-GPU if there is one. Measurements of finished series are kept, and the other series start over if
-the GPU is another one (:mod:`sweeps.running.devices`).
+GPU if there is one. Measurements of finished series are kept. If the shard moves to another GPU,
+its other series start over (:mod:`sweeps.running.devices`).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from sweeps.store import (
 )
 
 _LOOK_SECONDS = 1.0  # longest wait for messages before progress is shown again
-_MAX_DEATHS = 2  # workers of one shard that fail or die before it is given up
+_MAX_DEATHS = 2  # workers that fail or die before their shard is given up
 _END_SECONDS = 20.0  # time for workers to write their last lines after they were told to end
 _START_SECONDS = 1200.0  # time until a worker's first message; many may wait for the same plan
 _ANCHOR_SECONDS = 60.0  # if fewer seconds are left, anchors are not timed
@@ -64,7 +64,7 @@ def share(
 ) -> Path:
     """Carry out a node's shards of a run with several GPUs. Return the run's folder.
 
-    However the run ends, even by an interrupt, the samples are folded into the tables.
+    The samples are folded into the tables even after an error or an interrupt.
 
     Args:
         request: the options of the run; its shard and GPU are ignored.
@@ -75,7 +75,7 @@ def share(
         begun: called with the folder of the run once it is planned.
 
     Raises:
-        UserError: if the run cannot be begun, or if failures left some shards unfinished.
+        UserError: if the run cannot be started, or if failures left some shards unfinished.
         KeyboardInterrupt: if the user interrupts; the samples are folded first.
     """
     # 1. Count the shards, and number those of this node.
@@ -116,9 +116,9 @@ def _count_shards(folder: Path, request: Request, nodes: int, gpus: int) -> int:
     # but not several GPUs for a single shard.
     if shards % nodes or (shards == nodes and gpus > 1):
         raise UserError(
-            f"the run in {folder} was planned for {counted(shards, 'GPU')}, which "
-            f"{counted(nodes, 'node')} with {counted(gpus, 'GPU')} cannot share. Resume with the "
-            f"original number, or use {USE_FRESH} to set it aside and start a new run."
+            f"the run in {folder} was planned for {counted(shards, 'GPU')} and cannot be shared by "
+            f"{counted(nodes, 'node')} with {counted(gpus, 'GPU')}. Resume with the original "
+            f"nodes and GPUs, or use {USE_FRESH} to set the run aside and start a new one."
         )
     if shards > 1:
         refuse_other_sweeps(folder, request, record["plan"])
@@ -139,7 +139,7 @@ class _Worker:
     is_over: bool = False
     """True if it reported that it has ended without a failure."""
     failure: str = ""
-    """Sentence about what made it fail; empty if it did not say."""
+    """Sentence that says why it failed; empty if it reported no reason."""
 
 
 class _Parent:
@@ -179,8 +179,8 @@ class _Parent:
         Return when no worker is left, after folding.
 
         Raises:
-            UserError: if some shards are not finished although there was time for them, or if most
-                of the GPUs have other limits than the run.
+            UserError: if some shards are not finished although there was time for them, or if the
+                limits of most of the GPUs differ from those of the run.
         """
         self._reporter.begin("Measuring", self._budget)
         try:
@@ -202,7 +202,7 @@ class _Parent:
                 fold(self._folder, written)
         if self._due and self._seconds_left() > 0:
             raise UserError(
-                f"{len(self._due)} of {len(self._shards)} shards are not finished "
+                f"{len(self._due)} of {counted(len(self._shards), 'shard')} did not finish "
                 f"({self._failure}). Run the same command to resume.",
                 exit_code=1,
             )
@@ -221,9 +221,9 @@ class _Parent:
         self._due.extend(shard for shard in unfinished if shard not in assigned.values())
         self._idle.update(dict.fromkeys(gpu for gpu in self._places if gpu not in assigned))
         # 2. Decide whether the GPUs time the anchors: a few cases that all GPUs time, first alone
-        # and then together, to show which GPU is slow and what they do to each other. They do so
-        # if several GPUs have a shard and there is time, unless each of these GPUs has timed them
-        # together with others before, in the shard that it resumes.
+        # and then together, to show which GPU is slow and how much they slow one another. They do
+        # so if several GPUs have a shard and there is time, unless each of these GPUs has timed
+        # them together with others before, in the shard that it resumes.
         all_timed_before = all(
             last_places[shard] == self._places[gpu]
             and any(event.get("phase") == TOGETHER for event in events[shard])
@@ -242,10 +242,10 @@ class _Parent:
         return math.inf if stop_at is None else stop_at - time.monotonic()
 
     def _take_part(self) -> None:
-        """Register the GPUs with the run, and leave out those whose limits differ from the run's.
+        """Register the GPUs with the run, except those whose limits differ from its limits.
 
         Raises:
-            UserError: if most of the GPUs have other limits.
+            UserError: if the limits of most of the GPUs differ from those of the run.
         """
         with planning(self._folder):
             for gpu, device in self._gpus.items():
@@ -255,9 +255,10 @@ class _Parent:
                     self._note(f"{self._label(gpu)} is left out: {error}")
         if 2 * len(self._places) < len(self._gpus):
             raise UserError(
-                f"{len(self._gpus) - len(self._places)} of {len(self._gpus)} GPUs have limits that "
-                "differ from the run's. Set the run's limits on them, or name only GPUs with equal "
-                f"limits in --gpus and use {USE_FRESH} to start a new run.",
+                f"the limits of {len(self._gpus) - len(self._places)} of "
+                f"{counted(len(self._gpus), 'GPU')} differ from those of the run. Set the run's "
+                "limits on these GPUs, or name only GPUs with equal limits in --gpus and use "
+                f"{USE_FRESH} to start a new run.",
                 exit_code=1,
             )
 
@@ -271,7 +272,7 @@ class _Parent:
         return f"worker {gpu}" if self._gpus[gpu].gpu is None else f"GPU {gpu}"
 
     def _start(self, gpu: int, shard: int, anchors: bool) -> None:
-        """Start a worker for a shard on a GPU; ``anchors`` tells whether it times the anchors."""
+        """Start a worker for a shard on a GPU; ``anchors`` says whether it times the anchors."""
         context = get_context("spawn")  # a forked process would inherit CUDA's and OpenMP's state
         parent_end, worker_end = context.Pipe()
         request = replace(self._request, shard=(shard, self._total), gpu=gpu)

@@ -1,8 +1,8 @@
 """Gates for a node's workers: each GPU times its anchors with the others idle, then all at once.
 
 A worker waits at a gate before each phase of its anchors and before it measures. :class:`Gates`
-does not start or signal processes. It is told which worker arrives or leaves, and returns the
-workers that may proceed.
+does not start or signal processes. Its caller reports each worker that arrives or leaves, and gets
+the workers that may proceed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Gates:
     """The gates of one node."""
 
     def __init__(self, workers: Iterable[int], take_turns: Callable[[], bool]) -> None:
-        """Expect workers, none of which has come to a gate yet.
+        """Prepare gates for workers, none of which has come to a gate yet.
 
         Args:
             workers: the numbers of the workers that are expected.

@@ -49,7 +49,7 @@ class Resources:
 
 
 class Cluster:
-    """Cluster that takes jobs, and tells which of them still wait or run."""
+    """Cluster that takes jobs, and reports which of them are still queued or running."""
 
     def __init__(self, kind: str, folder: Path, resources: Resources) -> None:
         """Open a cluster.
@@ -86,7 +86,7 @@ class Cluster:
         self._jobs: dict[str, submitit.Job[None]] = {}
 
     def submit(self, work: NodeJob, nodes: Sequence[int]) -> dict[int, str]:
-        """Submit the jobs of some nodes as one array. Return each node's job id.
+        """Submit the jobs of the given nodes as one array. Return each node's job id.
 
         Raises:
             UserError: if the cluster refused them.
@@ -103,9 +103,9 @@ class Cluster:
         return {node: str(job.job_id) for node, job in zip(nodes, jobs, strict=True)}
 
     def living(self, ids: Sequence[str]) -> dict[str, str]:
-        """Return which of these jobs still wait or run, each with the reason why it waits.
+        """Return which of these jobs are still queued or running, and why the queued ones wait.
 
-        The reason is empty for a job that runs. On the cluster ``debug``, this call carries out the
+        The reason is empty for a running job. On the cluster ``debug``, this call carries out the
         jobs, so none is left.
 
         Raises:
@@ -153,9 +153,9 @@ def _parameters(kind: str, resources: Resources) -> Mapping[str, Any]:
 
 
 def living_in_slurm(ids: Sequence[str]) -> dict[str, str]:
-    """Return which of these jobs ``squeue`` lists, each with the reason why it waits.
+    """Return which of these jobs ``squeue`` lists, and why the queued ones wait.
 
-    The reason is empty for a job that does not wait.
+    The reason is empty for a job that is not queued.
 
     Args:
         ids: the jobs' ids, such as ``12_3``.
@@ -187,7 +187,9 @@ def living_in_slurm(ids: Sequence[str]) -> dict[str, str]:
         raise UserError(f"squeue did not answer ({error}); try again later.", exit_code=1) from None
     # squeue fails with this message for a job that ended long ago, which it no longer knows.
     if answer.returncode and "Invalid job id" not in answer.stderr:
-        raise UserError(f"squeue did not answer: {answer.stderr.strip()}", exit_code=1)
+        raise UserError(
+            f"squeue did not answer ({answer.stderr.strip()}); try again later.", exit_code=1
+        )
     # 2. Parse the answer, which has a line such as ``12_3|PD|Resources`` for each job. PD means
     # pending.
     living: dict[str, str] = {}

@@ -32,7 +32,7 @@ def submit_command(
         typer.Option("--nodes", min=1, max=100_000, help="Number of nodes that share the run."),
     ] = 1,
     gpus_per_node: Annotated[
-        int, typer.Option("--gpus-per-node", min=1, max=1000, help="Number of GPUs of each node.")
+        int, typer.Option("--gpus-per-node", min=1, max=1000, help="Number of GPUs on each node.")
     ] = 8,
     cpus_per_gpu: Annotated[
         int,
@@ -107,7 +107,7 @@ def submit_command(
     if print_:
         if fresh:
             raise UserError(
-                "--fresh is only for a submission; add it to the script if you need it."
+                "--print does not take --fresh; add --fresh to the printed script if you need it."
             )
         options = [
             *chosen,
@@ -155,7 +155,7 @@ def submit_command(
 
 
 def _with_full_paths(group: str) -> str:
-    """Return names of sweeps, joined by commas, with full paths for those that are files.
+    """Return names of sweeps, joined by commas, with the full path of each sweep file.
 
     Jobs may start in another folder than this process, where relative paths would be wrong.
     """

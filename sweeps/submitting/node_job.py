@@ -23,7 +23,7 @@ _FOLDER = ".submitted"
 
 
 def jobs_folder(results: Path) -> Path:
-    """Return the folder for the notes of a submission's jobs and for their output."""
+    """Return the folder for the notes and the output of a submission's jobs."""
     return results / _FOLDER
 
 
@@ -38,7 +38,7 @@ class NodeNote:
 
     @staticmethod
     def path(results: Path, node: tuple[int, int]) -> Path:
-        """Return the path of a node's note. ``node`` is its number and the number of nodes."""
+        """Return the path of a node's note. ``node`` has its number and the number of nodes."""
         return jobs_folder(results) / f"{node[0]}-of-{node[1]}.json"
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Submit the unfinished nodes of a run, follow their jobs, and report what is missing."""
+"""Submit jobs for the unfinished nodes of a run, follow them, and report what is missing."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from sweeps.submitting.node_job import NodeJob, NodeNote, jobs_folder
 _LOOK_SECONDS = 2.0  # seconds between two looks at the files
 _LIST = "jobs.json"
 _MAX_UNANSWERED = 30  # times in a row that the cluster's controller may fail to answer
-# Number of looks at the files between two questions to the cluster's controller, which serves many
+# Number of looks at the files between two queries to the cluster's controller, which serves many
 # users.
 _LOOKS = 5
 
@@ -64,9 +64,9 @@ def submit(
         note: called with each sentence for the user.
 
     Raises:
-        UserError: if there is no such cluster, it refuses the jobs or does not answer, another
-            submission follows the run, or this call does not fit the recorded run or the jobs of an
-            earlier call.
+        UserError: if there is no such cluster, if the cluster refuses the jobs or does not answer,
+            if another submission follows the run, or if this call does not fit the recorded run or
+            the jobs from an earlier call.
         KeyboardInterrupt: if the user interrupts; the samples are folded first.
     """
     request = replace(request, results=request.results.resolve())
@@ -100,8 +100,8 @@ class _Submission:
         self._cluster = cluster
         self._reporter = reporter
         self._note = note
-        self._noted: set[str] = set()  # sentences that _note_once() has told the user
-        self._unanswered = 0  # questions in a row that the cluster's controller did not answer
+        self._noted: set[str] = set()  # sentences that _note_once() has sent to the user
+        self._unanswered = 0  # queries in a row that the cluster's controller did not answer
         self._runs = {
             number: _NodeRun(self._results, (number, work.nodes)) for number in self._nodes
         }
@@ -128,7 +128,7 @@ class _Submission:
         ]
         if living:
             self._note(
-                f"Still queued or running: {counted(len(living), 'job')} of an earlier call."
+                f"Still queued or running: {counted(len(living), 'job')} from an earlier call."
             )
         if not due and not living:
             self._note("All shards are already finished.")
@@ -148,7 +148,7 @@ class _Submission:
         return Outcome(tuple(self._folders), tuple(self._missing(budget)))
 
     def _find_jobs(self) -> set[int]:
-        """Return the nodes whose jobs of an earlier call still wait or run.
+        """Return the nodes whose jobs from an earlier call are still queued or running.
 
         Raises:
             UserError: if there are such jobs, and this call starts a fresh run or has another
@@ -176,7 +176,7 @@ class _Submission:
         return {*self._ids}
 
     def _submit_some(self, due: list[int], living: set[int]) -> list[int]:
-        """Submit jobs for nodes of ``due``. Return those nodes whose jobs were not submitted.
+        """Submit jobs for nodes in ``due``. Return the nodes whose jobs were not submitted.
 
         On Slurm, all jobs are submitted at once, because Slurm distributes them to nodes. Elsewhere
         all jobs run on this machine, so one is submitted at a time.
@@ -196,15 +196,19 @@ class _Submission:
             jobs = {str(node): job for node, job in sorted(self._ids.items())}
             document = {"nodes": len(self._nodes), "jobs": jobs}
             write_json(jobs_folder(self._results) / _LIST, document)
-        names = f"node{'s' if len(nodes) > 1 else ''} {', '.join(map(str, nodes))}"
-        self._note(f"Submitted {names} of {len(self._nodes)}: {', '.join(submitted.values())}.")
+        jobs_and_nodes = "a job for node" if len(nodes) == 1 else "jobs for nodes"
+        numbers = ", ".join(map(str, nodes))
+        self._note(
+            f"Submitted {jobs_and_nodes} {numbers} of {len(self._nodes)}: "
+            f"{', '.join(submitted.values())}."
+        )
         return later_nodes
 
     def _follow(self, living: set[int]) -> set[int]:
         """Show the progress of the nodes for a while, and then ask which jobs are left.
 
-        Return the nodes whose jobs still wait or run. If the cluster does not answer, all jobs that
-        were alive count as alive.
+        Return the nodes whose jobs are still queued or running. If the cluster does not answer, all
+        jobs that were alive count as alive.
 
         Raises:
             UserError: if the cluster has failed to answer many times in a row.
@@ -234,7 +238,7 @@ class _Submission:
         return {node for node, job in self._ids.items() if job in jobs}
 
     def _note_once(self, text: str) -> None:
-        """Tell the user a sentence, unless the same sentence was told before."""
+        """Send the user a sentence, unless the same sentence was sent before."""
         if text not in self._noted:
             self._noted.add(text)
             self._note(text)
@@ -328,7 +332,7 @@ class _NodeRun:
         return bool(self.follower.unfinished(max(budget, self.budget)))
 
     def refuse_other_sweeps(self, request: Request) -> None:
-        """Refuse a request for other sweeps than those of the node's run.
+        """Refuse a request for sweeps other than those of the node's run.
 
         Raises:
             UserError: if the request names sweeps, and they are not exactly those of the run.

@@ -36,9 +36,9 @@ class Arena:
         Args:
             device: name of a PyTorch device, such as ``cuda:0``.
             cache_bytes: size of the last-level cache in bytes, which :meth:`flush` clears.
-            max_bytes: largest number of bytes for the inputs of each dtype, and the same for its
-                results. A problem of which not even one set fits reserves nothing, so that it does
-                not enlarge the arena in vain.
+            max_bytes: largest number of bytes for the inputs of each dtype, and also for its
+                results. Nothing is reserved for a problem if not even one set of it fits, because
+                a larger arena would not help it.
         """
         self._device = device
         self._max_bytes = max_bytes
@@ -76,12 +76,12 @@ class Arena:
         Args:
             problem: problem that the operands belong to.
             shared_a: True if all sets share one first operand, as in :meth:`sets`.
-            storage: how the operands lie in memory.
+            storage: layout of the operands in memory.
 
         Raises:
             ArenaFullError: if the arena cannot hold one set.
-            RuntimeError: if the device cannot hold the arena; on a GPU, it is the subclass
-                torch.OutOfMemoryError.
+            RuntimeError: if the device cannot hold the arena; on a GPU, the error is of the
+                subclass torch.OutOfMemoryError.
         """
         inputs, results = self._memory(problem)
         a_bytes, b_bytes, out_bytes = _spans(problem, storage)
@@ -99,8 +99,8 @@ class Arena:
     ) -> list[Operands]:
         """Return ``count`` operand sets with different inputs.
 
-        The sets share the memory of their results if memory is short. ``count`` is at most
-        :meth:`capacity`. With ``shared_a`` all sets have the same first operand, and only the
+        If memory is short, several sets share the memory for their results. ``count`` is at most
+        :meth:`capacity`. With ``shared_a``, all sets have the same first operand, and only the
         second one differs.
         """
         inputs, results = self._memory(problem)
@@ -132,7 +132,7 @@ class Arena:
         self._flush.sum()
 
     def restore(self) -> None:
-        """Refill all inputs with their values, because a wrong kernel may have written anywhere."""
+        """Restore the values of all inputs, because a wrong kernel may have written anywhere."""
         for inputs in self._inputs.values():
             self._fill(inputs)
 

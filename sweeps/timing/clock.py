@@ -51,7 +51,7 @@ class SmClock(Protocol):
 
 
 class Clock(Protocol):
-    """Clock of a device, as the sampler uses it."""
+    """Interface of a device's clock, for the sampler."""
 
     batch_seconds: float
     """Length of a burst in seconds that keeps the clock's own error under half a percent."""

@@ -56,10 +56,11 @@ class Gate(Protocol):
 class HostFlag:
     """Gate that holds the stream until the host writes to a word of pinned memory.
 
-    Each batch waits for its own number, the ticket, so that a late release of one batch never opens
-    the next. A background thread releases a batch that has been held for :data:`HOLD_LIMIT`
-    seconds. The thread needs Python's global lock, which PyTorch and Triton release while they
-    launch. A launch that keeps the lock would hang, and the run's parent would kill this process.
+    Each batch waits for its own number, the ticket, so that a late release of one batch never
+    releases the next. A background thread releases a batch that has been held for
+    :data:`HOLD_LIMIT` seconds. The thread needs Python's global lock, which PyTorch and Triton
+    release while they launch. A launch that keeps the lock would hang, and the run's parent would
+    kill this process.
     """
 
     def __init__(self, torch: Any, driver: Any, now: Callable[[], float] = time.monotonic) -> None:

@@ -1,4 +1,4 @@
-"""Detect that this process was stopped: by Ctrl-Z, SIGSTOP, a cgroup freezer or a suspended VM.
+"""Detect whether this process was stopped by Ctrl-Z, SIGSTOP, a cgroup freezer or a suspended VM.
 
 A batch that was stopped halfway says nothing about the device, and the lost time must not be
 charged to the budget. SIGCONT reports most stops. The others show as a gap between two beats of a
@@ -17,14 +17,14 @@ from types import FrameType
 
 _INTERVAL = 0.05  # seconds between two beats
 _GAP = 0.5  # seconds without a beat; a busy machine by itself does not cause such a gap
-_WORKING = 0.1  # share of a gap; with at least so much CPU time, the process was not stopped
+_WORKING = 0.1  # CPU time, as a share of a gap, from which the process was not stopped
 
 
 class Pulse:
     """Pulse that never reports a stop: the default of a sampler, also used in tests."""
 
     def stops(self) -> int:
-        """Return how often the process has been stopped."""
+        """Return the number of times that the process has been stopped."""
         return 0
 
     def lost(self) -> float:
@@ -56,7 +56,7 @@ class BeatingPulse(Pulse):
         threading.Thread(target=self._run, daemon=True, name="pulse").start()
 
     def stops(self) -> int:
-        """Return how often the process has been stopped.
+        """Return the number of times that the process has been stopped.
 
         A stop may count twice, once for SIGCONT and once for the gap.
         """

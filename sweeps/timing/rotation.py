@@ -31,9 +31,8 @@ class ResultRotation:
     def reserve(self, example: Tensor, launches: int) -> None:
         """Drop the kept results, and hold unused blocks for the results of the next batch.
 
-        The results are shaped like ``example``, and the batch has ``launches`` of them.
-        The blocks are allocated here because an allocation in a timed batch may wait for the
-        device.
+        The results are shaped like ``example``, and the batch has ``launches`` of them. The blocks
+        are allocated here because an allocation in a timed batch may wait for the device.
         """
         self._kept.clear()
         # With this many blocks, one is reused only after others of twice the cache's size were

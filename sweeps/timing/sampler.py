@@ -37,10 +37,11 @@ The median of a case never includes such samples."""
 CHECKED_EVERY, LATE = 12, 10
 """Samples whose results are checked: a case's first, its eleventh, and every twelfth from there on.
 
-``LATE`` is the index of the eleventh, counted from 0. A check costs about as much as a sample, so
-not every sample is checked, but a median of six samples includes one that was. In the eleventh and
-later checked samples, one operand set has changed inputs, so that a kernel that returns an old
-result is found out. A case with such a sample needs no further check after its last sample."""
+``LATE`` is the index of the eleventh sample, counted from 0. A check costs about as much as a
+sample, so not every sample is checked, but a median of six samples includes one that was. In the
+eleventh and later checked samples, one operand set has changed inputs, so that a kernel that
+returns an old result is detected. A case with such a sample needs no further check after its last
+sample."""
 
 
 # A first launch is slower than later ones. If it takes longer than this many batches, later ones
@@ -98,7 +99,7 @@ class Subject:
         exposed: number of rejected samples, in which gaps between launches may show.
         launches: number of launches per batch; set by :meth:`Sampler.fit`.
         cost: seconds that one sample takes, with its preparation but without a check.
-        warm: loads into the flushed cache what a launch should find there (nothing if cold).
+        warm: loads into the flushed cache what a launch should find there; does nothing if cold.
         renew: ``renew(n)`` runs before the cache is flushed for a batch of n launches.
         checker: checks the samples that :data:`CHECKED_EVERY` describes; None to check none.
         checking: approximate seconds that the check of one launch takes.
@@ -132,8 +133,8 @@ class Subject:
 class Window:
     """One batch of a steady run.
 
-    It lasts from the end of the batch before it (the first one: from the start of the run) to its
-    own end.
+    It lasts from the end of the previous batch to its own end. The first window begins at the start
+    of the run.
 
     Attributes:
         begin: start of the window, in seconds since the steady run began.
@@ -200,7 +201,7 @@ class Sampler:
         The batch grows until it is long enough for the clock to be accurate to a few percent.
 
         Args:
-            launch: function that launches once on the operand set with an index.
+            launch: function that launches once on the operand set with the given index.
             warmed_up: True if there was a launch before, so that no warm-up launch is needed.
             first: duration of that earlier launch in seconds, 0 if unknown. If it is longer than a
                 few batches, it is returned as the estimate, so that a batch has a single launch.
@@ -310,7 +311,7 @@ class Sampler:
         )
 
     def hold(self, subject: Subject, seconds: float) -> list[Window]:
-        """Launch almost without a pause for some seconds, and time every batch.
+        """Launch almost without a pause for the given number of seconds, and time every batch.
 
         Between two batches of 60 ms the device waits until the host has read the sensors. This
         pause is part of the next window, which is therefore longer than its launches. A board needs
@@ -430,7 +431,7 @@ class Sampler:
         return replace(timing, hidden=False)
 
     def _begin_batch(self, subject: Subject, checker: Checker | None, unseen: int | None) -> None:
-        """Poison the results (if they are checked) and prepare the cache, right before a batch."""
+        """Poison the results if they are checked, and prepare the cache, right before a batch."""
         # The launch that warms the cache writes a result, so it must come before the poisoning. The
         # flush must come after the poisoning, which leaves the results in the cache.
         if subject.mode != "sustained" and subject.cache == "warm":

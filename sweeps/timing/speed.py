@@ -1,11 +1,11 @@
 """Fit how fast the machine was at each moment of a run, from the samples of the run's cases.
 
 The log time of a sample is the sum of three parts: its case's log time, the machine's log time at
-that moment, and noise. The first two are fitted in turn (a median polish), with the machine's log
-time constant over short stretches of the run. Cases with few samples are left out. The fit of the
-machine's log time is reduced to what two halves of the samples agree on. The fit matters for a case
-whose few samples were taken close together, because their scatter does not show how the machine's
-speed changes.
+that moment, and noise. The first two are fitted in turn (a median polish). The machine's log time
+is taken as constant over short stretches of the run. Cases with few samples are left out. The fit
+of the machine's log time is reduced to what two halves of the samples agree on. The fit matters for
+a case whose few samples were taken close together, because their scatter does not show how the
+machine's speed changes.
 """
 
 from __future__ import annotations
@@ -61,10 +61,11 @@ class MachineSpeed:
     def interval(
         self, seconds: Sequence[float], moments: Sequence[float]
     ) -> tuple[float, float] | None:
-        """Return the 95% interval of a case's median over the run; None for under six samples.
+        """Return the 95% interval of a case's median over the run; None if it has none.
 
-        It covers both the interval of the measured samples and the interval of the samples after
-        each is corrected for the machine's speed at its moment.
+        A median of fewer than six samples has no interval. The interval covers both the interval of
+        the measured samples and the interval of the samples after each is corrected for the
+        machine's speed at its moment.
 
         Args:
             seconds: seconds of each of the case's samples.
@@ -183,7 +184,7 @@ def _series_median_interval(series: Array) -> tuple[float, float]:
     """Return the 95% interval of the median of a series of correlated values.
 
     Its ends are quantiles of the series, chosen for the effective number of independent values. If
-    that number is under six, the interval is the whole range of the series.
+    that number is below six, the interval is the whole range of the series.
     """
     # 1. Sum the autocorrelations until they become negligible. ``length`` values of the series
     # carry as much information as one independent value.

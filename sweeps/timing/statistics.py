@@ -29,10 +29,11 @@ CHECKPOINTS = (6, 8, 11, 16, 23, 30)
 """Sample counts at which a case may be finished; at the last one it is finished in any case.
 
 The last count was chosen by comparing the sampler with PyTorch's ``blocked_autorange`` on a CPU.
-Ending at 23 samples repeated worse than that timer: 1.06 times its scatter, in 0.29 of its time
-(geometric means over eight runs). Ending at 37 samples repeated better: 0.81 times its scatter, in
-0.33 of its time. The count in use lies between them. The data are in results/accuracy/sampler.csv;
-sampler.json has the comparison for the count in use, on another CPU."""
+With a last count of 23, medians had 1.06 times the scatter of that timer, in 0.29 of its time. With
+a last count of 37, they had 0.81 times its scatter, in 0.33 of its time. These are geometric means
+over eight runs. The count in use lies between the two. The data are in
+results/accuracy/sampler.csv; sampler.json has the comparison for the count in use, on another
+CPU."""
 TOLERANCE = 0.01
 """Largest distance between the median of a converged case and an end of its interval, relative to
 the median."""

@@ -220,7 +220,7 @@ def nvml_handle(nvml: Any, properties: Any) -> Any | None:
 
 
 def other_processes(nvml: Any, handle: Any) -> int:
-    """Return the number of other processes that compute on a GPU; 0 if NVML cannot tell."""
+    """Return the number of other processes that compute on a GPU; 0 if NVML does not say."""
     try:
         processes = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
     except nvml.NVMLError:
@@ -242,7 +242,7 @@ def other_processes_on(gpu: int | None) -> int:
 
 
 def is_shared(gpu: int) -> bool:
-    """Return True if several processes may use a GPU at once, or if NVML cannot tell.
+    """Return True if several processes may use a GPU at once, or if NVML does not say.
 
     In the compute modes EXCLUSIVE_PROCESS and PROHIBITED, a second process would fail.
     """

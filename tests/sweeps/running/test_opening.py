@@ -164,7 +164,7 @@ def test_fresh_sets_the_old_run_aside(tmp_path: Path) -> None:
     begin(replace(request(tmp_path, fresh=True), budget=30.0), said.append)
     kept = list((first.folder / "runs").glob("*/measurements.csv"))
     assert [path.read_text() for path in kept] == ["old"]
-    assert "a fresh run was asked for. The old run is kept" in said[-1]
+    assert "Setting the old run aside: a fresh run was requested. It is kept" in said[-1]
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ def test_an_unusable_run_that_is_over_is_measured_again(tmp_path: Path, ended: b
     begin(request(tmp_path), said.append)
     kept = first.folder / "runs" / "2026-11-01T12-30-00Z" / "run.json"
     assert kept.exists() == ended
-    assert any("is unusable (other processes had 80%). The old run" in s for s in said) == ended
+    assert any("is unusable (other processes had 80%). It is kept in" in s for s in said) == ended
     assert (read_run(first.folder)["run"] == record["run"]) == (not ended)
 
 
@@ -410,7 +410,7 @@ def test_a_config_that_cannot_be_read_names_the_file(tmp_path: Path) -> None:
 
 
 def test_a_sweep_for_gpus_says_so_on_a_cpu(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="families needs a GPU, but this machine is a CPU"):
+    with pytest.raises(UserError, match="families has no cases for this CPU"):
         begin(Request(names=("families",), budget=20.0, results=tmp_path, device="cpu"), quiet)
 
 

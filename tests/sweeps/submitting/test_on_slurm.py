@@ -161,7 +161,7 @@ def test_what_is_not_done_is_named_and_the_same_command_does_it(story: Story) ->
     for node in (1, 4):
         assert f"Node {node} of 4 is not finished" not in story.first.said
     assert story.second.code == 0, story.second.said
-    assert "Submitted nodes 2, 3 of 4" in story.second.said
+    assert "Submitted jobs for nodes 2, 3 of 4" in story.second.said
     assert story.third.code == 0, story.third.said
     assert "All shards are already finished." in story.third.said
     assert "Submitted" not in story.third.said
