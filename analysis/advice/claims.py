@@ -162,7 +162,7 @@ def _likelihood(measured: MeasuredRatio, grid: NDArray[np.float64]) -> NDArray[n
 def _fit_weights(densities: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the weights of the mixture's components that make the measurements most likely.
 
-    The fit is by expectation–maximisation, starting from equal weights.
+    The weights are fitted with expectation–maximisation, starting from equal weights.
 
     Args:
         densities: density of each measurement (rows) under each component (columns).

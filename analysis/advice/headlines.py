@@ -22,6 +22,7 @@ from analysis.recordings.load import bursts
 from analysis.recordings.runs import health_lines
 from analysis.slices.series import NEARLY, alignment_series, fast_from, layout_series, square_series
 from analysis.units import rate
+from kernels.common.counts import counted
 from sweeps.timing.statistics import Z95, median_interval
 
 UNUSABLE_LINE = (
@@ -54,7 +55,7 @@ class Headline:
     count: int
 
     def to_json(self) -> dict[str, Any]:
-        """Return a record of findings.json, with null for a missing interval."""
+        """Return a record for findings.json, with null for a missing interval."""
         # JSON has no NaN, which is the only value that is not equal to itself.
         return {name: None if value != value else value for name, value in asdict(self).items()}
 
@@ -119,7 +120,7 @@ def peak(analysis: Analysis) -> Headline | None:
 class FastestGemm(NamedTuple):
     """Fastest GEMM of a dtype in TFLOP/s with its interval, and its share of the peak.
 
-    ``cases`` is the number of cases that it was compared with, including itself.
+    ``cases`` is the number of cases among which it is the fastest.
     """
 
     dtype: str
@@ -354,18 +355,18 @@ def sizes_line(advice: Sequence[Advice]) -> str:
     likely = sum(answer.verdict == LIKELY for answer in advice)
     shapes = len({answer.problem for answer in advice})
     if not confirmed and not likely:
-        return f"None of {shapes:,} shapes has a better size nearby."
+        return f"{counted(shapes, 'shape')} checked: no better size is nearby."
     return (
-        f"{len(advice):,} queries (pad and choose for {shapes:,} shapes): {confirmed:,} confirmed "
-        f"and {likely:,} likely improvements."
+        f"{len(advice):,} queries (pad and choose for {counted(shapes, 'shape')}): "
+        f"{confirmed:,} confirmed and {counted(likely, 'likely improvement')}."
     )
 
 
 def _mean_ratio(rows: pd.DataFrame, name: str = "relative") -> tuple[float, float, float]:
     """Return the geometric mean of ratios and its 95% interval.
 
-    The interval combines the scatter of the ratios, by Student's distribution, with the uncertainty
-    of each ratio.
+    The interval is computed with Student's distribution. It combines the scatter of the ratios with
+    the uncertainty of each ratio.
 
     Args:
         rows: table with the column ``name`` and the ends of its intervals, ``<name>_lo`` and

@@ -242,7 +242,7 @@ def _contains(larger: Problem, smaller: Problem) -> bool:
 def rows_near(
     rows: pd.DataFrame, problems: Sequence[Problem], factor: float, many: bool = False
 ) -> pd.DataFrame:
-    """Return the rows whose GEMM has all sizes within a factor of those of some problem's GEMM.
+    """Return the rows whose GEMM is near that of a problem: each size is within a factor.
 
     A query about one shape needs only a few rows of a table, and creating a problem for every row
     takes longer than answering the query. For more than 64 shapes, filtering usually takes longer
@@ -266,7 +266,7 @@ def rows_near(
 
 
 def read_measurements(rows: pd.DataFrame, recording: Recording) -> Measurements:
-    """Read the measured times of a recording from its ``ok`` rows, or from some of them.
+    """Read the measured times of a recording from all or a part of its ``ok`` rows.
 
     Only burst times count, and only those whose operands are dense, aligned and read from where
     most of the recording's cases read them (cache or memory).

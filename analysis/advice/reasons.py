@@ -8,6 +8,7 @@ from typing import Any
 
 from analysis.advice.options import Question
 from analysis.advice.sizes import changed
+from kernels.common.counts import counted
 from kernels.problem import DTYPE_BYTES, WIDE_BYTES, Problem
 
 _LEAST_POINTS = 0.5  # smallest part of a gain that is mentioned, in percentage points
@@ -79,7 +80,9 @@ def why(
         (only_cause,) = causes
         return f"because of {only_cause}"
     largest_first = sorted(causes, key=lambda name: -causes[name])
-    gained = " and ".join(f"{causes[name]:.0f} points from {name}" for name in largest_first)
+    gained = " and ".join(
+        f"{counted(round(causes[name]), 'point')} from {name}" for name in largest_first
+    )
     lost = "".join(f", minus {-value:.0f} from {name}" for name, value in costs.items())
     return gained + lost
 
@@ -150,7 +153,7 @@ def _alignment_cause(problem: Problem, option: Problem, assumed: bool) -> str:
     """Say which of the changed sizes are misaligned, and whether their price is ``assumed``."""
     unit = WIDE_BYTES // DTYPE_BYTES[problem.dtype]
     misaligned = [d.upper() for d in changed(problem, option) if getattr(problem, d) % unit]
-    caveat = ", an assumed price: no such sizes were measured" if assumed else ""
+    caveat = "; the price is assumed, because no such sizes were measured" if assumed else ""
     verb = "is not a multiple" if len(misaligned) == 1 else "are not multiples"
     return f"alignment ({' and '.join(misaligned)} {verb} of {unit}{caveat})"
 
@@ -161,11 +164,12 @@ def why_not(row: Mapping[str, Any], question: Question, uncertain: bool) -> str:
     Args:
         row: the model's prediction of the problem.
         question: the pad or choose query.
-        uncertain: True if another size is expected to gain clearly, but with too little certainty.
+        uncertain: True if another size is expected to bring a clear gain, but with too little
+            certainty.
     """
     if uncertain:
         return "too little is known about nearby sizes to recommend one; --measure would time them"
     if question.choose:
-        return "no allowed size is expected to compute enough more per second"
+        return "no size within the limits is expected to raise the speed enough"
     bound = {"launch": "launch-bound: ", "memory": "memory-bound: "}.get(row["limit"], "")
-    return f"{bound}no larger allowed size is expected to take enough less time"
+    return f"{bound}no larger size within the limits is expected to save enough time"

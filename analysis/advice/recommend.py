@@ -241,7 +241,7 @@ def _columns(name: str, gain: Gain | None) -> dict[str, Any]:
 def _other_implementation(
     problem: Problem, measured: Measurements, library: str, question: Question
 ) -> Advice | None:
-    """Return the advice to use another implementation; None if none gains enough.
+    """Return the advice to use another implementation; None if none is worth a change.
 
     Only re-timed implementations count, because the model predicts only the vendor library.
     """
@@ -282,7 +282,7 @@ def _rank(verdict_word: str, gain: Gain, extra_flops: float) -> tuple[int, float
 
 @dataclass(frozen=True)
 class Choice:
-    """An option's gain by the best evidence, its predicted gain, and its additional FLOPs."""
+    """An option's gain from the best evidence, its predicted gain, and its additional FLOPs."""
 
     gain: Gain
     evidence: str
@@ -340,9 +340,9 @@ def measured_ratio(
     """Return the ratio of the measured times, problem over option, with its 95% interval.
 
     The interval is where the ratio would lie if both were measured again. If both times come from
-    a public table, the interval is where the ratio would lie with another framework or version,
-    whose times differ from the table's. None if no implementation computed both, if they were not
-    measured in the same place, or if only one of the times has an interval.
+    a public table, the interval is where the ratio would lie with another framework or version than
+    that of the table. None if no implementation computed both, if they were not measured in the
+    same place, or if only one of the times has an interval.
     """
     ratio = measured.ratio(problem, option)
     if ratio is not None:

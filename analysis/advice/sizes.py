@@ -21,7 +21,7 @@ _OF_SMALL = 4  # sizes below 16 may be multiples of this, so that 3 channels of 
 _OF_VOCABULARY = (512, 1024)  # for a vocabulary; each GPU's part then consists of whole tiles
 _WINDOW_SIZES = 6  # the sizes spread over a window are at least a sixth of the window apart
 _EVERY = 16  # widest window in which every size is tried, if any size may be recommended
-_MIN_VOCABULARY = 30_000  # this many or more output features are taken for a vocabulary
+_MIN_VOCABULARY = 30_000  # this many or more output features are assumed to be a vocabulary
 
 
 @dataclass(frozen=True)
@@ -229,8 +229,8 @@ def role(problem: Problem, name: str) -> str:
     """Return what a dimension probably stands for in a model, judging by the layout and sizes."""
     if not isinstance(problem, Gemm):
         return {"c": "channels in", "kout": "channels out"}[name]
-    # Batched GEMMs are taken for those of attention. There, m is the sequence length, and a
-    # dimension of the same size is, too.
+    # Batched GEMMs are assumed to belong to attention. There, m is the sequence length, and so is
+    # any other dimension of the same size.
     if problem.batch > 1:
         value = getattr(problem, name)
         return "sequence" if name == "m" or value == problem.m else "head"

@@ -41,10 +41,11 @@ _GAINS = {
     "choose": "A gain of 12% means that the chosen shape computes 12% more per second.",
 }
 _LEGEND = (
-    "*do it*: the gain was re-timed after it was chosen, and its whole interval is above 1%. "
-    "*likely*: it gains with the stated probability, at least 80%, and the expected gain after "
-    "costs, a tenth of the additional FLOPs, is at least 1%. In brackets: the 95% interval of a "
-    "second measurement; for a predicted gain, its 90% interval."
+    "*do it*: the gain was re-timed after the change was chosen. Its whole interval and the "
+    "expected gain after costs are at least 1%. *likely*: the change brings a gain with the stated "
+    "probability, which is at least 80%, and the expected gain after costs is at least 1%. Costs "
+    "are a tenth of the additional FLOPs. In brackets: the 95% interval of a second measurement; "
+    "for a predicted gain, its 90% interval."
 )
 _MAX_LISTED = 40  # maximum number of changes in one table of the Markdown page
 _SHAPE = list(IDENTITY[IDENTITY.index("op") : IDENTITY.index("layout") + 1])  # columns of a shape
@@ -186,12 +187,13 @@ def recommendations_markdown(analysis: Analysis, advice: Sequence[Advice]) -> st
         count = Counter(answer.verdict for answer in answers)
         is_sample = shape_count > _MOST and len(answers) < shape_count
         sample = f"of {shape_count:,} measured, drawn at random, " if is_sample else ""
+        were = "was" if len(answers) == 1 else "were"
         lines += [
             f"## {question.kind.capitalize()}: {_QUESTION_TEXT[question.kind]}",
             "",
-            f"{len(answers)} shapes {sample}were checked within {question.allowance:.1%} of each "
-            f"dimension and of the FLOPs: {count[DO_IT]} to do, {count[LIKELY]} likely, "
-            f"{count[LEAVE_IT]} to leave. {_GAINS[question.kind]}",
+            f"{counted(len(answers), 'shape')} {sample}{were} checked within "
+            f"{question.allowance:.1%} of each dimension and of the FLOPs: {count[DO_IT]} to do, "
+            f"{count[LIKELY]} likely, {count[LEAVE_IT]} to leave. {_GAINS[question.kind]}",
             "",
         ]
         for op in ("gemm", "conv"):

@@ -48,12 +48,12 @@ def measurements_near(
 
 
 def _remarks(problem: Problem, basis: Basis) -> str:
-    """Return remarks for an explanation: what an fp8 time includes, and if memory is lacking."""
+    """Return remarks for an explanation: what an fp8 time includes, or that memory is short."""
     memory = basis.model.machine.memory_bytes
     remarks = f"; {FP8_INCLUDES}" if problem.dtype == "fp8" else ""
     if problem.bytes > memory:
         needed = f"{problem.bytes / 1e9:,.0f} GB"
-        remarks += f"; it needs {needed} and the machine has {memory / 1e9:.0f} GB"
+        remarks += f"; the problem needs {needed}, and the machine has {memory / 1e9:.0f} GB"
     return remarks
 
 
@@ -116,8 +116,8 @@ def _measured(measured_time: MeasuredTime, row: Mapping[str, Any], fit: Fit) -> 
     seconds = measured_time.time
     if not math.isnan(measured_time.lo):
         return MeasuredTime(seconds, *measured_time.repetition)
-    # The user's framework may differ from the table's, so the interval lies around the time that is
-    # expected with the user's framework. Its ends are multiples of the prediction's spread.
+    # The user's framework may differ from that of the table, so the interval lies around the time
+    # that is expected with the user's framework. Its ends are multiples of the prediction's spread.
     spread = fit.spread(row["lo_us"], row["hi_us"])
     expected = float(fit.shift.applied(np.array(seconds)))
     lo = expected * math.exp(fit.low * spread)

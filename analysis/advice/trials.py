@@ -106,7 +106,7 @@ def trial_among(
     choices = weigh(problem, options, frame, fit, measured, question)
     if any(choice.evidence == CONFIRMED for choice in choices):
         return None
-    # 1. Rank the options that may gain. Position 0 is the problem itself.
+    # 1. Rank the options that may bring a gain. Position 0 is the problem itself.
     may_gain = [i for i in range(1, len(options)) if choices[i].gain.hi >= MIN_GAIN]
     best_first = sorted(may_gain, key=lambda i: _net_gain(choices[i]), reverse=True)
     # 2. Take the best options, and the best of those that were measured.

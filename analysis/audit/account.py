@@ -40,8 +40,8 @@ ATTENTION_RANGE = 1.5
 """Factor by which an assumed time of attention may be wrong, in either direction."""
 
 BACKWARD = 2.5
-"""Time of attention's backward pass over that of its forward pass. It has five GEMMs instead of two
-(Dao 2023, FlashAttention-2), and is assumed to reach the same share of the peak."""
+"""Time of attention's backward pass over that of its forward pass. The backward pass has five GEMMs
+instead of two (Dao 2023, FlashAttention-2), and is assumed to reach the same share of the peak."""
 
 MOVED_RANGE = 1.5
 """Factor by which the time of other operations may be wrong, in either direction: caches hold some

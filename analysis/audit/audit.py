@@ -25,6 +25,7 @@ from analysis.audit.levers import Lever, find_levers, try_levers
 from analysis.audit.memory import memory_of, what_fits
 from analysis.audit.runtime import Runtime
 from analysis.model.basis import Basis
+from kernels.common.counts import counted
 from kernels.common.errors import UserError, nearest
 from sweeps.capture.captured import Captured, Dimension, with_names
 
@@ -155,7 +156,7 @@ def audit(
     captures: dict[tuple[tuple[str, int], ...], Captured] = {}
 
     def capture_changed(changes: Mapping[str, int]) -> Captured:
-        """Capture the model with some sizes changed; each change is captured only once."""
+        """Capture the model with the given changes; each combination is captured only once."""
         key = tuple(sorted(changes.items()))
         if key not in captures:
             captures[key] = capture(source, step, changes)
@@ -226,7 +227,7 @@ def _check_not_empty(source: ModelSource, captured: Captured) -> None:
         return
     uncounted = ""
     if captured.uncounted:
-        uncounted = f" except {', '.join(captured.uncounted)}, which is not counted"
+        uncounted = f" that is counted (not counted: {', '.join(captured.uncounted)})"
     raise UserError(
         f"{source.name} has no GEMM, convolution or attention{uncounted}; give another model."
     )
@@ -240,7 +241,7 @@ def _title(source: ModelSource, step: ModelStep) -> str:
     name = source.name if ":" in source.name else Path(source.name).name
     sizes = f"batch {step.batch}"
     if step.mode == "decode":
-        sizes += f", after {step.seq:,} tokens"
+        sizes += f", after {counted(step.seq, 'token')}"
     return f"{name}, {step.mode}, {sizes}"
 
 
@@ -294,7 +295,9 @@ def _assumptions(
     if step.mode == "train":
         assumptions.append(f"optimizer {runtime.optimizer} with its state in the parameters' dtype")
     if runtime.tp > 1:
-        assumptions.append("memory divided evenly, activations by sequence parallelism")
+        assumptions.append(
+            "memory divided evenly among the GPUs (activations with sequence parallelism)"
+        )
     if not varied:
-        assumptions.append("no dimension was found that changes a GEMM")
+        assumptions.append("no dimension that changes a GEMM was found")
     return (*assumptions, *captured.assumptions)

@@ -191,7 +191,7 @@ def summary_lines(report: AuditReport) -> list[str]:
     time_text = f"Step: {duration(account.step_us)} ({duration(low)} to {duration(high)})."
     size = f"{memory.total / 1e9:.3g} of {memory.available / 1e9:.3g} GB"
     worthwhile = [lever for lever in report.levers if lever.verdict != LEAVE_IT]
-    change_text = "Best change: none gains enough."
+    change_text = "Best change: none is worth making."
     if worthwhile:
         best = max(worthwhile, key=lambda lever: lever.expected_gain)
         verdict_words = verdict_text(best.verdict, best.probability)
@@ -300,16 +300,15 @@ def as_text(report: AuditReport) -> str:
     """Format an audit for a terminal: summary, levers, times, memory and assumptions."""
     account = report.account
     rows = [_cells(account, row) for row in account.rows]
-    left_out = len(rows) - _MOST_ROWS
     lines = [f"{report.title} on {account.machine}", *summary_lines(report), *report.warnings, ""]
     lines += _lever_lines(report.levers)
     lines += [f"{words} cannot be judged: {why}" for words, why in report.refused.items()]
     lines += ["", time_line(account), memory_line(report.memory), ""]
     lines += aligned_lines([list(_HEAD), *rows[:_MOST_ROWS], *_other_rows(account)])
-    if left_out > 0:
+    if len(rows) > _MOST_ROWS:
         lines.append(
-            f"Left out: {left_out} of {len(rows)} matrix operations, which take the least time; "
-            "--json lists all."
+            f"The table shows the {_MOST_ROWS} of {len(rows)} matrix operations that take the most "
+            "time; --json lists all."
         )
     lines += ["", f"Assumed: {'; '.join(report.assumptions)}."]
     if account.not_counted:

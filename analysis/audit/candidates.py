@@ -20,7 +20,7 @@ _SMALL_MULTIPLES = (8, 16, 32)
 """Numbers whose multiples are proposed if no multiple of :data:`_MULTIPLES` is within reach."""
 
 _OF_VOCABULARY = (512, 1024)  # further numbers whose multiples are proposed for a vocabulary
-_VOCABULARY = 30_000  # a dimension of at least this size is taken for a vocabulary
+_VOCABULARY = 30_000  # a dimension of at least this size is assumed to be a vocabulary
 _GATED = 8 / 3
 _GATED_MULTIPLE = 256
 """A gated feed-forward layer has 8/3 of the hidden size, rounded up to a multiple of 256, so that
@@ -278,7 +278,7 @@ def _heads_of(captured: Captured) -> Iterator[tuple[dict[str, tuple[int, str]], 
 
 
 def _as_wide_as_hidden(captured: Captured) -> bool:
-    """Return True if the heads of some attention layer are together as wide as the hidden size."""
+    """Return True if the heads of any attention layer are together as wide as the hidden size."""
     return any(heads.heads * heads.width == heads.hidden for _, heads in _heads_of(captured))
 
 
@@ -296,7 +296,7 @@ def _only_grows(name: str) -> bool:
 
 
 def _narrows(dimension: Dimension) -> bool:
-    """Return True if some size shrinks as the dimension grows, as a head's width may do."""
+    """Return True if any size shrinks as the dimension grows, as a head's width may do."""
     return any(slope < 0 for slope in dimension.slopes.values())
 
 

@@ -37,11 +37,11 @@ from kernels.problem import Problem
 from sweeps.capture.captured import Captured, Dimension, Product
 
 _CAPTURED = 2  # number of the best estimated candidates for which the model is captured
-_CLOSE = 0.01  # largest difference to the best estimated gain at which the second best is captured
-_NEGLIGIBLE = 0.05  # evidence that at most this share of the changed time rests on is ignored
+_CLOSE = 0.01  # largest difference from the best estimated gain at which the second is captured
+_NEGLIGIBLE = 0.05  # evidence for at most this share of the changed time is ignored
 
 Capture = Callable[[Mapping[str, int]], Captured]
-"""Function that captures the model again with some sizes changed."""
+"""Function that captures the model again with other sizes."""
 
 
 def words_of(changes: Mapping[str, tuple[int, int]]) -> str:
@@ -62,8 +62,8 @@ class Lever:
         parameters: how many more parameters there are, as a fraction.
         flops: how many more FLOPs there are, as a fraction.
         bytes: how many more bytes all other operations except the optimizer move, as a fraction.
-        verdict: verdict on the change; for a smaller model, by its gain per FLOP.
-        evidence: weakest evidence that more than 5% of the changed time rests on.
+        verdict: verdict on the change; for a smaller model, on its gain per FLOP.
+        evidence: weakest evidence for more than 5% of the changed time.
         reason: explanation in words.
     """
 
@@ -112,9 +112,9 @@ def find_levers(
 ) -> list[Lever]:
     """Return the best change of each dimension and of dimensions that belong together.
 
-    They are sorted by expected gain. If no change of a dimension is worth making, its best one has
-    the verdict to leave it. If a combination of worthwhile changes gains more than a single one,
-    this joint change comes first.
+    The changes are sorted by expected gain. If no change of a dimension is worth making, the best
+    one is returned with the verdict *leave it*. If a combination of worthwhile changes brings a
+    larger gain than any of them, this joint change comes first.
 
     Args:
         captured: the original model.
@@ -229,7 +229,7 @@ class _Baseline:
             else:
                 pairs.append((before, after))
         if not pairs:
-            raise UserError("no GEMM, convolution or attention that is counted changes.")
+            raise UserError("the change affects no GEMM, convolution or attention that is counted.")
         # 3. Judge the change by the gain of the step.
         gain, products_gain, evidence = self._gain(pairs, account)
         more_flops = account.flops / self.account.flops - 1
@@ -259,7 +259,7 @@ class _Baseline:
     ) -> tuple[Gain, float, str]:
         """Return the gain of the step, the gain of only the changed operations, and the evidence.
 
-        The evidence is the weakest that more than a negligible share of the changed time rests on.
+        The evidence is the weakest for more than a negligible share of the changed time.
 
         Args:
             pairs: the operations that change, before and after.
@@ -301,7 +301,7 @@ class _Baseline:
         # Those of attention and of all other operations are independent.
         unsure_us = math.hypot(unsure_us, abs(more_other_us) * (MOVED_RANGE - 1))
         gain = gain_of_step(self.account.step_us, changes, more_other_us, unsure_us)
-        # 3. Find the weakest evidence that more than a negligible share of this time rests on.
+        # 3. Find the weakest evidence for more than a negligible share of this time.
         changed_before_us = math.fsum(change.before for change in changes)
         changed_after_us = math.fsum(change.after for change in changes)
         weakest = next(
@@ -445,8 +445,9 @@ def _resized(
 ) -> list[tuple[Problem, int]] | None:
     """Return the forward problems for a new value of one dimension, with their counts.
 
-    Sizes grow linearly with the dimension, by its slopes. None if the problems cannot have such
-    sizes, for instance because the number of heads is not a multiple of the number of GPUs.
+    Sizes grow linearly with the dimension, according to its slopes. None if the problems cannot
+    have such sizes, for instance because the number of heads is not a multiple of the number of
+    GPUs.
     """
     # 1. Resize the forward operations.
     difference = value - dimension.value
@@ -495,7 +496,7 @@ def _joint(best: Sequence[Lever], baseline: _Baseline, more_parameters: float) -
     # A lever that is in the list is not a combination.
     if chosen is None or any(chosen is lever for lever in best):
         return None
-    return replace(chosen, reason=f"all profitable changes below together; {chosen.reason}")
+    return replace(chosen, reason=f"several of the changes below together; {chosen.reason}")
 
 
 def _changed_problems(
@@ -515,10 +516,10 @@ def _changed_problems(
 
 
 def _better_alignment(pairs: Sequence[tuple[AccountLine, AccountLine]]) -> int | None:
-    """Return the bytes of which the rows of better aligned operations become multiples.
+    """Return the alignment in bytes of the operations that become better aligned.
 
-    The result is the smallest alignment of these operations after the change; None if no operation
-    is better aligned.
+    The result is the smallest of their alignments after the change; None if no operation becomes
+    better aligned.
     """
     better = (
         after.alignment

@@ -13,7 +13,7 @@ from kernels.problem import DTYPE_BYTES
 from sweeps.capture.captured import FORWARD, Attention, Captured
 
 _STATES = {"adamw": 2, "sgd": 0, "none": 0}
-"""Count of the numbers that each optimizer keeps per parameter. AdamW keeps two moments. SGD is
+"""Number of values that each optimizer keeps per parameter. AdamW keeps two moments. SGD is
 assumed to have no momentum, and keeps nothing."""
 
 _DEGREES = (2, 4, 8, 16)

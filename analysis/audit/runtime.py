@@ -138,7 +138,7 @@ class Runtime:
 
 
 def _fused(products: list[Product], role: str) -> list[Product]:
-    """Merge the GEMMs of each complete group that shares an input into one GEMM.
+    """Merge each complete group of GEMMs with a common input into one GEMM.
 
     Args:
         products: the operations of a step.
@@ -205,7 +205,7 @@ def _split(product: Product, forward: Product, tp: int) -> Product:
     # 1. Attention is divided by heads, and a layer of experts by experts with their tokens.
     if isinstance(work, Attention):
         heads = _divided(work.heads, tp, "heads")
-        kv_heads = _divided(work.kv_heads, tp, "key heads")
+        kv_heads = _divided(work.kv_heads, tp, "KV heads")
         part_of_heads = product.resized({"heads": heads, "kv_heads": kv_heads})
         return _named(part_of_heads, ("heads", "kv_heads"), tp)
     if isinstance(work, GroupedGemm):
@@ -249,7 +249,7 @@ def _divided(size: int, tp: int, what: str) -> int:
         UserError: if the size is not a multiple of ``tp``.
     """
     if size % tp:
-        raise UserError(f"--tp {tp} does not divide {what} ({size}).")
+        raise UserError(f"--tp {tp} does not divide {what} ({size}); give another --tp.")
     return size // tp
 
 

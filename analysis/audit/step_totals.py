@@ -25,7 +25,8 @@ class SumChange(NamedTuple):
 
     Attributes:
         before: time before the change.
-        ratio: time before the change over time after it, with its 90% interval, as (ratio, lo, hi).
+        ratio: time before the change over time after it, with its interval (90% if predicted, 95%
+            if measured), as (ratio, lo, hi).
         in_sums: factors by which the interval of the time after the change is wider in a step:
             first for shorter times, then for longer times
             (:func:`analysis.model.sum_errors.change_factors`).

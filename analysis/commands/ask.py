@@ -127,7 +127,7 @@ def recommend_command(
         typer.Option(
             "--choose",
             help=(
-                "Choose query: largest change of a size and of the FLOPs, up or down, such as 15%."
+                "Choose query: largest change in a size and in the FLOPs, up or down, such as 15%."
             ),
         ),
     ] = None,
@@ -168,7 +168,7 @@ def recommend_command(
     any_size: Annotated[
         bool,
         typer.Option(
-            "--any", help="Allow any size, not only multiples of 8 (of 4 for sizes below 16)."
+            "--any", help="Allow any size, not only multiples of 8, or of 4 for sizes below 16."
         ),
     ] = False,
     device: DeviceOption = "auto",
@@ -195,7 +195,9 @@ def recommend_command(
         measure_best_guesses(budget, device, gpu, gpus, results)
         return
     if budget or gpus:
-        raise UserError("--budget and --gpus need --measure without a shape.")
+        raise UserError(
+            "--budget and --gpus are only for --measure without a shape; leave them out."
+        )
     # 2. Read the shapes and the limits on how their sizes may change. With --measure, time
     # candidates on this machine; otherwise, find the basis of the answers.
     constraints = SizeConstraints(

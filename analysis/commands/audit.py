@@ -1,4 +1,4 @@
-"""``audit``: find out which dimension of a model to change, and how much time that saves."""
+"""``audit``: find out which dimension of a model to change, and what that saves."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from analysis.commands.app import ResultsOption, app, basis_of
 from analysis.words import names_in, share_of
 from kernels.cli import DeviceOption, GpuOption, JsonOption, note, parse_seconds, print_json
 from kernels.common.checks import check_option, is_whole
+from kernels.common.counts import counted
 from kernels.common.errors import UserError
 from kernels.common.program import RESULTS, needs_extra
 from sweeps.store import make_folder
@@ -77,7 +78,9 @@ def audit_command(
     ] = False,
     loss_chunks: Annotated[
         int,
-        typer.Option(min=1, help="Chunks of tokens in which the head and the loss are computed."),
+        typer.Option(
+            min=1, help="Number of chunks into which the tokens are cut for the head and the loss."
+        ),
     ] = 1,
     optimizer: Annotated[str, typer.Option(help="Optimizer: adamw, sgd or none.")] = "adamw",
     attention: Annotated[
@@ -166,7 +169,7 @@ def audit_command(
     results: ResultsOption = RESULTS,
     json: JsonOption = False,
 ) -> None:
-    """Say which dimension of a model to change, and how much time that saves.
+    """Say which dimension of a model to change, and what that saves.
 
     Lists the GEMMs, convolutions and attention calls of a step, with their times and limits.
     """
@@ -195,7 +198,8 @@ def audit_command(
     for file in (csv, markdown):
         if file is not None and not file.parent.is_dir():
             raise UserError(
-                f"{file.parent} is not a folder, so {file.name} cannot be written there."
+                f"{file.parent} is not a folder, so {file.name} cannot be written there; name a "
+                "file in an existing folder."
             )
     run_options = Runtime(
         kind=runtime,
@@ -224,7 +228,7 @@ def audit_command(
 
     if measure:
         if len(machines) > 1:
-            raise UserError("--measure times on this machine, so --machine takes only one name.")
+            raise UserError("--measure runs on this machine; give at most one name with --machine.")
         request = Request(results=results, device=device, gpu=gpu, budget=parse_seconds(budget))
         audits = measured_audit(audit_on, machines[0], request)
     else:
@@ -293,7 +297,8 @@ def measured_audit(
     for lever in predicted.levers[:_MEASURED_LEVERS]:
         problems += [after for _, after in lever.pairs]
     cases = [(problem, basis.library(problem)) for problem in dict.fromkeys(problems)]
-    note(f"Measuring {len(cases)} GEMMs and convolutions …")
+    count = counted(len(cases), "GEMM or convolution", "GEMMs and convolutions")
+    note(f"Measuring {count} …")
     run = explore(request, cases, note, quickly=True)
     # 2. Audit again with these times, and re-time the shapes that the best lever changes.
     (measured,) = audit_on(usable(run.folder, request))

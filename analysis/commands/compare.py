@@ -189,8 +189,9 @@ def _read_changes(
             if not cases:
                 raise UserError(f"{side} has no case with a time. Measure it again.")
         raise UserError(
-            f"{old} and {new} have no timed case in common; some of their cases are "
-            f"{min(before)!r} and {min(after)!r}."
+            f"{old} and {new} have no timed case in common: for example, {old} has "
+            f"{min(before)!r}, and {new} has {min(after)!r}. Compare results of the same cases, or "
+            "give a --pattern that matches the cases of both."
         )
     left_out = len((before | after) - set(shared) - set(lost))
     if left_out:
@@ -217,7 +218,7 @@ def _read_processes(place: str, pattern: NamePattern | None, results: Path) -> l
     if not path.is_dir() or (path / "run.json").exists():
         recording = recording_at(place, results)
         if recording.unusable:
-            note(f"{place} is an unusable run: {'; '.join(recording.health['reasons'])}")
+            note(f"{place} is an unusable run: {'; '.join(recording.health['reasons'])}.")
         process = timed_process(recording)
         if pattern is None:
             return [process]

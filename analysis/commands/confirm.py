@@ -104,7 +104,7 @@ def measure_best_guesses(
         )
         note(f"Nothing is confirmed: {reason}.")
         return
-    note(f"Measuring the best candidates of {len(chosen)} of {len(trials)} queries …")
+    note(f"Measuring the best candidates for {len(chosen)} of {len(trials)} queries …")
     exploring_seconds = seconds - sum(pair_seconds(trial, cost) for trial in chosen)
     measure(chosen, replace(request, budget=max(exploring_seconds, 1.0)))
 
@@ -179,7 +179,7 @@ def basis_here(machine: str | None, request: Request) -> Basis:
     slug = select_device(request.device, request.gpu).machine.slug
     if machine is not None and slug_meant(machine, [slug, *known_machines()]) != slug:
         raise UserError(
-            f"--measure times on this machine ({slug}), but --machine is {machine}; leave one of "
+            f"--measure runs on this machine ({slug}), but --machine is {machine}; leave one of "
             "the two options out."
         )
     if slug in recorded_machines(request.results) | known_machines().keys():

@@ -19,7 +19,7 @@ def explain_command(
         list[Path],
         typer.Argument(
             metavar="TRACE…",
-            help="Trace of PyTorch's profiler, .json or .json.gz; one per rank of a job.",
+            help="Trace from PyTorch's profiler, .json or .json.gz; one per rank of a job.",
         ),
     ],
     machine: Annotated[
@@ -50,7 +50,7 @@ def explain_command(
         typer.Option(
             "--choose",
             help=(
-                "Choose query: largest change of a size and of the FLOPs, up or down, such as 15%."
+                "Choose query: largest change in a size and in the FLOPs, up or down, such as 15%."
             ),
         ),
     ] = None,
@@ -76,7 +76,8 @@ def explain_command(
     for file in (csv, markdown):
         if file is not None and not file.parent.is_dir():
             raise UserError(
-                f"{file.parent} is not a folder, so {file.name} cannot be written there."
+                f"{file.parent} is not a folder, so {file.name} cannot be written there; name a "
+                "file in an existing folder."
             )
     question = question_of(pad, choose, ANY_DIMENSION) if pad or choose else None
     verdict = explain_traces(traces, machine, results, against, question)

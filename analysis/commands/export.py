@@ -1,4 +1,4 @@
-"""``export``: write a recording in another program's format."""
+"""``export``: write a recording in a format that other programs read."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ def export_command(
     ] = None,
     results: ResultsOption = RESULTS,
 ) -> None:
-    """Write a recording in another program's format.
+    """Write a recording in a format that other programs read.
 
-    An xla-perf-table has the FLOP/s of 16-bit GEMMs. All other formats have the times, the samples
-    and all other columns of each case.
+    An xla-perf-table has the FLOP/s of 16-bit GEMMs. The other formats have all columns and the
+    samples of each case.
     """
     from analysis.exports.formats import FORMATS
     from analysis.recordings.load import load, recording_folder

@@ -28,7 +28,8 @@ def fleet_command(
     margin: Annotated[
         str,
         typer.Option(
-            "--margin", help="Slow-down against the median GPU beyond which a GPU counts as slow."
+            "--margin",
+            help="Slowdown relative to the median GPU beyond which a GPU counts as slow.",
         ),
     ] = "5%",
     json: JsonOption = False,

@@ -1,4 +1,4 @@
-"""``import`` and ``machines``: import public tables, and list what is known of every machine."""
+"""``import`` and ``machines``: import public tables, and list what is known about every machine."""
 
 from __future__ import annotations
 
@@ -54,7 +54,8 @@ def import_command(
         ),
     ] = None,
     machine: Annotated[
-        str, typer.Option("--machine", help="Slug of a machine, or all for each that has a table.")
+        str,
+        typer.Option("--machine", help="Slug of a machine, or all for every machine with a table."),
     ] = _ALL,
     dtype: Annotated[
         str,
@@ -90,7 +91,10 @@ def import_command(
         _import_file(timing_files[0], machine, FileDefaults(dtype, layout), results)
         return
     if dtype or layout:
-        raise UserError("--dtype and --layout are only for CSV files without such columns.")
+        raise UserError(
+            "--dtype and --layout are only for CSV files that lack these columns; leave both "
+            "options out."
+        )
     # 2. Choose one table for each machine, or only for the named machine.
     tables = [read_table(path) for path in files] if files else find_tables()
     by_slug = choose_tables([table for table in tables if table.slug in known_machines()])
@@ -249,13 +253,13 @@ def _finish(folder: Path, table: PublicTable | None, tables: Sequence[PublicTabl
     else:
         write_validation(folder, table, tables)
     # 3. Summarise the import, with the errors for the operation and dtype with the most rows.
-    summary = f"{analysis.measured:,} rows, {analysis.recording.run['public']['source']}"
+    summary = f"{counted(analysis.measured, 'row')}, {analysis.recording.run['public']['source']}"
     fit = max(analysis.model.fits.values(), key=lambda fit: fit.rows)
     if fit.median is None or fit.mean is None or fit.p95 is None:
         return summary
     return (
-        f"{summary}; held-out error {fit.median:.1%} median, {fit.mean:.1%} mean, "
-        f"{fit.p95:.0%} 95th percentile"
+        f"{summary}; held-out errors: median {fit.median:.1%}, mean {fit.mean:.1%}, "
+        f"95th percentile {fit.p95:.0%}"
     )
 
 

@@ -11,6 +11,7 @@ import typer
 from analysis.commands.app import MachineOption, ResultsOption, analyse_machine, app, basis_of
 from kernels.cli import JsonOption, note, print_json
 from kernels.common.checks import check_option
+from kernels.common.counts import counted
 from kernels.common.errors import UserError, nearest
 from kernels.common.program import RESULTS
 from kernels.problem import Gemm
@@ -99,7 +100,9 @@ def plot_command(
         print(_draw_lesson(basis, Gemm(1, n, k, dtype or "bf16"), m, kinds, output, results))
         return
     if find or has_size or output or json:
-        raise UserError("--n, --k, --m, --find, --output and --json are for `plot wave`.")
+        raise UserError(
+            "--n, --k, --m, --find, --output and --json are only for `plot wave`; leave them out."
+        )
     _draw_recording(names or [], machine, dtype, sweep, kinds, results)
 
 
@@ -132,7 +135,10 @@ def _draw_recording(
         raise UserError(f"{sweep} has no case in {dtype}; give another --dtype.")
     written = write_plots(replace(analysis, table=table), names, kinds)
     if not written:
-        raise UserError(f"{analysis.recording.folder} has no data for {', '.join(names or PLOTS)}.")
+        raise UserError(
+            f"{analysis.recording.folder} has no data for {', '.join(names or PLOTS)}; name other "
+            "plots, or run more sweeps."
+        )
     for path in written:
         print(path)
 
@@ -198,7 +204,7 @@ def _print_cliffs(basis: Basis, dtype: str, results: Path, json: bool) -> None:
     if rows.empty:
         raise UserError(
             f"there are no {dtype} GEMM measurements for {basis.model.machine.slug}; give another "
-            "--dtype, or measure some first."
+            "--dtype, or measure some GEMMs first."
         )
     pairs = neighbouring_pairs(rows)
     others = read_collections(folder_of(results, basis.model.machine.slug))
@@ -224,7 +230,7 @@ def _print_cliffs(basis: Basis, dtype: str, results: Path, json: bool) -> None:
                 f"{confirmation}"
             )
     confirmed = f", {len(pairs):,} of them confirmed by another collection" if others else ""
-    note(f"{count:,} pairs of neighbouring sizes{confirmed}. {basis.source}.")
+    note(f"{counted(count, 'pair')} of neighbouring sizes{confirmed}. {basis.source}.")
 
 
 def _records(frame: pd.DataFrame) -> Any:

@@ -24,6 +24,7 @@ from analysis.recorder.recorder import (
     total_line,
 )
 from kernels.cli import DeviceOption, GpuOption, note, parse_seconds
+from kernels.common.counts import counted
 from kernels.common.errors import UserError
 from kernels.common.program import FOLDER, RESULTS, command_words
 from sweeps.process import terminated_as_interrupt
@@ -60,7 +61,8 @@ def record_command(
     cores: Annotated[
         int | None,
         typer.Option(
-            "--cores", help="CPU cores of the host of --machine's GPU [default: unknown]."
+            "--cores",
+            help="Number of CPU cores in the GPU's host; needs --machine [default: unknown].",
         ),
     ] = None,
     device: DeviceOption = "auto",
@@ -77,9 +79,14 @@ def record_command(
     parts = select_parts(all_parts(), part or [])
     device_options = ["--device", device, "--gpu", str(gpu)]
     if not plan and (machine or cores):
-        raise UserError("--machine and --cores need --plan: only this machine can be recorded.")
+        raise UserError(
+            "--machine and --cores need --plan, because only this machine can be recorded; add "
+            "--plan, or leave them out."
+        )
     if cores and machine is None:
-        raise UserError("--cores needs --machine: this machine's cores are known.")
+        raise UserError(
+            "--cores needs --machine; leave --cores out, because this machine's cores are known."
+        )
     if machine is not None:
         note("Counting cases and seconds …")
         print("\n".join(plan_lines(parts, machine, cores)))
@@ -113,7 +120,7 @@ def record_command(
 def find_place(results: Path, device_options: Sequence[str]) -> RecorderPlace:
     """Return the machine and its folders, as ``sweeps doctor`` reports them.
 
-    The command runs as another process, because only that one may import PyTorch.
+    The command runs in another process, because this process must not import PyTorch.
 
     Args:
         results: folder of all machines' results.
@@ -164,7 +171,7 @@ def plan_lines(parts: Sequence[RecorderPart], machine: str, cores: int | None) -
                 rows = [planned[name] for name in dict.fromkeys(step.sweeps)]
                 cases = sum(row["cases"] for row in rows)
                 needed = sum(row["expected_s"] for row in rows)
-                line += f" for {cases} cases, which need {needed:.0f} s at six samples each"
+                line += f" for {counted(cases, 'case')} ({needed:.0f} s at six samples each)"
             lines.append(line)
     return [*lines, total_line(parts, "gpu")]
 

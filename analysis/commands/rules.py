@@ -1,4 +1,4 @@
-"""``rules``: judge the field's rules of thumb by measurements."""
+"""``rules``: judge the field's rules of thumb against measurements."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def rules_command(
         Path | None,
         typer.Option(
             "--table",
-            help="Public table to judge by instead of a recording; needs --machine.",
+            help="Public table to use instead of a recording; needs --machine.",
         ),
     ] = None,
     dtype: Annotated[
@@ -49,7 +49,7 @@ def rules_command(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Judge the field's rules of thumb by measurements.
+    """Judge the field's rules of thumb against measurements.
 
     For a recording, writes rules.csv, rules.md, rules.json and a cheat sheet.
     """
@@ -107,12 +107,12 @@ def _show_imported(results: Path, plots: Path | None, json: bool) -> None:
 def _judge_and_write(
     machine: str | None, results: Path
 ) -> tuple[Sequence[RuleResult], Sequence[Path]]:
-    """Judge the rules by a machine's recordings, and write the report and the cheat sheet.
+    """Judge the rules against a machine's recordings, and write the report and the cheat sheet.
 
     Return the results, and the paths of the Markdown files and of the cheat sheet.
 
     Raises:
-        UserError: if the machine has no results to judge rules by.
+        UserError: if the machine has no results to judge rules against.
     """
     from analysis.plots.cheat_sheet import write_cheat_sheet
     from analysis.rules.inputs import judge_inputs, rule_inputs
@@ -135,7 +135,7 @@ def _judge_table(
     Return the results, and the files of the cheat sheet if a folder for plots is given.
 
     Raises:
-        UserError: if no machine is given, or the table has no rows of the machine and dtype.
+        UserError: if no machine is given, or the table has no rows for the machine and dtype.
     """
     from analysis.imports.public import read_source
     from analysis.plots.cheat_sheet import write_table_sheet

@@ -38,7 +38,7 @@ _NONE = "none"
 @app.command("validate")
 def validate_command(
     file: Annotated[
-        Path, typer.Argument(help="Folder of a recording, or file of a public table, to judge by.")
+        Path, typer.Argument(help="Folder of a recording, or file with a public table.")
     ],
     machine: Annotated[
         str, typer.Option("--machine", help="Slug of the machine whose rows of FILE are used.")
@@ -54,44 +54,48 @@ def validate_command(
         typer.Option(
             "--calibrate",
             help=(
-                "Rows to calibrate on: a number, 0 for none, or all. With --holdout folds and "
-                "without --prior, it is always all."
+                "Number of rows to calibrate on (0 for none), or all. With --holdout folds and "
+                "without --prior, all rows are always used."
             ),
         ),
     ] = "256",
     seed: Annotated[
         int,
-        typer.Option("--seed", help="Seed of the choice of calibration rows and held-out levels."),
+        typer.Option("--seed", help="Seed for the choice of calibration rows and held-out levels."),
     ] = 0,
     holdout: Annotated[
         str,
         typer.Option(
             "--holdout",
             help=(
-                "Rows to test on: rows (those not calibrated on; with --prior, a fifth), levels "
-                "(M, N and K all unseen), beyond (M above 2304; not with --prior) or folds (each "
-                "fifth in turn)."
+                "Rows to test on. rows: those not calibrated on, or a fifth with --prior. levels: "
+                "those with unseen M, N and K. beyond: those with M above 2304, not with --prior. "
+                "folds: each fifth in turn."
             ),
         ),
     ] = "rows",
     algorithm: Annotated[
         str | None,
         typer.Option(
-            "--algorithm", help="Convolution algorithm to judge, by kernel name [default: all]."
+            "--algorithm",
+            help="Convolution algorithm to judge, according to kernel names [default: all].",
         ),
     ] = None,
     constants: Annotated[
         str | None,
         typer.Option(
             "--constants",
-            help="Machine whose constants to start from [default: the nearest other machine].",
+            help=(
+                "Machine whose constants calibration starts from [default: the nearest other "
+                "machine]."
+            ),
         ),
     ] = None,
     prior: Annotated[
         str,
         typer.Option(
             "--prior",
-            help="Public tables to calibrate on top of: slugs or files, separated by commas.",
+            help="Public tables that calibration starts from: slugs or files, separated by commas.",
         ),
     ] = _NONE,
     curve: Annotated[
@@ -103,7 +107,8 @@ def validate_command(
     again: Annotated[
         Path | None,
         typer.Option(
-            "--again", help="File of a repeated measurement of the same grid, for the noise floor."
+            "--again",
+            help="File with a repeated measurement of the same grid, for the noise floor.",
         ),
     ] = None,
     advice: Annotated[
@@ -181,7 +186,8 @@ def validate_command(
         return
     print(validation_text(validation))
     print(
-        f"shapes per second on one core: {speed['physics']:,.0f} physics, {speed['full']:,.0f} full"
+        f"Shapes per second on one core: {speed['physics']:,.0f} with only the time formula, "
+        f"{speed['full']:,.0f} with the whole model."
     )
     advice_lines = advice_text(advice_value, measured_values) if advice_value else ""
     for text in (curve_text(points, floor), advice_lines):
@@ -190,7 +196,7 @@ def validate_command(
 
 
 def _parse_count(text: str) -> int | None:
-    """Parse a number of rows; return None for ``all``, which means all that are not held out.
+    """Parse a number of rows; return None for ``all``, which means all rows that are not held out.
 
     Raises:
         UserError: if the text is neither a number nor ``all``.

@@ -244,7 +244,7 @@ def _basis(
 
 
 def _machine_of(account: ProfileAccount) -> str:
-    """Return the slug of the GPU that a trace names; for a trace of a CPU, this CPU's slug.
+    """Return the slug of the GPU that a trace names; for a trace from a CPU, this CPU's slug.
 
     Raises:
         UserError: if the trace names no GPU or several kinds of GPUs, or if it names a GPU but has
@@ -271,7 +271,7 @@ def _machine_of(account: ProfileAccount) -> str:
 def judge_account(
     files: tuple[str, ...], account: ProfileAccount, basis: Basis, question: Question | None = None
 ) -> TraceVerdict:
-    """Judge the operations of a traced step by their expected times on a machine.
+    """Judge the operations of a traced step against their expected times on a machine.
 
     Args:
         files: names of the traces.
@@ -369,7 +369,7 @@ def _operation_finding(group: Sequence[ExplainedOperation]) -> TraceFinding:
         if len(others) > _MOST_NAMED:
             names.append(f"{len(others) - _MOST_NAMED} more")
         text = (
-            f"{text}. These figures are for {subject}. The same size occurs in {', '.join(names)}"
+            f"{text}. These figures are for {subject}. The same size occurs in {'; '.join(names)}"
         )
         subject = f"the size {before} ({meaning}) of {len(group)} operations"
     return TraceFinding(subject, text, _saving_of(group))
@@ -685,7 +685,7 @@ def _best_change(
 
 
 def _idle_findings(account: ProfileAccount) -> list[TraceFinding]:
-    """Return a finding for each known reason that left the GPU idle for a tenth of the time."""
+    """Return a finding for each known reason for idle time of at least a tenth of the span."""
     findings = []
     for reason, idle_us in account.idle_us.items():
         share = idle_us / account.span_us if account.span_us else 0.0

@@ -174,7 +174,7 @@ def finding_lines(verdict: TraceVerdict) -> list[str]:
         for finding in verdict.findings[:_MOST_FINDINGS]
     ]
     if (left_out := len(verdict.findings) - _MOST_FINDINGS) > 0:
-        lines.append(f"{left_out} more would save less.")
+        lines.append(f"{counted(left_out, 'more finding')} would save less.")
     return lines
 
 
@@ -244,7 +244,7 @@ def _closing(verdict: TraceVerdict) -> list[str]:
     lines = []
     if account.idle_us and account.span_us:
         shares = [f"{reason} {us / account.span_us:.1%}" for reason, us in account.idle_us.items()]
-        lines.append(f"GPU idle, by reason: {', '.join(shares)} of the time.")
+        lines.append(f"Share of the time that the GPU was idle, by reason: {', '.join(shares)}.")
     if math.isfinite(account.bound):
         lines.append(
             f"{account.matrix_share:.0%} of the time is in matrix operations. However fast they "
@@ -277,12 +277,17 @@ def notes(verdict: TraceVerdict) -> list[str]:
             "to compare them."
         )
     if account.calls_without_kernel:
-        calls = counted(account.calls_without_kernel, "call")
+        calls_have = counted(
+            account.calls_without_kernel,
+            "call of a matrix operation has",
+            "calls of matrix operations have",
+        )
         sentences.append(
-            f"{calls} of matrix operations without a kernel in the trace: the profiler lost its "
-            "record, or a CUDA graph was being captured."
+            f"{calls_have} no kernel in the trace: the profiler lost a record, or a CUDA graph was "
+            "being captured."
         )
     if account.left_out:
+        were = "was" if account.left_out == 1 else "were"
         events = counted(account.left_out, "event")
-        sentences.append(f"{events} without a name or with impossible times left out.")
+        sentences.append(f"{events} without a name or with impossible times {were} left out.")
     return sentences

@@ -135,8 +135,8 @@ def recommend(
           new_kout`` for a convolution;
         - ``change`` in words, and the ``verdict``: ``do it``, ``likely`` or ``leave it``;
         - gains as fractions, with intervals: 95% for measured gains, 90% for predicted ones;
-        - the ``probability`` that the change gains, its ``expected_gain`` after costs, and the
-          costs;
+        - the ``probability`` that the change brings a gain, its ``expected_gain`` after costs, and
+          the costs;
         - the ``reason``, and ``basis`` and ``source`` of the answer, as in :func:`machines`.
 
     Raises:
@@ -287,15 +287,15 @@ def explain(
     choose: str | float | None = None,
     results: str | Path = RESULTS,
 ) -> TraceExplanation:
-    """Find the shapes in a trace of PyTorch's profiler that take longer than they should.
+    """Find the shapes in a trace from PyTorch's profiler that take longer than they should.
 
     Args:
         traces: a trace, ``.json`` or ``.json.gz``, or several traces of one job.
         machine: the machine to compare with; None for the one that was traced.
         against: folder of one machine's or several machines' results to search before ``results``.
         pad: how much larger each size and the FLOPs may become, as in :func:`recommend`. If neither
-            ``pad`` nor ``choose`` is given, it is 12.5%, or what the next multiple of 8 needs if
-            that is more.
+            ``pad`` nor ``choose`` is given, sizes are padded by up to 12.5%, or to the next
+            multiple of 8 if that is further.
         choose: how much larger or smaller each size and the FLOPs may become, given like ``pad``.
         results: folder of all machines' results.
 
@@ -361,10 +361,15 @@ def machines(*, results: str | Path = RESULTS) -> pd.DataFrame:
         results: folder of all machines' results.
 
     Returns:
-        A table with one row per machine. Its columns are ``slug`` and ``name``; the ``basis`` and
-        ``source`` of answers; for the operation and dtype with the most measurements, their number
-        ``rows``; and the errors of its predictions ``median, mean, p95`` as fractions, if they are
-        known. The basis is one of:
+        A table with one row per machine. Its columns are:
+
+        - ``slug`` and ``name``;
+        - ``basis`` and ``source`` of the answers;
+        - ``rows``, the number of measurements for the operation and dtype that have the most;
+        - ``median, mean, p95``, the errors of predictions for this operation and dtype, as
+          fractions, if they are known.
+
+        The basis is one of:
 
         - ``recorded``: measurements on the machine itself, or your own imported times;
         - ``public``: an imported public table;

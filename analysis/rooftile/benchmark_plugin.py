@@ -87,7 +87,9 @@ class KernelBenchmark:
         self._benchmark.pedantic(self._replay.take, rounds=len(samples.seconds))
         if self._benchmark.stats["min"] != min(samples.seconds):
             pytest.fail(
-                "a test that uses kernel_benchmark must not also use benchmark.", pytrace=False
+                "a test that uses kernel_benchmark must not also use benchmark; remove the fixture "
+                "benchmark.",
+                pytrace=False,
             )
         return samples.result
 

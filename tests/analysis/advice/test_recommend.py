@@ -159,11 +159,11 @@ def test_operands_stored_otherwise_are_not_the_time_of_their_shape(tmp_path: Pat
 @pytest.mark.parametrize(
     ("gemm", "words"),
     [
-        (Gemm(1, 4096, 4096, "bf16"), "memory-bound: no larger allowed size"),
+        (Gemm(1, 4096, 4096, "bf16"), "memory-bound: no larger size within the limits"),
         (Gemm(16, 16, 16, "bf16"), "launch-bound"),
         (
             Gemm(8192, 8192, 8192, "bf16"),
-            "no larger allowed size is expected to take enough less time",
+            "no larger size within the limits is expected to save enough time",
         ),
     ],
 )
@@ -304,7 +304,7 @@ def test_what_misalignment_costs_is_said_to_be_assumed_where_no_row_has_shown_it
         model = Model(H100, {"cublas gemm bf16": replace(fit, aligned_only=aligned_only)})
         answer = advise(odd, model, Measurements({}), "cublas")
         assert answer.verdict == LIKELY
-        assert ("an assumed price" in answer.reason) == aligned_only
+        assert ("the price is assumed" in answer.reason) == aligned_only
         # The true price may be anything from zero to twice the assumed one.
         assert (answer.predicted_lo < 0.01) == aligned_only
     known = Model(H100, {"cublas gemm bf16": replace(fit, aligned_only=True)})

@@ -68,5 +68,5 @@ def test_nothing_is_said_against_padding_that_a_prediction_contradicts(tmp_path:
         )
         for any_ in (False, True)
     )
-    assert "allowed size" in named[0].advice.reason
+    assert "size within the limits" in named[0].advice.reason
     assert any_size[0].advice.change == "M 8 → 9"

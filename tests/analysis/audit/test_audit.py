@@ -109,7 +109,7 @@ def test_tensor_parallelism_divides_every_wide_product(llama: Captured, degree: 
 
 
 def test_what_a_degree_cannot_divide(llama: Captured, gpt2: Captured, h100: Basis) -> None:
-    with pytest.raises(UserError, match="--tp 16 does not divide key heads .8."):
+    with pytest.raises(UserError, match="--tp 16 does not divide KV heads .8."):
         Runtime(tp=16).products(llama)
     heads = [p for p in Runtime(tp=4).products(gpt2) if p.role == "head" and p.pass_ == "forward"]
     assert [p.sizes["n"] for p in heads] == [12565]  # a quarter of 50257, rounded up

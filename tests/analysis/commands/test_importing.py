@@ -45,7 +45,7 @@ def test_an_imported_table_answers_for_its_machine_and_a_second_import_does_noth
     slower = a_file(tmp_path, "SGLANG", 1.25)
     first = analysis("import", path, slower, *place)
     assert first.returncode == 0, first.stderr
-    assert "TensorRT-LLM 1.3.0rc20; held-out error" in first.stdout
+    assert "TensorRT-LLM 1.3.0rc20; held-out errors" in first.stdout
     folder = tmp_path / "public" / "nvidia-h100-sxm"
     for name in ("plots/accuracy.png", "recommendations.md", "rules.md", "predicted.csv"):
         assert (folder / name).exists()
@@ -106,7 +106,7 @@ def test_a_file_of_ones_own_answers_and_a_table_becomes_its_prior(tmp_path: Path
     here = ("--machine", "h100-sxm", *place)
     first = analysis("import", path, *here)
     assert first.returncode == 0, first.stderr
-    assert first.stdout.startswith("nvidia-h100-sxm: 120 rows, mine.csv; held-out error ")
+    assert first.stdout.startswith("nvidia-h100-sxm: 120 rows, mine.csv; held-out errors: ")
     assert "already imported" in analysis("import", path, *here).stderr
     m, n, k = random_sizes(120, 7)[0]
     answer = json.loads(analysis("predict", "--gemm", f"{m},{n},{k},bf16", "--json", *here).stdout)

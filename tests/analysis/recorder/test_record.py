@@ -371,7 +371,7 @@ def test_the_machine_is_told_by_a_process_and_so_is_what_is_wrong(tmp_path: Path
 def test_the_arithmetic_of_a_gpu_that_is_not_here() -> None:
     lines = plan_lines(select_parts(PARTS, ["real-layers"]), "nvidia-h200", 16)
     assert lines[0].startswith("real-layers: 90 s")
-    assert "cases, which need" in lines[1]
+    assert "s at six samples each" in lines[1]
 
 
 @pytest.mark.parametrize(
