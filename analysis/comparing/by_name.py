@@ -17,7 +17,7 @@ from analysis.comparing.gate import LARGEST_LOG, judge_shift
 from analysis.units import microseconds, signed_percent
 from kernels.common.counts import counted
 
-_OUTSIDE = 0.005  # probability to each side of a 99% interval, which `compare` uses as well
+_OUTSIDE = 0.005  # probability on each side of a 99% interval, which `compare` uses as well
 _MAX_LISTED = 20  # cases of each kind that the printed comparison lists
 
 
@@ -28,7 +28,7 @@ class NamedComparison:
     Attributes:
         changes: the estimates that the verdicts rest on.
         table: name, old_us, new_us, ratio, ratio_lo, ratio_hi and verdict of each case. A common
-            shift that may only be a difference between runs is taken out of the ratios.
+            shift that may only be a difference between runs is removed from the ratios.
         lost: reason why a case has no time now, by the case's name.
     """
 
@@ -80,7 +80,7 @@ def named_json(comparison: NamedComparison) -> dict[str, Any]:
 
 
 def named_text(comparison: NamedComparison) -> str:
-    """Return text for people: counts, the common shift and the most changed cases."""
+    """Return human-readable text: counts, the common shift and the most changed cases."""
     table, shift = comparison.table, comparison.changes.shift
     counts = ", ".join(f"{count} {verdict}" for verdict, count in comparison.counts().items())
     lines = [f"{counted(len(table), 'case')} in both: {counts}"]
@@ -91,7 +91,7 @@ def named_text(comparison: NamedComparison) -> str:
         lines += ["", f"{verdict}: {len(rows)}"] if len(rows) else []
         lines += [_case(row) for row in rows.head(_MAX_LISTED).to_dict("records")]
     if comparison.lost:
-        lines += ["", f"without a time now: {len(comparison.lost)}"]
+        lines += ["", f"no longer timed: {len(comparison.lost)}"]
         listed = list(comparison.lost.items())[:_MAX_LISTED]
         lines += [f"  {name} ({why})" for name, why in listed]
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""Estimate how much each case changed between two sets of processes, and how sure that is.
+"""Estimate how much each case changed between two sets of processes, and how certain that is.
 
 The difference of two log times has three parts that are not a change of the case:
 
@@ -10,8 +10,8 @@ The difference of two log times has three parts that are not a change of the cas
    cases would call all of them slower.
 
 With several processes on a side, the second part is measured for each case. A few processes measure
-it badly, so each case's variance is drawn towards the variance that is usual for all cases, as far
-as the cases agree (the moderated t test of Smyth, 2004). With a single process on each side, the
+it poorly, so each case's variance is shrunk towards the usual variance of all cases, as far as the
+cases agree (the moderated t test of Smyth, 2004). With a single process on each side, the
 second part is the scatter of the ratios beyond their errors. That scatter is estimated robustly,
 because a few cases may have changed. It holds for a typical case: a single pair of processes cannot
 show whether a case has changed or differs far more between processes than others do.
@@ -32,8 +32,10 @@ from analysis.recordings.case_times import CaseTimes, TimedProcess
 Reals = NDArray[np.float64]
 
 MIN_CASES = 6
-"""Smallest number of cases from which a common shift, and the scatter between processes, are
-estimated. With fewer, a single changed case would be a large part of both."""
+"""Minimum number of cases for estimating a common shift and the scatter between processes.
+
+With fewer cases, a single changed case would be a large part of both estimates.
+"""
 
 _CUT = 1.5  # standard deviations beyond which cases have less weight in the robust estimates
 _CUT_SQUARE = 0.7785  # mean of min(z², 1.5²) for normal z
@@ -65,8 +67,8 @@ class CaseChanges:
 
     Attributes:
         names: names of the cases.
-        old: log time in seconds on the old side, the mean over its processes.
-        new: the same on the new side.
+        old: logarithm of the time in seconds on the old side; the mean over its processes.
+        new: the same for the new side.
         deviation: log ratio, new over old, without the shift that all other cases share. If
             ``shift`` is None, it is the whole log ratio.
         within: variance of the deviation within processes.
@@ -165,7 +167,7 @@ def _from_pair(names: tuple[str, ...], sides: Sequence[_Side]) -> CaseChanges:
         middle, _, _ = robust_centre(ratios, within, freedom)
         shift = CommonShift(middle, math.nan, math.nan)
         deviation, common, extra = _pair_against_others(ratios, within, freedom)
-        # Cases with little scatter of their own tell most about the variance between processes. The
+        # Cases with little scatter within a process show the variance between processes best. The
         # error of its estimate is that of a variance as large as the harmonic mean of the cases'
         # variances, so no case is assumed to scatter less than that mean.
         usual = stats.hmean(np.maximum(within + extra[:, None], _LEAST), axis=1)
@@ -228,7 +230,7 @@ def _pair_against_others(
 
 
 def robust_centre(values: Reals, variances: Reals, freedom: Reals) -> tuple[float, float, Reals]:
-    """Return the centre of values, the variance that they have beyond the known one, and weights.
+    """Return the centre of the values, their variance beyond the known part, and their weights.
 
     The centre is the mean with these weights. Values further than 1.5 standard deviations from the
     centre count as if they were that far, so that a few changed cases hardly affect the centre and
@@ -237,7 +239,7 @@ def robust_centre(values: Reals, variances: Reals, freedom: Reals) -> tuple[floa
     Args:
         values: one value for each case.
         variances: the known part of each value's variance.
-        freedom: degrees of freedom of that part.
+        freedom: degrees of freedom of the known part.
     """
 
     def scores(centre: float, extra: float) -> Reals:

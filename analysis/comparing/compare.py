@@ -1,10 +1,12 @@
 """Compare two recordings of one machine: did a new driver, library or kernel change anything?
 
 Cases match if all columns that identify them are equal, such as problem, implementation and config.
-A config that a hand-written kernel chose also matches the one that its other version chose. A ratio
-is the new time over the old one. Its interval has 99% confidence, because a comparison judges
-hundreds of cases. It combines the intervals of both medians with the difference of medians between
-processes (:mod:`analysis.recordings.repetition`).
+If a hand-written kernel chose its config itself, its cases match even if the other version chose
+another config.
+
+A ratio is the new time over the old one. Its interval has 99% confidence, because a comparison
+judges hundreds of cases. It combines the intervals of both medians with the difference of medians
+between processes (:mod:`analysis.recordings.repetition`).
 
 The verdict is the first of these that applies:
 
@@ -64,7 +66,7 @@ class Comparison:
     only_new: int
 
     def counts(self, rows: pd.DataFrame | None = None) -> dict[str, int]:
-        """Return the number of cases with each verdict, in some rows of the table or in all."""
+        """Return the number of cases with each verdict, in the given rows or in the whole table."""
         verdicts = (self.table if rows is None else rows)["verdict"]
         return {verdict: int((verdicts == verdict).sum()) for verdict in VERDICTS}
 
@@ -207,7 +209,7 @@ def comparison_json(comparison: Comparison) -> dict[str, Any]:
 
 
 def comparison_text(comparison: Comparison) -> str:
-    """Return text for people: changed versions, counts, the most changed cases, and the classes."""
+    """Return human-readable text: versions, counts, the most changed cases, and the classes."""
     counts = comparison.counts()
     table = comparison.table
     versions = [
@@ -222,8 +224,8 @@ def comparison_text(comparison: Comparison) -> str:
         f"{counted(len(table), 'case')} in both: "
         + ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
         + f"; geometric mean of the ratios {geometric_mean(table['ratio']):.3f}",
-        f"cases only in the old: {comparison.only_old}, only in the new: {comparison.only_new}, "
-        f"without a time now: {len(comparison.lost)}",
+        f"cases only in the old recording: {comparison.only_old}, only in the new one: "
+        f"{comparison.only_new}, no longer timed: {len(comparison.lost)}",
     ]
     # 2. List the most changed cases, and those that are no longer timed.
     for verdict, ascending in (("slower", False), ("faster", True)):
@@ -232,7 +234,7 @@ def comparison_text(comparison: Comparison) -> str:
         lines += [_case(row) for row in rows.head(_MAX_LISTED).to_dict("records")]
     lines += [
         (
-            f"without a time now: {problem_of(row)} {row['implementation']} {row['config']} "
+            f"no longer timed: {problem_of(row)} {row['implementation']} {row['config']} "
             f"({row['status']}: {row['message']})"
         )
         for row in comparison.lost.head(_MAX_LISTED).to_dict("records")

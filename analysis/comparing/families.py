@@ -41,7 +41,7 @@ def compare_families(recording: Recording) -> pd.DataFrame:
         op, class, family, config, library_us, time_us, ratio, ratio_lo, ratio_hi, found and
         best_config. The interval of the ratio is that of a repetition. ``found`` is the chosen
         config's speed over that of the best candidate, at most 1. ``found`` and ``best_config`` are
-        missing for :data:`BEST`, and unless all candidates were tried. ``found`` is also missing if
+        missing for :data:`BEST`, and if not all candidates were tried. ``found`` is also missing if
         the chosen config has no time among the candidates.
 
     Raises:
@@ -59,9 +59,9 @@ def compare_families(recording: Recording) -> pd.DataFrame:
     pairs = chosen.join(library[_TIMES].add_suffix("_library"), on="problem", how="inner")
     if pairs.empty:
         raise UserError(
-            "this recording has no Triton kernels next to the vendor library; "
-            f"{target('families', 'record --part kernels')} measures them on a GPU of sm_80 or "
-            "later."
+            "this recording did not time the same shapes with Triton kernels and the vendor "
+            f"library; {target('families', 'record --part kernels')} measures both on a GPU with "
+            "sm_80 or later."
         )
     # 2. Compute the ratios.
     library_times = pairs[[f"{name}_library" for name in _TIMES]].set_axis(_TIMES, axis=1)
@@ -153,7 +153,7 @@ def _fastest(rows: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
 
 
 def _fully_searched(recording: Recording) -> set[tuple[Problem, str]]:
-    """Return the shapes and families of which every candidate was tried, even if some failed.
+    """Return the shapes and families for which every candidate was tried, even if some failed.
 
     The result is empty if the plan left out a case of a search.
     """
@@ -195,12 +195,12 @@ def _markdown(recording: Recording, summary: list[dict[str, Any]]) -> str:
         "",
         plain(recording.caption()).replace("  ·  ", ", ") + ".",
         "",
-        "A ratio is the vendor library's time over the time of the kernel, so the kernel is faster "
-        "if it is above 1. The column *ratio* is the geometric mean over the shapes of a class. "
+        "A ratio is the vendor library's time over the time of the kernel. Above 1, the kernel is "
+        "faster. The column *ratio* is the geometric mean over the shapes of a class. "
         "The vendor library runs the kernel that it chooses or the one that its autotuner finds, "
         "whichever is faster. A family runs the config that the time model ranks first, without a "
-        "tuning run. The column *chosen/best* is the speed of the chosen config relative to the "
-        "best of all candidates, where all were tried. "
+        "tuning run. The column *chosen/best* is the speed of the chosen config relative to that "
+        "of the best candidate, where all candidates were tried. "
         f"*{BEST}* is the fastest family of each shape.",
     ]
     for op in dict.fromkeys(row["op"] for row in summary):

@@ -41,7 +41,7 @@ PASS, FAIL, CANNOT_TELL = "pass", "fail", "cannot tell"
 EXIT_CODES = {PASS: 0, FAIL: 1, CANNOT_TELL: 3}
 
 SLOWER, BELOW, UNCLEAR = "slower", "below", "unclear"
-"""Verdicts on a case: slower by the threshold or more, below the threshold, or neither is shown."""
+"""Verdicts on a case: slower by the threshold or more, below the threshold, or unclear."""
 
 LARGEST_LOG = 700.0
 """Largest logarithm whose exponential fits into a double."""
@@ -54,10 +54,10 @@ _FALSE_SHIFT = 0.01
 _FALSE_BELOW = 0.05
 """Probability that a case at the threshold is shown to be below it."""
 _MOST_ROUNDS = 10
-"""Factor on the rounds beyond which more processes are asked for instead."""
+"""Largest factor on the number of rounds. Beyond it, more processes are recommended instead."""
 _MOST_PROCESSES = 100
 _LEAST_PROCESSES = 3
-"""Smallest number of processes of each version with which a slowdown can fail.
+"""Minimum number of processes of each version with which a slowdown can fail the gate.
 
 A process may run a case much slower than the next one does, while all its samples agree. With one
 or two processes of each version, a case is therefore called slower in some comparisons of unchanged
@@ -66,8 +66,8 @@ results/accuracy/gate-here.jsonl)."""
 _MORE_PROCESSES = "Time three or more processes of each version, in turn, and give their folders."
 _MAX_LISTED = 20
 _LARGEST = math.log(11)
-"""Largest detectable change that is stated, as a logarithm: 1,000%. Runs that can detect only a
-larger change say nothing useful."""
+"""Largest detectable change that is reported, as a logarithm: 1,000%. Runs that can detect only a
+larger change show nothing useful."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class GateResult:
             than a difference between runs, otherwise 0.
         shift_verdict: verdict on the common shift, like that on a case; empty if there is none.
         case_verdicts: :data:`SLOWER`, :data:`BELOW` or :data:`UNCLEAR` for each case.
-        found: whether each case is slower than the others beyond doubt, by however much.
+        found: whether each case is slower than the others beyond doubt, by any amount.
         p: probability of such a deviation without a change.
         detectable: smallest slowdown that would have been found, as a logarithm; NaN if unknown.
         more_rounds: further rounds per process that would make the threshold detectable; NaN if
@@ -107,7 +107,7 @@ class GateResult:
 
     @property
     def log_ratio(self) -> Reals:
-        """Log ratio of each case, new over old, with the part of the common shift that counts."""
+        """Log ratio of each case, new over old, including the common shift as far as it counts."""
         return self.changes.deviation + self.counted
 
     def interval(self) -> tuple[Reals, Reals]:
@@ -132,7 +132,7 @@ class GateResult:
 def judge_changes(
     changes: CaseChanges, threshold: float, lost: dict[str, str] | None = None
 ) -> GateResult:
-    """Judge the change of every case, and answer for all of them.
+    """Judge the change of every case, and give one answer for all of them.
 
     Args:
         changes: estimates of at least one case.
@@ -189,7 +189,7 @@ def _are_enough(processes: tuple[int, int]) -> bool:
 
 
 def judge_shift(shift: CommonShift | None, limit: float) -> tuple[str, float]:
-    """Return the verdict on the common shift, and the part of it that counts in each case.
+    """Return the verdict on the common shift, and the part of the shift that counts in each case.
 
     A shift that may be a difference between runs does not count. If such a shift reaches the
     threshold, the verdict is :data:`UNCLEAR`. Without a shift, the verdict is an empty string.
@@ -222,7 +222,7 @@ def _reach(freedom: Any, probability: float) -> Any:
 
 
 def _more_rounds(changes: CaseChanges, limit: float) -> Reals:
-    """Return the further rounds per process that each case needs.
+    """Return the number of further rounds per process that each case needs.
 
     The number is NaN if rounds do not help, or if more than ten times as many would be needed.
     """
@@ -237,7 +237,7 @@ def _more_rounds(changes: CaseChanges, limit: float) -> Reals:
 
 
 def _more_processes(changes: CaseChanges, limit: float) -> Reals:
-    """Return the further processes on each side that each case needs; NaN beyond a hundred."""
+    """Return the number of further processes per side that each case needs; NaN beyond 100."""
     false, now = _FALSE_CASES / len(changes.names), changes.processes
     least = max(0, _LEAST_PROCESSES - min(now))
     variance = (changes.within + changes.between) / sum(1 / size for size in now)
@@ -298,13 +298,13 @@ def gate_json(result: GateResult) -> dict[str, Any]:
 
 
 def gate_text(result: GateResult) -> str:
-    """Return the answer, what the runs could have seen, the common shift and the open cases."""
+    """Return the answer, the detectable slowdown, the common shift, and the cases to look at."""
     changes, cases = result.changes, len(result.changes.names)
     threshold = _percent(math.log1p(result.threshold))
     old, new = changes.processes
     lines = [
-        f"{result.verdict}: {result.count(SLOWER)} of {cases} cases slower by {threshold} or more, "
-        f"{result.count(BELOW)} below that, {result.count(UNCLEAR)} unclear",
+        f"{result.verdict}: {result.count(SLOWER)} of {counted(cases, 'case')} slower by "
+        f"{threshold} or more, {result.count(BELOW)} below that, {result.count(UNCLEAR)} unclear",
         _detectable_sentence(result, old, new),
     ]
     if changes.shift is not None:
@@ -320,7 +320,7 @@ def gate_text(result: GateResult) -> str:
     )
     lines += _listed(result, unclear & ~suspects, "unclear", detectable)
     if result.lost:
-        lines += ["", f"without a time now: {len(result.lost)}"]
+        lines += ["", f"no longer timed: {len(result.lost)}"]
         lines += [f"  {name} ({why})" for name, why in list(result.lost.items())[:_MAX_LISTED]]
     if result.verdict == CANNOT_TELL:
         lines += ["", *_needed(result)]
@@ -341,14 +341,14 @@ def _detectable_sentence(result: GateResult, old: int, new: int) -> str:
 def _shift_sentence(result: GateResult, shift: CommonShift) -> str:
     text = f"common shift of all cases: {signed_percent(math.expm1(shift.log))}"
     if result.counted:
-        return f"{text}, more than runs differ by; it counts in each case"
+        return f"{text}, larger than the difference between runs, so it counts in each case"
     if math.isnan(shift.error):
         return (
-            f"{text}; one process of a version cannot tell whether the program or the machine is "
-            "the cause, so it does not count"
+            f"{text}; one process of a version cannot show whether the program or the machine is "
+            "the cause, so the shift does not count"
         )
     return (
-        f"{text}, not more than runs differ by, so it does not count "
+        f"{text}, not larger than the difference between runs, so it does not count "
         f"(detectable: {_percent(_detectable_shift(shift))})"
     )
 
@@ -398,20 +398,19 @@ def _needed(result: GateResult) -> Iterator[str]:
             remedies.append(f"{more} of each version")
         if remedies:
             yield (
-                f"To detect a slow-down of {threshold} in these cases, add "
-                f"{', or '.join(remedies)}."
+                f"To detect a slowdown of {threshold} in these cases, add {', or '.join(remedies)}."
             )
         elif not _are_enough(result.changes.processes):
             yield _MORE_PROCESSES
         else:
             yield (
                 f"Not even {_MOST_PROCESSES} more processes of each version would detect a "
-                f"slow-down of {threshold} in all of these cases."
+                f"slowdown of {threshold} in all of these cases."
             )
     if result.shift_verdict == UNCLEAR:
         yield (
-            f"All cases together are slower by {threshold} or more, which may be the machine. "
-            "Measure both versions again, in turn."
+            f"All cases together are slower by {threshold} or more, and the machine may be the "
+            "cause. Measure both versions again, in turn."
         )
 
 

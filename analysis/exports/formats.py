@@ -106,7 +106,8 @@ def as_xla_perf_table(recording: Recording) -> bytes:
     if recording.machine.capability is None or rows.empty:
         raise UserError(
             f"{recording.folder} has no GEMM of a GPU's vendor library in "
-            f"{' or '.join(_XLA_TYPES)}. An XLA table has no other GEMMs."
+            f"{' or '.join(_XLA_TYPES)}, and an XLA table has no other GEMMs. Give a recording "
+            "of such GEMMs."
         )
     speeds: dict[tuple[int, int, int, int], dict[str, int]] = {}
     for row in rows.to_dict("records"):
@@ -136,7 +137,7 @@ FORMATS: Mapping[str, tuple[str, Callable[[Recording], bytes]]] = {
     "parquet": ("parquet", as_parquet),
     "xla-perf-table": ("pbtxt", as_xla_perf_table),
 }
-"""Usual file ending of each format, and the function that returns a file in it."""
+"""Usual file extension of each format, and the function that converts a recording to it."""
 
 
 def _samples(recording: Recording, rows: pd.DataFrame) -> list[list[float]]:

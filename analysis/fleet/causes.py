@@ -34,8 +34,8 @@ _ORDINARY = 2.0  # standard deviations of the temperature that a hotter GPU must
 class SlowCause:
     """Cause of a GPU's slowness.
 
-    ``code`` is for programs, and empty if nothing explains the slowness. ``words`` are for people;
-    they follow the sentence that says that the GPU is slow.
+    ``code`` is for programs; it is empty if nothing explains the slowness. ``words`` are for
+    people; they follow the sentence that says that the GPU is slow.
     """
 
     code: str
@@ -72,9 +72,9 @@ def clock_cause(fleet: Fleet, speeds: AnchorSpeeds, i: int, margin: float) -> Sl
     leaves_too_much = speed - clock < math.log1p(-margin)
     explains_too_little = clock > _MOST * speed
     if leaves_too_much or explains_too_little:
-        return SlowCause("", f"{lower}, which explains only part of it; {explanation}.")
+        return SlowCause("", f"{lower}, which explains only part of the slowness; {explanation}.")
     codes = ", ".join(code for code, _ in causes) or "unknown reason"
-    return SlowCause(f"clock: {codes}", f"{lower}, which explains it; {explanation}.")
+    return SlowCause(f"clock: {codes}", f"{lower}, which explains the slowness; {explanation}.")
 
 
 def reasons(speeds: AnchorSpeeds, i: int) -> list[str]:

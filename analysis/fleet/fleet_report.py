@@ -64,7 +64,7 @@ def make_report(folder: Path, margin: float) -> FleetReport:
 
 
 def write_report(report: FleetReport) -> Path:
-    """Write fleet.json into the recording's folder; return its path."""
+    """Write fleet.json into the recording's folder; return the path of the file."""
     return write_json(report.anchors.recording.folder / "fleet.json", report_json(report))
 
 
@@ -272,7 +272,7 @@ def _disturbed(interference: Sequence[Interference], count: int) -> list[str]:
 
 
 def report_text(report: FleetReport) -> str:
-    """Return text for people: a table of GPUs, the slowest first, then sentences about them."""
+    """Return human-readable text: a table of GPUs, the slowest first, then sentences about them."""
     recording, speeds = report.anchors.recording, report.speeds
     gpus = counted(len(report.verdicts), "GPU")
     nodes = counted(len({device.node for device in report.anchors.fleet.devices}), "node")

@@ -9,7 +9,7 @@ standard error has three parts, whose variances are added:
    which a faulty GPU hardly affects, or from their own intervals if these are wider.
 2. A GPU's speed changes from one measurement to the next. This is estimated for all GPUs together,
    from how the bursts of each change between the two phases, compared with the other GPUs of its
-   node. The estimate is averaged with an assumed value, which counts as two GPUs.
+   node. The estimate is averaged with an assumed value, which has the weight of two GPUs.
 3. The fleet's median is itself uncertain, the more so the fewer GPUs there are.
 """
 
@@ -30,16 +30,16 @@ from sweeps.schema import PHASES
 from sweeps.timing.statistics import TOLERANCE, Z95
 
 MIN_GPUS = 3
-"""Fewest GPUs whose median shows which one is slow."""
+"""Minimum number of GPUs whose median shows which one is slow."""
 
-_MIN_SPREAD = 8  # fewest GPUs with a meaningful standard deviation
+_MIN_SPREAD = 8  # minimum number of GPUs for a meaningful standard deviation
 _ALONE, _TOGETHER = range(len(PHASES))
 _ASSUMED = 0.005  # assumed standard deviation of a log speed between two measurements
-_ASSUMED_AS = 2  # number of GPUs timed in both phases that the assumption counts as
+_ASSUMED_AS = 2  # weight of the assumption, as a number of GPUs timed in both phases
 _MEDIAN_FACTOR = math.pi / 2  # variance of the median of normal values over that of their mean
 _FAR = 3.5  # standard deviations from the median beyond which a value does not count
 _MAD = 1.4826  # standard deviation of normal values over the median of their absolute values
-_MANY = 6  # fewest anchors of one GPU with a meaningful deviation of their own
+_MANY = 6  # minimum number of anchors of one GPU for a deviation of their own
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ def median_of(values: Array, axis: int = 0) -> Array:
 def deviation_of(values: Array) -> float:
     """Estimate the standard deviation of normal values from their median absolute deviation.
 
-    It is NaN if no value is known.
+    The result is NaN if no value is known.
     """
     known = values[np.isfinite(values)]
     return float(median_abs_deviation(known, scale="normal")) if len(known) else math.nan
@@ -337,7 +337,7 @@ def _median_variance(log: Array, variance: Array) -> float:
 
     Args:
         log: log speed of each device.
-        variance: variance of each log speed by measurement noise.
+        variance: variance of each log speed due to measurement noise.
     """
     device_variance = float(median_of(variance))
     # The speeds scatter because the devices differ, and at least by the measurement noise.
@@ -368,8 +368,8 @@ def _deviation_between_times(fleet: Fleet) -> float:
     """Return the standard deviation of a device's log speed between two measurements.
 
     It is estimated from how the bursts of each device change from one phase to the other, compared
-    with the other devices of its node. The estimate is averaged with an assumed value, which counts
-    as two devices.
+    with the other devices of its node. The estimate is averaged with an assumed value, which has
+    the weight of two devices.
     """
     # 1. Compute the change of each device, relative to the median of its node.
     changes, errors = _changes(fleet, fleet.kinds == "burst")
@@ -426,7 +426,7 @@ def _interference(fleet: Fleet, time_deviation: float) -> tuple[Interference, ..
 def _node_changes(
     fleet: Fleet, anchors: NDArray[np.bool_], time_deviation: float
 ) -> list[SpeedChange] | None:
-    """Return how much longer some anchors take on each node while all of its devices work.
+    """Return how much longer the given anchors take on each node while all its devices work.
 
     The result is None if no device timed any of these anchors in both phases. The ratio of a node
     is NaN if none of its devices did.

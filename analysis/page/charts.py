@@ -1,9 +1,8 @@
 """Build the page's charts with Bokeh.
 
 Except for roofs and the effects of rules, the charts are empty until the page's script fills them.
-The script finds the charts' data sources by their names. In the roofline and the chart of errors,
-it draws at most a few thousand points at once, so that drawing takes no longer for larger
-recordings.
+The script finds the charts' data sources by their names. In the roofline and the accuracy chart, it
+draws at most a few thousand points at once, so that drawing takes no longer for larger recordings.
 """
 
 from __future__ import annotations
@@ -253,7 +252,7 @@ def neighbours(number: int) -> figure:
 
 
 def rules(rows: Sequence[RuleResult], number: int) -> figure:
-    """Draw the effect of each judged rule with its interval; right of 1, following it pays.
+    """Draw the effect of each judged rule with its interval; right of 1, following the rule pays.
 
     Args:
         rows: results of rules; those without an effect are left out.

@@ -1,8 +1,8 @@
 """Build the page as one file: Bokeh, the charts, the data and the script that joins them.
 
 Nothing is fetched when the page is opened. A content security policy in the page's head forbids
-fetching, and it forbids every script except the page's own, because names in results are untrusted
-input. The data are compressed JSON, which the browser unpacks.
+fetching, and it forbids every script that is not part of the page, because names in results are
+untrusted input. The data are compressed JSON, which the browser unpacks.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ def machine(report: PageReport) -> str:
     measured = report.analysis.recording.machine
     if measured.kind == "gpu":
         return measured.name
-    return f"{measured.name}, {measured.sms} thread{'s' if measured.sms > 1 else ''}"
+    return f"{measured.name}, {counted(measured.sms, 'thread')}"
 
 
 def verdict(report: PageReport) -> str:
@@ -119,11 +119,14 @@ def advice(report: PageReport) -> str:
 def accuracy(report: PageReport) -> str:
     """Say how good the predictions are, and under which limit they are worst."""
     headline = accuracy_headline(report.analysis)
-    sentence = headline.text if headline else "Too few cases to judge predictions."
+    sentence = headline.text if headline else "There are too few cases to judge the predictions."
     limits = report.analysis.table["predicted_limit"]
     medians = report.analysis.errors.groupby(limits).median().sort_values()
     if len(medians) > 1:  # a single limit cannot be worse than others
-        sentence += f" Largest where {medians.index[-1]} is the limit: {medians.iloc[-1]:.1%}."
+        sentence += (
+            f" The median error is largest where {medians.index[-1]} is the limit: "
+            f"{medians.iloc[-1]:.1%}."
+        )
     return sentence
 
 
@@ -141,7 +144,7 @@ def neighbourhood(report: PageReport) -> str:
         return "No two neighbouring sizes that were measured differ by more than their intervals."
     along, cliff = largest_cliff
     return (
-        f"The largest cliff that was measured: {along.upper()} {cliff[along]} → {cliff['after']} "
+        f"The largest measured cliff: {along.upper()} {cliff[along]} → {cliff['after']} "
         f"takes {cliff['ratio']:.2f}× the time of {cliff['m']}×{cliff['n']}×{cliff['k']} "
         f"{cliff['dtype']}."
     )
@@ -174,7 +177,10 @@ def tensor_cores(report: PageReport) -> str:
     if not shares:
         return "No recorded kernel name shows Tensor Core use."
     least, step = min(shares, key=lambda share_and_step: share_and_step[0])
-    return f"{step.name} in {step.dtype} uses them in {least:.0%} of the time in which it could."
+    return (
+        f"{step.name} in {step.dtype} uses Tensor Cores in {least:.0%} of the time in which it "
+        "could."
+    )
 
 
 def side_by_side(reports: list[PageReport]) -> str:
@@ -187,7 +193,7 @@ def side_by_side(reports: list[PageReport]) -> str:
     ratio = geometric_mean(first_times[case] / second_times[case] for case in common)
     return (
         f"{reports[1].name} is {ratio:.2f}× as fast as {reports[0].name} (geometric mean over "
-        f"{len(common)} common cases)."
+        f"{counted(len(common), 'common case')})."
     )
 
 

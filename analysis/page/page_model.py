@@ -2,7 +2,7 @@
 
 The script computes the formula and evaluates the same trees as :mod:`analysis.model.predict`. Trees
 that are too large for a page, or of a kind that the script cannot evaluate, are replaced by smaller
-trees that were grown to imitate them. The page then says how much their predictions differ.
+trees that were grown to imitate them. The page then says how much the predictions of both differ.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from kernels.problem import PASSES, Conv, Gemm, Problem
 from kernels.timemodel.estimate import Array
 
 MOST_NODES = 300_000
-"""Largest number of tree nodes on a page; this many nodes take 1.7 MB.
+"""Maximum number of tree nodes on a page; this many nodes take 1.7 MB.
 
 If the trees of a model have more nodes in total, smaller trees replace them.
 """
@@ -86,8 +86,8 @@ def page_model(basis: Basis, measured: Iterable[Problem]) -> dict[str, Any]:
 
     Args:
         basis: the model as ``predict`` uses it.
-        measured: problems that were measured. Trees that replace too large ones grow from these and
-            from random GEMMs.
+        measured: problems that were measured. If trees are too large, smaller ones grow from these
+            problems and from random GEMMs.
     """
     machine = basis.model.machine
     groups = list(page_groups(basis))

@@ -30,7 +30,7 @@ class PageReport:
 
     @property
     def name(self) -> str:
-        """Name of the recording's folder, which tells two runs of a machine apart."""
+        """Name of the recording's folder, which distinguishes two runs of a machine."""
         return self.analysis.recording.folder.resolve().name
 
     @property

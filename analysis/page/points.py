@@ -28,7 +28,7 @@ ESTIMATES = (
 )
 
 MOST_POINTS = 40_000
-"""Largest number of points on a page.
+"""Maximum number of points on a page.
 
 If there are more cases, the page shows a random sample of them, and says so.
 """

@@ -24,8 +24,8 @@ def draw(analysis: Analysis) -> Figure | None:
     rows = accuracy_series(analysis.table)
     error = rows["error"].abs()
     title = (
-        f"Held-out predictions: median error {error.median():.1%}, mean {error.mean():.1%}, 95th "
-        f"percentile {error.quantile(0.95):.0%}"
+        f"Held-out cases have a median error of {error.median():.1%}, a mean of "
+        f"{error.mean():.1%} and a 95th percentile of {error.quantile(0.95):.0%}"
     )
     figure, (left, right) = panels(2, title, (13.0, 6.0))
     many = len(rows) > MAX_VECTORS

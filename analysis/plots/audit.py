@@ -21,7 +21,7 @@ _COLORS = (
 _HATCHED = "#BBBBBB"
 _CAPTION = (
     "GEMMs, convolutions and attention as measured or predicted; hatched: estimates from bytes "
-    "moved. Bars: 90% intervals."
+    "moved. Lines below the bars: 90% intervals."
 )
 _TOGETHER = ("q", "k", "v")
 """Roles that are drawn as one."""
@@ -139,11 +139,11 @@ def plot_levers(levers: Mapping[str, Sequence[Lever]], title: str, folder: Path)
             yticks=positions,
             yticklabels=[lever.words for lever in machine_levers],
             title=machine,
-            xlabel="gain of the whole step, %",
+            xlabel="gain for the whole step, %",
         )
         panel.invert_yaxis()
     caption = (
-        "Points: expected gain of the whole step; round where the change is worth making. "
+        "Points: expected gain for the whole step. Round points: changes that are worth making. "
         "Lines: 90% intervals."
     )
     return save(figure, caption, folder, "audit-levers")

@@ -70,7 +70,7 @@ def write_table_sheet(
     Returns:
         A list with the PNG; empty if no effect is significant.
     """
-    # A public table can answer only a few rules, so those that describe the machine are included.
+    # A public table can test only a few rules, so those that describe the machine are included.
     figure = draw_sheet(rows, machine, facts=True)
     caption = f"{machine.name}  ·  {source.dtype}  ·  {source.name}, {len(source)} rows"
     return [] if figure is None else [save(figure, caption, folder, "cheat-sheet")]
@@ -140,5 +140,7 @@ def draw_sheet(rows: Sequence[RuleResult], machine: Machine, facts: bool = False
             va="bottom",
         )
     if machine.kind == "cpu":
-        axes.set_title("CPU: this does not apply to a GPU", loc="left", color=NEUTRAL)
+        axes.set_title(
+            "These results are from a CPU; they do not apply to GPUs", loc="left", color=NEUTRAL
+        )
     return figure

@@ -22,8 +22,8 @@ from kernels.problem import Gemm
 from kernels.timemodel.estimate import Array
 
 _STYLES = {"rows": ("#0072B2", "o"), "levels": ("#D55E00", "s")}
-# Smallest M of a staircase, and fewest pairs of M and M + 1. A large tile is up to 256 rows high,
-# so smaller M would need only one row of tiles and show no cliff.
+# Minimum M of a staircase, and minimum number of pairs of M and M + 1. A large tile is up to 256
+# rows high, so smaller M would need only one row of tiles and show no cliff.
 _MIN_M, _MIN_PAIRS = 256, 8
 
 
@@ -67,7 +67,7 @@ def draw_curve(curve: Sequence[CurvePoint], floor: Errors | None) -> Figure:
 
     Dotted lines are the errors of a perfect model (``floor``), if they are known.
     """
-    labels = {"rows": "other rows", "levels": "M, N and K all unseen"}
+    labels = {"rows": "other rows", "levels": "rows whose M, N and K are all held out"}
     figure, axes = panels(2, curve_title(curve), (12.0, 5.5))
     for panel, average in zip(axes, ("median", "mean"), strict=True):
         for holdout, (color, marker) in _STYLES.items():
@@ -107,7 +107,7 @@ def curve_title(curve: Sequence[CurvePoint]) -> str:
 def draw_scatter(rows: pd.DataFrame) -> Figure:
     """Plot predicted against measured time, log-log, in the colours of the predicted limits."""
     error = rows["error"].abs()
-    title = f"Held-out rows: median error {error.median():.1%}, mean {error.mean():.1%}"
+    title = f"Predictions err by {error.median():.1%} (median) and {error.mean():.1%} (mean)"
     figure, (axes,) = panels(1, title, (8.0, 7.0))
     scatter_predicted(axes, rows, size=2.5, alpha=0.5)
     return figure
@@ -130,7 +130,7 @@ def draw_shapes(rows: pd.DataFrame) -> Figure:
     cells = data.stack()
     worst_m, worst_nk = cells.idxmax()
     title = (
-        f"The error is largest at M from {worst_m}, N × K from 2^{int(np.log2(worst_nk))}: "
+        f"The error is largest for M from {worst_m} and N × K from 2^{int(np.log2(worst_nk))}: "
         f"{cells.max():.1%}"
     )
     figure, (axes,) = panels(1, title, (10.0, 7.0))
@@ -146,13 +146,13 @@ def draw_shapes(rows: pd.DataFrame) -> Figure:
 
 
 def staircase_data(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the cases of constant N and K with the largest predicted cliffs from M to M + 1.
+    """Return the line of cases with the largest predicted cliffs from M to M + 1.
 
-    The cases of one N and K are a line. The chosen line has the largest mean of predicted cliffs.
-    It is chosen only by predictions, so that the measured times are a fair test of them. A pair of
-    M and M + 1 counts only if arithmetic limits the time at M, because under other limits one more
-    wave costs little. Cases before the line's first pair that counts, and after its last one, are
-    left out.
+    A line is all cases with the same N and K. The result is the line with the largest mean of its
+    predicted cliffs. Only predictions decide which line is chosen, so that the measured times are a
+    fair test of the predictions. A pair of M and M + 1 counts only if arithmetic limits the time at
+    M, because under other limits one more wave costs little. Cases before the line's first pair
+    that counts, and after its last one, are left out.
 
     Returns:
         The cases of the line; empty if no line has enough pairs. ``step`` and ``predicted_step``

@@ -20,6 +20,7 @@ from analysis.plots.style import (
 from analysis.plots.titles import roofline_title
 from analysis.slices.series import ENDS, roofline_series
 from analysis.units import rate, rate_unit
+from kernels.common.counts import counted
 from kernels.machine import Machine
 
 
@@ -106,11 +107,13 @@ def _draw_legend(axes: Axes, rows: pd.DataFrame) -> None:
     for limit, (color, _) in LIMIT_STYLE.items():
         count = int((rows["limit"] == limit).sum())
         if count:
-            axes.plot([], [], "s", color=color, label=f"limited by {limit}, {count:,} cases")
+            axes.plot(
+                [], [], "s", color=color, label=f"limited by {limit}, {counted(count, 'case')}"
+            )
     for dtype, (_, marker) in DTYPE_STYLE.items():
         count = int((rows["dtype"] == dtype).sum())
         if count:
-            axes.plot([], [], marker, color=NEUTRAL, label=f"{dtype}, {count:,} cases")
+            axes.plot([], [], marker, color=NEUTRAL, label=f"{dtype}, {counted(count, 'case')}")
     axes.plot([], [], "o", color=NEUTRAL, fillstyle="none", label="hollow: predicted")
     axes.legend(loc="lower right")
 

@@ -12,6 +12,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis.plots.style import NEUTRAL, panels, save, verbatim
+from kernels.common.counts import counted
 
 _VERDICT_STYLE = {
     "holds": ("#0072B2", "o"),
@@ -71,7 +72,7 @@ def draw_overview(data: pd.DataFrame) -> Figure:
     statements = data["statement"].unique()
     names = data["name"].unique()
     counts = [
-        f"{str(verdict).replace(',', '')} {count} times"
+        f"{str(verdict).replace(',', '')} {counted(count, 'time')}"
         for verdict, count in data["verdict"].value_counts().items()
     ]
     title = f"{len(statements)} rules on {len(names)} GPUs: {', '.join(counts)}"

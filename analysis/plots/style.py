@@ -39,7 +39,7 @@ NEUTRAL = "#555555"
 ERROR_BANDS = ((0.10, 0.16), (0.25, 0.08))
 """Relative errors that are shaded around a prediction, and the opacity of each."""
 LEAST_POINTS = 5
-"""Smallest number of points that are drawn, because fewer show no trend."""
+"""Minimum number of points to draw, because fewer show no trend."""
 
 MAX_VECTORS = 5000  # maximum number of points drawn as vectors; more make an SVG slow in browsers
 PREDICTION: dict[str, Any] = {"color": "#000000", "linewidth": 1.6, "linestyle": "-", "alpha": 0.75}
@@ -170,7 +170,7 @@ def save(
         figure: the figure, which is closed afterwards.
         caption: text of the caption.
         folder: where the files go.
-        name: name of the files without their endings.
+        name: name of the files without their extensions.
         kinds: file formats, such as ``png``; the figure is written in each of them.
     """
     make_folder(folder)

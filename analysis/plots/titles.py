@@ -12,26 +12,27 @@ from kernels.machine import Machine
 
 
 def roofline_title(rows: pd.DataFrame, machine: Machine) -> str:
-    """Say which share of its peak the fastest GEMM of each dtype reaches.
+    """Say what share of its peak the fastest GEMM of each dtype reaches.
 
     Args:
         rows: table from :func:`analysis.slices.series.roofline_series`.
-        machine: the machine, which has the peaks.
+        machine: the machine whose peaks are used.
 
     Returns:
         The title, which is empty if there is no GEMM.
     """
     best_tflops = rows[rows["op"] == "gemm"].groupby("dtype", sort=False)["tflops"].max()
-    phrases = []
+    phrases: list[str] = []
     for dtype, tflops in best_tflops.items():
         # A measured peak is uncertain, so no GEMM is reported to exceed it.
         share = min(1.0, tflops * 1e12 / machine.peak(str(dtype)))
-        phrases.append(f"{share:.0%} in {dtype}")
-    return f"The fastest GEMMs reach {_listed(phrases)} of the peak" if phrases else ""
+        of_peak = "" if phrases else " of the peak"
+        phrases.append(f"{share:.0%}{of_peak} in {dtype}")
+    return f"The fastest GEMMs reach {_listed(phrases)}" if phrases else ""
 
 
 def square_title(rows: pd.DataFrame) -> str:
-    """Say from which size on each dtype nearly reaches its best speed.
+    """Say from which size upwards each dtype nearly reaches its best speed.
 
     Args:
         rows: table from :func:`analysis.slices.series.square_series`.
@@ -61,7 +62,7 @@ def steps_title(lines: Mapping[str, pd.DataFrame]) -> str:
 
 
 def alignment_title(rows: pd.DataFrame) -> str:
-    """Name the worst offset from a round size, and say what multiples of 8 cost.
+    """Name the worst offset from a round size, and say how much slower multiples of 8 are.
 
     Args:
         rows: table from :func:`analysis.slices.series.alignment_series`, with only one base.
@@ -84,8 +85,8 @@ def alignment_title(rows: pd.DataFrame) -> str:
         multiples_phrase = "; no multiple of 8 is significantly slower"
     else:
         most = 1 - slower_multiples["relative"].min()
-        multiples_phrase = f"; multiples of 8 cost up to {most:.0%}"
-    return f"{size} costs {1 - worst['relative']:.0%} in {worst['dtype']}{multiples_phrase}"
+        multiples_phrase = f"; multiples of 8 are up to {most:.0%} slower"
+    return f"{size} is {1 - worst['relative']:.0%} slower in {worst['dtype']}{multiples_phrase}"
 
 
 def channels_title(rows: pd.DataFrame) -> str:

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from analysis.model.basis import Basis
 from analysis.plots.style import DTYPE_STYLE, NEUTRAL, PREDICTION, panels
 from analysis.slices.cliffs import neighbouring_pairs
+from kernels.common.counts import counted
 from kernels.config import ceil_div
 from kernels.problem import Gemm
 
@@ -29,7 +30,7 @@ def lesson(line: pd.DataFrame, size: int | None) -> pd.Series | None:
         size: the smaller M of the cliff; None for the largest certain cliff, up or down.
 
     Returns:
-        A row of :func:`analysis.slices.cliffs.neighbouring_pairs`; None without such a cliff.
+        A row of :func:`analysis.slices.cliffs.neighbouring_pairs`; None if there is no such cliff.
     """
     pairs = neighbouring_pairs(line)
     cliffs = pairs[pairs["certain"]] if size is None else pairs[pairs["m"] == size]
@@ -82,7 +83,7 @@ def draw_wave(basis: Basis, gemm: Gemm, line: pd.DataFrame, size: int | None = N
             color=color,
             markersize=6,
             zorder=4,
-            label=f"measured, {len(line)} sizes",
+            label=f"measured, {counted(len(line), 'size')}",
         )
     if "time_lo_us" in line and line["time_lo_us"].notna().any():
         bars = line[line["time_lo_us"].notna()]
@@ -107,10 +108,11 @@ def _title(cliff: pd.Series | None, predicted: pd.DataFrame, measured: int) -> s
     ``measured`` is the number of measured sizes.
     """
     if cliff is None and measured:
-        return f"No cliff exceeds its interval among {measured} measured sizes"
+        return f"No cliff exceeds its interval among {counted(measured, 'measured size')}"
     if cliff is None:
         last = predicted.iloc[-1]
-        return f"Predicted, not measured: {last['time_us']:.3g} µs at M = {int(last['m'])}"
+        prediction = f"{last['time_us']:.3g} µs at M = {int(last['m'])}"
+        return f"The prediction is {prediction}; nothing was measured"
     count = int(cliff["after"] - cliff["m"])
     rows = "One more row" if count == 1 else f"{count} more rows"
     return (
@@ -137,8 +139,8 @@ def _explain(axes: Axes, cliff: pd.Series, predicted: pd.DataFrame) -> None:
         waves = int(np.ceil(row["waves"]))
         wave_counts.append(waves)
         lines.append(
-            f"M {int(size)}, predicted: {row['time_us']:.3g} µs, {int(row['tiles'])} tiles of "
-            f"{row['tile']} in {waves} wave{'s' * (waves > 1)}"
+            f"M {int(size)}, predicted: {row['time_us']:.3g} µs, "
+            f"{counted(int(row['tiles']), 'tile')} of {row['tile']} in {counted(waves, 'wave')}"
         )
     if kernels[0] != kernels[1]:
         cause = "another kernel"
@@ -186,7 +188,7 @@ def _mark_edges(axes: Axes, row: pd.Series, predicted: pd.DataFrame, sms: int) -
         count = len(marked)
         if not count:
             continue
-        label = f"{count} {name} edge{'s' * (count > 1)} of {row['tile']} tiles"
+        label = f"{counted(count, f'{name} edge')} of {row['tile']} tiles"
         if count > _MOST_MARKED:
             label += ", too many to draw"
         else:

@@ -16,7 +16,7 @@ ARCHIVE_BYTES = 16_000_000
 # Names of folders that are not packed.
 _LEFT_OUT = {"samples", "runs"}
 
-# Endings of files, the most valuable first. Files with other endings come last.
+# File extensions, the most valuable first. Files with other extensions come last.
 _ORDER = (".json", ".csv", ".md", ".txt", ".html", ".png", ".svg")
 
 
@@ -24,7 +24,7 @@ def write_archive(results: Path, folders: Sequence[Path], limit: int = ARCHIVE_B
     """Pack a machine's folders, without samples, old runs and hidden files.
 
     The archive is named after the first folder. The most valuable files are added first, for
-    example tables before plots. A file with which the archive would exceed ``limit`` bytes is left
+    example tables before plots. A file that would make the archive exceed ``limit`` bytes is left
     out, and ``left-out.txt`` in the archive names it. An old archive is replaced atomically.
 
     Returns:
@@ -63,7 +63,7 @@ def _files(results: Path, folders: Sequence[Path]) -> Iterator[Path]:
             if file.is_file() and not is_hidden and not _LEFT_OUT & folder_names:
                 files.append(file)
     rank = {suffix: number for number, suffix in enumerate(_ORDER)}
-    last = len(_ORDER)  # rank of a file with any other ending
+    last = len(_ORDER)  # rank of a file with any other extension
     yield from sorted(files, key=lambda file: (rank.get(file.suffix, last), str(file)))
 
 

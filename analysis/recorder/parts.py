@@ -188,7 +188,7 @@ def _sweeps(
 ) -> RecorderStep:
     """Return a step that measures sweeps, and adds the results to those already in its folder.
 
-    Sweeps that are planned together are one text in ``sweeps``, separated by commas.
+    Sweeps that are planned together are one string in ``sweeps``, separated by commas.
     """
     command = ("sweeps", "run", *sweeps, "--add", *options.split())
     measured = tuple(sweep for group in sweeps for sweep in group.split(","))

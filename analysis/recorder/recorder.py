@@ -20,6 +20,7 @@ from typing import Any
 
 from analysis.recorder.archive import write_archive
 from analysis.recorder.parts import PLACES, RecorderPart, RecorderStep
+from kernels.common.counts import counted
 from kernels.common.errors import UserError
 from kernels.common.program import FOLDER, ROOT, command_words
 from sweeps.process import die_with_parent, undisturbed
@@ -42,7 +43,7 @@ _START_SECONDS = {"gpu": 15.0, "cpu": 5.0}
 operands."""
 
 _IMPORT_SECONDS = 4.0
-"""Seconds of this start that pass before a sweep's ``--stop-after`` begins to count."""
+"""Seconds from the start of a command until a sweep's ``--stop-after`` begins to count."""
 
 _END_SECONDS = 15.0
 """Seconds reserved for the archive, and for a stopped command to fold its samples."""
@@ -52,10 +53,11 @@ _PATIENCE = 3.0
 time that is left may set a shorter limit."""
 
 _MIN_PATIENCE = 90.0
-"""Smallest time limit of such a command, in seconds, unless less time is left."""
+"""Minimum time limit of a command that does not measure sweeps, in seconds, unless less time is
+left."""
 
 _MIN_SECONDS = 5.0
-"""If a sweep has fewer seconds of its expected time left, it counts as having used it up."""
+"""If a sweep has fewer seconds left of its expected time, that time counts as used up."""
 
 _GRACE = 6.0
 """Seconds between asking a command to stop and killing it."""
@@ -136,9 +138,9 @@ def run_command(
 ) -> tuple[int | None, str]:
     """Run ``-m command``; return its exit code and its output.
 
-    The exit code is None if the command was stopped at the time limit. A command is stopped by
-    SIGTERM, as by a batch system, so that it can save what it has measured. It is killed if it does
-    not end in time. Its stderr is not captured, so that the user sees it.
+    The exit code is None if the command was stopped at the time limit. A command is stopped with
+    SIGTERM, as a batch system would stop it, so that it can save what it has measured. It is killed
+    if it does not end in time. Its stderr is not captured, so that the user sees it.
     """
     process = subprocess.Popen(
         [*interpreter, *command_words(command)],
@@ -183,7 +185,7 @@ class Recorder:
         now: Callable[[], float] = time.monotonic,
         began: float | None = None,
     ) -> None:
-        """Read the state of the recording; set aside one by another PyTorch or driver first.
+        """Read the recording's state; first set aside a recording with another PyTorch or driver.
 
         Args:
             place: the machine and its folders.
@@ -206,7 +208,7 @@ class Recorder:
         self._state = RecorderState.read(place)
 
     def _set_aside_other_software(self) -> None:
-        """Set aside a recording by another PyTorch or driver, so that versions are not mixed.
+        """Set aside a recording with another PyTorch or driver, so that versions are not mixed.
 
         Raises:
             UserError: if the recording's run.json cannot be read.
@@ -332,11 +334,9 @@ class Recorder:
             return f"{step.name} failed with exit code {ended['exit']}"
         planned, left_out = self._open_cases(step)
         if planned:
-            return f"{step.name} has {planned} unmeasured case{'s' * (planned > 1)}"
-        if left_out == 1:
-            return f"{step.name} left out 1 case for lack of time"
+            return f"{step.name} has {counted(planned, 'unmeasured case')}"
         if left_out:
-            return f"{step.name} left out {left_out} cases for lack of time"
+            return f"{step.name} left out {counted(left_out, 'case')} for lack of time"
         return ""
 
     def _open_cases(self, step: RecorderStep) -> tuple[int, int]:
@@ -363,8 +363,8 @@ class Recorder:
 
         A stopped sweep resumes in another slice, so it only needs time to start. Any other command
         loses its work if it is stopped, so it needs its whole expected time. The first step of a
-        slice also needs only time to start: otherwise, a small budget could never begin a long
-        command.
+        slice is an exception: it only needs time to start, because a small budget could otherwise
+        never begin a long command.
         """
         if step.sweeps or first:
             return self._left > _START_SECONDS[self._place.kind]
@@ -442,7 +442,7 @@ def total_line(parts: Sequence[RecorderPart], kind: str) -> str:
     seconds = sum(step.expected(kind) or 0.0 for step in steps)
     starts = _START_SECONDS[kind] * len(steps)
     total = f"{'in all':14} {seconds + starts:5.0f} s"
-    return f"{total}, {starts:.0f} of them to start {len(steps)} commands"
+    return f"{total}, {starts:.0f} of them to start {counted(len(steps), 'command')}"
 
 
 def part_seconds(part: RecorderPart, kind: str) -> float:

@@ -47,7 +47,7 @@ class RuleInputs:
 
     @property
     def public(self) -> bool:
-        """True if the first recording is an imported one, which can answer only a few rules."""
+        """True if the first recording is an imported one, which can test only a few rules."""
         return self.recordings[0].public
 
     @property
@@ -119,7 +119,7 @@ def _time_of_change(folder: Path) -> float:
 
 
 def _find(machine: str | None, results: Path) -> Path | None:
-    """Return the folder of a machine's recording in a folder of results; None without one."""
+    """Return the folder of a machine's recording in a folder of results; None if there is none."""
     try:
         return find_recording(machine, results)
     except UserError:
@@ -146,13 +146,13 @@ def judge_inputs(inputs: RuleInputs) -> list[RuleResult]:
 
 
 def imported_rules(results: Path) -> list[dict[str, Any]]:
-    """Return the verdicts of every completely imported table on the rules that it can answer.
+    """Return the verdicts of every completely imported table on the rules that it can test.
 
     Each document has the machine's slug and name, the table's source and package, and the rows of
     its ``rules.json`` that have a verdict.
 
     Raises:
-        UserError: if no imported table answers a rule.
+        UserError: if no imported table tests a rule.
     """
     documents: list[dict[str, Any]] = []
     for folder in filter(is_complete, sorted(folder_of(results, "*").parent.glob("*"))):
@@ -168,7 +168,5 @@ def imported_rules(results: Path) -> list[dict[str, Any]]:
             }
         )
     if not any(document["rules"] for document in documents):
-        raise UserError(
-            f"no imported table answers a rule; run {target('import', 'import')} first."
-        )
+        raise UserError(f"no imported table tests a rule; run {target('import', 'import')} first.")
     return documents

@@ -24,6 +24,7 @@ from analysis.recordings.repetition import places_of, steady_times
 from analysis.rules.catalogue import Rule, all_rules
 from analysis.rules.pairing import PAIRINGS, Match, TimedCase, pairs_of
 from analysis.rules.rule_finding import Effect, RuleFinding, find_verdict
+from kernels.common.counts import counted
 from kernels.common.errors import UserError
 from kernels.common.program import command, target
 from kernels.config import HAND_WRITTEN
@@ -48,12 +49,12 @@ class RuleResult:
         source: where the claim comes from.
         verdict: verdict on the claim, or :data:`NOT_MEASURED`.
         effect: what the rule's ``effect`` in ``rules.toml`` names: usually a ratio of times or
-            speeds, above 1 if the advice pays; None without a verdict.
+            speeds, above 1 if the advice pays; None if there is no verdict.
         lo: lower end of the effect's interval: 95%, or more for a rule about its best group. For
             ``tc-used``, this is the lowest share.
         hi: upper end of this interval.
-        predicted: the effect that the model predicts; None without a verdict, for rules about whole
-            models, and if the model predicts none of the pairs.
+        predicted: the effect that the model predicts; None if there is no verdict, if the rule is
+            about whole models, or if the model predicts none of the pairs.
         cases: number of pairs; for rules about whole models, the number of models or steps.
         reason: what was compared, or what the rule needs to be judged.
     """
@@ -116,7 +117,7 @@ class Evidence:
         """Return the cases of vendor libraries that a recording timed in bursts.
 
         A case that two sweeps contain counts as two cases. Each GEMM and convolution is predicted
-        by constants that were fitted without it.
+        with constants that were fitted without it.
         """
         if recording.public:
             return cls._from_imported(recording)
@@ -139,8 +140,8 @@ class Evidence:
             gpus,
         )
         cases = [TimedCase(*row) for row in zip(*columns, strict=True)]
-        # 2. Predict the fitted cases by models that were fitted without them, and all others by the
-        # fitted model.
+        # 2. Predict the fitted cases with models that were fitted without them, and all others with
+        # the fitted model.
         model = Model(recording.machine)
         predicted = np.full(len(cases), np.nan)
         if len(products):
@@ -239,7 +240,7 @@ def predicted_seconds(cases: Sequence[TimedCase], model: Model) -> Array:
 
 
 def _products(case: TimedCase) -> Sequence[tuple[int, Any]]:
-    """Return the GEMMs and convolutions of a case, each after the number of times it is computed.
+    """Return (count, operation) for each GEMM and convolution that a case computes.
 
     A series that the library fuses is computed as one operation.
     """
@@ -384,7 +385,7 @@ def _reason(rule: Rule, evidence: Evidence, finding: RuleFinding, pairs: int) ->
     """
     prefix = "on a CPU, " if evidence.machine.kind == "cpu" else ""
     claim = "" if finding.claim is None else f", advertised {finding.claim:.2g}×"
-    text = f"{prefix}{rule.effect}{claim}; {pairs} pairs"
+    text = f"{prefix}{rule.effect}{claim}; {counted(pairs, 'pair')}"
     if len(finding.groups) > 1:
         text += f": {_group_effects(finding.groups)}"
     return text

@@ -250,9 +250,8 @@ def _speed_ups(
 ) -> list[Match]:
     """Return the matches whose cases were also measured in the dtype ``over``.
 
-    The cases in that dtype are the controls of the returned matches.
-
-    ``claim`` is the ratio that a source claims for the speed-ups over that dtype.
+    The cases in that dtype are the controls of the returned matches. ``claim`` is the ratio that a
+    source claims between the two speed-ups over that dtype.
     """
     # The key is equal for cases that differ only in dtype.
     keys = [_split_axis(case, "dtype")[1] for case in cases]
@@ -280,9 +279,9 @@ def edge(cases: Sequence[TimedCase], machine: Machine, kind: str) -> Iterator[Ma
     Args:
         cases: the cases.
         machine: the machine.
-        kind: ``wave`` for edges that begin another wave, whose claim is the ratio of the numbers of
-            waves; ``tile`` for edges that begin another tile in the same wave, without a claim. A
-            CPU has no wave edges, so all of its edges count as tile edges.
+        kind: ``wave`` for edges that begin another wave; the claim is then the ratio of the numbers
+            of waves. ``tile`` for edges that begin another tile in the same wave; there is then no
+            claim. A CPU has no wave edges, so all of its edges count as tile edges.
     """
     if machine.kind == "cpu" and kind == "wave":
         return
@@ -344,7 +343,7 @@ def ridge(cases: Sequence[TimedCase], machine: Machine) -> Iterator[Match]:
     """Pair the layer with the most bytes per second with the GEMM with the most FLOPs per second.
 
     There is one pair per dtype of the GEMMs, and none on a CPU. Its ratio is the GEMM's FLOP/s over
-    the layer's bytes/s, divided by the same ratio of the datasheet.
+    the layer's bytes/s, divided by the same ratio from the datasheet.
     """
     if machine.kind == "cpu":
         return

@@ -82,7 +82,7 @@ class Pairs:
         return self.contrast @ self.log_time + self.log_work
 
     def take(self, where: NDArray[np.intp]) -> Pairs:
-        """Return the pairs at some positions, with the same cases."""
+        """Return the pairs at the given positions, with the same cases."""
         return Pairs(
             self.log_time,
             self.error,
@@ -168,7 +168,7 @@ def mean_effect(pairs: Pairs, level: float = _LEVEL) -> Effect:
 def _measured_half_width(error: Array, weights: Array, level: float) -> float:
     """Return half the log interval of the mean ratio, from the measured errors of its cases.
 
-    It is NaN if a case that counts has no measured error.
+    The result is NaN if a case that counts has no measured error.
     """
     # A case whose weights cancel does not count, even if its error is unknown.
     counted = np.where(weights != 0, error, 0.0)
@@ -178,7 +178,8 @@ def _measured_half_width(error: Array, weights: Array, level: float) -> float:
 def _scatter_half_width(ratios: Array, contrast: csr_array, weights: Array, level: float) -> float:
     """Return half the log interval of the mean ratio, from the scatter of the ratios.
 
-    It is infinite for a single pair, and if the pairs share cases so that s² cannot be estimated.
+    The result is infinite for a single pair, and if the pairs share cases so that s² cannot be
+    estimated.
     """
     n = len(ratios)
     # Covariance of the ratios, divided by s². Pairs that share a case are correlated.
@@ -292,7 +293,7 @@ def _judge_claim(effect: Effect, claim: float | None) -> str:
 def _judge_equality(
     effect: Effect, groups: Mapping[str, Effect], claim: float, within: float
 ) -> str:
-    """Return the verdict on the claim that ratios are ``claim``, up to the factor ``within``.
+    """Return the verdict on the claim that ratios are within the factor ``within`` of ``claim``.
 
     Args:
         effect: the effect of all pairs.

@@ -28,7 +28,7 @@ def write_rules(inputs: RuleInputs, rows: Sequence[RuleResult]) -> list[Path]:
     write_whole(folder / "rules.md", rules_markdown(rows, machine, inputs.caption))
     written = [folder / "rules.md"]
     if inputs.steps:
-        title = f"# Who uses Tensor Cores on {plain(machine.name)}\n\n"
+        title = f"# Which operations use Tensor Cores on {plain(machine.name)}\n\n"
         sections = "\n".join(map(step_markdown, inputs.steps))
         write_whole(folder / "tensor-cores.md", title + sections)
         written.append(folder / "tensor-cores.md")
@@ -45,8 +45,8 @@ def rules_markdown(rows: Sequence[RuleResult], machine: Machine, caption: str) -
         plain(caption).replace("  ·  ", ", ") + ".",
         "",
         f"{counts_sentence(rows)} An effect is a ratio of times or of speeds, above 1 where "
-        "following the rule pays; in brackets its 95% interval, which decides the verdict. A "
-        "rule that claims *up to* a gain is judged by its best group, whose interval has a higher "
+        "following the rule pays. Its 95% interval, in brackets, decides the verdict. A rule that "
+        "claims *up to* a gain is judged by its best group, whose interval has a higher confidence "
         "level.",
         "",
     ]
@@ -74,9 +74,10 @@ def counts_sentence(rows: Sequence[RuleResult]) -> str:
     """Say how many rules were judged, and how many were measured only by an unusable run."""
     judged = sum(row.verdict != NOT_MEASURED for row in rows)
     unusable = sum(row.unusable for row in rows)
-    sentence = f"{judged} of {len(rows)} rules were judged here."
+    sentence = f"{judged} of {len(rows)} rules {'was' if judged == 1 else 'were'} judged here."
     if unusable:
-        sentence += f" {unusable} more were measured, but the run is unusable."
+        verb = "was" if unusable == 1 else "were"
+        sentence += f" {unusable} more {verb} measured, but the run is unusable."
     return sentence
 
 
@@ -104,7 +105,7 @@ def _table_line(row: RuleResult) -> str:
 
 
 def figures(row: RuleResult) -> str:
-    """Format an effect as ``1.12× [1.10, 1.14]``, or as a dash without a verdict."""
+    """Format an effect as ``1.12× [1.10, 1.14]``, or as a dash if there is no verdict."""
     if row.effect is None or row.lo is None or row.hi is None:
         return "–"
     return str(Effect(row.effect, row.lo, row.hi, row.cases))

@@ -1,4 +1,4 @@
-"""Report which operations could use Tensor Cores, which do, and what that could speed up.
+"""Report which operations could use Tensor Cores, which do, and how much a step could gain.
 
 This is the table that PyProf and DLProf used to print. It is made from traces of the training steps
 of the models that ``models.json`` names. The command ``explain`` makes a similar table from any
@@ -21,13 +21,14 @@ from analysis.rules.catalogue import all_rules
 from analysis.rules.judge import RuleResult, not_measured
 from analysis.rules.rule_finding import UNCERTAIN
 from analysis.traces.trace_account import ProfileAccount, ProfiledOperation, account_of
+from kernels.common.counts import counted
 from kernels.common.documents import POSITIVE, misfit
 from kernels.common.errors import UserError
 from kernels.common.program import target
 from sweeps.schema import SCHEMA
 from sweeps.timing.statistics import median, median_interval
 
-_EXACT_FP32 = "FP32 is IEEE: TF32 is not asked for"
+_EXACT_FP32 = "exact FP32, because TF32 is not allowed"
 _NOT_MATRIX = "not a matrix operation"
 _MAX_OPERATIONS = 25  # rows of a step's table
 # Smallest share of the eligible time in Tensor Core kernels with which a step counts as using them.
@@ -64,12 +65,15 @@ class TimedStep:
 
     @property
     def bound(self) -> float:
-        """Amdahl's bound: the speed-up if matrix work took no time; infinite without other work."""
+        """Amdahl's bound: the speed-up if matrix work took no time.
+
+        The bound is infinite if there is no other work.
+        """
         return self.account.bound
 
     @property
     def used_share(self) -> float | None:
-        """Share of the eligible operations' time that is in operations that use Tensor Cores.
+        """Share of the eligible operations' time that is spent in operations using Tensor Cores.
 
         Operations whose kernels' names do not show Tensor Core use are left out. The share is None
         if none remains.
@@ -130,8 +134,8 @@ def _model_step(folder: Path, entry: dict[str, Any], kind: str, unreadable: str)
     """Return the step of an entry of models.json, with the account of its trace.
 
     Raises:
-        UserError: if the trace cannot be read, or if its path is not one of a file in the folder of
-            traces (with the message ``unreadable``).
+        UserError: if the trace cannot be read, or if its path does not lead to a file in the folder
+            of traces. In the second case, the message is ``unreadable``.
     """
     if not _TRACE.fullmatch(entry["trace"]):
         raise UserError(unreadable)
@@ -169,7 +173,7 @@ def step_markdown(step: TimedStep) -> str:
     left_out = step.account.operations[_MAX_OPERATIONS:]
     if left_out:
         share = sum(operation.time_us for operation in left_out) / total
-        lines.append(f"| {len(left_out)} others | | | | | | {share:.1%} |")
+        lines.append(f"| {counted(len(left_out), 'other')} | | | | | | {share:.1%} |")
     lines += ["", f"{step.matrix_share:.0%} of the time is in matrix operations."]
     if np.isfinite(step.bound):
         lines[-1] += (
@@ -187,7 +191,7 @@ def model_rules(steps: Sequence[TimedStep]) -> dict[str, RuleResult]:
 
 
 class _SpeedUp(NamedTuple):
-    """Speed-up of a model's step by TF32; speed-ups are ordered by their share of the bound."""
+    """Speed-up of a model's step with TF32; speed-ups are ordered by their share of the bound."""
 
     share_of_bound: float
     interval: tuple[float, float]  # interval of the ratio

@@ -1,12 +1,11 @@
 """Account for the time of a traced step: which operations took it, and why the GPU was idle.
 
-On a GPU, an operation's time is that of its kernels. Copies and memsets count as kernels here.
-A kernel belongs to the innermost matrix
-operation with known shapes around its launch, so that the copies and transposes that this operation
-launches count for it. If there is no such operation, the kernel belongs to the innermost operation
-of any kind. Kernels of several streams may overlap; each counts with its full time, and the GPU is
-busy while any of them runs. On a CPU, an operation's time excludes that of the operations within
-it.
+On a GPU, an operation's time is that of its kernels. Copies and memsets count as kernels here. A
+kernel belongs to the innermost matrix operation with known shapes around its launch, so that the
+copies and transposes that this operation launches count for it. If there is no such operation, the
+kernel belongs to the innermost operation of any kind. Kernels of several streams may overlap; each
+counts with its full time, and the GPU is busy while any of them runs. On a CPU, an operation's time
+excludes that of the operations within it.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from sweeps.capture.captured import Work
 LAUNCH_BOUND, HOST_BOUND, COPY_BOUND, BETWEEN_KERNELS, UNKNOWN_IDLE = (
     "launching", "host", "copies", "between kernels", "unknown",
 )  # fmt: skip
-"""Reasons for which a GPU was idle.
+"""Reasons why a GPU was idle.
 
 ``launching``: the host launched kernels one after another, but not fast enough. ``host``: the host
 did something else, or waited for the GPU. ``copies``: the activity before or after the idle time
@@ -56,7 +55,7 @@ _PAUSE_NS = 100_000
 """Longest pause between two calls of a host that launches kernels one after another, in ns.
 
 PyTorch needs microseconds from one operation to the next. A host that loads data or computes
-something else needs milliseconds. The value lies between the two.
+something else needs milliseconds. This limit lies between the two.
 """
 
 
@@ -223,7 +222,10 @@ class ProfileAccount:
 
     @property
     def bound(self) -> float:
-        """Amdahl's bound: the speed-up if matrix work took no time; infinite without other work."""
+        """Amdahl's bound: the speed-up if matrix work took no time.
+
+        The bound is infinite if there is no other work.
+        """
         other_share = 1 - self.matrix_share
         return 1 / other_share if other_share > 1e-9 else float("inf")
 
@@ -524,7 +526,7 @@ def _idle_reason(
     around: tuple[int, int],
     idle_begin: int,
 ) -> str:
-    """Return the reason for which a device was idle between two activities.
+    """Return the reason why a device was idle between two activities.
 
     Args:
         trace: the trace.

@@ -1,10 +1,10 @@
 """Read the events of a trace into columns, and join operations with the kernels they launched.
 
-An operation runs on a thread of the host, within other operations. It launches kernels by calls of
+An operation runs on a thread of the host, within other operations. It launches kernels by calling
 CUDA's runtime, and a kernel has the number of its call (``correlation``). A kernel therefore
-belongs to the innermost operation that was running on the call's thread when the call began. If the
-record of the call is lost, the kernel's ``External id`` names the operation. The kernels of a CUDA
-graph were all launched by one call, so no operation is known for them. Copies and memsets are
+belongs to the innermost operation that was running on the call's thread when the call began. If
+the record of the call is lost, the kernel's ``External id`` names the operation. The kernels of a
+CUDA graph were all launched by one call, so no operation is known for them. Copies and memsets are
 joined like kernels.
 
 Events are kept as columns of numbers. An event with its links takes about two hundred bytes, so a
@@ -62,7 +62,7 @@ _LARGEST_ID = 2**62  # ids are kept as signed 64-bit integers
 _SLACK_NS = 1000  # earlier versions of PyTorch round times down to µs
 _LONGEST_NAME = 1000  # characters of a name that are kept; template kernels' names have hundreds
 _LONGEST_ARGUMENTS = 10_000  # characters of an operation's inputs; longer ones are left out
-_MOST_EVENTS = 20_000_000  # events that are kept in memory, in four gigabytes
+_MOST_EVENTS = 20_000_000  # maximum number of events in memory, where they take four gigabytes
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,8 @@ Values other than this list and the events are ignored.
 
 _WINDOW = 1 << 20  # characters that are read at a time
 _LONGEST = 16 << 20
-"""Longest value, in characters. An event has hundreds of them, or thousands with a long stack."""
+"""Maximum length of a value, in characters. An event has hundreds of characters, or thousands with
+a long stack."""
 
 _GZIP = b"\x1f\x8b"
 _SPACE = re.compile(r"[ \t\r\n]*")

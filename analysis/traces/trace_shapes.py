@@ -160,7 +160,7 @@ def _convolution(
     first: int = 0,
     passes: Sequence[str] = ("fprop",),
 ) -> list[Work]:
-    """Return the convolution of an image by the filters after it, once for each pass.
+    """Return the convolution of an image with the filters after it, once for each pass.
 
     Args:
         inputs: inputs of the operation.

@@ -49,8 +49,8 @@ const FORM =
   "Type M,N,K,dtype[,layout[,batch]], such as 4096,4104,4096,bf16, or a convolution as " +
   "N,C,H,W,KOUT,R,S,stride,padding,dilation,groups,dtype[,layout[,pass]].";
 
-// Parses a text in the form that --gemm or --conv takes. Returns the `problem`, or a `fault`: a
-// sentence that says what is wrong with the text.
+// Parses a string in the form that --gemm or --conv takes. Returns the `problem`, or a `fault`: a
+// sentence that says what is wrong with the string.
 function parseShape(text) {
   const typed = text.trim().toLowerCase().replaceAll("×", ",").split(/\s*,\s*/);
   const op = typed.length > FIELDS.gemm.length ? "conv" : "gemm";
@@ -80,7 +80,7 @@ function parseWord(name, typed, op) {
   // Layouts of GEMMs have two letters, those of convolutions four.
   if (name === "layout") words = words.filter((word) => (word.length === 2) === (op === "gemm"));
   if (words.includes(typed)) return { value: typed };
-  return { fault: `${name} is one of ${words.join(", ")}, not '${typed}'.` };
+  return { fault: `${name} must be one of ${words.join(", ")}, not '${typed}'.` };
 }
 
 // Parses a field that is a number. Stride, padding and dilation may also be two numbers such as
@@ -91,7 +91,7 @@ function parseNumbers(name, typed) {
   const numbers = isPair ? typed.split("x") : [typed];
   if (numbers.length > 2 || !numbers.every((number) => digits.test(number))) {
     const form = isPair ? "one number such as 2, or two such as 2x1" : "a whole number of at least 1";
-    return { fault: `${name} is ${form}, not '${typed}'. ${FORM}` };
+    return { fault: `${name} must be ${form}, not '${typed}'. ${FORM}` };
   }
   return { value: isPair ? [Number(numbers[0]), Number(numbers.at(-1))] : Number(typed) };
 }
@@ -221,7 +221,7 @@ function pairError(problem, option, spreads, group, timeModel) {
   return least < 1 ? [Math.min(low, -high), Math.max(high, -low)] : [low, high];
 }
 
-// The predicted time of a problem over an option's, and the 90% range of the error of its
+// The predicted time of a problem over that of an option, and the 90% range of the error of its
 // logarithm.
 function predictedRatio(problem, option, before, after, timeModel) {
   const group = timeModel.groups[groupName(problem)];
@@ -239,7 +239,7 @@ function predictedRatio(problem, option, before, after, timeModel) {
   return [ratio, low, high];
 }
 
-// The measured time of a problem over an option's, with the 95% range of the differences that
+// The measured time of a problem over that of an option, with the 95% range of the differences that
 // another framework or version may make.
 function measuredRatio(problem, option, seconds, timeModel) {
   const group = timeModel.groups[groupName(problem)];
@@ -313,7 +313,7 @@ function explained(problem, answer, { machine }) {
   );
 }
 
-// A problem as text for people. `shapeOf` returns the text of a point.
+// A problem as human-readable text. `shapeOf` returns the text of a point.
 function shapeText(problem) {
   if (problem.op === "gemm") {
     const { m, n, k, dtype, layout, batch } = problem;
@@ -408,7 +408,7 @@ function sourceText(problem, timeModel) {
       : "; no such alignment or layout was measured, so the interval is a factor of two either way";
   const differs = group.trees === null ? undefined : timeModel.trees[group.trees].differs;
   const smaller = differs
-    ? ` A smaller copy of the model predicts here; nine in ten of its times are within ${percent(differs)} of the full model's.`
+    ? ` A smaller copy of the model predicts here; nine in ten of its times are within ${percent(differs)} of those of the full model.`
     : "";
   return `Source of predictions: ${group.source}${unlike}.${smaller}`;
 }

@@ -1,6 +1,6 @@
 // The filters, and the drawing of the points that they leave.
 
-const MOST_DRAWN = 4000; // most points that are drawn at once; more look the same and take longer
+const MOST_DRAWN = 4000; // maximum number of points drawn at once; more look the same and take longer
 const COLORS = { bf16: "#0072B2", fp16: "#009E73", tf32: "#E69F00", fp32: "#D55E00", fp8: "#CC79A7" };
 const DARK_COLORS = { bf16: "#56B4E9", fp16: "#3ddba8", tf32: "#F0C24B", fp32: "#FF8A4C", fp8: "#F0A6CF" };
 const MARKERS = { bf16: "circle", fp16: "square", tf32: "triangle", fp32: "diamond", fp8: "inverted_triangle" };
@@ -154,7 +154,7 @@ function colour() {
       for (const name of INK) if (name in part) part[name] = ink;
       for (const name of LINES) if (name in part) part[name] = line;
       if (part.tags?.includes("neutral")) part.glyph.line_color = faint;
-      // A roof has the colour of its dtype. Its label has the ink's, which is dark enough for text.
+      // A roof has the colour of its dtype. Its label has the colour of the text, which is dark enough.
       const dtype = part.tags?.find((tag) => tag in COLORS);
       const roof = part.glyph ?? part;
       if (dtype && "line_color" in roof) roof.line_color = color(dtype);

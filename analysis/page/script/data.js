@@ -14,7 +14,7 @@ async function unpacked() {
 }
 
 // The points of all recordings in one set of columns. A column of numbers is an array. A column of
-// texts has its distinct words, and for each point the code (position) of its word.
+// strings has its distinct words, and for each point the code (position) of its word.
 function joined(runs) {
   const points = { length: 0, run: { codes: [], words: runs.map((run) => run.name) } };
   for (const [place, run] of runs.entries()) {
@@ -33,7 +33,7 @@ function joined(runs) {
   return points;
 }
 
-// Appends a recording's column of texts; the same word may have another code in each recording.
+// Appends a recording's column of strings; the same word may have another code in each recording.
 function appendWords({ codes, words }, column) {
   const codeOf = new Map(words.map((word, code) => [word, code]));
   const newCodes = column.words.map((word) => {

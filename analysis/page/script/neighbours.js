@@ -125,7 +125,7 @@ function edgesText({ tiles, waves }, run) {
   const count = tiles.length + waves.length;
   if (count === 0 || count > MOST_EDGES) return "";
   const wavesText = run.kind === "gpu" ? `, ${waves.length} of waves` : "";
-  return `; ${tiles.length} edges of tiles${wavesText}`;
+  return `; ${tiles.length} edge${tiles.length === 1 ? "" : "s"} of tiles${wavesText}`;
 }
 
 // A row of the longest line of GEMMs, which has the most neighbours; null if no GEMM has a time.

@@ -3,7 +3,7 @@
 const FIRST = matchMedia("(max-width: 900px)").matches ? 5 : 12; // rows that a table shows at first
 const PAGE = 100; // rows that each press of "More rows" adds
 
-// Escapes a text for Markdown, so that it neither ends a cell nor fetches a picture where it is
+// Escapes text for Markdown, so that it neither ends a cell nor fetches a picture where it is
 // pasted.
 const plain = (text) => text.replaceAll(/[\\`*<\]|&]/g, "\\$&").replaceAll(/\s+/g, " ");
 
@@ -115,7 +115,7 @@ class Table {
     return line;
   }
 
-  // Sorts by the column at a position: numbers begin with the largest, texts with A. Sorting by the
+  // Sorts by the column at a position: numbers begin with the largest, strings with A. Sorting by the
   // same column again reverses the order.
   sort(place) {
     this.down = place === this.sorted ? !this.down : Boolean(this.columns[place].value);

@@ -79,7 +79,7 @@ COMPUTE = {"sustained": 0.9, "burst": 0.9}
         ({}, "clock: unknown reason", "the recording does not show why"),
         ({"reasons": ("sw_power_cap",), "power_limit_w": math.nan}, "clock: power cap",
          "which most others did not"),
-        ({"reasons": ("sw_power_cap",)}, "clock: unknown reason", "explains it"),
+        ({"reasons": ("sw_power_cap",)}, "clock: unknown reason", "explains the slowness"),
         ({"sensors": hot, "reasons": ("sw_thermal_slowdown",)},
          "clock: sw_thermal_slowdown, temperature", "hotter"),
     ],
@@ -90,7 +90,7 @@ def test_a_low_clock_explains_and_its_reason_is_named(
     verdict = verdict_of(changed(COMPUTE, clock=0.9, **options))
     assert verdict.verdict == SLOW
     assert verdict.explained == explained
-    assert "which explains it" in verdict.sentence
+    assert "which explains the slowness" in verdict.sentence
     assert any(word in verdict.sentence for word in words.split("|"))
 
 

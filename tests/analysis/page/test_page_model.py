@@ -220,14 +220,14 @@ def test_smaller_trees_differ_by_no_more_than_they_say(monkeypatch: pytest.Monke
     [
         ("", "Type M,N,K,dtype"),
         ("1,2,3", "Type M,N,K,dtype"),
-        ("0,8,8,bf16", "m is a whole number of at least 1, not '0'"),
-        ("8,8,8,bf17", "dtype is one of fp32, tf32, fp16, bf16, fp8, not 'bf17'"),
-        ("8,8,8,bf16,nhwc", "layout is one of nn, nt, tn, tt, not 'nhwc'"),
+        ("0,8,8,bf16", "m must be a whole number of at least 1, not '0'"),
+        ("8,8,8,bf17", "dtype must be one of fp32, tf32, fp16, bf16, fp8, not 'bf17'"),
+        ("8,8,8,bf16,nhwc", "layout must be one of nn, nt, tn, tt, not 'nhwc'"),
         ("1,6,8,8,8,3,3,1,1,1,4,bf16", "groups must divide"),
         ("1,8,2,2,8,5,5,1,0,1,1,bf16", "does not fit into the image"),
         (
             "1,8,2,2,8,5,5,1x1x1,0,1,1,bf16",
-            "stride is one number such as 2, or two such as 2x1, not '1x1x1'",
+            "stride must be one number such as 2, or two such as 2x1, not '1x1x1'",
         ),
     ],
 )

@@ -19,7 +19,7 @@ def test_a_roofline_says_how_much_of_its_ceiling_each_dtype_reaches() -> None:
         "tflops": [0.1, peak * 0.8, 66.9 / 2, 70.0],  # a convolution may exceed the peak
     })  # fmt: skip
     assert titles.roofline_title(rows, H100) == (
-        "The fastest GEMMs reach 80% in bf16 and 50% in fp32 of the peak"
+        "The fastest GEMMs reach 80% of the peak in bf16 and 50% in fp32"
     )
 
 
@@ -60,10 +60,10 @@ def alignment(offset: int, relative: float, width: float = 0.01) -> dict[str, ob
     ("rows", "title"),
     [
         ([alignment(15, 0.79), alignment(7, 0.9), alignment(8, 1.0)],
-         "N = 1039 costs 21% in fp32; no multiple of 8 is significantly slower"),
+         "N = 1039 is 21% slower in fp32; no multiple of 8 is significantly slower"),
         ([alignment(15, 0.79), alignment(8, 0.95)],
-         "N = 1039 costs 21% in fp32; multiples of 8 cost up to 5%"),
-        ([alignment(15, 0.79)], "N = 1039 costs 21% in fp32"),
+         "N = 1039 is 21% slower in fp32; multiples of 8 are up to 5% slower"),
+        ([alignment(15, 0.79)], "N = 1039 is 21% slower in fp32"),
         ([alignment(15, 0.99, 0.05)],
          "No size next to a round size is significantly slower"),
     ],
