@@ -45,7 +45,10 @@ def fleet_title(report: FleetReport) -> str:
         return f"None of {count} GPUs is clearly slow{difference}"
     unexplained = sum(not verdict.explained for verdict in slow)
     if len(slow) > 1:
-        return f"{len(slow)} of {count} GPUs are slow, {unexplained} of them for an unknown reason"
+        reasons = "all for known reasons"
+        if unexplained:
+            reasons = f"{unexplained} of them for an unknown reason"
+        return f"{len(slow)} of {count} GPUs are slow, {reasons}"
     (gpu,) = slow
     kind = gpu.slow[0]
     speeds = report.speeds.kinds[kind].speed

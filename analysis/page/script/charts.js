@@ -10,7 +10,7 @@ const FACETS = ["run", "dtype", "op", "pass", "implementation", "sweep", "status
 const NAMES = { op: "operation", run: "recording" };
 const MANY = 8; // a facet with more words than this is folded
 
-// The filter of each facet: the code of each point's word, and which words are wanted, by code.
+// The filter of each facet: the code of each point's word, and which words are selected, by code.
 const filters = FACETS.filter((name) => points[name].words.length > 1).map((name) => ({
   name,
   codes: Uint32Array.from(points[name].codes),
