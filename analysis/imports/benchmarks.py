@@ -7,7 +7,7 @@ Four JSON formats are recognised by their keys:
   with the sample files of ``--jsonbin`` if they exist.
 - Google Benchmark (``--benchmark_out_format=json``): one sample per repetition, or the mean and the
   deviation of ``--benchmark_report_aggregates_only``.
-- ``torch.utils.benchmark``: a document with the fields of its measurements, which the user writes.
+- ``torch.utils.benchmark``: a document that the user writes, with the fields of the measurements.
   Pickled measurements are never read, because loading one may run any code.
 
 If the user gives a pattern such as ``m{m}_n{n}_k{k}_{dtype}``, the problem of a case is read from
@@ -130,7 +130,7 @@ class _Cases:
             self.lost[name] = "its time is not a positive number"
         elif name in self.times:
             raise UserError(
-                f"{self.path} has the case {name!r} twice, and without samples they cannot be "
+                f"{self.path} has the case {name!r} twice, and cases without samples cannot be "
                 "pooled. Give the cases different names."
             )
         else:
@@ -226,7 +226,8 @@ def _load(path: Path) -> dict[str, Any]:
         raise UserError(f"{path} is not a JSON file ({str(error)[:80]}).") from None
     if not isinstance(document, dict):
         raise UserError(
-            f"{path} is not the result of a benchmark program; give the JSON file that it wrote."
+            f"{path} is not the result of a benchmark program; give the JSON file that such a "
+            "program wrote."
         )
     return document
 
@@ -258,7 +259,7 @@ _NV_COUNT = "nv/cold/sample_size"
 
 
 def _read_nvbench(document: Mapping[str, Any], cases: _Cases) -> dict[str, str]:
-    """Read the isolated (cold) GPU times in seconds, or the CPU times of a benchmark of the host.
+    """Read the isolated (cold) GPU times in seconds, or the CPU times of a host benchmark.
 
     Axis values are part of a state's name. Sample files consist of 32-bit floats.
     """
@@ -299,7 +300,7 @@ def _sample_file(values: Mapping[str, Any], path: Path) -> Path | None:
     """Return the file of a state's samples, or None if there is none of the recorded size.
 
     Only the folder of the JSON file and its subfolder with the recorded name are searched, because
-    the recorded path may be of another machine.
+    the recorded path may be from another machine.
 
     Args:
         values: name and number of samples of the file, from the state's summary.

@@ -96,7 +96,7 @@ def _conv_record(row: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def our_dtypes(names: pd.Series) -> pd.Series:
-    """Translate names such as ``torch.bfloat16`` to ours; unknown names stay, in lower case."""
+    """Translate names such as ``torch.bfloat16`` to ours; put unknown names in lower case."""
     names = names.str.removeprefix("torch.").str.lower()
     return names.map(_DTYPES).fillna(names)
 

@@ -36,10 +36,10 @@ def as_problems(shapes: Shape | Iterable[Shape] | pd.DataFrame) -> list[Problem]
     """Convert one shape or several to problems, in the same order.
 
     Args:
-        shapes: one shape, as text or a tuple in the order of ``--gemm`` or ``--conv``, or as a
-            :class:`Gemm` or :class:`Conv`; several of these; or a DataFrame. The DataFrame has the
-            columns ``m,n,k,dtype`` or ``op``, and may have other columns of measurements.csv, or it
-            has text in a column ``problem`` or ``shape``.
+        shapes: one shape, several shapes, or a DataFrame. A shape is text or a tuple in the order
+            of ``--gemm`` or ``--conv``, or a :class:`Gemm` or :class:`Conv`. A DataFrame has either
+            text in a column ``problem`` or ``shape``, or the columns ``m,n,k,dtype`` or ``op``, and
+            it may have other columns of measurements.csv.
 
     Raises:
         UserError: if a shape does not describe a problem, or if there is no shape.
@@ -161,12 +161,14 @@ def _check_header(name: str, header: Sequence[str]) -> None:
     """
     if not {"m", "n", "k", "dtype"} <= set(header) and "op" not in header:
         raise UserError(
-            f"{name} does not have the columns {_HEADER}; layout and batch are optional."
+            f"{name} does not have the columns {_HEADER}; add them (layout and batch are optional)."
         )
     if repeated := [column for column in header if header.count(column) > 1]:
-        raise UserError(f"{name} has column {repeated[0]!r} twice; remove one of them.")
+        raise UserError(f"{name} has the column {repeated[0]!r} twice; remove one of them.")
     if unknown := [column for column in header if column not in COLUMNS]:
-        raise UserError(f"{name} has a column {unknown[0]!r}; {nearest(unknown[0], COLUMNS)}")
+        raise UserError(
+            f"{name} has an unknown column {unknown[0]!r}; {nearest(unknown[0], COLUMNS)}"
+        )
 
 
 def problem_from_cells(where: str, cells: Mapping[Any, Any]) -> Problem:
@@ -180,13 +182,16 @@ def problem_from_cells(where: str, cells: Mapping[Any, Any]) -> Problem:
         UserError: if the row does not describe a GEMM or a convolution.
     """
     if None in cells:  # csv.DictReader puts excess cells under the key None
-        raise UserError(f"{where} has more cells than the header has columns; remove some.")
+        raise UserError(
+            f"{where} has more cells than the header has columns; remove the extra cells."
+        )
     given = {name: cell.strip() for name, cell in cells.items() if cell and cell.strip()}
     op = given.get("op", "gemm")
     if op not in _NEEDED:
         raise UserError(f"{where}: op is {op!r}; {nearest(op, _NEEDED)}")
     if missing := [name for name in _NEEDED[op] if name not in given]:
-        raise UserError(f"{where} has no {missing[0]}; every {op} needs it.")
+        noun = "GEMM" if op == "gemm" else "convolution"
+        raise UserError(f"{where} has no {missing[0]}, which every {noun} needs; add it.")
     defaults = _GEMM if op == "gemm" else _CONV
     try:
         return operation.as_problem(problem_of({**defaults, **given}))

@@ -1,8 +1,8 @@
 """Read measured times to judge the model by: recordings, users' CSV files and public tables.
 
 Public tables are those of AIConfigurator, NeuSight and DeepBench. Each reader translates the
-columns of one format into our problems. Rows of other machines and other dtypes, and rows that
-cannot be read, are counted and left out.
+columns of one format into our problems. Rows from other machines, rows in other dtypes, and rows
+that cannot be read are counted and left out.
 """
 
 from __future__ import annotations
@@ -90,8 +90,11 @@ class PublicRows:
         """
         algorithms = self.algorithms
         if algorithm not in algorithms:
-            present = sorted({name for name in algorithms if name}) or ["no named algorithm"]
-            raise UserError(f"{self.name} has {', '.join(present)}, not {algorithm!r}.")
+            present = sorted({name for name in algorithms if name})
+            remedy = nearest(algorithm, present) if present else "leave out --algorithm."
+            raise UserError(
+                f"{self.name} has no row that was computed with {algorithm!r}; {remedy}"
+            )
         return self.take([i for i, name in enumerate(algorithms) if name == algorithm])
 
     @classmethod
@@ -138,8 +141,8 @@ def read_source(path: Path, machine: Machine, dtype: str | None = None) -> Publi
     Args:
         path: a folder, or a file in one of the formats, which is recognised by its columns.
         machine: the machine whose rows are kept.
-        dtype: the dtype whose rows are kept, and that of a CSV file's rows that do not name one.
-            The default is bf16 if there are such rows, otherwise the only dtype.
+        dtype: the dtype whose rows are kept. Rows of a CSV file that do not name a dtype count as
+            rows in it. The default is bf16 if there are rows in bf16, otherwise the only dtype.
 
     Raises:
         UserError: in any of these cases:
@@ -160,8 +163,8 @@ def read_source(path: Path, machine: Machine, dtype: str | None = None) -> Publi
     present = sorted(set(dtypes[on_machine & readable]))
     if not present:
         raise UserError(
-            f"{path} has no readable row of {machine.slug}; its rows are from "
-            f"{', '.join(sorted(set(slugs)))}."
+            f"{path} has no readable row for {machine.slug}; its rows are from "
+            f"{', '.join(sorted(set(slugs)))}. Give another --machine or another file."
         )
     # 2. Keep the rows in the dtype, and count those that are left out.
     dtype = _choose_dtype(path, dtype, present)
@@ -197,7 +200,9 @@ def _choose_dtype(path: Path, dtype: str | None, present: Sequence[str]) -> str:
     if "bf16" in present:
         return "bf16"
     if len(present) > 1:
-        raise UserError(f"{path} has rows of several dtypes; give --dtype: {', '.join(present)}.")
+        raise UserError(
+            f"{path} has rows in several dtypes; choose one with --dtype: {', '.join(present)}."
+        )
     return present[0]
 
 
@@ -205,8 +210,8 @@ def read_public(path: Path, machine: Machine) -> FileTimings:
     """Read a machine's rows in all dtypes from our results or one of the public formats.
 
     Raises:
-        UserError: if the file is unreadable, is of no known format, does not say its dtype, or has
-            no readable row of the machine.
+        UserError: if the file is unreadable, has no known format, does not say its dtype, or has no
+            readable row of the machine.
     """
     rows = _read(path)
     cache = "warm" if rows.warm else "cold"
@@ -235,7 +240,7 @@ def _read(path: Path, defaults: FileDefaults = _NO_DEFAULTS) -> _FileRows:
         defaults: dtype and layout for a user's CSV file that does not name them.
 
     Raises:
-        UserError: if the file is unreadable, is of no known format, does not say its dtype, or is a
+        UserError: if the file is unreadable, has no known format, does not say its dtype, or is a
             CSV file without a row of a vendor library.
     """
     if path.is_dir() or path.name == "measurements.csv":
@@ -256,8 +261,8 @@ def _read(path: Path, defaults: FileDefaults = _NO_DEFAULTS) -> _FileRows:
             return reader(frame, path)
     raise UserError(
         f"{path} has no known format. Known formats are: a CSV with the columns {HEADER}, files "
-        "from the CUTLASS profiler and TritonBench, our measurements.csv, AIConfigurator's GEMM "
-        "tables, NeuSight's linear layers and convolutions, and DeepBench's results."
+        "from the CUTLASS profiler and TritonBench, Rooftile's measurements.csv, AIConfigurator's "
+        "GEMM tables, NeuSight's linear layers and convolutions, and DeepBench's results."
     )
 
 
@@ -271,7 +276,7 @@ def _from_timings(timings: FileTimings) -> _FileRows:
     if rows.empty:
         raise UserError(
             "the file has no row of a vendor library, and only such rows can be judged; give "
-            "a file that has some."
+            "a file with such rows."
         )
     kernels = kernels_of(rows) if "kernels" in rows else [()] * len(rows)
     return _FileRows(
@@ -371,7 +376,7 @@ def _neusight_conv(frame: pd.DataFrame, path: Path) -> _FileRows:
 
 
 def _neusight_kernels(frame: pd.DataFrame) -> list[tuple[str, ...]]:
-    """Return the kernels' names of each row, from the list in "Kernels" or else "Kernel Name".
+    """Return the names of each row's kernels, from the list in "Kernels" or else "Kernel Name".
 
     Names in the list are separated by semicolons.
     """

@@ -41,7 +41,7 @@ DTYPES = {BF16: "bf16", "fp8": "fp8"}
 
 @dataclass(frozen=True)
 class PublicTable:
-    """One collection: the GEMMs of one GPU as one version of one framework ran them.
+    """One collection: the GEMMs that one version of one framework ran on one GPU.
 
     Attributes:
         path: the file.
@@ -193,12 +193,12 @@ def _read_yaml(path: Path) -> dict[str, Any]:
 
 
 def choose_tables(tables: Sequence[PublicTable]) -> dict[str, PublicTable]:
-    """Choose for each slug the table from which the machine's recording is made.
+    """Choose, for each slug, the table from which the machine's recording is made.
 
     A table with at least half as many rows in bf16 as the GPU's largest table is preferred to one
-    with fewer rows. Between tables that are equal in this, complete ones are preferred, then those
-    of TensorRT-LLM, SGLang and vLLM in this order, then later versions. Tables without rows in bf16
-    are left out.
+    with fewer rows. Among tables that are equal in this respect, complete ones are preferred, then
+    those of TensorRT-LLM, SGLang and vLLM in this order, then later versions. Tables without rows
+    in bf16 are left out.
     """
     by_slug: dict[str, list[PublicTable]] = {}
     for table in tables:

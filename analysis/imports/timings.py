@@ -27,7 +27,7 @@ _SIZES = ("m", "n", "k")
 _DEFAULTS = {
     "batch": "1", "implementation": "", "cache": "warm", "mode": "burst", "config": "",
 }  # fmt: skip
-"""Values of empty cells and missing columns of a plain file."""
+"""Defaults for empty cells and missing columns in a plain file."""
 
 _READ_COLUMNS = (
     "op", "pass", *_SIZES, *CONV_SIZES, "stride", "padding", "dilation", "groups", "dtype",
@@ -128,7 +128,7 @@ def _read(path: Path, separator: str = ",", lower: bool = False) -> pd.DataFrame
         frame.columns = frame.columns.str.lower()
     if not frame.columns.is_unique:
         repeated = frame.columns[frame.columns.duplicated()][0]
-        raise UserError(f"{path} has column {repeated!r} twice; remove one of them.")
+        raise UserError(f"{path} has the column {repeated!r} twice; remove one of them.")
     has_content = ~(frame == "").all(axis=1)
     return frame.assign(line=np.arange(2, len(frame) + 2))[has_content]
 
@@ -212,7 +212,9 @@ def _read_cutlass(path: Path) -> FileTimings:
     # without a report.
     cells = cells[cells["dtype"].isin(DTYPE_BYTES)]
     if not len(cells):
-        raise UserError(f"{path} has no kernel in fp32, tf32, fp16 or bf16; profile one that is.")
+        raise UserError(
+            f"{path} has no kernel in fp32, tf32, fp16 or bf16; profile a kernel in one of these."
+        )
     # 3. Check the cells, and keep the fastest kernel of each provider and problem.
     rows = checked(path, cells, "cublas" if has_gemms else "cudnn")
     rows = rows.sort_values("time_us", kind="stable")
@@ -307,7 +309,7 @@ def _is_tritonbench(header: str) -> bool:
 
 
 def _read_tritonbench(path: Path, defaults: FileDefaults) -> FileTimings:
-    """Read a file of one row per shape, with a column ``name-latency`` for each implementation.
+    """Read a file with one row per shape and a column ``name-latency`` for each implementation.
 
     Latencies are in milliseconds. TritonBench flushes the cache before each launch. The file names
     neither the dtype nor the layout. The layout is nn, TritonBench's default, unless the user gives
@@ -315,7 +317,7 @@ def _read_tritonbench(path: Path, defaults: FileDefaults) -> FileTimings:
     """
     if not defaults.dtype:
         raise UserError(
-            f"{path} is TritonBench's CSV, which does not name its dtype; give --dtype."
+            f"{path} is a TritonBench CSV file, which does not name its dtype; give --dtype."
         )
     # 1. Read the sizes, which are the numbers in the first column.
     frame = _read(path, ";")

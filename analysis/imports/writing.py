@@ -85,7 +85,7 @@ def write_timings(
 
 
 def is_same_file(folder: Path, path: Path, defaults: FileDefaults) -> bool:
-    """Return True if a recording was imported from a file of this content with these defaults."""
+    """Return True if a recording was imported from a file with this content and these defaults."""
     public = read_run(folder).get("public") or {}
     return public.get("framework") == FILE and public.get("version") == _digest(path, defaults)
 

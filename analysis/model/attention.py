@@ -30,8 +30,8 @@ _SHARPNESS = 8  # Power with which cache hits become rare as operands outgrow th
 _TREES = 40  # Number of trees that correct the formula.
 _LEAF_ROWS = 3  # Minimum number of calls in a leaf.
 _MOST_ROWS = 8000
-"""Largest number of calls to fit. The error is about 3%, and more calls would take longer and lower
-it by less than a percentage point."""
+"""Largest number of calls to fit. With so many, the error is about 3%. More calls would take
+longer, and reduce the error by less than one percentage point."""
 
 _TRAINING_SHARE = 0.8  # Share of the calls to fit, up to _MOST_ROWS; all other calls are held out.
 NINE_TENTHS = (0.05, 0.95)
@@ -44,14 +44,14 @@ class AttentionConstants:
 
     Attributes:
         share: share of the machine's peak that long sequences reach with heads of width 128.
-        width: exponent with which that share grows with the width of a head.
+        width: exponent that relates that share to the width of a head.
         half: number of keys per query at which half of that share is reached.
         launch: fixed time of every call, in seconds.
-        memory: share of the datasheet's bandwidth that is reached.
+        memory: share of the datasheet's bandwidth that a call with many bytes reaches.
         waves: 1 if a partial wave of tiles takes as long as a full one, 0 if its time is
             proportional to its tiles. Values in between interpolate.
         ramp: number of bytes at which half of that bandwidth is reached.
-        cached: bandwidth of the last-level cache over that of memory.
+        cached: ratio of the last-level cache's bandwidth to the memory's bandwidth.
         fits: share of the last-level cache that operands may fill and still stay in it between
             calls.
     """
@@ -84,9 +84,10 @@ class AttentionConstants:
             shapes: the calls.
             kind: kind of the calls, one of :data:`analysis.attention_shapes.KINDS`.
             machine: the machine.
-            warm: True if operands that fit into the last-level cache are read from there, as in
-                public tables, which repeat a call without flushing the cache. Between two calls in
-                a model, weights and other layers' keys and values replace them in the cache.
+            warm: True if operands that fit into the last-level cache are read from it, as in public
+                tables, whose calls are repeated without flushing the cache. In a model, the
+                weights, keys and values of other layers replace the operands in the cache between
+                two calls.
 
         Returns:
             An array of shape (3, calls): launch, arithmetic, memory.
@@ -125,8 +126,9 @@ _LOW = AttentionConstants(0.01, -1.0, 1.0, 1e-7, 0.05, 0.0, 1.0, 1.0, 0.2)
 _HIGH = AttentionConstants(1.5, 2.0, 1e5, 1e-3, 1.2, 1.0, 1e9, 10.0, 2.0)
 """Upper bounds of the constants."""
 _LEAST_BANDWIDTH = 0.6
-"""Lower bound of ``memory`` in a fit to calls of the kinds ``context`` and ``full``. Few of their
-times depend on the bandwidth, so a smaller share would absorb errors of the arithmetic."""
+"""Lower bound of ``memory`` in a fit to calls of the kinds ``context`` and ``full``. The times of
+few such calls depend on the bandwidth, so a smaller share would absorb errors in the predicted time
+of arithmetic."""
 
 _LINEAR = ("width", "waves")
 """Constants that are fitted directly; all others are fitted as logarithms."""
@@ -159,7 +161,7 @@ class AttentionFit:
     def from_times(
         cls, shapes: AttentionShapes, seconds: Array, kind: str, machine: Machine
     ) -> Self:
-        """Fit constants and trees to a random part of the calls, and judge the fit by the rest.
+        """Fit constants and trees to a random part of the calls, and judge the fit on the rest.
 
         Args:
             shapes: the measured calls.
@@ -264,8 +266,9 @@ def fit_constants(
 def features(shapes: AttentionShapes, kind: str, machine: Machine) -> Array:
     """Return the features that the trees test, as an array of shape (calls, features).
 
-    They are sizes of the call, products of sizes, query heads per key head, tiles per SM, FLOPs,
-    bytes, and bytes over the size of the last-level cache. All but the width are logarithms.
+    The features are sizes of the call, products of sizes, query heads per key head, tiles per SM,
+    FLOPs, bytes, and the ratio of bytes to the size of the last-level cache. All but the width are
+    logarithms.
     """
     tiles = shapes.batch * shapes.heads * np.ceil(shapes.queries / _TILE)
     columns = [

@@ -24,7 +24,7 @@ FILE = "attention.json"
 
 FRAMEWORKS = ("vllm", "trtllm", "sglang")
 """Frameworks with measured attention. If the user names no framework, the first one with fits for
-the machine is predicted. vLLM comes first because it uses FlashAttention, as PyTorch does."""
+the machine is assumed. vLLM comes first because it uses FlashAttention, as PyTorch does."""
 
 _SHIPPED = Path(__file__).parents[2] / "kernels" / "timemodel" / "attention.json"
 _MAX_DECODE_QUERIES = 16  # A call with more queries per sequence does not count as decoding.
@@ -43,8 +43,8 @@ class AttentionTime(NamedTuple):
         lo: lower end of its 90% interval, in seconds.
         hi: upper end of its 90% interval, in seconds.
         limit: what limits the call: ``compute``, ``memory`` or ``launch``.
-        spread: half width of the 90% interval of the log ratio of this time to that of a similar
-            call by the same framework.
+        spread: half width of a 90% interval: that of the log of the ratio between this time and the
+            time of a similar call by the same framework.
     """
 
     seconds: float
@@ -60,7 +60,7 @@ class AttentionBasis:
 
     Attributes:
         machine: the machine whose times are predicted.
-        measured_on: slug of the machine to whose times the fits were made.
+        measured_on: slug of the machine whose times were fitted.
         fits: fits by framework, then by kind of call.
         kind: ``public`` for fits to imported tables of the machine, ``shipped`` for constants that
             are shipped for it, ``generation`` for shipped constants of another machine.
@@ -76,7 +76,7 @@ class AttentionBasis:
     spreads: Mapping[str, tuple[float, float]]
 
     def framework(self, named: str | None) -> str:
-        """Return the framework to predict: the named one, or the first of FRAMEWORKS with fits.
+        """Return the framework to assume: the named one, or the first of FRAMEWORKS with fits.
 
         Raises:
             UserError: if there are no fits for the named framework.
@@ -99,7 +99,7 @@ class AttentionBasis:
         return f"{framework}'s attention, {tables}{origin}{coverage}"
 
     def predict(self, work: Attention, named: str | None = None) -> AttentionTime:
-        """Predict the forward pass of a call.
+        """Predict the time of the forward pass of a call.
 
         Args:
             work: the call.
@@ -133,8 +133,8 @@ class AttentionBasis:
         seconds = float(fit.seconds(shapes, measured_kind, self.machine, warm)[0])
         parts = fit.constants.parts(shapes, measured_kind, self.machine, warm)[:, 0]
         limit = ("launch", "compute", "memory")[int(np.argmax(parts))]
-        # 3. Choose the interval. The fit's own interval only holds for the framework and machine
-        #    whose times it was fitted to.
+        # 3. Choose the interval. The interval of the fit only holds for the framework and machine
+        #    whose times were fitted.
         low, high = fit.low, fit.high
         if named is None or self.measured_on != self.machine.slug:
             low, high = self.spreads[measured_kind]
@@ -148,7 +148,7 @@ class AttentionBasis:
 
 
 def kind_of(work: Attention) -> str:
-    """Return the kind of measured calls that predicts a call.
+    """Return the kind of measured calls from which a call is predicted.
 
     A call with few queries and many more keys counts as decoding, even if it has more than one
     query per sequence, because reading keys and values determines its time.
@@ -188,7 +188,7 @@ def find_attention(machine: Machine, dtype: str, folder: Path | None) -> Attenti
             fits = fits_from_json(json.loads(path.read_bytes()))
         except (ValueError, KeyError, TypeError, AttributeError):
             raise UserError(f"{path} cannot be read. Import the tables again.") from None
-        # The file has no fits if the imported tables have no times of attention.
+        # The file has no fits if the imported tables have no attention times.
         if fits:
             spreads = _spreads(shipped["software"]["trees"])
             return AttentionBasis(machine, machine.slug, fits, "public", spreads)

@@ -34,6 +34,7 @@ from analysis.recordings.load import (
     slug_at,
 )
 from analysis.recordings.runs import why_unusable
+from kernels.common.counts import counted
 from kernels.common.errors import UserError
 from kernels.common.program import command
 from kernels.config import HAND_WRITTEN
@@ -63,15 +64,15 @@ class Basis:
     - ``none``: constants of other generations only, or constants that were never measured.
 
     Attributes:
-        model: the model that answers.
+        model: the model that predicts times.
         kind: one of the kinds above.
         source: where the model comes from, in words for the user.
-        folder: folder of the recording that answers; None if no recording is usable.
-        warm: True if the model predicts warm times, for which operands that fit into the last-level
-            cache are already there, as in public tables.
-        calibrated: False if the recording was not calibrated yet.
-        measured: where the times of pad/choose queries come from, in words, if the run that
-            measured them has no other sweep. The model then has another source. Otherwise empty.
+        folder: folder of the recording that the answers come from; None if no recording is usable.
+        warm: True if the model predicts warm times, as in public tables: operands that fit into the
+            last-level cache are already in it.
+        calibrated: False if the recording has not been calibrated yet.
+        measured: where the times of pad/choose queries come from, in words; empty unless the run
+            that measured them has no other sweep. The model then has another source.
     """
 
     model: Model
@@ -121,10 +122,10 @@ class Basis:
         group = group_of(self.library(problem), problem)
         if group not in self.model.fits:
             prior = prior_without_tables(self.model.machine, group)
-            return prior.kind, f"{problem.dtype} by {prior.source}"
+            return prior.kind, f"{problem.dtype} from {prior.source}"
         kind, source, _ = self._origin(group)
-        # A fit that tf32 takes from bf16 has no measurements. It always has an interval of a factor
-        # of two, and its source says so.
+        # A fit for tf32 that was derived from bf16 has no measurements. Its interval is always a
+        # factor of two, and its source says so.
         fit = self.model.fit(group)
         is_from_bf16 = problem.dtype == "tf32" and not fit.rows
         if fit.has_like(problem) or is_from_bf16:
@@ -139,7 +140,7 @@ class Basis:
         return self.origins.get(group, Origin(self.kind, self.source, self.warm))
 
     def query(self, problems: Sequence[Problem]) -> Query:
-        """Return a query with each problem's library and the cache state of its measurements."""
+        """Make a query of problems, each with its library and its group's cache state."""
         libraries = [self.library(problem) for problem in problems]
         groups = map(group_of, libraries, problems)
         # A group without a fit is predicted with cold operands, which come from memory.
@@ -195,7 +196,7 @@ def _measured_basis(machine: str | None, results: Path) -> Basis:
         if is_complete(folder_of(results, machine)):
             return _basis_from_recording(folder_of(results, machine))
         if machine not in known_machines():
-            raise UserError(f"{reason}: measure {machine} again when it is quiet.", exit_code=1)
+            raise UserError(f"{reason}. Measure {machine} again when it is quiet.", exit_code=1)
     return _basis_from_constants(known_machine(machine))
 
 
@@ -241,7 +242,7 @@ def machine_rows(results: Path) -> list[dict[str, Any]]:
     """Return the output of ``machines --json``: one entry for each known or recorded machine.
 
     An entry has the errors on held-out measurements of the machine's largest group, as fractions.
-    They are None if no fit was made to measurements of the machine.
+    The errors are None if no measurements of the machine were fitted.
     """
     slugs = [*known_machines(), *sorted(recorded_machines(results) - known_machines().keys())]
     return [_machine_row(slug, find_basis(slug, results)) for slug in slugs]
@@ -332,7 +333,10 @@ def _recorded_basis(folder: Path, run: Mapping[str, Any], model: Model) -> Basis
     is_user_data = public is None or public["framework"] == FILE
     source = f"measured {run['run'][:10]}"
     if public:
-        rows = f"{public['rows']:,} rows of" if is_user_data else f"{public['rows']:,} public rows,"
+        count = public["rows"]
+        rows = (
+            f"{counted(count, 'row')} from" if is_user_data else f"{counted(count, 'public row')},"
+        )
         source = f"{rows} {public['source']}, {public['cache']}"
     if not is_user_data:
         model = for_any_framework(model)
@@ -375,7 +379,7 @@ def for_any_framework(model: Model) -> Model:
 def _basis_from_constants(machine: Machine) -> Basis:
     """Return a basis from the best prior that needs no imported table.
 
-    Its model has no fits yet, so the prior of each group answers.
+    Its model has no fits yet, so each group is predicted from its prior.
     """
     prior = prior_without_tables(machine, GROUP)
     return Basis(Model(machine), prior.kind, prior.source, warm=prior.warm)

@@ -1,6 +1,6 @@
 """Fit the time model to a machine's measurements, and cross-validate it.
 
-The problems are split into folds, and each fold is predicted by a fit to the other folds. The
+The problems are split into folds, and each fold is predicted with a fit to the other folds. The
 reported errors are those of these held-out predictions. The final fit uses all measurements.
 """
 
@@ -131,7 +131,7 @@ def _calibrate_group(
     folds: int,
     prior: Prior,
 ) -> tuple[Fit, list[PartialPrediction]]:
-    """Fit the model to the cases of one group, and predict each case by a fit to other cases.
+    """Fit the model to the cases of one group, and predict each case with a fit to other cases.
 
     Args:
         machine: the machine on which the cases were measured.
@@ -145,7 +145,7 @@ def _calibrate_group(
     Returns:
         The fit with its errors and intervals, and the held-out predictions of each fold.
     """
-    # 1. Predict each fold by a fit to the other folds, then fit all cases of the group.
+    # 1. Predict each fold with a fit to the other folds, then fit all cases of the group.
     fold = np.array([_fold_of(query.problems[int(i)], folds) for i in rows])
     fold_estimates = _predict_folds(machine, query, seconds, known_algorithms, rows, fold, prior)
     fitted = fit_group(machine, query.take(rows), seconds[rows], known_algorithms[rows], prior)
@@ -187,7 +187,7 @@ def _calibrate_group(
 
 
 class _FoldEstimate(NamedTuple):
-    """Estimates of the cases of one fold, by a fit to the other folds.
+    """Estimates of the cases of one fold, from a fit to the other folds.
 
     ``positions`` are those of the cases in the query. ``spread`` is the relative spread of each
     estimate's error.
@@ -207,7 +207,7 @@ def _predict_folds(
     fold: NDArray[np.intp],
     prior: Prior,
 ) -> list[_FoldEstimate]:
-    """Predict each fold of a group's cases by a fit to the other folds.
+    """Predict each fold of a group's cases with a fit to the other folds.
 
     Args:
         machine: the machine on which the cases were measured.
@@ -248,7 +248,7 @@ def _fold_of(problem: Problem, folds: int) -> int:
     """Return the number of the fold of a problem, from 0.
 
     The number is a hash of the problem's spec. Repeated measurements of a problem, even in several
-    sweeps, are therefore in the same fold, and none is predicted by a fit to another.
+    sweeps, are therefore in the same fold, and none is predicted with a fit to another.
     """
     return zlib.crc32(problem.spec().encode()) % folds
 
@@ -344,9 +344,9 @@ def _prior_pair_range(prior: Prior, width: float) -> tuple[float, float]:
     """Return the 90% range of the error of a pair's time ratio before any pair was measured.
 
     This is the prior's range for pairs. Measured times do not narrow it, because they mostly
-    determine the scale, and the error of the scale cancels in the ratio of two times. They only
-    limit it: in the worst case, the errors of the two shapes lie at opposite ends of the range of
-    single times.
+    determine the scale, and the error of the scale cancels in the ratio of two times. Measured
+    times only limit this range: in the worst case, the errors of the two shapes lie at opposite
+    ends of the range of single times.
 
     Args:
         prior: the prior.
@@ -365,8 +365,8 @@ def _range(errors: Array, prior_low: float, prior_high: float) -> tuple[float, f
     """Return the range that contains the next error of the same kind in 90% of cases.
 
     The ends come from split conformal prediction. Each end is then averaged with that of the prior
-    on a logarithmic scale, where the prior counts as much as :data:`_PRIOR_ROWS` errors. Without
-    any error, the result is the prior's range.
+    on a logarithmic scale, where the prior counts as much as :data:`_PRIOR_ROWS` errors. If there
+    are no errors, the result is the prior's range.
     """
     if not len(errors):
         return prior_low, prior_high
@@ -438,8 +438,9 @@ def pair_errors(
 ) -> Array:
     """Return the errors of the predicted time ratios of the pairs of :func:`neighbours`.
 
-    An error is the log of the measured over the predicted ratio. It is divided by the root of the
-    sum of both squared spreads, as if the errors of the two predictions were independent.
+    An error is the log of the measured ratio minus the log of the predicted ratio. It is divided by
+    the root of the sum of both squared spreads, as if the errors of the two predictions were
+    independent.
 
     Args:
         query: the cases.
@@ -459,8 +460,8 @@ def pair_errors(
 def neighbours(query: Query, predicted: Array) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """Pair each GEMM that has a padding with the padding that is predicted to be fastest.
 
-    A padding of a GEMM is another case of the query that differs only in size: each dimension is as
-    large or larger by at most :data:`NEAR`. Advice also picks the padding that is predicted to be
+    A padding of a GEMM is another case of the query that differs only in size: each dimension is
+    equal, or larger by at most :data:`NEAR`. Advice also picks the padding that is predicted to be
     fastest, so the errors of these pairs show how optimistic such a pick is.
 
     Args:
@@ -489,7 +490,7 @@ def neighbours(query: Query, predicted: Array) -> tuple[NDArray[np.intp], NDArra
 
 
 def _best_pads(sizes: NDArray[np.int_], predicted: Array) -> tuple[NDArray[np.intp], ...]:
-    """Find the padding of each shape that is predicted to be fastest.
+    """Find, for each shape, the padding that is predicted to be fastest.
 
     Args:
         sizes: M, N and K (columns) of each shape (rows).
@@ -508,7 +509,7 @@ def _best_pads(sizes: NDArray[np.int_], predicted: Array) -> tuple[NDArray[np.in
     )
     small = np.repeat(np.arange(len(sizes)), [len(positions) for positions in candidates])
     large = np.concatenate([np.array(positions, dtype=np.intp) for positions in candidates])
-    # 2. Keep the candidates that are paddings by their exact sizes.
+    # 2. Keep the candidates that are paddings according to their exact sizes.
     size_ratios = sizes[large] / sizes[small]
     is_near = ((size_ratios >= 1) & (size_ratios <= 1 + NEAR)).all(axis=1)
     is_padding = is_near & (size_ratios > 1).any(axis=1)

@@ -1,4 +1,4 @@
-"""Correct the formula's estimate by public tables and by trees."""
+"""Correct the formula's estimate with public tables and with trees."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kernels.timemodel.estimate import Array, Estimate
 def corrected_estimate(
     inputs: Inputs, constants: Constants, residual: Residual | None, offsets: Offsets | None = None
 ) -> tuple[Estimate, Array]:
-    """Estimate each case by the formula, then correct it by public tables and by trees.
+    """Estimate each case with the formula, then correct it with public tables and with trees.
 
     Args:
         inputs: the cases, all of one group.
@@ -25,8 +25,8 @@ def corrected_estimate(
         offsets: corrections that were learned from public tables, if any.
 
     Returns:
-        The corrected estimates, and the relative spread of the error of each, which is 1 if both
-        ``residual`` and ``offsets`` are None.
+        The corrected estimates, and the relative spread of each estimate's error. The spread is 1
+        if both ``residual`` and ``offsets`` are None.
     """
     guess = inputs.estimate(constants)
     log_ratio = np.zeros(len(guess.time))

@@ -40,11 +40,11 @@ class Inputs:
         machine: the machine whose times are predicted.
         dtype: dtype of all cases.
         problems: the problem of each case.
-        shapes: the cases as arrays, computed as (implicit) GEMMs.
+        shapes: the cases as arrays; a convolution is computed as its implicit GEMM.
         tiles: the tile of each case if every case has a config of a hand-written kernel, otherwise
             None.
         winograd: for each of Winograd's algorithms that the vendor library may choose, the cases as
-            arrays, computed by that algorithm.
+            arrays for that algorithm.
         algorithms: the algorithm that computed each case, empty where it is not known.
     """
 
@@ -103,7 +103,7 @@ class Inputs:
         return Tiles.library(self.machine, self.dtype)
 
     def estimate(self, constants: Constants) -> Estimate:
-        """Estimate by the formula only.
+        """Estimate each case with the formula only.
 
         Where a tile or an algorithm is not known, the fastest one is assumed.
         """
@@ -142,23 +142,24 @@ class Inputs:
     def features(
         self, constants: Constants, guess: Estimate, offsets: Array | None = None
     ) -> Array:
-        """Return the features of a residual's trees, one row per case.
+        """Return the features for a residual's trees, one row per case.
 
         The columns are, in this order:
 
-        - logs of M, N and K, of the estimated time, and of the intensity over the ridge point;
+        - logs of M, N and K, of the estimated time, and of the ratio of the intensity to the ridge
+          point;
         - logs of the product and of the ratio of every two sizes;
         - the share of each limit in the estimated time;
         - the sides of the estimate's tile, the parts of K, the numbers of tiles and of waves, and
           both efficiencies;
         - the tail efficiency with each usual tile;
         - how many times two divides M, N and K, because libraries choose kernels by alignment;
-        - with public tables, the log ratio that each of them predicts, and the log of the problem's
-          bytes over the size of the last-level cache. Operands that fit come from the cache in
-          public tables, but from memory in most of Rooftile's measurements;
+        - with public tables, the log ratio that each of them predicts, and the log of the ratio of
+          the problem's bytes to the size of the last-level cache. Operands that fit come from the
+          cache in public tables, but from memory in most of Rooftile's measurements;
         - for a convolution, logs of the number of images, of the area of an output image, of the
-          filter's area, of the stride and of the alignment, of each algorithm's time over the
-          estimate, and of how much Winograd's tiles pad the outputs.
+          filter's area, of the stride and of the alignment, of the ratio of each algorithm's time
+          to the estimate, and of how much Winograd's tiles pad the outputs.
 
         Args:
             constants: the constants of the estimate.

@@ -21,14 +21,14 @@ UNCALIBRATED = (-0.7, 0.7)
 """Assumed 90% range of log(measured / predicted) without any measurement: a factor of two either
 way.
 
-It contains at least 98% of the times in public tables of H100, A100 and V100, but only 67% of those
-of T4 and none of those of L4."""
+It contains at least 98% of the times in public tables for H100, A100 and V100, but only 67% of the
+times for T4 and none for L4."""
 
 UNCALIBRATED_PAIR = (-0.2, 0.2)
-"""Assumed 90% range for the error of the log time ratio of two neighbouring shapes, whose errors
-are largely the same.
+"""Assumed 90% range of the error of the log time ratio of two neighbouring shapes. It is narrow,
+because the errors of the two shapes are largely the same.
 
-It contains nine in ten pairs of six out of nine public tables. For V100 in fp16, T4 and L4, the
+It contains nine in ten pairs in six of nine public tables. For V100 in fp16, T4 and L4, the
 measured 90% range is up to 0.34 (results/accuracy/neighbours.json)."""
 
 FP32_LIKE = (-0.1, 0.35)
@@ -41,14 +41,14 @@ range, because T4 and L4 take twice as long as predicted
 (results/accuracy/fp32-interval.json)."""
 
 NEAR = 0.125
-"""Largest relative difference of two neighbouring shapes in each dimension."""
+"""Largest relative difference between two neighbouring shapes in each dimension."""
 
 SOFTWARE_ERROR = 0.05
 """Standard deviation of the error that another framework adds to a prediction, as a log ratio.
 
 The disagreement of trees does not show this error. Trees agree about the shapes from which they
 grew, and on some machines about most shapes, but another framework differs at all of them. With a
-smaller value, the 90% interval contains too few times at shapes that the trees had seen
+smaller value, the 90% interval would contain too few times at shapes that the trees had seen
 (``coverage_90_seen`` in results/accuracy/software.json)."""
 
 _NORMAL = 1.645  # half width of a normal distribution's 90% interval, in standard deviations
@@ -108,24 +108,25 @@ class Fit:
 
     Attributes:
         constants: constants of the formula.
-        residual: trees that predict the log ratios that formula and public tables miss.
+        residual: trees that predict the log ratios that remain after the formula and public tables.
         low: lower end of the 90% range of log(measured / predicted) on held-out measurements, as a
             multiple of the prediction's spread.
         high: upper end of that range.
-        pair_low: lower end of the 90% range of the error of a log time ratio of two neighbouring
-            shapes (see :data:`NEAR`), whose errors are largely the same. It is a multiple of the
-            root of the sum of both squared spreads.
+        pair_low: lower end of the 90% range of the error of the log time ratio of two neighbouring
+            shapes (see :data:`NEAR`), as a multiple of the root of the sum of both squared spreads.
+            The errors of such shapes are largely the same.
         pair_high: upper end of that range.
-        rows: number of measured cases to which the fit was made; 0 for constants from elsewhere.
+        rows: number of measured cases that were fitted; 0 for constants from elsewhere.
         pairs: number of pairs of neighbouring shapes among these cases.
         median: median of |predicted / measured − 1| on held-out measurements, as a fraction.
         mean: mean of these errors.
         p95: 95th percentile of these errors.
-        aligned_only: True if all rows of the measured operands were multiples of 16 bytes. The cost
-            of other sizes is then an assumption.
+        aligned_only: True if the length of every row of the measured operands was a multiple of 16
+            bytes. The cost of other lengths is then an assumption.
         layout: layout of the measurements if all are unbatched GEMMs of one layout, otherwise "".
-        scale: factor of the trees' disagreement in the spread. For users of another framework, it
-            converts the disagreement to a standard deviation of the log ratio.
+        scale: factor by which the trees' disagreement is multiplied in the spread. For users of
+            another framework, it converts the disagreement to a standard deviation of the log
+            ratio.
         beside: additional standard deviation for users of another framework, combined in
             quadrature.
         sum_low: factor for the lower half of the interval of a sum of times, relative to the
@@ -242,7 +243,7 @@ class Fit:
 
     @property
     def typical_spread(self) -> float:
-        """Spread of a prediction if the trees disagree as much as usual, or without any trees."""
+        """Spread of a prediction if there are no trees, or if they disagree as much as usual."""
         return math.hypot(self.scale, self.beside)
 
     def spread(self, lo: float, hi: float) -> float:

@@ -27,8 +27,8 @@ PREDICTED = "predicted_"
 :meth:`analysis.model.predict.Prediction.frame`."""
 
 MOST_ROWS = 36_000
-"""Largest number of cases of one operation, dtype and implementation that are all analysed. If
-there are more, only a random sample is analysed. Public tables have fewer."""
+"""Number of cases of one operation, dtype and implementation above which only a random sample is
+analysed. Public tables have fewer cases."""
 
 _SAMPLE = 10_000  # cases in a sample; twice as many hardly improve the predictions
 
@@ -105,8 +105,8 @@ def analyse(recording: Recording) -> Analysis:
     rows = with_steady_times(rows.iloc[sampled_positions(rows)].reset_index(drop=True), recording)
     if rows.empty:
         raise UserError(
-            f"{recording.folder} has no measured case yet. Run {target('sweep', 'run')}; if it "
-            f"ran already, run {command('sweeps doctor')} to look for the cause."
+            f"{recording.folder} has no measured case yet. Run {target('sweep', 'run')}. If it "
+            f"has already run, use {command('sweeps doctor')} to look for the cause."
         )
     calibration = calibrate(recording.machine, rows, priors_for(recording, rows))
     predicted = calibration.held_out.frame().add_prefix(PREDICTED)

@@ -55,7 +55,7 @@ _WEIGHT_SPREAD = 0.2  # Standard deviation of a collection's weight around the p
 _MIN_ROWS_FOR_MISFIT = 40  # Smallest number of cases from which the misfit is estimated.
 _CLEARLY_LESS = 0.7  # A fit is repeated if its misfit is below this share of the prior's misfit.
 _LEAST_MISFIT = 0.01  # Smallest misfit that is assumed, as a log ratio.
-_MAD_TO_STD = 1.48  # Standard deviation of normal values over their median absolute deviation.
+_MAD_TO_STD = 1.48  # Ratio of normal values' standard deviation to their MAD.
 _WEIGHTS = (-0.5, 1.5)  # Bounds of a collection's weight.
 _OUTLIER = 0.5  # Multiple of the misfit beyond which errors count for less than their square.
 _FREE = Spread(scale=10.0, shape=0.1, constants=5.0)
@@ -162,8 +162,8 @@ def fit_collection(
         machine: the machine that was measured.
         source: framework and version of the collection, in words.
         gemms: the measured GEMMs, all of one dtype.
-        seconds: measured seconds of each GEMM, warm: operands that fit into the last-level cache
-            were already there.
+        seconds: measured seconds of each GEMM. The times are warm: operands that fit into the
+            last-level cache were already in it.
         settings: number of trees, and minimum number of rows in a leaf.
     """
     query = Query.plain(gemms, LIBRARY, warm=True)
@@ -230,8 +230,9 @@ def _solve(
     first = _solve_with(spread.misfit, rows, start, prior_weights, spread)
     if len(rows.seconds) < _MIN_ROWS_FOR_MISFIT:
         return first
-    # If the formula fits the cases clearly better than the prior expects, each case tells more
-    # about the constants. A second fit with the smaller misfit gives the prior less weight.
+    # If the formula fits the cases clearly better than the prior expects, each case contains more
+    # information about the constants. A second fit with the smaller misfit gives the prior less
+    # weight.
     misfit = max(rows.misfit(*first), _LEAST_MISFIT)
     if misfit > _CLEARLY_LESS * spread.misfit:
         return first

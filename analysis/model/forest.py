@@ -100,8 +100,8 @@ class Forest:
         """
         if features.shape[1] != self.width:
             raise UserError(
-                f"calibration.json is from another version. Run {command('analysis calibrate')} to "
-                "write it again."
+                "calibration.json was written by another version of Rooftile. Run "
+                f"{command('analysis calibrate')} to write it again."
             )
         rows = features.astype(np.float32)
         mean, deviation = np.empty(len(rows)), np.empty(len(rows))

@@ -1,9 +1,9 @@
 """Widen or narrow intervals by kind of shape (group-conditional conformal intervals).
 
 A 90% interval contains the times of nine in ten of all shapes, but not of nine in ten shapes of
-each kind. Few shapes of public tables, for example, have a small N, so such shapes are predicted
-worse. Each end of the interval is therefore multiplied by a factor of its own for the kind of
-shape. The factors are learned from the errors of held-out collections.
+each kind. Few shapes in public tables, for example, have a small N, so such shapes are predicted
+less accurately. Each end of the interval is therefore multiplied by a separate factor for each kind
+of shape. The factors are learned from the errors of held-out collections.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kernels.problem import WIDE_BYTES, Problem
 from kernels.timemodel.estimate import Array, priced_alignment
 
 NARROW_N = 32
-"""Shapes with an N below this value are narrow. Few GEMMs of public tables have so small an N."""
+"""Shapes with an N below this value are narrow. Few GEMMs in public tables have so small an N."""
 
 VOCABULARY_N = 32_768
 """Shapes with this N or a larger one are projections to a vocabulary."""
@@ -27,11 +27,11 @@ FEW_ROWS = 16
 """Shapes with an M below this value belong to decode steps. They do not fill the smallest tile."""
 
 _PRIOR_WIDER = 0.5
-"""Weight of a factor of 1, in collections, if the errors of a kind require a wider interval."""
+"""Weight of a factor of 1, as a number of collections, if a kind's errors need a wider interval."""
 
 _PRIOR_NARROWER = 4.0
-"""Weight of a factor of 1, in collections, if the errors of a kind allow a narrower interval. It is
-larger, because a framework that was not measured may differ more."""
+"""Weight of a factor of 1, as a number of collections, if a kind's errors allow a narrower
+interval. This weight is larger, because a framework that was not measured may differ more."""
 
 _FEWEST = 20  # A collection with fewer shapes of a kind does not count for that kind.
 _BOUNDS = (0.5, 4.0)  # Bounds of a factor.
@@ -51,11 +51,11 @@ def shape_group(problem: Problem) -> str:
 
 
 class GroupErrors(NamedTuple):
-    """Errors of the predictions of one collection, and the kind of each shape.
+    """Errors of the predictions for one collection, and the kind of each shape.
 
-    ``relative`` has log(measured / predicted) of each shape, divided by the distance of the
-    interval's end on that side from 0. It is −1 at the lower end and 1 at the upper end. ``groups``
-    has the kinds, as :func:`shape_group` names them.
+    ``relative`` has log(measured / predicted) of each shape, divided by the absolute value of the
+    interval's end on the same side. The result is −1 at the lower end and 1 at the upper end.
+    ``groups`` has the kinds, as :func:`shape_group` names them.
     """
 
     relative: Array

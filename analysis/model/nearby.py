@@ -78,7 +78,7 @@ class Collection:
 def fitted_all(machine: Machine, collections: Sequence[Collection]) -> tuple[CollectionTrees, ...]:
     """Fit collections of a machine and of its siblings; those of the machine come first.
 
-    The machine's collections, and those that answer before any measurement
+    The machine's collections, and those that predictions come from before any measurement
     (:func:`analysis.model.prior.leaders`), get finer trees than the others. Collections with fewer
     than :data:`analysis.model.residual.MIN_ROWS` GEMMs are left out.
 
@@ -107,7 +107,7 @@ def priors_for(recording: Recording, rows: pd.DataFrame) -> dict[str, Prior]:
     """Build priors from imported public tables for the groups of a recording.
 
     The tables are those of the machine and of its siblings. Shapes of the recording are left out of
-    the tables, so that no prior was fitted to a shape that it predicts.
+    the tables, so that no prior is fitted to a shape that it predicts.
 
     Only GEMMs of the vendor library in bf16, fp16 or fp8 get a prior, and only if there are at most
     10,000 of the dtype. The result is empty for published recordings and for imported public
@@ -167,8 +167,8 @@ def _nearby_collections(results: Path, machine: Machine, dtype: str) -> Iterator
 def _read_machine(results: Path, machine: Machine, dtype: str) -> list[Collection]:
     """Read the imported collections of a machine in one dtype.
 
-    If a file is damaged, the user is told and the result is empty, because one machine's damaged
-    file must not prevent the calibration of others.
+    If a file is damaged, a message is printed and the result is empty, because one machine's
+    damaged file must not prevent the calibration of other machines.
     """
     try:
         by_source = read_collections(folder_of(results, machine.slug))

@@ -6,12 +6,13 @@ from the formula. The offset of a shape is the weighted sum of these log ratios.
 weights are fitted together to the machine's measurements, and further trees learn what this fit
 misses (:func:`analysis.model.fitting.fit_group`).
 
-A collection of the machine itself has one weight for each kind of limit, because one framework's
-table may predict launches best and another's memory accesses. A collection of a sibling has a
-single weight. The differences between a sibling's collections show what a framework changes.
+A collection of the machine itself has one weight for each kind of limit, because the table of one
+framework may predict launches best, and that of another framework memory accesses. A collection of
+a sibling has a single weight. The differences between a sibling's collections show what a framework
+changes.
 
-The trees must not grow from shapes that were measured on the machine itself. They would predict
-those shapes better than others, so the fit would give the collections too much weight.
+The trees must not grow from shapes that were measured on the machine itself. Otherwise they would
+predict these shapes better than others, and the fit would give the collections too much weight.
 
 Three alternatives were tried and predicted worse: one set of trees for all machines, with facts of
 the machine as features; Gaussian processes; and boosted trees.
@@ -53,8 +54,8 @@ class TreeSettings:
 
 
 WHOLE = TreeSettings(64, 2)
-"""Settings for collections of the machine itself, and for those that answer before any measurement
-(:func:`analysis.model.prior.leaders`)."""
+"""Settings for collections of the machine itself, and for those that predictions come from before
+any measurement (:func:`analysis.model.prior.leaders`)."""
 
 COARSE = TreeSettings(16, 4)
 """Settings for all other collections of siblings. There are many of these and each has a small
@@ -70,7 +71,7 @@ _JSON_SHAPE = {
 class CollectionTrees:
     """Constants and trees that were fitted to one collection of one machine and dtype.
 
-    They predict warm times: operands that fit into the last-level cache are already there.
+    They predict warm times: operands that fit into the last-level cache are already in it.
 
     Attributes:
         machine: the machine that was measured.
@@ -94,7 +95,7 @@ class CollectionTrees:
         return f"{self.source} of {self.machine.slug}"
 
     def constants_on(self, machine: Machine, dtype: str) -> Constants:
-        """Scale the constants to another machine by the two datasheets.
+        """Scale the constants to another machine according to the two datasheets.
 
         Args:
             machine: the machine whose times are predicted.
@@ -180,8 +181,8 @@ class CollectionEstimates(NamedTuple):
     """Predictions of several collections for the same cases. In all arrays, a row is a case.
 
     Attributes:
-        columns: log ratio of the time that each collection (columns) predicts for a case, to the
-            time of the formula with the first collection's constants.
+        columns: log of the ratio between the time that each collection (columns) predicts for a
+            case and the time from the formula with the first collection's constants.
         deviations: standard deviation over the trees of each collection (columns).
         shares: weight of each kind of limit (columns). It is proportional to the fourth power of
             the kind's time in the case, and the weights of a case sum to one.
@@ -193,13 +194,13 @@ class CollectionEstimates(NamedTuple):
 
     @classmethod
     def from_trees(cls, collections: Sequence[CollectionTrees], inputs: Inputs) -> Self:
-        """Predict GEMMs by each collection: by the formula with its constants, then its trees."""
+        """Predict GEMMs with each collection, from the formula and the collection's trees."""
 
         def estimate_with(collection: CollectionTrees) -> Estimate:
             return inputs.estimate(collection.constants_on(inputs.machine, inputs.dtype))
 
-        # 1. Predict log ratios by each collection. All refer to the formula with the constants of
-        #    the first collection.
+        # 1. Predict log ratios with each collection. All ratios refer to the formula with the
+        #    constants of the first collection.
         gemms = [problem for problem in inputs.problems if isinstance(problem, Gemm)]
         first = estimate_with(collections[0])
         columns, deviations = [], []
@@ -218,7 +219,7 @@ class CollectionEstimates(NamedTuple):
         return cls(np.column_stack(columns), np.column_stack(deviations), shares)
 
     def take(self, positions: NDArray[np.intp]) -> Self:
-        """Return the estimates of the cases at some positions."""
+        """Return the estimates of the cases at the given positions."""
         return type(self)(*(array[positions] for array in self))
 
     def regressors(self, same_machine: Sequence[bool]) -> Array:
@@ -226,7 +227,8 @@ class CollectionEstimates(NamedTuple):
 
         Args:
             same_machine: for each collection, True if it was measured on the machine itself. It
-                then has one weight, and one column, for each kind of limit; otherwise it has one.
+                then has one weight and one column for each kind of limit. Otherwise it has only one
+                weight and one column.
         """
         # Each collection's column keeps a second axis, so that it can be multiplied by the shares.
         columns = self.columns.T[:, :, None]
@@ -289,7 +291,7 @@ class Offsets:
 
     @classmethod
     def from_weights(cls, collections: Sequence[CollectionTrees], weights: Sequence[float]) -> Self:
-        """Give each collection one weight that holds for all kinds of limits."""
+        """Give each collection a single weight, which holds for all kinds of limits."""
         return cls(tuple(collections), tuple((weight,) * len(_KINDS) for weight in weights))
 
     def estimates(self, inputs: Inputs) -> CollectionEstimates:
@@ -303,7 +305,8 @@ class Offsets:
     def spread(self, estimates: CollectionEstimates) -> Array:
         """Return the relative spread of each offset's error, from how much the trees disagree.
 
-        It is 1 where the trees agree, and grows with their disagreement, relative to the usual one.
+        It is 1 where the trees agree, and grows with the ratio of their disagreement to the usual
+        one.
         """
         weighted = estimates.deviations * self._weights_by_case(estimates)
         return np.hypot(1.0, np.hypot.reduce(weighted, axis=1) / _USUAL_DISAGREEMENT)

@@ -42,8 +42,8 @@ class Model:
         """Predict every case of a query.
 
         Raises:
-            UserError: if the machine does not compute the dtype of a case, or if the trees of a fit
-                are from another version.
+            UserError: if the machine does not compute the dtype of a case, or if another version of
+                Rooftile wrote the trees of a fit.
         """
         groups = query.groups()
         parts = []
@@ -106,7 +106,7 @@ class Prediction:
 
         Args:
             cases: number of cases of the query.
-            parts: partial predictions, which together have each case once.
+            parts: partial predictions, which together contain each case once.
         """
         columns = {f.name: np.empty(cases) for f in fields(Estimate)}
         lo, hi = np.empty(cases), np.empty(cases)
@@ -168,15 +168,15 @@ def explain(row: Mapping[str, Any], kind: str = "gpu") -> str:
     limit = LIMIT_WORDS[row["limit"]].format(cores=_CORES[kind])
     side = ALGORITHMS[row["algorithm"]]  # side of Winograd's output tile, 0 for an implicit GEMM
     algorithm = f"Winograd over {side}x{side} outputs, " if side else ""
-    split = f", K split in {row['split']}" if row["split"] > 1 else ""
+    split = f", K split into {row['split']} parts" if row["split"] > 1 else ""
     if kind == "cpu":
-        waves, slots = f"at most {row['waves']} per thread", "threads' time"
+        waves, slots = f", at most {row['waves']} per thread", "threads' time"
     else:
-        waves = "1 wave" if row["waves"] == 1 else f"{row['waves']} waves"
-        slots = "waves' slots"
+        count = "1 wave" if row["waves"] == 1 else f"{row['waves']} waves"
+        waves, slots = f"{',' if split else ''} in {count}", "waves' slots"
     tiles = "1 tile" if row["tiles"] == 1 else f"{row['tiles']} tiles"
     return (
-        f"{limit}: {algorithm}{tiles} of {row['tile']}{split} in {waves}, "
+        f"{limit}: {algorithm}{tiles} of {row['tile']}{split}{waves}, "
         f"{row['tail_efficiency']:.0%} of the {slots} used, "
         f"{row['tile_efficiency']:.0%} of the tiles' area useful, "
         f"{row['bytes'] / 1e6:.1f} MB moved"

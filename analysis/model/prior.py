@@ -5,7 +5,7 @@ exists in this list:
 
 1. imported public tables of the machine and of its siblings;
 2. constants that are shipped for the machine;
-3. shipped constants of a sibling, scaled by the two datasheets;
+3. shipped constants of a sibling, scaled according to the two datasheets;
 4. the mean of the shipped constants of all generations, scaled in the same way;
 5. prior 2, 3 or 4 of another dtype (:func:`shared_prior`);
 6. default constants of the machine's generation, in most cases with an interval of a factor of two.
@@ -128,7 +128,7 @@ the constants is wide, because the default constants of a CPU are only a startin
 
 @dataclass(frozen=True)
 class Prior:
-    """Prior of one group: it answers until the machine is measured, and then a fit starts from it.
+    """Prior of one group: predictions use it until the machine is measured, and fits start from it.
 
     Attributes:
         fit: constants and offsets, with the intervals that hold before any measurement.
@@ -136,10 +136,11 @@ class Prior:
             :class:`analysis.model.basis.Basis`.
         source: where the prior comes from, in words for the user.
         spread: how far the prior may be off.
-        warm: True if ``fit`` predicts warm times, for which operands that fit into the last-level
-            cache are already there.
+        warm: True if ``fit`` predicts warm times: operands that fit into the last-level cache are
+            already in it.
         collections: public tables with trees. A fit to measurements changes their weights.
-        leading: positions of those ``collections`` that answer before any measurement.
+        leading: positions of those ``collections`` that predictions come from before any
+            measurement.
     """
 
     fit: Fit
@@ -170,7 +171,8 @@ class Prior:
 
 
 _TREES_ERROR = 0.04
-"""Typical standard deviation of log(measured / predicted) of a public table by its own fit."""
+"""Typical standard deviation of log(measured / predicted) if a public table is predicted by its
+fit."""
 
 
 def prior_from_tables(
@@ -179,8 +181,8 @@ def prior_from_tables(
     """Build a prior from public tables of a machine and of its siblings.
 
     The trees of the tables must not have been grown from the shapes of the query. Before any
-    measurement, the machine's first collection answers. If the machine has none, the first
-    collection of each sibling answers, all with equal weights.
+    measurement, predictions come from the machine's first collection. If the machine has none, they
+    come from the first collection of each sibling, all with equal weights.
 
     The interval is the one learned from the differences between frameworks. It is a multiple of the
     model's error. This error was measured for the tables from which the interval was learned, but
@@ -226,7 +228,7 @@ def prior_from_tables(
 
 
 def leaders(machine: Machine, machines: Sequence[Machine]) -> list[int]:
-    """Return the positions of the collections that answer before any measurement of a machine.
+    """Return the positions of the collections to predict from before a machine is measured.
 
     These are the machine's first collection or, if it has none, the first of each sibling.
 
@@ -241,7 +243,7 @@ def leaders(machine: Machine, machines: Sequence[Machine]) -> list[int]:
 
 
 def software_of(slug: str, dtype: str = DTYPE) -> SoftwareRange:
-    """Return how far other frameworks' times lie from predictions, as a range in spreads.
+    """Return how far other frameworks' times lie from predictions, as multiples of the spread.
 
     The range was learned from bf16 on all machines. It is widened if frameworks differ more on this
     machine. For fp8 it is as wide as for an unmeasured machine, because each framework quantises in
@@ -289,7 +291,7 @@ def shift_of(slug: str, group: str = GROUP) -> Shift:
 
 
 def floor_sentences(slug: str | None = None) -> list[str]:
-    """Say how well the times of a framework's earlier version predict those of its later one.
+    """Say how well an earlier version of a framework predicts the times of a later version.
 
     No model can be expected to predict another framework with a smaller error: this is the floor.
 
@@ -453,15 +455,15 @@ def sibling_pairs(measured: Iterable[str]) -> list[tuple[Machine, Machine]]:
 def nearest_sibling(machine: Machine, measured: Iterable[str]) -> Machine | None:
     """Return the measured machine of the same generation that is most like a machine, if any.
 
-    Neither the peak nor the bandwidth of the two may differ by a larger factor than between any two
-    measured machines of one generation. If several machines qualify, the result is the one with the
-    smallest product of the two factors. An L4 or an RTX 4090 therefore does not take the constants
-    of an L40S, nor an H20 those of an H200: no measurement shows that constants carry over that
-    far. The datasheet facts compared here do not include the power limit, which is lower for a card
-    on PCIe.
+    Neither the peak nor the bandwidth of the two machines may differ by a larger factor than
+    between any two measured machines of one generation. If several machines qualify, the result is
+    the one with the smallest product of the two factors. An L4 or an RTX 4090 therefore does not
+    take the constants of an L40S, nor an H20 those of an H200: no measurement shows that constants
+    carry over that far. The datasheet facts compared here do not include the power limit, which is
+    lower for a card on PCIe.
 
-    The result is None if no machine qualifies, if no two measured machines are of one generation,
-    or if the machine does not compute bf16.
+    The result is None if no machine qualifies, if no two measured machines belong to one
+    generation, or if the machine does not compute bf16.
 
     Args:
         machine: the machine that needs constants.
@@ -496,12 +498,12 @@ def _log_factors(first: Machine, second: Machine) -> tuple[float, float]:
 def carried_fit(fit: Fit, origin: Machine, machine: Machine, learned: SoftwareRange) -> Fit:
     """Carry the fit of one machine over to another machine that was not measured.
 
-    The new interval contains both the learned one and the fit's own, because constants are never
-    more certain on another machine than on the machine to whose times they were fitted.
+    The new interval contains both the learned interval and that of the fit, because constants are
+    never more certain on another machine than on the one whose times were fitted.
 
     Args:
         fit: the fit to carry over.
-        origin: the machine to whose times it was fitted.
+        origin: the machine whose times were fitted.
         machine: the machine whose times are predicted.
         learned: 90% range of the errors of such predictions, learned from pairs of machines.
     """
@@ -515,9 +517,9 @@ def carried_fit(fit: Fit, origin: Machine, machine: Machine, learned: SoftwareRa
 def mean_fit(known: Mapping[str, Constants], machine: Machine, learned: SoftwareRange) -> Fit:
     """Average the constants of measured machines for a machine without a sibling like it.
 
-    Each machine's constants are first scaled by the two datasheets. Every generation has the same
-    weight. The mean predicts better than the constants of a single machine, even of one from the
-    nearest generation.
+    Each machine's constants are first scaled according to the two datasheets. Every generation has
+    the same weight. The mean predicts better than the constants of a single machine, even of one
+    from the nearest generation.
 
     Args:
         known: constants of measured machines, by slug.

@@ -24,7 +24,7 @@ class Query:
         problems: the problems.
         implementations: names of the libraries or kernels that compute them.
         configs: config of a hand-written kernel; empty for the default one and for libraries.
-        cached: True if operands that fit into the last-level cache are already there.
+        cached: True if operands that fit into the last-level cache are already in it.
         sustained: True if launches follow each other without pauses, False for bursts.
     """
 
@@ -41,7 +41,7 @@ class Query:
         Args:
             problems: the problems, timed in bursts.
             implementation: name of the library or kernel.
-            warm: True if operands that fit into the last-level cache are already there. Otherwise
+            warm: True if operands that fit into the last-level cache are already in it. Otherwise
                 all operands come from memory.
         """
         return cls.with_implementations(problems, [implementation] * len(problems), warm)

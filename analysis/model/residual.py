@@ -26,11 +26,11 @@ formula is wrong."""
 MANY_ROWS = 10_000
 """Number of measurements above which trees are judged on a sample, and outliers are not clipped.
 
-Among so many measurements, a time far from the others is not noise, because shapes near it confirm
-it. An example is a weight with a power of two as its size, which hits the cache unusually often."""
+Among so many measurements, a time far from the others is not noise, because similar shapes confirm
+it. An example is a weight whose size is a power of two, which hits the cache unusually often."""
 
 _MIN_CORRELATION = 2.0  # Smallest correlation, in standard errors; pure noise passes once in 40.
-_MAD_TO_STD = 1.4826  # Standard deviation of normal values over their median absolute deviation.
+_MAD_TO_STD = 1.4826  # Ratio of normal values' standard deviation to their MAD.
 _MAX_DEVIATIONS = 4.0  # Robust standard deviations beyond which a measurement is an outlier.
 _LARGE_ERROR = 0.05  # Log ratio above which an error counts for less than its square.
 _FOLDS = 5  # Number of folds of the cross-validation.
@@ -49,12 +49,12 @@ _MIN_SPREAD = 0.005  # Smallest spread, as a log ratio: no machine repeats a tim
 class Residual:
     """Trees of one group, and how much they typically disagree.
 
-    The disagreement about a row is the standard deviation over the trees' log ratios.
+    The disagreement about a row is the standard deviation of the trees' log ratios.
 
     Attributes:
         trees: trees that predict log(measured / formula).
-        seen: median disagreement about rows from which the trees grew, or a minimum if that is
-            smaller. It is added in quadrature to the disagreement about any row.
+        seen: median disagreement about rows from which the trees grew, or a minimum if the median
+            is below it. It is added in quadrature to the disagreement about any row.
         unseen: median of this sum over held-out rows.
     """
 
@@ -63,7 +63,7 @@ class Residual:
     unseen: float
 
     def predict(self, features: Array) -> tuple[Array, Array]:
-        """Predict log(measured / formula) of each row of features.
+        """Predict log(measured / formula) for each row of features.
 
         Returns:
             The log ratios, and the trees' disagreement about each row relative to its median for
@@ -114,8 +114,8 @@ def fit_residual(
         log_ratios: log(measured / predicted) of each case.
         shrunk: if True, the trees' predictions are multiplied by the factor from 0 to 1 that fits
             held-out rows best. If False, the trees are kept as they are or not at all. On top of
-            public tables, trees improve so little that a few hundred rows are too few for a choice
-            between all and nothing.
+            public tables, trees improve predictions so little that a few hundred rows cannot show
+            whether to keep them.
         part_of: number of all rows, if the given rows are the training rows of one fold; otherwise
             None. This number then decides whether there are many rows, so that the trees of a fold
             grow in the same way as those of the final fit.
@@ -161,7 +161,7 @@ def fit_residual(
 
 
 def _predict_held_out(features: Array, log_ratios: Array, trees: int) -> tuple[Array, Array]:
-    """Predict each row by trees that grew from the other folds.
+    """Predict each row with trees that grew from the other folds.
 
     Returns:
         The predicted log ratios, and the standard deviation over the trees for each row.
@@ -179,7 +179,8 @@ def _beats_noise(predicted: Array, log_ratios: Array) -> bool:
     """Return True if held-out predictions correlate with the true log ratios more than noise would.
 
     A comparison of squared errors would be more direct, but with a few hundred rows, outliers make
-    it too noisy. It rejected trees that reduced the error by a seventh on all rows but outliers.
+    it too noisy. Such a comparison rejected trees that reduced the error by a seventh on all rows
+    but outliers.
     """
     # Constant predictions have a covariance and a scale of 0. Without this minimum of the scale,
     # they would pass.
@@ -192,8 +193,8 @@ def _beats_noise(predicted: Array, log_ratios: Array) -> bool:
 def _best_factor(predicted: Array, log_ratios: Array) -> float:
     """Return the factor from 0 to 1 with which held-out predictions fit the log ratios best.
 
-    It is a least-squares fit without a constant term. The weights make a large error count by its
-    size, not by its square.
+    The factor comes from a weighted least-squares fit without a constant term. The weights make a
+    large error count in proportion to its size, not to its square.
     """
     weight = 1 / np.hypot(1, (log_ratios - predicted) / _LARGE_ERROR)
     covariance = float(np.sum(weight * predicted * log_ratios))

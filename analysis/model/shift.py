@@ -31,8 +31,8 @@ _SHAPE = {name: [Number(-50, 50)] for name in ("log_seconds", "log_ratios")}
 class CollectionPair(NamedTuple):
     """Times of two collections of one machine, at the shapes that both have.
 
-    ``seconds`` are the times in the machine's table. ``log_ratios`` are the logs of the other
-    collection's times over these.
+    ``seconds`` are the times in the machine's table. ``log_ratios`` are the logs of the ratios of
+    the other collection's times to these times.
     """
 
     seconds: Array

@@ -1,6 +1,6 @@
 """Uncertainty of sums of predicted times, such as the time of all GEMMs in one step of a model.
 
-The errors of the GEMMs in a step are correlated, and how strongly differs between libraries. For
+The errors of the GEMMs in a step are correlated, to a degree that differs between libraries. For
 each group of measured cases, steps are therefore simulated: a few cases are drawn at random, and
 the sum of their predicted times is compared with the sum of their measured times. Convolutions are
 treated like GEMMs.
@@ -44,7 +44,7 @@ class Times(NamedTuple):
 
 
 def half_interval_of_sum(parts: Array, correlation: float) -> Array:
-    """Return the half width of the interval of sums of times, given those of the single times.
+    """Return the half widths of the intervals of sums of times, given those of the single times.
 
     Args:
         parts: half widths of the intervals of the times, of shape (..., times in a sum).
@@ -82,8 +82,8 @@ def sum_factors(times: Times, lo: Array, hi: Array) -> tuple[float, float]:
         hi: upper ends of the 90% intervals of the cases, in seconds.
 
     Returns:
-        Factors of the lower and of the upper half of the interval, with which it contains nine in
-        ten sums. With fewer than 40 cases, both are 1. Neither is below 0.25.
+        Factors for the lower and the upper half of the interval, so that it contains nine in ten
+        sums. With fewer than 40 cases, both are 1. Neither is below 0.25.
     """
     if len(lo) < _MIN_CASES:
         return 1.0, 1.0
@@ -109,7 +109,7 @@ def change_factors(before: Times, after: Times, less: Array, more: Array) -> tup
         more: seconds by which it may be slower: the upper half of that interval.
 
     Returns:
-        Factors of the lower and of the upper half of the interval of a step's time after the
+        Factors for the lower and the upper half of the interval of a step's time after the
         replacements. With fewer than 40 faster replacements, both are 1. Neither is below 0.25.
     """
     promising = after.predicted < before.predicted
@@ -141,9 +141,9 @@ def change_factors(before: Times, after: Times, less: Array, more: Array) -> tup
 
 
 def _factors(error: Array, below: Array, above: Array) -> tuple[float, float]:
-    """Return the factors for both halves of intervals so that these contain nine in ten errors.
+    """Return factors with which the two halves of intervals contain nine in ten errors.
 
-    Factors below :data:`_MIN_FACTOR` are raised to it.
+    Both factors are at least :data:`_MIN_FACTOR`.
 
     Args:
         error: error of each sum, in seconds.

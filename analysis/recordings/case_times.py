@@ -3,8 +3,8 @@
 A comparison needs the typical time of each case and its standard error. If single samples are
 known, the typical time is the 20% trimmed mean of their logarithms. This mean ignores a few
 disturbed samples, and for normal noise it has a smaller error than the median. Its standard error
-is computed from the winsorised variance (Tukey and McLaughlin), and has as many degrees of freedom
-as samples are left after trimming, minus one.
+is computed from the winsorised variance (Tukey and McLaughlin), and its number of degrees of
+freedom is the number of samples left after trimming, minus one.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from sweeps.store import CONFIRMED_COLUMNS
 _ASSUMED = 0.01  # assumed standard deviation of a log time between processes
 _AS_CASES = 2  # number of re-timed cases that the assumption counts as
 _LEAST_BLOCKS = 4  # fewest blocks that a process needs, because their mean leaves out both extremes
-_REMEDY = f"Move it away; {target('sweep', 'confirm')} measures the pairs again."
+_REMEDY = f"Move the file away; {target('sweep', 'confirm')} measures the pairs again."
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,8 @@ class Pair:
     Attributes:
         before: the first contender.
         after: the second contender.
-        log_ratios: logs of the ratio of times, first contender over second, one tuple for each
-            process, with one value for each of its blocks.
+        log_ratios: logs of the ratio of the first contender's time to the second contender's time:
+            one tuple for each process, with one value for each of its blocks.
         between: standard deviation of a log time between processes, without the change that all
             cases share. It combines an assumed value with what the run measured by re-timing some
             of its cases.
@@ -78,11 +78,11 @@ def confirmed_pairs(recording: Recording) -> list[Pair]:
 def _between(repeats: Mapping[str, Any] | None) -> tuple[float, int]:
     """Return how much a log time differs between processes beyond the change that all cases share.
 
-    The measured variance is averaged with an assumed one, which matters if few cases were timed
-    again. If none were, only the assumption counts.
+    The measured variance is averaged with an assumed one, which matters if few cases were re-timed.
+    If no cases were, only the assumption counts.
 
     Args:
-        repeats: the entry ``repeats`` of run.json; None if too few cases were timed again.
+        repeats: the entry ``repeats`` of run.json; None if too few cases were re-timed.
 
     Returns:
         The standard deviation, and the number of cases that it is based on. The assumption counts

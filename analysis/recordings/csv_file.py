@@ -94,15 +94,17 @@ class Faults:
         # One damaged line is always tolerated, unless the file has no other line.
         if sentences and (damaged > max(1, MOST_DAMAGED * count) or damaged == count):
             line, fault = min(fault_of.items())
-            raise UserError(
-                f"{damaged} of {count} lines of {self._path} are damaged, such as line {line}: "
-                f"{fault}. {self._remedy}"
-            )
+            extent = f"{damaged} of {count} lines of {self._path} are damaged, such as line {line}"
+            if count == 1:
+                extent = f"the only line of {self._path} is damaged"
+            raise UserError(f"{extent}: {fault}. {self._remedy}")
         for sentence in sentences[:_NAMED]:
             _say_once(f"{self._path.parent}: {sentence}")
         if len(sentences) > _NAMED:
-            more = counted(len(sentences) - _NAMED, "more damaged line")
-            _say_once(f"{self._path.parent}: {more} of {name} left out.")
+            unnamed = len(sentences) - _NAMED
+            more = counted(unnamed, "more damaged line")
+            verb = "was" if unnamed == 1 else "were"
+            _say_once(f"{self._path.parent}: {more} of {name} {verb} left out.")
         return sentences
 
 
@@ -157,7 +159,7 @@ def read_csv(
     if missing := [name for name in kinds if name not in names and name not in optional]:
         raise UserError(f"{path} has no column {missing[0]!r}. {remedy}")
     if repeated := [name for name in names if names.count(name) > 1]:
-        raise UserError(f"{path} has column {repeated[0]!r} twice. {remedy}")
+        raise UserError(f"{path} has the column {repeated[0]!r} twice. {remedy}")
     # 3. Split the lines into cells, and convert each column. The header is line 1.
     numbered = [(number, line) for number, line in enumerate(lines, 2) if line]
     cells, complete = _cells(header, [line for _, line in numbered], kinds)
@@ -174,7 +176,7 @@ def read_csv(
 def _cells(
     header: str, lines: Sequence[str], columns: Iterable[str]
 ) -> tuple[dict[str, pa.Array], NDArray[np.bool_]]:
-    """Return the cells of some columns as text, and a mask of the lines that are complete.
+    """Return the cells of the given columns as text, and a mask of the lines that are complete.
 
     A line is incomplete if it has fewer or more cells than the header, an unclosed quotation, or
     bytes that are not UTF-8. The cells of an incomplete line are returned as empty strings.

@@ -106,7 +106,7 @@ class Recording:
 
     @property
     def is_public_table(self) -> bool:
-        """True if the recording is a public table, whose framework may not be the user's."""
+        """True if the recording is a public table. The user may run another framework."""
         return self.public and self.run["public"]["framework"] != FILE
 
     @property
@@ -125,7 +125,7 @@ class Recording:
     def caption(self, dates: Sequence[str] = ()) -> str:
         """Return a plot's caption: machine, versions, date, and a warning if the run was disturbed.
 
-        The caption of an imported recording has the machine, the source and the cache state.
+        The caption of an imported recording names the machine, the source and the cache state.
 
         Args:
             dates: dates to name; if empty, those of the run.
@@ -172,7 +172,7 @@ def find_recording(machine: str | None, results: Path = RESULTS) -> Path:
     if is_complete(folder_of(results, machine)):
         return folder_of(results, machine)
     raise UserError(
-        f"there is no recording of {machine}; recorded machines are {', '.join(recorded)}."
+        f"there is no recording of {machine}; choose a recorded machine: {', '.join(recorded)}."
     )
 
 
@@ -266,7 +266,7 @@ def load_run(folder: Path) -> dict[str, Any]:
 
     Raises:
         UserError: if the file or the plan is unreadable, if the description of the machine is
-            invalid, or if the schema or protocol is another one.
+            invalid, or if this code cannot read the schema or protocol.
     """
     run: dict[str, Any] = printable(read_run(folder))
     try:

@@ -34,7 +34,7 @@ from sweeps.timing.statistics import CHECKPOINTS, Z95, median, median_interval
 
 _DECILE_RANGE = 2.563  # 10th to 90th percentile of normal values, in standard deviations
 
-_REMEDY = "Move it away; ratios are then computed from the intervals of the times."
+_REMEDY = "Move the file away; ratios are then computed from the intervals of the times."
 
 _MIN_IN_ROUND = 6  # fewest cases of a round whose median shows how fast the machine was
 
@@ -43,7 +43,7 @@ SINGLE_HALF = 0.051
 
 It comes from two collections of the same GEMMs on an H100: AIConfigurator's TensorRT-LLM 1.3.0rc10
 and rc20, bf16, 35,700 shapes, each time the mean of six replays. Their times differ by at most 7.2%
-in 95% of the shapes. Both times contribute equally to the difference, so the half-width of one of
+for 95% of the shapes. Both times contribute equally to the difference, so the half-width of one of
 them is smaller by a factor of √2."""
 
 Rounds = Mapping[tuple[str, int], float]
@@ -94,7 +94,7 @@ class MeasuredTime:
 
 
 def repeated_ratio(one: MeasuredTime, other: MeasuredTime) -> tuple[float, float, float] | None:
-    """Return the time of one case over that of another, with the 95% interval of a repetition.
+    """Return the ratio of two cases' times, first to second, with the 95% interval of a repetition.
 
     A change of speed that all cases share between two processes does not widen the interval. The
     result is None if the times were measured at different places (run, worker and GPU), because
@@ -173,7 +173,7 @@ def _between(run: Mapping[str, Any], name: str) -> float:
     canary = run.get("canary")
     if not canary:
         return 0.0
-    # The canary's spread is the range from its 10th to its 90th percentile over its median.
+    # The canary's spread is the range from its 10th to its 90th percentile, divided by its median.
     return 0.5 * float(canary["spread"]) / _DECILE_RANGE
 
 
@@ -196,8 +196,8 @@ def steady_times(
     """Return the corrected log of each row's time in seconds, and its standard error.
 
     The time of a case with at least six recorded samples is corrected for the machine's slowness in
-    each round. That slowness is the median, over all cases sampled in the round, of a sample over
-    its case's median. A round with fewer than six cases is not corrected.
+    each round. That slowness is the median ratio of a sample to its case's median, taken over all
+    cases that were sampled in the round. A round with fewer than six cases is not corrected.
 
     The standard error is that of a repetition, without the change that all cases share, because the
     times are meant for ratios. It is NaN where a time has no interval.
@@ -254,7 +254,7 @@ def with_steady_times(rows: pd.DataFrame, recording: Recording) -> pd.DataFrame:
 
 
 def steady_ratio(before: pd.DataFrame, after: pd.DataFrame) -> dict[str, pd.Series]:
-    """Return ratios of times, before over after, with the 95% interval of a repetition.
+    """Return the ratios of the times before to those after, with the 95% interval of a repetition.
 
     Args:
         before: rows that :func:`with_steady_times` returned, or a single such row.

@@ -30,7 +30,7 @@ _WORDS = {
     "op": ("gemm", "conv", *OPERATIONS), "dtype": TIMED_DTYPES, "mode": MODES,
     "cache": CACHES, "status": STATUSES,
 }  # fmt: skip
-"""Words that the cells of each of these columns may have."""
+"""Words that the cells of each of these columns may contain."""
 
 _WIDEST = max(DTYPE_BYTES.values())  # bytes of an element of the widest dtype
 _RATES = ("tflops", "gbps")
@@ -67,14 +67,14 @@ def _check_origin(frame: pd.DataFrame, path: Path, run: str) -> None:
     if (schemas != SCHEMA).mean() > MOST_DAMAGED:
         other_schema = schemas[schemas != SCHEMA].iloc[0]
         raise UserError(
-            f"{path} has rows of schema {other_schema}; this version reads {SCHEMA}. Measure "
+            f"{path} has rows with schema {other_schema}; this version reads {SCHEMA}. Measure "
             "again, or read it with the version of Rooftile that wrote it."
         )
     other_runs = sorted(set(frame["run"].dropna()) - {run, ""}) or ["without a name"]
     if (frame["run"] != run).mean() > MOST_DAMAGED:
         raise UserError(
-            f"{path} has rows of other runs than its run.json ({', '.join(other_runs)}). Rows of "
-            f"several runs cannot be mixed. {_REMEDY}"
+            f"{path} has rows from runs other than that of its run.json ({', '.join(other_runs)}). "
+            f"Rows from several runs cannot be mixed. {_REMEDY}"
         )
 
 
@@ -99,7 +99,7 @@ def _record_time_faults(frame: pd.DataFrame, record: Any) -> None:
 
     Args:
         frame: the rows.
-        record: records a fault of some rows, like :meth:`Faults.record`.
+        record: function that records a fault of the given rows, like :meth:`Faults.record`.
     """
     ok = (frame["status"] == "ok").to_numpy(dtype=bool)
 

@@ -103,9 +103,9 @@ def why_unusable(folder: Path) -> str:
 def _is_as_fast(first: Recording, second: Recording) -> bool:
     """Return True if the speeds of two runs differ no more than those of one machine in one state.
 
-    Machines with the same name may differ, as virtual machines do. The cases that both runs timed
-    decide. If there are fewer than six of them, the canary GEMM decides. If one of the runs does
-    not have a canary either, the runs count as equally fast.
+    Machines with the same name may differ, as virtual machines do. The comparison uses the cases
+    that both runs timed. If there are fewer than six of them, it uses the canary GEMM. If one of
+    the runs has no canary either, the runs count as equally fast.
     """
     first_times = dict(zip(_identities(first.ok), first.ok["time_us"], strict=True))
     second_times = dict(zip(_identities(second.ok), second.ok["time_us"], strict=True))
@@ -219,13 +219,13 @@ def health_lines(recording: Recording, error: float = 0.0) -> list[str]:
         for part in recording.parts:
             name = part.run["run"]
             verdict = (part.run.get("health") or {}).get("verdict", "not judged")
-            runs.append(f"{counts.get(name, 0)} of {name} ({verdict})")
+            runs.append(f"{counts.get(name, 0)} from {name} ({verdict})")
         lines.append(f"Times come from {len(runs)} runs: {', '.join(runs)}.")
     own_run = recording.run if recording.public else load_run(recording.folder)
     if recording.parts and own_run["run"] not in {part.run["run"] for part in recording.parts}:
         lines.append(
             f"The run of {own_run['run']} is left out: another run is better and covers all its "
-            "cases, or its speed differs from that of the best run."
+            "cases, or the speeds of this run and of the best run differ."
         )
     return lines
 

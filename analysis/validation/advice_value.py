@@ -1,8 +1,8 @@
-"""Measure what it is worth to follow the advice, on held-out shapes of a table.
+"""Measure how much following the advice is worth, on the held-out shapes of a table.
 
 For *choose* queries, random neighbourhoods are drawn: all held-out shapes within ±15% of one shape
 in every dimension. The regret is how much slower (in FLOP/s) the recommended shape is than the
-fastest shape of the neighbourhood.
+fastest shape in the neighbourhood.
 
 For *pad* queries, only shapes with a held-out padding are drawn. A padding is at most 15% larger in
 every dimension. The report says how much time the advice saves, the 95th percentile of the time
@@ -37,8 +37,8 @@ from analysis.validation.holdout import Validation
 from kernels.common.errors import UserError
 from kernels.timemodel.estimate import Array
 
-_MIN_FLOPS = 1e9  # Shapes of less work are left out.
-_REACH = 0.15  # Largest relative difference of neighbours in each dimension.
+_MIN_FLOPS = 1e9  # Shapes with fewer FLOP are left out.
+_REACH = 0.15  # Largest relative difference between neighbours in each dimension.
 _MIN_MEMBERS = 4  # Smallest number of shapes in a neighbourhood to choose from.
 _OPPORTUNITY = 0.05  # A shape could gain if its best padding gains at least this much.
 DRAWS = 4000
@@ -54,7 +54,8 @@ class Padding:
         moved: number of shapes that were padded.
         gain: mean gain over all shapes, padded or not.
         loss_p95: 95th percentile of the loss over all shapes; a gain is a negative loss.
-        found: share that was padded, among the shapes that could gain 5%; 0 if there are none.
+        found: share of padded shapes among those that could gain at least 5%; 0 if there are no
+            such shapes.
     """
 
     moved: int
@@ -97,7 +98,7 @@ class _Claim(NamedTuple):
 
 
 def judge_advice(validation: Validation, draws: int = DRAWS) -> AdviceValue:
-    """Judge the advice on the held-out shapes of a validation that have more than 1e9 FLOP.
+    """Judge the advice on those held-out shapes of a validation that have more than 1e9 FLOP.
 
     Args:
         validation: the held-out shapes and their predictions. Its seed determines the draws.
@@ -116,7 +117,8 @@ def judge_advice(validation: Validation, draws: int = DRAWS) -> AdviceValue:
     small_shapes = list(itertools.islice(with_padding, draws))
     if not centres or not small_shapes:
         raise UserError(
-            f"{validation.source.name} has too few neighbouring shapes to judge advice."
+            f"{validation.source.name} has too few neighbouring shapes to judge advice; give "
+            "another file, or leave out --advice."
         )
     regret, choose_claims = _judge_choosing(rows, centres)
     padding, hindsight, pad_claims = _judge_padding(rows, small_shapes)
@@ -223,7 +225,7 @@ class MeasuredValue:
     """Value of measuring the model's best candidates with the original shape, as fractions.
 
     Attributes:
-        choose_regret: mean regret of the shapes that were chosen by these measurements.
+        choose_regret: mean regret of the shapes that were chosen with these measurements.
         pad_gain: mean gain over all shapes, padded or not.
         pad_loss_p95: 95th percentile of the loss over all shapes; a gain is a negative loss.
     """
@@ -239,9 +241,9 @@ def judge_measured(
     """Judge the rule that measures the model's best candidates and picks the fastest.
 
     A second table of the same shapes serves as these measurements, and the table of the validation
-    as the truth. With only one table, a pick would seem better than it is, because the noise that
-    led to the pick would also judge it. A shape is kept unless another one is measured to be better
-    by at least :data:`MIN_GAIN`.
+    as the truth. With only one table, a pick would seem better than it is, because the same noise
+    would affect both the pick and its judgement. A shape is kept unless another one is measured to
+    be better by at least :data:`MIN_GAIN`.
 
     Args:
         validation: the held-out shapes and their predictions. Its seed determines the draws.
@@ -272,8 +274,11 @@ def judge_measured(
             if len(members) >= fewest:
                 drawn.append((original, members))
         if not drawn:
-            raise UserError(f"{repeated.name} has too few of the same shapes to judge advice.")
-        # 3. Pick the fastest of the best candidates by the second table, and judge it by the
+            raise UserError(
+                f"{repeated.name} has too few of the same shapes to judge advice; give another "
+                "file with --again."
+            )
+        # 3. Pick the fastest of the best candidates with the second table, and judge it with the
         #    first table. Shapes are compared by FLOP/s for choose queries, and by time for pad
         #    queries.
         work = rows.flops if query_kind == "choose" else np.ones(len(rows.flops))
@@ -310,7 +315,7 @@ def _best_measured(original: int, candidates: Sequence[int], speed: Array) -> in
 
 
 class _HeldOutRows:
-    """Held-out shapes of more than 1e9 FLOP, as arrays with one element per shape.
+    """Held-out shapes with more than 1e9 FLOP, as arrays with one element per shape.
 
     ``flops`` are those of the shapes, ``seconds`` the measured times and ``predicted`` the
     predicted times in seconds. Methods identify a shape by its position in these arrays.

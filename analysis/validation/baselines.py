@@ -2,7 +2,7 @@
 
 - ``datasheet``: the time at the datasheet's peak and bandwidth.
 - ``three_constants``: the same with three constants that were set by hand.
-- ``four_fitted``: a law of four constants, fitted to the calibration measurements.
+- ``four_fitted``: a law with four constants, fitted to the calibration measurements.
 - ``physics``: the formula with the model's constants but without its trees.
 """
 
@@ -74,7 +74,7 @@ def _floors(source: PublicRows, machine: Machine) -> tuple[Array, Array]:
 def _fit_four_constants(
     floors: tuple[Array, Array], seconds: Array
 ) -> Callable[[tuple[Array, Array]], Array]:
-    """Fit a law of four constants to measured times.
+    """Fit a law with four constants to measured times.
 
     The constants are the shares of peak and bandwidth, the time of a launch, and the exponent that
     combines the times of arithmetic and memory.

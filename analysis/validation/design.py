@@ -12,8 +12,8 @@ def choose_rows(features: Array, count: int, seed: int = 0) -> NDArray[np.intp]:
     """Choose ``count`` candidates that are spread evenly over the space of their features.
 
     The space is divided into boxes by repeated cuts, and one candidate is drawn from each final
-    box. A cut divides a box along the feature with the largest standard deviation in it. The cut is
-    at a quantile, so that all final boxes have about the same number of candidates.
+    box. A cut divides a box along the feature that has the largest standard deviation in that box.
+    The cut is at a quantile, so that all final boxes have about the same number of candidates.
 
     Args:
         features: array of shape (candidates, features). Each feature is standardised first.

@@ -26,12 +26,13 @@ from analysis.model.query import Query
 from analysis.validation.baselines import baseline_errors
 from analysis.validation.design import choose_rows
 from analysis.validation.error_summary import Errors
+from kernels.common.counts import counted
 from kernels.common.errors import UserError
 from kernels.machine import Machine
 from kernels.timemodel.constants import foreign_constants
 
 HOLDOUTS = ("rows", "levels", "beyond", "folds")
-"""Ways to choose the held-out rows, which :func:`validate` explains."""
+"""Ways to choose the held-out rows. :func:`validate` explains them."""
 FOLDS = 5
 """Number of folds of a calibration in a validation."""
 _WITHHELD_SHARE = 0.3  # Hold-out "levels": share of the values of M, N and K that are withheld.
@@ -52,12 +53,12 @@ class Validation:
         tested: the held-out rows.
         prediction: prediction of the held-out rows.
         model: the calibrated model.
-        constants_from: slug of the machine whose constants predict; empty if the model was
+        constants_from: slug of the machine whose constants are used; empty if the model was
             calibrated, or comes from public tables.
         baselines: errors of simpler predictors on the held-out rows; None for those that were not
             judged.
-        prior: names of the public tables from which the calibration started, or which predict
-            without calibration.
+        prior: names of the public tables from which the calibration started, or from which the rows
+            were predicted without calibration.
     """
 
     machine: Machine
@@ -111,10 +112,10 @@ class Validation:
 
     @property
     def neighbours(self) -> dict[str, Any]:
-        """Errors of predicted time ratios of shapes and their paddings.
+        """Errors of the predicted ratios between the times of shapes and of their paddings.
 
         The keys are ``pairs``, the number of pairs, and ``low`` and ``high``, the ends of the 90%
-        range of the errors of log ratios. Both ends are None without any pair.
+        range of the errors of log ratios. Both ends are None if there are no pairs.
         """
         predicted = self.prediction.estimate.time
         tested = self.tested
@@ -183,13 +184,13 @@ def validate(
     - ``levels``: 30% of the values of M, of N and of K are withheld. Rows with none of these values
       may be calibrated on. Rows whose M, N and K are all withheld are tested.
     - ``beyond``: rows with M up to 2304 may be calibrated on. Rows with a larger M are tested.
-    - ``folds``: each fifth of all rows is predicted by a fit to the other four fifths.
+    - ``folds``: each fifth of all rows is predicted with a fit to the other four fifths.
 
     Args:
         source: the measured rows.
         machine: the machine on which they were measured.
         calibrate: number of rows to calibrate on; None for all that may be calibrated on. With 0,
-            the constants of another machine predict. The hold-out ``folds`` always uses all rows.
+            the constants of another machine are used. The hold-out ``folds`` always uses all rows.
         seed: seed that breaks ties in the choice of calibration rows, and chooses the withheld
             values of ``levels``.
         holdout: one of :data:`HOLDOUTS`.
@@ -207,8 +208,8 @@ def validate(
         calibrate = len(pool)
     if calibrate > len(pool):
         raise UserError(
-            f"--calibrate is {calibrate}, but {source.name} has only {len(pool)} rows to calibrate "
-            "on; give that number or less."
+            f"--calibrate is {calibrate}, but {source.name} has only {counted(len(pool), 'row')} "
+            f"to calibrate on; give at most {len(pool)}."
         )
     # 2. Calibrate on rows that are chosen by their features only. Without calibration, the model is
     #    the formula with constants of another machine.
@@ -228,7 +229,7 @@ def validate(
         )
         # A group without calibration rows keeps the constants of the other machine.
         model = replace(model, fits={**model.fits, **calibration.model.fits})
-    # 3. Predict the held-out rows by the model and by the baselines.
+    # 3. Predict the held-out rows with the model and with the baselines.
     if holdout != "folds":
         tested = np.setdiff1d(tested, calibration_rows)
     if not len(tested):
@@ -237,7 +238,7 @@ def validate(
             "--holdout."
         )
     held_out = source.take(tested)
-    # With folds, the calibration already predicted each row by a fit to the other folds.
+    # With folds, the calibration already predicted each row with a fit to the other folds.
     prediction = calibration.held_out if holdout == "folds" else model.predict(query.take(tested))
     baselines = baseline_errors(model, source.take(calibration_rows), held_out, query.take(tested))
     if holdout == "folds":  # these two baselines were fitted to the tested rows
@@ -259,7 +260,7 @@ def validate(
 def _spread(machine: Machine, dtype: str) -> Spread:
     """Return the uncertainty of another machine's constants.
 
-    It was learned for 16-bit dtypes on GPUs, and is assumed for everything else.
+    It was learned for 16-bit dtypes on GPUs. For everything else, :data:`UNKNOWN` is assumed.
     """
     learned = machine.kind == "gpu" and dtype in TWINS
     return Spread.from_shipped("generation") if learned else UNKNOWN
@@ -270,8 +271,8 @@ def split_rows(
 ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """Return the positions of the rows that may be calibrated on, and of those that may be tested.
 
-    With the hold-outs ``rows`` and ``folds``, both are all rows, and :func:`validate` chooses the
-    tested rows later. It also explains the hold-outs.
+    With the hold-outs ``rows`` and ``folds``, both results contain all rows, and :func:`validate`,
+    which explains the hold-outs, chooses the tested rows later.
     """
     rows = np.arange(len(source), dtype=np.intp)
     if holdout in ("rows", "folds"):

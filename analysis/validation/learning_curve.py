@@ -59,7 +59,7 @@ def learning_curve(
 def noise_floor(first: PublicRows, second: PublicRows) -> Errors:
     """Estimate the error of a perfect model from two measurements of the same shapes.
 
-    It is the relative difference of the two times, divided by √2.
+    This error is the relative difference between the two times, divided by √2.
 
     Args:
         first: the measured rows.

@@ -1,12 +1,12 @@
 """Judge predictions that combine public tables with a few measurements of a machine.
 
-One public collection takes the role of the machine's measurements and is not used as a prior. The
+One public collection takes the place of the machine's measurements and is not used as a prior. The
 model is calibrated on some of its rows and tested on others.
 
-Tested shapes are removed from the priors' collections, because most shapes of a user are not in any
-table. With the hold-out ``levels``, all shapes with a withheld value of M, N or K are removed, too.
-Shapes that are calibrated on are also removed. Otherwise the priors would predict them better than
-the tested shapes, and calibration would trust the priors too much.
+Tested shapes are removed from the priors' collections, because most of a user's shapes are not in
+any table. With the hold-out ``levels``, all shapes with a withheld value of M, N or K are removed,
+too. Shapes that are calibrated on are also removed. Otherwise the priors would predict them better
+than the tested shapes, and calibration would trust the priors too much.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from analysis.validation.baselines import baseline_errors
 from analysis.validation.design import choose_rows
 from analysis.validation.holdout import FOLDS, Validation, split_rows
 from kernels.common.aliases import slug_meant
+from kernels.common.counts import counted
 from kernels.common.errors import UserError
 from kernels.machine import Machine, known_machine, known_machines
 from kernels.problem import Gemm
@@ -48,7 +49,7 @@ def named_collections(names: str, judged: Path, machine: Machine, dtype: str) ->
         names: files or slugs of machines, separated by commas. A slug stands for all public tables
             of that machine, beginning with the table that ``import`` would choose for it.
         judged: file with the measurements under test, which must not be a prior.
-        machine: machine of that file.
+        machine: the machine whose times are in that file.
         dtype: dtype of the collections.
 
     Raises:
@@ -86,7 +87,7 @@ def _find_collections(name: str, judged: Path, machine: Machine, dtype: str) -> 
     collections = [collection for collection in collections if len(collection.gemms)]
     if not collections:
         raise UserError(
-            f"{name} has no other {dtype} table than the one under test; give another --prior."
+            f"{name} has no {dtype} table other than the one under test; give another --prior."
         )
     return collections
 
@@ -131,11 +132,11 @@ def validate_with_prior(
     - ``folds``: each fifth of the shapes in turn, so that all rows are tested.
 
     Args:
-        source: rows that take the role of the machine's measurements.
+        source: rows that take the place of the machine's measurements.
         machine: the machine on which they were measured.
         named: the public collections, the most trusted first. Calibration fits their weights.
-            Without calibration, the machine's first collection predicts or, if it has none, the
-            first of each sibling.
+            Without calibration, predictions come from the machine's first collection or, if the
+            machine has none, from the first collection of each sibling.
         calibrate: number of rows to calibrate on; 0 for no calibration, None for all rows that may
             be calibrated on.
         seed: seed that breaks ties in the choice of rows, and chooses what is held out. The
@@ -152,9 +153,7 @@ def validate_with_prior(
         words = f"{', '.join(others)} or {last}"
         raise UserError(f"with --prior, --holdout must be {words}, not {holdout!r}.")
     if not all(isinstance(problem, Gemm) for problem in source.problems):
-        raise UserError(
-            "public tables have only GEMMs, so --prior cannot judge convolutions; leave it out."
-        )
+        raise UserError("public tables have only GEMMs; to judge convolutions, leave out --prior.")
     source = replace(source, warm=True)
     if holdout != "folds":
         return _validate_once(source, machine, named, calibrate, seed, holdout)
@@ -184,8 +183,8 @@ def _validate_once(
     count = len(pool) if calibrate is None else calibrate
     if count > len(pool):
         raise UserError(
-            f"--calibrate is {count}, but {source.name} has only {len(pool)} rows to calibrate "
-            "on; give that number or less."
+            f"--calibrate is {count}, but {source.name} has only {counted(len(pool), 'row')} to "
+            f"calibrate on; give at most {len(pool)}."
         )
     if not len(tested):
         raise UserError(f"{source.name} has no row to test; give another --holdout.")
@@ -203,14 +202,15 @@ def _validate_once(
         levels = [
             np.setdiff1d(sizes[:, column], sizes[pool, column]) for column in range(sizes.shape[1])
         ]
-    if not count:  # without calibration, only the leading collections predict
+    if not count:  # without calibration, only the leading collections are used
         named = [named[i] for i in leaders(machine, [collection.machine for collection in named])]
     trees = fitted_all(machine, [collection.without(excluded, levels) for collection in named])
     if named and not trees:
         raise UserError(
-            "--prior has too few shapes apart from those under test; name another collection."
+            "the collections of --prior have too few shapes apart from those under test; name "
+            "another collection."
         )
-    # 3. Calibrate with the collections as the prior, or predict by the prior only.
+    # 3. Calibrate with the collections as the prior, or predict with the prior only.
     if count:
         prior = Prior.bare(start, Spread.from_shipped("generation"))
         if trees:
@@ -255,7 +255,7 @@ def _split(
 ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """Return the positions of the rows that may be calibrated on, and of those to test.
 
-    With ``rows`` and ``folds``, a fifth of the shapes is tested, which ``seed`` selects.
+    With ``rows`` and ``folds``, ``seed`` selects the fifth of the shapes that is tested.
     """
     if holdout == "levels":
         return split_rows(source, holdout, seed)

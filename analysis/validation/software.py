@@ -1,4 +1,4 @@
-"""Judge predictions from one framework's public table by the tables of other frameworks.
+"""Judge predictions from one framework's public table against the tables of other frameworks.
 
 A table was measured with one framework and one version of cuBLAS. Other versions choose other
 kernels, and users' operands have other values. Predictions from an imported table are therefore
@@ -50,7 +50,7 @@ _NO_RANGE = SoftwareRange(0.0, 0.0, 0.0, 0.0)
 
 @dataclass(frozen=True)
 class CollectionErrors:
-    """Errors of predictions of one collection by a model that was not fitted to it.
+    """Errors of a model's predictions for one collection to which the model was not fitted.
 
     Attributes:
         slug: the machine of the collection.
@@ -65,7 +65,7 @@ class CollectionErrors:
             if the collection is not compared with an imported table.
         seen: log ratios and spreads of predictions by the final model, which was fitted to the same
             shapes in the imported table; None without an imported table.
-        origin: the machine whose constants predict; empty if it is the collection's machine.
+        origin: the machine whose constants are used; empty if it is the collection's machine.
     """
 
     slug: str
@@ -140,7 +140,7 @@ class CollectionErrors:
 
 
 class ErrorRange(NamedTuple):
-    """Range of the errors of all shapes, in spreads, with the factors for each kind of shape."""
+    """Range of all shapes' errors, in multiples of the spread, and factors by kind of shape."""
 
     software: SoftwareRange
     factors: Mapping[str, tuple[float, float]]
@@ -179,7 +179,7 @@ def other_collections(
 
 
 def other_tables(table: PublicTable, tables: Iterable[PublicTable]) -> list[PublicTable]:
-    """Return all other tables of a table's machine, without tables that are empty."""
+    """Return all other tables of a table's machine that are not empty."""
     return [
         other
         for other in tables
@@ -232,7 +232,8 @@ def _compare_collection(
     errors = CollectionErrors.from_times(
         table.slug, table.source, query, expected, seconds, spreads
     )
-    # 2. Compare it with the times of the imported table, and with predictions of the final model.
+    # 2. Compare the collection with the times of the imported table, and with predictions of the
+    #    final model.
     imported_seconds = rows["measured_us"].to_numpy() * 1e-6
     inputs = Inputs.from_query(model.machine, query)
     estimate, spread = corrected_estimate(inputs, fit.constants, fit.residual)
@@ -243,7 +244,7 @@ def _compare_collection(
 def warm_query(rows: pd.DataFrame) -> Query:
     """Return a query of warm times, as public tables have them.
 
-    Operands that fit into the last-level cache are then already there.
+    Operands that fit into the last-level cache are then already in it.
     """
     return Query.plain(gemms_of(rows), LIBRARY, warm=True)
 
@@ -295,7 +296,7 @@ def judged_row(collection: CollectionErrors, interval: ErrorRange) -> dict[str, 
     """Return the errors of one collection and the coverage of an interval, as a JSON document.
 
     The coverage is the share of the shapes whose times are inside the interval.
-    ``coverage_by_group`` has the coverage and the number of shapes of each kind of shape.
+    ``coverage_by_group`` has the coverage and the number of shapes for each kind of shape.
     """
     inside = collection.inside(interval)
     low, high = collection.ends(interval)

@@ -12,9 +12,15 @@ from analysis.validation.advice_value import AdviceValue, MeasuredValue
 from analysis.validation.error_summary import Errors
 from analysis.validation.holdout import Validation
 from analysis.validation.learning_curve import CurvePoint
+from kernels.common.counts import counted
 from kernels.timemodel.estimate import LIMITS
 
 _M_EDGES = (0, 16, 64, 256, 1024, 4096, np.inf)  # edges of the ranges of M that are reported
+_SKIPPED = {"other_machines": "from other machines", "other_dtypes": "in other dtypes"}
+"""Words for the reasons why rows are left out; other reasons are printed as they are."""
+
+_RULES = {"best_guess": "best guess", "as_asked": "original shape"}
+"""Words for the rules that pick a shape; other rules are printed as they are."""
 
 
 def held_out_table(validation: Validation) -> pd.DataFrame:
@@ -48,22 +54,24 @@ def validation_text(validation: Validation) -> str:
     """Return a report in plain text.
 
     It states what was validated, then the errors of the model, of the baselines and between
-    versions of a framework. Then follow the errors of the model by limit, by M, by class of shapes
-    and by algorithm, the coverage of the interval, and the share of tiles that agree.
+    versions of a framework. The last lines state the errors of the model by limit, by M, by class
+    of shapes and by algorithm, the coverage of the interval, and the share of tiles that agree.
     """
     document = validation.to_json()
     skipped = ", ".join(
-        f"{count} {reason.replace('_', ' ')}" for reason, count in validation.source.skipped.items()
+        f"{count:,} {_SKIPPED.get(reason, reason)}"
+        for reason, count in validation.source.skipped.items()
     )
-    basis = (
-        f"calibrated on {len(validation.calibrated)} rows"
-        if len(validation.calibrated)
-        else f"with constants of {validation.constants_from}"
-    )
+    if len(validation.calibrated):
+        basis = f"calibrated on {counted(len(validation.calibrated), 'row')}"
+    elif validation.constants_from:
+        basis = f"predicted with the constants of {validation.constants_from}"
+    else:
+        basis = "predicted from public tables without calibration"
     lines = [
         f"{validation.source.name}, {validation.source.dtype}, {validation.machine.name}: "
-        f"{basis}, tested on {len(validation.tested)} rows (hold-out: {validation.holdout})"
-        + (f"; left out: {skipped}" if skipped else ""),
+        f"{basis}, tested on {counted(len(validation.tested), 'row')} "
+        f"(hold-out: {validation.holdout})" + (f"; rows left out: {skipped}" if skipped else ""),
         "",
         _line("", "rows", "median", "mean", "p95"),
         _error_line("this model", validation.errors),
@@ -78,10 +86,11 @@ def validation_text(validation: Validation) -> str:
         lines += [
             _error_line(f"  {name}", errors) for name, errors in validation.by_algorithm.items()
         ]
-    lines += ["", f"90% interval: contains {document['coverage_90']:.1%} of the held-out rows"]
+    lines += ["", f"The 90% interval contains {document['coverage_90']:.1%} of the held-out times."]
     if validation.tile_agreement is not None:
         lines.append(
-            f"predicted tile is the one in the kernel name: {validation.tile_agreement:.1%} of rows"
+            "The predicted tile is the one in the kernel name for "
+            f"{validation.tile_agreement:.1%} of the rows whose kernel name contains a tile."
         )
     return "\n".join(lines)
 
@@ -127,26 +136,29 @@ def advice_text(worth: AdviceValue, measured: Mapping[int, MeasuredValue] | None
             not judged.
     """
     regrets = ", ".join(
-        f"{name.replace('_', ' ')} {regret:.2%}" for name, regret in worth.regret.items()
+        f"{_RULES.get(name, name)} {regret:.2%}" for name, regret in worth.regret.items()
     )
-    lines = [f"choose, {worth.neighbourhoods} neighbourhoods, mean regret: {regrets}"]
+    drawn = counted(worth.neighbourhoods, "neighbourhood")
+    lines = [f"Mean regret of choose queries in {drawn}: {regrets}."]
     lines += [
         (
-            f"pad by {name.replace('_', ' ')}, {worth.pads} shapes: {pad.moved} padded, mean gain "
-            f"{pad.gain:.2%} (best possible {worth.hindsight:.2%}), 95th percentile "
-            f"{pad.loss_p95:.1%} slower; {pad.found:.0%} of the shapes that could gain 5% padded"
+            f"Pad queries for {counted(worth.pads, 'shape')}, following the "
+            f"{_RULES.get(name, name)}: {pad.moved:,} padded, mean gain {pad.gain:.2%} (best "
+            f"possible {worth.hindsight:.2%}), 95th percentile of the loss {pad.loss_p95:.1%}. "
+            f"Of the shapes that could gain at least 5%, {pad.found:.0%} were padded."
         )
         for name, pad in worth.padding.items()
     ]
     if worth.overclaimed is not None:
         lines.append(
-            f"{worth.overclaimed:.0%} of the advised changes gained less than the interval claimed"
+            f"{worth.overclaimed:.0%} of the advised changes gained less than the lower end of the "
+            "claimed interval."
         )
     lines += [
         (
-            f"with the best {count} candidates measured: mean regret to choose "
-            f"{value.choose_regret:.2%}, mean gain to pad {value.pad_gain:.2%} (95th percentile "
-            f"{value.pad_loss_p95:.1%} slower)"
+            f"With the best {'candidate' if count == 1 else f'{count} candidates'} measured: mean "
+            f"regret of choose queries {value.choose_regret:.2%}, mean gain of pad queries "
+            f"{value.pad_gain:.2%} (95th percentile of the loss {value.pad_loss_p95:.1%})."
         )
         for count, value in (measured or {}).items()
     ]

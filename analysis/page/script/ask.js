@@ -301,9 +301,9 @@ function neighboursOf(problem, question, run) {
 // The sentences that explain a predicted time by its limit, tiles and waves.
 function explained(problem, answer, { machine }) {
   const counted = (count, noun) => (count === 1 ? `1 ${noun}` : `${count.toLocaleString("en")} ${noun}s`);
-  const split = answer.split > 1 ? `, K split in ${answer.split}` : "";
+  const split = answer.split > 1 ? `, K split into ${answer.split} parts` : "";
   const waves = machine.kind === "gpu"
-    ? ` in ${counted(answer.waves, "wave")}, ${percent(answer.tailEfficiency, 0)} of the waves' slots used`
+    ? `${split ? "," : ""} in ${counted(answer.waves, "wave")}, ${percent(answer.tailEfficiency, 0)} of the waves' slots used`
     : "";
   const winograd = answer.winograd ? "Winograd, " : "";
   const memory = bytesOf(problem) > machine.memory_bytes ? " It does not fit into the memory." : "";

@@ -155,7 +155,7 @@ def test_validate_also_tells_how_many_shapes_are_predicted_per_second(tmp_path: 
         # The first tree splits its rows but has no branches. The second one has fewer features than
         # the model.
         ({"width": 1, "feature": "AA==", "number": "AAAAAA=="}, "calibration.json cannot be read"),
-        ({"width": 1, "feature": "/w==", "number": "AAAAAA=="}, "is from another version"),
+        ({"width": 1, "feature": "/w==", "number": "AAAAAA=="}, "was written by another version"),
     ],
 )
 def test_trees_of_a_stranger_are_checked(

@@ -111,7 +111,7 @@ def test_a_file_of_ones_own_answers_and_a_table_becomes_its_prior(tmp_path: Path
     m, n, k = random_sizes(120, 7)[0]
     answer = json.loads(analysis("predict", "--gemm", f"{m},{n},{k},bf16", "--json", *here).stdout)
     assert (answer["basis"], answer["evidence"]) == ("recorded", "measured")
-    assert answer["source"] == "120 rows of mine.csv, warm"
+    assert answer["source"] == "120 rows from mine.csv, warm"
     result = analysis("recommend", "--gemm", f"{m},{n},{k},bf16", "--json", *here)
     assert json.loads(result.stdout)["basis"] == "recorded"
     folder = tmp_path / "public" / "nvidia-h100-sxm"
@@ -156,7 +156,7 @@ def test_few_own_rows_move_what_is_shipped(tmp_path: Path) -> None:
     rows = json.loads(analysis("predict", *arguments, "--json", *here).stdout)
     assert [row["basis"] for row in rows] == ["recorded", "shipped"]
     assert rows[0]["hi_us"] / rows[0]["lo_us"] < 1.5
-    assert "2 rows of few.csv, warm, on top of shipped constants, fitted to" in rows[0]["source"]
+    assert "2 rows from few.csv, warm, on top of shipped constants, fitted to" in rows[0]["source"]
     nothing = ("--machine", "h200", "--results", tmp_path / "nothing")
     unmoved = json.loads(analysis("predict", *arguments, "--json", *nothing).stdout)
     # Two rows change the prediction in their dtype a little, and no prediction in another dtype.

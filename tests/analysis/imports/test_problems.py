@@ -49,7 +49,7 @@ def test_a_convolution_needs_its_sizes_alone(tmp_path: Path) -> None:
         ("m,n,k,dtype\n8,8,8,bf17\n", "line 2 of .*'bf16'"),
         ("m,n,k,dtype\n8,8,x,bf16\n", "line 2 of .* has a size that is not a whole number"),
         ("m,n,k,dtype\n8,8,8,bf16,nt\n", "line 2 of .* has more cells than the header"),
-        ("m,m,k,dtype,n\n8,8,8,bf16,8\n", "has column 'm' twice"),
+        ("m,m,k,dtype,n\n8,8,8,bf16,8\n", "has the column 'm' twice"),
         ("m,n,k,dtype\n", "has no line below its header"),
         ("op,m,n,k,dtype\ngem,8,8,8,bf16\n", "line 2 of .*'gem'.*'gemm'"),
     ],

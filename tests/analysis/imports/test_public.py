@@ -138,7 +138,7 @@ def test_what_cannot_be_read_is_a_sentence(
 def test_a_machine_or_dtype_that_is_not_there_is_a_sentence(tmp_path: Path) -> None:
     path = aiconfigurator(tmp_path / "table.parquet")
     with pytest.raises(
-        UserError, match="row of nvidia-v100-sxm2-16gb; its rows are from nvidia-h100-sxm"
+        UserError, match="row for nvidia-v100-sxm2-16gb; its rows are from nvidia-h100-sxm"
     ):
         read_source(path, V100)
     with pytest.raises(UserError, match="has no row in fp16"):

@@ -127,7 +127,7 @@ def test_products_and_convolutions_may_stand_in_one_file(tmp_path: Path) -> None
     ("text", "words"),
     [
         ("m,n,k,dtype,time_us\n,,,,\n", "no row with a time"),
-        ("m,n,k,dtype,time_us,Time_us\n8,8,8,bf16,1,1\n", "has column 'time_us' twice"),
+        ("m,n,k,dtype,time_us,Time_us\n8,8,8,bf16,1,1\n", "has the column 'time_us' twice"),
         ("(M, N, K);aten_matmul-latency\n(8, 8, 8);CUDA OOM\n", "no row with a time"),
         (CUTLASS.replace(",Status", "", 1), "more cells than its header"),
         (CUTLASS.replace(",Status", ",State", 1), "no column 'Status'"),

@@ -154,7 +154,7 @@ def test_fp32_is_surer_where_its_generation_was_measured(tmp_path: Path) -> None
     sure, *others = (find_basis(slug, tmp_path) for slug in slugs)
     assert ends(sure, fp32)[1:] == pytest.approx(FP32_LIKE)
     assert (
-        "fp32 by constants of nvidia-a100-pcie-80gb, with an interval of −10% to +42%"
+        "fp32 from constants of nvidia-a100-pcie-80gb, with an interval of −10% to +42%"
         in sure.kind_and_source(fp32)[1]
     )
     conv = Conv.parse("32,64,56,56,64,3,3,1,1,1,1,fp32")

@@ -101,10 +101,10 @@ def test_rows_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
     record(tmp_path, cases, [1e-6, 2e-6])
     whole = (tmp_path / "measurements.csv").read_text()
     (tmp_path / "measurements.csv").write_text(whole.replace("2026-01-02T03:04:05Z", "other", 1))
-    with pytest.raises(UserError, match="rows of other runs than its run.json"):
+    with pytest.raises(UserError, match="rows from runs other than that of its run.json"):
         load(tmp_path)
     (tmp_path / "measurements.csv").write_text(whole.replace("\n1,2026", "\n2,2026", 1))
-    with pytest.raises(UserError, match="has rows of schema 2; this version reads 1"):
+    with pytest.raises(UserError, match="has rows with schema 2; this version reads 1"):
         load(tmp_path)
 
 
@@ -143,7 +143,8 @@ def test_a_machines_own_run_is_preferred_to_a_recording(tmp_path: Path) -> None:
         measured_in_turn(*(tmp_path / name for name in names))
         assert find_recording(None, tmp_path).name == names[-1]
     with pytest.raises(
-        UserError, match="there is no recording of nvidia-h20; recorded machines are nvidia-a100"
+        UserError,
+        match="there is no recording of nvidia-h20; choose a recorded machine: nvidia-a100",
     ):
         find_recording("h20", tmp_path)
     assert find_recording("H200", tmp_path) == tmp_path / "nvidia-h200"

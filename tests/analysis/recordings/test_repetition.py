@@ -181,7 +181,7 @@ def test_damaged_rounds_are_one_sentence(text: str, tmp_path: Path) -> None:
     folder = record(tmp_path / "h100", CASES, [1e-5, 1e-5])
     (folder / "rounds.csv").write_text(text, encoding="utf-8")
     with pytest.raises(
-        UserError, match=r"rounds\.csv .*Move it away; ratios are then computed from"
+        UserError, match=r"rounds\.csv .*Move the file away; ratios are then computed from"
     ):
         rounds_of(load(folder))
 

@@ -83,7 +83,7 @@ def test_cases_that_only_a_worse_run_has_are_taken_from_it(tmp_path: Path) -> No
     lines = health_lines(load_runs(folder))
     assert lines == [
         "Health: quiet.",
-        f"Times come from 2 runs: 3 of {EARLIER} (quiet), 1 of {LATER} (noisy).",
+        f"Times come from 2 runs: 3 from {EARLIER} (quiet), 1 from {LATER} (noisy).",
     ]
 
 
@@ -168,7 +168,7 @@ def test_a_cpu_with_nothing_else_is_refused(tmp_path: Path) -> None:
         "recommend", "--machine", slug, "--results", str(tmp_path), "--gemm", "1024,1024,1024,bf16"
     )
     assert done.returncode == 1
-    assert "is unusable (launches waited): measure cpu-test-2t again" in done.stderr
+    assert "is unusable (launches waited). Measure cpu-test-2t again" in done.stderr
 
 
 def test_a_single_run_is_read_as_it_is(tmp_path: Path) -> None:
