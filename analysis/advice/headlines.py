@@ -86,8 +86,8 @@ def peak(analysis: Analysis) -> Headline | None:
     """Report the fastest GEMM of each dtype and its share of the peak, and peaks that were raised.
 
     Only the cases that the roofline plot shows count, so that the headline agrees with the plot's
-    title. The numbers of the headline belong to the fastest dtype. None if no dtype has enough
-    cases.
+    title. The numbers of the headline belong to the fastest dtype. Return None if no dtype has
+    enough cases.
     """
     fastest = fastest_gemms(analysis)
     if not fastest:

@@ -102,8 +102,9 @@ class Measurements:
         """Return the re-timed ratio of the times, ``problem`` over ``option``, with its interval.
 
         The ratio is its expected value, given the samples of all re-timed pairs that answer this
-        kind of query (``pad`` or ``choose``). None if the two problems were not re-timed together
-        with the same implementation, or if ``option`` has a smaller size and the query is ``pad``.
+        kind of query (``pad`` or ``choose``). Return None if the two problems were not re-timed
+        together with the same implementation, or if ``option`` has a smaller size and the query is
+        ``pad``.
         """
         return self._confirmed.get((kind, problem, option))
 
@@ -134,8 +135,8 @@ class Measurements:
         """Return the time of ``problem`` over that of ``option`` in a public table.
 
         Such a table has single times without intervals. The implementations are chosen as in
-        :meth:`ratio`. None if no implementation computed both problems, if one of the times has an
-        interval, or if the times come from different places.
+        :meth:`ratio`. Return None if no implementation computed both problems, if one of the times
+        has an interval, or if the times come from different places.
         """
         before_times, after_times = self.times_of(problem), self.times_of(option)
         common = before_times.keys() & after_times.keys()
@@ -151,7 +152,8 @@ class Measurements:
     def _compared(self, before: Contender, after: Contender) -> Ratio | None:
         """Return the ratio of two contenders' times, from the place with the narrowest intervals.
 
-        None if no place measured both contenders, or if the interval of the ratio is unknown.
+        Return None if no place measured both contenders, or if the interval of the ratio is
+        unknown.
         """
         pairs = [
             (before_time, after_time)
@@ -172,8 +174,8 @@ class Measurements:
     def contender_ratio(self, before: Contender, after: Contender) -> Ratio | None:
         """Return the measured time of one contender over that of another, with its interval.
 
-        The interval is that of :meth:`ratio`. None if one of the contenders was not measured, if no
-        place measured both, or if the interval is unknown.
+        The interval is that of :meth:`ratio`. Return None if one of the contenders was not
+        measured, if no place measured both, or if the interval is unknown.
         """
         if any(name not in self.times_of(problem) for problem, name in (before, after)):
             return None

@@ -339,10 +339,10 @@ def measured_ratio(
 ) -> tuple[float, float, float] | None:
     """Return the ratio of the measured times, problem over option, with its 95% interval.
 
-    The interval is where the ratio would lie if both were measured again. If both times come from
-    a public table, the interval is where the ratio would lie with another framework or version than
-    that of the table. None if no implementation computed both, if they were not measured in the
-    same place, or if only one of the times has an interval.
+    The interval is where the ratio would lie if both were measured again. If both times come from a
+    public table, the interval is where the ratio would lie with another framework or version than
+    that of the table. Return None if no implementation computed both, if they were not measured in
+    the same place, or if only one of the times has an interval.
     """
     ratio = measured.ratio(problem, option)
     if ratio is not None:

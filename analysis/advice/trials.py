@@ -58,8 +58,8 @@ def trial_of(
 ) -> Trial | None:
     """Return a trial of the options with the largest expected gains.
 
-    None if another size was already re-timed for this query, or if no option may bring a gain
-    and all ``others`` were re-timed.
+    Return None if another size was already re-timed for this query, or if no option may bring a
+    gain and all ``others`` were re-timed.
 
     Args:
         problem: the original problem.

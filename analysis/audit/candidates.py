@@ -232,7 +232,7 @@ def _changed_heads(
 ) -> _Heads | None:
     """Return the heads of an attention layer with new values of dimensions.
 
-    None if one of their sizes would not be a whole number.
+    Return None if one of their sizes would not be a whole number.
 
     Args:
         before: the current heads.

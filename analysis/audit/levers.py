@@ -445,9 +445,9 @@ def _resized(
 ) -> list[tuple[Problem, int]] | None:
     """Return the forward problems for a new value of one dimension, with their counts.
 
-    Sizes grow linearly with the dimension, according to its slopes. None if the problems cannot
-    have such sizes, for instance because the number of heads is not a multiple of the number of
-    GPUs.
+    Sizes grow linearly with the dimension, according to its slopes. Return None if the problems
+    cannot have such sizes, for instance because the number of heads is not a multiple of the number
+    of GPUs.
     """
     # 1. Resize the forward operations.
     difference = value - dimension.value
@@ -476,7 +476,7 @@ def _joint(best: Sequence[Lever], baseline: _Baseline, more_parameters: float) -
     """Combine the worthwhile levers one by one; each has to raise the expected gain.
 
     A lever is left out if the combined model would have too many parameters, or if the lever
-    changes a dimension that already changes. None if no two levers can be combined.
+    changes a dimension that already changes. Return None if no two levers can be combined.
     """
     chosen: Lever | None = None
     for lever in best:

@@ -102,7 +102,9 @@ def predict_command(
     for row in rows:
         prefix = f"{row['machine']}: " if len(chosen) > 1 else ""
         measured = "measured " if row["evidence"] == "measured" else ""
-        time, lo, hi = (microseconds(row[name]) for name in ("time_us", "lo_us", "hi_us"))
+        time = microseconds(row["time_us"])
+        lo = microseconds(row["lo_us"])
+        hi = microseconds(row["hi_us"])
         print(
             f"{prefix}{row['problem']}: {measured}{time} µs ({lo}–{hi} µs), "
             f"{rate(row['tflops'])}\n    {row['explanation']}."

@@ -97,7 +97,7 @@ def plot_command(
                 "`plot wave` needs --n and --k. Run `plot wave --find` to list the pairs with "
                 "large cliffs."
             )
-        print(_draw_lesson(basis, Gemm(1, n, k, dtype or "bf16"), m, kinds, output, results))
+        print(_draw_wave_plot(basis, Gemm(1, n, k, dtype or "bf16"), m, kinds, output, results))
         return
     if find or has_size or output or json:
         raise UserError(
@@ -143,43 +143,46 @@ def _draw_recording(
         print(path)
 
 
-def _draw_lesson(
+def _draw_wave_plot(
     basis: Basis,
     gemm: Gemm,
-    size: int | None,
+    m_before_cliff: int | None,
     kinds: tuple[str, ...],
     output: Path | None,
     results: Path,
 ) -> Path:
-    """Draw the wave plot of all GEMMs of one N and K; return the first file.
+    """Draw the wave plot of all GEMMs of one N and K; return the path of the first file.
 
     Args:
         basis: basis of the predictions.
         gemm: a GEMM with this N, K and dtype; its M is not used.
-        size: the M just before the cliff; None for the largest cliff.
+        m_before_cliff: the M just before the cliff; None for the largest cliff.
         kinds: file formats.
         output: folder for the files; None for ``plots`` in the machine's folder.
         results: folder of all machines' results.
 
     Raises:
-        UserError: if ``size`` was not measured, or no M just above it.
+        UserError: if ``m_before_cliff`` was not measured, or no M just above it.
     """
     from analysis.plots.style import save
-    from analysis.plots.wave import draw_wave, lesson
+    from analysis.plots.wave import cliff_at, draw_wave
 
     rows = _plain_gemms(basis, gemm.dtype)
     line = rows[(rows["n"] == gemm.n) & (rows["k"] == gemm.k)]
-    if size is not None and size not in set(line["m"]):
-        raise UserError(
-            f"M {size} was not measured with N {gemm.n} and K {gemm.k}; give another --m."
-        )
+    if m_before_cliff is not None:
+        if m_before_cliff not in set(line["m"]):
+            raise UserError(
+                f"M {m_before_cliff} was not measured with N {gemm.n} and K {gemm.k}; give "
+                "another --m."
+            )
+        if cliff_at(line, m_before_cliff) is None:
+            raise UserError(
+                f"no M just above {m_before_cliff} was measured with N {gemm.n} and K {gemm.k}; "
+                "give another --m."
+            )
     if line.empty:
         note("No GEMM with this N and K was measured, so the plot shows only predictions.")
-    if size is not None and lesson(line, size) is None:
-        raise UserError(
-            f"no M just above {size} was measured with N {gemm.n} and K {gemm.k}; give another --m."
-        )
-    figure = draw_wave(basis, gemm, line, size)
+    figure = draw_wave(basis, gemm, line, m_before_cliff)
     slug = basis.model.machine.slug
     folder = output or (basis.folder or results / slug) / "plots"
     caption = f"{basis.model.machine.name}  ·  {basis.source}"

@@ -433,7 +433,7 @@ def _expected_times(account: ProfileAccount, basis: Basis) -> dict[Work, Expecte
 def in_tf32(work: Work, machine: Machine) -> Problem | None:
     """Return an fp32 GEMM or convolution as a TF32 problem.
 
-    None for all other operations and dtypes, and for machines without TF32.
+    Return None for all other operations and dtypes, and for machines without TF32.
     """
     if not isinstance(work, Gemm | Conv) or work.dtype != "fp32" or "tf32" not in machine.peaks:
         return None
@@ -577,7 +577,7 @@ def _savings_at_this_size(
 def _sum_of(parts: Sequence[ExpectedTime | None]) -> ExpectedTime | None:
     """Return the sum of the expected times of all parts of a call.
 
-    None if one of them is not known, or if there are no parts.
+    Return None if one of them is not known, or if there are no parts.
     """
     known = [part for part in parts if part is not None]
     if not known or len(known) < len(parts):
@@ -593,8 +593,8 @@ def _sum_of(parts: Sequence[ExpectedTime | None]) -> ExpectedTime | None:
 def tensor_core_use(operation: ProfiledOperation, machine: Machine) -> str | None:
     """Return :data:`USED`, :data:`ELIGIBLE` or :data:`NOT_ELIGIBLE` for an operation.
 
-    An operation in fp32 could use Tensor Cores by computing in TF32. None if it could use them, and
-    no kernel name shows whether it does.
+    An operation in fp32 could use Tensor Cores by computing in TF32. Return None if it could use
+    them, and no kernel name shows whether it does.
     """
     uses_tensor_cores = operation.uses_tensor_cores
     if uses_tensor_cores:
@@ -608,7 +608,7 @@ def tensor_core_use(operation: ProfiledOperation, machine: Machine) -> str | Non
 def _peak_share(operation: ProfiledOperation, machine: Machine) -> float | None:
     """Return the share of the machine's peak that an operation's arithmetic reaches.
 
-    None if the shape, the time or the peak of the dtype is not known.
+    Return None if the shape, the time or the peak of the dtype is not known.
     """
     if not operation.flops or not operation.each_us or operation.dtype not in machine.peaks:
         return None
@@ -618,7 +618,7 @@ def _peak_share(operation: ProfiledOperation, machine: Machine) -> float | None:
 def _bandwidth_share(operation: ProfiledOperation, machine: Machine) -> float | None:
     """Return the share of the machine's bandwidth that an operation's minimum traffic uses.
 
-    None if the shape or the time is not known.
+    Return None if the shape or the time is not known.
     """
     if not operation.bytes or not operation.each_us:
         return None
@@ -662,8 +662,8 @@ def _best_change(
 ) -> tuple[Advice, float] | None:
     """Return the change of size that saves most of an operation's time, and how much in µs.
 
-    None if no change saves time, or if the expected time is not known. The arguments are those of
-    :func:`_explained`.
+    Return None if no change saves time, or if the expected time is not known. The arguments are
+    those of :func:`_explained`.
     """
     expected = _sum_of([times.get(work) for work in operation.works])
     if expected is None:

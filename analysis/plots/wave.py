@@ -22,7 +22,7 @@ _ROUND = 16  # sizes of the predicted line are multiples of this, in addition to
 _DEFAULT_END = 2048  # end of the plot in M, if nothing was measured
 
 
-def lesson(line: pd.DataFrame, size: int | None) -> pd.Series | None:
+def cliff_at(line: pd.DataFrame, size: int | None) -> pd.Series | None:
     """Return the cliff along M that the wave plot shows: the one at ``size``, or the largest.
 
     Args:
@@ -51,7 +51,7 @@ def draw_wave(basis: Basis, gemm: Gemm, line: pd.DataFrame, size: int | None = N
         size: the M before the cliff in the title; the largest cliff if None.
     """
     # 1. Choose the range of M, and predict over it.
-    cliff = lesson(line, size)
+    cliff = cliff_at(line, size)
     if cliff is not None:
         end = int(_BEYOND * cliff["after"])
     elif len(line):

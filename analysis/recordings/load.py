@@ -14,6 +14,7 @@ from analysis.markdown import printable
 from analysis.recordings.imported import (
     FILE,
     OTHERS_PROTOCOL,
+    PLACE,
     folder_of,
     is_complete,
     read_imported,
@@ -201,10 +202,11 @@ def recorded_machines(results: Path) -> set[str]:
 
     These are the machines that were measured here, published by the project, or imported.
     """
-    folders = [path.parent for path in results.glob("*/run.json")]
-    folders += [path.parent for path in results.glob(f"{PUBLISHED}/*/run.json")]
-    folders += [path for path in folder_of(results, "*").parent.glob("*") if is_complete(path)]
-    return {folder.name for folder in folders}
+    measured = [path.parent for path in results.glob("*/run.json")]
+    published = [path.parent for path in results.glob(f"{PUBLISHED}/*/run.json")]
+    # An import that was interrupted may have a run.json, but no answers can be based on it.
+    imported = [path for path in (results / PLACE).glob("*") if is_complete(path)]
+    return {folder.name for folder in [*measured, *published, *imported]}
 
 
 def slug_at(results: Path, word: str) -> str:

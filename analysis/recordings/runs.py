@@ -223,11 +223,20 @@ def health_lines(recording: Recording, error: float = 0.0) -> list[str]:
         lines.append(f"Times come from {len(runs)} runs: {', '.join(runs)}.")
     own_run = recording.run if recording.public else load_run(recording.folder)
     if recording.parts and own_run["run"] not in {part.run["run"] for part in recording.parts}:
-        lines.append(
-            f"The run of {own_run['run']} is left out: another run is better and covers all its "
-            "cases, or the speeds of this run and of the best run differ."
-        )
+        reason = _why_left_out(recording.folder)
+        lines.append(f"The run of {own_run['run']} is left out, because {reason}.")
     return lines
+
+
+def _why_left_out(folder: Path) -> str:
+    """Return why :func:`load_runs` uses no row of a folder's own run, as a clause."""
+    own_run = load(folder)
+    if own_run.unusable:
+        return "it is unusable"
+    best = usable_runs(own_run)[0]
+    if not _is_as_fast(best, own_run):
+        return "its speed differs from that of the best run"
+    return "better runs have all its cases"
 
 
 def health_reasons(recording: Recording) -> list[str]:

@@ -133,9 +133,10 @@ def find_source(
     """Return the model that the command-line argument ``MODEL`` names.
 
     Args:
-        model: a ``config.json`` or its folder, a name of :data:`KNOWN`, or ``module:factory``.
+        model: a ``config.json`` or its folder, a key of :data:`KNOWN`, or ``module:factory``.
         new_sizes: new values of the model's sizes, by name.
-        inputs: inputs of a factory's module, such as ``int64[8,2048]``.
+        inputs: inputs of the ``nn.Module`` that ``module:factory`` returns, each as dtype and
+            shape, such as ``int64[8,2048]``.
 
     Raises:
         UserError: if the model is none of these, cannot be read or imported, or lacks one of the
@@ -167,7 +168,10 @@ def _import_factory(name: str, new_sizes: Mapping[str, int], inputs: Sequence[st
     """
     module, _, function = name.partition(":")
     if not inputs:
-        raise UserError(f"{name} needs its module's inputs, such as --input 'int64[8,2048]'.")
+        raise UserError(
+            f"{name} needs the inputs of the nn.Module that it returns; give each with --input, "
+            "such as --input 'int64[8,2048]'."
+        )
     sys.path.insert(0, "")  # also look for the module in the current folder
     try:
         imported = importlib.import_module(module)

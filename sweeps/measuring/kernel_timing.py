@@ -181,7 +181,7 @@ class KernelTimer:
         """
         if cache not in CACHES:
             raise UserError(f"cache is {cache!r}; use one of {', '.join(CACHES)}.")
-        # 1. Check a first launch.
+        # 1. Check a first launch: a wrong result raises an error.
         expected = kernel.expected()
         result = kernel.launch_on_copies()()
         kernel.error(result, expected)
@@ -192,8 +192,9 @@ class KernelTimer:
         sets = 1 if cache == "warm" else self._set_count(kernel.nbytes, seconds)
         launches.all += [kernel.launch_on_copies() for _ in range(sets - 1)]
         subject = Subject("kernel", launches, sets, cache=cache)
-        if self._gpu is not None and sets > 1 and warm_up_result is not launches(0):
-            # The kernel allocates its result, whose memory would otherwise stay in the cache.
+        # A kernel that allocates its result returns another tensor each time. The memory of such
+        # results would stay in the cache, so it is rotated, too.
+        if self._gpu is not None and sets > 1 and launches(0) is not warm_up_result:
             rotating = self._rotation.launch(launches, warm_up_result)
             subject.launch, subject.renew = rotating, rotating.renew
         # 3. Take samples until the stopping rule is met.

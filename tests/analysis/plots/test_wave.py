@@ -10,7 +10,7 @@ import pytest
 from matplotlib import pyplot as plt
 
 from analysis.model.basis import find_basis
-from analysis.plots.wave import draw_wave, lesson
+from analysis.plots.wave import cliff_at, draw_wave
 from analysis.recordings.runs import load_runs
 from kernels.problem import Gemm
 from tests.support.command_line import analysis
@@ -70,7 +70,7 @@ def test_the_title_is_the_largest_step(results: Path) -> None:
 def test_a_step_can_be_named_and_one_that_was_not_measured_cannot(results: Path) -> None:
     rows = load_runs(results / "nvidia-h100-sxm").products
     line = rows[(rows["n"] == 768) & (rows["k"] == 10240)]
-    named, none = lesson(line, 1280), lesson(line, 5)
+    named, none = cliff_at(line, 1280), cliff_at(line, 5)
     assert named is not None
     assert named["after"] == 1281
     assert none is None
@@ -94,7 +94,7 @@ def test_the_command_draws_finds_and_says_what_is_wrong(results: Path, tmp_path:
         (("wave", *where), "needs --n and --k"),
         (("wave", *where, "--n", "768", "--k", "10240", "--m", "5"), "M 5 was not measured"),
         (("wave", *where, "--find", "--dtype", "fp16"), "no fp16 GEMM"),
-        (("roofline", *where, "--find"), "are for `plot wave`"),
+        (("roofline", *where, "--find"), "are only for `plot wave`"),
         (("rofline", *where), "did you mean 'roofline'"),
         (("roofline", *where, "--format", "gif"), "--format is 'gif'; use one of png, svg, pdf"),
         (("roofline", *where, "--dtype", "fp32"), "--dtype is 'fp32'; use one of bf16"),

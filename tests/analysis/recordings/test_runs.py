@@ -71,7 +71,17 @@ def test_a_worse_run_never_takes_a_better_ones_place(
     recording = load_runs(folder)
     assert recording.run["run"] == EARLIER
     assert recording.folder == folder  # answers are written there
-    assert f"The run of {LATER} is left out: another run is better" in health_lines(recording)[-1]
+    reason = "it is unusable" if later is UNUSABLE else "better runs have all its cases"
+    assert health_lines(recording)[-1] == f"The run of {LATER} is left out, because {reason}."
+
+
+def test_a_run_at_another_speed_is_left_out(tmp_path: Path) -> None:
+    """Machines with the same name may differ, as virtual machines do."""
+    folder = machine_folder(tmp_path, QUIET, {**NOISY, "seconds": 2e-5})
+    assert set(times(folder).values()) == {10.0}
+    assert health_lines(load_runs(folder))[-1] == (
+        f"The run of {LATER} is left out, because its speed differs from that of the best run."
+    )
 
 
 def test_cases_that_only_a_worse_run_has_are_taken_from_it(tmp_path: Path) -> None:

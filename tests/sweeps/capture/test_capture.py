@@ -385,7 +385,7 @@ def test_fused_operations_move_less() -> None:
         ("nowhere.json", {}, (), "cannot be read"),
         ("no_module_of_this_name:f", {}, ("x[2]",), "cannot be imported"),
         ("torch:nothing_like_it", {}, ("x[2]",), "has no 'nothing_like_it'"),
-        ("torch:relu", {}, (), "needs its module's inputs"),
+        ("torch:relu", {}, (), "needs the inputs of the nn.Module that it returns"),
         ("torch:relu", {}, ("float33[2]",), "is not a dtype of PyTorch"),
         ("torch:relu", {}, ("x2",), "--input takes a dtype and sizes"),
         (":", {}, ("x[2]",), "cannot be imported"),
