@@ -77,7 +77,9 @@ def test_a_worse_run_never_takes_a_better_ones_place(
 
 def test_a_run_at_another_speed_is_left_out(tmp_path: Path) -> None:
     """Machines with the same name may differ, as virtual machines do."""
-    folder = machine_folder(tmp_path, QUIET, {**NOISY, "seconds": 2e-5})
+    cases = gemm_cases([(1024, 1024, k) for k in range(1024, 1536, 64)])
+    slower = {**NOISY, "cases": cases, "seconds": 2e-5}
+    folder = machine_folder(tmp_path, {**QUIET, "cases": cases}, slower)
     assert set(times(folder).values()) == {10.0}
     assert health_lines(load_runs(folder))[-1] == (
         f"The run of {LATER} is left out, because its speed differs from that of the best run."
