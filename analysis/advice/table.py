@@ -186,14 +186,15 @@ def recommendations_markdown(analysis: Analysis, advice: Sequence[Advice]) -> st
         answers = [answer for answer in advice if answer.question == question.kind]
         count = Counter(answer.verdict for answer in answers)
         is_sample = shape_count > _MOST and len(answers) < shape_count
-        sample = f"of {shape_count:,} measured, drawn at random, " if is_sample else ""
-        were = "was" if len(answers) == 1 else "were"
+        sample = " (the re-timed ones, and others drawn at random)" if is_sample else ""
         lines += [
             f"## {question.kind.capitalize()}: {_QUESTION_TEXT[question.kind]}",
             "",
-            f"{counted(len(answers), 'shape')} {sample}{were} checked within "
-            f"{question.allowance:.1%} of each dimension and of the FLOPs: {count[DO_IT]} to do, "
-            f"{count[LIKELY]} likely, {count[LEAVE_IT]} to leave. {_GAINS[question.kind]}",
+            f"Sizes within {question.allowance:.1%} of each dimension and of the FLOPs were "
+            f"checked for {len(answers):,} of {counted(shape_count, 'measured shape')}{sample}. "
+            "Result: "
+            f"{count[DO_IT]} to do, {count[LIKELY]} likely, {count[LEAVE_IT]} to leave. "
+            f"{_GAINS[question.kind]}",
             "",
         ]
         for op in ("gemm", "conv"):

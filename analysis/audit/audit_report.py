@@ -248,7 +248,7 @@ def _lever_lines(levers: Sequence[Lever]) -> list[str]:
     head, *rows = aligned_lines([_LEVER_HEAD, *map(_lever_cells, levers)])
     lines = [head]
     for row, lever in zip(rows, levers, strict=True):
-        lines += [row, f"    {lever.reason}."]
+        lines += [row, f"    {lever.reason}"]
     return lines
 
 

@@ -496,7 +496,7 @@ def _joint(best: Sequence[Lever], baseline: _Baseline, more_parameters: float) -
     # A lever that is in the list is not a combination.
     if chosen is None or any(chosen is lever for lever in best):
         return None
-    return replace(chosen, reason=f"several of the changes below together; {chosen.reason}")
+    return replace(chosen, reason=f"Several of the changes below together. {chosen.reason}")
 
 
 def _changed_problems(
@@ -548,14 +548,15 @@ def _reason(
     roles = list(dict.fromkeys(before.product.role for before, _ in pairs))
     role_names = ", ".join([*roles[:4], "…"] if len(roles) > 4 else roles)
     speed = f"{abs(products_gain):.1%} {'faster' if products_gain >= 0 else 'slower'}"
-    words = f"{role_names}: {share:.0%} of the step, which becomes {speed}"
+    sentences = [f"{share:.0%} of the step ({role_names}) becomes {speed}."]
     alignment = _better_alignment(pairs)
     if alignment is not None:
-        words += f"; rows become multiples of {alignment} bytes"
-    if more_flops > 0:
-        only_vocabulary = all("vocab" in name or "classes" in name for name in changes)
-        quality = "entries that are never used" if only_vocabulary else "a larger model"
-    else:
+        sentences.append(f"The lengths of rows become multiples of {alignment} bytes.")
+    if more_flops <= 0:
         size = "smaller" if more_flops < 0 else "different"
-        quality = f"a {size} model; its quality is not predicted"
-    return f"{words}; {quality}"
+        sentences.append(f"The model becomes {size}; its quality is not predicted.")
+    elif all("vocab" in name or "classes" in name for name in changes):
+        sentences.append("The new entries are never used.")
+    else:
+        sentences.append("The model becomes larger.")
+    return " ".join(sentences)

@@ -75,7 +75,7 @@ def measure_best_guesses(
     if recording.public:
         raise UserError(f"{slug} was not measured here yet; run {target('sweep', 'run')} first.")
     if recording.unusable:
-        note("Nothing is confirmed: the run is unusable.")
+        note("No change is re-timed: the run is unusable. Run the sweep again.")
         return
     # 2. Find trials, and estimate the time that each takes. Candidates that an interrupted call has
     # already timed are not timed again, so their first time is set to 0.
@@ -98,11 +98,11 @@ def measure_best_guesses(
     chosen = affordable(trials, cost, seconds)
     if not chosen:
         reason = (
-            "the budget is too small for any change"
+            "the budget is too small for any of them; give a larger --budget"
             if trials
-            else "no change is expected to bring a gain"
+            else "no further change is expected to bring a gain"
         )
-        note(f"Nothing is confirmed: {reason}.")
+        note(f"No change is re-timed: {reason}.")
         return
     note(f"Measuring the best candidates for {len(chosen)} of {len(trials)} queries …")
     exploring_seconds = seconds - sum(pair_seconds(trial, cost) for trial in chosen)

@@ -24,7 +24,7 @@ from sweeps.store import write_csv, write_json
 
 PREDICTED = "predicted_"
 """Prefix of the predicted columns in the table. Without it, they are the columns of
-:meth:`analysis.model.predict.Prediction.frame`."""
+:meth:`analysis.model.predict.Prediction.frame`, and ``tflops``."""
 
 MOST_ROWS = 36_000
 """Number of cases of one operation, dtype and implementation above which only a random sample is

@@ -122,7 +122,7 @@ def fit_group(
         if estimates is not None and offsets is not None:
             sampled = estimates.take(sample)
             regressors = sampled.regressors(same_machine)
-            prior_weights = Offsets.for_regression(same_machine, prior.weights)
+            prior_weights = Offsets.weights_by_column(same_machine, prior.weights)
             sureness = prior.spread.misfit / prior.fit.spreads(offsets.spread(sampled))
         rows = _FitRows(inputs, seconds[sample], regressors, sureness)
         constants, weights = _solve(rows, constants, prior_weights, prior.spread)

@@ -276,18 +276,20 @@ class Offsets:
         return cls(tuple(collections), tuple(weights_by_collection))
 
     @staticmethod
-    def for_regression(same_machine: Sequence[bool], weights: Sequence[float]) -> list[float]:
-        """Return one weight for each column of :meth:`CollectionEstimates.regressors`.
+    def weights_by_column(same_machine: Sequence[bool], weights: Sequence[float]) -> list[float]:
+        """Repeat the weight of each collection for each of its regressors.
+
+        The result has a weight for each column of :meth:`CollectionEstimates.regressors`.
 
         Args:
             same_machine: for each collection, True if it was measured on the machine itself and
                 therefore has a column for each kind of limit.
             weights: weight of each collection.
         """
-        weight_by_column: list[float] = []
+        repeated: list[float] = []
         for is_same, weight in zip(same_machine, weights, strict=True):
-            weight_by_column += [weight] * (len(_KINDS) if is_same else 1)
-        return weight_by_column
+            repeated += [weight] * (len(_KINDS) if is_same else 1)
+        return repeated
 
     @classmethod
     def from_weights(cls, collections: Sequence[CollectionTrees], weights: Sequence[float]) -> Self:

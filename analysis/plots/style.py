@@ -73,7 +73,9 @@ def panels(
         figure, axes = plt.subplots(
             1, count, figsize=size, squeeze=False, sharey=share_y, layout="constrained"
         )
-        figure.suptitle(verbatim(title), fontsize=16, fontweight="bold", x=0.01, ha="left")
+        figure.suptitle(
+            verbatim(title), fontsize=16, fontweight="bold", x=0.01, ha="left", wrap=True
+        )
     return figure, list(axes[0])
 
 

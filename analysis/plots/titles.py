@@ -40,8 +40,9 @@ def square_title(rows: pd.DataFrame) -> str:
     phrases = []
     for dtype, group in rows.groupby("dtype", sort=False):
         size = fast_from(group)
-        # If even the largest measured size is not fast enough, larger ones may be.
-        where = f"at M = {size}" if size else f"above M = {group['m'].max()}"
+        # If even the largest measured size is not fast enough, larger ones may be. No line breaks
+        # at the non-breaking spaces.
+        where = f"at M\u00a0=\u00a0{size}" if size else f"above M\u00a0=\u00a0{group['m'].max()}"
         phrases.append(f"{where} in {dtype}")
     return f"Square GEMMs reach {NEARLY:.0%} of their best speed {_listed(phrases)}"
 

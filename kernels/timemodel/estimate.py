@@ -169,21 +169,25 @@ def _winograd_row(conv: Conv, gemm: Gemm, tile: int) -> tuple[float, ...]:
     transforms the filters before it. F(4 × 4) is four kernels, and the transformed tensors go
     through memory.
     """
-    x, filters, y = conv.operand_elements
-    points = gemm.batch
-    weights = points * gemm.k * gemm.n
+    inputs, filters, outputs = conv.operand_elements
+    transformed_filters = gemm.batch * gemm.k * gemm.n
     if tile == 2:
-        traffic, helper_kernels, helper_bytes = x + weights + y, 1, filters + weights
+        helper_kernels = 1
+        gemm_elements = inputs + transformed_filters + outputs
+        helper_elements = filters + transformed_filters
     else:
-        traffic, helper_kernels = points * gemm.m * (gemm.k + gemm.n) + weights, 3
-        helper_bytes = traffic + x + filters + y
-    element = DTYPE_BYTES[conv.dtype]
+        # The GEMMs read the transformed input and filters, and write the transformed result. The
+        # helpers write and read the same tensors, and read and write the untransformed ones.
+        helper_kernels = 3
+        gemm_elements = gemm.batch * gemm.m * (gemm.k + gemm.n) + transformed_filters
+        helper_elements = gemm_elements + inputs + filters + outputs
+    element_bytes = DTYPE_BYTES[conv.dtype]
     return _row(
         conv,
         gemm,
-        traffic * element,
+        gemm_elements * element_bytes,
         helper_kernels=helper_kernels,
-        helper_bytes=helper_bytes * element,
+        helper_bytes=helper_elements * element_bytes,
     )
 
 

@@ -140,13 +140,13 @@ def _compare_facts(device: Device) -> Iterator[DoctorFinding]:
     bandwidth = 2 * memory_hz * properties.memory_bus_width / 8
     for unit, listed, reported in (
         ("SMs", device.machine.sms, properties.multi_processor_count),
-        ("bytes/s", device.machine.bandwidth, bandwidth),
+        ("GB/s", device.machine.bandwidth / 1e9, bandwidth / 1e9),
     ):
         if reported and abs(reported / listed - 1) > _FACT_TOLERANCE:
             yield DoctorFinding(
                 True,
-                f"machines.toml says {listed:g} {unit}; the device reports {reported:g}: part of "
-                "it may be disabled or slower than usual",
+                f"machines.toml says {listed:.4g} {unit}; the device reports {reported:.4g}: part "
+                "of it may be disabled or slower than usual",
             )
 
 

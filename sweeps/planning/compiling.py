@@ -43,28 +43,24 @@ def kernel_key(case: Case) -> tuple[object, ...] | None:
 
     Cases with equal keys are taken to share their kernels. The key has the properties that the
     kernels and Triton specialise on, such as whether a size is 1, the largest power of two up to 16
-    that divides it, and whether the tiles leave a remainder.
+    that divides it, and, for a GEMM, whether the tiles leave a remainder.
 
-    Return None if the case does not run a hand-written kernel. It has no config if the kernel does
-    not support its problem.
+    Return None if the case does not run a hand-written kernel.
     """
     problem = case.problem
     if case.implementation not in HAND_WRITTEN or not isinstance(problem, Gemm | Conv):
         return None
-    if not case.config:
+    if not case.config:  # the kernel does not support this problem
         return None
-    tile = HAND_WRITTEN[case.implementation].parse(case.config)
-    gemm = problem.implied_gemm
-    remainders: tuple[object, ...] = (
-        (gemm.m % tile.bm or gemm.n % tile.bn) > 0,
-        gemm.k % tile.bk > 0,
-    )
     if isinstance(problem, Gemm):
+        config = HAND_WRITTEN[case.implementation].parse(case.config)
+        has_partial_tiles = (problem.m % config.bm or problem.n % config.bn) > 0
+        has_partial_step = problem.k % config.bk > 0
         sizes: tuple[int, ...] = (problem.m, problem.n, problem.k)
-        variant: tuple[object, ...] = (problem.batch > 1, *remainders)
+        variant: tuple[object, ...] = (problem.batch > 1, has_partial_tiles, has_partial_step)
     else:
         sizes = (problem.c, problem.kout)
-        pixels = (problem.n, problem.h, problem.w, problem.p, problem.q)
+        other_sizes = (problem.n, problem.h, problem.w, problem.p, problem.q)
         variant = (
             problem.pass_,
             problem.r,
@@ -72,7 +68,7 @@ def kernel_key(case: Case) -> tuple[object, ...] | None:
             problem.stride,
             problem.padding,
             problem.dilation,
-            *(_specialised(size) for size in pixels),
+            *(_specialised(size) for size in other_sizes),
         )
     # An odd size has the divisor 1. Its class is (1,), which differs from 1, the class of size 1.
     classes = tuple(1 if size == 1 else (math.gcd(size, 16),) for size in sizes)

@@ -3,8 +3,8 @@
 Cases are admitted by whole lines (:func:`sweeps.planning.lines.lines_of`), because a line with
 holes answers nothing. The lines of a sweep are ordered so that the first few already cover its
 axes, and the sweeps take turns so that each gets its share of the time. A line is admitted if its
-expected cost fits the rest of the budget. Cases that are far more expensive than others are left
-out of their lines.
+expected cost fits the rest of the budget. A case that would take too large a share of the budget is
+left out of its line (:func:`make_plan`).
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ def test_a_sample_is_analysed_and_named(tmp_path: Path) -> None:
     advice = build_table(analysis)
     assert len({answer.problem for answer in advice}) == 20
     page = recommendations_markdown(analysis, advice)
-    assert "20 shapes of 150 measured, drawn at random, were checked" in page
+    assert "for 20 of 150 measured shapes (the re-timed ones, and others drawn at random)" in page
 
 
 @pytest.mark.usefixtures("few_are_many")

@@ -272,7 +272,7 @@ def test_the_reason_says_what_the_rows_become_multiples_of(
         captured, [{"vocab": (50257, vocab)}], changed, Runtime(), h100,
         account_of(captured, Runtime(), h100),
     )  # fmt: skip
-    assert f"rows become multiples of {bytes_} bytes" in lever.reason
+    assert f"The lengths of rows become multiples of {bytes_} bytes." in lever.reason
 
 
 def test_there_may_be_nothing_to_gain(h100: Basis) -> None:

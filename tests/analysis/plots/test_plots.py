@@ -11,7 +11,7 @@ import pytest
 from analysis.model.fitted import Analysis, analyse
 from analysis.model.predict import LIMIT_WORDS
 from analysis.plots import PLOTS, roofline, scaling, write_plots
-from analysis.plots.style import LIMIT_STYLE
+from analysis.plots.style import LIMIT_STYLE, panels
 from analysis.recordings.load import load
 from analysis.slices import series
 from kernels.machine import known_machine
@@ -99,6 +99,16 @@ def test_the_same_data_gives_the_same_bytes(analysis: Analysis) -> None:
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     write_plots(analysis)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_a_long_title_takes_two_lines() -> None:
+    figure, (axes,) = panels(1, "A finding about four dtypes needs many words: " + "word " * 20)
+    figure.canvas.draw()
+    title, drawn = figure._suptitle, figure.canvas.get_renderer()  # type: ignore[attr-defined]
+    assert title is not None
+    extent = title.get_window_extent(drawn)
+    assert extent.x1 <= figure.bbox.x1
+    assert extent.y0 >= axes.get_window_extent(drawn).y1
 
 
 def test_a_recording_without_a_sweep_draws_what_it_has(tmp_path: Path) -> None:

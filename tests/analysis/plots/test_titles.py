@@ -26,11 +26,11 @@ def test_a_roofline_says_how_much_of_its_ceiling_each_dtype_reaches() -> None:
 def test_squares_say_from_which_size_on_they_are_fast() -> None:
     rows = pd.DataFrame({"m": [256, 512, 768, 1024], "tflops": [1.0, 9.5, 8.0, 10.0]})
     title = titles.square_title(rows.assign(dtype="bf16"))
-    assert title == "Square GEMMs reach 90% of their best speed at M = 1024 in bf16"
+    assert title == "Square GEMMs reach 90% of their best speed at M\u00a0=\u00a01024 in bf16"
     slower = rows.assign(dtype="bf16", tflops=[1.0, 10.0, 9.5, 5.0])
     assert (
         titles.square_title(slower)
-        == "Square GEMMs reach 90% of their best speed above M = 1024 in bf16"
+        == "Square GEMMs reach 90% of their best speed above M\u00a0=\u00a01024 in bf16"
     )
 
 

@@ -54,4 +54,4 @@ def test_a_card_that_differs_from_the_datasheet_is_told(monkeypatch: pytest.Monk
     slow = SimpleNamespace(**vars(card), memory_clock_rate=2_619_000)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: slow)
     (finding,) = doctor._compare_facts(selected)
-    assert "bytes/s" in finding.text
+    assert finding.text.startswith("machines.toml says 4800 GB/s; the device reports 4023")
