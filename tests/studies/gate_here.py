@@ -1,4 +1,4 @@
-"""Does the gate find a planted slow-down on this machine, and how often does it raise an alarm?
+"""Does the gate find a planted slowdown on this machine, and how often does it raise an alarm?
 
     python -m tests.studies.gate_here [--repeats 10] [--busy N] [--write FILE]
 
@@ -14,9 +14,9 @@ one slower by 10%. Three rules then judge the same files:
 
 ``alarms`` is the share of unchanged versions that fail, and ``suspects`` the share of them in which
 a case is named. The gate names slower cases of fewer than three processes, too, but does not fail
-them. ``found`` is the share of planted slow-downs that are named, and ``wrongly`` the share of the
+them. ``found`` is the share of planted slowdowns that are named, and ``wrongly`` the share of the
 other cases in the same versions.
-``planted`` is the slow-down as three processes of both versions measured it: the median over the
+``planted`` is the slowdown as three processes of both versions measured it: the median over the
 repetitions and cases. ``--busy N`` lets N processes compute next to all of it. ``--write`` appends
 a line of JSON.
 """

@@ -39,7 +39,7 @@ class SimulatedBenchmark:
         self._process = setting.process * spread
 
     def run(self, changes: Mapping[int, float] | None = None) -> list[TimedProcess]:
-        """Run a version; ``changes`` are the log slow-downs of cases by their number."""
+        """Run a version; ``changes`` are the log slowdowns of cases by their number."""
         return [self._one(changes or {}) for _ in range(self._setting.processes)]
 
     def _one(self, changes: Mapping[int, float]) -> TimedProcess:
