@@ -3,9 +3,9 @@
 A report shows only the measured gains that look large, so the errors of the shown gains are biased.
 On simulated machines, intervals that contain 95% of all gains contain only 89–93% of the shown ones
 (results/accuracy/claims.txt). This module therefore computes the expectation and the interval
-of a gain from its measurement *and* from the distribution of gains on the machine. Such a statement
-holds under any selection that is based on the measurements (Dawid, "Selection paradoxes of Bayesian
-inference", 1994).
+of a gain from its measurement *and* from the distribution of gains on the machine. The expectation
+and the interval then hold under any selection that is based on the measurements (Dawid, "Selection
+paradoxes of Bayesian inference", 1994).
 
 The distribution of gains is a mixture, after Stephens, "False discovery rates: a new deal",
 Biostatistics 18, 2017. Most of its components are half-normal densities on either side of zero
@@ -60,10 +60,10 @@ def from_processes(
     """Estimate the time ratio of each pair of cases, which several processes measured in blocks.
 
     All samples of a process share an error, and only the differences between processes show it.
-    One pair says little about this error, so the estimate is pooled over all pairs, after the
+    One pair is not enough to estimate this error, so it is pooled over all pairs, after the
     scatter of their blocks is subtracted. It is also pooled with the deviation between processes
-    that the run found by re-timing cases. The run re-timed them minutes later, so its deviation
-    includes slow changes that two consecutive processes do not show.
+    that was measured in the run by re-timing cases. The cases were re-timed minutes later, so this
+    deviation includes slow changes that two consecutive processes do not show.
 
     Args:
         pairs: for each pair and each of its two or more processes, the log ratios of its blocks.

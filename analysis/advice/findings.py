@@ -46,7 +46,7 @@ class AdviceFinding:
         example = f"{best.problem} with {best.change or best.implementation}"
         if len(gains) > 1:
             gain_range = f"{gains[0]:.0%} to {gains[-1]:.0%}"
-            example = f"{len(gains)} shapes, such as {example}"
+            example = f"{len(gains):,} shapes, such as {example}"
         # A gain per FLOP already accounts for more FLOPs.
         if best.question == "choose":
             cost = " per FLOP"
@@ -63,13 +63,13 @@ class AdviceFinding:
             return f"{best.problem.dtype}: use {best.implementation} instead"
         dims = _dimensions(best)
         names = " and ".join(name.upper() for name in dims)
-        pronoun = "it" if len(dims) == 1 else "them"
+        make = "make it a multiple" if len(dims) == 1 else "make them multiples"
         step = self._step()
         if _cause(best) == "alignment":
             unit = max(_UNIT, WIDE_BYTES // DTYPE_BYTES[best.problem.dtype])
-            action = f"make {pronoun} a multiple of {unit}; misalignment costs time"
+            action = f"{make} of {unit}; misalignment costs time"
         elif step is not None and step >= _CLEAR_STEP:
-            action = f"make {pronoun} a multiple of {step}"
+            action = f"{make} of {step}"
         else:
             action = "another size nearby" if len(dims) == 1 else "other sizes nearby"
         return f"{best.problem.dtype}, {names}: {action}"
@@ -116,12 +116,12 @@ def findings_lines(advice: Sequence[Advice]) -> list[str]:
     groups = findings(advice)
     lines = [f"- {finding.text()}" for finding in groups[:MAX_FINDINGS]]
     if len(groups) > MAX_FINDINGS:
-        more = counted(len(groups) - MAX_FINDINGS, "more finding")
-        lines.append(f"- The rows below have {more}.")
+        more = counted(len(groups) - MAX_FINDINGS, "more finding is", "more findings are")
+        lines.append(f"- {more} in the tables below.")
     unchanged = [answer for answer in advice if answer.verdict == LEAVE_IT]
-    query_count = f"{len(unchanged)} of {len(advice)} queries"
+    query_count = f"{len(unchanged):,} of {len(advice):,} queries"
     reasons = Counter(answer.reason for answer in unchanged).most_common(4)
-    reason_text = "; ".join(f"{count}: {reason}" for reason, count in reasons)
+    reason_text = "; ".join(f"{count:,}: {reason}" for reason, count in reasons)
     in_brackets = f" ({reason_text})" if reason_text else ""
     lines.append(f"- **leave it** is the answer for {query_count}{in_brackets}.")
     return lines

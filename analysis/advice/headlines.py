@@ -86,8 +86,8 @@ def peak(analysis: Analysis) -> Headline | None:
     """Report the fastest GEMM of each dtype and its share of the peak, and peaks that were raised.
 
     Only the cases that the roofline plot shows count, so that the headline agrees with the plot's
-    title. The numbers of the headline belong to the fastest dtype. Return None if no dtype has
-    enough cases.
+    title. The value, the interval and the count of the headline are those of the fastest dtype.
+    Return None if no dtype has enough cases.
     """
     fastest = fastest_gemms(analysis)
     if not fastest:
@@ -120,7 +120,7 @@ def peak(analysis: Analysis) -> Headline | None:
 class FastestGemm(NamedTuple):
     """Fastest GEMM of a dtype in TFLOP/s with its interval, and its share of the peak.
 
-    ``cases`` is the number of cases among which it is the fastest.
+    ``cases`` is the number of measured GEMMs of the dtype.
     """
 
     dtype: str
@@ -182,8 +182,8 @@ def steady(analysis: Analysis) -> Headline | None:
 def alignment(table: pd.DataFrame) -> Headline | None:
     """Report the speed of sizes that are not a multiple of eight, and which multiple is enough.
 
-    Dimensions are reported separately if each has enough sizes. The numbers of the headline belong
-    to the slowest dimension.
+    Dimensions are reported separately if each has enough sizes. The value, the interval and the
+    count of the headline are those of the slowest dimension.
     """
     rows = alignment_series(table)
     if rows.empty:
@@ -253,8 +253,8 @@ def layout(table: pd.DataFrame) -> Headline | None:
 def size(table: pd.DataFrame) -> Headline | None:
     """Report the size from which square GEMMs reach nearly their best speed, for each dtype.
 
-    The numbers of the headline belong to the first dtype. A size beyond the largest that was
-    measured is given as the largest.
+    The value, the interval and the count of the headline are those of the first dtype. If a size is
+    beyond the largest that was measured, the largest is given instead.
     """
     rows = square_series(table)
     texts, figures = [], []

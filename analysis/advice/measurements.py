@@ -36,7 +36,7 @@ Ratio = tuple[float, float, float]
 
 
 class Measurements:
-    """Index of burst times that finds the times of a problem, and measured problems near it."""
+    """Index for looking up the burst times of a problem, and the measured problems near it."""
 
     def __init__(
         self,
@@ -118,10 +118,10 @@ class Measurements:
     def ratio(self, problem: Problem, option: Problem) -> Ratio | None:
         """Return the measured time of ``problem`` over that of ``option``, with its interval.
 
-        The interval is where the ratio would lie if both were measured again. The time of each
-        problem is that of its fastest implementation, among those that computed both problems. None
-        if no implementation computed both, if no place measured both times, or if the interval is
-        unknown.
+        The interval is where the ratio would lie if both problems were measured again. The time of
+        each problem is that of its fastest implementation, among those that computed both problems.
+        Return None if no implementation computed both problems, if the two times were not measured
+        in the same place, or if the interval is unknown.
         """
         before_times, after_times = self.times_of(problem), self.times_of(option)
         common = before_times.keys() & after_times.keys()
@@ -152,8 +152,8 @@ class Measurements:
     def _compared(self, before: Contender, after: Contender) -> Ratio | None:
         """Return the ratio of two contenders' times, from the place with the narrowest intervals.
 
-        Return None if no place measured both contenders, or if the interval of the ratio is
-        unknown.
+        Return None if the two contenders were not measured in the same place, or if the interval of
+        the ratio is unknown.
         """
         pairs = [
             (before_time, after_time)
@@ -175,7 +175,7 @@ class Measurements:
         """Return the measured time of one contender over that of another, with its interval.
 
         The interval is that of :meth:`ratio`. Return None if one of the contenders was not
-        measured, if no place measured both, or if the interval is unknown.
+        measured, if they were not measured in the same place, or if the interval is unknown.
         """
         if any(name not in self.times_of(problem) for problem, name in (before, after)):
             return None

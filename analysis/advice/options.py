@@ -71,7 +71,7 @@ class Question:
 def question_of(
     pad: str | float | None, choose: str | float | None, constraints: SizeConstraints
 ) -> Question:
-    """Return the query for a pad or a choose allowance; by default, pad by up to an eighth.
+    """Return the query for a pad or a choose allowance; by default, pad by up to 12.5%.
 
     Raises:
         UserError: if both allowances are given, or the given one is not a share up to

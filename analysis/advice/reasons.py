@@ -36,14 +36,14 @@ def why(
     measured: bool = False,
     kind: str = "gpu",
 ) -> str:
-    """Attribute the percentage points of a gain to the causes that the model knows.
+    """Attribute the percentage points of a gain to the causes that the model computes.
 
-    The logarithm of one plus the gain is a sum. The model computes the parts that tiles, waves and
-    bytes contribute. The remainder is attributed to alignment if it is a gain and the alignment
-    improves. Otherwise, on a GPU, it is attributed to another kernel of the vendor library if the
-    tile or the split of K changes. Otherwise, its cause is unknown, or a trend of similar shapes if
-    the gain is predicted. Parts that reduce the gain are named, too, so that the points add up to
-    the gain except for small parts.
+    The logarithm of one plus the gain is a sum of parts, one for each cause. The model computes the
+    parts that tiles, waves and bytes contribute. The remainder is attributed to alignment if it is
+    a gain and the alignment improves. Otherwise, on a GPU, it is attributed to another kernel of
+    the vendor library if the tile or the split of K changes. Otherwise, its cause is unknown, or a
+    trend of similar shapes if the gain is predicted. Parts that reduce the gain are named, too, so
+    that the points add up to the gain except for small parts.
 
     Args:
         problem: the original problem.
@@ -54,10 +54,10 @@ def why(
         choose: True if the gain is per FLOP.
         assumed: True if the gain depends on an assumed price of misalignment.
         measured: True if the gain is measured, not predicted.
-        kind: kind of the machine, ``gpu`` or ``cpu``. A CPU divides its tiles among threads, and
-            computes no waves.
+        kind: kind of the machine, ``gpu`` or ``cpu``. On a CPU, tiles are divided among threads
+            instead of being computed in waves.
     """
-    # 1. Compute the parts that the model knows, and attribute the remainder to a cause.
+    # 1. Compute the parts of the causes in the model, and attribute the remainder to a cause.
     total = math.log1p(gain)
     log_work = math.log(option.flops / problem.flops)
     parts = _known_parts(before, after, log_work, choose, kind)

@@ -339,10 +339,10 @@ def measured_ratio(
 ) -> tuple[float, float, float] | None:
     """Return the ratio of the measured times, problem over option, with its 95% interval.
 
-    The interval is where the ratio would lie if both were measured again. If both times come from a
-    public table, the interval is where the ratio would lie with another framework or version than
-    that of the table. Return None if no implementation computed both, if they were not measured in
-    the same place, or if only one of the times has an interval.
+    The interval is where the ratio would lie if both problems were measured again. If both times
+    come from a public table, the interval is where the ratio would lie with another framework or
+    version than that of the table. Return None if no implementation computed both problems, if the
+    problems were not measured in the same place, or if only one of the times has an interval.
     """
     ratio = measured.ratio(problem, option)
     if ratio is not None:
@@ -391,14 +391,16 @@ def _error(
 ) -> tuple[float, float]:
     """Return the 90% range of the error of a predicted log ratio of times (problem over option).
 
-    The range was measured over pairs of shapes in which one pads the other slightly (:data:`NEAR`).
+    The range was measured over pairs of shapes of which one is the other, slightly padded
+    (:data:`NEAR`).
 
     - For an option further away, the range follows from the error ranges of the two times.
     - For layouts, batches and alignments that were not measured, the range was not measured either.
       It is then at least as wide as on a machine without any measurements.
     - A nearby option with a smaller size gets the wider side of this range on both sides.
 
-    ``spreads`` are the spreads of both predictions, and ``fit`` has the errors of such predictions.
+    ``spreads`` are the spreads of the two predicted times, and ``fit`` has the errors of such
+    predictions.
     """
     size_ratios = [getattr(option, name) / getattr(problem, name) for name in dimensions(problem)]
     if max(size_ratios) > 1 + NEAR or min(size_ratios) < 1 / (1 + NEAR):
@@ -426,8 +428,8 @@ def predicted_ratio(
     Args:
         problem: the original problem.
         option: the problem with other sizes.
-        times: predicted times of both, in any unit.
-        spreads: spreads of both predictions.
+        times: predicted times of the problem and of the option, in any unit.
+        spreads: spreads of these two predictions.
         fit: errors of such predictions.
     """
     problem_time, option_time = times

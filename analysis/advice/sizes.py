@@ -115,7 +115,7 @@ def kind_of(problem: Problem) -> Any:
 
 
 class SizeIndex:
-    """Index of problems that finds those with nearby sizes and no other difference."""
+    """Index for finding the problems with nearby sizes and no other difference."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         """Index problems; :meth:`near` returns positions in ``problems``."""

@@ -29,7 +29,7 @@ from sweeps.schema import IDENTITY
 from sweeps.store import write_whole
 
 QUESTIONS = (Question("pad", 0.125), Question("choose", 0.15))
-"""Queries that the table answers for every problem."""
+"""Queries that are answered for every problem of the table."""
 
 _QUESTION_TEXT = {
     "pad": "I need at least this size. What should I pad it to?",
@@ -49,8 +49,8 @@ _LEGEND = (
 )
 _MAX_LISTED = 40  # maximum number of changes in one table of the Markdown page
 _SHAPE = list(IDENTITY[IDENTITY.index("op") : IDENTITY.index("layout") + 1])  # columns of a shape
-_MOST = 2500  # problems; up to this many, the table answers all of them
-_DRAWN = 500  # size of the random sample of problems that is answered if there are more
+_MOST = 2500  # problems; up to this many, the table has answers about all of them
+_DRAWN = 500  # size of the random sample of problems that the table has if there are more
 _REACH = 1.2  # largest ratio of a recommended size to the original size, or the reverse
 
 
@@ -60,7 +60,7 @@ def build_table(analysis: Analysis) -> list[Advice]:
     Only problems that were measured with a vendor library count. Answers to the *pad* query come
     first, then those to the *choose* query. The answers to each query are sorted by verdict, then
     by gain. If there are thousands of problems, as in a public table, only a sample and the
-    re-timed problems are answered. The result is empty for an unusable run.
+    re-timed problems get advice. The result is empty for an unusable run.
     """
     recording, model = analysis.recording, analysis.model
     if recording.unusable:
@@ -99,7 +99,7 @@ def open_trials(analysis: Analysis, count: int) -> list[Trial]:
 def _measured(recording: Recording) -> Measurements:
     """Return the measured times of a recording, from which its table is computed.
 
-    From a very long recording, only times near the problems that the table answers are read.
+    From a very long recording, only the times of shapes near the table's problems are read.
     """
     rows = recording.products
     if len(rows) > MOST_ROWS:
@@ -138,9 +138,9 @@ def _table_rows(recording: Recording) -> pd.DataFrame:
 
 
 def _problems_to_answer(recording: Recording, measured: Measurements) -> dict[Problem, str]:
-    """Return the problems that the table answers, mapped to their vendor libraries.
+    """Return the problems that the table gives advice on, mapped to their vendor libraries.
 
-    If there are many, only re-timed problems and a sample of the others are answered. The sample
+    If there are many, these are only the re-timed problems and a sample of the others. The sample
     is always the same and does not depend on any measured time.
     """
     if len(recording.products) > MOST_ROWS:
@@ -193,7 +193,7 @@ def recommendations_markdown(analysis: Analysis, advice: Sequence[Advice]) -> st
             f"Sizes within {question.allowance:.1%} of each dimension and of the FLOPs were "
             f"checked for {len(answers):,} of {counted(shape_count, 'measured shape')}{sample}. "
             "Result: "
-            f"{count[DO_IT]} to do, {count[LIKELY]} likely, {count[LEAVE_IT]} to leave. "
+            f"{count[DO_IT]:,} to do, {count[LIKELY]:,} likely, {count[LEAVE_IT]:,} to leave. "
             f"{_GAINS[question.kind]}",
             "",
         ]

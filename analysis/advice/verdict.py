@@ -30,7 +30,8 @@ _PRICE = 0.1  # cost of 100% more FLOPs, as a gain: a larger size may slow down 
 _OUTSIDE = {CONFIRMED: 0.05, MEASURED: 0.05, PREDICTED: 0.1}  # probability outside the interval
 _SUREST = 0.95
 """Largest probability that is stated. On held-out tables, advice whose computed probability was
-higher brought a gain in 88% of cases, however high it was (results/accuracy/reliability.json)."""
+higher brought a gain in 88% of cases, however high that probability was
+(results/accuracy/reliability.json)."""
 
 
 class Gain(NamedTuple):

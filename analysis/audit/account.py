@@ -69,7 +69,8 @@ class AccountLine:
         limit: what limits the operation, such as ``compute`` or ``memory``.
         peak_share: share of the machine's peak that the operation reaches.
         in_sums: factors by which the interval is wider in a sum, below and above the time, because
-            the errors of different operations may be more or less alike than the sum assumes.
+            the errors of different operations may be more or less alike than the sum takes them to
+            be.
         spread: half width of the 90% interval of the logarithm of attention's time ratio to a
             similar call; 0 for attention at an assumed share of the peak, and for all other
             operations.
@@ -297,8 +298,8 @@ def _attention_line(
 ) -> AccountLine:
     """Predict the time of attention from measured calls, or from an assumed share of the peak.
 
-    Without measured calls, attention with few queries is not counted: memory limits it, so a share
-    of the peak says nothing about its time.
+    Without measured calls, attention with few queries is not counted: memory limits it, so its time
+    does not follow from a share of the peak.
 
     Args:
         product: the call and its place in the model.

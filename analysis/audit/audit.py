@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 class Audit:
     """Audit of a model on one machine.
 
-    Printing an audit gives the command's output.
+    Printing an audit prints the output of ``rooftile audit``.
 
     Attributes:
         report: time and memory of the step, and the levers, which are other sizes with their gains.
@@ -73,11 +73,11 @@ class Audit:
         return levers_frame(self.levers)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the document that the command prints with ``--json``."""
+        """Return the document that ``rooftile audit --json`` prints."""
         return audit_json(self.report, self.step.mode)
 
     def markdown(self) -> str:
-        """Return a page for a pull request."""
+        """Return the audit as a Markdown page for a pull request."""
         return as_markdown(self.report)
 
     def __str__(self) -> str:

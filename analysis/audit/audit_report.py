@@ -29,7 +29,7 @@ class AuditReport:
         account: time of the step, by operation.
         memory: memory that the step needs.
         fits_with: command-line options, each of which would make the step fit in memory; empty if
-            it fits, or if none of them would.
+            the step fits already, or if no option would make it fit.
         levers: changes of dimensions: first the joint change, if there is one, then the others, the
             best first. Changes that the user gave are in the user's order.
         refused: changes that the user gave and that cannot be judged, each with the reason.
@@ -56,6 +56,12 @@ def duration(us: float) -> str:
         if us >= 0.9995 * size:
             return f"{us / size:.3g} {unit}"
     return f"{us:.3g} µs"
+
+
+def _gigabytes(size: int) -> str:
+    """Format a number of bytes in GB, without the unit, such as ``34.3`` or ``1,120``."""
+    gigabytes = size / 1e9
+    return f"{gigabytes:,.0f}" if gigabytes >= 1000 else f"{gigabytes:.3g}"
 
 
 def products_frame(account: Account) -> pd.DataFrame:
@@ -173,7 +179,7 @@ def _other_rows(account: Account) -> list[list[str]]:
             OTHER_OPERATIONS,
             "",
             "",
-            f"{other.what}, {other.bytes / 1e9:.3g} GB",
+            f"{other.what}, {_gigabytes(other.bytes)} GB",
             duration(other.time_us),
             f"{other.time_us / account.step_us:.1%}",
             "",
@@ -189,7 +195,7 @@ def summary_lines(report: AuditReport) -> list[str]:
     account, memory = report.account, report.memory
     low, high = account.interval_us
     time_text = f"Step: {duration(account.step_us)} ({duration(low)} to {duration(high)})."
-    size = f"{memory.total / 1e9:.3g} of {memory.available / 1e9:.3g} GB"
+    size = f"{_gigabytes(memory.total)} of {_gigabytes(memory.available)} GB"
     worthwhile = [lever for lever in report.levers if lever.verdict != LEAVE_IT]
     change_text = "Best change: none is worth making."
     if worthwhile:
@@ -220,7 +226,7 @@ def memory_line(memory: Memory) -> str:
         "activations": memory.activations,
         "KV cache": memory.kv_cache,
     }
-    texts = [f"{name} {size / 1e9:.3g} GB" for name, size in uses.items() if size]
+    texts = [f"{name} {_gigabytes(size)} GB" for name, size in uses.items() if size]
     return f"Memory by use: {', '.join(texts)}."
 
 

@@ -217,7 +217,10 @@ class _Baseline:
         account = account_of(changed, self.runtime, self.basis)
         # Operations are compared one by one, so both models need the same number of them.
         if len(account.lines) != len(self.account.lines):
-            raise UserError("the model has other operations with these sizes.")
+            raise UserError(
+                "with these sizes, the model has another number of operations, so its time cannot "
+                "be compared."
+            )
         # 2. Find the operations that change. Operations that are not counted cannot be compared.
         pairs: list[tuple[AccountLine, AccountLine]] = []
         has_uncounted = False
@@ -239,7 +242,7 @@ class _Baseline:
         moved_after = _moved_bytes(changed, self.runtime)
         reason = _reason(changes, pairs, products_gain, share, more_flops)
         if has_uncounted:
-            reason += "; attention is not counted"
+            reason += " Attention is not counted."
         return Lever(
             changes=changes,
             pairs=_changed_problems(pairs),

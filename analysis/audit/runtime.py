@@ -49,7 +49,7 @@ class Runtime:
         tp: tensor-parallel degree, by which widths are divided.
         recompute: True if the forward pass of repeated layers is computed again for the backward
             pass.
-        loss_chunks: number of parts into which the tokens are cut for the head and the loss.
+        loss_chunks: number of chunks into which the tokens are cut for the head and the loss.
         optimizer: ``adamw``, ``sgd`` or ``none``; it determines the bytes that its step moves.
         attention: share of the peak that fused attention is assumed to reach; None to use measured
             times.
@@ -88,7 +88,8 @@ class Runtime:
         """Return the matrix operations as this runtime computes them, in the order of the step.
 
         Raises:
-            UserError: if a size that is divided among GPUs is not a multiple of ``tp``.
+            UserError: if a size that has to be divided equally among GPUs is not a multiple of
+                ``tp``.
         """
         products = list(captured.products)
         for role in self.fuse:
@@ -123,7 +124,7 @@ class Runtime:
         if self.recompute:
             descriptions.append("GEMMs of repeated layers are recomputed; other operations are not")
         if self.loss_chunks > 1 and any(product.role == "head" for product in products):
-            descriptions.append(f"the head is computed in {self.loss_chunks} parts")
+            descriptions.append(f"the head is computed in {self.loss_chunks} chunks of tokens")
         if "attention" in kinds:
             masks = "as half" if self.causal_half else "in full"
             if self.attention is not None:
@@ -254,7 +255,7 @@ def _divided(size: int, tp: int, what: str) -> int:
 
 
 def _chunked(product: Product, chunks: int) -> list[Product]:
-    """Cut the head into parts, each for some of the tokens; the last part may be smaller.
+    """Cut the tokens of the head into chunks; the last chunk may be smaller.
 
     Operations of other roles remain whole.
     """
@@ -262,13 +263,13 @@ def _chunked(product: Product, chunks: int) -> list[Product]:
         return [product]
     size = "k" if product.pass_ == WGRAD else "m"
     tokens = product.sizes[size]
-    tokens_per_part = int(ceil_div(tokens, min(chunks, tokens)))
-    full_parts, remaining_tokens = divmod(tokens, tokens_per_part)
-    full = product.resized({size: tokens_per_part})
-    parts = [replace(full, count=product.count * full_parts)]
+    tokens_per_chunk = int(ceil_div(tokens, min(chunks, tokens)))
+    full_chunks, remaining_tokens = divmod(tokens, tokens_per_chunk)
+    full = product.resized({size: tokens_per_chunk})
+    head_chunks = [replace(full, count=product.count * full_chunks)]
     if remaining_tokens:
-        parts.append(product.resized({size: remaining_tokens}))
-    return parts
+        head_chunks.append(product.resized({size: remaining_tokens}))
+    return head_chunks
 
 
 def _twice(product: Product) -> list[Product]:

@@ -129,7 +129,7 @@ def audit_command(
     ] = None,
     parameters: Annotated[
         str,
-        typer.Option(help="Largest growth of the parameters when several changes are combined."),
+        typer.Option(help="Largest growth of the number of parameters when changes are combined."),
     ] = "1%",
     arg: Annotated[
         list[str] | None,

@@ -195,7 +195,8 @@ def _read_changes(
         )
     left_out = len((before | after) - set(shared) - set(lost))
     if left_out:
-        note(f"Left out: {counted(left_out, 'case')} not in all of the results.")
+        cases_are = counted(left_out, "case that is", "cases that are")
+        note(f"Left out: {cases_are} not in every result.")
     # 3. Estimate the changes.
     changes = estimate_changes(old_processes, new_processes)
     if (changes.old == changes.new).all():

@@ -42,7 +42,7 @@ def measure_best_guesses(
     several GPUs are given, only the first one is used.
 
     Args:
-        budget: measuring time, such as ``30s``; None for what the sweep left of its own budget.
+        budget: measuring time, such as ``30s``; None for what is left of the sweep's budget.
         device: ``gpu``, ``cpu`` or ``auto``.
         gpu: number of the GPU.
         gpus: numbers of several GPUs, or ``all``.
@@ -98,13 +98,13 @@ def measure_best_guesses(
     chosen = affordable(trials, cost, seconds)
     if not chosen:
         reason = (
-            "the budget is too small for any of them; give a larger --budget"
+            "the budget is too small even for one change; give a larger --budget"
             if trials
             else "no further change is expected to bring a gain"
         )
         note(f"No change is re-timed: {reason}.")
         return
-    note(f"Measuring the best candidates for {len(chosen)} of {len(trials)} queries …")
+    note(f"Measuring the best candidates for {len(chosen):,} of {len(trials):,} queries …")
     exploring_seconds = seconds - sum(pair_seconds(trial, cost) for trial in chosen)
     measure(chosen, replace(request, budget=max(exploring_seconds, 1.0)))
 
@@ -232,7 +232,7 @@ def measure(trials: Sequence[Trial], request: Request, quickly: bool = False) ->
         candidates = {problem for problem, _ in contenders}
         if quickly and candidates.isdisjoint(problems_of(timed)):
             raise UserError(
-                f"No case was timed within {request.budget:.0f} s. Try again when the machine is "
+                f"No case was timed within {request.budget:,.0f} s. Try again when the machine is "
                 "idle.",
                 exit_code=1,
             )

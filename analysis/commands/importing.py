@@ -140,8 +140,8 @@ def _import_file(path: Path, machine: str, defaults: FileDefaults, results: Path
     target = known_machine(machine)
     if (results / target.slug / "run.json").exists():
         raise UserError(
-            f"{target.slug} already has its own recording in {results}, which answers would prefer "
-            "to the import; choose another folder with --results."
+            f"{target.slug} already has its own recording in {results}, and answers would rest on "
+            "it instead of on the import; choose another folder with --results."
         )
     # 2. Read the file, unless it is already imported. Recordings are read like public tables.
     is_recording = path.is_dir() or path.name == "measurements.csv"
@@ -276,6 +276,7 @@ def machines_command(results: ResultsOption = RESULTS, json: JsonOption = False)
     for row in rows:
         errors = (f"{row[name]:.1%}" if row[name] else "–" for name in names)
         cells = "".join(f"{error:>8}" for error in errors)
-        print(f"{row['slug']:32} {row['basis']:10} {row['rows'] or '–':>7}{cells}  {row['source']}")
+        count = f"{row['rows']:,}" if row["rows"] else "–"
+        print(f"{row['slug']:32} {row['basis']:10} {count:>7}{cells}  {row['source']}")
     for sentence in floor_sentences():
         note(sentence)

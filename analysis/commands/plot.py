@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from analysis.commands.app import MachineOption, ResultsOption, analyse_machine, app, basis_of
+from analysis.units import microseconds
 from kernels.cli import JsonOption, note, print_json
 from kernels.common.checks import check_option
 from kernels.common.counts import counted
@@ -39,7 +40,8 @@ def plot_command(
     ] = None,
     machine: MachineOption = None,
     dtype: Annotated[
-        str | None, typer.Option("--dtype", help="Dtype to draw [default: all; for wave: bf16].")
+        str | None,
+        typer.Option("--dtype", help="Dtype to draw [default: all; bf16 for the wave plot]."),
     ] = None,
     sweep: Annotated[
         str | None, typer.Option("--sweep", help="Sweep to draw, such as square [default: all].")
@@ -50,23 +52,32 @@ def plot_command(
             "--format", help="File format: png, svg or pdf; repeatable [default: png and svg]."
         ),
     ] = None,
-    n: Annotated[int | None, typer.Option("--n", min=1, help="N of the GEMMs in wave.")] = None,
-    k: Annotated[int | None, typer.Option("--k", min=1, help="K of the GEMMs in wave.")] = None,
+    n: Annotated[
+        int | None, typer.Option("--n", min=1, help="N of the GEMMs in the wave plot.")
+    ] = None,
+    k: Annotated[
+        int | None, typer.Option("--k", min=1, help="K of the GEMMs in the wave plot.")
+    ] = None,
     m: Annotated[
         int | None,
         typer.Option(
-            "--m", min=1, help="M before the cliff that wave shows [default: largest cliff]."
+            "--m",
+            min=1,
+            help="M just before the cliff to show in the wave plot [default: the largest cliff].",
         ),
     ] = None,
     find: Annotated[
-        bool, typer.Option("--find", help="List the largest cliffs for wave, with their N and K.")
+        bool,
+        typer.Option(
+            "--find", help="List the largest cliffs to show in the wave plot, with their N and K."
+        ),
     ] = False,
     output: Annotated[
         Path | None,
         typer.Option(
             "-o",
             "--output",
-            help="Folder for the plot of wave [default: plots in the machine's folder].",
+            help="Folder for the wave plot [default: plots in the machine's folder].",
         ),
     ] = None,
     results: ResultsOption = RESULTS,
@@ -74,13 +85,13 @@ def plot_command(
 ) -> None:
     """Draw the plots that a recording has data for.
 
-    Names select some of these plots. `wave` explains wave quantisation in a plot for one N and K.
+    Names select some of these plots. The plot `wave` explains wave quantisation for one N and K.
     """
     kinds = tuple(formats or ("png", "svg"))
     for kind in kinds:
         check_option("--format", kind, _FORMATS)
     if _WAVE in (names or []) and names != [_WAVE]:
-        raise UserError("wave is drawn by itself; leave the other names out.")
+        raise UserError("the plot wave is drawn by itself; leave the other names out.")
     has_size = bool(n or k or m)
     if names == [_WAVE]:
         is_contradictory = (find and has_size) or (json and not find)
@@ -229,7 +240,8 @@ def _print_cliffs(basis: Basis, dtype: str, results: Path, json: bool) -> None:
             confirmation = f"; {row['again']:.2f}× according to {row['by']}" if others else ""
             print(
                 f"  M {row['m']} → {row['after']}, N {row['n']}, K {row['k']}: "
-                f"{row['time_us']:.4g} → {row['after_us']:.4g} µs, {row['ratio']:.2f}×"
+                f"{microseconds(row['time_us'])} → {microseconds(row['after_us'])} µs, "
+                f"{row['ratio']:.2f}×"
                 f"{confirmation}"
             )
     confirmed = f", {len(pairs):,} of them confirmed by another collection" if others else ""

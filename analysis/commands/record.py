@@ -97,7 +97,8 @@ def record_command(
     seconds = given_seconds or _BUDGET[place.kind]
     if seconds < _MIN_BUDGET:
         raise UserError(
-            f"--budget is {seconds:g} s, but starting takes {_MIN_BUDGET:g} s; give a larger one."
+            f"--budget is {seconds:g} s, but starting takes {_MIN_BUDGET:g} s; give a larger "
+            "budget."
         )
     run = partial(run_command, INTERPRETER)
     recorder = Recorder(place, parts, seconds, device_options, note, run, began=began)
@@ -105,7 +106,7 @@ def record_command(
         print("\n".join(recorder.plan()))
         return
     # 3. Record, and say what is missing.
-    note(f"Recording {place.name} into {place.folder}, for {seconds:.0f} s:")
+    note(f"Recording {place.name} into {place.folder}, for {seconds:,.0f} s:")
     for line in recorder.plan():
         note(f"  {line}")
     with terminated_as_interrupt():
@@ -164,14 +165,14 @@ def plan_lines(parts: Sequence[RecorderPart], machine: str, cores: int | None) -
     planned = {row["name"]: row for row in _ask_json(command)} if names else {}
     lines = []
     for part in parts:
-        lines.append(f"{part.name}: {part_seconds(part, 'gpu'):.0f} s; {part.purpose}")
+        lines.append(f"{part.name}: {part_seconds(part, 'gpu'):,.0f} s; {part.purpose}")
         for step in part.steps:
-            line = f"  {step.name:22} {step.expected('gpu'):5.0f} s"
+            line = f"  {step.name:22} {step.expected('gpu'):5,.0f} s"
             if step.sweeps:
                 rows = [planned[name] for name in dict.fromkeys(step.sweeps)]
                 cases = sum(row["cases"] for row in rows)
                 needed = sum(row["expected_s"] for row in rows)
-                line += f" for {counted(cases, 'case')} ({needed:.0f} s at six samples each)"
+                line += f" for {counted(cases, 'case')} ({needed:,.0f} s at six samples each)"
             lines.append(line)
     return [*lines, total_line(parts, "gpu")]
 

@@ -38,14 +38,20 @@ def rules_command(
         ),
     ] = None,
     imported: Annotated[
-        bool, typer.Option("--imported", help="Print the verdicts of all imported tables.")
+        bool,
+        typer.Option(
+            "--imported", help="Print the verdicts on the rules for every imported table."
+        ),
     ] = False,
     sweeps: Annotated[
         bool,
         typer.Option("--sweeps", help="Only list the sweeps that are needed to judge the rules."),
     ] = False,
     plots: Annotated[
-        Path | None, typer.Option("--plots", help="Folder for the plot of --table or --imported.")
+        Path | None,
+        typer.Option(
+            "--plots", help="Folder for the plots of --table or --imported [default: no plots]."
+        ),
     ] = None,
     json: JsonOption = False,
 ) -> None:
@@ -87,7 +93,7 @@ def rules_command(
 
 
 def _show_imported(results: Path, plots: Path | None, json: bool) -> None:
-    """Print the verdicts of all imported tables, and plot them if a folder is given."""
+    """Print the verdicts on the rules for every imported table; plot them if a folder is given."""
     from analysis.plots.rules_overview import write_overview
     from analysis.rules.inputs import imported_rules
 

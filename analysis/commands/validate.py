@@ -216,7 +216,7 @@ def _parse_counts(text: str | None) -> list[int]:
     """
     words = text.split(",") if text is not None else []
     if not all(word.strip().isdecimal() and int(word) > 0 for word in words):
-        raise UserError(f"--measured must be counts such as 1,2,4, not {text!r}.")
+        raise UserError(f"--measured takes numbers of candidates such as 1,2,4, not {text!r}.")
     return [int(word) for word in words]
 
 

@@ -378,7 +378,7 @@ def _operation_finding(group: Sequence[ExplainedOperation]) -> TraceFinding:
 def _changed_size(entry: ExplainedOperation) -> tuple[int, int, str] | None:
     """Return the size that should change, its new value and its meaning in a model.
 
-    None unless exactly one size should change.
+    Return None unless exactly one size should change.
     """
     advice = entry.advice
     if advice is None or len(advice.changed) != 1:
@@ -579,14 +579,14 @@ def _sum_of(parts: Sequence[ExpectedTime | None]) -> ExpectedTime | None:
 
     Return None if one of them is not known, or if there are no parts.
     """
-    known = [part for part in parts if part is not None]
-    if not known or len(known) < len(parts):
+    known_parts = [part for part in parts if part is not None]
+    if not known_parts or len(known_parts) < len(parts):
         return None
     return ExpectedTime(
-        sum(part.time_us for part in known),
-        sum(part.lo_us for part in known),
-        sum(part.hi_us for part in known),
-        known[0].source,
+        sum(part.time_us for part in known_parts),
+        sum(part.lo_us for part in known_parts),
+        sum(part.hi_us for part in known_parts),
+        known_parts[0].source,
     )
 
 
@@ -637,13 +637,13 @@ def kernel_reasons(operation: ProfiledOperation, tensor_cores: str | None) -> li
         reasons.append(f"its kernel loads {elements} at a time (align{alignment})")
     transposed_share = _transposed_share(operation)
     if transposed_share >= _LEAST_PART:
-        reasons.append(f"{transposed_share:.0%} of its time converts layouts")
+        reasons.append(f"{transposed_share:.0%} of its time is spent on converting layouts")
     reduced_share = operation.share_of_kind("reduce")
     if reduced_share >= _LEAST_PART:
         kernel_names = map(read_name, operation.kernels)
         splits_k = any(name.kind in MULTIPLYING and name.split_k for name in kernel_names)
-        purpose = "adds up the parts of a split K" if splits_k else "is in reductions"
-        reasons.append(f"{reduced_share:.0%} of its time {purpose}")
+        purpose = "adding up the parts of a split K" if splits_k else "reductions"
+        reasons.append(f"{reduced_share:.0%} of its time is spent on {purpose}")
     return reasons
 
 

@@ -38,7 +38,7 @@ _TEMPLATE = re.compile(r"Kernel2?<(\w+)")  # name of a CUTLASS kernel within its
 class TraceExplanation:
     """Explanation of one or several traces.
 
-    Printing an explanation gives the command's output.
+    Printing an explanation prints the output of ``rooftile explain``.
     """
 
     verdict: TraceVerdict
@@ -50,7 +50,7 @@ class TraceExplanation:
         return pd.DataFrame([_operation(account, entry) for entry in self.verdict.operations])
 
     def to_json(self) -> dict[str, Any]:
-        """Return the document that the command prints with ``--json``."""
+        """Return the document that ``rooftile explain --json`` prints."""
         verdict, account = self.verdict, self.verdict.account
         bound = account.bound if math.isfinite(account.bound) else None
         return {
@@ -86,7 +86,7 @@ class TraceExplanation:
         }
 
     def markdown(self) -> str:
-        """Return a page for a pull request."""
+        """Return the explanation as a Markdown page for a pull request."""
         verdict, account = self.verdict, self.verdict.account
         lines = [f"## {plain(headline(verdict))}", ""]
         lines += [f"- {plain(line)}" for line in finding_lines(verdict)]
@@ -104,7 +104,7 @@ class TraceExplanation:
             lines += ["", *finding_lines(verdict)]
         lines += ["", *aligned_lines(_table(verdict))]
         if (left_out := len(verdict.operations) - _MOST_ROWS) > 0:
-            lines.append(f"… and {left_out} more; --json and --csv list them all.")
+            lines.append(f"… and {left_out:,} more; --json and --csv list all operations.")
         lines += ["", *_closing(verdict)]
         if not account.with_shapes:
             lines += ["", *(f"    {line}" for line in RECORDING_SHAPES.splitlines())]
@@ -181,7 +181,7 @@ def finding_lines(verdict: TraceVerdict) -> list[str]:
 def _table(verdict: TraceVerdict) -> list[list[str]]:
     """Return the table's head and a row for each of the first ten operations.
 
-    A CPU has no kernels, so its table lacks the last columns, :data:`_OF_KERNELS`.
+    The table of a trace from a CPU, which has no kernels, lacks the columns :data:`_OF_KERNELS`.
     """
     first = verdict.operations[:_MOST_ROWS]
     table = [list(_HEAD), *(_cells(verdict.account, entry) for entry in first)]
@@ -247,8 +247,8 @@ def _closing(verdict: TraceVerdict) -> list[str]:
         lines.append(f"Share of the time that the GPU was idle, by reason: {', '.join(shares)}.")
     if math.isfinite(account.bound):
         lines.append(
-            f"{account.matrix_share:.0%} of the time is in matrix operations. However fast they "
-            f"became, the whole could be at most {account.bound:.3g}× as fast."
+            f"{account.matrix_share:.0%} of the time is spent in matrix operations. However fast "
+            f"they became, the whole step could be at most {account.bound:.3g}× as fast."
         )
     return [*lines, *notes(verdict), f"Expected times: {verdict.source}."]
 
@@ -259,8 +259,8 @@ def notes(verdict: TraceVerdict) -> list[str]:
     sentences = []
     if verdict.slowdown > 1:
         sentences.append(
-            f"Most shapes take longer than expected (median {verdict.slowdown:.2g}×). Other work, "
-            "power or heat slowed the machine down, or it is not a "
+            f"Most shapes take longer than expected (median ratio {verdict.slowdown:.2g}). Other "
+            "work, power or heat slowed the machine down, or it is not a "
             f"{verdict.machine.slug}. Only operations that are slower still are findings."
         )
     if not account.with_shapes and account.matrix_share:
@@ -272,9 +272,9 @@ def notes(verdict: TraceVerdict) -> list[str]:
         sentences.append("The trace has no strides, so the layouts nt and nchw are assumed.")
     if account.graph_us:
         sentences.append(
-            f"{account.graph_us / account.total_us:.0%} of the time is in kernels of CUDA graphs. "
-            "A trace lacks the operations and shapes of such kernels; record a step without graphs "
-            "to compare them."
+            f"{account.graph_us / account.total_us:.0%} of the time is spent in kernels of CUDA "
+            "graphs. A trace lacks the operations and shapes of such kernels; record a step "
+            "without graphs to compare them."
         )
     if account.calls_without_kernel:
         calls_have = counted(

@@ -300,8 +300,8 @@ def explain(
         results: folder of all machines' results.
 
     Returns:
-        A :class:`TraceExplanation`. Print it for the output of the command ``rooftile explain``.
-        ``to_json()`` returns the document that the command prints with ``--json``. Its
+        A :class:`TraceExplanation`. Print it to get the output of ``rooftile explain``.
+        ``to_json()`` returns the document that ``rooftile explain --json`` prints. Its
         ``operations`` are a DataFrame with one row per operation, and with the columns:
 
         - ``op, problem, calls`` and ``time_us``, which is the time of one call;

@@ -229,7 +229,7 @@ def test_at_most_ten_findings_open_the_page() -> None:
     ]  # fmt: skip
     lines = findings_lines(advice)
     assert len(lines) == 12
-    assert lines[10] == "- The rows below have 6 more findings."
+    assert lines[10] == "- 6 more findings are in the tables below."
 
 
 def test_a_measured_question_does_not_take_a_better_models_place(tmp_path: Path) -> None:

@@ -108,9 +108,9 @@ def verdict_on(tmp_path: Path, plant: Callable[[GpuTrace], None], **options: Any
                                      "4.5× the expected time"]),
         (cuda_cores, "4096×4096×4096 fp32 nt",
          ["TF32 is expected to take", "CUDA cores instead of Tensor Cores"]),
-        (transposes, "64×256×56×56", ["channels_last", "of its time converts layouts"]),
+        (transposes, "64×256×56×56", ["channels_last", "is spent on converting layouts"]),
         (decode, "GPU idle for", ["launches kernels more slowly than the GPU computes them"]),
-        (split, "64×4096×4096", ["3.0× the expected time", "33% of its time adds up the parts"]),
+        (split, "64×4096×4096", ["3.0× the expected time", "is spent on adding up the parts"]),
     ],
 )  # fmt: skip
 def test_a_planted_problem_is_named_first(
@@ -270,7 +270,7 @@ def test_what_is_not_known_is_said(tmp_path: Path) -> None:
         made.event("cpu_op", "aten::mm", 5.0, -3.0, 1)
 
     text = str(TraceExplanation(verdict_on(tmp_path, step)))
-    assert "50% of the time is in kernels of CUDA graphs" in text
+    assert "50% of the time is spent in kernels of CUDA graphs" in text
     assert "1 call of a matrix operation has no kernel in the trace" in text
     assert "1 event without a name or with impossible times was left out" in text
 
@@ -284,7 +284,7 @@ def test_a_slow_machine_is_told_from_slow_shapes(tmp_path: Path) -> None:
     slow = verdict_on(tmp_path, lambda made: step(made, 1.5))
     assert slow.slowdown == pytest.approx(1.5, rel=1e-3)
     assert slow.findings == ()
-    assert "longer than expected (median 1.5×)" in str(TraceExplanation(slow))
+    assert "longer than expected (median ratio 1.5)" in str(TraceExplanation(slow))
     assert verdict_on(tmp_path, lambda made: step(made, 1.0)).slowdown == 1.0
     assert verdict_on(tmp_path, vocabulary).slowdown == 1.0
 
