@@ -83,7 +83,7 @@ def _read_table(path: Path, kind: str) -> AttentionTable | None:
 def read_calls(table: AttentionTable) -> tuple[AttentionShapes, Array]:
     """Read the shapes of a collection's calls in bf16, and their times in seconds.
 
-    Both are empty if the collection has no such call.
+    Both results are empty if the collection has no such call.
     """
     # 1. Keep the calls in bf16 that have a time, and among them those of the most frequent kernel.
     frame = pd.read_parquet(table.path)

@@ -139,7 +139,7 @@ class _Cases:
 
 
 def is_benchmark_file(path: Path) -> bool:
-    """Return True if a path is a JSON file, which this module should read."""
+    """Return True if a path is an existing JSON file, which this module reads."""
     return path.suffix == ".json" and path.is_file()
 
 
@@ -221,9 +221,13 @@ def _load(path: Path) -> dict[str, Any]:
     try:
         document = printable(json.loads(path.read_bytes()))
     except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror}).") from None
+        raise UserError(
+            f"{path} cannot be read ({error.strerror}); check its path and permissions."
+        ) from None
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{path} is not a JSON file ({str(error)[:80]}).") from None
+        raise UserError(
+            f"{path} is not a JSON file ({str(error)[:80]}). Let the program write it again."
+        ) from None
     if not isinstance(document, dict):
         raise UserError(
             f"{path} is not the result of a benchmark program; give the JSON file that such a "
@@ -236,7 +240,7 @@ def _load(path: Path) -> dict[str, Any]:
 
 
 def _read_pytest_benchmark(document: Mapping[str, Any], cases: _Cases) -> dict[str, str]:
-    """Read the times, which are in seconds. Benchmarks that failed are not in the file."""
+    """Read times in seconds; pytest-benchmark leaves failed benchmarks out of the file."""
     for entry in document["benchmarks"]:
         name, stats = str(entry["fullname"]), entry["stats"]
         if samples := stats.get("data"):

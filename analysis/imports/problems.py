@@ -109,9 +109,13 @@ def read_problems(path: Path) -> list[Problem]:
                 problem_from_cells(f"line {reader.line_num} of {path}", row) for row in reader
             ]
     except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror}).") from None
+        raise UserError(
+            f"{path} cannot be read ({error.strerror}); check its path and permissions."
+        ) from None
     except (UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"{path} is not a CSV file ({error}).") from None
+        raise UserError(
+            f"{path} is not a CSV file ({error}); give a CSV file in UTF-8 with one line per shape."
+        ) from None
     if not problems:
         raise UserError(f"{path} has no line below its header; add one per shape.")
     return problems

@@ -71,9 +71,9 @@ class PublicRows:
 
     @property
     def tiles(self) -> list[str]:
-        """Tile of each row, such as ``128x64``; empty if the names of its kernels have none.
+        """Tile of each row, such as ``128x64``; empty if no kernel name of the row contains one.
 
-        The first kernel that names a tile counts.
+        If several names contain a tile, the first one counts.
         """
         first_tiles = []
         for names in self.kernels:
@@ -83,17 +83,17 @@ class PublicRows:
         return ["x".join(tile.split("x")[:2]) for tile in first_tiles]
 
     def by_algorithm(self, algorithm: str) -> PublicRows:
-        """Return the rows that were computed by an algorithm, according to their kernels' names.
+        """Return the rows of the cases that an algorithm computed, according to kernel names.
 
         Raises:
-            UserError: if no row was computed by it.
+            UserError: if the algorithm computed none of the cases.
         """
         algorithms = self.algorithms
         if algorithm not in algorithms:
             present = sorted({name for name in algorithms if name})
             remedy = nearest(algorithm, present) if present else "leave out --algorithm."
             raise UserError(
-                f"{self.name} has no row that was computed with {algorithm!r}; {remedy}"
+                f"{self.name} has no case that was computed with {algorithm!r}; {remedy}"
             )
         return self.take([i for i, name in enumerate(algorithms) if name == algorithm])
 
@@ -151,8 +151,7 @@ def read_source(path: Path, machine: Machine, dtype: str | None = None) -> Publi
             - It has no row of the machine in the given dtype.
             - No dtype is given, and the rows are in several dtypes other than bf16.
     """
-    # 1. Find the readable rows of the machine. Rows that name no GPU are taken as
-    #    rows of the machine.
+    # 1. Find the readable rows of the machine. Rows that name no GPU count as its rows.
     rows = _read(path, FileDefaults(dtype or ""))
     slugs = [machine.slug if device is None else slug_of_device(device) for device in rows.devices]
     on_machine = np.array([slug == machine.slug for slug in slugs], dtype=bool)
@@ -246,14 +245,18 @@ def _read(path: Path, defaults: FileDefaults = _NO_DEFAULTS) -> _FileRows:
     if path.is_dir() or path.name == "measurements.csv":
         return _from_recording(path if path.is_dir() else path.parent)
     if path.suffix != ".parquet" and (timings := read_timings(path, defaults)):
-        return _from_timings(timings)
+        return _from_timings(timings, path)
     try:
         frame = pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path)
     except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror or error}).") from None
+        raise UserError(
+            f"{path} cannot be read ({error.strerror or error}); check its path and permissions."
+        ) from None
     except Exception as error:  # pandas and Arrow have many errors for an invalid table
         reason = (str(error).splitlines() or ["empty"])[0]
-        raise UserError(f"{path} is not a table that can be read ({reason}).") from None
+        raise UserError(
+            f"{path} is not a table that can be read ({reason}); give a CSV or Parquet file."
+        ) from None
     columns = {str(column).strip() for column in frame.columns}
     for needed, reader in _FORMATS:
         if needed <= columns:
@@ -266,17 +269,21 @@ def _read(path: Path, defaults: FileDefaults = _NO_DEFAULTS) -> _FileRows:
     )
 
 
-def _from_timings(timings: FileTimings) -> _FileRows:
+def _from_timings(timings: FileTimings, path: Path) -> _FileRows:
     """Convert the times of a CSV file, without those of hand-written kernels.
 
+    Args:
+        timings: the times.
+        path: the file, for messages.
+
     Raises:
-        UserError: if there are no other times.
+        UserError: if all times are those of hand-written kernels.
     """
     rows = library_rows(timings.rows).reset_index(drop=True)
     if rows.empty:
         raise UserError(
-            "the file has no row of a vendor library, and only such rows can be judged; give "
-            "a file with such rows."
+            f"{path} only has times of hand-written kernels, which cannot be judged; give a file "
+            "with times of a vendor library."
         )
     kernels = kernels_of(rows) if "kernels" in rows else [()] * len(rows)
     return _FileRows(
@@ -291,7 +298,7 @@ def _from_timings(timings: FileTimings) -> _FileRows:
 
 
 def _from_recording(folder: Path) -> _FileRows:
-    """Read the vendor library's times in short batches from a recording."""
+    """Read those times of a vendor library that a recording measured in short batches."""
     recording = load(folder)
     rows = library_rows(bursts(recording.products, recording.cache))
     return _FileRows(

@@ -33,7 +33,7 @@ _TABLE = "gemm_perf"  # name of the table in the YAML files next to it
 _NEEDED = {"framework", "version", "device", "gemm_dtype", "m", "n", "k", "latency"}
 _NAMES = {"trtllm": "TensorRT-LLM", "sglang": "SGLang", "vllm": "vLLM"}
 _PREFERRED = list(_NAMES)  # frameworks; the one whose tables repeat best comes first
-_ENOUGH = 0.5  # share of the largest table's rows below which a table has too few shapes
+_ENOUGH = 0.5  # share of the largest table's rows below which a table has too few rows
 BF16 = "bfloat16"
 DTYPES = {BF16: "bf16", "fp8": "fp8"}
 """Dtypes that are read, by their names in the tables, with our names."""
@@ -131,7 +131,9 @@ def read_table(path: Path, package: str = "", licence: str = "") -> PublicTable:
         raise UserError(f"{path} does not exist; give a gemm_perf.parquet.") from None
     except (OSError, pa.ArrowException) as error:
         reason = (str(error).splitlines() or ["empty"])[0]
-        raise UserError(f"{path} is not a table that can be read ({reason}).") from None
+        raise UserError(
+            f"{path} is not a table that can be read ({reason}); give a gemm_perf.parquet."
+        ) from None
     # All rows have the same GPU, framework and version.
     (first_row,) = table.slice(0, 1).to_pylist()
     return PublicTable(

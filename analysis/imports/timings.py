@@ -84,14 +84,14 @@ def _header(path: Path) -> str:
         with path.open(encoding="utf-8-sig") as file:
             return file.readline().strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} cannot be read ({error}).") from None
+        raise UserError(f"{path} cannot be read ({error}); give a CSV file in UTF-8.") from None
 
 
 def _read(path: Path, separator: str = ",", lower: bool = False) -> pd.DataFrame:
     """Read all cells as text, with the line number in the added column ``line``.
 
-    Spaces before a cell are removed, and lines without content are left out. Empty cells are empty
-    strings.
+    Spaces before a cell are removed, and lines without content are left out. An empty cell becomes
+    an empty string.
 
     Args:
         path: the file.
@@ -120,7 +120,9 @@ def _read(path: Path, separator: str = ",", lower: bool = False) -> pd.DataFrame
             f"{path} has lines with more cells than its header; remove the extra cells."
         ) from None
     except (ValueError, UnicodeDecodeError) as error:  # parser errors of pandas are ValueErrors
-        raise UserError(f"{path} is not a CSV file ({str(error).splitlines()[0]}).") from None
+        raise UserError(
+            f"{path} is not a CSV file ({str(error).splitlines()[0]}); give a CSV file in UTF-8."
+        ) from None
     if not len(frame):
         raise UserError(f"{path} has no line below its header; add one per case.")
     frame.columns = pd.Index([str(name).strip() for name in frame.columns])
@@ -182,9 +184,9 @@ def _read_cutlass(path: Path) -> FileTimings:
 
     The fastest kernel of each provider and problem is kept.
 
-    The columns A, B and C have dtype and order, such as ``bf16:row``. If C is column-major, the row
-    is read as the transposed GEMM Cᵀ = Bᵀ Aᵀ, whose result is row-major like ours. Runtime is in
-    milliseconds and was measured over back-to-back launches.
+    The columns A, B and C name dtype and storage order, such as ``bf16:row``. If C is column-major,
+    the row is read as the transposed GEMM Cᵀ = Bᵀ Aᵀ, whose result is row-major like ours. Runtime
+    is in milliseconds and was measured over back-to-back launches.
     """
     # 1. Read the kernels that ran.
     frame = _read(path)
@@ -196,7 +198,7 @@ def _read_cutlass(path: Path) -> FileTimings:
     frame = frame[ran & frame["OperationKind"].isin(_CUTLASS_KINDS)]
     if not len(frame):
         raise UserError(
-            f"{path} has no passed kernel of a dense GEMM or 2-D convolution; profile one of these."
+            f"{path} has no dense GEMM or 2-D convolution that passed; profile one of these."
         )
     # 2. Translate the columns.
     cells = _cutlass_gemms(frame) if has_gemms else _cutlass_convs(frame)
@@ -255,13 +257,13 @@ def _cells_or_one(frame: pd.DataFrame, name: str) -> pd.Series:
 
 
 def _dtype_and_order(column: pd.Series) -> tuple[pd.Series, pd.Series]:
-    """Split cells such as ``bf16:row`` into dtype and order."""
+    """Split cells such as ``bf16:row`` into dtype and storage order."""
     parts = column.str.partition(":")
     return parts[0], parts[2]
 
 
 def _letter(order: pd.Series, untransposed: str = "row") -> pd.Series:
-    """Return the layout letter of each operand: ``n`` if it has the order ``untransposed``.
+    """Return each operand's layout letter: ``n`` if its storage order is ``untransposed``.
 
     The letter is ``t`` for the other order, and empty for an unknown one.
     """

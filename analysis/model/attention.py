@@ -1,6 +1,6 @@
 """Predict the time of fused attention from the measurements in public tables.
 
-A formula predicts which share of the peak, or of the bandwidth, a kernel reaches. Its constants are
+A formula predicts what share of the peak, or of the bandwidth, a kernel reaches. Its constants are
 fitted for each machine, framework and kind of call. If the machine's tables were imported, trees
 correct the formula. Frameworks differ from each other by more than the error of a prediction for
 one framework, so the interval covers all frameworks unless the user names one.

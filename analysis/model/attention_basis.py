@@ -43,8 +43,8 @@ class AttentionTime(NamedTuple):
         lo: lower end of its 90% interval, in seconds.
         hi: upper end of its 90% interval, in seconds.
         limit: what limits the call: ``compute``, ``memory`` or ``launch``.
-        spread: half width of a 90% interval: that of the log of the ratio between this time and the
-            time of a similar call by the same framework.
+        spread: half-width of the 90% interval of the log ratio between this time and the time of a
+            similar call by the same framework.
     """
 
     seconds: float

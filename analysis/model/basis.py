@@ -71,8 +71,8 @@ class Basis:
         warm: True if the model predicts warm times, as in public tables: operands that fit into the
             last-level cache are already in it.
         calibrated: False if the recording has not been calibrated yet.
-        measured: where the times of pad/choose queries come from, in words; empty unless the run
-            that measured them has no other sweep. The model then has another source.
+        measured: where the times of pad/choose queries come from, in words, if the machine's run
+            has no other times and the model therefore has another source; otherwise empty.
     """
 
     model: Model
@@ -320,8 +320,8 @@ def _basis_from_recording(folder: Path) -> Basis:
         return _recorded_basis(folder, run, model)
     except (ValueError, KeyError, TypeError, AttributeError):
         raise UserError(
-            f"{path} cannot be read; {command(f'analysis calibrate --machine {folder.name}')} "
-            "writes it again."
+            f"{path} cannot be read; run {command(f'analysis calibrate --machine {folder.name}')} "
+            "to write it again."
         ) from None
 
 

@@ -101,7 +101,7 @@ def calibrate_query(
         folds: number of folds. The default is three, or five for a group of more than
             :data:`analysis.model.residual.MANY_ROWS` cases.
         algorithms: the algorithm that computed each case, empty where it is not known
-            (:func:`kernels.names.conv_algorithm`). Only fits use it; predictions do not.
+            (:func:`kernels.names.conv_algorithm`). Only fits use the algorithms.
         priors: the prior from which the fit of each group starts. A group without an entry starts
             from the best prior that needs no imported table.
     """

@@ -51,7 +51,7 @@ grew, and on some machines about most shapes, but another framework differs at a
 smaller value, the 90% interval would contain too few times at shapes that the trees had seen
 (``coverage_90_seen`` in results/accuracy/software.json)."""
 
-_NORMAL = 1.645  # half width of a normal distribution's 90% interval, in standard deviations
+_NORMAL = 1.645  # half-width of a normal distribution's 90% interval, in standard deviations
 
 
 @dataclass(frozen=True)

@@ -105,8 +105,8 @@ def analyse(recording: Recording) -> Analysis:
     rows = with_steady_times(rows.iloc[sampled_positions(rows)].reset_index(drop=True), recording)
     if rows.empty:
         raise UserError(
-            f"{recording.folder} has no measured case yet. Run {target('sweep', 'run')}. If it "
-            f"has already run, use {command('sweeps doctor')} to look for the cause."
+            f"{recording.folder} has no measured case yet. Run {target('sweep', 'run')}. If the "
+            f"sweep has already run, use {command('sweeps doctor')} to look for the cause."
         )
     calibration = calibrate(recording.machine, rows, priors_for(recording, rows))
     predicted = calibration.held_out.frame().add_prefix(PREDICTED)

@@ -68,7 +68,7 @@ A rate falls by 1 and a duration rises by 1, because both are fitted as logarith
 
 
 class Fitted(NamedTuple):
-    """Result of a fit: the arguments of :func:`analysis.model.corrected.corrected_estimate`."""
+    """Result of a fit, as :func:`analysis.model.corrected.corrected_estimate` takes it."""
 
     constants: Constants
     residual: Residual | None

@@ -27,11 +27,11 @@ FEW_ROWS = 16
 """Shapes with an M below this value belong to decode steps. They do not fill the smallest tile."""
 
 _PRIOR_WIDER = 0.5
-"""Weight of a factor of 1, as a number of collections, if a kind's errors need a wider interval."""
+"""Number of collections that the prior, a factor of 1, counts as when an interval is widened."""
 
 _PRIOR_NARROWER = 4.0
-"""Weight of a factor of 1, as a number of collections, if a kind's errors allow a narrower
-interval. This weight is larger, because a framework that was not measured may differ more."""
+"""Number of collections that the prior, a factor of 1, counts as when an interval is narrowed. It
+is larger, because a framework that was not measured may differ more."""
 
 _FEWEST = 20  # A collection with fewer shapes of a kind does not count for that kind.
 _BOUNDS = (0.5, 4.0)  # Bounds of a factor.

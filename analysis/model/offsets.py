@@ -6,16 +6,16 @@ from the formula. The offset of a shape is the weighted sum of these log ratios.
 weights are fitted together to the machine's measurements, and further trees learn what this fit
 misses (:func:`analysis.model.fitting.fit_group`).
 
-A collection of the machine itself has one weight for each kind of limit, because the table of one
-framework may predict launches best, and that of another framework memory accesses. A collection of
-a sibling has a single weight. The differences between a sibling's collections show what a framework
+A collection of the machine itself has one weight for each kind of limit, because the best table for
+the time of launches may not be the best one for the time of memory accesses. A collection of a
+sibling has a single weight. The differences between a sibling's collections show what a framework
 changes.
 
 The trees must not grow from shapes that were measured on the machine itself. Otherwise they would
 predict these shapes better than others, and the fit would give the collections too much weight.
 
-Three alternatives were tried and predicted worse: one set of trees for all machines, with facts of
-the machine as features; Gaussian processes; and boosted trees.
+Three alternatives were tried and predicted worse: Gaussian processes, boosted trees, and one set of
+trees for all machines with facts of the machine as features.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ from analysis.model.fit import UNCALIBRATED, Fit
 from analysis.model.groups import factors_of
 from analysis.model.prior import prior_without_tables
 from analysis.model.query import Query
+from kernels.common.counts import counted
 from kernels.machine import Machine
 from kernels.timemodel.estimate import ALGORITHMS, LIMITS, Array, Estimate
 
@@ -42,7 +43,7 @@ class Model:
         """Predict every case of a query.
 
         Raises:
-            UserError: if the machine does not compute the dtype of a case, or if another version of
+            UserError: if the machine does not support the dtype of a case, or if another version of
                 Rooftile wrote the trees of a fit.
         """
         groups = query.groups()
@@ -170,14 +171,14 @@ def explain(row: Mapping[str, Any], kind: str = "gpu") -> str:
     algorithm = f"Winograd over {side}x{side} outputs, " if side else ""
     split = f", K split into {row['split']} parts" if row["split"] > 1 else ""
     if kind == "cpu":
-        waves, slots = f", at most {row['waves']} per thread", "threads' time"
+        waves, slots = f", at most {row['waves']:,} per thread", "threads' time"
     else:
-        count = "1 wave" if row["waves"] == 1 else f"{row['waves']} waves"
-        waves, slots = f"{',' if split else ''} in {count}", "waves' slots"
-    tiles = "1 tile" if row["tiles"] == 1 else f"{row['tiles']} tiles"
+        waves = f"{',' if split else ''} in {counted(row['waves'], 'wave')}"
+        slots = "waves' slots"
+    tiles = counted(row["tiles"], "tile")
     return (
         f"{limit}: {algorithm}{tiles} of {row['tile']}{split}{waves}, "
         f"{row['tail_efficiency']:.0%} of the {slots} used, "
         f"{row['tile_efficiency']:.0%} of the tiles' area useful, "
-        f"{row['bytes'] / 1e6:.1f} MB moved"
+        f"{row['bytes'] / 1e6:,.1f} MB moved"
     )

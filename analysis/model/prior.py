@@ -11,12 +11,12 @@ exists in this list:
 6. default constants of the machine's generation, in most cases with an interval of a factor of two.
 
 Each prior has an uncertainty. Its ``scale`` is the error that all shapes of a machine share, and
-its ``shape`` the error of a single shape once the shared error is corrected. Both were learned from
-public tables, except for tf32 and for the default constants. The larger the uncertainty is, the
-further measurements of the machine move a fit away from the prior. A few measurements change little
-more than the scale, because it is the least certain and all measurements share it. More
-measurements also change single constants and the weights of public tables, and finally trees grow
-from them (:mod:`analysis.model.fitting`).
+its ``shape`` the error of a single shape once the shared error is corrected. Both errors were
+learned from public tables, except for tf32 and for the default constants. The larger the
+uncertainty is, the further measurements of the machine move a fit away from the prior. A few
+measurements change little more than the scale, because it is the least certain and all measurements
+share it. More measurements also change single constants and the weights of public tables, and
+finally trees grow from them (:mod:`analysis.model.fitting`).
 
 The 90% interval of the prior becomes narrower as measurements determine the scale. An interval from
 held-out errors of the machine's own measurements replaces it gradually
@@ -82,7 +82,7 @@ With an exponent of 1, graphics GPUs would be predicted too slow, because only t
 arithmetic rate is halved. The value was chosen by predicting the public tables of each generation
 from the constants of the other generations."""
 _TREES_MISFIT = 0.05  # Spread.misfit of a prior from public tables.
-_NORMAL = 1.645  # Half width of a normal distribution's 90% interval, in standard deviations.
+_NORMAL = 1.645  # Half-width of a normal distribution's 90% interval, in standard deviations.
 _FACTOR_OF_TWO = "a factor of two either way"
 _FP32_WORDS = "−10% to +42%, as on GPUs like it"
 
@@ -361,8 +361,8 @@ def _measured_prior(machine: Machine, group: str) -> Prior | None:
         f"mean of the constants of {len(fits)} GPUs, scaled, warm; interval learned by leaving "
         "each GPU's generation out"
     )
-    measured = {known_machine(slug).generation for slug in fits}
-    kind = "generation" if machine.generation in measured else "none"
+    measured_generations = {known_machine(slug).generation for slug in fits}
+    kind = "generation" if machine.generation in measured_generations else "none"
     return Prior(fit, kind, source, Spread.from_shipped("generation"), True)
 
 
@@ -422,8 +422,8 @@ def _default(machine: Machine, group: str) -> Prior:
         source = f"constants that were never measured, with an interval of {_FACTOR_OF_TWO}"
         return Prior(fit, "none", source, UNKNOWN)
     kind = "generation" if known_machine(origin).generation == machine.generation else "none"
-    words = _FP32_WORDS if is_known else _FACTOR_OF_TWO
-    return Prior(fit, kind, f"constants of {origin}, with an interval of {words}", UNKNOWN)
+    interval = _FP32_WORDS if is_known else _FACTOR_OF_TWO
+    return Prior(fit, kind, f"constants of {origin}, with an interval of {interval}", UNKNOWN)
 
 
 def is_fp32_known(machine: Machine, group: str) -> bool:
@@ -514,7 +514,7 @@ def carried_fit(fit: Fit, origin: Machine, machine: Machine, learned: SoftwareRa
     return unseen.widened(learned)
 
 
-def mean_fit(known: Mapping[str, Constants], machine: Machine, learned: SoftwareRange) -> Fit:
+def mean_fit(measured: Mapping[str, Constants], machine: Machine, learned: SoftwareRange) -> Fit:
     """Average the constants of measured machines for a machine without a sibling like it.
 
     Each machine's constants are first scaled according to the two datasheets. Every generation has
@@ -522,12 +522,12 @@ def mean_fit(known: Mapping[str, Constants], machine: Machine, learned: Software
     from the nearest generation.
 
     Args:
-        known: constants of measured machines, by slug.
+        measured: constants of the measured machines, by slug.
         machine: the machine that needs constants.
         learned: 90% range of the errors of such predictions.
     """
     by_generation: dict[str, list[Constants]] = {}
-    for slug, constants in known.items():
+    for slug, constants in measured.items():
         origin = known_machine(slug)
         scaled = scaled_constants(constants, origin, machine, DTYPE, _SM_EXPONENT)
         by_generation.setdefault(origin.generation, []).append(scaled)

@@ -44,10 +44,10 @@ class Times(NamedTuple):
 
 
 def half_interval_of_sum(parts: Array, correlation: float) -> Array:
-    """Return the half widths of the intervals of sums of times, given those of the single times.
+    """Return the half-widths of the intervals of sums of times, given those of the single times.
 
     Args:
-        parts: half widths of the intervals of the times, of shape (..., times in a sum).
+        parts: half-widths of the intervals of the times, of shape (..., times in a sum).
         correlation: correlation of the errors of any two times.
     """
     # Independent errors add up in quadrature, and fully correlated errors add up directly.
@@ -83,7 +83,7 @@ def sum_factors(times: Times, lo: Array, hi: Array) -> tuple[float, float]:
 
     Returns:
         Factors for the lower and the upper half of the interval, so that it contains nine in ten
-        sums. With fewer than 40 cases, both are 1. Neither is below 0.25.
+        sums. With fewer than 40 cases, both factors are 1. Neither factor is below 0.25.
     """
     if len(lo) < _MIN_CASES:
         return 1.0, 1.0
@@ -110,7 +110,8 @@ def change_factors(before: Times, after: Times, less: Array, more: Array) -> tup
 
     Returns:
         Factors for the lower and the upper half of the interval of a step's time after the
-        replacements. With fewer than 40 faster replacements, both are 1. Neither is below 0.25.
+        replacements. With fewer than 40 faster replacements, both factors are 1. Neither is below
+        0.25.
     """
     promising = after.predicted < before.predicted
     if promising.sum() < _MIN_CASES:
@@ -147,8 +148,8 @@ def _factors(error: Array, below: Array, above: Array) -> tuple[float, float]:
 
     Args:
         error: error of each sum, in seconds.
-        below: half width of the interval of each sum, below the prediction.
-        above: half width of the interval of each sum, above the prediction.
+        below: half-width of the interval of each sum, below the prediction.
+        above: half-width of the interval of each sum, above the prediction.
     """
     relative = error / np.where(error < 0, below, above)
     low, high = np.quantile(relative, [_TAIL, 1 - _TAIL])

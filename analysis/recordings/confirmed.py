@@ -19,7 +19,7 @@ from sweeps.store import CONFIRMED_COLUMNS
 _ASSUMED = 0.01  # assumed standard deviation of a log time between processes
 _AS_CASES = 2  # number of re-timed cases that the assumption counts as
 _LEAST_BLOCKS = 4  # fewest blocks that a process needs, because their mean leaves out both extremes
-_REMEDY = f"Move the file away; {target('sweep', 'confirm')} measures the pairs again."
+_REMEDY = f"Move the file away; then run {target('sweep', 'confirm')} to re-time the pairs."
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ def _read_ratios(part: SourceRun) -> dict[tuple[Contender, Contender], list[tupl
         planned = {row["id"]: row for row in part.run["plan"]["cases"]}
     except (KeyError, TypeError):
         raise UserError(
-            f"{path} refers to cases by their ids, which the run's plan lacks. {_REMEDY}"
+            f"{path} identifies cases by ids that the run's plan does not have. {_REMEDY}"
         ) from None
     table = read_csv(path, dict.fromkeys(CONFIRMED_COLUMNS, "text"), _REMEDY)
     parsed = [_pair(row, planned) for row in table.rows.to_dict("records")]

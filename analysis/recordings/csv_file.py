@@ -75,8 +75,8 @@ class Faults:
     def leave_out(self) -> tuple[str, ...]:
         """Report the damaged lines on stderr, and return a sentence for each of them.
 
-        On stderr, up to five lines are named, and further ones are only counted. A process reports
-        each line only once, even if it reads the file several times.
+        Up to five lines are named on stderr, and any further lines are only counted. A process
+        reports each line only once, even if it reads the file several times.
 
         Raises:
             UserError: if all lines are damaged, or if several lines are damaged and they are more
@@ -94,7 +94,9 @@ class Faults:
         # One damaged line is always tolerated, unless the file has no other line.
         if sentences and (damaged > max(1, MOST_DAMAGED * count) or damaged == count):
             line, fault = min(fault_of.items())
-            extent = f"{damaged} of {count} lines of {self._path} are damaged, such as line {line}"
+            extent = (
+                f"{damaged:,} of {count:,} lines of {self._path} are damaged, such as line {line}"
+            )
             if count == 1:
                 extent = f"the only line of {self._path} is damaged"
             raise UserError(f"{extent}: {fault}. {self._remedy}")
@@ -140,7 +142,7 @@ def read_csv(
         path: the file.
         kinds: kind of each column to read: ``text``, ``whole`` (integers), ``real`` or ``flag``
             (true or false). Other columns are ignored.
-        remedy: sentence that says what to do if too many rows are damaged.
+        remedy: sentence that says what to do if the file cannot be read or is too badly damaged.
         optional: columns that may be missing, because older files lack them.
 
     Raises:
@@ -151,7 +153,7 @@ def read_csv(
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror}).") from None
+        raise UserError(f"{path} cannot be read ({error.strerror}). {remedy}") from None
     text = data.replace(b"\r\n", b"\n").replace(b"\r", b" ").decode("utf-8", errors="replace")
     header, *lines = text.split("\n")
     # 2. Check the header.

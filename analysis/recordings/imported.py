@@ -90,7 +90,7 @@ def _unreadable(path: Path, error: Exception) -> UserError:
     """Return the error to raise for an unreadable file; it quotes the first line of the cause."""
     reason, *_ = str(error).splitlines() or ["empty"]
     return UserError(
-        f"{path} cannot be read ({reason}); {command('analysis import')} writes it again."
+        f"{path} cannot be read ({reason}); run {command('analysis import')} to write it again."
     )
 
 
@@ -106,7 +106,7 @@ def _unsound(path: Path, sound: NDArray[np.bool_]) -> UserError:
     """Return the error to raise for a file with invalid rows; it names the first of them."""
     return UserError(
         f"row {int(np.argmin(sound)) + 1} of {path} has an invalid size or time; "
-        f"{command('analysis import')} writes it again."
+        f"run {command('analysis import')} to write it again."
     )
 
 

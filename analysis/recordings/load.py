@@ -124,7 +124,7 @@ class Recording:
         return ", ".join(filter(None, (public["source"], public["package"])))
 
     def caption(self, dates: Sequence[str] = ()) -> str:
-        """Return a plot's caption: machine, versions, date, and a warning if the run was disturbed.
+        """Return a plot's caption: machine, versions, date, and a warning about a disturbed run.
 
         The caption of an imported recording names the machine, the source and the cache state.
 
@@ -281,7 +281,7 @@ def load_run(folder: Path) -> dict[str, Any]:
         raise UserError(
             f"{folder / 'run.json'} has schema {schema} and protocol {protocol}; this "
             f"version reads schema {SCHEMA} and protocol {readable_protocol}. Measure again, or "
-            "read it with the version of Rooftile that wrote it."
+            "read the folder with the version of Rooftile that wrote it."
         )
     return run
 
@@ -294,7 +294,7 @@ _PROBLEM = [
 
 
 def workloads_of(rows: pd.DataFrame) -> list[Workload]:
-    """Return the workload that each row timed."""
+    """Return the workload of each row."""
     records: Sequence[dict[str, Any]] = rows[_PROBLEM].to_dict("records")
     return [problem_of(record) for record in records]
 
@@ -305,7 +305,7 @@ def problems_of(rows: pd.DataFrame) -> list[Problem]:
 
 
 def kernels_of(rows: pd.DataFrame) -> list[tuple[str, ...]]:
-    """Return the names of all kernels of each row's launch; empty where none was recorded."""
+    """Return the names of each row's kernels; empty where none were recorded."""
     listings = rows["kernels"].fillna("").tolist()
     return [tuple(name for name, _ in json.loads(text)) if text else () for text in listings]
 

@@ -302,7 +302,7 @@ def case_ids(rows: pd.DataFrame) -> list[tuple[str, str]]:
 
 
 def places_of(rows: pd.DataFrame) -> pd.Series:
-    """Return the place where each row was measured: the run, worker and GPU that it names."""
+    """Return the place where each row's case was measured: its run, worker and GPU."""
     places = pd.Series("", index=rows.index)
     for name in ("run", "worker", "gpu"):
         if name in rows:

@@ -67,8 +67,8 @@ def _check_origin(frame: pd.DataFrame, path: Path, run: str) -> None:
     if (schemas != SCHEMA).mean() > MOST_DAMAGED:
         other_schema = schemas[schemas != SCHEMA].iloc[0]
         raise UserError(
-            f"{path} has rows with schema {other_schema}; this version reads {SCHEMA}. Measure "
-            "again, or read it with the version of Rooftile that wrote it."
+            f"{path} has rows with schema {other_schema}; this version reads schema {SCHEMA}. "
+            "Measure again, or read the file with the version of Rooftile that wrote it."
         )
     other_runs = sorted(set(frame["run"].dropna()) - {run, ""}) or ["without a name"]
     if (frame["run"] != run).mean() > MOST_DAMAGED:

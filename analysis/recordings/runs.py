@@ -28,6 +28,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.recordings.load import Recording, library_rows, load, load_run
+from kernels.common.counts import counted
 from kernels.common.errors import UserError
 from sweeps.folding.health import UNUSABLE, VERDICTS, health_sentence
 from sweeps.schema import IDENTITY
@@ -192,7 +193,7 @@ def _noise_rank(run: Mapping[str, Any]) -> int:
 
 
 def health_lines(recording: Recording, error: float = 0.0) -> list[str]:
-    """Return the first lines of a report: how far to trust the times, and which runs they are from.
+    """Return the first lines of a report: how reliable the times are, and the runs they come from.
 
     Args:
         recording: the recording.
@@ -210,16 +211,17 @@ def health_lines(recording: Recording, error: float = 0.0) -> list[str]:
             "other shapes."
         )
     if count := len(recording.damaged):
-        subject = "1 line" if count == 1 else f"{count} lines"
         present, past = ("is", "was") if count == 1 else ("are", "were")
-        lines.append(f"{subject} of measurements.csv {present} damaged and {past} left out.")
+        lines.append(
+            f"{counted(count, 'line')} of measurements.csv {present} damaged and {past} left out."
+        )
     if len(recording.parts) > 1:
         counts = recording.ok["run"].value_counts()
         runs = []
         for part in recording.parts:
             name = part.run["run"]
             verdict = (part.run.get("health") or {}).get("verdict", "not judged")
-            runs.append(f"{counts.get(name, 0)} from {name} ({verdict})")
+            runs.append(f"{counts.get(name, 0):,} from {name} ({verdict})")
         lines.append(f"Times come from {len(runs)} runs: {', '.join(runs)}.")
     own_run = recording.run if recording.public else load_run(recording.folder)
     if recording.parts and own_run["run"] not in {part.run["run"] for part in recording.parts}:

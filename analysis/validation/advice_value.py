@@ -265,18 +265,25 @@ def judge_measured(
     regrets: dict[int, list[float]] = {count: [] for count in counts}
     gains: dict[int, list[float]] = {count: [] for count in counts}
     # 2. For each kind of query, draw shapes with enough neighbours that were measured twice.
-    for query_kind, less, fewest in (("choose", -_REACH, _MIN_MEMBERS), ("pad", 0.0, 2)):
+    for query_kind, smallest_difference, fewest in (
+        ("choose", -_REACH, _MIN_MEMBERS),
+        ("pad", 0.0, 2),
+    ):
         drawn: list[tuple[int, list[int]]] = []
         for original in measured_twice:
             if len(drawn) == draws:
                 break
-            members = [j for j in rows.near(original, less) if np.isfinite(repeated_seconds[j])]
+            members = [
+                j
+                for j in rows.near(original, smallest_difference)
+                if np.isfinite(repeated_seconds[j])
+            ]
             if len(members) >= fewest:
                 drawn.append((original, members))
         if not drawn:
             raise UserError(
-                f"{repeated.name} has too few of the same shapes to judge advice; give another "
-                "file with --again."
+                f"{repeated.name} shares too few shapes with {validation.source.name} to judge "
+                "advice; give another file with --again."
             )
         # 3. Pick the fastest of the best candidates with the second table, and judge it with the
         #    first table. Shapes are compared by FLOP/s for choose queries, and by time for pad
@@ -338,15 +345,17 @@ class _HeldOutRows:
         seconds_by_problem = dict(zip(source.problems, source.seconds, strict=True))
         return np.array([seconds_by_problem.get(problem, np.nan) for problem in self._problems])
 
-    def near(self, original: int, less: float) -> list[int]:
+    def near(self, original: int, smallest_difference: float) -> list[int]:
         """Return a shape and the shapes that differ from it only in size, within given limits.
 
         Args:
             original: the shape.
-            less: smallest relative difference in each dimension, such as −0.15 for shapes that may
-                be smaller by 15%. The largest relative difference is 15%.
+            smallest_difference: smallest relative difference in each dimension, such as −0.15 for
+                shapes that may be smaller by 15%. The largest relative difference is 15%.
         """
-        return [int(j) for j in self._index.near(self._problems[original], less, _REACH)]
+        return [
+            int(j) for j in self._index.near(self._problems[original], smallest_difference, _REACH)
+        ]
 
     def decide(self, original: int, members: Sequence[int], query_kind: str) -> tuple[int, float]:
         """Ask for advice about a shape.

@@ -106,7 +106,7 @@ def _collection_from_file(name: str, machine: Machine, dtype: str) -> Collection
     source = read_source(path, machine, dtype)
     gemms = [problem for problem in source.problems if isinstance(problem, Gemm)]
     if len(gemms) < len(source):
-        raise UserError(f"{name} has rows that are not GEMMs. Remove them from the file.")
+        raise UserError(f"{name} has rows that are not GEMMs; remove these rows from the file.")
     return Collection(machine, source.name, gemms, source.seconds)
 
 
@@ -153,7 +153,7 @@ def validate_with_prior(
         words = f"{', '.join(others)} or {last}"
         raise UserError(f"with --prior, --holdout must be {words}, not {holdout!r}.")
     if not all(isinstance(problem, Gemm) for problem in source.problems):
-        raise UserError("public tables have only GEMMs; to judge convolutions, leave out --prior.")
+        raise UserError("--prior works for GEMMs only; to judge convolutions, leave out --prior.")
     source = replace(source, warm=True)
     if holdout != "folds":
         return _validate_once(source, machine, named, calibrate, seed, holdout)

@@ -118,7 +118,7 @@ def curve_text(curve: Sequence[CurvePoint], floor: Errors | None) -> str:
     for holdout in dict.fromkeys(point.holdout for point in curve):
         lines.append(f"calibration rows (hold-out: {holdout})")
         lines += [
-            _error_line(f"  {point.count}", point.errors)
+            _error_line(f"  {point.count:,}", point.errors)
             for point in curve
             if point.holdout == holdout
         ]
@@ -135,17 +135,19 @@ def advice_text(worth: AdviceValue, measured: Mapping[int, MeasuredValue] | None
         measured: value of measuring the best candidates, by their number; None if this was
             not judged.
     """
-    regrets = ", ".join(
-        f"{_RULES.get(name, name)} {regret:.2%}" for name, regret in worth.regret.items()
-    )
     drawn = counted(worth.neighbourhoods, "neighbourhood")
-    lines = [f"Mean regret of choose queries in {drawn}: {regrets}."]
+    lines = [f"Mean regret of choose queries in {drawn}, by the rule that chooses:"]
+    lines += [
+        _line(f"  {_RULES.get(name, name)}", f"{regret:.2%}")
+        for name, regret in worth.regret.items()
+    ]
     lines += [
         (
-            f"Pad queries for {counted(worth.pads, 'shape')}, following the "
-            f"{_RULES.get(name, name)}: {pad.moved:,} padded, mean gain {pad.gain:.2%} (best "
-            f"possible {worth.hindsight:.2%}), 95th percentile of the loss {pad.loss_p95:.1%}. "
-            f"Of the shapes that could gain at least 5%, {pad.found:.0%} were padded."
+            f"Pad queries, following the {_RULES.get(name, name)}: {pad.moved:,} of "
+            f"{counted(worth.pads, 'shape')} were padded. The mean gain is {pad.gain:.2%} (best "
+            f"possible: {worth.hindsight:.2%}), and the 95th percentile of the loss is "
+            f"{pad.loss_p95:.1%}. This rule pads {pad.found:.0%} of the shapes that could gain at "
+            "least 5%."
         )
         for name, pad in worth.padding.items()
     ]
@@ -156,9 +158,10 @@ def advice_text(worth: AdviceValue, measured: Mapping[int, MeasuredValue] | None
         )
     lines += [
         (
-            f"With the best {'candidate' if count == 1 else f'{count} candidates'} measured: mean "
-            f"regret of choose queries {value.choose_regret:.2%}, mean gain of pad queries "
-            f"{value.pad_gain:.2%} (95th percentile of the loss {value.pad_loss_p95:.1%})."
+            f"With the best {'candidate' if count == 1 else f'{count} candidates'} measured, the "
+            f"mean regret of choose queries is {value.choose_regret:.2%}. The mean gain of pad "
+            f"queries is {value.pad_gain:.2%}, and the 95th percentile of their loss is "
+            f"{value.pad_loss_p95:.1%}."
         )
         for count, value in (measured or {}).items()
     ]
@@ -169,7 +172,7 @@ def _error_line(name: str, errors: Errors) -> str:
     """Return a line with a number of cases and their errors; dashes stand for missing errors."""
     figures = (errors.median, errors.mean, errors.p95)
     cells = ["–" if figure is None else f"{figure:.1%}" for figure in figures]
-    return _line(name, str(errors.rows), *cells)
+    return _line(name, f"{errors.rows:,}", *cells)
 
 
 def _line(name: str, *cells: str) -> str:

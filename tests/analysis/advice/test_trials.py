@@ -181,7 +181,7 @@ def test_a_damaged_file_gets_a_sentence(tmp_path: Path) -> None:
     whole = path.read_text("utf-8")
     for text in ("case,against\n", whole.replace("1/1", "1/1,x"), "\0"):
         path.write_text(text, encoding="utf-8")
-        with pytest.raises(UserError, match="confirmed.csv .*Move the file away; `make sweep`"):
+        with pytest.raises(UserError, match="confirmed.csv .*Move the file away; then run"):
             read_measurements(recording.products, recording)
 
 

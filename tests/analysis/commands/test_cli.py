@@ -120,7 +120,7 @@ def test_usage_errors(arguments: tuple[str, ...], words: str) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "words"),
     [
-        ("calibration.json", "{", "calibration.json cannot be read; `python -m analysis calibrate"),
+        ("calibration.json", "{", "cannot be read; run `python -m analysis calibrate"),
         ("calibration.json", '{"groups": {"a": 1}}', "calibration.json cannot be read"),
         ("run.json", "[]", r"run.json is damaged: the document is [], not a mapping"),
         ("run.json", '{"schema": 7}', "run.json is damaged: the document has no 'protocol'"),

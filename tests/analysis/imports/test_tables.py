@@ -141,7 +141,7 @@ def test_an_imported_table_is_a_recording_that_is_read_like_our_own(tmp_path: Pa
     assert recording.products["time_us"].tolist() == pytest.approx((rows["latency"] * 1e3).tolist())
     assert "TensorRT-LLM 1.3.0rc20" in recording.caption()
     (folder / "measurements.parquet").write_bytes(b"damaged")
-    with pytest.raises(UserError, match="`python -m analysis import` writes it again"):
+    with pytest.raises(UserError, match="run `python -m analysis import` to write it again"):
         read_imported(folder)
 
 

@@ -104,7 +104,7 @@ def test_rows_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="rows from runs other than that of its run.json"):
         load(tmp_path)
     (tmp_path / "measurements.csv").write_text(whole.replace("\n1,2026", "\n2,2026", 1))
-    with pytest.raises(UserError, match="has rows with schema 2; this version reads 1"):
+    with pytest.raises(UserError, match="has rows with schema 2; this version reads schema 1"):
         load(tmp_path)
 
 

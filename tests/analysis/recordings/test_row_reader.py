@@ -140,7 +140,7 @@ def test_a_file_of_damaged_lines_alone_is_refused(folder: Path) -> None:
     cells = line.split(",")
     cells[list(COLUMNS).index("m")] = "x"
     path.write_text("\n".join([header, *[",".join(cells)] * 30_000, ""]), encoding="utf-8")
-    with pytest.raises(UserError, match="30000 of 30000 lines of"):
+    with pytest.raises(UserError, match="30,000 of 30,000 lines of"):
         load(folder)
 
 

@@ -39,7 +39,7 @@ def test_a_model_that_knows_the_law_regrets_little_and_finds_most(tmp_path: Path
         assert pad.loss_p95 < 0.005
         assert 0 <= pad.gain <= worth.hindsight
     assert worth.padding["advice"].moved <= worth.padding["best_guess"].moved
-    assert "choose queries in 100 neighbourhoods: advice" in advice_text(worth)
+    assert "choose queries in 100 neighbourhoods, by the rule" in advice_text(worth)
 
 
 def test_noise_is_not_followed(tmp_path: Path) -> None:
@@ -77,8 +77,9 @@ def test_one_measured_guess_is_worth_more_than_none_and_more_are_worth_more(tmp_
     assert values[40].choose_regret < 0.01
     assert values[40].pad_gain > 0.8 * alone.hindsight
     assert all(value.pad_loss_p95 < 0.01 for value in values.values())
-    assert "With the best 4 candidates measured: mean regret of choose queries " in advice_text(
-        alone, values
+    assert (
+        "With the best 4 candidates measured, the mean regret of choose queries is "
+        in advice_text(alone, values)
     )
 
 
@@ -86,5 +87,5 @@ def test_only_what_was_measured_twice_is_judged(tmp_path: Path) -> None:
     validation = validated(tmp_path / "one", noise=0.01)
     other = gemm_cases([(m + 1, n, k) for m, n, k in GRID])
     elsewhere = record(tmp_path / "other", other, model_law()(problems(other)))
-    with pytest.raises(UserError, match="too few of the same shapes"):
+    with pytest.raises(UserError, match="shares too few shapes with"):
         judge_measured(validation, read_source(elsewhere, H100), [1])
