@@ -85,7 +85,7 @@ def steady_rows(
     anchors: Sequence[PlanEntry],
     events: Sequence[Event],
 ) -> list[dict[str, Any]]:
-    """Return one row for each sustained batch of the anchors' latest timing, in order of events."""
+    """Return a row for each sustained batch of the anchors' latest timing, in the events' order."""
     cases = {entry.case.id: entry.case for entry in anchors}
     return [
         {

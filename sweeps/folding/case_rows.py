@@ -119,7 +119,7 @@ def confirmed_table(events: Iterable[Event], known: Mapping[str, History]) -> li
                     "process": number,
                     "worker": blocks[0]["worker"],
                     "gpu": blocks[0].get("gpu"),
-                    "log_ratios": " ".join(f"{x:.6g}" for x in log_ratios),
+                    "log_ratios": " ".join(f"{log_ratio:.6g}" for log_ratio in log_ratios),
                 }
             )
     return table

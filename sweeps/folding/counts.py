@@ -51,7 +51,7 @@ def counts_sentence(record: Mapping[str, Any]) -> str:
         if counts[name]
     ]
     measured = f"{counts['measured']:,} of {counted(counts['planned'], 'case')} measured"
-    clauses = [f"{measured} in {record['spent_s']:.0f} s", *failed]
+    clauses = [f"{measured} in {record['spent_s']:,.0f} s", *failed]
     if counts["not_reached"]:
         clauses.append(f"{counts['not_reached']:,} not reached")
     sentence = ", ".join(clauses)

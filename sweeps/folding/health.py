@@ -162,10 +162,10 @@ def _judge_repeats(record: Mapping[str, Any]) -> Iterator[HealthFinding]:
 
 
 def _judge_speed(spread: float) -> Iterator[HealthFinding]:
-    """Judge how much the machine's speed changed from round to round.
+    """Judge how much the machine's speed changed during the run.
 
     ``spread`` is that change as a log ratio, fitted to the samples of all cases. Intervals are
-    already widened to cover it.
+    already widened to cover the change.
     """
     change = math.expm1(spread)
     yield _SPEED.verdict(change), f"the machine's speed changed by {change:.0%}"
@@ -221,8 +221,9 @@ def _judge_ticks(events: Sequence[Event], planned: Sequence[PlanEntry]) -> Itera
 def _cases_at_ticks(batches: Iterable[Sequence[float]], tick: float) -> int:
     """Count the cases in which at least 40% of the judged batches last whole ticks.
 
-    Batches between half a tick and eight ticks are judged, in cases with at least as many such
-    batches as others. The count is 0 if it is below eight or if chance could explain it.
+    Only batches that last between half a tick and eight ticks are judged, and only cases in which
+    at least half of the batches last that long. The count is 0 if it is below eight, or if chance
+    could explain it.
 
     Args:
         batches: the seconds of each batch, for each case.

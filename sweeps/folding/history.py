@@ -23,7 +23,7 @@ than it is."""
 PROCESSES = 2
 """Number of processes that re-time a pair.
 
-All samples of one process share an error, which only the ratios of another process show."""
+All samples of one process share an error, which only samples of another process reveal."""
 
 
 @dataclass
@@ -96,7 +96,7 @@ class History:
 
     @property
     def rank(self) -> tuple[bool, bool, int, bool]:
-        """Sort key for several workers' histories of one case. The one that ranks highest counts.
+        """Sort key for several workers' histories of one case. The highest history counts.
 
         A wrong result ranks highest, because it must not be hidden by a time from another worker.
         Histories with a time come next, those with more samples first.

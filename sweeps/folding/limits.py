@@ -2,9 +2,10 @@
 
 The limit is the longer of two times:
 
-- The arithmetic at the highest clock. Winograd's and Fourier's algorithms save multiplications, but
-  at least one remains for each output, channel and filter (Winograd 1980).
-- Reading the operands of a GEMM from memory, if its launches on a GPU begin with an empty cache.
+- The time of the arithmetic at the highest clock. Winograd and FFT algorithms for convolutions save
+  multiplications, but at least one remains for each output, channel and filter (Winograd 1980).
+- The time to read the operands of a GEMM from memory, if its launches on a GPU begin with an empty
+  cache.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ def min_seconds(case: Case, machine: Machine) -> float:
     peak = machine.peaks.get(problem.dtype, 0.0)
     flops = problem.flops
     if isinstance(problem, Conv):
-        # Winograd's or Fourier's algorithm may save all multiplications of a filter but one.
+        # A Winograd or FFT algorithm may save all multiplications of a filter but one.
         flops //= problem.r * problem.s
     # The vendor may state the peak at a clock below the highest.
     if machine.tensor_mhz:
@@ -44,7 +45,7 @@ def _is_from_datasheet(machine: Machine) -> bool:
 
 
 def too_fast(case: Case, seconds: float, machine: Machine) -> tuple[bool, str]:
-    """Return whether a time is impossible, and a sentence about it.
+    """Return whether a time is impossible on a machine, and a sentence about the time.
 
     The sentence is empty if the time respects the lower limit, with a tolerance for errors of the
     clock and of the limit. Ceilings that were measured, or derived from what a device reports, may

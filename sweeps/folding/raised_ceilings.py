@@ -1,9 +1,9 @@
-"""Ceilings of a CPU (peak FLOP/s by dtype, and memory bandwidth), as the whole run saw them.
+"""Raise the ceilings of a CPU (peak FLOP/s by dtype, and memory bandwidth) after a run.
 
 A shared machine may be slow when its ceilings are measured. A run that is long enough therefore
 measures them again in the middle and at its end, and uses the highest values. If a GEMM of the run
 exceeded the peak by more than its interval, in two processes, the peak is raised to what this GEMM
-reached in both. Otherwise, the tables would show more than 100% of the peak.
+reached in both processes. Otherwise, the tables would show more than 100% of the peak.
 """
 
 from __future__ import annotations

@@ -99,8 +99,8 @@ def choose_repeats(
 ) -> list[PlanEntry]:
     """Choose the cases to be re-timed, and add the ``required`` ones.
 
-    Candidates are the cases with an interval: the cheaper half of them, or all if they are few. As
-    many as fit in the time are chosen, up to 24, spread evenly over the plan.
+    Candidates are the cases with an interval: the cheaper half of them, or all if they are few. Up
+    to 24 candidates that fit in the time are chosen, spread evenly over the plan.
 
     Nothing is chosen, not even a required case, if any case was re-timed before, if too few cases
     have an interval, or if the time is too short for four of them.

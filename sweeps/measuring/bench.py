@@ -110,22 +110,22 @@ class Bench(Protocol):
 
 
 OnStart = Callable[[Sequence[str], float], None]
-"""Callback before anything that may crash the process.
+"""Function to call before anything that may crash the process.
 
 Its arguments are the ids of the cases that are about to run, and the seconds that the work is
 expected to take. There are no ids if the work belongs to no case."""
 
 
 def make_event(bench: Bench, worker: str, event: str, case: str, cost: float, **more: Any) -> Event:
-    """Make an event of a case.
+    """Make an event of a case, or of work that belongs to no case.
 
     Args:
-        bench: the bench on which it happened.
+        bench: the bench on which the event happened.
         worker: the shard's name.
         event: what happened, such as ``sample``.
         case: the case's id; empty if the event belongs to no case.
-        cost: seconds that it took.
-        more: further entries.
+        cost: seconds of measuring time that the event took.
+        more: further entries of the event.
     """
     gpu_entry = {} if bench.gpu is None else {"gpu": bench.gpu}
     return {

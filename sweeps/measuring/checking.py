@@ -166,7 +166,7 @@ class ResultChecker:
 
         Args:
             results: the results, by the index of their operand set.
-            entries: True to also compare sampled entries with float64.
+            entries: True to also compare sampled entries with a result in float64.
         """
         for index, result in results.items():
             out = self._launch.sets[index].out

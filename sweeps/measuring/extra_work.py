@@ -97,7 +97,7 @@ def _confirm_batch(
     emit: Callable[[Event], None],
     on_start: OnStart,
 ) -> None:
-    """Re-time a few pairs in rounds. Each round takes one block of every pair."""
+    """Re-time a few pairs in rounds, with one block of every pair in each round."""
     sampler = bench.sampler
     begin = sampler.now()
     cases = list(dict.fromkeys(case for pair in pairs for case in pair))

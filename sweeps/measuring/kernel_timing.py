@@ -119,9 +119,11 @@ class TimedKernel:
         if expected is None:
             return None
         if not isinstance(result, Tensor) or result.shape != expected.shape:
-            shape = tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__
+            is_tensor = isinstance(result, Tensor)
+            returned = f"shape {tuple(result.shape)}" if is_tensor else f"a {type(result).__name__}"
             raise WrongResultError(
-                f"the kernel returned {shape}, but the reference returned {tuple(expected.shape)}."
+                f"the kernel returned {returned}, but the reference returned shape "
+                f"{tuple(expected.shape)}."
             )
         tolerance = self.tolerance
         if tolerance is None:
@@ -213,7 +215,7 @@ class KernelTimer:
     def _set_count(self, nbytes: int, seconds: float) -> int:
         """Return how many copies of the arguments a cold batch needs.
 
-        The number is limited to :data:`_MAX_SETS` and to the copies that fit in memory.
+        The number is at most :data:`_MAX_SETS`, and all copies must fit in memory.
 
         Args:
             nbytes: bytes of one copy.

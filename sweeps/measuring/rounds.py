@@ -82,7 +82,7 @@ class Rounds:
         """
         closed = {case for case, history in known.items() if history.closed}
         self._waiting = deque(entry for entry in planned if entry.case.id not in closed)
-        self._known = known
+        self._histories = known
         self._bench = bench
         self._sampler = bench.sampler
         self._worker = worker
@@ -255,7 +255,7 @@ class Rounds:
         # 3. Prepare the chosen cases.
         begin = self._sampler.now()
         cases = [entry.case for entry in chosen]
-        for result in self._bench.prepare(cases, self._known, self._on_start):
+        for result in self._bench.prepare(cases, self._histories, self._on_start):
             cost = self._sampler.now() - begin
             self._left -= cost
             self._preparing += cost
@@ -356,7 +356,7 @@ class Rounds:
         self._canary_due = self._sampler.now() + _CANARY_SECONDS
 
     def _measure_ceilings(self) -> None:
-        """Measure a CPU's ceilings again, because it may have been slow the last time."""
+        """Measure a CPU's ceilings again, because the CPU may have been slow the last time."""
         ceilings = self._run_outside_cases(None, self._bench.ceilings)
         if ceilings is not None:
             self._report("ceilings", "", 0.0, peaks=dict(ceilings[0]), bandwidth=ceilings[1])

@@ -93,7 +93,9 @@ def _differing_facts(first: MergeSource, second: MergeSource) -> Iterator[tuple[
 
 def _formatted(fact: Any) -> str:
     """Format a fact of a machine for a message."""
-    return f"{fact:.6g}" if isinstance(fact, float) else str(fact)
+    if isinstance(fact, float):
+        return f"{fact:.6g}"
+    return f"{fact:,}" if isinstance(fact, int) else str(fact)
 
 
 def _sample_keys(source: MergeSource) -> set[tuple[str, float, float]]:

@@ -101,7 +101,7 @@ def _why_not_merged(folder: Path, record: Mapping[str, Any]) -> str:
     if (record["schema"], record["protocol"]) != (SCHEMA, PROTOCOL):
         return (
             f"was measured with schema {record['schema']} and protocol {record['protocol']}, but "
-            f"this version has {SCHEMA} and {PROTOCOL}; measure it again."
+            f"this version uses schema {SCHEMA} and protocol {PROTOCOL}; measure it again."
         )
     return ""
 
@@ -131,7 +131,7 @@ def _read_lines(path: Path) -> list[Event | bytes]:
             lines.append(event)
     if too_damaged(len(lines) - len(faults), len(faults)):
         raise UserError(
-            f"{len(faults)} of {len(lines)} lines of {path} are damaged ({faults[0]}). Restore "
+            f"{len(faults):,} of {len(lines):,} lines of {path} are damaged ({faults[0]}). Restore "
             "the file, or leave this recording out."
         )
     return lines

@@ -1,1 +1,1 @@
-"""The parent process of a run. It opens the run, starts child processes, and survives crashes."""
+"""The parent process of a run. It opens the run, and starts and replaces child processes."""

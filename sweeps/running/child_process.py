@@ -31,7 +31,7 @@ class Child:
     """Moment of ``time.monotonic`` at which it began to handle these cases, or at which it was
     started if it has not handled any."""
     patience: float = _START_SECONDS
-    """Seconds without a message after which it counts as hung."""
+    """Seconds without a message after which the process counts as hung."""
     samples: int = 0
     """Number of samples that it has taken."""
     spoke: bool = False

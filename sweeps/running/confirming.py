@@ -64,8 +64,8 @@ def seconds_of(
 ) -> dict[Contender, tuple[float, float]]:
     """Return how long measuring each contender is expected to take, as two times in seconds.
 
-    The first time is for measuring it as a candidate, the second for re-timing it as half of a
-    pair.
+    The first time is for measuring the contender as a candidate, the second for re-timing it as
+    half of a pair.
     """
     cases = {contender: _case(contender, machine) for contender in contenders}
     # The plan is only made for its expected times. Its budget of 1e9 seconds admits every case.

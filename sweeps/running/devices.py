@@ -102,8 +102,8 @@ def take_part(folder: Path, request: Request, device: Device) -> int:
 
     Args:
         folder: the run's folder.
-        request: the options of the run. ``results`` has the salt, and ``identify`` says whether
-            run.json shows the GPUs' hashes.
+        request: the options of the run. ``results`` is the folder with the salt, and ``identify``
+            says whether run.json shows the GPUs' hashes.
         device: the device that will take samples.
 
     Raises:

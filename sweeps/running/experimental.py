@@ -1,4 +1,4 @@
-"""Find the cases with an experimental feature of a kernel, to refuse them after its first crash."""
+"""Find the cases with an experimental feature of a kernel, to refuse them once it has crashed."""
 
 from __future__ import annotations
 

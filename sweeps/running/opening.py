@@ -158,7 +158,7 @@ def _with_larger_budget(record: dict[str, Any], opening: _Opening, budget: float
 
 
 def _run_of_sweeps(record: Mapping[str, Any], opening: _Opening, place: int) -> Run:
-    """Return the run of a shard: of all its cases, or of its cases of the named sweeps."""
+    """Return a shard's run, with all of its cases or only those of the sweeps that were named."""
     plan, request = record["plan"], opening.request
     all_planned = read_plan(plan)
     planned = all_planned
@@ -183,9 +183,9 @@ def _run_for_advice(record: Mapping[str, Any], opening: _Opening, place: int) ->
     """
     machine = Machine.from_json(record["machine"])
     shard = (1, record["plan"]["shards"])
-    asked_ids = {case.id for make_cases in opening.sweeps.values() for case in make_cases(machine)}
+    advice_ids = {case.id for make_cases in opening.sweeps.values() for case in make_cases(machine)}
     all_planned = read_plan(record["plan"])
-    planned = [entry for entry in all_planned if entry.case.id in asked_ids]
+    planned = [entry for entry in all_planned if entry.case.id in advice_ids]
     events, _ = read_events(opening.folder, shard)
     spent = spent_seconds(events)
     run = _run(record, opening, place, planned, shard)
@@ -252,9 +252,9 @@ def left_for_confirming(folder: Path) -> float:
 
 
 def _confirming_seconds(plan: Mapping[str, Any], events: Sequence[Event]) -> float:
-    """Return the measuring time that was spent on cases that are timed for advice."""
-    asked_ids = {row["id"] for row in plan["cases"] if row["sweep"] == CONFIRM}
-    return spent_seconds(event for event in events if event["case"] in asked_ids)
+    """Return the seconds of measuring that were spent on cases that are timed for advice."""
+    advice_ids = {row["id"] for row in plan["cases"] if row["sweep"] == CONFIRM}
+    return spent_seconds(event for event in events if event["case"] in advice_ids)
 
 
 def _record_to_resume(opening: _Opening) -> tuple[dict[str, Any] | None, str]:
@@ -357,7 +357,8 @@ def _check_same_plan(plan: dict[str, Any], request: Request, sweeps: Mapping[str
     adds = _adds(request, sweeps, plan)
     if adds and (shards > 1 or request.shard != (1, 1)):
         raise UserError(
-            "--add works only for runs without shards; use --fresh to set the old run aside."
+            "--add works only for runs without shards; use --fresh to set the old run aside and "
+            "start a new one."
         )
     if request.shard[1] != shards:
         option = f"give --gpus or --shard I/{shards}" if shards > 1 else "leave --shard out"
@@ -369,9 +370,9 @@ def _check_same_plan(plan: dict[str, Any], request: Request, sweeps: Mapping[str
     # A request without a budget resumes any plan.
     if not adds and (request.budget or math.inf) < planned_budget:
         raise UserError(
-            f"the run in this folder was planned with a budget of {planned_budget:g} s, not "
-            f"{request.budget:g} s. Leave the budget out to resume the run, or use {USE_FRESH} to "
-            "set it aside and start a new one."
+            f"the run in this folder was planned with a budget of {planned_budget:,g} s, "
+            f"not {request.budget:,g} s. Leave the budget out to resume the run, or use "
+            f"{USE_FRESH} to set it aside and start a new one."
         )
 
 
@@ -418,7 +419,7 @@ def _with_cases(
 ) -> dict[str, Any]:
     """Return the record with further cases of the sweeps.
 
-    The cases that the record lacks are added, as many as fit ``seconds`` of measuring. Cases of
+    The record gets as many of the cases that it lacks as can be measured in ``seconds``. Cases of
     sweeps that are recorded elsewhere are not added. The plan's budget becomes ``budget`` if that
     is larger. The old cases keep their order and their shards, and the new ones come after them.
     """
@@ -504,13 +505,14 @@ def _new_record(opening: _Opening, note: Callable[[str], None]) -> dict[str, Any
         )
     if not any(cases.values()):
         has = "has" if len(sweeps) == 1 else "have"
+        others = "sweeps or dtypes" if request.dtypes else "sweeps"
         raise UserError(
             f"{', '.join(sweeps)} {has} no cases for this {machine.kind.upper()} ({machine.name}); "
-            "name other sweeps, or choose other options."
+            f"name other {others}."
         )
     if not plan.planned:
         raise UserError(
-            f"no case of {', '.join(sweeps)} fits a budget of {budget:g} s; use a larger --budget."
+            f"no case of {', '.join(sweeps)} fits a budget of {budget:,g} s; use a larger --budget."
         )
     return {
         "schema": SCHEMA,

@@ -84,7 +84,7 @@ class Request:
     def left(self, measuring: float) -> float:
         """Return the seconds to keep for advice in addition to ``measuring`` seconds.
 
-        The kept seconds are the share :attr:`leave` of the sum of both.
+        These seconds are the share :attr:`leave` of the whole budget, which includes ``measuring``.
         """
         return measuring * self.leave / (1 - self.leave)
 

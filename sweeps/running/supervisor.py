@@ -55,13 +55,13 @@ _MAX_FUTILE_NAMINGS = 3  # processes in a row that named no kernel
 
 
 def carry_out(run: Run, reporter: Reporter, note: Callable[[str], None]) -> str:
-    """Measure until the plan is done or the budget is spent, then fold.
+    """Measure until the plan is done or the budget is spent, then fold the samples.
 
     Return why measuring ended: ``done``, ``budget``, or ``time`` if the call's time limit came
     first.
 
-    The samples are folded into the tables even after an error or an interrupt. A run with peers
-    does not fold: the process that started all peers does.
+    The samples are folded into the tables even after an error or an interrupt. If the run has
+    peers, they are folded by the process that started all peers.
 
     Raises:
         UserError: if another process writes this shard, the disk is full, too many of the run's
@@ -202,7 +202,7 @@ class _Supervisor:
     def confirm(self, pairs: Sequence[tuple[PlanEntry, PlanEntry]]) -> None:
         """Re-time pairs, each in several processes.
 
-        All samples of one process share an error, which only another process can show.
+        All samples of one process share an error, which only samples of another process reveal.
         """
         for number in range(1, PROCESSES + 1):
             self._note(
@@ -269,7 +269,7 @@ class _Supervisor:
                 announced = True
                 limit = min(budget - tally.spent, until - time.monotonic())
                 cases = counted(len(run.planned), "case")
-                self._note(f"Measuring {cases} for at most {limit:.0f} s …")
+                self._note(f"Measuring {cases} for at most {limit:,.0f} s …")
                 seconds_after = repeating_seconds(run.budget) if run.repeats else 0.0
                 self._reporter.begin("Measuring", limit, seconds_after)
             end = self._run_child(self._assignment(run.planned, budget, until))
@@ -479,8 +479,8 @@ class _Supervisor:
     def _crashed(self, child: Child, how: str) -> None:
         """Record a crash of the case in flight, which gets an error outcome after its second crash.
 
-        A case with an experimental feature gets it after the first. If several cases were in flight
-        at once, the next child handles them one by one.
+        A case with an experimental feature gets this outcome after its first crash. If several
+        cases were in flight at once, the next child handles them one by one.
 
         Raises:
             UserError: if no single case is to blame, and several children in a row took no sample.
@@ -547,5 +547,5 @@ class _Supervisor:
             self._fail(case, "unsupported", refusal(feature, how))
 
     def _fail(self, case: str, status: str, message: str) -> None:
-        """Record that a case gets no time; ``status`` and ``message`` go to measurements.csv."""
+        """Record that a case has no time; ``status`` and ``message`` go to measurements.csv."""
         self._tell("outcome", case, status=status, message=message)

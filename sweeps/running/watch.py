@@ -44,9 +44,9 @@ class Watch:
         self._host: HostWatch | None = None
 
     def look_at_gpu(self) -> None:
-        """Record how many processes use the GPU, if any do.
+        """Record how many other processes use the GPU, if any do.
 
-        Call this while no process of this run uses the GPU, because its processes would be counted
+        Call this while no process of this run uses the GPU, because such a process would be counted
         as well.
         """
         others = other_processes_on(self._gpu)
@@ -68,7 +68,7 @@ class Watch:
         self._host = HostWatch(our_processes)
 
     def look_now_and_then(self) -> None:
-        """Record the use of the host if the last look was long enough ago."""
+        """Record the use of the host if at least ten seconds have passed since the last look."""
         if self._host is not None and self._host.since() >= _LOOK_SECONDS:
             self.look()
 
@@ -78,7 +78,7 @@ class Watch:
         if use is not None:
             self._tell(**asdict(use))
 
-    def _tell(self, **seen: float) -> None:
+    def _tell(self, **observed: float) -> None:
         """Record an event with the values that were observed."""
         self._record(
             {
@@ -87,6 +87,6 @@ class Watch:
                 "worker": self._worker,
                 "cost": 0.0,
                 "at": time.time(),
-                **seen,
+                **observed,
             }
         )

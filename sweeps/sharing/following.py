@@ -12,7 +12,7 @@ from sweeps.store import Event, parse_event, samples_path
 
 
 class Follower:
-    """Progress of the given shards of a run, read from what is appended to their files."""
+    """Progress of the given shards of a run, read from their sample files as these grow."""
 
     def __init__(
         self, folder: Path, planned: Sequence[PlanEntry], shards: Iterable[int], total: int

@@ -1,4 +1,5 @@
-"""The parent process of a node, which plans a run, starts and follows its workers, and folds.
+"""The parent process of a node, which plans a run, starts and follows its workers, and folds
+the samples.
 
 A worker is a process that carries out one shard of the run on one GPU. When it ends, its GPU may
 get a worker for another shard. If a worker fails or dies, its shard is tried once more, on an idle
@@ -405,7 +406,8 @@ def _assigned(places: Mapping[int, int], last_places: Mapping[int, int | None]) 
 
     Args:
         places: the number of each GPU within the run.
-        last_places: the place that measured each shard last; None if no place did.
+        last_places: the number of the GPU that measured each shard last; None for a shard that was
+            never measured.
     """
     assigned: dict[int, int] = {}
     unassigned = dict(last_places)
@@ -413,7 +415,7 @@ def _assigned(places: Mapping[int, int], last_places: Mapping[int, int | None]) 
     def assign(is_suitable: Callable[[int, int | None], bool]) -> None:
         """Assign a suitable shard to each GPU that has none.
 
-        ``is_suitable`` takes a GPU's place and the place that measured a shard last.
+        ``is_suitable`` takes a GPU's number and the number of the GPU that measured a shard last.
         """
         for gpu, place in places.items():
             suitable = [

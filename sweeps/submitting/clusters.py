@@ -29,7 +29,7 @@ JOB_NAME = "rooftile"
 SIGNAL_SECONDS = 120
 """Seconds before its time limit at which a job is told to end.
 
-In these seconds the job writes its last samples and folds."""
+In these seconds, the job writes its last samples and folds the run."""
 
 _MAX_REQUEUES = 100  # requeues of one job, which resumes from its files each time
 _SQUEUE_SECONDS = 60.0  # time after which squeue counts as not answering
@@ -98,7 +98,10 @@ class Cluster:
         except FailedJobError as error:
             # The last line of the error is the cluster's reason.
             lines = [line for line in str(error).splitlines() if line.strip()]
-            raise UserError(f"The cluster refused the jobs: {lines[-1].strip()}") from None
+            reason = lines[-1].strip().rstrip(".")
+            raise UserError(
+                f"The cluster refused the jobs: {reason}. Correct the options and submit again."
+            ) from None
         self._jobs.update({str(job.job_id): job for job in jobs})
         return {node: str(job.job_id) for node, job in zip(nodes, jobs, strict=True)}
 

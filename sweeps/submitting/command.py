@@ -40,7 +40,7 @@ def submit_command(
             "--cpus-per-gpu",
             min=1,
             max=1000,
-            help="CPU cores per GPU; all but two of them, up to 12, compile kernels.",
+            help="CPU cores for each GPU. Two are for the run; up to 12 others compile kernels.",
         ),
     ] = 4,
     exclusive: Annotated[
@@ -63,7 +63,9 @@ def submit_command(
     ] = None,
     budget: Annotated[
         str | None,
-        typer.Option(help="Measuring time per GPU: 10m, 2h [default: 10m; 2m on a CPU]."),
+        typer.Option(
+            help="Measuring time per GPU, such as 90s, 10m or 2h [default: 10m; 2m on a CPU]."
+        ),
     ] = None,
     results: Annotated[
         Path, typer.Option("--results", help="Folder of all results, visible from every node.")
@@ -83,7 +85,10 @@ def submit_command(
     ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Measure with the GPUs of several nodes, and wait for the results. Run it again to resume."""
+    """Measure with the GPUs of several nodes, and wait for the results.
+
+    Run the same command again to resume.
+    """
     from sweeps.folding.counts import counts_sentence
     from sweeps.planning.choice import choose_sweeps
     from sweeps.progress import LiveReporter

@@ -1,4 +1,4 @@
-"""Carry out a job on its node, and write a note that says in which folder its run is."""
+"""Carry out a job on its node, and note the run's folder and any failure for the submission."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def jobs_folder(results: Path) -> Path:
 
 @dataclass(frozen=True)
 class NodeNote:
-    """Note that a node's job writes for the process that follows the jobs."""
+    """Message from a node's job, in a file, to the process that follows the jobs."""
 
     folder: Path | None
     """Folder of the run; None if the job has not planned it yet."""

@@ -37,7 +37,7 @@ class Outcome:
     """Outcome of a submission."""
 
     folders: tuple[Path, ...]
-    """Folders of the run: one for each GPU model, usually one."""
+    """Folders of the run: one for each GPU model, and therefore usually only one."""
     missing: tuple[str, ...]
     """A sentence for each node whose shards are not finished or belong to another GPU model."""
 
@@ -64,9 +64,12 @@ def submit(
         note: called with each sentence for the user.
 
     Raises:
-        UserError: if there is no such cluster, if the cluster refuses the jobs or does not answer,
-            if another submission follows the run, or if this call does not fit the recorded run or
-            the jobs from an earlier call.
+        UserError: in any of these cases:
+
+            - There is no such cluster, or it refuses the jobs or does not answer.
+            - Another submission follows the run.
+            - This call does not fit the recorded run or the jobs from an earlier call.
+
         KeyboardInterrupt: if the user interrupts; the samples are folded first.
     """
     request = replace(request, results=request.results.resolve())
@@ -108,7 +111,7 @@ class _Submission:
         self._ids: dict[int, str] = {}  # id of each node's job
 
     def carry_out(self) -> Outcome:
-        """Submit jobs for the unfinished nodes, follow all jobs to their end, and fold.
+        """Submit jobs for the unfinished nodes, follow all jobs to their end, and fold the samples.
 
         Raises:
             UserError: as in :func:`submit`.
@@ -171,7 +174,8 @@ class _Submission:
         if self._ids and (self._request.fresh or nodes != len(self._nodes)):
             raise UserError(
                 f"an earlier submission of {counted(nodes, 'node')} still has jobs that are queued "
-                f"or running ({', '.join(self._ids.values())}); wait for them, or cancel them."
+                f"or running ({', '.join(self._ids.values())}); wait for them, or cancel them with "
+                "scancel."
             )
         return {*self._ids}
 
@@ -208,7 +212,7 @@ class _Submission:
         """Show the progress of the nodes for a while, and then ask which jobs are left.
 
         Return the nodes whose jobs are still queued or running. If the cluster does not answer, all
-        jobs that were alive count as alive.
+        jobs that were alive still count as alive.
 
         Raises:
             UserError: if the cluster has failed to answer many times in a row.

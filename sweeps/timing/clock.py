@@ -54,7 +54,7 @@ class Clock(Protocol):
     """Interface of a device's clock, for the sampler."""
 
     batch_seconds: float
-    """Length of a burst in seconds that keeps the clock's own error under half a percent."""
+    """Length of a burst, in seconds, with which the clock's own error stays below 0.5%."""
 
     max_launches: int
     """Largest number of launches in a batch."""

@@ -28,7 +28,8 @@ _MIN_LIMIT, _MAX_LIMIT = 0.02, 0.1
 
 The limit starts at the largest value, because under WSL and on virtual GPUs, queueing a batch can
 take longer than the smallest. If launches block (CUDA_LAUNCH_BLOCKING, a full queue), no spin is
-long enough. Each spin that was as long as the limit, but still too short, therefore halves it."""
+long enough. The limit is therefore halved after each spin that was as long as the
+limit but still too short."""
 
 _WAIT_GEQ = 0  # CU_STREAM_WAIT_VALUE_GEQ: until (int32)(word - ticket) >= 0
 _DRIVER = "libcuda.so.1"
@@ -141,9 +142,9 @@ class Spin:
     """Gate that holds the stream with a kernel that spins for as long as queueing should take.
 
     ``torch.cuda._sleep`` takes a number of cycles, and a GPU's clock rises fivefold from idle to
-    work, so the cycle rate is measured with every spin. A spin that was too short doubles the
-    length of the next ones. Each spin that was long enough halves it again, down to the expected
-    queueing time.
+    work, so the cycle rate is measured with every spin. After a spin that was too short, the next
+    spins are twice as long. After each spin that was long enough, the next ones are half as long,
+    down to the expected queueing time.
     """
 
     def __init__(self, torch: Any) -> None:

@@ -115,7 +115,7 @@ def trace_gpu(launches: Iterable[LaunchOnce]) -> list[list[Kernel] | None]:
 def profile_document(
     work: Callable[[], object], activities: Sequence[torch.profiler.ProfilerActivity]
 ) -> dict[str, Any]:
-    """Return PyTorch's trace of some work, including the shapes of its operations."""
+    """Call ``work``, and return PyTorch's trace of it with the shapes of its operations."""
     with torch.profiler.profile(activities=activities, record_shapes=True) as profiler:
         # The records at the start of a session may be lost, so dummy launches come first.
         if torch.profiler.ProfilerActivity.CUDA in activities:
@@ -218,7 +218,7 @@ class _Marks:
 def kernel_columns(kernels: Sequence[Kernel]) -> dict[str, Any]:
     """Return the columns ``kernel``, ``tile``, ``grid``, ``kernels`` and ``tensor_cores``.
 
-    If the kernels are not known, ``kernel`` is empty and the others are left out.
+    If the kernels are not known, ``kernel`` is empty, and the other columns are left out.
     """
     if not kernels:
         return {"kernel": ""}

@@ -93,14 +93,16 @@ class Subject:
         sets: number of operand sets.
         mode: ``burst``, or ``sustained`` to launch for a while before each batch.
         cache: where a launch finds its operands: ``cold``, ``warm`` or ``weights-cold``.
-        settings: returns a context manager that is entered around each batch.
+        settings: function that returns a context manager, which is entered around each batch.
         paced: True if the gaps between launches are part of the time and are not hidden.
         samples: seconds per launch of each sample, including the samples of earlier processes.
         exposed: number of rejected samples, in which gaps between launches may show.
         launches: number of launches per batch; set by :meth:`Sampler.fit`.
         cost: seconds that one sample takes, with its preparation but without a check.
-        warm: loads into the flushed cache what a launch should find there; does nothing if cold.
-        renew: ``renew(n)`` runs before the cache is flushed for a batch of n launches.
+        warm: function that loads into the flushed cache what a launch should find there. It does
+            nothing if the launch should find nothing.
+        renew: function that is called as ``renew(n)`` before the cache is flushed for a batch of n
+            launches.
         checker: checks the samples that :data:`CHECKED_EVERY` describes; None to check none.
         checking: approximate seconds that the check of one launch takes.
         checked_late: True if this process has checked the eleventh sample or a later one.
@@ -355,7 +357,7 @@ class Sampler:
     def now(self) -> float:
         """Return the clock's host time in seconds.
 
-        Spans in which the process was stopped (Ctrl-Z, SIGSTOP, a suspended VM) are left out.
+        Time during which the process was stopped (Ctrl-Z, SIGSTOP, a suspended VM) is left out.
         """
         return self._clock.now() - self._pulse.lost()
 
@@ -401,7 +403,8 @@ class Sampler:
     ) -> Timing:
         """Time one batch of a subject, in its mode and with its cache state.
 
-        If the batch is ``late``, the checker changes the inputs of its last set.
+        If ``late`` is True, the checker changes the inputs of the batch's last operand set, as
+        :data:`LATE` describes.
         """
         sustained = subject.mode == "sustained"
         unseen = indices[-1] if late else None

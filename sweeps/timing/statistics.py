@@ -26,7 +26,7 @@ LEVEL = 0.95
 Z95 = 1.959964
 """Half the width of a normal distribution's central 95% interval, in standard deviations."""
 CHECKPOINTS = (6, 8, 11, 16, 23, 30)
-"""Sample counts at which a case may be finished; at the last one it is finished in any case.
+"""Sample counts at which a case may be finished. At the last of them, it always is.
 
 The last count was chosen by comparing the sampler with PyTorch's ``blocked_autorange`` on a CPU.
 With a last count of 23, medians had 1.06 times the scatter of that timer, in 0.29 of its time. With
@@ -89,7 +89,8 @@ def is_narrow(middle: float, interval: tuple[float, float] | None) -> bool:
 def finished(samples: Sequence[float]) -> bool:
     """Return True if sampling should stop.
 
-    It stops at a checkpoint at which the samples have converged, or else at the last checkpoint.
+    Sampling stops at the first checkpoint at which the samples have converged, or else at the last
+    checkpoint.
     """
     n = len(samples)
     return n >= CHECKPOINTS[-1] or (n in CHECKPOINTS and converged(samples))

@@ -1,8 +1,8 @@
 """Read clocks, power, temperature and throttle reasons through NVML at 20 Hz, during the timing.
 
 NVML's own index ignores ``CUDA_VISIBLE_DEVICES``, so the GPU is found by its UUID or PCI address. A
-MIG slice has no sensors, so its parent is read. If NVML is missing or denies access, every reading
-is empty, and measuring continues.
+MIG slice has no sensors, so the sensors of its GPU are read. If NVML is missing or denies access,
+every reading is empty, and measuring continues.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Telemetry:
 
 
 class NvmlTelemetry(Telemetry):
-    """Telemetry of one GPU, which a background thread reads every 50 ms."""
+    """Telemetry of one GPU, whose sensors a background thread reads every 50 ms."""
 
     def __init__(self, nvml: Any, handle: Any) -> None:
         """Prepare reading. ``nvml`` is pynvml or a fake of it, and ``handle`` is its GPU handle."""
@@ -179,8 +179,8 @@ class NvmlTelemetry(Telemetry):
 
 def _median_or_none(values: list[float | None]) -> float | None:
     """Return the median of the values that are not None; None if all of them are."""
-    known = [value for value in values if value is not None]
-    return median(known) if known else None
+    reported = [value for value in values if value is not None]
+    return median(reported) if reported else None
 
 
 def open_nvml() -> Any | None:
@@ -229,7 +229,10 @@ def other_processes(nvml: Any, handle: Any) -> int:
 
 
 def other_processes_on(gpu: int | None) -> int:
-    """Return :func:`other_processes` of the GPU with this ordinal; 0 for a CPU or without NVML."""
+    """Return the number of other processes that compute on the GPU with this ordinal.
+
+    Return 0 for a CPU, or if NVML is missing or does not say.
+    """
     if gpu is None:
         return 0
     import torch

@@ -68,8 +68,11 @@ def test_what_is_not_a_tensor_is_passed_on() -> None:
     [
         (lambda a: a * 1.01, "differs from the reference by 0.01 of the reference's largest value"),
         (lambda a: a * float("nan"), "by nan of the reference"),
-        (lambda a: a[1:], r"returned \(31, 48\), but the reference returned \(32, 48\)"),
-        (lambda a: None, "returned NoneType"),
+        (
+            lambda a: a[1:],
+            r"returned shape \(31, 48\), but the reference returned shape \(32, 48\)",
+        ),
+        (lambda a: None, "returned a NoneType"),
     ],
 )
 def test_a_wrong_kernel_is_not_timed(wrong: Callable[[Tensor], Tensor], words: str) -> None:
