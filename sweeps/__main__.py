@@ -87,7 +87,7 @@ def show_command(
     if not plan and len(names or ()) > 1:
         raise UserError("without --plan, only one sweep can be shown; name one, or add --plan.")
     if not plan and (budget or cores):
-        raise UserError("--budget and --cores need --plan.")
+        raise UserError("--budget and --cores work only with --plan; add --plan.")
     if not plan and not names:
         _list_sweeps(json)
         return
@@ -141,9 +141,9 @@ def _show_cases(name: str, machine: Machine, json: bool) -> None:
         return
     print(sweep.question)
     for case, seconds in zip(cases, launch_seconds, strict=True):
-        print(f"  {case!s:64} {case.problem.bytes / 1e6:10.2f} MB {seconds * 1e6:12.1f} µs")
+        print(f"  {case!s:64} {case.problem.bytes / 1e6:10,.2f} MB {seconds * 1e6:12,.1f} µs")
     count = counted(len(cases), "case")
-    print(f"{count} on {machine.name}, about {total_seconds:.0f} s to measure all of them")
+    print(f"{count} on {machine.name}, about {total_seconds:,.0f} s to measure all of them")
 
 
 def _show_plan(
@@ -160,13 +160,13 @@ def _show_plan(
         return
     for row in rows:
         print(
-            f"{row['name']:20} {row['cases']:5} cases, {row['planned']:5} in the plan, "
-            f"about {row['expected_s']:6.0f} s at six samples each"
+            f"{row['name']:20} {row['cases']:5,} cases, {row['planned']:5,} in the plan, "
+            f"about {row['expected_s']:6,.0f} s at six samples each"
         )
     total = sum(row["expected_s"] for row in rows)
     checking = sum(row["checking_s"] for row in rows)
     share = f", {checking / total:.1%} of it for checking results" if total else ""
-    print(f"{total:.0f} s in total{share}.")
+    print(f"{total:,.0f} s in total{share}.")
 
 
 @app.command("doctor")
@@ -347,7 +347,8 @@ def run_command(
     stop_after: Annotated[
         str | None,
         typer.Option(
-            "--stop-after", help="Time after which this call ends; the next call resumes."
+            "--stop-after",
+            help="Time after which this call ends, such as 30m [default: none]. The next resumes.",
         ),
     ] = None,
     gpu_ids: Annotated[

@@ -62,23 +62,23 @@ import importlib.metadata as metadata, json, re, sys
 def numbers(text):
     return tuple(int(part) for part in re.findall(r"\d+", text.split("+")[0])[:3])
 
-lacks = []
+missing = []
 for requirement in json.loads(sys.argv[1]):
     name, _, oldest = requirement.partition(">=")
     try:
         if numbers(metadata.version(name)) < numbers(oldest):
-            lacks.append(requirement)
+            missing.append(requirement)
     except metadata.PackageNotFoundError:
-        lacks.append(requirement)
+        missing.append(requirement)
 gpu = False
-if not any(requirement.startswith("torch>") for requirement in lacks):
+if not any(requirement.startswith("torch>") for requirement in missing):
     sys.path.insert(0, sys.argv[2])
     try:
         from kernels.device import select_device
         gpu = select_device("gpu").gpu is not None
     except Exception:
         pass
-print(json.dumps([lacks, gpu]))
+print(json.dumps([missing, gpu]))
 """
 
 
@@ -161,13 +161,13 @@ def set_up(wanted: list[str], optional: bool = False, offline: bool = False) -> 
     base, installed = read_stamp()
     if base == _base():
         # 1. If .venv was made for this interpreter, install the requirements that .venv lacks.
-        lacks = [requirement for requirement in wanted if requirement not in installed]
-        if lacks and (offline or not install(lacks, _pins(), hurried=optional)):
+        missing = [requirement for requirement in wanted if requirement not in installed]
+        if missing and (offline or not install(missing, _pins(), hurried=optional)):
             return None
     else:
         # 2. Otherwise use this interpreter if it has all requirements.
-        lacks, sees_gpu = probe(sys.executable, wanted)
-        if not lacks and (sees_gpu or not needs_gpu()):
+        missing, sees_gpu = probe(sys.executable, wanted)
+        if not missing and (sees_gpu or not needs_gpu()):
             return sys.executable
         # 3. Otherwise make .venv: on top of this interpreter if its PyTorch sees the GPU or if no
         # package may be replaced, else with all requirements.
@@ -175,23 +175,23 @@ def set_up(wanted: list[str], optional: bool = False, offline: bool = False) -> 
             return None
         installed = []
         if sees_gpu or optional:
-            is_made = replace_venv(sys.executable, lacks, optional)
+            is_made = replace_venv(sys.executable, missing, optional)
         else:
             is_made = replace_venv(None, wanted, optional)
         if not is_made:
             return None
-    if lacks or not installed:
+    if missing or not installed:
         STAMP.write_text("\n".join([_base(), *installed, *wanted]), encoding="utf-8")
     return str(PYTHON)
 
 
-def replace_venv(on_top_of: str | None, lacks: list[str], hurried: bool = False) -> bool:
+def replace_venv(on_top_of: str | None, missing: list[str], hurried: bool = False) -> bool:
     """Make a new ``.venv`` with the given requirements. If that fails, restore the old one.
 
     Args:
         on_top_of: path of the interpreter whose packages ``.venv`` also sees; None for an isolated
             ``.venv``.
-        lacks: requirements to install, as ``name>=version``.
+        missing: requirements to install, as ``name>=version``.
         hurried: True to fail if the package index does not answer within five seconds.
 
     Returns:
@@ -201,7 +201,9 @@ def replace_venv(on_top_of: str | None, lacks: list[str], hurried: bool = False)
     if VENV.exists():
         shutil.rmtree(old_venv, ignore_errors=True)
         VENV.rename(old_venv)
-    if make_venv(on_top_of) and install(lacks, _pins(without_torch=on_top_of is not None), hurried):
+    if make_venv(on_top_of) and install(
+        missing, _pins(without_torch=on_top_of is not None), hurried
+    ):
         shutil.rmtree(old_venv, ignore_errors=True)
         return True
     shutil.rmtree(VENV, ignore_errors=True)
@@ -241,8 +243,8 @@ def probe(python: str, wanted: list[str]) -> tuple[list[str], bool]:
     )
     if answer.returncode:
         return wanted, False
-    lacks, gpu = json.loads(answer.stdout.strip().splitlines()[-1])
-    return lacks, gpu
+    missing, gpu = json.loads(answer.stdout.strip().splitlines()[-1])
+    return missing, gpu
 
 
 def needs_gpu() -> bool:
@@ -290,16 +292,16 @@ def _ask(python: str | Path, code: str) -> str:
     return answer.stdout.strip()
 
 
-def install(lacks: list[str], pins: Path, hurried: bool = False) -> bool:
+def install(missing: list[str], pins: Path, hurried: bool = False) -> bool:
     """Install the given requirements in ``.venv``; if that fails, print why and return False.
 
     Args:
-        lacks: requirements to install, as ``name>=version``.
+        missing: requirements to install, as ``name>=version``.
         pins: path of the file with pip's constraints.
         hurried: True to fail if the package index does not answer within five seconds. Otherwise
             pip retries for minutes.
     """
-    names = [requirement.partition(">=")[0] for requirement in lacks]
+    names = [requirement.partition(">=")[0] for requirement in missing]
     _say(f"Installing {', '.join(names)} …")
     # pip would compile bytecode on one core. compileall does it below on all cores.
     pip = [
@@ -313,7 +315,7 @@ def install(lacks: list[str], pins: Path, hurried: bool = False) -> bool:
         "-c",
         str(pins),
         *(["--retries", "0", "--timeout", "5"] if hurried else []),
-        *lacks,
+        *missing,
     ]
     answer = subprocess.run(pip, capture_output=True, text=True, check=False)
     if answer.returncode == 0:

@@ -80,7 +80,7 @@ class PlainLease:
         return True
 
     def _take_over(self) -> bool:
-        """Take the claim over if its owner has ended, and return True if that worked.
+        """Take the claim over if its owner has ended, and return True if this process now has it.
 
         Several processes may notice at once that the owner has ended. A lock on the file makes them
         check again one after the other, so that only the first takes the claim over. If the file

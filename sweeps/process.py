@@ -89,7 +89,7 @@ def terminated_as_interrupt() -> Iterator[None]:
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Delay signals that end the process until a short block, such as a file write, has finished.
+    """Run a short block, such as a file write, undisturbed by signals that end the process.
 
     Raises:
         KeyboardInterrupt: after the block, if a signal came during it.

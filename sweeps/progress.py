@@ -42,8 +42,9 @@ class Reporter(Protocol):
 class LiveReporter:
     """Show a progress bar, or print a line every ten seconds if stderr is not a terminal.
 
-    Both show the phase, how many of its cases are done, and the time left if it is known. The time
-    left is that of the whole call. Between two updates, the bar counts it down, but not below 0.
+    The bar and the line show the phase, how many of its cases are done, and the time left if it is
+    known. The time left is that of the whole call. Between two updates, the bar counts it down, but
+    not below 0.
     """
 
     def __init__(self, unit: str = "cases") -> None:
@@ -97,12 +98,12 @@ class LiveReporter:
         """Print the progress as one line. ``left`` is the seconds left, infinite if unknown."""
         repeating = _repeats(self._phase, done, total)
         if not repeating:
-            counted = f"{done} of {total} {self._unit}"
+            state = f"{done:,} of {total:,} {self._unit}"
         elif total > 1:
-            counted = f"all {total} {self._unit} timed"
+            state = f"all {total:,} {self._unit} timed"
         else:
-            counted = "the case is timed"
-        line = f"  {self._phase}: {counted}"
+            state = "the case is timed"
+        line = f"  {self._phase}: {state}"
         if words_left := seconds_left(left, repeating):
             line += f", {words_left}"
         print(line, file=sys.stderr, flush=True)
@@ -111,7 +112,7 @@ class LiveReporter:
 def _repeats(phase: str, done: float, total: float | None) -> bool:
     """Return True if a phase has timed each of its cases, and now adds samples to them.
 
-    This can take most of a run. With only the count of cases, the run would seem to hang.
+    Adding samples can take most of a run. If only the count were shown, the run would seem to hang.
     """
     return phase == _MEASURING and bool(total) and done == total
 
@@ -123,7 +124,7 @@ def seconds_left(seconds: float, repeating: bool = False) -> str:
     """
     if seconds == math.inf:
         return ""
-    at_most = f"at most {max(0.0, seconds):.0f} s"
+    at_most = f"at most {max(0.0, seconds):,.0f} s"
     return f"repeating for {at_most}" if repeating else f"{at_most} left"
 
 

@@ -85,21 +85,21 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "rel_error": (_REAL, "max |y − ref| / max |ref| against float64 over the checked entries"),
     "kernel": (_TEXT, "name of the kernel that takes most of the time"),
     "tile": (_TEXT, "result tile, rows x columns x depth, if the kernel's name says so"),
-    "grid": (_TEXT, "grid of CTAs"),
+    "grid": (_TEXT, "grid of CTAs of the main kernel"),
     "kernels": (_TEXT, "all kernels of one launch with their shares of the time, JSON"),
     "tensor_cores": (_FLAG, "true if the main kernel uses Tensor Cores, as far as its name says"),
     "sm_mhz": (
         _REAL,
-        "median of the samples' mean SM clocks, from the SMs' cycle counters, else from NVML",
+        "median of the samples' mean SM clocks, from the SMs' cycle counters, else from NVML; MHz",
     ),
     "power_w": (
         _REAL,
-        "board power, only for sustained rows (a burst is too short); watts",
+        "board power, only for sustained cases (a burst is too short); watts",
     ),
     "temp_c": (_REAL, "GPU temperature; °C"),
     "throttled": (_TEXT, "reasons for which the clock was throttled, separated by semicolons"),
 }
-"""Columns in the order of the file, each with its kind of value and its meaning."""
+"""Columns of measurements.csv in their order, each with its kind of value and its meaning."""
 
 PHASES = ALONE, TOGETHER = "alone", "together"
 """Phases in which anchors are timed: on one GPU of the node at a time, or on all GPUs at once."""

@@ -198,7 +198,7 @@ def write_json(path: Path, document: Mapping[str, Any] | Sequence[Any]) -> Path:
 
 
 def _write_error(path: Path, error: OSError) -> UserError:
-    """Return the error for a file that could not be written."""
+    """Return the error to raise if a file could not be written."""
     return UserError(
         f"{path} could not be written ({error.strerror}). Measurements are saved. Free some "
         "space and run the same command to resume.",
@@ -354,7 +354,7 @@ def write_rounds(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def write_confirmed(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write confirmed.csv: one row for each pair of cases and each process that re-timed it.
+    """Write confirmed.csv: one row for each pair of cases and each process that re-timed them.
 
     For each block of samples, a row has the logarithm of the first case's time divided by the
     second case's time.

@@ -53,7 +53,7 @@ class AlikeLayers:
         layer is skipped if its arguments agree with those of a traced call:
 
         - they have the same structure;
-        - tensors agree in shape, strides, dtype and whether they need gradients;
+        - tensors agree in shape, strides and dtype, and in whether they need gradients;
         - numbers, strings and flags are equal.
         """
         # The ``forward`` in each layer's instance attributes; None if only its class has one.

@@ -19,7 +19,7 @@ NAME = "rooftile"
 
 @torch.library.custom_op("rooftile::attention", mutates_args=())
 def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool, window: int) -> Tensor:
-    """Attention of queries, keys and values (batch, heads, length, width), for tracing only.
+    """Stand for attention of queries, keys and values (batch, heads, length, width) in a trace.
 
     The operation only determines the shape of its output. ``window`` is the number of keys that a
     query sees; 0 means all of them.
@@ -38,7 +38,7 @@ def _(q: Tensor, k: Tensor, v: Tensor, causal: bool, window: int) -> Tensor:
 def attention_backward(
     gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, causal: bool, window: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of queries, keys and values, for tracing only."""
+    """Stand for the computation of the gradients of queries, keys and values in a trace."""
     raise RuntimeError(
         "rooftile::attention_backward can only be traced with fake tensors, not computed."
     )

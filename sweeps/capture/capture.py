@@ -235,8 +235,8 @@ def fake_tensors() -> Iterator[None]:
 
     To models, the tensors seem to be on the CPU.
 
-    The device ``meta`` is not suitable: some models read the values of masks, which fails on it,
-    and PyTorch splits attention into its parts there.
+    The device ``meta`` is not suitable. Some models read the values of masks, which fails on that
+    device, and PyTorch splits attention on it into separate operations.
     """
     log = logging.getLogger("torch._subclasses.fake_tensor")
     log.disabled = True  # errors about changed sizes that do not fit are expected

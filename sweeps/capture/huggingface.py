@@ -106,7 +106,9 @@ class HuggingFace:
         try:
             return AutoConfig.for_model(family, **settings)
         except Exception as error:  # each family raises its own errors for sizes
-            raise UserError(f"{self.name}: {first_line(error)}") from None
+            raise UserError(
+                f"{self.name} has entries that transformers does not accept: {first_line(error)}"
+            ) from None
 
 
 def read_config(path: Path, new_sizes: Mapping[str, int]) -> HuggingFace:
@@ -254,7 +256,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}.") from None
+        raise UserError(f"{path} cannot be read ({error.strerror}); check its path.") from None
     except ValueError as error:
         raise UserError(f"{path} is not valid JSON: {error}.") from None
     if not isinstance(data, dict):

@@ -173,7 +173,7 @@ def _check_multiple(name: str, size: int, divisor_name: str, divisor: int) -> No
 
 
 class LanguageModel(nn.Module):
-    """An embedding, a sequence of blocks, and a head."""
+    """Language model that consists of an embedding, a sequence of blocks, and a head."""
 
     def __init__(
         self, blocks: list[nn.Module], norm: nn.Module, vocab: int, hidden: int, positions: int

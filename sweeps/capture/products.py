@@ -170,7 +170,7 @@ def _mv(operation: TracedOperation) -> list[tuple[str, Work]]:
 
 
 def _grouped(operation: TracedOperation) -> list[tuple[str, Work]]:
-    """Read ``_grouped_mm(a, b)``, in which the numbers of dimensions say what is grouped."""
+    """Read ``_grouped_mm(a, b)``, in which the dimensions of the operands show what is grouped."""
     a, b = operation.args[:2]
     dtype = DTYPES[a.dtype]
     layout = _storage_letter(a) + _storage_letter(b)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from kernels.common.counts import counted
 from kernels.common.errors import UserError, nearest
 from sweeps.capture.known import IMAGES, KNOWN
 from sweeps.capture.known_names import POSITIONS, check_model
@@ -54,7 +55,7 @@ class KnownModel:
         mean of its result.
 
         Raises:
-            UserError: if the step decodes and the model is one for images.
+            UserError: if the step decodes and the model takes images.
         """
         factory = KNOWN[self.name]
         model = _build(factory.build, {**self.sizes, **changes}, step)
@@ -63,7 +64,7 @@ class KnownModel:
             images = torch.empty(step.batch, 3, 224, 224, dtype=step.parameter_dtype)
             images = images.to(memory_format=torch.channels_last)
             _store_channels_last(model)
-            assumptions = (f"a batch of {step.batch}", "images of 224 by 224")
+            assumptions = (f"a batch of {counted(step.batch, 'image')} of 224 by 224",)
             return StartedStep(model, _with_loss(model, (images,), mean_of, step), assumptions)
         tokens = torch.zeros(step.batch, step.length, dtype=torch.long)
 
@@ -176,7 +177,10 @@ def _import_factory(name: str, new_sizes: Mapping[str, int], inputs: Sequence[st
     try:
         imported = importlib.import_module(module)
     except Exception as error:  # a user's module may raise anything
-        raise UserError(f"{module!r} cannot be imported: {first_line(error)}.") from None
+        raise UserError(
+            f"{module!r} cannot be imported ({first_line(error)}); run this command in the folder "
+            "that contains the module, or correct the module."
+        ) from None
     finally:
         sys.path.remove("")
     build = getattr(imported, function, None)

@@ -1,4 +1,4 @@
-"""Data types of a model's step: its settings, and the model that is built for the step."""
+"""Data classes of a model's step: its settings, and the model that is built for the step."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from kernels.common.checks import check_counts, check_option
+from kernels.common.counts import counted
 from kernels.common.errors import UserError
 
 TRAIN, PREFILL, DECODE = "train", "prefill", "decode"
@@ -96,8 +97,8 @@ class ModelSource(Protocol):
 
 def tokens_of(step: ModelStep) -> tuple[str, ...]:
     """Return the assumption about the input of a language model, in words."""
-    tokens = "1 token" if step.length == 1 else f"{step.length:,} tokens"
-    return (f"a batch of {step.batch}, {tokens} each",)
+    sequences = counted(step.batch, "sequence")
+    return (f"a batch of {sequences} of {counted(step.length, 'token')}",)
 
 
 def refuse_decoding(name: str, step: ModelStep) -> None:

@@ -229,27 +229,31 @@ def _checked_length(values: range, where: str) -> range:
     return values
 
 
-def resolve_axis(axis: Axis, known: Mapping[str, Any], machine: Machine, along: str) -> list[Any]:
+def resolve_axis(
+    axis: Axis, resolved: Mapping[str, Any], machine: Machine, along: str
+) -> list[Any]:
     """Return the values of an axis, given the values of the axes on which it depends.
 
     Args:
         axis: the parsed axis.
-        known: the values of the block's axes that are already resolved, by name.
+        resolved: the values of the block's axes that are already resolved, by name.
         machine: machine whose tiles and SMs decide where the edges are.
         along: name of the axis.
     """
     if isinstance(axis, Multiple):
-        return [axis.factor * int(known[axis.axis])]
+        return [axis.factor * int(resolved[axis.axis])]
     if isinstance(axis, Edges):
-        return _near_edges(axis, known, machine, along)
+        return _near_edges(axis, resolved, machine, along)
     return list(axis)
 
 
-def _near_edges(axis: Edges, known: Mapping[str, Any], machine: Machine, along: str) -> list[int]:
+def _near_edges(
+    axis: Edges, resolved: Mapping[str, Any], machine: Machine, along: str
+) -> list[int]:
     """Return the values of an axis, and the sizes around every edge between its two ends."""
     low, high = axis.values[0], axis.values[-1]
     # 1. Find the tile's size along the axis, and along the result's other dimension.
-    tile_rows, tile_columns = large_tile(machine.generation, str(known.get("dtype", "bf16")))
+    tile_rows, tile_columns = large_tile(machine.generation, str(resolved.get("dtype", "bf16")))
     block, other_block = (tile_columns, tile_rows) if along == "n" else (tile_rows, tile_columns)
     if along == "k":
         block = _K_BLOCK
@@ -259,12 +263,12 @@ def _near_edges(axis: Edges, known: Mapping[str, Any], machine: Machine, along: 
     if axis.kind == "tiles":
         edges = set(range(ceil_div(low, block) * block, high + 1, block))
     else:
-        across = _ACROSS[along].get(known.get("pass", ""))
+        across = _ACROSS[along].get(resolved.get("pass", ""))
         # In a weight gradient the tokens are the reduction dimension, along which there are no
         # waves.
         if across is None:
             return list(axis.values)
-        across_size = int(known[across])
+        across_size = int(resolved[across])
         edges = {
             next_wave_edge(size, across_size, block, other_block, machine.sms)
             for size in range(low, high + 1, block)

@@ -92,7 +92,7 @@ def _combinations(sweep: Sweep, block: Block, machine: Machine) -> Iterator[dict
 
 
 def _dtypes(declared: Sequence[str], machine: Machine) -> Sequence[str]:
-    """Return the dtypes that a block's ``dtype`` axis means on a machine.
+    """Return the dtypes that a block's ``dtype`` axis selects on a machine.
 
     Dtypes that the machine emulates are left out, because they would take most of the time. They
     are kept if the block names only such dtypes.

@@ -141,7 +141,7 @@ def read_sweep(path: Path) -> Sweep:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise UserError(f"{path} cannot be read ({reason}).") from None
+        raise UserError(f"{path} cannot be read ({reason}); check its path.") from None
     except tomllib.TOMLDecodeError as error:
         raise UserError(f"{path.name} is not valid TOML: {error}.") from None
     _check_keys(table, _TOP_KEYS, path.name)
@@ -329,15 +329,16 @@ def _read_filter(text: Any, op: str, where: str) -> Filter:
         return left, sign, float(right)
     except ValueError:
         raise UserError(
-            f"{where}: a filter compares with {right!r}; {nearest(right, names)}"
+            f"{where}: the right side of a filter must be a number or a name, not {right!r}; "
+            f"{nearest(right, names)}"
         ) from None
 
 
-def _check_keys(table: Mapping[str, Any], known: Sequence[str], where: str) -> None:
-    """Refuse a table with a key that is not in ``known``; ``where`` names the table in errors."""
+def _check_keys(table: Mapping[str, Any], valid: Sequence[str], where: str) -> None:
+    """Refuse a table with a key that is not in ``valid``; ``where`` names the table in errors."""
     for key in table:
-        if key not in known:
-            raise UserError(f"{where} has an unknown key {key!r}; {nearest(key, known)}")
+        if key not in valid:
+            raise UserError(f"{where} has an unknown key {key!r}; {nearest(key, valid)}")
 
 
 def _check_type(value: Any, kind: type, where: str, expected: str) -> None:
@@ -346,7 +347,7 @@ def _check_type(value: Any, kind: type, where: str, expected: str) -> None:
         raise UserError(f"{where} must be {expected}, not {value!r}.")
 
 
-def _check_word(word: Any, known: Sequence[str], where: str) -> None:
-    """Refuse a word that is not in ``known``; the error message suggests the nearest valid one."""
-    if word not in known:
-        raise UserError(f"{where} is {word!r}; {nearest(str(word), known)}")
+def _check_word(word: Any, valid: Sequence[str], where: str) -> None:
+    """Refuse a word that is not in ``valid``; the error message suggests the nearest valid one."""
+    if word not in valid:
+        raise UserError(f"{where} is {word!r}; {nearest(str(word), valid)}")

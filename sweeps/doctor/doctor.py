@@ -107,14 +107,14 @@ def _examine_gpu(device: Device) -> Iterator[DoctorFinding]:
     if machine.slug not in known_machines():
         yield DoctorFinding(
             False,
-            f"this GPU is not in machines.toml: {machine.sms} SMs, "
-            f"{machine.bandwidth / 1e9:.0f} GB/s and its peak rates are derived from "
-            "its own properties",
+            f"this GPU is not in machines.toml, so its bandwidth ({machine.bandwidth / 1e9:,.0f} "
+            f"GB/s), its peak rates and its number of SMs ({machine.sms}) come from the properties "
+            "that it reports",
         )
     else:
         yield from _compare_facts(device)
     if "MIG" in machine.name:
-        yield DoctorFinding(True, "this is a MIG slice: other slices share its power and clocks")
+        yield DoctorFinding(True, "this is a MIG slice, which shares power and clocks with others")
     nvml = open_nvml()
     handle = None
     if nvml is not None:
@@ -130,9 +130,9 @@ def _examine_gpu(device: Device) -> Iterator[DoctorFinding]:
 
 
 def _compare_facts(device: Device) -> Iterator[DoctorFinding]:
-    """Warn if the device's SMs or its bandwidth differ from machines.toml by more than 5%.
+    """Warn if the number of SMs or the bandwidth differs from machines.toml by more than 5%.
 
-    Some of its SMs may be disabled, or its memory may be slower.
+    Some of the device's SMs may be disabled, or its memory may be slower than usual.
     """
     properties = torch.cuda.get_device_properties(device.gpu)
     # Memory transfers data twice per clock. If the clock is not known, the bandwidth is 0 here.
@@ -145,8 +145,8 @@ def _compare_facts(device: Device) -> Iterator[DoctorFinding]:
         if reported and abs(reported / listed - 1) > _FACT_TOLERANCE:
             yield DoctorFinding(
                 True,
-                f"machines.toml says {listed:.4g} {unit}; the device reports {reported:.4g}: part "
-                "of it may be disabled or slower than usual",
+                f"machines.toml says {listed:,.4g} {unit}; the device reports {reported:,.4g}: "
+                "part of it may be disabled or slower than usual",
             )
 
 
@@ -163,7 +163,7 @@ def examine_nvml(nvml: Any, handle: Any) -> Iterator[DoctorFinding]:
     now = ask(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM)
     highest = ask(nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_SM)
     if now is not None and highest is not None:
-        yield DoctorFinding(False, f"SM clock is {now} MHz now, {highest} MHz at most")
+        yield DoctorFinding(False, f"SM clock is {now:,} MHz now, {highest:,} MHz at most")
     limit = ask(nvml.nvmlDeviceGetEnforcedPowerLimit, handle)
     default_limit = ask(nvml.nvmlDeviceGetPowerManagementDefaultLimit, handle)
     if limit is not None:  # both limits are in milliwatts

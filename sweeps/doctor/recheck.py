@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from kernels.common.counts import counted
 from kernels.common.errors import UserError
 from kernels.config import HAND_WRITTEN
 from kernels.device import Device
@@ -102,7 +103,7 @@ def judge_ratios(ratios: Sequence[float]) -> dict[str, Any]:
     """Judge whether the machine is as fast as recorded.
 
     Args:
-        ratios: present time of each case over its recorded time.
+        ratios: present time of each case, divided by its recorded time.
 
     Returns:
         ``cases``, ``ratio`` (the median), ``lo`` and ``hi`` (its 95% interval; None for fewer than
@@ -130,5 +131,5 @@ def _sentence(ratios: Sequence[float]) -> str:
         verdict = f"{abs(ratio - 1):.0%} {direction} than recorded"
     return (
         f"This machine is {verdict}: re-timed cases take {ratio:.3f}× the recorded time "
-        f"(median of {len(ratios)})."
+        f"(median of {counted(len(ratios), 'case')})."
     )

@@ -32,22 +32,22 @@ def choose_sweeps(names: Sequence[str]) -> dict[str, Sweep]:
         UserError: if a named sweep is unknown, its file is invalid, or a file has the name of
             another sweep. An invalid file in ``sweeps/specs`` is ignored unless its sweep is named.
     """
-    known, broken = all_sweeps(), broken_sweeps()
+    valid, broken = all_sweeps(), broken_sweeps()
     if not names:
-        return {name: sweep for name, sweep in known.items() if sweep.default}
+        return {name: sweep for name, sweep in valid.items() if sweep.default}
     chosen: dict[str, Sweep] = {}
     for name in names:
         if is_file(name):
             sweep = read_sweep(Path(name))
-            if sweep.name in {*known, *chosen, CONFIRM}:
+            if sweep.name in {*valid, *chosen, CONFIRM}:
                 raise UserError(f"a sweep named {sweep.name!r} already exists; rename {name}.")
             chosen[sweep.name] = sweep
         elif name in broken:
             raise broken[name]
-        elif name in known:
-            chosen[name] = known[name]
+        elif name in valid:
+            chosen[name] = valid[name]
         else:
-            raise UserError(f"sweep {name!r} is not known; {nearest(name, known)}")
+            raise UserError(f"sweep {name!r} is not known; {nearest(name, valid)}")
     return chosen
 
 

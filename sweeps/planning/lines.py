@@ -1,8 +1,8 @@
 """Group the cases that are compared with each other, so that one GPU measures them.
 
 GPUs of one model differ in speed by several percent, and many of the gains that advice finds are
-no larger than that. Cases that a rule, a recommendation, or an analysis of cliffs or alignment
-compares are therefore *linked*:
+no larger than that. Cases are therefore *linked* if a rule, a recommendation, or an analysis of
+cliffs or alignment compares them:
 
 - cases of one sweep with the same sizes, which differ in dtype, layout, config or cache;
 - cases of one sweep that differ in only one size;

@@ -1,10 +1,10 @@
 """Plan a run: which cases it measures, in which order, and how long each is expected to take.
 
 Cases are admitted by whole lines (:func:`sweeps.planning.lines.lines_of`), because a line with
-holes answers nothing. The lines of a sweep are ordered so that the first few already cover its
-axes, and the sweeps take turns so that each gets its share of the time. A line is admitted if its
-expected cost fits the rest of the budget. A case that would take too large a share of the budget is
-left out of its line (:func:`make_plan`).
+missing cases does not answer its sweep's question. The lines of a sweep are ordered so that the
+first few already cover its axes, and the sweeps take turns so that each gets its share of the time.
+A line is admitted if its expected cost fits the rest of the budget. A case that would take too
+large a share of the budget is left out of its line (:func:`make_plan`).
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class PlanEntry:
 
     @classmethod
     def from_json(cls, row: Mapping[str, Any]) -> PlanEntry:
-        """Build an entry from its row, which does not have ``checking`` and ``more``.
+        """Build an entry from its row. ``checking`` and ``more`` are not stored, so they are 0.
 
         Raises:
             UserError: if the row does not describe a case.
@@ -106,7 +106,7 @@ class PlanEntry:
                 _ = case.id  # raises ValueError for text with half a surrogate pair
                 return cls(case, row["expected_s"], shard=row.get("shard"))
         except (ValueError, TypeError, KeyError, OverflowError):
-            fault = "a case of the plan has no sizes"
+            fault = "a case of the plan has missing or invalid values"
         raise UserError(f"{fault}. {START_OVER}")
 
 
@@ -234,7 +234,7 @@ def make_plan(
     The next line comes from the sweep that has had the least time, so that every sweep is
     represented. Sweeps that people look for first get six times as much time as others. If no line
     of a sweep fits, single cases of it are admitted. A case may take at most 2% of the budget, or
-    4% if its line would otherwise have a hole. If every case of a sweep takes more than 2%, its
+    4% if its line would otherwise be incomplete. If every case of a sweep takes more than 2%, its
     cheapest cases are admitted.
 
     With ``in_order``, all lines of a sweep are considered before those of the next one, and one
@@ -422,13 +422,13 @@ def _with_costs(
     compiled: set[tuple[object, ...]],
     costs: Costs,
 ) -> list[PlanEntry]:
-    """Return the plan's entry of each case, with its expected seconds.
+    """Return a plan entry for each case, with its expected seconds.
 
     Args:
         cases: the cases of a sweep.
         machine: machine on which the cases will run.
         compile_seconds: seconds per kernel while all compiling processes work in parallel.
-        compiled: keys of the kernels that earlier cases need. The keys of these cases are added.
+        compiled: keys of the kernels that earlier cases need. This call adds those of ``cases``.
         costs: costs of a case.
     """
     launch_seconds = costs.launch_seconds(cases, machine)

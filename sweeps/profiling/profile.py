@@ -114,7 +114,7 @@ def _step_seconds(step: Callable[[], None], dtype: str, kind: str) -> float:
 
 @contextmanager
 def _settings_of(dtype: str, kind: str) -> Iterator[None]:
-    """Apply the library settings of a dtype, and wait until the device is idle before and after."""
+    """Run a block with the library settings of a dtype; wait for the device before and after it."""
     with library_settings(dtype, LibraryConfig()):
         if kind == "gpu":
             torch.cuda.synchronize()

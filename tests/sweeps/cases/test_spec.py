@@ -145,7 +145,7 @@ HEAD = 'question = "Why?"\nop = "gemm"\n'
         (HEAD + "[[block]]\nm = 1\nn = 1\nk = 1\nwhere = 'm < 2'\n", "must be a list of filters"),
         (HEAD + "[[block]]\nm = 1\nn = 1\nk = 1\nwhere = ['dtype < 5']\n", "operator after dtype"),
         (HEAD + "[[block]]\nm = 1\nn = 1\nk = 1\nwhere = ['dtype == bf61']\n", "'bf16'"),
-        (HEAD + "[[block]]\nm = 1\nn = 1\nk = 1\nwhere = ['m == bf16']\n", "compares with"),
+        (HEAD + "[[block]]\nm = 1\nn = 1\nk = 1\nwhere = ['m == bf16']\n", "the right side of"),
         (HEAD + "[[block]]\nm = 'n'\nn = 'm'\nk = 1\n", "m and n are defined in terms of"),
         (HEAD + "[[block]]\nm = 'm'\nn = 1\nk = 1\n", "multiple of another size, not 'm'"),
         (HEAD + "[[block]]\nm = 'kk'\nn = 1\nk = 1\n", "did you mean 'k'"),

@@ -42,7 +42,7 @@ def test_the_doctor_warns_of_what_spoils_timings(answers: dict[str, Any], words:
 def test_the_doctor_is_content_with_a_healthy_card() -> None:
     findings = list(examine_nvml(FakeNvml(), "card"))
     assert not any(finding.warning for finding in findings)
-    assert "SM clock is 1980 MHz now, 1980 MHz at most" in [finding.text for finding in findings]
+    assert "SM clock is 1,980 MHz now, 1,980 MHz at most" in [finding.text for finding in findings]
 
 
 def test_a_card_that_differs_from_the_datasheet_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,4 +54,4 @@ def test_a_card_that_differs_from_the_datasheet_is_told(monkeypatch: pytest.Monk
     slow = SimpleNamespace(**vars(card), memory_clock_rate=2_619_000)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: slow)
     (finding,) = doctor._compare_facts(selected)
-    assert finding.text.startswith("machines.toml says 4800 GB/s; the device reports 4023")
+    assert finding.text.startswith("machines.toml says 4,800 GB/s; the device reports 4,023")

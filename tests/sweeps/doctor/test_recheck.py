@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from kernels.common.counts import counted
 from kernels.common.errors import UserError
 from kernels.device import this_cpu
 from sweeps.doctor.recheck import time_again
@@ -18,7 +19,7 @@ def test_recorded_cases_are_timed_again_and_compared() -> None:
     assert report["ratio"] > 0
     assert report["lo"] is None  # an interval needs six cases
     assert f"re-timed cases take {report['ratio']:.3f}×" in report["sentence"]
-    assert f"(median of {report['cases']})" in report["sentence"]
+    assert f"(median of {counted(report['cases'], 'case')})" in report["sentence"]
 
 
 def test_without_a_recording_there_is_a_sentence(tmp_path: Path) -> None:

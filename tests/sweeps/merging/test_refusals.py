@@ -164,7 +164,7 @@ def with_another_limit(two: Path) -> None:
         (merged_before, "b is itself a merged recording"),
         (half_a_document, "b/run.json cannot be read"),
         (without_budget, "b: the plan in run.json has no 'budget_s'"),
-        (of_no_size, "b: a case of the plan has no sizes"),
+        (of_no_size, "b: a case of the plan has missing or invalid values"),
         (garbled, "lines of .*b/samples/1-of-1.jsonl are damaged .line 2: .*Restore the file"),
         (a_copy, "a and .*b contain the same samples"),
         (with_another_limit, "a GPU of .*b has a power limit of 500 W and one of .*a .* 700 W"),
