@@ -20,7 +20,9 @@ def names_in(words: str | Iterable[str] | None, option: str) -> tuple[str, ...]:
     separated = words.split(",") if isinstance(words, str) else words
     names = tuple(word.strip() for word in separated)
     if not all(names):
-        raise UserError(f"--{option} has an empty name in {words!r}; separate names with commas.")
+        raise UserError(
+            f"--{option} has an empty name in {words!r}; give names, separated by commas."
+        )
     return names
 
 

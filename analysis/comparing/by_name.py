@@ -23,7 +23,7 @@ _MAX_LISTED = 20  # cases of each kind that the printed comparison lists
 
 @dataclass(frozen=True)
 class NamedComparison:
-    """Verdict on every case that both sides timed.
+    """Verdict on every case that has times on both sides.
 
     Attributes:
         changes: the estimates that the verdicts rest on.
@@ -49,8 +49,8 @@ def compare_by_name(changes: CaseChanges, lost: dict[str, str]) -> NamedComparis
         lost: reason why a case has no time now, by the case's name.
     """
     # The limit only affects the verdict on the shift, which is not used here.
-    _, counted = judge_shift(changes.shift, 0.0)
-    log = changes.deviation + counted
+    _, counted_shift = judge_shift(changes.shift, 0.0)
+    log = changes.deviation + counted_shift
     half = stats.t.isf(_OUTSIDE, changes.freedom) * changes.error
     table = pd.DataFrame(
         {
@@ -82,16 +82,16 @@ def named_json(comparison: NamedComparison) -> dict[str, Any]:
 def named_text(comparison: NamedComparison) -> str:
     """Return human-readable text: counts, the common shift and the most changed cases."""
     table, shift = comparison.table, comparison.changes.shift
-    counts = ", ".join(f"{count} {verdict}" for verdict, count in comparison.counts().items())
+    counts = ", ".join(f"{count:,} {verdict}" for verdict, count in comparison.counts().items())
     lines = [f"{counted(len(table), 'case')} in both: {counts}"]
     if shift is not None:
         lines.append(f"common shift of all cases: {signed_percent(math.expm1(shift.log))}")
     for verdict, ascending in (("slower", False), ("faster", True), ("ambiguous", False)):
         rows = table[table["verdict"] == verdict].sort_values("ratio", ascending=ascending)
-        lines += ["", f"{verdict}: {len(rows)}"] if len(rows) else []
+        lines += ["", f"{verdict}: {len(rows):,}"] if len(rows) else []
         lines += [_case(row) for row in rows.head(_MAX_LISTED).to_dict("records")]
     if comparison.lost:
-        lines += ["", f"no longer timed: {len(comparison.lost)}"]
+        lines += ["", f"no longer timed: {len(comparison.lost):,}"]
         listed = list(comparison.lost.items())[:_MAX_LISTED]
         lines += [f"  {name} ({why})" for name, why in listed]
     return "\n".join(lines)

@@ -2,19 +2,19 @@
 
 The difference of two log times has three parts that are not a change of the case:
 
-1. **Within a process**: samples scatter. More rounds make it smaller.
-2. **Between processes, case by case**: memory lies elsewhere, so a second process repeats a case a
-   few percent faster or slower. Only more processes make it smaller.
+1. **Within a process**: samples scatter. More rounds make this part smaller.
+2. **Between processes, case by case**: operands lie elsewhere in memory, so a case takes a few
+   percent more or less time in a second process. Only more processes make this part smaller.
 3. **Between processes, all cases together**: the machine may be slower today. This *common shift*
    is estimated as a robust mean over the cases and judged on its own, because a test of single
    cases would call all of them slower.
 
-With several processes on a side, the second part is measured for each case. A few processes measure
-it poorly, so each case's variance is shrunk towards the usual variance of all cases, as far as the
-cases agree (the moderated t test of Smyth, 2004). With a single process on each side, the
-second part is the scatter of the ratios beyond their errors. That scatter is estimated robustly,
-because a few cases may have changed. It holds for a typical case: a single pair of processes cannot
-show whether a case has changed or differs far more between processes than others do.
+With several processes on a side, the second part is measured for each case. Its variance is poorly
+known from few processes, so it is shrunk towards the usual variance of all cases, as far as the
+cases agree (the moderated t test of Smyth, 2004). With a single process on each side, the second
+part is the scatter of the ratios beyond their errors. That scatter is estimated robustly, because a
+few cases may have changed. The estimate holds for a typical case: a single pair of processes cannot
+show whether a case has changed or differs far more between processes than other cases do.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class CommonShift:
 
 @dataclass(frozen=True)
 class CaseChanges:
-    """Change of every case that both sides timed; arrays have one element for each case.
+    """Change of every case with times on both sides; arrays have one element for each case.
 
     Attributes:
         names: names of the cases.
@@ -111,7 +111,7 @@ def estimate_changes(old: Sequence[TimedProcess], new: Sequence[TimedProcess]) -
 
 
 def common_names(processes: Sequence[TimedProcess]) -> tuple[str, ...]:
-    """Return the names of the cases that all processes timed, in the order of the last one."""
+    """Return the names of the cases with times in all processes, in the order of the last one."""
     shared = set.intersection(*(set(process.cases) for process in processes))
     return tuple(name for name in processes[-1].cases if name in shared)
 

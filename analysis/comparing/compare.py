@@ -14,7 +14,8 @@ The verdict is the first of these that applies:
 - ``same`` if the whole interval is within ±3%;
 - ``ambiguous`` in all other cases, including those with too few samples for an interval.
 
-A test plants changes in simulated samples: at most 1% of the unchanged cases raise an alarm.
+A test with simulated samples checks that at most 1% of the unchanged cases are called slower or
+faster.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ import pandas as pd
 from analysis.recordings.load import Recording, workloads_of
 from analysis.recordings.named_cases import keyed
 from analysis.recordings.repetition import between_processes
+from analysis.units import microseconds
 from kernels.common.counts import counted
 from kernels.common.errors import UserError
 from sweeps.schema import IDENTITY, problem_of
@@ -46,16 +48,17 @@ _MAX_LISTED = 20  # cases of each kind that the printed comparison lists
 
 @dataclass(frozen=True)
 class Comparison:
-    """Cases that both recordings timed, and those that only one of them timed.
+    """Cases that have times in both recordings, and cases that have a time in only one of them.
 
     Attributes:
         old: the old recording.
         new: the new recording.
-        table: one row per case that both timed: the columns of its identity, problem, class,
+        table: one row per case with both times: the columns of its identity, problem, class,
             old_us, new_us, ratio, ratio_lo, ratio_hi and verdict.
-        lost: cases that the old recording timed and the new one failed to time, with the reason.
-        only_old: number of cases that the old recording timed and the new one does not have.
-        only_new: number of cases that only the new recording timed.
+        lost: cases that have a time in the old recording and failed in the new one, with the
+            reason.
+        only_old: number of cases with a time in the old recording that the new one does not have.
+        only_new: number of cases that have a time only in the new recording.
     """
 
     old: Recording
@@ -116,8 +119,8 @@ def compare(old: Recording, new: Recording) -> Comparison:
         ratio_hi=ratio * np.exp(above),
     )
     table["verdict"] = ratio_verdicts(table["ratio"], table["ratio_lo"], table["ratio_hi"])
-    # 3. Collect the cases that the new recording failed to time, and count the cases that only one
-    #    of the recordings has.
+    # 3. Collect the cases that failed in the new recording, and count the cases that only one of
+    #    the recordings has.
     failed = keyed(new.rows[new.rows["status"] != "ok"])[[*keys, "config", "status", "message"]]
     lost = before[keys].merge(failed, on=keys).drop(columns="choice")
     return Comparison(
@@ -222,15 +225,15 @@ def comparison_text(comparison: Comparison) -> str:
         f"health: {comparison.old.health.get('verdict', 'not judged')} → "
         f"{comparison.new.health.get('verdict', 'not judged')}",
         f"{counted(len(table), 'case')} in both: "
-        + ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
+        + ", ".join(f"{count:,} {verdict}" for verdict, count in counts.items())
         + f"; geometric mean of the ratios {geometric_mean(table['ratio']):.3f}",
-        f"cases only in the old recording: {comparison.only_old}, only in the new one: "
-        f"{comparison.only_new}, no longer timed: {len(comparison.lost)}",
+        f"cases only in the old recording: {comparison.only_old:,}, only in the new one: "
+        f"{comparison.only_new:,}, no longer timed: {len(comparison.lost):,}",
     ]
     # 2. List the most changed cases, and those that are no longer timed.
     for verdict, ascending in (("slower", False), ("faster", True)):
         rows = table[table["verdict"] == verdict].sort_values("ratio", ascending=ascending)
-        lines += ["", f"{verdict}: {len(rows)}"] if len(rows) else []
+        lines += ["", f"{verdict}: {len(rows):,}"] if len(rows) else []
         lines += [_case(row) for row in rows.head(_MAX_LISTED).to_dict("records")]
     lines += [
         (
@@ -258,6 +261,6 @@ def _case(row: dict[Any, Any]) -> str:
     config = f" {row['config']}" if row["config"] else ""
     return (
         f"  {row['ratio']:.3f} [{row['ratio_lo']:.3f}, {row['ratio_hi']:.3f}]  "
-        f"{row['old_us']:.2f} → {row['new_us']:.2f} µs  {row['problem']} "
+        f"{microseconds(row['old_us'])} → {microseconds(row['new_us'])} µs  {row['problem']} "
         f"{row['implementation']}{config}"
     )

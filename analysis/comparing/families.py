@@ -1,9 +1,9 @@
 """Compare hand-written kernels with the vendor library, by class of shape, from one recording.
 
 A ratio is the vendor library's time over the time of the kernel. Above 1, the kernel is faster. The
-library's time is its best one; if its autotuner was measured, that time counts, too. The kernel's
-time is measured with the config that the time model ranks first, without a tuning run. Where a
-sweep timed all candidates, the chosen config is also compared with the best of them.
+library's time is the shortest that was measured, with or without its autotuner. The kernel's time
+is measured with the config that the time model ranks first, without a tuning run. Where all
+candidates were timed, the chosen config is also compared with the best of them.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ The answer is one of three:
   ratio is at or above the threshold; or a case is no longer timed. A slowdown leads to this answer
   only if each version has at least three processes.
 - ``pass``: all cases are still timed, and every case is either shown to be below the threshold, or
-  would have been found if it were as slow as the threshold. If there is a common shift, it is below
-  the threshold, too.
+  would have been found if its slowdown were as large as the threshold. A common shift, if there is
+  one, is below the threshold, too.
 - ``cannot tell``: everything else. The answer then says what is missing, such as rounds or
   processes.
 
@@ -87,8 +87,9 @@ class GateResult:
         detectable: smallest slowdown that would have been found, as a logarithm; NaN if unknown.
         more_rounds: further rounds per process that would make the threshold detectable; NaN if
             rounds do not help, or if more than ten times as many would be needed.
-        more_processes: further processes on each side that would make it detectable with the same
-            number of rounds; NaN if this is unknown, or if more than a hundred would be needed.
+        more_processes: further processes on each side that would make the threshold detectable
+            with the same number of rounds; NaN if this is unknown, or if more than a hundred would
+            be needed.
         lost: reason why a case has no time now, by the case's name.
     """
 
@@ -147,12 +148,12 @@ def judge_changes(
     error, freedom = changes.error, changes.freedom
     # 1. Find the cases that are slower than the others beyond doubt.
     p = stats.t.sf(changes.deviation / np.maximum(error, 1e-300), freedom)
-    known = np.isfinite(error)
+    has_error = np.isfinite(error)
     found = np.zeros(len(p), dtype=bool)
-    if known.any():
-        adjusted = stats.false_discovery_control(np.where(known, p, 1.0))
-        found = known & (adjusted <= _FALSE_CASES)
-    # 2. Find those whose ratio reaches the threshold, and the cases that are below the threshold.
+    if has_error.any():
+        adjusted = stats.false_discovery_control(np.where(has_error, p, 1.0))
+        found = has_error & (adjusted <= _FALSE_CASES)
+    # 2. Find those of them whose ratio reaches the threshold, and the cases that are below it.
     detectable = _reach(freedom, _FALSE_CASES / len(p)) * error
     total = changes.deviation + counted
     highest = total + stats.t.isf(_FALSE_BELOW, freedom) * error
@@ -303,8 +304,9 @@ def gate_text(result: GateResult) -> str:
     threshold = _percent(math.log1p(result.threshold))
     old, new = changes.processes
     lines = [
-        f"{result.verdict}: {result.count(SLOWER)} of {counted(cases, 'case')} slower by "
-        f"{threshold} or more, {result.count(BELOW)} below that, {result.count(UNCLEAR)} unclear",
+        f"{result.verdict}: {result.count(SLOWER):,} of {counted(cases, 'case')} slower by "
+        f"{threshold} or more, {result.count(BELOW):,} below that, "
+        f"{result.count(UNCLEAR):,} unclear",
         _detectable_sentence(result, old, new),
     ]
     if changes.shift is not None:
@@ -320,7 +322,7 @@ def gate_text(result: GateResult) -> str:
     )
     lines += _listed(result, unclear & ~suspects, "unclear", detectable)
     if result.lost:
-        lines += ["", f"no longer timed: {len(result.lost)}"]
+        lines += ["", f"no longer timed: {len(result.lost):,}"]
         lines += [f"  {name} ({why})" for name, why in list(result.lost.items())[:_MAX_LISTED]]
     if result.verdict == CANNOT_TELL:
         lines += ["", *_needed(result)]
@@ -359,7 +361,7 @@ def _listed(result: GateResult, cases: np.ndarray, title: str, order: Reals) -> 
     if not chosen:
         return []
     lo, hi = result.interval()
-    lines = ["", f"{title}: {len(chosen)}"]
+    lines = ["", f"{title}: {len(chosen):,}"]
     for i in chosen[:_MAX_LISTED]:
         ends = "" if math.isnan(lo[i]) else f" [{lo[i]:.3f}, {hi[i]:.3f}]"
         old, new = (
@@ -367,25 +369,25 @@ def _listed(result: GateResult, cases: np.ndarray, title: str, order: Reals) -> 
             for log in (result.changes.old[i], result.changes.new[i])
         )
         detectable = result.detectable[i]
-        seen = "" if math.isnan(detectable) else f", detectable {_percent(detectable)}"
+        detectable_text = "" if math.isnan(detectable) else f", detectable {_percent(detectable)}"
         lines.append(
-            f"  {math.exp(result.log_ratio[i]):.3f}{ends}  {old} → {new} µs{seen}  "
+            f"  {math.exp(result.log_ratio[i]):.3f}{ends}  {old} → {new} µs{detectable_text}  "
             f"{result.changes.names[i]}"
         )
     if len(chosen) > _MAX_LISTED:
-        lines.append(f"  and {len(chosen) - _MAX_LISTED} more (--json lists them)")
+        lines.append(f"  and {len(chosen) - _MAX_LISTED:,} more (--json lists them)")
     return lines
 
 
 def _needed(result: GateResult) -> Iterator[str]:
-    """Yield what would make the threshold detectable: in the unclear cases, and in the shift."""
+    """Yield a sentence on the measurements that unclear cases need, and one on an unclear shift."""
     threshold = _percent(math.log1p(result.threshold))
     unclear = result.has(UNCLEAR)
     if np.isnan(result.detectable[unclear]).any():
         yield f"One process does not show how much processes differ. {_MORE_PROCESSES}"
     elif result.suspects.any():
         yield (
-            "A process that was disturbed, or that has its memory elsewhere, looks the same as a "
+            "A process that was disturbed, or whose operands lie elsewhere in memory, looks like a "
             f"slower program. {_MORE_PROCESSES}"
         )
     elif unclear.any():

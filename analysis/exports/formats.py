@@ -106,8 +106,8 @@ def as_xla_perf_table(recording: Recording) -> bytes:
     if recording.machine.capability is None or rows.empty:
         raise UserError(
             f"{recording.folder} has no GEMM of a GPU's vendor library in "
-            f"{' or '.join(_XLA_TYPES)}, and an XLA table has no other GEMMs. Give a recording "
-            "of such GEMMs."
+            f"{' or '.join(_XLA_TYPES)}, and an XLA table can hold only such GEMMs. Give a "
+            "recording that has some."
         )
     speeds: dict[tuple[int, int, int, int], dict[str, int]] = {}
     for row in rows.to_dict("records"):

@@ -1,1 +1,1 @@
-"""Judge several GPUs of one model by cases that all of them timed: which GPU is slow, and why."""
+"""Judge several GPUs of one model by cases timed on all of them: which GPU is slow, and why."""

@@ -4,7 +4,8 @@ These cases are called anchors. A job runs at the speed that a GPU sustains with
 bursts run at boost clocks, which hide differences in silicon, cooling and power supply. A survey of
 large systems with long-running programs found that GPUs of one model vary by 8% on average and by
 22% at most (P. Sinha and others, "Not All GPUs Are Created Equal", arXiv 2208.11035). Some anchors
-are therefore sustained, and if most GPUs timed these, the speed of a GPU is its speed in them.
+are therefore sustained. If these were timed on at least half of the GPUs, a GPU's speed is that
+in sustained anchors.
 """
 
 from __future__ import annotations
@@ -124,7 +125,7 @@ def read_anchors(folder: Path) -> Anchors:
     damaged = table.faults.leave_out()
     rows = rows[table.faults.sound]
     if rows.empty:
-        raise UserError(f"{path} has no anchor time; {_written_by()}.")
+        raise UserError(f"{path} has no anchor times; {_written_by()}.")
     fleet = _fleet(rows, cases, machine, run)
     return Anchors(Recording(folder, machine, run, pd.DataFrame()), fleet, damaged)
 
@@ -165,8 +166,9 @@ def kind_of(case: Case, machine: Machine) -> str:
 
 
 def _written_by() -> str:
-    """Return the end of an error message, which says what command writes anchors.csv, and when."""
-    return f"{command('sweeps run')} writes it if the budget is a minute or more, or with --shard"
+    """Return the end of an error message, which says what command measures anchors, and when."""
+    run = command("sweeps run")
+    return f"{run} measures anchors if the budget is a minute or more, or with --shard"
 
 
 def _cases(rows: pd.DataFrame) -> tuple[list[Case], list[int]]:
@@ -303,10 +305,10 @@ def _devices(latest_rows: pd.DataFrame, run: Mapping[str, Any]) -> tuple[FleetDe
     for row in latest_rows.to_dict("records"):
         gpu = None if math.isnan(row["gpu"]) else int(row["gpu"])
         node = None if math.isnan(row["node"]) else int(row["node"])
-        facts = by_id.get(row["gpu_id"], {})
+        run_entry = by_id.get(row["gpu_id"], {})
         # Node and GPU number identify a GPU only within one run.
         if not row["gpu_id"] and row["run"] == run["run"]:
-            facts = by_place.get((node, gpu), {})
+            run_entry = by_place.get((node, gpu), {})
         devices.append(
             FleetDevice(
                 gpu=gpu,
@@ -314,8 +316,8 @@ def _devices(latest_rows: pd.DataFrame, run: Mapping[str, Any]) -> tuple[FleetDe
                 node=node,
                 worker=row["worker"],
                 # A limit that is missing or 0 is unknown.
-                power_limit_w=facts.get("power_limit_w") or math.nan,
-                sm_limit_mhz=facts.get("sm_limit_mhz") or math.nan,
+                power_limit_w=run_entry.get("power_limit_w") or math.nan,
+                sm_limit_mhz=run_entry.get("sm_limit_mhz") or math.nan,
             )
         )
     return tuple(devices)

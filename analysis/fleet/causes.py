@@ -18,8 +18,8 @@ from analysis.fleet.speeds import AnchorSpeeds, deviation_of, median_of
 from sweeps.timing.telemetry import RETRY
 
 POWER_CAP = "sw_power_cap"
-"""Reason for a low clock that large GEMMs normally cause. It explains a slow GPU only if fewer than
-half of the GPUs reported it."""
+"""Reason for a low clock that is normal during large GEMMs. It explains a slow GPU only if fewer
+than half of the GPUs reported it."""
 
 _SAME_CLOCK = 0.01  # ordinary difference between clocks of busy GPUs: one or two steps of 15 MHz
 _MOST = 0.5  # share of the slowness that a clock must explain to be its cause

@@ -72,8 +72,8 @@ def report_json(report: FleetReport) -> dict[str, Any]:
     """Return the whole report for JSON, with the slowest GPU first.
 
     Speeds, the spread and the margin are fractions. Unknown numbers are null. ``speed`` is the
-    speed in the kind of anchors that ``speed_of`` names. This is sustained compute if at least half
-    of the GPUs timed such anchors.
+    speed in the kind of anchors that ``speed_of`` names. This is sustained compute if
+    such anchors were timed on at least half of the GPUs.
     """
     speeds = report.speeds
     return {
@@ -233,8 +233,8 @@ def _disturbed(interference: Sequence[Interference], count: int) -> list[str]:
         return []
     if not interference:
         return [
-            "No node timed its GPUs both alone and together, so it is unknown whether they slow "
-            "each other down."
+            "On no node were the GPUs timed both alone and together, so it is unknown whether they "
+            "slow each other down."
         ]
     # 1. Say which nodes are slowed, and by how much in which kinds of anchor.
     sentences: list[str] = []
@@ -266,7 +266,7 @@ def _disturbed(interference: Sequence[Interference], count: int) -> list[str]:
         ratio = float(np.median([node_change.all.ratio for node_change in undisturbed]))
         sentences.append(
             f"Working in parallel does not significantly slow the GPUs of {where} by more than 1%: "
-            f"anchors take {ratio:.3f} times as long as on one GPU at a time."
+            f"anchors take {ratio:.3f} times as long as when one GPU works at a time."
         )
     return sentences
 
@@ -322,8 +322,11 @@ def _table(report: FleetReport) -> Iterator[str]:
         yield f"{verdict.name:{width}}{speed:>8}  {interval:15}{row}  {verdict.verdict}"
     # 3. Summarise the others in a line.
     if unlisted:
-        known = overall.speed[unlisted][np.isfinite(overall.speed[unlisted])]
-        speed_range = f", from {known.min():.1%} to {known.max():.1%}" if len(known) else ""
+        speeds_of_others = overall.speed[unlisted]
+        speeds_of_others = speeds_of_others[np.isfinite(speeds_of_others)]
+        speed_range = ""
+        if len(speeds_of_others):
+            speed_range = f", from {speeds_of_others.min():.1%} to {speeds_of_others.max():.1%}"
         yield f"… and {counted(len(unlisted), 'more GPU')}{speed_range}"
 
 

@@ -7,9 +7,9 @@ standard error has three parts, whose variances are added:
 
 1. The anchors of one GPU disagree. Their scatter is estimated from the median absolute deviation,
    which a faulty GPU hardly affects, or from their own intervals if these are wider.
-2. A GPU's speed changes from one measurement to the next. This is estimated for all GPUs together,
-   from how the bursts of each change between the two phases, compared with the other GPUs of its
-   node. The estimate is averaged with an assumed value, which has the weight of two GPUs.
+2. A GPU's speed changes from one measurement to the next. This variation is estimated for all GPUs
+   together, from the change of each GPU's bursts between the two phases relative to the other GPUs
+   of its node. The estimate is averaged with an assumed value, which has the weight of two GPUs.
 3. The fleet's median is itself uncertain, the more so the fewer GPUs there are.
 """
 
@@ -113,12 +113,12 @@ class FleetSpeeds:
     """Speeds of a fleet by kind of anchor.
 
     Attributes:
-        kinds: speeds by kind, without kinds that too few devices timed.
-        overall: the kind that stands for a GPU's speed. It is the first kind that at least half of
-            the GPUs timed, or else the first in ``kinds``; empty if there is none. Sustained
-            compute, which is what a job sees, comes first.
-        spread: standard deviation between GPUs in that kind, without measurement noise; NaN if
-            fewer than eight GPUs timed it.
+        kinds: speeds by kind, without kinds that were timed on too few devices.
+        overall: the kind that stands for a GPU's speed. It is the first kind that was timed on at
+            least half of the GPUs, or else the first in ``kinds``; empty if there is none.
+            Sustained compute, which is what a job sees, comes first.
+        spread: standard deviation between GPUs in that kind, without measurement noise; NaN if the
+            kind was timed on fewer than eight GPUs.
         interference: how much the GPUs of a node slow each other down, for each node whose anchors
             were timed in both phases.
     """
@@ -147,7 +147,7 @@ def fleet_speeds(fleet: Fleet) -> FleetSpeeds:
             if kind == "burst":
                 burst_scatter = scatter
     kinds = {kind: speeds[kind] for kind in KINDS if kind in speeds}
-    # 2. Choose the first kind that at least half of the devices timed, or else the first kind.
+    # 2. Choose the first kind that was timed on at least half of the devices, or else the first.
     known_counts = {kind: int(np.isfinite(kinds[kind].log).sum()) for kind in kinds}
     usual = [kind for kind, known in known_counts.items() if 2 * known >= len(fleet.devices)]
     overall = next(iter(usual or kinds), "")
@@ -170,8 +170,8 @@ def deviation_of(values: Array) -> float:
 
     The result is NaN if no value is known.
     """
-    known = values[np.isfinite(values)]
-    return float(median_abs_deviation(known, scale="normal")) if len(known) else math.nan
+    finite = values[np.isfinite(values)]
+    return float(median_abs_deviation(finite, scale="normal")) if len(finite) else math.nan
 
 
 def _spread(values: Array, noise: Array) -> float:
@@ -185,16 +185,16 @@ def _spread(values: Array, noise: Array) -> float:
         values: the measured values.
         noise: variance of the noise of each value.
     """
-    known = np.isfinite(values) & np.isfinite(noise)
-    if not known.any():
+    is_known = np.isfinite(values) & np.isfinite(noise)
+    if not is_known.any():
         return math.nan
     # If most values happen to be nearly equal, their noise sets the limit.
-    typical_noise = float(np.sqrt(np.median(noise[known])))
-    limit = _FAR * max(deviation_of(values[known]), typical_noise)
-    counted = known & (np.abs(values - median_of(values)) <= limit)
-    if counted.sum() < 2:
+    typical_noise = float(np.sqrt(np.median(noise[is_known])))
+    limit = _FAR * max(deviation_of(values[is_known]), typical_noise)
+    counts = is_known & (np.abs(values - median_of(values)) <= limit)
+    if counts.sum() < 2:
         return math.nan
-    variance = float(np.var(values[counted], ddof=1)) - float(np.mean(noise[counted]))
+    variance = float(np.var(values[counts], ddof=1)) - float(np.mean(noise[counts]))
     # By chance, values may differ by less than their noise.
     return math.sqrt(max(0.0, variance))
 
@@ -253,9 +253,9 @@ def _deviation_from_zero(values: Array) -> float:
 def _phases(fleet: Fleet) -> NDArray[np.intp]:
     """Choose the phase from which each device's time of each anchor is taken.
 
-    All devices should be compared in the same phase. If any device timed an anchor in both phases,
-    all devices use the phase in which more of them timed it, or "alone" in a tie. Otherwise each
-    device uses the only phase in which it timed the anchor.
+    All devices should be compared in the same phase. If an anchor was timed in both phases on any
+    device, all devices use the phase in which it was timed on more of them, or "alone" in a tie.
+    Otherwise each device uses the only phase in which the anchor was timed on it.
 
     Returns:
         Positions of phases in :data:`PHASES`, of shape (1, devices, anchors).
@@ -275,8 +275,8 @@ def _speeds(
 ) -> tuple[AnchorSpeeds, float] | None:
     """Return the speeds in a kind of anchor, and the scatter of its anchors.
 
-    The result is None if too few devices timed such anchors. The scatter cannot be estimated from a
-    single anchor, so the given one is used for such a kind.
+    The result is None if such anchors were timed on too few devices. The scatter cannot be
+    estimated from a single anchor, so the given scatter is used for a kind with only one.
 
     Args:
         fleet: the times of all anchors.
@@ -285,7 +285,7 @@ def _speeds(
         time_deviation: standard deviation of a device's log speed between two measurements.
         scatter: standard deviation of the log ratios of a device's anchors in another kind.
     """
-    # 1. Take each device's times in its phase, without anchors that few devices timed.
+    # 1. Take each device's times in its phase, without anchors that were timed on few devices.
     anchors = np.flatnonzero(fleet.kinds == kind)
 
     def in_its_phase(array: NDArray[Any]) -> Any:
@@ -294,7 +294,7 @@ def _speeds(
 
     log_times, errors = in_its_phase(fleet.log_time), in_its_phase(fleet.error)
     device_count = len(fleet.devices)
-    # If few devices timed an anchor, its median does not show which of them is slow.
+    # If an anchor was timed on few devices, its median does not show which of them is slow.
     is_sparse = np.isfinite(log_times).sum(axis=0) < max(2, min(MIN_GPUS, device_count))
     log_times[:, is_sparse] = np.nan
     if is_sparse.all():
@@ -428,8 +428,8 @@ def _node_changes(
 ) -> list[SpeedChange] | None:
     """Return how much longer the given anchors take on each node while all its devices work.
 
-    The result is None if no device timed any of these anchors in both phases. The ratio of a node
-    is NaN if none of its devices did.
+    The result is None if none of these anchors was timed in both phases on any device. The ratio of
+    a node is NaN if none was timed in both phases on its devices.
 
     Args:
         fleet: the times of all anchors.

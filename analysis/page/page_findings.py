@@ -106,7 +106,7 @@ def speed(report: PageReport) -> str:
     if report.analysis.recording.unusable:
         return UNUSABLE_LINE
     headline = peak(report.analysis)
-    return headline.text if headline else "Too few GEMMs have a time."
+    return headline.text if headline else "Too few GEMMs were timed to name the fastest ones."
 
 
 def advice(report: PageReport) -> str:
@@ -141,7 +141,7 @@ def neighbourhood(report: PageReport) -> str:
     rows = rows[(rows["op"] == "gemm") & (rows["config"].fillna("") == "")]
     largest_cliff = steepest(dict.fromkeys(DIMENSIONS, rows))
     if largest_cliff is None:
-        return "No two neighbouring sizes that were measured differ by more than their intervals."
+        return "No time rises significantly from one measured size to a neighbouring one."
     along, cliff = largest_cliff
     return (
         f"The largest measured cliff: {along.upper()} {cliff[along]} → {cliff['after']} "
@@ -175,7 +175,7 @@ def tensor_cores(report: PageReport) -> str:
     """Name the model step that uses Tensor Cores least."""
     shares = [(step.used_share, step) for step in report.steps if step.used_share is not None]
     if not shares:
-        return "No recorded kernel name shows Tensor Core use."
+        return "The recorded kernel names do not show whether Tensor Cores are used."
     least, step = min(shares, key=lambda share_and_step: share_and_step[0])
     return (
         f"{step.name} in {step.dtype} uses Tensor Cores in {least:.0%} of the time in which it "

@@ -2,7 +2,8 @@
 
 The script computes the formula and evaluates the same trees as :mod:`analysis.model.predict`. Trees
 that are too large for a page, or of a kind that the script cannot evaluate, are replaced by smaller
-trees that were grown to imitate them. The page then says how much the predictions of both differ.
+trees that were grown to imitate them. The page then says how much predictions with the smaller
+trees differ from those with the original ones.
 """
 
 from __future__ import annotations

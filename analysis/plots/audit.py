@@ -87,12 +87,12 @@ def drawn_roles(account: Account) -> dict[str, float]:
 
 
 def step_finding(accounts: Mapping[str, Account]) -> str:
-    """Name the role that takes most of the step on the first machine, except other operations."""
+    """Name the role that takes most of the step on the first machine; ignore other operations."""
     account = next(iter(accounts.values()))
     times_us = drawn_roles(account)
     times_us.pop(OTHER_OPERATIONS, None)
     largest = max(times_us, key=lambda role: times_us[role])
-    return f"{largest} takes {times_us[largest] / account.step_us:.0%}"
+    return f"{largest} takes {times_us[largest] / account.step_us:.0%} of the step"
 
 
 def levers_finding(levers: Mapping[str, Sequence[Lever]]) -> str:
@@ -104,7 +104,7 @@ def levers_finding(levers: Mapping[str, Sequence[Lever]]) -> str:
         if lever.verdict != LEAVE_IT
     ]
     if not worthwhile:
-        return "no other size is worth changing to"
+        return "no change of a size is worth making"
     best = max(worthwhile, key=lambda lever: lever.gain.value)
     return f"{best.words} gains {best.gain.value:.1%} of the step"
 

@@ -1,4 +1,4 @@
-"""Cheat sheet of a machine: one page with the rules that are worth most."""
+"""Cheat sheet of a machine: one page with the rules that have the largest effects."""
 
 from __future__ import annotations
 
@@ -70,9 +70,10 @@ def write_table_sheet(
     Returns:
         A list with the PNG; empty if no effect is significant.
     """
-    # A public table can test only a few rules, so those that describe the machine are included.
+    # Only a few rules can be tested with a public table, so rules that describe the machine are
+    # included.
     figure = draw_sheet(rows, machine, facts=True)
-    caption = f"{machine.name}  ·  {source.dtype}  ·  {source.name}, {len(source)} rows"
+    caption = f"{machine.name}  ·  {source.dtype}  ·  {source.name}, {len(source):,} rows"
     return [] if figure is None else [save(figure, caption, folder, "cheat-sheet")]
 
 
@@ -87,7 +88,7 @@ def what_to_do(row: Mapping[Hashable, Any]) -> str:
 
 
 def _title(data: pd.DataFrame, machine: Machine) -> str:
-    """Return the machine's name and the advice that is worth most there."""
+    """Return the machine's name, and the advice with the largest effect there."""
     best = data.iloc[0]
     return f"{machine.name}: {what_to_do(best.to_dict())}, {best['effect']:.2f}×"
 

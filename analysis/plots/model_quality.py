@@ -52,7 +52,7 @@ def write_validation_plots(
         # With folds, the model was fitted to all rows, so no point would be held out from it.
         "staircase": None if validation.holdout == "folds" else draw_staircase(validation, rows),
     }
-    basis = f"calibrated on {len(validation.calibrated)} rows, tested on {len(rows)} others"
+    basis = f"calibrated on {len(validation.calibrated):,} rows, tested on {len(rows):,} others"
     source = validation.source
     caption = f"{validation.machine.name}  ·  {source.dtype}  ·  {source.name}  ·  {basis}"
     return [
@@ -80,13 +80,13 @@ def draw_curve(curve: Sequence[CurvePoint], floor: Errors | None) -> Figure:
                 100 * getattr(floor, average),
                 color=NEUTRAL,
                 linestyle=":",
-                label="noise of one collection",
+                label="error of a perfect model",
             )
         panel.set(
             xscale="log", xlabel="rows calibrated", ylabel=f"{average} error, %", ylim=(0, None)
         )
         panel.set_xticks(sorted({point.count for point in curve}))
-        panel.get_xaxis().set_major_formatter("{x:.0f}")
+        panel.get_xaxis().set_major_formatter("{x:,.0f}")
         panel.minorticks_off()
     axes[0].legend()
     return figure
@@ -99,8 +99,8 @@ def curve_title(curve: Sequence[CurvePoint]) -> str:
     fewest = min(same_holdout, key=lambda point: point.count)
     most = max(same_holdout, key=lambda point: point.count)
     return (
-        f"{fewest.count} rows predict others with a median error of {fewest.errors.median:.1%}, "
-        f"{most.count} rows with {most.errors.median:.1%}"
+        f"The median error of other rows is {fewest.errors.median:.1%} after calibration on "
+        f"{fewest.count:,} rows, {most.errors.median:.1%} after {most.count:,}"
     )
 
 
@@ -180,13 +180,13 @@ def staircase_data(rows: pd.DataFrame) -> pd.DataFrame:
 def draw_staircase(validation: Validation, rows: pd.DataFrame) -> Figure | None:
     """Plot measured time against M at constant N and K, with predictions in between.
 
-    The arrow and the title are about the largest predicted step. Return None if the cases are not
+    The arrow and the title are about the largest predicted cliff. Return None if the cases are not
     GEMMs, or if no line has enough pairs (:func:`staircase_data`).
     """
     line = staircase_data(rows)
     if line.empty or not isinstance(validation.tested.problems[line.index[0]], Gemm):
         return None
-    # 1. Describe the largest predicted step.
+    # 1. Describe the largest predicted cliff.
     sizes, predicted = _predicted_between(validation, line)
     steepest = line.loc[line["predicted_step"].idxmax()]
     n = int(steepest["n"])
@@ -194,7 +194,7 @@ def draw_staircase(validation: Validation, rows: pd.DataFrame) -> Figure | None:
     m = int(steepest["m"])
     step, expected = steepest["step"], steepest["predicted_step"]
     title = f"One more row, M {m} → {m + 1}: measured {step:+.0%} time, predicted {expected:+.0%}"
-    # 2. Draw the predicted line, the measured points, and an arrow at this step.
+    # 2. Draw the predicted line, the measured points, and an arrow at this cliff.
     figure, (axes,) = panels(1, title, (11.0, 6.0))
     axes.plot(sizes, predicted * 1e6, **PREDICTION, label="predicted")
     axes.plot(

@@ -55,7 +55,7 @@ def steps_title(lines: Mapping[str, pd.DataFrame]) -> str:
     """
     largest_cliff = steepest(lines)
     if largest_cliff is None:
-        return "No cliff from one size to the next exceeds its interval"
+        return "No cliff from one size to the next is significant"
     along, cliff = largest_cliff
     sizes = f"{along.upper()} {cliff[along]} → {cliff['after']}"
     more_time = f"{cliff['ratio'] - 1:.0%} more time"
@@ -74,7 +74,7 @@ def alignment_title(rows: pd.DataFrame) -> str:
     is_slower = rows["relative_hi"] < 1
     slower = rows[~is_multiple & is_slower]
     if slower.empty:
-        return "No size next to a round size is significantly slower"
+        return "No misaligned size is significantly slower than the round size"
     worst = slower.loc[slower["relative"].idxmin()]
     size = f"{worst['along'].upper()} = {int(worst['base'] + worst['offset'])}"
     # 2. Describe the multiples of 8, except the round size itself (offset 0).
@@ -97,7 +97,7 @@ def channels_title(rows: pd.DataFrame) -> str:
         rows: table from :func:`analysis.slices.series.channel_series`.
     """
     lowest_ratio = 1.0
-    title = "No number of channels is slower than the next multiple of 8"
+    title = "No speed is lower than with the next multiple of 8 channels"
     for dtype, group in rows.groupby("dtype", sort=False):
         speeds = group.groupby("c")["tflops"].max()  # in ascending order of channels
         for channels in speeds.index[speeds.index % 8 != 0]:
@@ -108,7 +108,7 @@ def channels_title(rows: pd.DataFrame) -> str:
             if ratio < lowest_ratio:
                 lowest_ratio = ratio
                 title = (
-                    f"{channels} channels compute {1 - ratio:.0%} less per second than "
+                    f"The speed with {channels} channels is {1 - ratio:.0%} lower than with "
                     f"{larger_multiples.index[0]} in {dtype}"
                 )
     return title

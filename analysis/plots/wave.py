@@ -102,22 +102,28 @@ def _predicted(basis: Basis, gemm: Gemm, sizes: np.ndarray) -> pd.DataFrame:
     return basis.model.predict(basis.query(gemms)).frame().assign(m=sizes)
 
 
+def _time_text(time_us: float) -> str:
+    """Format a time in µs with three significant digits, or as a whole number from 1,000 on."""
+    return f"{time_us:,.0f} µs" if time_us >= 999.5 else f"{time_us:.3g} µs"
+
+
 def _title(cliff: pd.Series | None, predicted: pd.DataFrame, measured: int) -> str:
     """Describe the cliff; without one, say what is predicted at the largest M.
 
     ``measured`` is the number of measured sizes.
     """
     if cliff is None and measured:
-        return f"No cliff exceeds its interval among {counted(measured, 'measured size')}"
+        return f"No cliff is significant among {counted(measured, 'measured size')}"
     if cliff is None:
         last = predicted.iloc[-1]
-        prediction = f"{last['time_us']:.3g} µs at M = {int(last['m'])}"
+        prediction = f"{_time_text(last['time_us'])} at M = {int(last['m'])}"
         return f"The prediction is {prediction}; nothing was measured"
     count = int(cliff["after"] - cliff["m"])
     rows = "One more row" if count == 1 else f"{count} more rows"
     return (
-        f"{rows}, M {int(cliff['m'])} → {int(cliff['after'])}: {cliff['time_us']:.3g} µs become "
-        f"{cliff['after_us']:.3g} µs, {cliff['ratio'] - 1:+.0%}"
+        f"{rows}, M {int(cliff['m'])} → {int(cliff['after'])}: "
+        f"{_time_text(cliff['time_us'])} become {_time_text(cliff['after_us'])}, "
+        f"{cliff['ratio'] - 1:+.0%}"
     )
 
 
@@ -139,7 +145,7 @@ def _explain(axes: Axes, cliff: pd.Series, predicted: pd.DataFrame) -> None:
         waves = int(np.ceil(row["waves"]))
         wave_counts.append(waves)
         lines.append(
-            f"M {int(size)}, predicted: {row['time_us']:.3g} µs, "
+            f"M {int(size)}, predicted: {_time_text(row['time_us'])}, "
             f"{counted(int(row['tiles']), 'tile')} of {row['tile']} in {counted(waves, 'wave')}"
         )
     if kernels[0] != kernels[1]:

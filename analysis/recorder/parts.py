@@ -76,10 +76,10 @@ def all_parts() -> tuple[RecorderPart, ...]:
     """Return the parts of a recording, the most informative per minute first.
 
     The first six take about nine minutes on a GPU, including the start of each command. They
-    identify the machine, show whether its times can be trusted, and measure among other things what
-    nobody has published yet: channels-last convolutions and misaligned sizes. Later parts run
-    the sweep of the public grid, all default sweeps and the sweeps of the rules, and time more
-    shapes with the Triton kernels.
+    identify the machine, show whether its times can be trusted, and measure cases that are
+    missing from the public tables, such as channels-last convolutions and misaligned sizes. Later
+    parts run the sweep of the public grid, all default sweeps and the sweeps of the rules, and time
+    more shapes with the Triton kernels.
     """
     return (
         RecorderPart(
@@ -162,7 +162,7 @@ def all_parts() -> tuple[RecorderPart, ...]:
 def _command(
     name: str, command: str, seconds: tuple[float | None, float | None], output: str = ""
 ) -> RecorderStep:
-    """Return a step that runs a command on the device; ``command`` has its words and options."""
+    """Return a step that runs ``command``, which is one line of text, on the device."""
     return RecorderStep(name, tuple(command.split()), seconds, output=output)
 
 

@@ -1,8 +1,8 @@
 """Carry out the parts of a recording within a time budget, and say what is missing.
 
 A slice is what one call of the command records. ``record.json`` in the machine's folder stores the
-slices, and how each step's command ended. The number of cases that a sweep still lacks is in the
-``run.json`` of the folder that the sweep writes to.
+slices, and how each step's command ended. The number of cases of a sweep that are not measured
+yet is in the ``run.json`` of the folder that the sweep writes to.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class RecorderState:
 def run_command(
     interpreter: Sequence[str], command: Sequence[str], limit: float
 ) -> tuple[int | None, str]:
-    """Run ``-m command``; return its exit code and its output.
+    """Run a command with the given interpreter; return its exit code and its output.
 
     The exit code is None if the command was stopped at the time limit. A command is stopped with
     SIGTERM, as a batch system would stop it, so that it can save what it has measured. It is killed
@@ -248,13 +248,13 @@ class Recorder:
         return archive
 
     def missing(self) -> list[str]:
-        """Return a sentence for each part that is not complete."""
-        sentences = []
+        """Return a line for each incomplete part, with the reason for each of its open steps."""
+        lines = []
         for part in self._parts:
             reasons = [self._unfinished_reason(step) for step in self._steps(part)]
             if any(reasons):
-                sentences.append(f"{part.name}: {'; '.join(filter(None, reasons))}")
-        return sentences
+                lines.append(f"{part.name}: {'; '.join(filter(None, reasons))}")
+        return lines
 
     def can_resume(self) -> bool:
         """Return True if another call would do more than repeat failed steps."""
@@ -273,7 +273,7 @@ class Recorder:
                 continue
             done = "" if any(map(self._unfinished_reason, steps)) else " (done)"
             seconds = part_seconds(part, kind)
-            lines.append(f"{part.name:14} {seconds:5.0f} s  {part.purpose}{done}")
+            lines.append(f"{part.name:14} {seconds:5,.0f} s  {part.purpose}{done}")
         return [*lines, total_line(self._parts, kind)]
 
     # --- State of the steps ---------------------------------------------------------------------
@@ -376,7 +376,7 @@ class Recorder:
         place = self._place
         left = self._left
         expected = step.expected(place.kind) or 0.0
-        self._note(f"{step.name}: takes about {expected:.0f} s; {left:.0f} s remain …")
+        self._note(f"{step.name}: takes about {expected:,.0f} s; {left:,.0f} s remain …")
         command = self._command(step)
         if step.sweeps:
             # A sweep stops by itself, so only the end of the slice limits it. Its budget is the
@@ -441,8 +441,8 @@ def total_line(parts: Sequence[RecorderPart], kind: str) -> str:
     steps = [step for part in parts for step in part.steps if step.expected(kind) is not None]
     seconds = sum(step.expected(kind) or 0.0 for step in steps)
     starts = _START_SECONDS[kind] * len(steps)
-    total = f"{'in all':14} {seconds + starts:5.0f} s"
-    return f"{total}, {starts:.0f} of them to start {counted(len(steps), 'command')}"
+    total = f"{'in all':14} {seconds + starts:5,.0f} s"
+    return f"{total}, {starts:,.0f} of them to start {counted(len(steps), 'command')}"
 
 
 def part_seconds(part: RecorderPart, kind: str) -> float:

@@ -47,7 +47,7 @@ class RuleInputs:
 
     @property
     def public(self) -> bool:
-        """True if the first recording is an imported one, which can test only a few rules."""
+        """True if the first recording is an imported one, with which few rules can be tested."""
         return self.recordings[0].public
 
     @property
@@ -146,13 +146,13 @@ def judge_inputs(inputs: RuleInputs) -> list[RuleResult]:
 
 
 def imported_rules(results: Path) -> list[dict[str, Any]]:
-    """Return the verdicts of every completely imported table on the rules that it can test.
+    """Return the verdicts on the rules that each completely imported table can serve to test.
 
     Each document has the machine's slug and name, the table's source and package, and the rows of
     its ``rules.json`` that have a verdict.
 
     Raises:
-        UserError: if no imported table tests a rule.
+        UserError: if no rule was tested with an imported table.
     """
     documents: list[dict[str, Any]] = []
     for folder in filter(is_complete, sorted(folder_of(results, "*").parent.glob("*"))):
@@ -168,5 +168,7 @@ def imported_rules(results: Path) -> list[dict[str, Any]]:
             }
         )
     if not any(document["rules"] for document in documents):
-        raise UserError(f"no imported table tests a rule; run {target('import', 'import')} first.")
+        raise UserError(
+            f"no rule was tested with an imported table; run {target('import', 'import')} first."
+        )
     return documents

@@ -114,7 +114,7 @@ class Evidence:
 
     @classmethod
     def from_recording(cls, recording: Recording) -> Evidence:
-        """Return the cases of vendor libraries that a recording timed in bursts.
+        """Return a recording's cases of vendor libraries that were timed in bursts.
 
         A case that two sweeps contain counts as two cases. Each GEMM and convolution is predicted
         with constants that were fitted without it.
@@ -176,8 +176,8 @@ class Evidence:
         predicted = pd.read_csv(path, usecols=["time_us"]) if path.exists() else pd.DataFrame()
         if len(predicted) != len(products):
             raise UserError(
-                f"The import in {recording.folder} is incomplete; {command('analysis import')} "
-                "completes it."
+                f"The import in {recording.folder} is incomplete. Run "
+                f"{command('analysis import')} again to complete it."
             )
         is_kept = products["dtype"].isin(TIMED_DTYPES).to_numpy()
         products = products[is_kept]

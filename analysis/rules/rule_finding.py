@@ -135,8 +135,8 @@ def mean_effect(pairs: Pairs, level: float = _LEVEL) -> Effect:
        E[r'Mr] = s² tr(M Σ), where M is the centring matrix, Σ = D D', and each row of D is the
        contrast of a pair. The degrees of freedom follow Satterthwaite. If one pair ends at the case
        at which the next one begins, the errors of that case cancel in the mean.
-    3. The interval of a mean of independent ratios, because true differences between pairs do not
-       cancel.
+    3. The interval of a mean of independent ratios. It is needed because true differences between
+       pairs do not cancel.
     4. The interval of a mean of independent ratios, after averaging the pairs that share a control.
 
     Fewer than four pairs with measured errors are judged only by the first interval.
@@ -230,7 +230,7 @@ class RuleFinding:
 def find_verdict(
     pairs: Pairs, largest: bool = False, tolerance: float | None = None
 ) -> RuleFinding:
-    """Return the verdict on a rule; it depends on the effects of groups and their intervals.
+    """Return the verdict on a rule, from the effects of its groups and their intervals.
 
     - ``holds``: following the advice is significantly faster. If a ratio was claimed, the interval
       reaches 90% of it.
@@ -276,7 +276,9 @@ def find_verdict(
 
 
 def _judge_claim(effect: Effect, claim: float | None) -> str:
-    """Return the verdict on the claim that following the advice is faster, by ``claim`` if given.
+    """Return the verdict on the claim that following the advice is faster.
+
+    ``claim`` is the claimed ratio; None if the claim is about no number.
 
     A claimed ratio is not refuted as long as the effect's interval reaches most of it.
     """

@@ -84,7 +84,7 @@ def counts_sentence(rows: Sequence[RuleResult]) -> str:
 def terminal_table(rows: Sequence[RuleResult]) -> str:
     """Return one aligned line per rule, for a terminal."""
     return "\n".join(
-        f"{row.id:18}{figures(row):24}{row.cases:6}  {row.reason if row.unusable else row.verdict}"
+        f"{row.id:18}{figures(row):24}{row.cases:6,}  {row.reason if row.unusable else row.verdict}"
         for row in rows
     )
 

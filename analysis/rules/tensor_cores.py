@@ -78,13 +78,13 @@ class TimedStep:
         Operations whose kernels' names do not show Tensor Core use are left out. The share is None
         if none remains.
         """
-        known = [
+        with_known_use = [
             operation
             for operation in self.account.operations
             if not self.why_not(operation) and operation.uses_tensor_cores is not None
         ]
-        total = sum(operation.time_us for operation in known)
-        used = sum(operation.time_us for operation in known if operation.uses_tensor_cores)
+        total = sum(operation.time_us for operation in with_known_use)
+        used = sum(operation.time_us for operation in with_known_use if operation.uses_tensor_cores)
         return used / total if total else None
 
     def why_not(self, operation: ProfiledOperation) -> str:
@@ -163,10 +163,10 @@ def step_markdown(step: TimedStep) -> str:
         cells = [
             operation.op,
             operation.shape or "–",
-            str(operation.calls),
+            f"{operation.calls:,}",
             f"no: {reason}" if reason else "yes",
             used,
-            f"{operation.time_us:.0f} µs",
+            f"{operation.time_us:,.0f} µs",
             f"{operation.time_us / total:.1%}",
         ]
         lines.append(table_row(cells))
@@ -256,11 +256,11 @@ def _tc_used(steps: Sequence[TimedStep]) -> RuleResult:
     shares = {
         f"{step.name} {step.dtype}": step.used_share for step in steps if step.dtype != "fp32"
     }
-    known = {name: share for name, share in shares.items() if share is not None}
-    if not known:
+    known_shares = {name: share for name, share in shares.items() if share is not None}
+    if not known_shares:
         return not_measured(rule)
-    low, high = min(known.values()), max(known.values())
-    listing = "; ".join(f"{name} {share:.0%}" for name, share in known.items())
+    low, high = min(known_shares.values()), max(known_shares.values())
+    listing = "; ".join(f"{name} {share:.0%}" for name, share in known_shares.items())
     if low >= _MIN_USED_SHARE:
         verdict = "holds"
     elif high < _MIN_USED_SHARE:
@@ -272,10 +272,10 @@ def _tc_used(steps: Sequence[TimedStep]) -> RuleResult:
         rule.statement,
         rule.source,
         verdict,
-        float(np.mean(list(known.values()))),
+        float(np.mean(list(known_shares.values()))),
         low,
         high,
         None,
-        len(known),
+        len(known_shares),
         f"{rule.effect}, from the lowest to the highest; {listing}",
     )

@@ -124,9 +124,9 @@ def _relative_speed(rows: pd.DataFrame, base: pd.Series) -> dict[str, pd.Series]
 
 
 def channel_series(table: pd.DataFrame) -> pd.DataFrame:
-    """Return forward convolutions with equal numbers of input and output channels.
+    """Return the speeds of forward convolutions with as many input as output channels.
 
-    They are sorted by that number. Speeds are in TFLOP/s, as in :func:`square_series`.
+    The rows are sorted by that number. Speeds are in TFLOP/s, as in :func:`square_series`.
     """
     rows = table[(table["sweep"] == "conv-channels") & (table["c"] == table["kout"])]
     rows = rows[(rows["pass"] == "fprop") & (rows["config"] == "")].sort_values("c")

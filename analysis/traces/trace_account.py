@@ -45,8 +45,8 @@ copied data between host and device. ``between kernels``: the next kernel had be
 """
 
 GRAPH, NO_OPERATION = "CUDA graph", "no operation"
-"""Names that stand in for the operation of a kernel that a CUDA graph launched, or whose operation
-is not in the trace."""
+"""Names that replace the operation of a kernel: the first if a CUDA graph launched the kernel, the
+second if its operation is not in the trace."""
 
 MULTIPLYING = ("gemm", "conv", "winograd", "fft", "attention", "gemv")
 """Kinds of kernels that do the arithmetic of a matrix operation."""
@@ -113,8 +113,8 @@ class ProfiledOperation:
     @property
     def bytes(self) -> int:
         """Minimum traffic of one call in bytes; 0 if it is not known."""
-        known = [work.bytes for work in self.works if isinstance(work, Gemm | Conv)]
-        return sum(known) if len(known) == len(self.works) else 0
+        traffic = [work.bytes for work in self.works if isinstance(work, Gemm | Conv)]
+        return sum(traffic) if len(traffic) == len(self.works) else 0
 
     @property
     def kernel(self) -> str:

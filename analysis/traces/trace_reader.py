@@ -1,9 +1,10 @@
 """Read the events of a trace that PyTorch's profiler wrote, one by one.
 
 A trace is one JSON document, whose list ``traceEvents`` may have millions of small mappings. Only
-a window of the text is in memory at a time, from which Python's JSON decoder reads one value after
-another. This takes about as long as ijson with its C library. For a trace of 50 MB, it needs a
-tenth of the memory of reading the whole file at once (results/accuracy/trace-speed.jsonl).
+a window of the text is in memory at a time. Python's JSON decoder reads one value after another
+from this window, which takes about as long as ijson with its C library. For a trace of 50 MB, the
+reader needs a tenth of the memory of reading the whole file at once
+(results/accuracy/trace-speed.jsonl).
 """
 
 from __future__ import annotations

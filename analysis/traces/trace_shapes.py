@@ -1,7 +1,8 @@
 """Derive the GEMM, convolution or attention that a traced operation computes.
 
 A trace has the sizes, strides, types and settings of an operation's inputs.
-:mod:`sweeps.capture.products` derives the same from fake tensors; tests compare the two.
+:mod:`sweeps.capture.products` derives the same problems from fake tensors; tests compare both
+derivations.
 """
 
 from __future__ import annotations
@@ -185,7 +186,7 @@ def _convolution(
 
     # Filters are (kout, c / groups, r, s), so the sizes give the number of groups.
     groups = setting("groups")[0] if "groups" in settings else x.sizes[1] // weight.sizes[1]
-    known = ConvolutionSettings(
+    convolution_settings = ConvolutionSettings(
         stride=per_dimension("stride"),
         padding=per_dimension("padding"),
         dilation=per_dimension("dilation") if "dilation" in settings else ones,
@@ -193,7 +194,8 @@ def _convolution(
         output_padding=per_dimension("output_padding") if "output_padding" in settings else zeros,
         groups=groups,
     )
-    return list(convolutions_of(x, weight, known, _dtype(inputs, first), passes))
+    dtype = _dtype(inputs, first)
+    return list(convolutions_of(x, weight, convolution_settings, dtype, passes))
 
 
 # Positions of the settings among the arguments of each convolution operation of PyTorch.

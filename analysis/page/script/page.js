@@ -35,7 +35,7 @@ function show(i) {
   byId("shape").focus({ preventScroll: true });
 }
 
-// Applies the filters: updates the counts of their words, the points and the table of points.
+// Applies the filters: updates the counts of their words, the points and the table of cases.
 function refresh() {
   const { rows, counts } = filtered();
   for (const [f, filter] of filters.entries()) {

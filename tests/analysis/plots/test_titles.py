@@ -44,7 +44,7 @@ def line(*times: float, error: float = 0.001) -> pd.DataFrame:
     ("error", "title"),
     [
         (0.001, "Largest cliff: M 1025 → 1026 takes 50% more time in bf16"),
-        (1.0, "No cliff from one size to the next exceeds its interval"),
+        (1.0, "No cliff from one size to the next is significant"),
     ],
 )
 def test_steps_name_the_largest_one_beyond_its_interval(error: float, title: str) -> None:
@@ -65,7 +65,7 @@ def alignment(offset: int, relative: float, width: float = 0.01) -> dict[str, ob
          "N = 1039 is 21% slower in fp32; multiples of 8 are up to 5% slower"),
         ([alignment(15, 0.79)], "N = 1039 is 21% slower in fp32"),
         ([alignment(15, 0.99, 0.05)],
-         "No size next to a round size is significantly slower"),
+         "No misaligned size is significantly slower than the round size"),
     ],
 )  # fmt: skip
 def test_alignment_names_the_worst_offset_and_what_round_sizes_cost(
@@ -77,9 +77,9 @@ def test_alignment_names_the_worst_offset_and_what_round_sizes_cost(
 def test_channels_are_compared_with_the_next_multiple_of_eight() -> None:
     rows = pd.DataFrame({"c": [32, 33, 40, 63, 64], "tflops": [3.0, 2.0, 4.0, 5.0, 6.0]})
     title = titles.channels_title(rows.assign(dtype="bf16"))
-    assert title == "33 channels compute 50% less per second than 40 in bf16"
+    assert title == "The speed with 33 channels is 50% lower than with 40 in bf16"
     round_ = rows[rows["c"] % 8 == 0].assign(dtype="bf16")
-    assert titles.channels_title(round_).startswith("No number of channels is slower")
+    assert titles.channels_title(round_).startswith("No speed is lower than with")
 
 
 def test_layouts_count_what_is_clear() -> None:
