@@ -113,7 +113,8 @@ def check_command(
             print(check_line(row))
     failures = sum(row.status in ("wrong", "error") for row in rows)
     passed = sum(row.status == "ok" for row in rows)
-    note(f"{passed} ok, {failures} wrong or failed, {len(rows) - passed - failures} unsupported.")
+    unsupported = len(rows) - passed - failures
+    note(f"{passed:,} ok, {failures:,} wrong or failed, {unsupported:,} unsupported.")
     if failures or not passed:
         raise typer.Exit(1)
 
@@ -156,14 +157,16 @@ def compile_command(
         Path | None,
         typer.Option(
             "--compare",
-            help="Markdown file with a recorded table; the exit code is 1 if the new one differs.",
+            help=(
+                "Markdown file with a recorded table; the exit code is 1 if the new table differs."
+            ),
         ),
     ] = None,
     json: JsonOption = False,
 ) -> None:
     """Compile the Triton kernels for GPU architectures; no GPU is needed.
 
-    The exit code is 1 if a kernel has a problem, the table differs from the recorded one, or
+    The exit code is 1 if a kernel has a problem, the new table differs from the recorded one, or
     nothing was compiled.
     """
     from kernels.compiler.compilecheck import ARCHES, CompileRow, compile_rows
@@ -194,7 +197,7 @@ def compile_command(
     if write is not None:
         write.write_text(compile_markdown(rows), encoding="utf-8")
     failures = [row for row in rows if not row.ok]
-    note(f"{counted(len(rows), 'kernel')} compiled; {len(failures)} with a problem.")
+    note(f"{counted(len(rows), 'kernel')} compiled; {len(failures):,} with a problem.")
     differences = [] if recorded is None else differing_cells(recorded, compile_markdown(rows))
     for line in differences:
         note(

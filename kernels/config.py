@@ -51,12 +51,12 @@ class Config:
         Raises:
             UserError: if a key is not known, or its value is neither a whole number nor on or off.
         """
-        known = {f.name: f.type for f in fields(cls)}  # type: ignore[arg-type]
+        field_names = [f.name for f in fields(cls)]  # type: ignore[arg-type]
         values: dict[str, int | bool] = {}
         for part in text.split(";"):
             key, _, word = part.partition("=")
-            if key not in known:
-                raise UserError(f"config key {key!r} is not known; {nearest(key, known)}")
+            if key not in field_names:
+                raise UserError(f"config key {key!r} is not known; {nearest(key, field_names)}")
             if word in ("on", "off"):
                 values[key] = word == "on"
             elif is_whole(word):

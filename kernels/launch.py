@@ -21,8 +21,8 @@ class Launch:
 
     It returns the output without waiting for it. Vendor libraries read process-wide settings, such
     as the precision of fp32 GEMMs and cuDNN's autotuner. Calling a launch sets and restores them
-    around that one call. A timed batch enters ``settings()`` once and calls ``bare(i)``, so that
-    setting and restoring are not measured.
+    around that one call. Code that times a batch enters ``settings()`` once and calls ``bare(i)``,
+    so that setting and restoring are not measured.
 
     - ``bare(i)`` launches once on operand set i, without entering the settings.
     - ``sets`` are the operand sets that the launch reads and writes.

@@ -163,8 +163,8 @@ def known_machine(slug: str) -> Machine:
     Raises:
         UserError: if the word means no machine, or several.
     """
-    known = known_machines()
-    return known[slug_meant(slug, known)]
+    machines = known_machines()
+    return machines[slug_meant(slug, machines)]
 
 
 def machine_of_arch(arch: str) -> Machine:
@@ -316,7 +316,7 @@ def from_properties(properties: DeviceProperties) -> Machine:
     # 2. Derive the peaks from the compute capability, the SMs and the clock. A capability that the
     # table of rates lacks uses the rates of the next older one, which ``sources`` names.
     known_capability = max(
-        (known for known in _FLOPS_PER_CLOCK if known <= properties.capability), default=(7, 0)
+        (listed for listed in _FLOPS_PER_CLOCK if listed <= properties.capability), default=(7, 0)
     )
     # The Tensor Cores of GeForce cards accumulate in fp32 at half of their rate.
     is_geforce = "GeForce" in properties.name

@@ -104,7 +104,8 @@ def _view_operation(operation: Operation, a: Tensor, b: Tensor, out: Tensor) -> 
 def conv_shapes(conv: Conv) -> dict[str, tuple[int, int, int, int]]:
     """Return the logical shapes of the input ``x``, the filter ``w`` and the output ``y``.
 
-    They are in PyTorch's order: (N, C, H, W), and (KOUT, C / groups, R, S) for the filter.
+    The dimensions are in PyTorch's order: (N, C, H, W), and (KOUT, C / groups, R, S) for the
+    filter.
     """
     return {
         "x": (conv.n, conv.c, conv.h, conv.w),

@@ -111,7 +111,7 @@ class Layer(_OperationBase):
 
     @property
     def shape_class(self) -> str:
-        """Class in reports: every layer is ``memory-bound``."""
+        """Shape class in reports: every layer is ``memory-bound``."""
         return "memory-bound"
 
     def columns(self) -> dict[str, Any]:
@@ -191,7 +191,7 @@ class Series(_OperationBase):
 
     @property
     def shape_class(self) -> str:
-        """Class in reports: ``projections`` or ``timesteps``."""
+        """Shape class in reports: ``projections`` or ``timesteps``."""
         return self.op
 
     def columns(self) -> dict[str, Any]:
@@ -263,7 +263,7 @@ class Lstm(_OperationBase):
 
     @property
     def flops(self) -> int:
-        """Number of floating-point operations of the GEMMs.
+        """Number of floating-point operations in all GEMMs.
 
         The arithmetic inside the gates is not counted.
         """
@@ -278,7 +278,7 @@ class Lstm(_OperationBase):
 
     @property
     def shape_class(self) -> str:
-        """Class in reports: ``lstm``."""
+        """Shape class in reports: ``lstm``."""
         return self.op
 
     def columns(self) -> dict[str, Any]:

@@ -23,7 +23,7 @@ which a model must quantise whenever it runs.
 """
 
 TIMED_DTYPES = tuple(dtype for dtype in DTYPE_BYTES if dtype != "fp8")
-"""Dtypes that sweeps time. fp8 is known only from public measurements."""
+"""Dtypes that a sweep can time. Times in fp8 come only from public measurements."""
 
 FP8_INCLUDES = "including the quantisation of the activations"
 """Phrase for messages: what the time of an fp8 GEMM includes."""
@@ -127,7 +127,7 @@ class Gemm:
 
     @property
     def shape_class(self) -> str:
-        """Class in reports: misaligned, batched, small, skinny, long-k or large.
+        """Shape class in reports: misaligned, batched, small, skinny, long-k or large.
 
         It is the first of them that applies.
         """
@@ -280,7 +280,8 @@ class Conv:
     def implied_gemm(self) -> Gemm:
         """GEMM that an implicit-GEMM convolution computes (CUTLASS's convention).
 
-        Its ``batch`` is the number of groups. Its (m, n, k), with the channels of one group, is
+        Its ``batch`` is the number of groups. If one group has c input channels and kout
+        output channels, its (m, n, k) is:
 
         - (n·p·q, kout, c·r·s) for fprop,
         - (n·h·w, c, kout·r·s) for dgrad,

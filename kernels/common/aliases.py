@@ -28,18 +28,18 @@ def slug_meant(word: str, slugs: Iterable[str]) -> str:
     Raises:
         UserError: if the word means no known slug, or several.
     """
-    known = list(dict.fromkeys(slugs))
+    unique_slugs = list(dict.fromkeys(slugs))
     dashed = "-".join(_words(word))
     # A whole slug is never ambiguous, even if it is a part of a longer one.
     for candidate in (word, dashed, _MAKER + dashed):
-        if candidate in known:
+        if candidate in unique_slugs:
             return candidate
-    matches = [slug for slug in known if dashed and _matches(slug, _words(word))]
+    matches = [slug for slug in unique_slugs if dashed and _matches(slug, _words(word))]
     if len(matches) == 1:
         return matches[0]
     if matches:
         raise UserError(f"{word!r} may mean {_joined_by_or(matches)}; give the full name.")
-    same_numbers = [slug for slug in known if _numbers(slug) == _numbers(word)]
+    same_numbers = [slug for slug in unique_slugs if _numbers(slug) == _numbers(word)]
     close = difflib.get_close_matches(word.lower(), same_numbers, n=1, cutoff=_SIMILAR)
     hint = (
         f"did you mean {close[0]!r}?"

@@ -70,7 +70,7 @@ def check_bytes(problem: Any) -> None:
     """Refuse a problem that no machine can hold in memory."""
     if problem.bytes > LARGEST_BYTES:
         raise UserError(
-            f"{problem} needs {problem.bytes:.0e} bytes, which is more than any machine has; "
+            f"{problem} needs {problem.bytes:.0e} bytes of memory, more than any machine has; "
             "use smaller sizes."
         )
 

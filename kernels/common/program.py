@@ -33,7 +33,7 @@ _VERBS = {"kernels list": "implementations"}
 
 
 def extra(name: str) -> str:
-    """Return a clause that names the command that installs one of the project's extras."""
+    """Return a clause with the command that installs one of the project's extras."""
     if INSTALLED:
         return f"`python -m pip install 'rooftile[{name}]'` installs it"
     return f"`python3 sweeps/bootstrap.py {name}` installs it and prints the Python that has it"

@@ -44,7 +44,7 @@ class InnerLoop:
     - ``instruction`` is the kernel's family of matrix instructions in :data:`INSTRUCTIONS`, or
       empty if it has none.
     - ``products`` counts the multiply-adds of one CTA.
-    - ``copied`` counts the bytes that the CTA brings from global memory.
+    - ``copied`` counts the bytes that the CTA copies from global memory.
     - ``copy_bytes`` is the width of its narrowest copy: the bytes that one thread copies, or the
       whole block that TMA copies.
     """

@@ -114,7 +114,7 @@ class _Facts:
 
 @dataclass(frozen=True)
 class _Job:
-    """Call to compile: that of a family, for a problem, a config and an architecture."""
+    """Call of a family to compile, for a problem, a config and an architecture."""
 
     family: str
     config: TileConfig
@@ -326,9 +326,10 @@ _RESOURCES = re.compile(
 def _compile_with_log(call: LaunchSpec) -> tuple[Any, str]:
     """Return a launch's kernel, and the log of the ``ptxas`` run that made it.
 
-    Running ``ptxas`` again with other options would give other registers, and the resource dump of
-    the binary hides spills. The log is therefore kept next to the kernel in Triton's cache. A
-    kernel that is cached without its log, as after a launch, or without its PTX, is compiled again.
+    A second run of ``ptxas`` with other options would report other numbers of registers, and the
+    resource dump of the binary does not show spills. The log is therefore kept next to the kernel
+    in Triton's cache. A kernel that is cached without its log, as after a launch, or without its
+    PTX, is compiled again.
     """
     kernel, log = _warm_up(call)
     cache = get_cache_manager(kernel.hash)
@@ -368,23 +369,23 @@ def _complaints(job: _Job, machine: Machine, facts: _Facts) -> list[str]:
         instruction = facts.loop.instruction or "no matrix instruction"
         complaints.append(f"{instruction} instead of {' or '.join(expected)}.")
     if facts.spill_bytes:
-        complaints.append(f"{facts.spill_bytes} bytes of registers are spilled.")
+        complaints.append(f"{facts.spill_bytes:,} bytes of registers are spilled.")
     if facts.serialised and job.chosen:
         complaints.append(
-            f"every wgmma waits for the previous one ({facts.serialised} messages of ptxas)."
+            f"every wgmma waits for the previous one (ptxas warning {facts.serialised})."
         )
     if facts.shared_bytes > machine.shared_cta_bytes:
         complaints.append(
-            f"the kernel needs {facts.shared_bytes} bytes of shared memory; a CTA can have "
-            f"{machine.shared_cta_bytes}."
+            f"the kernel needs {facts.shared_bytes:,} bytes of shared memory; a CTA can have "
+            f"{machine.shared_cta_bytes:,}."
         )
     # A config predicts the shared memory only for aligned operands that are not transposed.
     predicted = job.config.shared_bytes(job.problem.dtype, machine)
     is_predictable = job.alignment == _ALIGNED and not _transposes_tf32(job)
     if is_predictable and not math.isclose(facts.shared_bytes, predicted, rel_tol=_SHARED_SLACK):
         complaints.append(
-            f"the kernel uses {facts.shared_bytes} bytes of shared memory; the config predicted "
-            f"{predicted}."
+            f"the kernel uses {facts.shared_bytes:,} bytes of shared memory; the config predicted "
+            f"{predicted:,}."
         )
     if getattr(job.config, "tma", False) and not facts.bulk_copies:
         complaints.append("the kernel has no TMA copies.")
@@ -419,11 +420,11 @@ def _transposes_tf32(job: _Job) -> bool:
 
 
 def _remark(job: _Job, facts: _Facts) -> str:
-    """Explain unusual code of a kernel without complaints; empty if there is none."""
+    """Return sentences about unusual code of a kernel without complaints; "" if all is usual."""
     remarks = []
     if facts.serialised:  # the kernel of a candidate; that of a chosen config has a complaint
         remarks.append(
-            f"Every wgmma waits for the previous one ({facts.serialised} messages of ptxas)."
+            f"Every wgmma waits for the previous one (ptxas warning {facts.serialised})."
         )
     if _transposes_tf32(job) and job.arch == "sm_90" and job.config.bm >= 64:
         if facts.loop.instruction == "mma.sync":

@@ -17,17 +17,18 @@ Each cell covers all layouts of a GEMM, or all passes of a convolution. The conf
 would be chosen for a GEMM of 4096³, or for a 3 × 3 convolution of a ResNet with 256 channels of
 14 × 14 pixels. A cell says:
 
-- the matrix instruction; the largest number of registers of a thread; and, if there are any, the
-  bytes that are spilled;
-- the narrowest copy from global to shared memory, in bytes per thread, or `TMA`, which copies whole
-  blocks; and the shared memory of a CTA;
-- for one iteration of the loop over K in machine code, the largest number of instructions and how
-  many of them multiply, such as `88:4`; `waits` if the loop waits for every wgmma before the next
-  iteration;
+- the matrix instruction, the largest number of registers of a thread, and the spilled bytes, if
+  any;
+- the width of the narrowest copy from global to shared memory, in bytes per thread, or `TMA` if
+  whole blocks are copied;
+- the shared memory of a CTA;
+- the largest number of machine instructions in one iteration of the loop over K, and how many of
+  them multiply, such as `88:4`;
+- `waits` if the loop waits for every wgmma before the next iteration;
 - the number of kernels of one call, if there are several.
 
-Multiplications and copied bytes of one iteration of the inner loop, relative to those that its tile
-needs: {products} and {copied} in all {aligned} aligned rows."""
+In the {aligned:,} kernels for aligned rows, one iteration of the inner loop computes
+{products} times the multiplications that its tile needs, and copies {copied} times the bytes."""
 
 
 def compile_markdown(rows: Sequence[CompileRow]) -> str:

@@ -135,8 +135,8 @@ class _Path(NamedTuple):
 def _best_path(loop: Sequence[_Line], begin: int, labels: dict[str, int]) -> LoopCode:
     """Return the best path from the loop's first line to its last.
 
-    The best path has the most matrix instructions. If several paths have as many, it is the
-    shortest. Backward branches inside the loop are ignored: they repeat a wait for a barrier, or
+    The best path has the most matrix instructions. Among paths with equally many, the shortest
+    is the best. Backward branches inside the loop are ignored: they repeat a wait for a barrier, or
     belong to another loop. If no path reaches the last line, :data:`NO_LOOP` is returned.
     """
     # The list holds the best path to each line, without that line, or None if no path reaches it.
@@ -155,6 +155,6 @@ def _best_path(loop: Sequence[_Line], begin: int, labels: dict[str, int]) -> Loo
             next_positions.append(target)
         for next_position in next_positions:
             if next_position < len(loop):
-                known = best[next_position]
-                best[next_position] = path if known is None else max(path, known)
+                best_so_far = best[next_position]
+                best[next_position] = path if best_so_far is None else max(path, best_so_far)
     return NO_LOOP

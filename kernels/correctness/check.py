@@ -62,7 +62,7 @@ class CheckRow:
 
 
 def check_all(names: Iterable[str], problems: Iterable[Problem], device: Device) -> list[CheckRow]:
-    """Check each named implementation on each problem; a failure is a row, never an exception."""
+    """Check each named implementation on each problem; a failure is reported as a row."""
     names, problems = list(names), list(problems)
     make_current(device.gpu)
     if device.gpu is not None:

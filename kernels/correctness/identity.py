@@ -66,7 +66,7 @@ def remainders(
     seed: int,
     side: int | None = None,
 ) -> list[float] | None:
-    """Return the largest remainder of each result; NaN if a result has a NaN.
+    """Return the largest remainder of each result; NaN for a result that has a NaN.
 
     Args:
         problem: the workload that was computed.

@@ -246,7 +246,7 @@ def _pixels(
 def _by_group(channels: Tensor, per_group: int, compute: Callable[[int, Tensor], Tensor]) -> Tensor:
     """Concatenate ``compute(group, the group's channels)`` along the last axis.
 
-    ``channels`` are sorted, so the results have the same order.
+    ``channels`` must be sorted, so that the results have the same order.
     """
     groups = channels // per_group
     results = [compute(int(g), channels[groups == g]) for g in groups.unique(sorted=True)]

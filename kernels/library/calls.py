@@ -31,7 +31,7 @@ def gemm_call(problem: Gemm, sets: Sequence[Operands]) -> Call:
 
 
 def conv_call(problem: Conv, sets: Sequence[Operands]) -> Call:
-    """Return a call that computes the convolution's pass.
+    """Return a call that computes a convolution's output or one of its gradients.
 
     Each launch allocates its result, as a real model does.
     """

@@ -1,9 +1,9 @@
 """Vendor libraries behind PyTorch: cuBLAS and cuDNN on a GPU, a BLAS and oneDNN on a CPU.
 
-``fp32`` and ``tf32`` are one storage type with two precisions, and PyTorch's defaults differ by
-operation: GEMMs are IEEE, cuDNN's convolutions are tf32. Every launch here therefore sets the
-precision that it needs. It uses only the ``fp32_precision`` settings, because PyTorch's older flags
-(``allow_tf32``) raise an error while they disagree with these settings.
+``fp32`` and ``tf32`` are one storage type with two precisions. By default, PyTorch computes
+GEMMs of this type in IEEE precision, and cuDNN's convolutions in tf32. Every launch here therefore
+sets the precision that it needs. It uses only the ``fp32_precision`` settings, because PyTorch's
+older flags (``allow_tf32``) raise an error while they disagree with these settings.
 """
 
 from __future__ import annotations

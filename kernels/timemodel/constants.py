@@ -55,8 +55,8 @@ class Constants:
         Raises:
             TypeError: if a constant without a default is missing, or a constant is unknown.
         """
-        known = {_EARLIER_NAMES.get(name, name): value for name, value in data.items()}
-        return cls(**{**_constants_table()["defaults"], **known})
+        renamed = {_EARLIER_NAMES.get(name, name): value for name, value in data.items()}
+        return cls(**{**_constants_table()["defaults"], **renamed})
 
 
 _SHIPPED = Path(__file__).with_name("shipped.json")
@@ -94,7 +94,7 @@ LINEAR = frozenset(
         "resident",
     }
 )  # fmt: skip
-"""Constants that are fitted and averaged as they are; all others, as logarithms."""
+"""Constants that are fitted and averaged directly. All others are converted to logarithms first."""
 
 RATES = frozenset({"compute", "dram", "feed", "l2", "store"})
 """Constants that are smaller on a machine that is slower throughout."""

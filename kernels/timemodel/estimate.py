@@ -10,9 +10,9 @@
   reach.
 - ``launch`` includes a fixed time for each helper kernel, and for the kernel that adds the parts of
   a split K.
-- ``helpers`` is the time in which the helper kernels move their bytes. They run before and after
-  the main kernel: changes of layout, Winograd's transforms, and the quantisation of an fp8 GEMM's
-  A.
+- ``helpers`` is the time in which the helper kernels move their bytes. These kernels run before and
+  after the main kernel. They change layouts, compute Winograd's transforms, or quantise A for an
+  fp8 GEMM.
 - ``slowed`` lengthens long kernels, which run into the power limit.
 
 The fourth powers let the largest term dominate, with a smooth transition where two terms are equal.
@@ -163,7 +163,7 @@ def _shape_row(problem: Problem, tile: int) -> tuple[float, ...]:
 
 
 def _winograd_row(conv: Conv, gemm: Gemm, tile: int) -> tuple[float, ...]:
-    """Return the row of a convolution that Winograd's algorithm computes.
+    """Return the first eleven fields of :class:`Shapes` for Winograd's algorithm.
 
     F(2 × 2) is one kernel, which also transforms its input and its result. A helper kernel
     transforms the filters before it. F(4 × 4) is four kernels, and the transformed tensors go
@@ -347,7 +347,7 @@ def candidate_times(
 ) -> tuple[Array, Array]:
     """Return the seconds of every shape (rows) on every tile (columns), and the split of K.
 
-    Each tile has the split that is best for the shape. The times leave out the launch and the
+    The split is the fastest one for the shape on that tile. The times leave out the launch and the
     helper kernels, which are the same for all tiles, and the slowdown of long kernels, which hardly
     changes the ranking.
     """

@@ -43,6 +43,6 @@ def workload_seconds(
 
 
 def moving_seconds(workload: Workload, machine: Machine) -> float:
-    """Return the seconds of a launch and of the minimum traffic at the machine's bandwidth."""
+    """Return the seconds of a launch plus the seconds of the minimum traffic at full bandwidth."""
     launch = default_constants(machine.generation, workload.dtype).launch
     return launch + workload.bytes / machine.bandwidth

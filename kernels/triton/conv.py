@@ -9,7 +9,7 @@ plain GEMM kernel.
 One kernel computes the forward pass and the input's gradient. With stride s, the gradient is s × s
 plain convolutions, one for each phase of the destination pixels (their row and column modulo s).
 All pixels of a phase use the same taps, so the zeros between strided pixels are never multiplied.
-The filter's gradient sums over pixels, and often has few tiles with very long sums. Its sum can
+The filter's gradient sums over pixels, and often has few tiles with very long sums. These sums can
 therefore be split.
 
 A dense 1×1 convolution with stride 1 is already a GEMM in memory, which the GEMM kernels can
@@ -118,8 +118,8 @@ def conv_data(
     Sizes, taps, stride, padding and dilation are (vertical, horizontal). Strides are (group, image,
     row, column, channel) for the source, (group, out channel, source channel, r, s) for the filter,
     and (part, image, row, column, channel) for out. ``depth`` is in units of UNITS[0], ``width`` in
-    UNITS[1], and strides are in UNITS[2]; None is a stride of 1. The grid is (tiles × groups ×
-    phases, parts).
+    UNITS[1], and strides are in UNITS[2]; None stands for a stride of 1. The grid is (tiles ×
+    groups × phases, parts).
 
     - BACKWARD: compute the input's gradient.
     - WHOLE: every K step lies in one tap, and there are at most 32 taps along an axis.
@@ -378,9 +378,9 @@ class TritonConv(TritonFamily):
         A useful split gives at most two waves of CTAs, with at least two K steps each. The largest
         tiles need a 16-bit dtype, aligned channels, and Hopper or datacentre Blackwell, which
         multiply from shared memory. They also need every K step to lie in one tap, because the
-        divisions that are otherwise needed take too many registers. For a filter's gradient, this
-        condition applies to tiles. A convolution that is a GEMM also has the candidates of
-        GEMMs.
+        divisions that are otherwise needed take too many registers. For a filter's gradient, every
+        tile must lie in one tap instead. A dense 1×1 convolution, which is a GEMM, also has
+        candidates of the GEMM families.
         """
         assert isinstance(problem, Conv)
         # 1. List the parameters of the tiles: (bm, bn, warps, stages).
@@ -430,8 +430,8 @@ class TritonConv(TritonFamily):
     def _parts_shape(self, problem: Conv, config: ConvConfig) -> tuple[int, ...]:
         """Return the shape of the parts that this family's kernels write; () for a single part.
 
-        It is (parts, images, rows, columns, channels), or (parts, filters, r, s, channels) for a
-        filter's gradient.
+        The shape is (parts, images, rows, columns, channels), or (parts, filters, r, s, channels)
+        for a filter's gradient.
         """
         parts = _parts(problem, config)
         if parts == 1:

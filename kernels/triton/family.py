@@ -88,7 +88,7 @@ class TritonFamily(ABC):
         """
 
     def scratch(self, problem: Problem, config: TileConfig) -> tuple[int, ...]:
-        """Return the shape of the dense fp32 array that the launches also need, or ()."""
+        """Return the shape of the dense fp32 scratch array; () if the launches need none."""
         return ()
 
     @abstractmethod
@@ -207,7 +207,7 @@ class TritonFamily(ABC):
     def unbound_calls(
         self, problem: Problem, operands: Operands, config: TileConfig
     ) -> list[LaunchSpec]:
-        """Return the calls with a scratch tensor that has no memory: enough to compile them."""
+        """Return the calls with a scratch tensor without memory, which is enough for a compiler."""
         shape = self.scratch(problem, config)
         scratch = torch.empty(shape, dtype=torch.float32, device="meta")
         return self.calls(problem, operands, config, scratch)
@@ -217,7 +217,7 @@ def _build_launcher(kernel: Any) -> None:
     """Build the launcher of a compiled kernel ahead of its first launch.
 
     Triton 3.6 runs the host's C compiler for every signature. At the first launch, the GPU would
-    wait for it.
+    wait for the compiler.
     """
     with suppress(Exception):  # the launch repeats a failure, and reports it
         if hasattr(kernel, "result"):  # a kernel that is compiled in the background

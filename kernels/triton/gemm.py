@@ -93,8 +93,8 @@ class GemmFamily(TritonFamily):
 
         Misaligned rows (not a multiple of 16 bytes) are copied a few elements at a time. Each copy
         passes through registers and needs its own address. A shallow K step and eight warps keep
-        the registers of large tiles from spilling. (128×128 with 64 elements of K and four warps
-        spills kilobytes.)
+        the registers of large tiles from spilling. For example, a 128×128 tile with a K step of 64
+        elements and four warps spills kilobytes.
 
         A GEMM with few rows, such as a decode step, mostly reads weights. Wide tiles with a K step
         of 256 bytes take fewer steps and keep more bytes in flight.

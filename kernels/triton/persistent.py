@@ -175,16 +175,16 @@ class TritonPersistent(GemmFamily):
         """Return each tile with one CTA per SM; the large ones also with a warp that only copies.
 
         Tiles above 128×128 preferably store their result in halves, if that leaves room for another
-        stage. Halves of tf32 take two buffers instead of one on sm_100, so they save no memory
-        there. Large tiles are also tried without fusing the loops: an iteration of the loop over K
+        stage. In tf32 on sm_100, the halves take two buffers instead of one, so they save no
+        memory. Large tiles are also tried without fusing the loops: an iteration of the loop over K
         then has 88 instead of 108 instructions on sm_90, but nothing is copied while a tile is
         stored. The time model gives these variants the same time, so the first in the list is
         preferred.
 
         Hopper and datacentre Blackwell multiply tf32 only if K is contiguous in shared memory, and
         TMA cannot transpose: each iteration of the loop would wait until the operands were
-        transposed there. Plain copies transpose on their way, an element at a time, and wait for
-        nothing.
+        transposed there. Plain copies transpose the operands one element at a time, without such a
+        wait.
 
         With specialisation, tf32 tiles above 128×128 spill on sm_100. If the rows of C are
         misaligned, all tiles spill except on sm_90. A single K step leaves no loop to specialise.

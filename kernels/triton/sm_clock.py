@@ -57,7 +57,7 @@ class TritonSmClock:
         read_counters[(self._sms,)](self._readings[number], num_warps=1)
 
     def mhz(self) -> float | None:
-        """Return the mean SM clock in MHz between the two marks, or None like :func:`mean_mhz`.
+        """Return :func:`mean_mhz` between the two marks.
 
         This waits until the device has passed the second mark.
         """
@@ -70,8 +70,9 @@ def mean_mhz(
 ) -> float | None:
     """Return the mean SM clock in MHz from two readings of (cycles, nanoseconds) by SM.
 
-    It is the median over the SMs that occur in both readings, whose cycle counter advanced and
-    whose readings are at least 50 µs apart. It is None if there is no such SM.
+    The result is the median over the SMs that count. An SM counts if it occurs in both readings,
+    its cycle counter advanced, and its readings are at least 50 µs apart. The result is None if no
+    SM counts.
     """
     clocks = []
     for sm in first.keys() & last.keys():

@@ -27,7 +27,10 @@ from kernels.triton.gemm import AlignmentUnits, GemmFamily, Matrices, gemm_optio
 
 @triton.jit
 def run_begin(cta, steps, CTAS: tl.constexpr):
-    """Return the first of the streamed ``steps`` that a CTA takes; runs differ by at most one."""
+    """Return the first of the streamed ``steps`` that a CTA takes.
+
+    The lengths of two CTAs' runs differ by at most one step.
+    """
     return tl.cast(cta, tl.int64) * steps // CTAS
 
 
@@ -127,7 +130,7 @@ class TritonStreamK(GemmFamily):
     shares_tail = True
 
     def candidates(self, problem: Problem, machine: Machine) -> list[TileConfig]:
-        """Return each tile with one CTA per SM, and with two if both fit in shared memory."""
+        """Return each tile with one CTA per SM, and also with two if an SM has room for two."""
         configs: list[TileConfig] = []
         for tile in self.base_tiles(problem, machine, looped=True):
             configs.append(StreamConfig(**vars(tile), ctas=machine.sms))
@@ -149,7 +152,7 @@ class TritonStreamK(GemmFamily):
     def calls(
         self, problem: Problem, operands: Operands, config: TileConfig, scratch: Tensor
     ) -> list[LaunchSpec]:
-        """Return the launch of :func:`matmul_streamk`, and one that sums shared tiles, if any."""
+        """Return the launch of :func:`matmul_streamk`, and :func:`add_shared`'s if it is needed."""
         assert isinstance(problem, Gemm)
         assert isinstance(config, StreamConfig)
         matrices = Matrices.from_operands(operands)

@@ -147,12 +147,12 @@ TMA = PersistentConfig(specialize=True)
         (
             JOB,
             {"shared_bytes": 3 << 15},
-            "98304 bytes of shared memory; the config predicted 131072",
+            "98,304 bytes of shared memory; the config predicted 131,072",
         ),
         (
             JOB,
             {"serialised": "C7515"},
-            "every wgmma waits for the previous one (C7515 messages of ptxas).",
+            "every wgmma waits for the previous one (ptxas warning C7515).",
         ),
         (replace(JOB, chosen=False), {"serialised": "C7515"}, None),
         (JOB, {"loop": replace(LOOP, products=2 * LOOP.products)}, "2.00 times the products"),
@@ -424,7 +424,9 @@ def test_the_table_folds_layouts_and_shows_spills() -> None:
         ),
     ]
     text = compile_markdown(rows)
-    assert "needs: 1.00 and 1.00 to 1.05 in all 4 aligned rows" in text
+    assert "In the 4 kernels for aligned rows" in text
+    assert "computes\n1.00 times the multiplications" in text
+    assert "copies 1.00 to 1.05 times the bytes" in text
     assert "| bf16 | of 16 bytes | wgmma 180<br>16 B, 128 KiB<br>90:4 | – |" in text
     assert (
         "| tf32 | of 16 bytes | mma.sync 168, 24 B spilled<br>4 B, 128 KiB<br>97:4, waits | – |"
