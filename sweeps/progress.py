@@ -129,7 +129,7 @@ def seconds_left(seconds: float, repeating: bool = False) -> str:
 
 
 class _TimeLeft(ProgressColumn):
-    """Column of the bar with the time left until the expected end of the call."""
+    """Column of the bar with the longest time that the call may still take."""
 
     def render(self, task: Task) -> Text:
         repeating = _repeats(task.description, task.completed, task.total)

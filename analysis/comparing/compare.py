@@ -224,7 +224,7 @@ def comparison_text(comparison: Comparison) -> str:
         f"versions: {', '.join(versions) or 'the same'}",
         f"health: {comparison.old.health.get('verdict', 'not judged')} → "
         f"{comparison.new.health.get('verdict', 'not judged')}",
-        f"{counted(len(table), 'case')} in both: "
+        f"{counted(len(table), 'case')} in both recordings: "
         + ", ".join(f"{count:,} {verdict}" for verdict, count in counts.items())
         + f"; geometric mean of the ratios {geometric_mean(table['ratio']):.3f}",
         f"cases only in the old recording: {comparison.only_old:,}, only in the new one: "

@@ -157,7 +157,7 @@ def _integers(text: str) -> tuple[int, ...]:
 
 def _convolution(
     inputs: OperationInputs,
-    settings: dict[str, int],
+    setting_positions: dict[str, int],
     first: int = 0,
     passes: Sequence[str] = ("fprop",),
 ) -> list[Work]:
@@ -165,15 +165,15 @@ def _convolution(
 
     Args:
         inputs: inputs of the operation.
-        settings: position of each setting that the operation takes. ``stride`` and ``padding`` are
-            always among them. The number of groups follows from the sizes if it is missing; other
-            missing settings have PyTorch's defaults.
+        setting_positions: position of each setting that the operation takes. ``stride`` and
+            ``padding`` are always among them. The number of groups follows from the sizes if it is
+            missing; other missing settings have PyTorch's defaults.
         first: position of the image.
         passes: passes that the operation computes.
     """
 
     def setting(name: str) -> tuple[int, ...]:
-        return _integers(inputs.settings[settings[name]])
+        return _integers(inputs.settings[setting_positions[name]])
 
     x, weight = _stored(inputs, first), _stored(inputs, first + 1)
     dimensions = len(x.sizes) - 2
@@ -185,13 +185,21 @@ def _convolution(
         return numbers * dimensions if len(numbers) == 1 else numbers
 
     # Filters are (kout, c / groups, r, s), so the sizes give the number of groups.
-    groups = setting("groups")[0] if "groups" in settings else x.sizes[1] // weight.sizes[1]
+    groups = (
+        setting("groups")[0] if "groups" in setting_positions else x.sizes[1] // weight.sizes[1]
+    )
+    is_transposed = False
+    if "transposed" in setting_positions:
+        is_transposed = inputs.settings[setting_positions["transposed"]] == "True"
+    output_padding = zeros
+    if "output_padding" in setting_positions:
+        output_padding = per_dimension("output_padding")
     convolution_settings = ConvolutionSettings(
         stride=per_dimension("stride"),
         padding=per_dimension("padding"),
-        dilation=per_dimension("dilation") if "dilation" in settings else ones,
-        transposed="transposed" in settings and inputs.settings[settings["transposed"]] == "True",
-        output_padding=per_dimension("output_padding") if "output_padding" in settings else zeros,
+        dilation=per_dimension("dilation") if "dilation" in setting_positions else ones,
+        transposed=is_transposed,
+        output_padding=output_padding,
         groups=groups,
     )
     dtype = _dtype(inputs, first)

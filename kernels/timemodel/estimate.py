@@ -37,7 +37,7 @@ from kernels.timemodel.constants import Constants
 Array = NDArray[np.float64]
 
 LIMITS = ("launch", "compute", "feed", "latency", "memory")
-"""Names of the parts of a time. The largest part limits the time.
+"""Names of the parts of an estimated time. The largest part limits the time.
 
 - ``launch``: the launch, with a fixed time for each helper kernel.
 - ``compute``: the arithmetic.

@@ -247,11 +247,14 @@ def with_names(captured: Captured, dimensions: Sequence[Dimension]) -> Captured:
             size: _formula(product.forward_position, size, value, dimensions)
             for size, value in forward.sizes.items()
         }
-        names: dict[str, str] = {}
         if product is forward or not isinstance(product.work, Gemm | GroupedGemm):
+            # Convolutions and attention have sizes with the same names in all passes.
             names = forward_names
-        elif product.pass_ in (DGRAD, WGRAD):
-            # A gradient has the sizes of its forward product in another order.
+        elif product.pass_ not in (DGRAD, WGRAD):  # a gradient of a batched GEMM
+            names = {}
+        else:
+            # A gradient has the sizes of its forward product in another order. The gradient of the
+            # weight sums over the forward product's rows.
             rows = "k" if product.pass_ == WGRAD else "m"
             names = {
                 rows: forward_names["m"],
