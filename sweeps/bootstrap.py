@@ -158,8 +158,8 @@ def set_up(wanted: list[str], optional: bool = False, offline: bool = False) -> 
             not answer within five seconds.
         offline: True to install nothing.
     """
-    base, installed = read_stamp()
-    if base == _base():
+    recorded_digest, installed = read_stamp()
+    if recorded_digest == _venv_digest():
         # 1. If .venv was made for this interpreter, install the requirements that .venv lacks.
         missing = [requirement for requirement in wanted if requirement not in installed]
         if missing and (offline or not install(missing, _pins(), hurried=optional)):
@@ -181,7 +181,7 @@ def set_up(wanted: list[str], optional: bool = False, offline: bool = False) -> 
         if not is_made:
             return None
     if missing or not installed:
-        STAMP.write_text("\n".join([_base(), *installed, *wanted]), encoding="utf-8")
+        STAMP.write_text("\n".join([_venv_digest(), *installed, *wanted]), encoding="utf-8")
     return str(PYTHON)
 
 
@@ -351,7 +351,7 @@ def _pins(without_torch: bool | None = None) -> Path:
     return kept_pins
 
 
-def _base() -> str:
+def _venv_digest() -> str:
     """Return a digest of what ``.venv`` is made from: this interpreter and the constraints.
 
     If the digest changes, ``.venv`` must be made again.
@@ -364,14 +364,14 @@ def _base() -> str:
 def read_stamp() -> tuple[str, list[str]]:
     """Return the digest with which ``.venv`` was made, and the requirements installed in it.
 
-    The digest is that of :func:`_base`. Both results are empty if ``.venv`` does not exist or was
-    not completed.
+    The digest is that of :func:`_venv_digest`. Both results are empty if ``.venv`` does not exist
+    or was not completed.
     """
     try:
-        base, *installed = STAMP.read_text(encoding="utf-8").splitlines()
+        digest, *installed = STAMP.read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError):
         return "", []
-    return base, installed
+    return digest, installed
 
 
 def _say(text: str) -> None:

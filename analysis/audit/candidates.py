@@ -308,7 +308,7 @@ def _grows(dimension: Dimension, captured: Captured, size: str) -> bool:
 def _slopes(dimension: Dimension, captured: Captured, size: str) -> set[float]:
     """Return by how much the given size of attention or of experts grows per unit of a dimension.
 
-    The result has one number for each distinct growth, and is empty if the size does not grow.
+    The result has each distinct slope once, and is empty if the size does not grow.
     """
     kinds = (Attention, GroupedGemm)
     return {

@@ -166,7 +166,7 @@ def _from_pair(names: tuple[str, ...], sides: Sequence[_Side]) -> CaseChanges:
     if len(names) >= MIN_CASES:
         middle, _, _ = robust_centre(ratios, within, freedom)
         shift = CommonShift(middle, math.nan, math.nan)
-        deviation, common, extra = _pair_against_others(ratios, within, freedom)
+        deviation, common, extra = _deviations_from_others(ratios, within, freedom)
         # Cases with little scatter within a process show the variance between processes best. The
         # error of its estimate is that of a variance as large as the harmonic mean of the cases'
         # variances, so no case is assumed to scatter less than that mean.
@@ -202,29 +202,41 @@ def _pooled_freedom(sides: Sequence[_Side]) -> Reals:
     return np.where(np.isfinite(pooled), pooled, np.inf)
 
 
-_LEFT_OUT = 40
-"""Number of cases up to which each is compared with a robust centre of the others. If there are
-more, a single changed case hardly moves the centre."""
+_MAX_LEAVE_ONE_OUT = 40
+"""Largest number of cases with which each is compared with a robust centre of only the others. If
+there are more, a single changed case hardly moves the centre."""
 
 
-def _pair_against_others(
-    ratios: Reals, within: Reals, freedom: Reals
+def _deviations_from_others(
+    log_ratios: Reals, within: Reals, freedom: Reals
 ) -> tuple[Reals, Reals, Reals]:
-    """Return each case's deviation from the others, and two variances for each case.
+    """Compare each case with the centre of the others.
 
-    The first is the variance of the others' centre. The second is the variance that processes add
-    to a typical other case.
+    Args:
+        log_ratios: change of each case, as the logarithm of its ratio of times.
+        within: variance of each log ratio within processes.
+        freedom: degrees of freedom of this variance.
+
+    Returns:
+        The deviation of each case from the others; the variance of the others' centre; and the
+        variance that processes add to a typical other case.
     """
-    count = len(ratios)
-    if count > _LEFT_OUT:
-        _, extra, weights = robust_centre(ratios, within, freedom)
-        deviation, common = _from_others(ratios, weights, within + extra)
+    count = len(log_ratios)
+    # 1. With many cases, one robust centre serves all of them.
+    if count > _MAX_LEAVE_ONE_OUT:
+        _, extra, weights = robust_centre(log_ratios, within, freedom)
+        deviation, common = _from_others(log_ratios, weights, within + extra)
         return deviation, common, np.full(count, extra)
-    deviation, common, extras = np.empty((3, count))
+    # 2. Otherwise, leave each case out of the centre that it is compared with.
+    deviation = np.empty(count)
+    common = np.empty(count)
+    extras = np.empty(count)
     for i in range(count):
         others = np.arange(count) != i
-        centre, extras[i], _ = robust_centre(ratios[others], within[others], freedom[others])
-        deviation[i] = ratios[i] - centre
+        centre, extras[i], _ = robust_centre(log_ratios[others], within[others], freedom[others])
+        deviation[i] = log_ratios[i] - centre
+        # The variance of the robust centre is approximated by that of a mean whose weights are the
+        # inverse variances.
         common[i] = 1 / np.sum(1 / np.maximum(within[others] + extras[i], _LEAST))
     return deviation, common, extras
 

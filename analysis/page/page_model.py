@@ -190,7 +190,7 @@ def _smaller_trees(
     """Return small trees that imitate the corrections and spreads of large trees.
 
     ``differs`` is the 90th percentile of the relative difference between the times of the small and
-    the large trees, over shapes from which the small trees did not grow.
+    the large trees, over held-out shapes.
 
     Args:
         basis: the model as ``predict`` uses it.

@@ -85,7 +85,7 @@ def is_product(operation: TracedOperation) -> bool:
 
 
 def _works(operation: TracedOperation) -> list[tuple[str, Work]] | None:
-    """Return the passes of a product that an operation computes, each with its shape.
+    """Return each pass of a product that a traced operation computes, with its shape.
 
     The list is empty if the operation is not a product. Return None if it is a product of an
     unknown kind or an unsupported dtype, or a convolution over more than two dimensions.

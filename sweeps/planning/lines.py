@@ -28,7 +28,7 @@ from sweeps.cases.case import Case
 NEAR = 1 / (1 - 0.15)
 """Largest ratio of two sizes that a recommendation compares.
 
-By default, a recommendation considers sizes that are up to 15% smaller."""
+The choose query of the recommendation table considers sizes that are up to 15% smaller."""
 
 # Columns that say how a problem is computed and timed, as opposed to its sizes.
 _OPTIONS = ("dtype", "layout", "pass", "implementation", "config", "mode", "cache", "fill")

@@ -100,7 +100,7 @@ def submit_command(
 
     # 1. Check the options.
     if device not in ("gpu", "cpu"):
-        raise UserError(f"--device takes gpu or cpu when jobs are submitted, not {device!r}.")
+        raise UserError(f"--device {device!r} cannot be used to submit jobs; give gpu or cpu.")
     chosen = tuple(_with_full_paths(group) for group in names or ())
     choose_sweeps(Request(chosen).sweeps)  # reports a misspelt name here instead of on every node
     seconds = parse_seconds(budget)

@@ -101,7 +101,7 @@ def test_a_changed_pin_makes_the_environment_anew(
 ) -> None:
     stage["lacks"] = bootstrap.requirements([])
     run([], capsys)
-    monkeypatch.setattr(bootstrap, "_base", lambda: "another")
+    monkeypatch.setattr(bootstrap, "_venv_digest", lambda: "another")
     run([], capsys)
     assert [step[0] for step in stage["did"]] == ["venv", "install"] * 2
 
@@ -112,7 +112,7 @@ def test_an_environment_that_cannot_be_made_leaves_the_old_one(
     stage["lacks"] = bootstrap.requirements([])
     run([], capsys)
     (bootstrap.VENV / "old").write_text("")
-    monkeypatch.setattr(bootstrap, "_base", lambda: "another")
+    monkeypatch.setattr(bootstrap, "_venv_digest", lambda: "another")
     stage["no_index"] = True
     assert bootstrap.main([]) == 1
     assert (bootstrap.VENV / "old").exists()

@@ -80,7 +80,7 @@ def test_a_job_that_cannot_begin_says_why(tmp_path: Path) -> None:
         (["--cluster", "pbs"], "--cluster must be slurm, local or debug, not 'pbs'."),
         (["squrae", "--cluster", "local"], "squrae"),
         (["--budget", "soon"], "--budget is 'soon'; give a time"),
-        (["--device", "tpu"], "--device takes gpu or cpu when jobs are submitted, not 'tpu'."),
+        (["--device", "tpu"], "--device 'tpu' cannot be used to submit jobs; give gpu or cpu."),
         (["--print", "--fresh"], "--print does not take --fresh"),
     ],
 )
