@@ -100,5 +100,5 @@ def draw_layouts(analysis: Analysis) -> Figure | None:
         axes.tick_params(axis="x", which="minor", labelsize=9)
     all_axes[0].set_yticks(range(len(labels)), labels)
     all_axes[0].invert_yaxis()
-    figure.legend(*all_axes[0].get_legend_handles_labels(), loc="outside upper right", ncols=4)
+    all_axes[-1].legend(loc="best")
     return figure

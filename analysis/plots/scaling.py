@@ -117,7 +117,7 @@ def draw_alignment(analysis: Analysis) -> Figure | None:
     base = int(rows["base"].max())
     rows = rows[rows["base"] == base]
     dimensions = [along for along in DIMENSIONS if (rows["along"] == along).any()]
-    size = (2.0 + 4.0 * len(dimensions), 5.0)
+    size = (max(8.0, 2.0 + 4.0 * len(dimensions)), 5.0)
     figure, all_axes = panels(len(dimensions), alignment_title(rows), size, share_y=True)
     # The axes always include 1, which is the speed at the round size itself.
     low = float(rows["relative_lo"].min())
@@ -146,5 +146,5 @@ def draw_alignment(analysis: Analysis) -> Figure | None:
             ylim=(low - margin, high + margin),
         )
     all_axes[0].set_ylabel(f"speed relative to {base}")
-    figure.legend(*all_axes[0].get_legend_handles_labels(), loc="outside upper right", ncols=4)
+    all_axes[-1].legend(loc="best", ncols=2)
     return figure

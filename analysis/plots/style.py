@@ -178,7 +178,7 @@ def save(
     make_folder(folder)
     files = [folder / f"{name}.{kind}" for kind in kinds]
     with plt.rc_context(_SETTINGS):
-        figure.supxlabel(verbatim(caption), fontsize=9, color=NEUTRAL, x=0.01, ha="left")
+        figure.supxlabel(verbatim(caption), fontsize=9, color=NEUTRAL, x=0.01, ha="left", wrap=True)
         # Compute the layout once for all formats.
         figure.draw_without_rendering()
         figure.set_layout_engine("none")
