@@ -14,9 +14,13 @@ def rate_unit(top: float) -> tuple[float, str]:
 def rate(tflops: float) -> str:
     """Format a rate given in TFLOP/s: 431 GFLOP/s, 788 TFLOP/s, 1,510 TFLOP/s."""
     factor, unit = rate_unit(tflops)
-    value = tflops * factor
+    return f"{three_digits(tflops * factor)} {unit}"
+
+
+def three_digits(value: float) -> str:
+    """Format a number with three significant digits, or as a whole one: 34.3, 788, 1,510."""
     # Three significant digits would print 999.6 as 1e+03.
-    return f"{value:,.0f} {unit}" if value >= 999.5 else f"{value:.3g} {unit}"
+    return f"{value:,.0f}" if value >= 999.5 else f"{value:.3g}"
 
 
 def microseconds(value: float) -> str:

@@ -14,6 +14,7 @@ from analysis.audit.account import OTHER_OPERATIONS, Account, AccountLine
 from analysis.audit.levers import Lever
 from analysis.audit.memory import Memory
 from analysis.markdown import table_row
+from analysis.units import three_digits
 from kernels.common.counts import counted
 
 _MOST_ROWS = 16  # maximum number of matrix operations on a terminal
@@ -56,12 +57,6 @@ def duration(us: float) -> str:
         if us >= 0.9995 * size:
             return f"{us / size:.3g} {unit}"
     return f"{us:.3g} µs"
-
-
-def _gigabytes(size: int) -> str:
-    """Format a number of bytes in GB, without the unit, such as ``34.3`` or ``1,120``."""
-    gigabytes = size / 1e9
-    return f"{gigabytes:,.0f}" if gigabytes >= 1000 else f"{gigabytes:.3g}"
 
 
 def products_frame(account: Account) -> pd.DataFrame:
@@ -179,7 +174,7 @@ def _other_rows(account: Account) -> list[list[str]]:
             OTHER_OPERATIONS,
             "",
             "",
-            f"{other.what}, {_gigabytes(other.bytes)} GB",
+            f"{other.what}, {three_digits(other.bytes / 1e9)} GB",
             duration(other.time_us),
             f"{other.time_us / account.step_us:.1%}",
             "",
@@ -195,7 +190,7 @@ def summary_lines(report: AuditReport) -> list[str]:
     account, memory = report.account, report.memory
     low, high = account.interval_us
     time_text = f"Step: {duration(account.step_us)} ({duration(low)} to {duration(high)})."
-    size = f"{_gigabytes(memory.total)} of {_gigabytes(memory.available)} GB"
+    size = f"{three_digits(memory.total / 1e9)} of {three_digits(memory.available / 1e9)} GB"
     worthwhile = [lever for lever in report.levers if lever.verdict != LEAVE_IT]
     change_text = "Best change: none is worth making."
     if worthwhile:
@@ -226,7 +221,7 @@ def memory_line(memory: Memory) -> str:
         "activations": memory.activations,
         "KV cache": memory.kv_cache,
     }
-    texts = [f"{name} {_gigabytes(size)} GB" for name, size in uses.items() if size]
+    texts = [f"{name} {three_digits(size / 1e9)} GB" for name, size in uses.items() if size]
     return f"Memory by use: {', '.join(texts)}."
 
 

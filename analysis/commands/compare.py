@@ -150,7 +150,7 @@ def _read_changes(
     """Read the old and the new results, and estimate how each common case changed.
 
     Returns:
-        The changes, and a mapping from the name of each case that is no longer timed to the reason.
+        The changes, and the cases that are no longer timed: a mapping from names to reasons.
 
     Raises:
         UserError: if the pattern is invalid, a result cannot be read, recordings come from

@@ -233,8 +233,8 @@ def _disturbed(interference: Sequence[Interference], count: int) -> list[str]:
         return []
     if not interference:
         return [
-            "On no node were the GPUs timed both alone and together, so it is unknown whether they "
-            "slow each other down."
+            "GPUs were not timed both alone and together on any node, so it is unknown whether "
+            "they slow each other down."
         ]
     # 1. Say which nodes are slowed, and by how much in which kinds of anchor.
     sentences: list[str] = []

@@ -254,7 +254,7 @@ def _phases(fleet: Fleet) -> NDArray[np.intp]:
     """Choose the phase from which each device's time of each anchor is taken.
 
     All devices should be compared in the same phase. If an anchor was timed in both phases on any
-    device, all devices use the phase in which it was timed on more of them, or "alone" in a tie.
+    device, all devices use the phase in which it was timed on more devices. A tie means "alone".
     Otherwise each device uses the only phase in which the anchor was timed on it.
 
     Returns:

@@ -366,7 +366,7 @@ def _range(errors: Array, prior_low: float, prior_high: float) -> tuple[float, f
 
     The ends come from split conformal prediction. Each end is then averaged with that of the prior
     on a logarithmic scale, where the prior counts as much as :data:`_PRIOR_ROWS` errors. If there
-    are no errors, the result is the prior's range.
+    are no errors, the result is the range of the prior.
     """
     if not len(errors):
         return prior_low, prior_high

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from analysis.model.basis import Basis
 from analysis.plots.style import DTYPE_STYLE, NEUTRAL, PREDICTION, panels
 from analysis.slices.cliffs import neighbouring_pairs
+from analysis.units import three_digits
 from kernels.common.counts import counted
 from kernels.config import ceil_div
 from kernels.problem import Gemm
@@ -102,11 +103,6 @@ def _predicted(basis: Basis, gemm: Gemm, sizes: np.ndarray) -> pd.DataFrame:
     return basis.model.predict(basis.query(gemms)).frame().assign(m=sizes)
 
 
-def _time_text(time_us: float) -> str:
-    """Format a time in µs with three significant digits, or as a whole number from 1,000 on."""
-    return f"{time_us:,.0f} µs" if time_us >= 999.5 else f"{time_us:.3g} µs"
-
-
 def _title(cliff: pd.Series | None, predicted: pd.DataFrame, measured: int) -> str:
     """Describe the cliff; without one, say what is predicted at the largest M.
 
@@ -116,13 +112,13 @@ def _title(cliff: pd.Series | None, predicted: pd.DataFrame, measured: int) -> s
         return f"No cliff is significant among {counted(measured, 'measured size')}"
     if cliff is None:
         last = predicted.iloc[-1]
-        prediction = f"{_time_text(last['time_us'])} at M = {int(last['m'])}"
+        prediction = f"{three_digits(last['time_us'])} µs at M = {int(last['m'])}"
         return f"The prediction is {prediction}; nothing was measured"
     count = int(cliff["after"] - cliff["m"])
     rows = "One more row" if count == 1 else f"{count} more rows"
     return (
         f"{rows}, M {int(cliff['m'])} → {int(cliff['after'])}: "
-        f"{_time_text(cliff['time_us'])} become {_time_text(cliff['after_us'])}, "
+        f"{three_digits(cliff['time_us'])} µs become {three_digits(cliff['after_us'])} µs, "
         f"{cliff['ratio'] - 1:+.0%}"
     )
 
@@ -145,7 +141,7 @@ def _explain(axes: Axes, cliff: pd.Series, predicted: pd.DataFrame) -> None:
         waves = int(np.ceil(row["waves"]))
         wave_counts.append(waves)
         lines.append(
-            f"M {int(size)}, predicted: {_time_text(row['time_us'])}, "
+            f"M {int(size)}, predicted: {three_digits(row['time_us'])} µs, "
             f"{counted(int(row['tiles']), 'tile')} of {row['tile']} in {counted(waves, 'wave')}"
         )
     if kernels[0] != kernels[1]:

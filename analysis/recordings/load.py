@@ -173,7 +173,7 @@ def find_recording(machine: str | None, results: Path = RESULTS) -> Path:
     if is_complete(folder_of(results, machine)):
         return folder_of(results, machine)
     raise UserError(
-        f"there is no recording of {machine}; choose a recorded machine: {', '.join(recorded)}."
+        f"{machine} has no recording; choose a recorded machine: {', '.join(recorded)}."
     )
 
 

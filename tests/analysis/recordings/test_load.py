@@ -144,7 +144,7 @@ def test_a_machines_own_run_is_preferred_to_a_recording(tmp_path: Path) -> None:
         assert find_recording(None, tmp_path).name == names[-1]
     with pytest.raises(
         UserError,
-        match="there is no recording of nvidia-h20; choose a recorded machine: nvidia-a100",
+        match="nvidia-h20 has no recording; choose a recorded machine: nvidia-a100",
     ):
         find_recording("h20", tmp_path)
     assert find_recording("H200", tmp_path) == tmp_path / "nvidia-h200"
