@@ -1,4 +1,4 @@
-"""Find the fits for fused attention on a machine, and predict the time of a call."""
+"""Find the fits for fused attention on a machine, and predict the time of an attention call."""
 
 from __future__ import annotations
 
@@ -16,15 +16,18 @@ from analysis.attention_shapes import CONTEXT, DECODE, FULL, AttentionShapes
 from analysis.imports.attention_tables import AttentionTable, read_calls
 from analysis.model.attention import AttentionFit, peak_of
 from kernels.common.errors import UserError, nearest
+from kernels.common.program import command
 from kernels.machine import Machine, known_machine
 from sweeps.capture.captured import Attention
 
 FILE = "attention.json"
-"""Name of the file with the fits to a machine's imported tables, next to its measurements."""
+"""Name of the file with the attention fits to a machine's imported tables. The file is in the
+folder of these tables."""
 
 FRAMEWORKS = ("vllm", "trtllm", "sglang")
-"""Frameworks with measured attention. If the user names no framework, the first one with fits for
-the machine is assumed. vLLM comes first because it uses FlashAttention, as PyTorch does."""
+"""Frameworks whose attention was measured in public tables, in order of preference. If the user
+names no framework, Rooftile assumes the first one that has fits for the machine. vLLM comes first
+because it uses FlashAttention, as PyTorch does."""
 
 _SHIPPED = Path(__file__).parents[2] / "kernels" / "timemodel" / "attention.json"
 _MAX_DECODE_QUERIES = 16  # A call with more queries per sequence does not count as decoding.
@@ -32,7 +35,7 @@ _MIN_DECODE_RATIO = 8  # A call with fewer keys per query does not count as deco
 _DTYPES = ("bf16", "fp16")
 
 Fits = Mapping[str, Mapping[str, AttentionFit]]
-"""Fits by framework, then by kind of call."""
+"""Fits for attention by framework, then by kind of call: ``context``, ``full`` or ``decode``."""
 
 
 class AttentionTime(NamedTuple):
@@ -43,8 +46,8 @@ class AttentionTime(NamedTuple):
         lo: lower end of its 90% interval, in seconds.
         hi: upper end of its 90% interval, in seconds.
         limit: what limits the call: ``compute``, ``memory`` or ``launch``.
-        spread: half-width of the 90% interval of the log ratio between this time and the time of a
-            similar call by the same framework.
+        spread: half of the width of the fit's 90% range of log(measured / predicted), which holds
+            for similar calls by the same framework.
     """
 
     seconds: float
@@ -62,11 +65,11 @@ class AttentionBasis:
         machine: the machine whose times are predicted.
         measured_on: slug of the machine whose times were fitted.
         fits: fits by framework, then by kind of call.
-        kind: ``public`` for fits to imported tables of the machine, ``shipped`` for constants that
-            are shipped for it, ``generation`` for shipped constants of another machine.
-        spreads: for each kind of call, the 5th and 95th percentile of log(measured / predicted) for
-            an unknown framework or for another machine. They replace the fit's own percentiles if
-            no framework is named, or if another machine was measured.
+        kind: ``public`` for fits to imported tables of the machine, ``shipped`` for the machine's
+            constants that come with Rooftile, ``generation`` for such constants of another machine.
+        spreads: for each kind of call, the 5th and 95th percentiles of log(measured / predicted)
+            for an unknown framework or for another machine. They replace the fit's own percentiles
+            if no framework is named, or if the fits come from another machine.
     """
 
     machine: Machine
@@ -85,7 +88,7 @@ class AttentionBasis:
             return next(name for name in FRAMEWORKS if name in self.fits)
         if named not in self.fits:
             raise UserError(
-                f"--attention-kernel {named!r} was not measured on {self.measured_on}; "
+                f"--attention-kernel: {named!r} has no attention times of {self.measured_on}; "
                 f"{nearest(named, self.fits)}"
             )
         return named
@@ -99,7 +102,7 @@ class AttentionBasis:
         return f"{framework}'s attention, {tables}{origin}{coverage}"
 
     def predict(self, work: Attention, named: str | None = None) -> AttentionTime:
-        """Predict the time of the forward pass of a call.
+        """Predict the time of an attention call's forward pass.
 
         Args:
             work: the call.
@@ -148,10 +151,10 @@ class AttentionBasis:
 
 
 def kind_of(work: Attention) -> str:
-    """Return the kind of measured calls from which a call is predicted.
+    """Return the kind of measured calls whose fit predicts a call.
 
-    A call with few queries and many more keys counts as decoding, even if it has more than one
-    query per sequence, because reading keys and values determines its time.
+    A call with few queries and many more keys is treated as decoding, even if it has more than one
+    query per sequence, because reading keys and values takes most of its time.
     """
     if work.queries <= _MAX_DECODE_QUERIES and work.keys >= _MIN_DECODE_RATIO * work.queries:
         return DECODE
@@ -161,12 +164,12 @@ def kind_of(work: Attention) -> str:
 def find_attention(machine: Machine, dtype: str, folder: Path | None) -> AttentionBasis | None:
     """Find the best fits for fused attention on a machine.
 
-    These are the first that exist in this list:
+    The result is the first of these that exists:
 
     1. fits to the machine's imported tables;
-    2. constants that are shipped for the machine;
-    3. constants that are shipped for the machine with the nearest peak. Machines of the same
-       generation take precedence.
+    2. constants that Rooftile ships for the machine;
+    3. shipped constants of the machine with the nearest peak. Machines of the same generation take
+       precedence.
 
     The result is None for a CPU, and for dtypes other than bf16 and fp16, because no public table
     has such times.
@@ -187,7 +190,9 @@ def find_attention(machine: Machine, dtype: str, folder: Path | None) -> Attenti
         try:
             fits = fits_from_json(json.loads(path.read_bytes()))
         except (ValueError, KeyError, TypeError, AttributeError):
-            raise UserError(f"{path} cannot be read. Import the tables again.") from None
+            raise UserError(
+                f"{path} cannot be read. Run {command('analysis import')} to write it again."
+            ) from None
         # The file has no fits if the imported tables have no attention times.
         if fits:
             spreads = _spreads(shipped["software"]["trees"])
@@ -205,11 +210,11 @@ def find_attention(machine: Machine, dtype: str, folder: Path | None) -> Attenti
 def nearest_measured(machine: Machine, slugs: list[str]) -> str:
     """Return the slug of the measured machine with the nearest 16-bit peak.
 
-    Only machines of the same generation are compared, if there are any.
+    If measured machines of the same generation exist, only these machines are compared.
 
     Args:
         machine: the machine whose times are predicted.
-        slugs: the measured machines.
+        slugs: slugs of the measured machines.
     """
     measured = [known_machine(slug) for slug in slugs]
     siblings = [other for other in measured if other.generation == machine.generation]
@@ -221,7 +226,7 @@ def nearest_measured(machine: Machine, slugs: list[str]) -> str:
 
 
 def _spreads(data: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
-    """Read the percentiles for each kind of call from one entry of the shipped document."""
+    """Read the percentiles for each kind of call from an entry of the shipped attention.json."""
     return {kind: (float(low), float(high)) for kind, (low, high) in data.items()}
 
 
@@ -269,6 +274,6 @@ def fits_to_json(fits: Fits) -> dict[str, Any]:
 
 @functools.cache
 def _shipped() -> dict[str, Any]:
-    """Read the shipped fits, with their errors for other frameworks and machines."""
+    """Read the fits that Rooftile ships, and their errors for other frameworks and machines."""
     document: dict[str, Any] = json.loads(_SHIPPED.read_bytes())
     return document

@@ -1,4 +1,4 @@
-"""Find the basis of the answers about a machine: its recording, a public table, or constants."""
+"""Find what answers about a machine are based on: its recording, a public table, or constants."""
 
 from __future__ import annotations
 
@@ -44,7 +44,10 @@ from sweeps.cases.case import CONFIRM
 
 
 class Origin(NamedTuple):
-    """Basis of the answers about one group. The fields are those of :class:`Basis`."""
+    """Basis of the answers about one group of cases, such as ``cublas gemm bf16``.
+
+    The fields are those of :class:`Basis`.
+    """
 
     kind: str
     source: str
@@ -59,9 +62,10 @@ class Basis:
 
     - ``recorded``: measurements by Rooftile, or imported from the user's file;
     - ``public``: an imported public table of the machine;
-    - ``shipped``: constants that are shipped for the machine;
-    - ``generation``: constants that were measured on at least one machine of the same generation;
-    - ``none``: constants of other generations only, or constants that were never measured.
+    - ``shipped``: the machine's constants that come with Rooftile;
+    - ``generation``: constants that were fitted to at least one machine of the same generation;
+    - ``none``: constants of other generations only, or constants that were not fitted to any
+      machine.
 
     Attributes:
         model: the model that predicts times.
@@ -71,8 +75,8 @@ class Basis:
         warm: True if the model predicts warm times, as in public tables: operands that fit into the
             last-level cache are already in it.
         calibrated: False if the recording has not been calibrated yet.
-        measured: where the times of pad/choose queries come from, in words, if the machine's run
-            has no other times and the model therefore has another source; otherwise empty.
+        measured: source of the times of pad/choose queries, in words, if the machine's run measured
+            nothing else; otherwise empty. The model then has another source.
     """
 
     model: Model
@@ -86,7 +90,7 @@ class Basis:
     """Origin of each group whose basis differs from ``kind``, ``source`` and ``warm``."""
 
     def library(self, problem: Problem) -> str:
-        """Return the vendor library of the model's fit for the problem's operation and dtype.
+        """Return the vendor library whose fit the model has for the problem's operation and dtype.
 
         Without such a fit, the result is the vendor library that usually computes such problems on
         the machine.
@@ -111,8 +115,8 @@ class Basis:
 
         Args:
             problem: the problem.
-            measured: True if the answer consists of measured times of the problem itself. The
-                model does not matter then.
+            measured: True if the answer uses only measured times of the problem itself. In this
+                case, the result describes these times, not the model.
         """
         if measured and self.measured:
             return "recorded", self.measured
@@ -169,8 +173,8 @@ def find_basis(machine: str | None, results: Path) -> Basis:
 
     Raises:
         UserError: if ``machine`` is not the name of one known or recorded machine, if it is None
-            and nothing was measured, if a machine without known facts only has unusable times, or
-            if the calibration cannot be read.
+            and nothing was measured, if all times of a machine without a known datasheet are
+            unusable, or if the calibration cannot be read.
     """
     return _with_missing_dtypes(_measured_basis(machine, results))
 
@@ -179,7 +183,7 @@ def _measured_basis(machine: str | None, results: Path) -> Basis:
     """Find the best basis as :func:`find_basis` does, but only with fits for measured dtypes."""
     if machine is not None:
         if not isinstance(machine, str):
-            raise UserError(f"give one machine, such as nvidia-h200, not {machine!r}.")
+            raise UserError(f"--machine is {machine!r}; give one machine, such as nvidia-h200.")
         machine = slug_at(results, machine)
     if machine is None or machine in recorded_machines(results):
         folder = find_recording(machine, results)
@@ -201,12 +205,12 @@ def _measured_basis(machine: str | None, results: Path) -> Basis:
 
 
 def _with_missing_dtypes(basis: Basis) -> Basis:
-    """Return the basis with fits for dtypes that were not measured.
+    """Return the basis with additional fits for dtypes that were not measured.
 
     A fit for one 16-bit dtype is used for the other one if both have the same peak, and a fit for
-    bf16 is used for tf32. Imported public tables need this, because they only have bf16 and fp8.
-    For dtypes that are still missing, GEMMs of the vendor library get the machine's prior if it
-    predicts warm times. The basis of a CPU stays as it is.
+    bf16 is used for tf32. Imported public tables need these additional fits, because they only have
+    bf16 and fp8. For dtypes that are still missing, GEMMs of the vendor library get the machine's
+    prior if it predicts warm times. The basis of a CPU stays as it is.
     """
     machine = basis.model.machine
     # The dtypes of a CPU do not share arithmetic units, and no public table was measured on a CPU.
@@ -241,8 +245,8 @@ def _with_missing_dtypes(basis: Basis) -> Basis:
 def machine_rows(results: Path) -> list[dict[str, Any]]:
     """Return the output of ``machines --json``: one entry for each known or recorded machine.
 
-    An entry has the errors on held-out measurements of the machine's largest group, as fractions.
-    The errors are None if no measurements of the machine were fitted.
+    An entry has the model's errors on held-out measurements of the machine's largest group, as
+    fractions. The errors are None if no measurements of the machine were fitted.
     """
     slugs = [*known_machines(), *sorted(recorded_machines(results) - known_machines().keys())]
     return [_machine_row(slug, find_basis(slug, results)) for slug in slugs]
@@ -268,8 +272,8 @@ def _machine_row(slug: str, basis: Basis) -> dict[str, Any]:
 def _basis_with_queries(folder: Path, run: Mapping[str, Any], results: Path) -> Basis:
     """Return the basis of a machine whose run only measured pad/choose queries.
 
-    Measured queries are answered with their times, unless the run is unusable. The model is the one
-    that the machine would have without this run.
+    Answers to measured queries use the measured times, unless the run is unusable. The model is the
+    one that the machine would have without this run.
 
     Args:
         folder: folder of the run that measured the queries.
@@ -295,8 +299,9 @@ def basis_at(folder: Path, fitted: Model) -> Basis:
 
     Args:
         folder: folder of the recording.
-        fitted: model that was just fitted to the recording. It is only used if the recording has no
-            calibration.json, because all answers about a recording must come from the same model.
+        fitted: model that was just fitted to the recording. This model is only used if the
+            recording has no calibration.json, because all answers about a recording must come from
+            the same model.
 
     Raises:
         UserError: if the calibration cannot be read.
@@ -347,7 +352,7 @@ def _recorded_basis(folder: Path, run: Mapping[str, Any], model: Model) -> Basis
 
 
 def _start_of(fit: Fit) -> str:
-    """Name the public tables that still matter for a fit, in words, or return "".
+    """Name the public tables that still influence a fit, in words, or return "".
 
     These are the tables whose trees the fit uses. A fit without such trees started from constants,
     which matter only if the group has too few rows to grow trees. The result is "" if these
@@ -359,9 +364,9 @@ def _start_of(fit: Fit) -> str:
 
 
 def for_any_framework(model: Model) -> Model:
-    """Return a public table's model for users of any framework.
+    """Adapt a public table's model to users of any framework.
 
-    Its times are moved by the expected difference between frameworks, and its intervals are wider.
+    The result includes the expected difference between frameworks, and has wider intervals.
     """
     slug = model.machine.slug
     fits = {}

@@ -33,7 +33,8 @@ from kernels.problem import WIDE_BYTES, Gemm, Problem
 from kernels.timemodel.estimate import Array, Estimate, priced_alignment
 
 _FOLDS = 3
-"""Number of folds for a group of up to :data:`MANY_ROWS` measurements. Each fold costs a fit."""
+"""Number of folds for a group of up to :data:`MANY_ROWS` measurements. Each fold needs a separate
+fit."""
 
 _FOLDS_OF_MANY = 5
 """Number of folds for a larger group. With three folds, held-out errors would be too pessimistic: a
@@ -76,7 +77,7 @@ def calibrate(
         machine: the machine that was measured.
         rows: measured cases as :func:`analysis.recordings.load.load` returns them, all with the
             status ``ok``.
-        priors: as in :func:`calibrate_query`.
+        priors: the prior of each group, as in :func:`calibrate_query`.
     """
     seconds = rows["time_us"].to_numpy(dtype=float) * 1e-6
     query = Query.from_rows(rows)
@@ -101,7 +102,7 @@ def calibrate_query(
         folds: number of folds. The default is three, or five for a group of more than
             :data:`analysis.model.residual.MANY_ROWS` cases.
         algorithms: the algorithm that computed each case, empty where it is not known
-            (:func:`kernels.names.conv_algorithm`). Only fits use the algorithms.
+            (:func:`kernels.names.conv_algorithm`). Held-out predictions do not use the algorithms.
         priors: the prior from which the fit of each group starts. A group without an entry starts
             from the best prior that needs no imported table.
     """
@@ -189,8 +190,8 @@ def _calibrate_group(
 class _FoldEstimate(NamedTuple):
     """Estimates of the cases of one fold, from a fit to the other folds.
 
-    ``positions`` are those of the cases in the query. ``spread`` is the relative spread of each
-    estimate's error.
+    ``positions`` has the position of each case in the query. ``spread`` is the relative spread of
+    each estimate's error.
     """
 
     positions: NDArray[np.intp]
@@ -215,7 +216,7 @@ def _predict_folds(
         seconds: measured seconds of each case.
         known_algorithms: the algorithm that computed each case, empty where it is not known.
         rows: positions of the group's cases in the query.
-        fold: number of the fold of each of these cases.
+        fold: fold number of each of these cases.
         prior: the prior from which the fits start.
     """
     fold_estimates: list[_FoldEstimate] = []
@@ -245,10 +246,11 @@ def _only_layout(problems: Sequence[Problem]) -> str:
 
 
 def _fold_of(problem: Problem, folds: int) -> int:
-    """Return the number of the fold of a problem, from 0.
+    """Return the fold number of a problem, counted from 0.
 
-    The number is a hash of the problem's spec. Repeated measurements of a problem, even in several
-    sweeps, are therefore in the same fold, and none is predicted with a fit to another.
+    The number comes from a hash of the problem's spec, which describes it as text. Repeated
+    measurements of a problem, even in several sweeps, are therefore in the same fold, so no fit
+    predicts a problem that it was fitted to.
     """
     return zlib.crc32(problem.spec().encode()) % folds
 
@@ -256,7 +258,9 @@ def _fold_of(problem: Problem, folds: int) -> int:
 def _fit_with_sum_errors(
     fit: Fit, times: Times, spread: Array, small: NDArray[np.intp], large: NDArray[np.intp]
 ) -> Fit:
-    """Return the fit with the factors for intervals of sums of times and of changes of such sums.
+    """Add the factors for intervals of sums of times to a fit.
+
+    The factors ``change_low`` and ``change_high`` are for sums in which paddings replace GEMMs.
 
     Args:
         fit: the group's fit, with its intervals.
@@ -288,11 +292,11 @@ def _fit_with_sum_errors(
 def _fit_with_errors(
     fitted: Fitted, log_ratio: Array, spread: Array, ratio_errors: Array, prior: Prior
 ) -> Fit:
-    """Combine a fit with the errors of held-out predictions, and with the intervals from them.
+    """Combine a fit with the errors of its held-out predictions and the resulting intervals.
 
     Args:
         fitted: result of a fit to all cases of the group.
-        log_ratio: log(measured / predicted) of each case, with its held-out prediction.
+        log_ratio: log(measured / held-out prediction) of each case.
         spread: relative spread of each prediction's error.
         ratio_errors: errors of time ratios, as in :func:`pair_errors`.
         prior: the prior from which the fit started.
@@ -322,7 +326,7 @@ def _fit_with_errors(
 
 
 def _faded(groups: Mapping[str, tuple[float, float]], rows: int) -> dict[str, tuple[float, float]]:
-    """Return the prior's factors for kinds of shapes, closer to 1 the more cases were measured.
+    """Return the prior's factors for kinds of shapes, moved towards 1 by ``rows`` measured cases.
 
     Args:
         groups: factors of the lower and of the upper end of the interval, by kind of shape.
@@ -335,13 +339,13 @@ def _faded(groups: Mapping[str, tuple[float, float]], rows: int) -> dict[str, tu
 
 
 def _prior_range(prior: Prior, rows: int) -> tuple[float, float]:
-    """Return the prior's 90% range of log ratios after its scale was fitted to ``rows`` cases."""
+    """Return the prior's 90% range of log(measured / predicted) after a fit to ``rows`` cases."""
     spread = prior.fit.typical_spread * prior.spread.narrowing(rows)
     return prior.fit.low * spread, prior.fit.high * spread
 
 
 def _prior_pair_range(prior: Prior, width: float) -> tuple[float, float]:
-    """Return the 90% range of the error of a pair's time ratio before any pair was measured.
+    """Return the 90% range of the error in a time ratio before any pair of shapes was measured.
 
     This is the prior's range for pairs. Measured times do not narrow it, because they mostly
     determine the scale, and the error of the scale cancels in the ratio of two times. Measured
@@ -364,9 +368,9 @@ def _prior_pair_range(prior: Prior, width: float) -> tuple[float, float]:
 def _range(errors: Array, prior_low: float, prior_high: float) -> tuple[float, float]:
     """Return the range that contains the next error of the same kind in 90% of cases.
 
-    The ends come from split conformal prediction. Each end is then averaged with that of the prior
-    on a logarithmic scale, where the prior counts as much as :data:`_PRIOR_ROWS` errors. If there
-    are no errors, the result is the range of the prior.
+    The ends come from split conformal prediction. Each end is then averaged with the prior's end on
+    a logarithmic scale. In this average, the prior has the weight of :data:`_PRIOR_ROWS` errors. If
+    there are no errors, the result is the range of the prior.
     """
     if not len(errors):
         return prior_low, prior_high
@@ -436,11 +440,11 @@ def _leave_one_out_ranges(
 def pair_errors(
     query: Query, predicted: Array, log_ratio: Array, spread: Array, min_gain: float = -1.0
 ) -> Array:
-    """Return the errors of the predicted time ratios of the pairs of :func:`neighbours`.
+    """Return the errors of predicted time ratios, for the pairs that :func:`neighbours` finds.
 
     An error is the log of the measured ratio minus the log of the predicted ratio. It is divided by
-    the root of the sum of both squared spreads, as if the errors of the two predictions were
-    independent.
+    the square root of the sum of the two squared spreads, as if the errors of the two predictions
+    were independent.
 
     Args:
         query: the cases.
@@ -458,7 +462,7 @@ def pair_errors(
 
 
 def neighbours(query: Query, predicted: Array) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Pair each GEMM that has a padding with the padding that is predicted to be fastest.
+    """Pair each GEMM with the fastest of its paddings, according to the predictions.
 
     A padding of a GEMM is another case of the query that differs only in size: each dimension is
     equal, or larger by at most :data:`NEAR`. Advice also picks the padding that is predicted to be
@@ -469,7 +473,8 @@ def neighbours(query: Query, predicted: Array) -> tuple[NDArray[np.intp], NDArra
         predicted: predicted seconds of each case.
 
     Returns:
-        Positions of the original GEMMs in the query, and of the padding of each.
+        Positions in the query: first those of the GEMMs that have a padding, then those of the
+        paddings, in the same order.
     """
     # 1. Group the cases that differ only in size.
     same_conditions: dict[tuple[Any, ...], list[int]] = {}
@@ -497,7 +502,8 @@ def _best_pads(sizes: NDArray[np.int_], predicted: Array) -> tuple[NDArray[np.in
         predicted: predicted seconds of each shape.
 
     Returns:
-        Positions of the shapes that have a padding, and of the fastest padding of each.
+        Positions of the shapes that have a padding, and positions of their fastest paddings, in the
+        same order.
     """
     # 1. Collect candidates. In log sizes, the paddings of a shape lie in a cube with the shape at
     #    its lowest corner. A k-d tree finds them, because comparing all 35,700 shapes of a public

@@ -1,4 +1,4 @@
-"""Correct the formula's estimate with public tables and with trees."""
+"""Correct the time model's formula with public tables and with regression trees."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ def corrected_estimate(
     Args:
         inputs: the cases, all of one group.
         constants: constants of the formula.
-        residual: trees that grew from the remaining errors on the machine's measurements, if any.
-        offsets: corrections that were learned from public tables, if any.
+        residual: trees that predict the remaining errors, grown from the machine's measurements;
+            None if there are none.
+        offsets: corrections that were learned from public tables; None if there are none.
 
     Returns:
         The corrected estimates, and the relative spread of each estimate's error. The spread is 1

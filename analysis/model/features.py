@@ -43,8 +43,8 @@ class Inputs:
         shapes: the cases as arrays; a convolution is computed as its implicit GEMM.
         tiles: the tile of each case if every case has a config of a hand-written kernel, otherwise
             None.
-        winograd: for each of Winograd's algorithms that the vendor library may choose, the cases as
-            arrays for that algorithm.
+        winograd: the cases as arrays for each of Winograd's algorithms that the vendor library may
+            choose.
         algorithms: the algorithm that computed each case, empty where it is not known.
     """
 
@@ -136,7 +136,7 @@ class Inputs:
         return fastest(shapes, self._library_tiles, self.machine, peak, constants)
 
     def design(self, constants: Constants) -> Array:
-        """Return the features by which rows to measure are chosen: sizes, time and intensity."""
+        """Return the features used to choose cases to measure: sizes, time and intensity."""
         return self.features(constants, self.estimate(constants))[:, :_DESIGN_FEATURES]
 
     def features(
@@ -150,16 +150,17 @@ class Inputs:
           point;
         - logs of the product and of the ratio of every two sizes;
         - the share of each limit in the estimated time;
-        - the sides of the estimate's tile, the parts of K, the numbers of tiles and of waves, and
-          both efficiencies;
+        - logs of the sides of the estimate's tile, of the number of parts of K, and of the numbers
+          of tiles and waves, then the tile efficiency and the tail efficiency;
         - the tail efficiency with each usual tile;
         - how many times two divides M, N and K, because libraries choose kernels by alignment;
         - with public tables, the log ratio that each of them predicts, and the log of the ratio of
           the problem's bytes to the size of the last-level cache. Operands that fit come from the
           cache in public tables, but from memory in most of Rooftile's measurements;
-        - for a convolution, logs of the number of images, of the area of an output image, of the
-          filter's area, of the stride and of the alignment, of the ratio of each algorithm's time
-          to the estimate, and of how much Winograd's tiles pad the outputs.
+        - for a convolution, the logs of these quantities: the number of images, the area of an
+          output image, the filter's area, the product of both strides, the alignment, the ratio of
+          each algorithm's time to the estimate, and the factor by which Winograd's tiles pad the
+          outputs.
 
         Args:
             constants: the constants of the estimate.
@@ -188,7 +189,7 @@ class Inputs:
         return np.column_stack([*columns, *self._conv_features(constants, guess)])
 
     def _conv_features(self, constants: Constants, guess: Estimate) -> list[Array]:
-        """Return the columns that only convolutions have; none for GEMMs."""
+        """Return the columns that only convolutions have; an empty list for GEMMs."""
         if not isinstance(self.problems[0], Conv):
             return []
         convolutions = [problem for problem in self.problems if isinstance(problem, Conv)]
@@ -209,7 +210,7 @@ class Inputs:
 
 
 def _factors_of_two(sizes: Array) -> Array:
-    """Return how many times two divides each size, at most eight times.
+    """Return how many times each size can be divided by two, at most 8.
 
     Larger powers of two do not matter, because no side of a tile is a multiple of 2⁹ = 512.
     """

@@ -21,27 +21,28 @@ UNCALIBRATED = (-0.7, 0.7)
 """Assumed 90% range of log(measured / predicted) without any measurement: a factor of two either
 way.
 
-It contains at least 98% of the times in public tables for H100, A100 and V100, but only 67% of the
-times for T4 and none for L4."""
+It contains at least 98% of the times in public tables for H100, A100 and V100, but only 67% of
+those for T4 and none of those for L4."""
 
 UNCALIBRATED_PAIR = (-0.2, 0.2)
-"""Assumed 90% range of the error of the log time ratio of two neighbouring shapes. It is narrow,
+"""Assumed 90% range of the error in a log time ratio between two neighbouring shapes. It is narrow,
 because the errors of the two shapes are largely the same.
 
-It contains nine in ten pairs in six of nine public tables. For V100 in fp16, T4 and L4, the
-measured 90% range is up to 0.34 (results/accuracy/neighbours.json)."""
+It contains the measured 90% range of six of nine public tables. For V100 in fp16, T4 and L4, the
+measured range extends to 0.34 (results/accuracy/neighbours.json)."""
 
 FP32_LIKE = (-0.1, 0.35)
-"""Range that replaces :data:`UNCALIBRATED` for fp32 GEMMs on a GPU with the compute capability of a
-measured GPU.
+"""Range that replaces :data:`UNCALIBRATED` for fp32 GEMMs on a GPU whose compute capability equals
+that of a measured GPU.
 
-It contains the times of more than nine in ten linear layers of sitar-lab/NeuSight on H100, A100 (40
-and 80 GB) and V100, although no constants were fitted to the A100 40 GB. Other GPUs do not get this
-range, because T4 and L4 take twice as long as predicted
+It contains more than nine in ten of the times that sitar-lab/NeuSight measured for linear layers on
+H100, A100 (40 and 80 GB) and V100, although no constants were fitted to the A100 40 GB. This range
+is not used for other GPUs, because T4 and L4 take twice as long as predicted
 (results/accuracy/fp32-interval.json)."""
 
 NEAR = 0.125
-"""Largest relative difference between two neighbouring shapes in each dimension."""
+"""Largest relative difference between the sizes of two neighbouring shapes in each dimension, as a
+fraction."""
 
 SOFTWARE_ERROR = 0.05
 """Standard deviation of the error that another framework adds to a prediction, as a log ratio.
@@ -56,14 +57,14 @@ _NORMAL = 1.645  # half-width of a normal distribution's 90% interval, in standa
 
 @dataclass(frozen=True)
 class SoftwareRange:
-    """90% range of the log ratio of another framework's time to the predicted time.
+    """90% range of log(another framework's time / predicted time).
 
     The ends are multiples of a prediction's spread, which combines the model's own error and
     :data:`SOFTWARE_ERROR` (:meth:`Fit.for_software`). ``pair_low`` and ``pair_high`` bound the time
     ratio of two neighbouring shapes, as in :class:`Fit`.
 
-    The same class also holds the range of the errors of constants that are shipped, or carried over
-    from another machine of the generation.
+    The same class also holds the error range of shipped constants, and that of constants that are
+    carried over from another machine of the generation.
     """
 
     low: float
@@ -108,34 +109,35 @@ class Fit:
 
     Attributes:
         constants: constants of the formula.
-        residual: trees that predict the log ratios that remain after the formula and public tables.
+        residual: trees that predict the log ratios left by the formula and public tables.
         low: lower end of the 90% range of log(measured / predicted) on held-out measurements, as a
             multiple of the prediction's spread.
         high: upper end of that range.
         pair_low: lower end of the 90% range of the error of the log time ratio of two neighbouring
-            shapes (see :data:`NEAR`), as a multiple of the root of the sum of both squared spreads.
-            The errors of such shapes are largely the same.
+            shapes (see :data:`NEAR`), as a multiple of the square root of the sum of the two
+            squared spreads. The errors of such shapes are largely the same.
         pair_high: upper end of that range.
-        rows: number of measured cases that were fitted; 0 for constants from elsewhere.
+        rows: number of measured cases that were fitted; 0 if no measurements of the machine were
+            fitted.
         pairs: number of pairs of neighbouring shapes among these cases.
         median: median of |predicted / measured − 1| on held-out measurements, as a fraction.
         mean: mean of these errors.
         p95: 95th percentile of these errors.
         aligned_only: True if the length of every row of the measured operands was a multiple of 16
-            bytes. The cost of other lengths is then an assumption.
+            bytes. The predicted cost of other lengths is then not based on measurements.
         layout: layout of the measurements if all are unbatched GEMMs of one layout, otherwise "".
         scale: factor by which the trees' disagreement is multiplied in the spread. For users of
             another framework, it converts the disagreement to a standard deviation of the log
             ratio.
         beside: additional standard deviation for users of another framework, combined in
             quadrature.
-        sum_low: factor for the lower half of the interval of a sum of times, relative to the
-            interval that follows from those of the single times (see
+        sum_low: factor by which the lower half of a sum's interval is multiplied. Without it, the
+            interval follows from the intervals of the single times (see
             :mod:`analysis.model.sum_errors`).
         sum_high: the same factor for the upper half.
-        change_low: factor for the lower half of the interval of a sum in which some times were
-            replaced by those of neighbouring shapes.
-        change_high: the same factor for the upper half.
+        change_low: the same factor for the lower half if neighbouring shapes replace some shapes of
+            the sum.
+        change_high: the factor for the upper half in that case.
         offsets: log ratios that public tables predict for the machine.
         groups: factors of the lower and of the upper end of the interval, by kind of shape (see
             :mod:`analysis.model.groups`).
@@ -169,10 +171,11 @@ class Fit:
     shift: Shift = field(default_factory=Shift)
 
     def has_like(self, problem: Problem) -> bool:
-        """Return True if the measurements include problems like this one.
+        """Return True if the measurements include problems that are similar to this one.
 
-        A misaligned problem is unlike measurements that are all aligned. A batched GEMM, or one in
-        another layout, is unlike measurements that are all unbatched GEMMs in one layout.
+        A misaligned problem does not count as similar if all measurements are aligned. A batched
+        GEMM, or one in another layout, does not count as similar if all measurements are unbatched
+        GEMMs in one layout.
         """
         if self.aligned_only and priced_alignment(problem) < WIDE_BYTES:
             return False
@@ -185,7 +188,7 @@ class Fit:
         """Return the fit for users of a framework other than the measured one.
 
         Args:
-            software: 90% range of the log ratios of other frameworks' times to predictions.
+            software: 90% range of log(another framework's time / predicted time).
             shift: expected difference in time of other frameworks.
         """
         # Multiplied by this deviation, the disagreement of trees becomes the standard deviation of
@@ -234,10 +237,11 @@ class Fit:
         return replace(self, **{name: factor * getattr(self, name) for name in names})
 
     def spreads(self, disagreement: Array) -> Array:
-        """Return the spread of the prediction of each case.
+        """Return the spread of each case's prediction.
 
         Args:
-            disagreement: disagreement of the trees about each case, relative to the typical one.
+            disagreement: disagreement of the trees about each case, divided by their typical
+                disagreement.
         """
         return np.hypot(disagreement * self.scale, self.beside)
 
@@ -251,10 +255,11 @@ class Fit:
         return math.log(hi / lo) / (self.high - self.low)
 
     def ratio_range(self, near: bool, spreads: tuple[float, float]) -> tuple[float, float]:
-        """Return the 90% range of the error of a log time ratio.
+        """Return the 90% range of the error in a log time ratio.
 
         Args:
-            near: True for the ratio of two neighbouring shapes, False for that of any two shapes.
+            near: True for the ratio of two neighbouring shapes, False for the ratio of two
+                arbitrary shapes.
             spreads: spreads of the two predictions.
         """
         combined = math.hypot(*spreads)
@@ -266,7 +271,7 @@ class Fit:
         return -half, half
 
     def to_json(self) -> dict[str, Any]:
-        """Return the document for calibration.json."""
+        """Return the fit as an entry of calibration.json."""
         attributes = {f.name: getattr(self, f.name) for f in fields(self)}
         converted = {
             "constants": self.constants.to_json(),

@@ -23,12 +23,13 @@ from sweeps.schema import IDENTITY
 from sweeps.store import write_csv, write_json
 
 PREDICTED = "predicted_"
-"""Prefix of the predicted columns in the table. Without it, they are the columns of
-:meth:`analysis.model.predict.Prediction.frame`, and ``tflops``."""
+"""Prefix of the predicted columns in the table. Without the prefix, their names are those of the
+columns of :meth:`analysis.model.predict.Prediction.frame`, and ``tflops``."""
 
 MOST_ROWS = 36_000
-"""Number of cases of one operation, dtype and implementation above which only a random sample is
-analysed. Public tables have fewer cases."""
+"""Largest number of cases with the same operation, dtype and implementation that are all analysed.
+From more cases, a random sample is drawn. The public tables that Rooftile imports have fewer
+cases."""
 
 _SAMPLE = 10_000  # cases in a sample; twice as many hardly improve the predictions
 
@@ -40,8 +41,8 @@ class Analysis:
     The table has these columns:
 
     - the columns of measurements.csv;
-    - the held-out prediction of each case (the prefix is :data:`PREDICTED`);
-    - properties of its problem: flops, least_bytes, intensity and group;
+    - the held-out prediction of each case, in columns whose names begin with :data:`PREDICTED`;
+    - properties of each case's problem: flops, least_bytes, intensity and group;
     - steady_log and steady_error, from which ratios of times are computed (see
       :func:`analysis.recordings.repetition.steady_ratio`).
 
@@ -78,8 +79,8 @@ class Analysis:
 def sampled_positions(rows: pd.DataFrame) -> NDArray[np.intp]:
     """Return the sorted positions of the cases to analyse.
 
-    These are all cases of a group, or a random sample if it has more than :data:`MOST_ROWS`. A
-    group is an operation, a dtype and an implementation, because each group has its own fit.
+    These are all cases of a group, or a random sample if the group has more than :data:`MOST_ROWS`.
+    A group is an operation, a dtype and an implementation, because each group has its own fit.
 
     Args:
         rows: measured cases, as in measurements.csv.

@@ -1,10 +1,10 @@
 """Fit the model of one group to measured cases: constants, weights of public tables, then trees.
 
 Constants and weights are the unknowns of one penalised least-squares problem. Each unknown starts
-at the prior's value. A penalty on its distance from that value is larger the more certain the prior
-is. A single measured case therefore changes little more than the scale that all constants share,
-and with hundreds of cases the penalty hardly matters. This is ridge regression: the penalty stands
-for a Gaussian prior, and the solution is the mode of the posterior.
+at the prior's value. The more certain the prior is, the larger is the penalty on the distance from
+that value. A single measured case therefore changes almost only the scale that all constants share.
+With hundreds of cases, the penalty hardly matters. This is ridge regression: the penalty
+corresponds to a Gaussian prior, and the solution is the mode of the posterior.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ from kernels.timemodel.constants import (
 from kernels.timemodel.estimate import ALGORITHMS, Array
 
 _MAX_ROWS = 800
-"""Largest number of cases in a fit of constants. More cases would cost seconds and change the error
-by 0.1 percentage points."""
+"""Largest number of cases to which constants are fitted. With more cases, a fit would take seconds
+longer and change the error by 0.1 percentage points."""
 
 _STEP = 1e-7  # Step of the finite differences, on the constants' fit scales.
 _WEIGHT_SPREAD = 0.2  # Standard deviation of a collection's weight around the prior's weight.
@@ -62,13 +62,14 @@ _FREE = Spread(scale=10.0, shape=0.1, constants=5.0)
 """Spread that hardly constrains constants, for fits to many cases without a prior."""
 
 _DIRECTION = np.array([-1.0 if n in RATES else 1.0 if n in DURATIONS else 0.0 for n in BOUNDS])
-"""Change of each constant, on its fit scale, if the whole machine is slower by a factor of e.
+"""Change of each fitted number if the whole machine is slower by a factor of e.
 
-A rate falls by 1 and a duration rises by 1, because both are fitted as logarithms."""
+A rate falls by 1 and a duration rises by 1, because the fitted numbers are their natural
+logarithms."""
 
 
 class Fitted(NamedTuple):
-    """Result of a fit, as :func:`analysis.model.corrected.corrected_estimate` takes it."""
+    """Result of a fit: last arguments of :func:`analysis.model.corrected.corrected_estimate`."""
 
     constants: Constants
     residual: Residual | None
@@ -86,10 +87,10 @@ def fit_group(
     """Update a prior with measured cases: fit constants and weights, then grow trees.
 
     The trees learn what constants and weights miss. They are kept only if they predict held-out
-    cases better than noise would; on top of public tables, their predictions are shrunk instead.
-    The formula does not describe every algorithm: cases computed by an FFT, for example, are left
-    out of the fit of the constants, but not of the trees. Without any case, the result is the
-    prior's constants and offsets.
+    cases better than noise would. If the prior comes from public tables, the trees' predictions are
+    shrunk instead. The formula does not describe every algorithm: cases computed by an FFT, for
+    example, are left out of the fit of the constants, but not of the trees. Without any case, the
+    result is the prior's constants and offsets.
 
     Args:
         machine: the machine on which the cases were measured.
@@ -97,7 +98,8 @@ def fit_group(
         seconds: measured seconds of each case.
         algorithms: the algorithm that computed each case, empty where it is not known.
         prior: the prior from which the fit starts.
-        part_of: as in :func:`analysis.model.residual.fit_residual`.
+        part_of: number of all cases if these are only the training cases of a fold, otherwise None,
+            as in :func:`analysis.model.residual.fit_residual`.
     """
     if not len(seconds):
         return unmeasured(prior)
@@ -145,7 +147,7 @@ def fit_group(
 
 
 def unmeasured(prior: Prior) -> Fitted:
-    """Return the prior's constants and offsets, which are used until something is measured."""
+    """Return the prior's constants and offsets, which are used if there are no measurements."""
     return Fitted(prior.fit.constants, None, prior.fit.offsets)
 
 
@@ -176,11 +178,11 @@ def fit_collection(
 
 
 def fit_constants(inputs: Inputs, seconds: Array, start: Constants) -> Constants:
-    """Fit constants within their bounds to measured times, by robust least squares of log ratios.
+    """Fit constants to measured times by robust least squares of log ratios, within their bounds.
 
     Args:
-        inputs: measured cases of one group. Hundreds are needed, because hardly any penalty holds
-            the constants near the start.
+        inputs: measured cases of one group. Hundreds of cases are needed, because the penalty on
+            the distance from ``start`` is very small.
         seconds: measured seconds of each case.
         start: constants from which the fit starts.
     """
@@ -191,14 +193,15 @@ def fit_constants(inputs: Inputs, seconds: Array, start: Constants) -> Constants
 
 
 class _FitRows(NamedTuple):
-    """Measured cases of one group to fit.
+    """Measured cases of one group, to which constants and weights are fitted.
 
     Attributes:
         inputs: the cases.
         seconds: measured seconds of each case.
         regressors: matrix whose product with the collections' weights is the offset of each case.
-        sureness: factor of each case's error in the fit. It is 1 without public tables. With them,
-            it is less than 1, and smaller where their trees disagree more.
+        sureness: factor by which the fit multiplies each case's error. It is 1 without public
+            tables. With public tables, it is less than 1, and it is smaller where their trees
+            disagree more.
     """
 
     inputs: Inputs
@@ -242,10 +245,10 @@ def _solve(
 def _solve_with(
     misfit: float, rows: _FitRows, start: Constants, prior_weights: Sequence[float], spread: Spread
 ) -> tuple[Constants, Sequence[float]]:
-    """Solve the least-squares problem of :func:`_solve` for a given misfit.
+    """Solve the least-squares problem of :func:`_solve`, given the expected misfit.
 
     ``misfit`` is the standard deviation of the log ratios that remain with the best constants. The
-    larger it is, the more the prior counts. The other arguments and the result are those of
+    larger it is, the more weight the prior has. The other arguments and the result are those of
     :func:`_solve`.
     """
     inputs, seconds, regressors, sureness = rows
@@ -305,12 +308,12 @@ def _solve_with(
 
 
 def _precision_root(spread: Spread) -> NDArray[np.float64]:
-    """Return the square root of the inverse of the covariance of the constants under the prior.
+    """Return the square root of the constants' inverse covariance matrix under the prior.
 
-    The deviations of the constants from the prior have two causes: the shared scale, which moves
-    all constants along :data:`_DIRECTION`, and a separate deviation of each constant. Their
-    covariance is the sum of the covariances of both. Multiplied by the returned matrix, deviations
-    become independent, each with a standard deviation of 1.
+    The deviations of the constants from the prior have two causes: the error of the shared scale,
+    which moves all constants along :data:`_DIRECTION`, and a separate error of each constant. The
+    covariance of the deviations is the sum of the covariances of these two errors. The returned
+    matrix turns the deviations into independent numbers, each with a standard deviation of 1.
     """
     # Along the direction of the scale, both variances add up. Perpendicular to it, only the
     # separate deviations remain.
@@ -325,8 +328,9 @@ def _precision_root(spread: Spread) -> NDArray[np.float64]:
 def _one_blas_thread() -> AbstractContextManager[object]:
     """Return a context in which BLAS uses one thread, if threadpoolctl is installed.
 
-    Each step of a fit decomposes a matrix with few columns. Several threads are not faster at that
-    than one. They are much slower if one of them waits for a core that another process uses.
+    Each step of a fit decomposes a matrix with few columns. Several threads are not faster than one
+    for such small matrices. They are much slower if one of them waits for a core that another
+    process uses.
     """
     if importlib.util.find_spec("threadpoolctl") is None:
         return nullcontext()

@@ -1,9 +1,10 @@
 """Extremely randomised trees: grown by scikit-learn, stored in two arrays, evaluated by NumPy.
 
 Every tree is grown from all rows. A node tries one random threshold for each feature, or for a
-random share of the features, and keeps the one that leaves the least squared error (Geurts, Ernst &
-Wehenkel, Extremely randomized trees, Machine Learning 63, 2006). Importing scikit-learn takes
-longer than a prediction, so code that only predicts never imports it.
+random share of the features, and keeps the threshold that leaves the least squared error. The
+method is described in Geurts, Ernst & Wehenkel, Extremely randomized trees, Machine Learning 63,
+2006. Importing scikit-learn takes longer than a prediction, so code that only predicts never
+imports it.
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ class Forest:
     stored. Every inner node has two children, so it is enough to know which nodes are leaves.
 
     Attributes:
-        width: number of features of a row.
+        width: number of features in a row of inputs.
         feature: number of the feature that each node tests; −1 in a leaf.
-        number: threshold of each inner node, above which a row goes right; predicted value of each
-            leaf.
+        number: for an inner node, the threshold above which a row goes right; for a leaf, the
+            predicted value.
     """
 
     width: int
@@ -50,14 +51,14 @@ class Forest:
     def grown(
         cls, features: Array, values: Array, trees: int, leaf: int, share: float = 1.0
     ) -> Self:
-        """Grow trees. The result is deterministic: the same rows always give the same trees.
+        """Grow trees from rows of features. The same rows always give the same trees.
 
         Args:
             features: array of shape (rows, features).
             values: the value to predict for each row.
             trees: number of trees.
             leaf: minimum number of rows in a leaf.
-            share: share of the features that a node tries; each node draws them at random.
+            share: share of the features that each node tries, drawn at random for each node.
 
         Raises:
             ValueError: if the arrays do not have matching shapes, if there are no rows or more than
@@ -113,7 +114,7 @@ class Forest:
         return mean, deviation
 
     def _leaves(self, rows: NDArray[np.float32]) -> NDArray[np.intp]:
-        """Return the node number of each row's leaf, as an array of shape (trees, rows)."""
+        """Return the position of each row's leaf in the arrays of nodes, of shape (trees, rows)."""
         count, width = rows.shape
         # 1. Start every pair of a tree and a row at the tree's root. A leaf tests feature 0 instead
         #    of none. The result does not matter, because both of its children are the leaf itself.
@@ -152,7 +153,7 @@ class Forest:
 
     @cached_property
     def _roots(self) -> NDArray[np.intp]:
-        """First node of each tree, which is where the count reaches a new minimum."""
+        """Position of each tree's root, which is where the count reaches a new minimum."""
         before = self._open_subtrees[:-1]
         # Within a tree, the count before a node is never below that before the root. The tree's
         # last leaf lowers it by one more, so the next root is the first node with a lower count.
@@ -161,7 +162,7 @@ class Forest:
 
     @cached_property
     def _children(self) -> NDArray[np.intp]:
-        """Left and right child of each node, interleaved; a leaf is its own left and right child.
+        """Positions of each node's left and right child, interleaved; a leaf is its own child.
 
         The left child is the next node. An inner node raises the count of :meth:`_open_subtrees` by
         one, and its left subtree lowers it by one. The right child is therefore the next node with
@@ -180,10 +181,10 @@ class Forest:
         return np.ascontiguousarray(pairs.T).ravel()
 
     def to_json(self) -> dict[str, Any]:
-        """Return the document for calibration.json.
+        """Return the trees as an entry of calibration.json.
 
-        The arrays are little-endian bytes in base64, which take a fifth of the space of numbers in
-        JSON.
+        The arrays are stored as little-endian bytes in base64. This takes a fifth of the space of
+        numbers in JSON.
         """
         feature = self.feature.astype("i1").tobytes()
         number = self.number.astype("<f4").tobytes()
@@ -199,7 +200,7 @@ class Forest:
 
         Raises:
             KeyError, TypeError, ValueError: if the document does not describe trees. A recording
-                may come from an untrusted source, so this is checked.
+                may come from an untrusted source, so the document is checked.
         """
         feature = np.frombuffer(base64.b64decode(data["feature"], validate=True), "i1")
         number = np.frombuffer(base64.b64decode(data["number"], validate=True), "<f4")

@@ -1,9 +1,10 @@
 """Widen or narrow intervals by kind of shape (group-conditional conformal intervals).
 
-A 90% interval contains the times of nine in ten of all shapes, but not of nine in ten shapes of
-each kind. Few shapes in public tables, for example, have a small N, so such shapes are predicted
-less accurately. Each end of the interval is therefore multiplied by a separate factor for each kind
-of shape. The factors are learned from the errors of held-out collections.
+A 90% interval contains the times of 90% of all shapes, but not the times of 90% of the shapes of
+each kind. For example, few shapes in public tables have a small N, so shapes with a small N are
+predicted less accurately. Each end of the interval is therefore multiplied by a separate factor for
+each kind of shape. The factors are learned from the errors for held-out collections, which are
+public tables to which the predicting model was not fitted.
 """
 
 from __future__ import annotations
@@ -21,17 +22,19 @@ NARROW_N = 32
 """Shapes with an N below this value are narrow. Few GEMMs in public tables have so small an N."""
 
 VOCABULARY_N = 32_768
-"""Shapes with this N or a larger one are projections to a vocabulary."""
+"""Shapes with this N or a larger one are assumed to be projections to a vocabulary."""
 
 FEW_ROWS = 16
-"""Shapes with an M below this value belong to decode steps. They do not fill the smallest tile."""
+"""Shapes with an M below this value are typical of decode steps. They have fewer rows than the
+smallest tile."""
 
 _PRIOR_WIDER = 0.5
-"""Number of collections that the prior, a factor of 1, counts as when an interval is widened."""
+"""Weight of the prior when an interval is widened, as a number of collections. The prior is a
+factor of 1."""
 
 _PRIOR_NARROWER = 4.0
-"""Number of collections that the prior, a factor of 1, counts as when an interval is narrowed. It
-is larger, because a framework that was not measured may differ more."""
+"""Weight of the prior when an interval is narrowed, as a number of collections. This weight is
+larger than :data:`_PRIOR_WIDER`, because a framework that was not measured may differ more."""
 
 _FEWEST = 20  # A collection with fewer shapes of a kind does not count for that kind.
 _BOUNDS = (0.5, 4.0)  # Bounds of a factor.
@@ -54,7 +57,7 @@ class GroupErrors(NamedTuple):
     """Errors of the predictions for one collection, and the kind of each shape.
 
     ``relative`` has log(measured / predicted) of each shape, divided by the absolute value of the
-    interval's end on the same side. The result is −1 at the lower end and 1 at the upper end.
+    interval's end on the same side. The quotient is −1 at the lower end and 1 at the upper end.
     ``groups`` has the kinds, as :func:`shape_group` names them.
     """
 
@@ -66,8 +69,8 @@ def group_factors(collections: Sequence[GroupErrors]) -> dict[str, tuple[float, 
     """Compute the factors of an interval's two ends for each kind of shape.
 
     Each collection has the same weight. Fewer collections are needed to widen an interval than to
-    narrow it. In a leave-one-out test over the public tables, the intervals then contain at least
-    80% of the times of every GPU and of nearly every kind of shape.
+    narrow it. In a leave-one-out test over the public tables, the intervals multiplied by such
+    factors contain at least 80% of the times of every GPU and of nearly every kind of shape.
 
     Args:
         collections: errors of predictions by models that were not fitted to these collections.
@@ -106,7 +109,7 @@ def group_factors(collections: Sequence[GroupErrors]) -> dict[str, tuple[float, 
 def factors_of(
     problems: Sequence[Problem], factors: Mapping[str, tuple[float, float]]
 ) -> tuple[Array, Array]:
-    """Return the factors of the lower and of the upper end for each problem.
+    """Return the factors of the lower and of the upper end of each problem's interval.
 
     Args:
         problems: the problems.

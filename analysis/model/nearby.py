@@ -29,8 +29,8 @@ from kernels.problem import Gemm, Problem
 from kernels.timemodel.estimate import Array
 
 _DTYPES = {"bf16": "bf16", "fp16": "bf16", "fp8": "fp8"}
-"""Dtype of the collections that are used for each measured dtype. Both 16-bit dtypes run on the
-same arithmetic units, so collections in bf16 are used for fp16."""
+"""Dtype of the collections that are used for GEMMs of each measured dtype. Both 16-bit dtypes
+run on the same arithmetic units, so collections in bf16 are used for fp16."""
 
 _MOST_ROWS = 10_000  # with more measurements of a dtype, public tables do not help any more
 _MOST_SIBLINGS = 3
@@ -50,7 +50,7 @@ class Collection:
 
     @classmethod
     def from_rows(cls, machine: Machine, source: str, rows: pd.DataFrame) -> Collection:
-        """Convert the rows that :func:`analysis.imports.tables.read_rows` returns."""
+        """Make a collection from rows that :func:`analysis.imports.tables.read_rows` returned."""
         return cls(machine, source, gemms_of(rows), rows["time_us"].to_numpy(dtype=float) * 1e-6)
 
     def without(
@@ -60,7 +60,8 @@ class Collection:
 
         Args:
             shapes: M, N and K (columns) of each shape to leave out (rows).
-            levels: values of M, values of N and values of K. A shape with any of them is left out.
+            levels: values of M, of N and of K, one array each. A shape with any of these values is
+                left out.
         """
         sizes = sizes_of(self.gemms)
         removed = set(map(tuple, shapes.tolist()))
@@ -78,9 +79,9 @@ class Collection:
 def fitted_all(machine: Machine, collections: Sequence[Collection]) -> tuple[CollectionTrees, ...]:
     """Fit collections of a machine and of its siblings; those of the machine come first.
 
-    The machine's collections, and those that predictions come from before any measurement
-    (:func:`analysis.model.prior.leaders`), get finer trees than the others. Collections with fewer
-    than :data:`analysis.model.residual.MIN_ROWS` GEMMs are left out.
+    Finer trees are grown for the machine's collections, and for those that predict times before any
+    measurement (:func:`analysis.model.prior.leaders`). Collections with fewer than
+    :data:`analysis.model.residual.MIN_ROWS` GEMMs are left out.
 
     Args:
         machine: the machine whose times are predicted.
@@ -98,7 +99,7 @@ def fitted_all(machine: Machine, collections: Sequence[Collection]) -> tuple[Col
 
 
 def sizes_of(problems: Sequence[Problem]) -> NDArray[np.int64]:
-    """Return M, N and K (columns) of the (implied) GEMM of each problem (rows)."""
+    """Return M, N and K (columns) of each GEMM, or of each convolution's implicit GEMM (rows)."""
     gemms = (problem.implied_gemm for problem in problems)
     return np.array([(g.m, g.n, g.k) for g in gemms], dtype=np.int64).reshape(-1, 3)
 
@@ -109,13 +110,14 @@ def priors_for(recording: Recording, rows: pd.DataFrame) -> dict[str, Prior]:
     The tables are those of the machine and of its siblings. Shapes of the recording are left out of
     the tables, so that no prior is fitted to a shape that it predicts.
 
-    Only GEMMs of the vendor library in bf16, fp16 or fp8 get a prior, and only if there are at most
-    10,000 of the dtype. The result is empty for published recordings and for imported public
-    tables, because their models must not depend on what else was imported. It is also empty on a
-    CPU, without scikit-learn, and if no imported table has enough other shapes.
+    Only GEMMs of the vendor library in bf16, fp16 or fp8 get a prior, and only if at most 10,000
+    GEMMs of the dtype were measured. The result is empty for published recordings and for imported
+    public tables, because their models must not depend on what else was imported. It is also empty
+    for a CPU, if scikit-learn is not installed, and if no imported table has enough shapes that the
+    recording lacks.
 
     Args:
-        recording: the recording. Imported tables are looked up in the same results folder.
+        recording: the recording. Imported tables are looked up in the recording's results folder.
         rows: measured cases to which the model will be fitted.
     """
     if (

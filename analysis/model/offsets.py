@@ -1,21 +1,23 @@
 """Offsets: corrections of the formula that are learned from public tables.
 
 A collection is a public table of one machine, measured with one framework. For each collection of a
-machine or of its siblings (GPUs of the same generation), trees learn how the measured times differ
-from the formula. The offset of a shape is the weighted sum of these log ratios. Constants and
-weights are fitted together to the machine's measurements, and further trees learn what this fit
-misses (:func:`analysis.model.fitting.fit_group`).
+machine or of its siblings (GPUs of the same generation), trees learn log(measured / formula), which
+is how the measured times differ from the formula. The offset of a shape is a weighted sum of the
+log ratios that these trees predict. Constants and weights are fitted together to the machine's
+measurements, and further trees learn what this fit misses
+(:func:`analysis.model.fitting.fit_group`).
 
-A collection of the machine itself has one weight for each kind of limit, because the best table for
-the time of launches may not be the best one for the time of memory accesses. A collection of a
-sibling has a single weight. The differences between a sibling's collections show what a framework
-changes.
+A collection of the machine itself has one weight for each kind of limit, because the table that
+best predicts launch times may not be the one that best predicts memory times. A collection of a
+sibling has a single weight. Siblings are useful because the differences between their collections
+show what a framework changes.
 
-The trees must not grow from shapes that were measured on the machine itself. Otherwise they would
-predict these shapes better than others, and the fit would give the collections too much weight.
+The trees must not grow from shapes that were measured on the machine itself. Otherwise the trees
+would predict these shapes better than other shapes, and the fit would give the collections too much
+weight.
 
 Three alternatives were tried and predicted worse: Gaussian processes, boosted trees, and one set of
-trees for all machines with facts of the machine as features.
+trees for all machines whose features include datasheet values.
 """
 
 from __future__ import annotations
@@ -54,12 +56,12 @@ class TreeSettings:
 
 
 WHOLE = TreeSettings(64, 2)
-"""Settings for collections of the machine itself, and for those that predictions come from before
-any measurement (:func:`analysis.model.prior.leaders`)."""
+"""Settings for collections of the machine itself, and for those that predict times before any
+measurement (:func:`analysis.model.prior.leaders`)."""
 
 COARSE = TreeSettings(16, 4)
-"""Settings for all other collections of siblings. There are many of these and each has a small
-weight, so fewer and coarser trees are enough."""
+"""Settings for all other collections of siblings. There are many such collections, each with a
+small weight, so fewer and coarser trees are enough."""
 
 _JSON_SHAPE = {
     "source": str, "dtype": str, "rows": COUNT, "machine": dict, "constants": Each(Number()),
@@ -69,7 +71,7 @@ _JSON_SHAPE = {
 
 @dataclass(frozen=True)
 class CollectionTrees:
-    """Constants and trees that were fitted to one collection of one machine and dtype.
+    """Constants and trees that were fitted to one collection's GEMMs of one dtype.
 
     They predict warm times: operands that fit into the last-level cache are already in it.
 
@@ -91,7 +93,7 @@ class CollectionTrees:
 
     @property
     def name(self) -> str:
-        """Name in words, such as ``vLLM 0.24.0 of nvidia-h200``."""
+        """Name of the collection, such as ``vLLM 0.24.0 of nvidia-h200``."""
         return f"{self.source} of {self.machine.slug}"
 
     def constants_on(self, machine: Machine, dtype: str) -> Constants:
@@ -147,7 +149,7 @@ class CollectionTrees:
         return self.trees.predict(inputs.features(self.constants, guess))
 
     def to_json(self) -> dict[str, Any]:
-        """Return the document for calibration.json."""
+        """Return the constants and trees as an entry of calibration.json."""
         return {
             "source": self.source,
             "dtype": self.dtype,
@@ -162,8 +164,8 @@ class CollectionTrees:
         """Inverse of :meth:`to_json`.
 
         Raises:
-            KeyError, TypeError, ValueError: if a value is missing, invalid or unknown. A UserError
-                is a ValueError, too.
+            KeyError, TypeError, ValueError: if a value is missing, invalid or unknown. Invalid
+                facts of a machine raise a UserError, which is a ValueError.
         """
         if fault := misfit(data, _JSON_SHAPE):
             raise ValueError(fault)
@@ -181,11 +183,12 @@ class CollectionEstimates(NamedTuple):
     """Predictions of several collections for the same cases. In all arrays, a row is a case.
 
     Attributes:
-        columns: log of the ratio between the time that each collection (columns) predicts for a
-            case and the time from the formula with the first collection's constants.
-        deviations: standard deviation over the trees of each collection (columns).
+        columns: log(predicted / formula) of each collection (columns), where the formula uses the
+            first collection's constants for all collections.
+        deviations: standard deviation of the log ratios over the trees of each collection
+            (columns).
         shares: weight of each kind of limit (columns). It is proportional to the fourth power of
-            the kind's time in the case, and the weights of a case sum to one.
+            the time that these limits take in the case. The weights of a case sum to 1.
     """
 
     columns: Array
@@ -194,7 +197,7 @@ class CollectionEstimates(NamedTuple):
 
     @classmethod
     def from_trees(cls, collections: Sequence[CollectionTrees], inputs: Inputs) -> Self:
-        """Predict GEMMs with each collection, from the formula and the collection's trees."""
+        """Predict GEMMs with each collection's formula and trees."""
 
         def estimate_with(collection: CollectionTrees) -> Estimate:
             return inputs.estimate(collection.constants_on(inputs.machine, inputs.dtype))
@@ -223,12 +226,12 @@ class CollectionEstimates(NamedTuple):
         return type(self)(*(array[positions] for array in self))
 
     def regressors(self, same_machine: Sequence[bool]) -> Array:
-        """Return the matrix whose product with the weights is the offset of each case.
+        """Return the matrix that gives each case's offset when it is multiplied by the weights.
 
         Args:
-            same_machine: for each collection, True if it was measured on the machine itself. It
-                then has one weight and one column for each kind of limit. Otherwise it has only one
-                weight and one column.
+            same_machine: for each collection, True if it was measured on the machine itself. Such a
+                collection has one weight and one column for each kind of limit. A sibling's
+                collection has only one weight and one column.
         """
         # Each collection's column keeps a second axis, so that it can be multiplied by the shares.
         columns = self.columns.T[:, :, None]
@@ -242,7 +245,7 @@ class CollectionEstimates(NamedTuple):
 
 @dataclass(frozen=True)
 class Offsets:
-    """Weighted sum of the log ratios that several collections predict.
+    """Correction of the formula: a weighted sum of the log ratios that several collections predict.
 
     ``weights`` has three weights for each collection, one per kind of limit: launch, work of the
     SMs, and memory.
@@ -258,12 +261,12 @@ class Offsets:
         same_machine: Sequence[bool],
         weights: Sequence[float],
     ) -> Self:
-        """Read the weights that a regression found.
+        """Make offsets from the weights that a regression found.
 
         Args:
             collections: the collections.
             same_machine: for each collection, True if it was measured on the machine itself. A
-                sibling's collection has a single weight, which holds for each kind of limit.
+                sibling's collection has a single weight for all kinds of limits.
             weights: weight of each column of :meth:`CollectionEstimates.regressors`.
         """
         remaining_weights = iter(weights)
@@ -277,9 +280,9 @@ class Offsets:
 
     @staticmethod
     def weights_by_column(same_machine: Sequence[bool], weights: Sequence[float]) -> list[float]:
-        """Repeat the weight of each collection for each of its regressors.
+        """Repeat each collection's weight, once for each column of its regressors.
 
-        The result has a weight for each column of :meth:`CollectionEstimates.regressors`.
+        The result has one weight for each column of :meth:`CollectionEstimates.regressors`.
 
         Args:
             same_machine: for each collection, True if it was measured on the machine itself and
@@ -293,7 +296,7 @@ class Offsets:
 
     @classmethod
     def from_weights(cls, collections: Sequence[CollectionTrees], weights: Sequence[float]) -> Self:
-        """Give each collection a single weight, which holds for all kinds of limits."""
+        """Make offsets in which each collection has one weight for all kinds of limits."""
         return cls(tuple(collections), tuple((weight,) * len(_KINDS) for weight in weights))
 
     def estimates(self, inputs: Inputs) -> CollectionEstimates:
@@ -305,10 +308,10 @@ class Offsets:
         return np.sum(estimates.columns * self._weights_by_case(estimates), axis=1)
 
     def spread(self, estimates: CollectionEstimates) -> Array:
-        """Return the relative spread of each offset's error, from how much the trees disagree.
+        """Return the relative spread of each offset's error, based on how the trees disagree.
 
-        It is 1 where the trees agree, and grows with the ratio of their disagreement to the usual
-        one.
+        The spread is 1 where the trees agree. It grows with the ratio of their disagreement to
+        :data:`_USUAL_DISAGREEMENT`.
         """
         weighted = estimates.deviations * self._weights_by_case(estimates)
         return np.hypot(1.0, np.hypot.reduce(weighted, axis=1) / _USUAL_DISAGREEMENT)
@@ -319,19 +322,19 @@ class Offsets:
 
     @property
     def source(self) -> str:
-        """Collections in words: one or two by name, more of them as a count for each machine."""
+        """Collections in words: names if there are at most two, else a number for each machine."""
         if len(self.collections) <= 2:
             return " and ".join(collection.name for collection in self.collections)
         counts = Counter(collection.machine.slug for collection in self.collections)
         return "public tables: " + ", ".join(f"{count} of {slug}" for slug, count in counts.items())
 
     def named_weights(self) -> dict[str, list[float]]:
-        """Return the weights for each kind of limit, by the name of the collection."""
+        """Return each collection's weights for the kinds of limits, by the collection's name."""
         pairs = zip(self.collections, self.weights, strict=True)
         return {collection.name: list(values) for collection, values in pairs}
 
     def to_json(self) -> dict[str, Any]:
-        """Return the document for calibration.json."""
+        """Return the offsets as an entry of calibration.json."""
         return {
             "weights": [list(weights) for weights in self.weights],
             "collections": [collection.to_json() for collection in self.collections],
@@ -350,5 +353,5 @@ class Offsets:
         collections = tuple(CollectionTrees.from_json(entry) for entry in data["collections"])
         weights = tuple(tuple(row) for row in data["weights"])
         if not collections or [len(row) for row in weights] != [len(_KINDS)] * len(collections):
-            raise ValueError("each collection needs one weight for each kind of limit")
+            raise ValueError("each collection must have one weight for each kind of limit")
         return cls(collections, weights)

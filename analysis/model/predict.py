@@ -1,4 +1,4 @@
-"""The time model: the formula of the estimate, with constants and trees fitted to measurements.
+"""The time model: a formula, with constants and correcting trees that are fitted to measurements.
 
 A group is all cases with the same implementation, operation (with its pass) and dtype. Each group
 has separate constants, errors and intervals. A group without measurements uses its prior
@@ -84,7 +84,7 @@ def model_from_json(machine: Machine, data: Mapping[str, Any]) -> Model:
 class PartialPrediction:
     """Estimates of some cases of a query, with the 90% range of log(measured / predicted) of each.
 
-    ``positions`` are those of the cases in the query.
+    ``positions`` has the position of each case in the query.
     """
 
     positions: NDArray[np.intp]
@@ -121,8 +121,8 @@ class Prediction:
     def frame(self) -> pd.DataFrame:
         """Return the predictions as columns of predicted.csv, one row per case.
 
-        The columns are times in µs, what limits them, algorithm, tiles, efficiencies and traffic in
-        bytes.
+        The columns are the predicted time and its interval in µs, the limit, the time of each limit
+        in µs, the algorithm, tiles, efficiencies and memory traffic in bytes.
         """
         guess = self.estimate
         tiles = [f"{bm:.0f}x{bn:.0f}" for bm, bn in zip(guess.bm, guess.bn, strict=True)]
@@ -154,7 +154,7 @@ LIMIT_WORDS = {
     "latency": "limited by the latency of each step along K",
     "memory": "limited by memory bandwidth",
 }
-"""Words for each of :data:`kernels.timemodel.estimate.LIMITS`."""
+"""Description of each limit in :data:`kernels.timemodel.estimate.LIMITS`."""
 
 _CORES = {"gpu": "SMs", "cpu": "cores"}
 

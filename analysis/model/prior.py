@@ -1,10 +1,10 @@
 """Priors: what is assumed about the times on a machine before any of them is measured.
 
-A sibling of a machine is another GPU of its generation. A fit starts from the first prior that
-exists in this list:
+A sibling of a machine is another GPU of its generation. A fit starts from the first of these priors
+that exists:
 
 1. imported public tables of the machine and of its siblings;
-2. constants that are shipped for the machine;
+2. constants that Rooftile ships for the machine;
 3. shipped constants of a sibling, scaled according to the two datasheets;
 4. the mean of the shipped constants of all generations, scaled in the same way;
 5. prior 2, 3 or 4 of another dtype (:func:`shared_prior`);
@@ -12,18 +12,18 @@ exists in this list:
 
 Each prior has an uncertainty. Its ``scale`` is the error that all shapes of a machine share, and
 its ``shape`` the error of a single shape once the shared error is corrected. Both errors were
-learned from public tables, except for tf32 and for the default constants. The larger the
-uncertainty is, the further measurements of the machine move a fit away from the prior. A few
-measurements change little more than the scale, because it is the least certain and all measurements
-share it. More measurements also change single constants and the weights of public tables, and
-finally trees grow from them (:mod:`analysis.model.fitting`).
+estimated from public tables, except for tf32 and for the default constants. The larger the
+uncertainty is, the more a fit moves away from the prior when the machine is measured. A few
+measurements change almost only the scale, because it is the least certain part and all measurements
+share it. More measurements also change single constants and the weights of public tables. Enough
+measurements make it possible to grow trees (:mod:`analysis.model.fitting`).
 
 The 90% interval of the prior becomes narrower as measurements determine the scale. An interval from
-held-out errors of the machine's own measurements replaces it gradually
+held-out errors on the machine's own measurements gradually replaces the prior's interval
 (:mod:`analysis.model.calibrate`).
 
-A sibling's constants are used only if the two datasheets differ by no more than those of measured
-siblings do, because the interval was learned from pairs of measured siblings
+A sibling's constants are used only if the two datasheets differ by no more than the datasheets of
+two measured siblings do, because the interval was learned from pairs of measured siblings
 (:func:`nearest_sibling`).
 """
 
@@ -59,28 +59,29 @@ from kernels.timemodel.constants import (
 )
 
 DTYPE = "bf16"
-"""Dtype that priors are learned from. Public tables have few times in other dtypes, or none."""
+"""Dtype of the public times from which priors are learned. Public tables have few times in other
+dtypes, or none."""
 
 GROUP = f"{LIBRARY} gemm {DTYPE}"
-"""Name of the group of bf16 GEMMs by the vendor library, as :class:`analysis.model.predict.Model`
-uses it."""
+"""Name of the group of bf16 GEMMs that the vendor library computes, as
+:class:`analysis.model.predict.Model` uses it."""
 
 TWINS = {"bf16": "fp16", "fp16": "bf16"}
-"""The 16-bit dtypes, each with the other one. Both run on the same arithmetic units."""
+"""The other 16-bit dtype for each 16-bit dtype. Both run on the same arithmetic units."""
 
 _TWIN_WIDER = 1.1
-"""Factor by which the interval widens where one 16-bit dtype is predicted from the other.
+"""Factor by which the interval widens if a fit to one 16-bit dtype predicts the other.
 
-It was checked on fp16 Llama layers on an H100 (casys-kaist/LLMServingSim, 10,240 times). The
-shipped bf16 constants predict these times with a mean error of 5.7%, and the 90% interval contains
-97% of them (results/accuracy/every-m.jsonl)."""
+This factor was checked on fp16 Llama layers on an H100 (casys-kaist/LLMServingSim, 10,240 times).
+The shipped bf16 constants predict these times with a mean error of 5.7%, and the 90% interval
+contains 97% of them (results/accuracy/every-m.jsonl)."""
 
 _SM_EXPONENT = 0.75
 """Exponent with which an SM's read and write rates follow its arithmetic rate across generations.
 
-With an exponent of 1, graphics GPUs would be predicted too slow, because only their 16-bit
-arithmetic rate is halved. The value was chosen by predicting the public tables of each generation
-from the constants of the other generations."""
+With an exponent of 1, graphics GPUs would be predicted too slow, because their 16-bit arithmetic
+rate is halved but their read and write rates are not. The value was chosen because constants of the
+other generations then predict the public tables of each generation best."""
 _TREES_MISFIT = 0.05  # Spread.misfit of a prior from public tables.
 _NORMAL = 1.645  # Half-width of a normal distribution's 90% interval, in standard deviations.
 _FACTOR_OF_TWO = "a factor of two either way"
@@ -94,7 +95,7 @@ class Spread:
     Attributes:
         scale: error that all shapes of a machine share.
         shape: error of a single shape once the shared error is corrected.
-        constants: error of a single constant's logarithm once the shared error is corrected. This
+        constants: error of the logarithm of one constant once the shared error is corrected. This
             error is a part of ``shape``.
         misfit: error of a single shape that remains even with the best constants.
     """
@@ -122,25 +123,25 @@ class Spread:
 UNKNOWN = Spread(scale=0.37, shape=0.2, constants=1.0)
 """Spread of a prior whose errors were never measured.
 
-Scale and shape together give the interval :data:`analysis.model.fit.UNCALIBRATED`. The spread of
-the constants is wide, because the default constants of a CPU are only a starting point."""
+Scale and shape together result in the interval :data:`analysis.model.fit.UNCALIBRATED`. The spread
+of the constants is wide, because the default constants of a CPU are only a starting point."""
 
 
 @dataclass(frozen=True)
 class Prior:
-    """Prior of one group: predictions use it until the machine is measured, and fits start from it.
+    """Prior of one group: it predicts times until the machine is measured, and fits start from it.
 
     Attributes:
         fit: constants and offsets, with the intervals that hold before any measurement.
         kind: where the prior comes from: ``public``, ``shipped``, ``generation`` or ``none``, as in
             :class:`analysis.model.basis.Basis`.
         source: where the prior comes from, in words for the user.
-        spread: how far the prior may be off.
+        spread: uncertainty of the prior.
         warm: True if ``fit`` predicts warm times: operands that fit into the last-level cache are
             already in it.
-        collections: public tables with trees. A fit to measurements changes their weights.
-        leading: positions of those ``collections`` that predictions come from before any
-            measurement.
+        collections: public tables with trees. A fit to measurements changes the weights of these
+            tables.
+        leading: positions of the ``collections`` that predict times before any measurement.
     """
 
     fit: Fit
@@ -153,7 +154,7 @@ class Prior:
 
     @classmethod
     def bare(cls, constants: Constants, spread: Spread = UNKNOWN) -> Prior:
-        """Make a prior of constants only. Its interval follows from ``spread``."""
+        """Make a prior that only has constants. Its interval follows from ``spread``."""
         end = _NORMAL * spread.after(0)
         return cls(Fit(constants, low=-end, high=end, aligned_only=True), "none", "", spread)
 
@@ -171,8 +172,8 @@ class Prior:
 
 
 _TREES_ERROR = 0.04
-"""Typical standard deviation of log(measured / predicted) if a public table is predicted by its
-fit."""
+"""Typical standard deviation of log(measured / predicted) if a fit to a public table predicts the
+times of this table."""
 
 
 def prior_from_tables(
@@ -184,15 +185,15 @@ def prior_from_tables(
     measurement, predictions come from the machine's first collection. If the machine has none, they
     come from the first collection of each sibling, all with equal weights.
 
-    The interval is the one learned from the differences between frameworks. It is a multiple of the
-    model's error. This error was measured for the tables from which the interval was learned, but
-    is not known here, so a typical error is assumed.
+    The interval was learned from the differences between frameworks, as a multiple of the model's
+    error. The model's error is known for the tables from which the interval was learned. It is not
+    known for the given collections, so a typical error is assumed.
 
     Args:
         machine: the machine whose times are predicted.
         dtype: dtype of the predicted GEMMs; the collections may have the other 16-bit dtype.
         collections: public tables with trees, the most trusted first.
-        query: shapes to be measured or predicted. They determine how much the trees typically
+        query: shapes to be measured or predicted. The query determines how much the trees typically
             disagree.
     """
     leading = leaders(machine, [collection.machine for collection in collections])
@@ -228,7 +229,7 @@ def prior_from_tables(
 
 
 def leaders(machine: Machine, machines: Sequence[Machine]) -> list[int]:
-    """Return the positions of the collections to predict from before a machine is measured.
+    """Return the positions of the collections that predict times before a machine is measured.
 
     These are the machine's first collection or, if it has none, the first of each sibling.
 
@@ -243,11 +244,11 @@ def leaders(machine: Machine, machines: Sequence[Machine]) -> list[int]:
 
 
 def software_of(slug: str, dtype: str = DTYPE) -> SoftwareRange:
-    """Return how far other frameworks' times lie from predictions, as multiples of the spread.
+    """Return how far other frameworks' times are from predictions, as multiples of the spread.
 
-    The range was learned from bf16 on all machines. It is widened if frameworks differ more on this
-    machine. For fp8 it is as wide as for an unmeasured machine, because each framework quantises in
-    a different way.
+    The range was learned from bf16 times of all measured machines. It is widened if frameworks
+    differ more on this machine. For fp8, the range is as wide as for an unmeasured machine, because
+    frameworks quantise in different ways.
     """
     if dtype == "fp8":
         # Even a prediction without any model error must get the interval UNCALIBRATED. Its spread
@@ -262,10 +263,10 @@ def software_of(slug: str, dtype: str = DTYPE) -> SoftwareRange:
 
 
 def factors_of_prior(kind: str, generation: str) -> dict[str, tuple[float, float]]:
-    """Return the factors of an interval's two ends for each kind of shape.
+    """Return the factors by which an interval's two ends are multiplied, for each kind of shape.
 
-    :mod:`analysis.model.groups` explains the kinds of shapes. The result is empty if no factors
-    were learned for the generation.
+    The kinds of shapes are explained in :mod:`analysis.model.groups`. The result is empty if no
+    factors were learned for the generation.
 
     Args:
         kind: kind of the prior, ``public`` or ``shipped``.
@@ -278,10 +279,10 @@ def factors_of_prior(kind: str, generation: str) -> dict[str, tuple[float, float
 def shift_of(slug: str, group: str = GROUP) -> Shift:
     """Return the expected difference in time between a machine's table and other frameworks.
 
-    It is zero if no fit is shipped for the machine and the group.
+    The difference is zero if Rooftile ships no fit for this machine and group.
 
     Args:
-        slug: the machine.
+        slug: slug of the machine.
         group: implementation, operation and dtype, as in :func:`analysis.model.query.group_of`.
     """
     machines = shipped_fits()["machines"]
@@ -296,10 +297,11 @@ def floor_sentences(slug: str | None = None) -> list[str]:
     No model can be expected to predict another framework with a smaller error: this is the floor.
 
     Args:
-        slug: the machine; None for all machines.
+        slug: slug of the machine; None for all machines.
 
     Returns:
-        A sentence for each pair of versions with which a machine was measured.
+        One sentence for each pair of versions of a framework that were measured on the same
+        machine.
     """
     return [
         f"Floor on {pair['machine']}: the times of {pair['earlier']} predict those of "
@@ -323,9 +325,10 @@ def prior_without_tables(machine: Machine, group: str) -> Prior:
 def _measured_prior(machine: Machine, group: str) -> Prior | None:
     """Return the prior from constants that were fitted to public tables.
 
-    These are the first that exist in this list: the constants of the machine, those of its nearest
-    sibling, and the mean of all generations. The last two exist only for bf16 GEMMs of the vendor
-    library, on machines that compute bf16. The result is None if the group has no such constants.
+    The constants are the first of these that exist: those of the machine, those of its nearest
+    sibling, or the mean of all generations. The constants of a sibling and the mean are only used
+    for bf16 GEMMs of the vendor library, on machines that support bf16. The result is None if the
+    group has no such constants.
     """
     shipped = shipped_fits()
     # 1. Use the constants shipped for the machine. The factors for kinds of shapes were learned
@@ -367,11 +370,11 @@ def _measured_prior(machine: Machine, group: str) -> Prior | None:
 
 
 def _twin_prior(machine: Machine, group: str) -> Prior | None:
-    """Derive a prior for a 16-bit dtype from the other 16-bit dtype, or one for tf32 from bf16.
+    """Derive a prior for fp16 from bf16, for bf16 from fp16, or for tf32 from bf16.
 
     The result is None for any other dtype. It is also None if the machine lacks one of the two
-    dtypes, if both have 16 bits but different peaks, or if the dtype to derive from has no prior
-    from public tables.
+    dtypes, if the two 16-bit dtypes have different peaks, or if the other dtype has no prior from
+    public tables.
     """
     operation, _, dtype = group.rpartition(" ")
     twin = TWINS.get(dtype, DTYPE if dtype == "tf32" else None)
@@ -384,9 +387,9 @@ def _twin_prior(machine: Machine, group: str) -> Prior | None:
 def shared_prior(twin_prior: Prior, machine: Machine, twin: str, dtype: str) -> Prior | None:
     """Derive a prior for one dtype from the prior of another dtype.
 
-    A prior for tf32 takes only the constants of the other dtype, together with the peak of tf32.
-    A prior for any other dtype keeps everything but has wider intervals; the result is None if the
-    two dtypes have different peaks.
+    A prior for tf32 only uses the constants of the other dtype. Its times follow from the peak of
+    tf32. A prior for any other dtype is a copy with wider intervals, or None if the two dtypes have
+    different peaks.
 
     Args:
         twin_prior: the prior of ``twin``.
@@ -410,8 +413,8 @@ def shared_prior(twin_prior: Prior, machine: Machine, twin: str, dtype: str) -> 
 def _default(machine: Machine, group: str) -> Prior:
     """Return a prior from the default constants of the machine's generation.
 
-    Its interval is a factor of two either way. It is narrower for fp32 GEMMs on a GPU with the
-    compute capability of a measured one (:func:`is_fp32_known`).
+    Its interval is a factor of two either way, except that it is narrower for fp32 GEMMs on a GPU
+    with the compute capability of a measured one (:func:`is_fp32_known`).
     """
     dtype = group.rpartition(" ")[2]
     is_known = is_fp32_known(machine, group)
@@ -419,7 +422,7 @@ def _default(machine: Machine, group: str) -> Prior:
     fit = Fit(default_constants(machine.generation, dtype), low=low, high=high, aligned_only=True)
     origin = measured_on(machine.generation, dtype)
     if origin is None:
-        source = f"constants that were never measured, with an interval of {_FACTOR_OF_TWO}"
+        source = f"constants not fitted to any machine, with an interval of {_FACTOR_OF_TWO}"
         return Prior(fit, "none", source, UNKNOWN)
     kind = "generation" if known_machine(origin).generation == machine.generation else "none"
     interval = _FP32_WORDS if is_known else _FACTOR_OF_TWO
@@ -442,7 +445,8 @@ def is_fp32_known(machine: Machine, group: str) -> bool:
 def sibling_pairs(measured: Iterable[str]) -> list[tuple[Machine, Machine]]:
     """Return all ordered pairs of measured machines of one generation.
 
-    The constants of the first machine of a pair can predict the second one.
+    In each pair, the constants of the first machine are used to predict the times of the second
+    one.
 
     Args:
         measured: slugs of the measured machines.
@@ -453,17 +457,17 @@ def sibling_pairs(measured: Iterable[str]) -> list[tuple[Machine, Machine]]:
 
 
 def nearest_sibling(machine: Machine, measured: Iterable[str]) -> Machine | None:
-    """Return the measured machine of the same generation that is most like a machine, if any.
+    """Return the measured machine of the same generation that is most similar to a machine.
 
-    Neither the peak nor the bandwidth of the two machines may differ by a larger factor than
-    between any two measured machines of one generation. If several machines qualify, the result is
-    the one with the smallest product of the two factors. An L4 or an RTX 4090 therefore does not
-    take the constants of an L40S, nor an H20 those of an H200: no measurement shows that constants
-    carry over that far. The datasheet facts compared here do not include the power limit, which is
-    lower for a card on PCIe.
+    The peaks of the two machines may differ by at most the largest factor between two measured
+    machines of one generation. The same holds for their bandwidths. If several machines qualify,
+    the result is the one with the smallest product of the two factors. An L4 or an RTX 4090
+    therefore does not take the constants of an L40S, nor an H20 those of an H200: no measurement
+    shows that constants can be used for machines that differ so much. The comparison ignores the
+    power limit, which is lower for a card on PCIe.
 
     The result is None if no machine qualifies, if no two measured machines belong to one
-    generation, or if the machine does not compute bf16.
+    generation, or if the machine does not support bf16.
 
     Args:
         machine: the machine that needs constants.
@@ -496,13 +500,13 @@ def _log_factors(first: Machine, second: Machine) -> tuple[float, float]:
 
 
 def carried_fit(fit: Fit, origin: Machine, machine: Machine, learned: SoftwareRange) -> Fit:
-    """Carry the fit of one machine over to another machine that was not measured.
+    """Convert the fit of one machine to a fit for another machine that was not measured.
 
     The new interval contains both the learned interval and that of the fit, because constants are
-    never more certain on another machine than on the one whose times were fitted.
+    never more certain for another machine than for the machine whose times were fitted.
 
     Args:
-        fit: the fit to carry over.
+        fit: the fit to convert.
         origin: the machine whose times were fitted.
         machine: the machine whose times are predicted.
         learned: 90% range of the errors of such predictions, learned from pairs of machines.
@@ -515,11 +519,11 @@ def carried_fit(fit: Fit, origin: Machine, machine: Machine, learned: SoftwareRa
 
 
 def mean_fit(measured: Mapping[str, Constants], machine: Machine, learned: SoftwareRange) -> Fit:
-    """Average the constants of measured machines for a machine without a sibling like it.
+    """Average the constants of measured machines for a machine without a similar sibling.
 
     Each machine's constants are first scaled according to the two datasheets. Every generation has
-    the same weight. The mean predicts better than the constants of a single machine, even of one
-    from the nearest generation.
+    the same weight. The mean predicts better than the constants of a single machine, even if this
+    machine is from the nearest generation.
 
     Args:
         measured: constants of the measured machines, by slug.

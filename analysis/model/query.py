@@ -22,7 +22,7 @@ class Query:
 
     Attributes:
         problems: the problems.
-        implementations: names of the libraries or kernels that compute them.
+        implementations: name of the library or kernel that computes each problem.
         configs: config of a hand-written kernel; empty for the default one and for libraries.
         cached: True if operands that fit into the last-level cache are already in it.
         sustained: True if launches follow each other without pauses, False for bursts.
@@ -62,7 +62,7 @@ class Query:
 
     @classmethod
     def from_rows(cls, rows: pd.DataFrame) -> Query:
-        """Make a query of the measured cases in a table with the columns of measurements.csv."""
+        """Make a query from the measured cases in a table with the columns of measurements.csv."""
         return cls(
             problems_of(rows),
             rows["implementation"].tolist(),
@@ -77,7 +77,7 @@ class Query:
         return np.array([group_of(name, problem) for name, problem in pairs], dtype=object)
 
     def take(self, positions: NDArray[np.intp]) -> Query:
-        """Return a query of the cases at the given positions."""
+        """Return a query with only the cases at the given positions."""
         columns = []
         for field in fields(self):
             values = getattr(self, field.name)

@@ -2,8 +2,8 @@
 
 A vendor library may choose another kernel from one shape to the next, so the formula's error
 changes abruptly. Trees can model such jumps. Where the trees disagree, their prediction is less
-certain. Trees are kept only if they predict held-out measurements better than noise would. On top
-of public tables, their predictions are shrunk instead.
+certain. Trees are kept only if they predict held-out measurements better than noise would. If
+public tables already correct the formula, the trees' predictions are shrunk instead.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ from analysis.model.forest import Forest
 from kernels.timemodel.estimate import Array
 
 MIN_ROWS = 48
-"""Smallest number of measurements from which trees grow. Fewer show too little about where the
+"""Smallest number of measurements from which trees grow. Fewer measurements do not show where the
 formula is wrong."""
 
 MANY_ROWS = 10_000
 """Number of measurements above which trees are judged on a sample, and outliers are not clipped.
 
-Among so many measurements, a time far from the others is not noise, because similar shapes confirm
-it. An example is a weight whose size is a power of two, which hits the cache unusually often."""
+Among so many measurements, an unusually long or short time is not noise, because similar shapes
+confirm it. For example, a weight matrix whose size is a power of two is found in the cache
+unusually often."""
 
 _MIN_CORRELATION = 2.0  # Smallest correlation, in standard errors; pure noise passes once in 40.
 _MAD_TO_STD = 1.4826  # Ratio of normal values' standard deviation to their MAD.
@@ -38,8 +39,9 @@ _TREES = 64  # Number of trees; twice as many would reduce the error by 1% of it
 _TREES_OF_A_FOLD = 48  # Number of trees in a fold of many measurements, where growing takes long.
 
 _FEATURES_OF_MANY = 0.6
-"""Share of the features that a node tries if there are many measurements. Trying only these halves
-the time to grow the trees, and increases the error by a few percent of its value."""
+"""Share of the features that a node tries if there are more than :data:`MANY_ROWS` measurements.
+With this share, trees grow in half the time. It increases the error by a few percent of its
+value."""
 
 _MIN_LEAF_ROWS = 2  # A leaf of one row would reproduce all of its noise.
 _MIN_SPREAD = 0.005  # Smallest spread, as a log ratio: no machine repeats a time more precisely.
@@ -53,8 +55,8 @@ class Residual:
 
     Attributes:
         trees: trees that predict log(measured / formula).
-        seen: median disagreement about rows from which the trees grew, or a minimum if the median
-            is below it. It is added in quadrature to the disagreement about any row.
+        seen: median disagreement about rows from which the trees grew, but at least
+            :data:`_MIN_SPREAD`. It is added in quadrature to the disagreement about any row.
         unseen: median of this sum over held-out rows.
     """
 
@@ -66,21 +68,22 @@ class Residual:
         """Predict log(measured / formula) for each row of features.
 
         Returns:
-            The log ratios, and the trees' disagreement about each row relative to its median for
-            held-out rows. It is typically 1.
+            The log ratios, and the trees' disagreement about each row, divided by the median
+            disagreement about held-out rows. The quotient is typically 1.
         """
         mean, deviation = self.trees.predict(features)
         return mean, np.hypot(deviation, self.seen) / self.unseen
 
     def to_json(self) -> dict[str, Any]:
-        """Return the document for calibration.json."""
+        """Return the trees and their disagreement as an entry of calibration.json."""
         return {"trees": self.trees.to_json(), "seen": self.seen, "unseen": self.unseen}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         """Inverse of :meth:`to_json`.
 
-        Older files have no trees, but features and log ratios. The trees then grow from these.
+        Older files contain features and log ratios instead of trees. The trees are then grown from
+        these arrays.
 
         Raises:
             KeyError, TypeError, ValueError: if a value is missing, ``seen`` or ``unseen`` is not a
@@ -106,16 +109,16 @@ def fit_residual(
 ) -> Residual | None:
     """Grow trees, and return them if they predict held-out rows better than noise would.
 
-    The result is None if they do not, if shrinking leaves nothing of their predictions, if there
-    are too few rows, or if scikit-learn is not installed.
+    The result is None if they do not, if shrinking reduces their predictions to zero, if there are
+    too few rows, or if scikit-learn is not installed.
 
     Args:
         features: array of shape (measured cases, features).
         log_ratios: log(measured / predicted) of each case.
         shrunk: if True, the trees' predictions are multiplied by the factor from 0 to 1 that fits
-            held-out rows best. If False, the trees are kept as they are or not at all. On top of
-            public tables, trees improve predictions so little that a few hundred rows cannot show
-            whether to keep them.
+            held-out rows best. If False, the trees are kept as they are or not at all. If public
+            tables already correct the formula, trees improve predictions so little that a few
+            hundred rows cannot show whether to keep them.
         part_of: number of all rows, if the given rows are the training rows of one fold; otherwise
             None. This number then decides whether there are many rows, so that the trees of a fold
             grow in the same way as those of the final fit.
@@ -179,8 +182,8 @@ def _beats_noise(predicted: Array, log_ratios: Array) -> bool:
     """Return True if held-out predictions correlate with the true log ratios more than noise would.
 
     A comparison of squared errors would be more direct, but with a few hundred rows, outliers make
-    it too noisy. Such a comparison rejected trees that reduced the error by a seventh on all rows
-    but outliers.
+    it too noisy. Such a comparison once rejected trees that, apart from outliers, reduced the error
+    by a seventh.
     """
     # Constant predictions have a covariance and a scale of 0. Without this minimum of the scale,
     # they would pass.
@@ -191,7 +194,7 @@ def _beats_noise(predicted: Array, log_ratios: Array) -> bool:
 
 
 def _best_factor(predicted: Array, log_ratios: Array) -> float:
-    """Return the factor from 0 to 1 with which held-out predictions fit the log ratios best.
+    """Return the factor from 0 to 1 that makes held-out predictions fit the log ratios best.
 
     The factor comes from a weighted least-squares fit without a constant term. The weights make a
     large error count in proportion to its size, not to its square.

@@ -1,9 +1,9 @@
 """Expected difference in time between a table's framework and other frameworks.
 
-On the machine itself, the difference is unknown until it is measured. But frameworks differ in much
-the same way on the machine's siblings, the other GPUs of its generation. They differ in the cost of
-a launch, and in the values of operands, which affect the clocks. The expected difference is
-therefore learned from the siblings' tables, as a function of the time of a GEMM.
+On the machine itself, the difference is unknown until it is measured. However, frameworks differ in
+much the same way on the machine's siblings, the other GPUs of its generation. The differences come
+from the cost of a launch, and from the values of operands, which affect the clocks. The expected
+difference is therefore learned from the siblings' tables, as a function of the time of a GEMM.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from kernels.common.documents import Number, misfit
 from kernels.timemodel.estimate import Array
 
 _EDGES_US = (0.0, 4.0, 8.0, 16.0, 32.0, 64.0, 256.0, 1024.0, np.inf)
-"""Edges of the ranges of times in which a difference is learned, in µs."""
+"""Edges of the ranges of times, in µs. In each range, one difference is learned."""
 
 _ASSUMED_SIBLINGS = 3.0
-"""Number of additional siblings that are assumed to show no difference. With a single measured
-sibling, the expected difference is therefore a quarter of the measured one."""
+"""Number of imaginary siblings without any difference, which shrink the learned difference. With a
+single measured sibling, the expected difference is therefore a quarter of the measured one."""
 
 _SHAPE = {name: [Number(-50, 50)] for name in ("log_seconds", "log_ratios")}
 
 
 class CollectionPair(NamedTuple):
-    """Times of two collections of one machine, at the shapes that both have.
+    """Times of two collections of one machine, for the shapes that both collections contain.
 
-    ``seconds`` are the times in the machine's table. ``log_ratios`` are the logs of the ratios of
-    the other collection's times to these times.
+    ``seconds`` are the times in the machine's table. ``log_ratios`` are log(time in the other
+    collection / time in the machine's table).
     """
 
     seconds: Array
@@ -46,24 +46,26 @@ class CollectionPair(NamedTuple):
 
 @dataclass(frozen=True)
 class Shift:
-    """Expected log ratio of another framework's time to the time in a table.
+    """Expected log of the ratio of another framework's time to the time in a table.
 
-    It is a function of the table's time, given by knots: it is linear in the log of the seconds
-    between the knots, and constant beyond them. Without any knot it is zero.
+    The log ratio is a function of the table's time, given by knots. It is linear in log(seconds)
+    between two knots, and constant outside them. Without any knot, the log ratio is zero.
     """
 
     log_seconds: tuple[float, ...] = ()
     log_ratios: tuple[float, ...] = ()
 
     def applied(self, seconds: Array) -> Array:
-        """Return the expected seconds with another framework, given those in the table."""
+        """Return the expected seconds with another framework, given the seconds in the table."""
         if not self.log_seconds:
             return seconds
         return seconds * np.exp(np.interp(np.log(seconds), self.log_seconds, self.log_ratios))
 
     @classmethod
     def learned(cls, siblings: Sequence[Sequence[CollectionPair]]) -> Self:
-        """Learn a shift from siblings, closer to their full difference the more siblings there are.
+        """Learn a shift from siblings.
+
+        The more siblings there are, the closer the shift is to their full difference.
 
         Args:
             siblings: for each sibling, its table paired with each of its other collections.
@@ -111,14 +113,14 @@ def _knot(siblings: Sequence[Sequence[CollectionPair]]) -> tuple[float, float]:
     """Compute the knot of a shift for one range of times.
 
     The log ratio is a weighted median. All siblings have the same weight, and all collections of a
-    sibling share its weight equally. The median is then shrunk towards zero, less so the more
-    siblings there are.
+    sibling share its weight equally. The median is then shrunk towards zero. The more siblings
+    there are, the less it is shrunk.
 
     Args:
         siblings: for each sibling, pairs of collections with at least one shape in the range.
 
     Returns:
-        The median log of the table's seconds, and the expected log ratio.
+        The median of log(seconds in the table), and the expected log ratio.
     """
     weights = [
         np.full(len(pair.seconds), 1 / len(pairs) / len(pair.seconds))

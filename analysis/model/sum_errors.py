@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 from kernels.timemodel.estimate import Array
 
 LEVEL_CORRELATION = 0.5
-"""Assumed correlation of the errors of two GEMMs' times in one step. A kernel that is slower than
-predicted is usually slower for several shapes."""
+"""Assumed correlation between the errors of the times of two GEMMs in a step. A kernel that is
+slower than predicted for one shape is usually slower for other shapes, too."""
 
 CHANGE_CORRELATION = 0.5
-"""Assumed correlation of the errors of two GEMMs' time ratios. Each is the ratio of a GEMM's time
-before a change to its time after the change."""
+"""Assumed correlation between the errors of the time ratios of two GEMMs. Such a ratio is a GEMM's
+time before a change, divided by its time after the change."""
 
 MOST_PRODUCTS = 12
 """Largest number of distinct GEMMs in a simulated step."""
@@ -44,7 +44,7 @@ class Times(NamedTuple):
 
 
 def half_interval_of_sum(parts: Array, correlation: float) -> Array:
-    """Return the half-widths of the intervals of sums of times, given those of the single times.
+    """Return the half-widths of the intervals of sums of times, given those of the summed times.
 
     Args:
         parts: half-widths of the intervals of the times, of shape (..., times in a sum).
@@ -58,7 +58,7 @@ def half_interval_of_sum(parts: Array, correlation: float) -> Array:
 
 
 def simulated_counts(rng: np.random.Generator, steps: int) -> NDArray[np.int_]:
-    """Draw how often each GEMM occurs in each of many simulated steps.
+    """Choose at random how often each GEMM occurs in each of many simulated steps.
 
     Returns:
         Counts as an array of shape (steps, :data:`MOST_PRODUCTS`). Steps with fewer distinct GEMMs
@@ -73,8 +73,8 @@ def sum_factors(times: Times, lo: Array, hi: Array) -> tuple[float, float]:
     """Return the factors that correct the intervals of sums of times.
 
     The interval of a sum follows from the intervals of the single times and an assumed correlation
-    of their errors. It needs a factor because the true correlation may be different, and because
-    errors may have heavier tails than a normal distribution.
+    of their errors. This interval needs a factor because the true correlation may be different, and
+    because errors may have heavier tails than a normal distribution.
 
     Args:
         times: held-out predicted and measured time of each case.
@@ -104,14 +104,14 @@ def change_factors(before: Times, after: Times, less: Array, more: Array) -> tup
     Args:
         before: held-out predicted and measured time of each GEMM.
         after: the same times of the GEMM that may replace it.
-        less: seconds by which the replacement may be faster than predicted from the time of the
-            original GEMM: the lower half of the 90% interval.
-        more: seconds by which it may be slower: the upper half of that interval.
+        less: lower half of the 90% interval of the replacement's time, in seconds. This time is
+            predicted from that of the original GEMM.
+        more: upper half of the same interval, in seconds.
 
     Returns:
-        Factors for the lower and the upper half of the interval of a step's time after the
-        replacements. With fewer than 40 faster replacements, both factors are 1. Neither is below
-        0.25.
+        Factors for the lower and the upper half of the interval, where the interval is that of a
+        step's time after the replacements. Both factors are 1 with fewer than 40 faster
+        replacements. Neither factor is below 0.25.
     """
     promising = after.predicted < before.predicted
     if promising.sum() < _MIN_CASES:
@@ -142,7 +142,7 @@ def change_factors(before: Times, after: Times, less: Array, more: Array) -> tup
 
 
 def _factors(error: Array, below: Array, above: Array) -> tuple[float, float]:
-    """Return factors with which the two halves of intervals contain nine in ten errors.
+    """Return factors for the halves of the intervals, so that these contain 90% of the errors.
 
     Both factors are at least :data:`_MIN_FACTOR`.
 
