@@ -1,4 +1,5 @@
 """HTML page of measurements, predictions and advice.
 
-The page is one file. Its script also predicts other shapes, in the browser.
+The page is a single file that needs no server. In the browser, its script also predicts shapes that
+were not measured.
 """

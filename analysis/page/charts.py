@@ -1,8 +1,9 @@
-"""Build the page's charts with Bokeh.
+"""Build the charts of the page with Bokeh.
 
-Except for roofs and the effects of rules, the charts are empty until the page's script fills them.
-The script finds the charts' data sources by their names. In the roofline and the accuracy chart, it
-draws at most a few thousand points at once, so that drawing takes no longer for larger recordings.
+At first, the charts only contain roofs and the effects of rules. The page's script adds all other
+data. The script finds the charts' data sources by their names. In the roofline and the accuracy
+chart, it draws at most a few thousand points at once, so that large recordings are drawn as fast as
+small ones.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ HOVER = (
     ("predicted", "@predicted"), ("limit", "@limit"), ("tile", "@tile"), ("waves", "@waves"),
     ("kernel", "@kernel"), ("clock", "@clock"),
 )  # fmt: skip
-"""Labels and columns of the text that appears when the mouse is over a point.
+"""Labels and columns of the text that appears next to the point under the mouse.
 
 The script fills these columns.
 """
@@ -38,7 +39,7 @@ _GOOD, _BAD = "#0072B2", "#D55E00"  # blue and vermilion, distinguishable with a
 
 
 def shown_points() -> ColumnDataSource:
-    """Return an empty source for the points that the roofline and the accuracy chart show."""
+    """Return an empty source of points for the roofline and the accuracy chart."""
     names = ("index", "x", "y", "lo", "hi", "expected", "measured", "error", "color", "marker")
     columns = [*names, *(text.removeprefix("@") for _, text in HOVER)]
     return ColumnDataSource({name: [] for name in columns}, name="shown")
@@ -47,7 +48,7 @@ def shown_points() -> ColumnDataSource:
 def scale_of(machines: Sequence[Machine]) -> float:
     """Return the factor from TFLOP/s to the roofline's unit.
 
-    It is 1, or 1,000 (for GFLOP/s) if no machine has a peak of at least 1 TFLOP/s.
+    The factor is 1,000 for GFLOP/s if no machine has a peak of at least 1 TFLOP/s, otherwise 1.
     """
     highest = max(peak / 1e12 for machine in machines for peak in machine.peaks.values())
     return 1.0 if highest >= _MIN_TERA else 1e3
@@ -59,8 +60,8 @@ def roofline(source: ColumnDataSource, machines: Sequence[Machine], points: pd.D
     A line joins the two points of a case.
 
     Args:
-        source: the points that are shown, from :func:`shown_points`.
-        machines: the machines whose roofs are drawn.
+        source: source of the shown points, from :func:`shown_points`.
+        machines: the machines to draw roofs for.
         points: all points, which set the ranges of the axes.
     """
     # 1. The axes show all measured points and the peaks of all measured dtypes.
@@ -117,8 +118,8 @@ def _roof(chart: figure, machine: Machine, dtype: str, prefix: str, scale: float
     Args:
         chart: the roofline chart.
         machine: the machine with this roof.
-        dtype: dtype of the peak. The line is tagged with it, so that the page's script can choose a
-            colour for light or dark mode.
+        dtype: dtype of the peak. The line is tagged with the dtype, so that the page's script can
+            choose a colour for light or dark mode.
         prefix: beginning of the label.
         scale: factor from TFLOP/s to the chart's unit.
     """
@@ -153,7 +154,7 @@ def accuracy(source: ColumnDataSource, points: pd.DataFrame) -> figure:
     """Plot the relative errors of predictions against the measured time.
 
     Args:
-        source: the points that are shown, from :func:`shown_points`.
+        source: source of the shown points, from :func:`shown_points`.
         points: all points, which set the ranges of the axes.
     """
     errors = 100 * (points["predicted_us"] / points["time_us"] - 1)
@@ -187,9 +188,9 @@ def accuracy(source: ColumnDataSource, points: pd.DataFrame) -> figure:
 
 
 def neighbours(number: int) -> figure:
-    """Draw times along one dimension: measured ones filled, predicted ones hollow.
+    """Draw times along one dimension: measured times are filled, predicted times hollow.
 
-    The page's script chooses the dimension, and marks the edges of tiles and waves.
+    The page's script chooses the dimension, such as N, and marks the edges of tiles and waves.
 
     Args:
         number: number of the chart, which is part of the names by which the script finds its data.
@@ -252,7 +253,9 @@ def neighbours(number: int) -> figure:
 
 
 def rules(rows: Sequence[RuleResult], number: int) -> figure:
-    """Draw the effect of each judged rule with its interval; right of 1, following the rule pays.
+    """Draw the effect of each judged rule, with its interval.
+
+    Right of 1, following the rule pays.
 
     Args:
         rows: results of rules; those without an effect are left out.
@@ -305,13 +308,13 @@ def rules(rows: Sequence[RuleResult], number: int) -> figure:
 
 
 def pairs() -> figure:
-    """Draw the speed of the second recording over that of the first, for each common case."""
+    """Draw how many times as fast the second recording is as the first, for each common case."""
     columns = ("x", "ratio", "shape", "times", "color", "marker")
     source = ColumnDataSource({name: [] for name in columns}, name="pairs")
     chart = _figure(
         "pairs-chart",
         "arithmetic intensity, FLOP per byte of minimum traffic",
-        "speed, second over first",
+        "speed of the second / speed of the first",
         height=340,
         log_x=True,
         log_y=True,
@@ -343,7 +346,7 @@ def _color(row: RuleResult) -> str:
 
 
 def _add_interaction(chart: figure, dots: object) -> None:
-    """Describe the point under the mouse, and show the neighbours of a clicked point."""
+    """Add a description of the point under the mouse, and a reaction to a clicked point."""
     chart.add_tools(HoverTool(renderers=[dots], tooltips=list(HOVER)), TapTool(renderers=[dots]))
 
 
@@ -377,8 +380,9 @@ def _figure(
         y: label of the y axis.
         height: height in pixels.
         log_x: whether the x axis is logarithmic.
-        log_y: whether the y axis is logarithmic; otherwise it is linear, or has names.
-        ranges: ``x_range`` and ``y_range``; Bokeh chooses those that are missing.
+        log_y: whether the y axis is logarithmic; otherwise it is linear, or categorical if
+            ``y_range`` is a list of names.
+        ranges: ``x_range`` and ``y_range``; Bokeh chooses a range that is not given.
     """
     chart = figure(
         name=name,

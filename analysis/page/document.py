@@ -1,8 +1,8 @@
-"""Build the page as one file: Bokeh, the charts, the data and the script that joins them.
+"""Build the page as one file: Bokeh, the charts, the data, and the script that fills the charts.
 
-Nothing is fetched when the page is opened. A content security policy in the page's head forbids
-fetching, and it forbids every script that is not part of the page, because names in results are
-untrusted input. The data are compressed JSON, which the browser unpacks.
+The browser fetches nothing when it opens the page. A content security policy in the page's head
+forbids fetching and all scripts that are not part of the page. It is needed because names in
+results are untrusted input. The data are compressed JSON, which the browser unpacks.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ def page_html(reports: Sequence[PageReport]) -> str:
     """Return the page as HTML.
 
     Args:
-        reports: content about each recording. The points of all recordings share the same charts.
+        reports: content of the page about each recording. The points of all recordings share the
+            same charts.
     """
     # 1. Make the charts. The roofline and the accuracy chart share one source of points, which the
     # script fills.
@@ -99,7 +100,7 @@ def page_html(reports: Sequence[PageReport]) -> str:
 
 
 def _code(script: str) -> str:
-    """Return the code within the ``<script>`` element that Bokeh made.
+    """Return the code from the ``<script>`` element that Bokeh made, without its tags.
 
     Bokeh has already escaped the data in this code.
     """
@@ -134,7 +135,7 @@ def _data(report: PageReport, points: pd.DataFrame, scale: float) -> dict[str, A
 
 
 def _model(report: PageReport) -> dict[str, Any] | None:
-    """Return the time model for the script; None if the run is unusable."""
+    """Return the time model for the script; None if the times of the run are unusable."""
     analysis = report.analysis
     if analysis.recording.unusable:
         return None
@@ -143,7 +144,10 @@ def _model(report: PageReport) -> dict[str, Any] | None:
 
 
 def _advice(answer: Advice) -> dict[str, Any]:
-    """Return the answer to a pad or choose query for the script; gains are fractions."""
+    """Return an answer to a pad or choose query as JSON for the script.
+
+    Gains are fractions.
+    """
     gain = answer.gain
     return {
         "spec": answer.problem.spec(),

@@ -1,4 +1,4 @@
-"""Write the key figures of a page and the sentence at the head of each section."""
+"""Write the key figures of a page, and the sentence at the top of each of its sections."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from kernels.common.counts import counted
 
 
 class Tile(NamedTuple):
-    """A key figure at the head of the page: its title, its value, and a note on its context."""
+    """A key figure at the top of the page: its title, its value, and a short explanation."""
 
     title: str
     value: str
@@ -45,7 +45,7 @@ def machine(report: PageReport) -> str:
 
 
 def verdict(report: PageReport) -> str:
-    """Return the verdict on the run, or what kind of import it is, in a few words.
+    """Return the verdict on the run in a few words; for imported times, the kind of import.
 
     The reasons for a verdict are in :func:`health`.
     """
@@ -56,7 +56,7 @@ def verdict(report: PageReport) -> str:
 
 
 def tiles(report: PageReport) -> list[Tile]:
-    """Return up to six key figures; none for an unusable run."""
+    """Return up to six key figures; an empty list if the times of the run are unusable."""
     analysis = report.analysis
     if analysis.recording.unusable:
         return []
@@ -97,12 +97,12 @@ def tiles(report: PageReport) -> list[Tile]:
 
 
 def health(report: PageReport) -> list[str]:
-    """Say how far the times can be trusted, and why."""
+    """Say how reliable the times of the recording are, and why."""
     return [*health_of(report.analysis), *health_reasons(report.analysis.recording)]
 
 
 def speed(report: PageReport) -> str:
-    """Name the fastest GEMMs."""
+    """Name the fastest GEMMs and their speeds."""
     if report.analysis.recording.unusable:
         return UNUSABLE_LINE
     headline = peak(report.analysis)
@@ -110,14 +110,14 @@ def speed(report: PageReport) -> str:
 
 
 def advice(report: PageReport) -> str:
-    """Say how many shapes should change."""
+    """Say how many of the checked shapes should be changed."""
     if report.analysis.recording.unusable:
         return UNUSABLE_LINE
-    return sizes_line(report.advice) if report.advice else "No shape was checked."
+    return sizes_line(report.advice) if report.advice else "No shape was checked for a faster size."
 
 
 def accuracy(report: PageReport) -> str:
-    """Say how good the predictions are, and under which limit they are worst."""
+    """Say how accurate the predictions are, and for which limit the errors are largest."""
     headline = accuracy_headline(report.analysis)
     sentence = headline.text if headline else "There are too few cases to judge the predictions."
     limits = report.analysis.table["predicted_limit"]
@@ -144,14 +144,14 @@ def neighbourhood(report: PageReport) -> str:
         return "No time rises significantly from one measured size to a neighbouring one."
     along, cliff = largest_cliff
     return (
-        f"The largest measured cliff: {along.upper()} {cliff[along]} → {cliff['after']} "
-        f"takes {cliff['ratio']:.2f}× the time of {cliff['m']}×{cliff['n']}×{cliff['k']} "
-        f"{cliff['dtype']}."
+        f"The largest measured cliff is from {along.upper()} = {cliff[along]} to "
+        f"{cliff['after']}: the time is {cliff['ratio']:.2f}× that of "
+        f"{cliff['m']}×{cliff['n']}×{cliff['k']} {cliff['dtype']}."
     )
 
 
 def judged(report: PageReport) -> list[RuleResult]:
-    """Return the rules that have a verdict."""
+    """Return the rules whose verdict is not ``not measured``."""
     return [rule for rule in report.rules if rule.verdict != NOT_MEASURED]
 
 
@@ -159,7 +159,7 @@ def rules(report: PageReport) -> str:
     """Say how many rules have each verdict."""
     with_verdict = judged(report)
     if not with_verdict:
-        return "No rule was judged here."
+        return "No rule was judged for this recording."
     counts = Counter(rule.verdict.partition(":")[0] for rule in with_verdict)
     # Commas separate the verdicts, so the comma within "holds, weaker" is removed.
     phrases = [f"{verdict.replace(',', '')} {count}" for verdict, count in counts.most_common()]
@@ -167,12 +167,12 @@ def rules(report: PageReport) -> str:
 
 
 def has_tensor_cores(report: PageReport) -> bool:
-    """Return True if models were profiled on a machine that may have Tensor Cores."""
+    """Return True if steps of models were profiled, and the machine may have Tensor Cores."""
     return bool(report.steps) and report.analysis.recording.machine.kind != "cpu"
 
 
 def tensor_cores(report: PageReport) -> str:
-    """Name the model step that uses Tensor Cores least."""
+    """Name the model step with the smallest share of Tensor Cores."""
     shares = [(step.used_share, step) for step in report.steps if step.used_share is not None]
     if not shares:
         return "The recorded kernel names do not show whether Tensor Cores are used."
@@ -184,12 +184,12 @@ def tensor_cores(report: PageReport) -> str:
 
 
 def side_by_side(reports: list[PageReport]) -> str:
-    """Say how many times as fast the second recording is, on the cases that both have."""
+    """Say how many times as fast the second recording is, over the cases of both recordings."""
     first_times = _fastest(reports[0])
     second_times = _fastest(reports[1])
     common = sorted(first_times.keys() & second_times.keys())
     if not common:
-        return "The recordings have no shape in common."
+        return "The recordings cannot be compared, because they have no case in common."
     ratio = geometric_mean(first_times[case] / second_times[case] for case in common)
     return (
         f"{reports[1].name} is {ratio:.2f}× as fast as {reports[0].name} (geometric mean over "
@@ -198,7 +198,7 @@ def side_by_side(reports: list[PageReport]) -> str:
 
 
 def _fastest(report: PageReport) -> dict[tuple[object, ...], float]:
-    """Return the shortest time of each problem, mode and cache, in µs, over all implementations."""
+    """Return the shortest time in µs over all implementations, by problem, mode and cache."""
     points = points_of(report.analysis)
     # Keep the cases with a time and a prediction, which are those with an intensity.
     points = points[points["intensity"].notna()]

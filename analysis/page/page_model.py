@@ -1,9 +1,9 @@
 """Export the time model to the page, whose script predicts shapes that were not measured.
 
-The script computes the formula and evaluates the same trees as :mod:`analysis.model.predict`. Trees
-that are too large for a page, or of a kind that the script cannot evaluate, are replaced by smaller
-trees that were grown to imitate them. The page then says how much predictions with the smaller
-trees differ from those with the original ones.
+The script evaluates the same formula and the same trees as :mod:`analysis.model.predict`. The
+script cannot evaluate the trees of public tables. These trees, and trees that are too large for a
+page, are replaced by smaller trees that imitate them. The page then says how much predictions with
+the smaller trees differ from those with the original ones.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class PageGroup:
 
     Attributes:
         problem: an example with this operation and dtype.
-        group: name of the group of fitted cases: implementation, operation and dtype.
+        group: name of the group to which the fit belongs: implementation, operation and dtype.
         fit: the fit that predicts the group.
     """
 
@@ -68,12 +68,12 @@ class PageGroup:
 
     @property
     def has_trees(self) -> bool:
-        """True if trees correct the formula."""
+        """True if trees correct the formula's times of this group."""
         return self.fit.residual is not None or self.fit.offsets is not None
 
     @property
     def nodes(self) -> int:
-        """Number of nodes of all trees."""
+        """Number of nodes in all trees of this group."""
         forests = []
         if self.fit.residual:
             forests.append(self.fit.residual.trees)
@@ -87,8 +87,8 @@ def page_model(basis: Basis, measured: Iterable[Problem]) -> dict[str, Any]:
 
     Args:
         basis: the model as ``predict`` uses it.
-        measured: problems that were measured. If trees are too large, smaller ones grow from these
-            problems and from random GEMMs.
+        measured: problems that were measured. If the model's trees are too large, smaller trees
+            grow from these problems and from random GEMMs.
     """
     machine = basis.model.machine
     groups = list(page_groups(basis))
@@ -178,7 +178,7 @@ def _group_document(basis: Basis, group: PageGroup) -> dict[str, Any]:
 
 
 def _original_trees(fit: Fit) -> dict[str, Any]:
-    """Return the trees of a fit, and the figures that turn their disagreement into a spread."""
+    """Return the trees of a fit, and the numbers that convert their disagreement to a spread."""
     assert fit.residual is not None
     residual = fit.residual
     return {"time": residual.trees.to_json(), "seen": residual.seen, "unseen": residual.unseen}
@@ -189,8 +189,8 @@ def _smaller_trees(
 ) -> dict[str, Any]:
     """Return small trees that imitate the corrections and spreads of large trees.
 
-    ``differs`` is the 90th percentile of the relative difference between the times of the small and
-    the large trees, over held-out shapes.
+    The small and the large trees predict different times for held-out shapes. ``differs`` is the
+    90th percentile of the relative difference.
 
     Args:
         basis: the model as ``predict`` uses it.
@@ -220,10 +220,10 @@ def _smaller_trees(
 def _large_tree_outputs(
     basis: Basis, group: PageGroup, measured: Sequence[Problem]
 ) -> tuple[Array, Array, Array]:
-    """Return the features of measured and random shapes, and what large trees give for them.
+    """Return the features of measured and random shapes, and the large trees' outputs for them.
 
-    Features have one row per shape. For each shape, the large trees give the logarithm of the
-    correction and the logarithm of the spread. Random shapes are added only for a group of GEMMs.
+    Features have one row per shape. The outputs are the logarithm of the correction and the
+    logarithm of the spread, for each shape. Random shapes are added only for a group of GEMMs.
     """
     problems = list(measured)
     if isinstance(group.problem, Gemm):
@@ -245,7 +245,7 @@ def _random_gemms(example: Gemm) -> list[Gemm]:
     """Return random GEMMs that differ from the example only in M, N and K.
 
     The logarithms of the sizes are uniformly distributed. Each size is then rounded to a multiple
-    of a random step, so that all alignments occur.
+    of a random number from :data:`_STEPS`, so that all alignments occur.
     """
     rng = np.random.default_rng(0)
     log_ends = np.log2([_M, _N, _K])

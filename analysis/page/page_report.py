@@ -1,4 +1,4 @@
-"""Content of a page about one recording."""
+"""Define what a page reports about one recording."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from analysis.rules.tensor_cores import TimedStep
 
 @dataclass(frozen=True)
 class PageReport:
-    """Content of a page about one recording.
+    """Everything that a page reports about one recording.
 
     Attributes:
         analysis: the recording, with the model and its predictions.
@@ -35,7 +35,7 @@ class PageReport:
 
     @property
     def left_out(self) -> str:
-        """Sentence that says how many cases are drawn; empty if all of them are."""
+        """Sentence that says how many cases the charts show; empty if they show all of them."""
         cases = len(self.analysis.recording.rows)
         # The analysis may have only a sample of the measured cases in its table. A page has only a
         # sample of those if they exceed MOST_POINTS.

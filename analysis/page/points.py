@@ -1,4 +1,4 @@
-"""Make the points of a page: a recording's cases, as columns that the page's script reads."""
+"""Build the points of a page: a recording's cases, as columns that the page's script reads."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ _CONV = [
     "batch", "c", "h", "w", "kout", "r", "s", "stride", "padding", "dilation", "groups", "dtype",
     "layout", "pass",
 ]  # fmt: skip
-"""Columns of a convolution, in the order in which the command line takes them."""
+"""Columns that describe a convolution, in the order of their values in ``--conv``."""
 
 
 def _specs(points: pd.DataFrame) -> pd.Series:
@@ -101,7 +101,7 @@ def _joined(points: pd.DataFrame, names: list[str]) -> pd.Series:
 
 
 def columns_of(points: pd.DataFrame) -> dict[str, Any]:
-    """Return the points for JSON: strings as codes into a list of words, and None for NaN."""
+    """Return the points for JSON: strings as positions in a list of words, NaN as None."""
     columns: dict[str, Any] = {}
     for name in TEXTS:
         codes, words = pd.factorize(points[name].astype("string").fillna(""))
@@ -122,7 +122,7 @@ def _rounded(values: np.ndarray[Any, Any], digits: int) -> np.ndarray[Any, Any]:
 
 
 def _number(value: float) -> float | int | None:
-    """Return a number for JSON: None for NaN or infinity, and a whole number as an integer."""
+    """Convert a number for JSON: NaN and infinity to None, a whole number to an integer."""
     if not np.isfinite(value):
         return None
     return int(value) if value.is_integer() else float(value)

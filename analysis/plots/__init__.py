@@ -1,6 +1,6 @@
-"""Plots of a recording.
+"""Draw the plots of a recording.
 
-Separate functions compute the drawn values and the titles, so that tests can check them.
+The values and titles of plots are computed by separate functions, so that tests can check them.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ _MEASURED = "Points are measured, with 95% intervals; lines are predicted"
 PLOTS = {
     "roofline": Plot(
         roofline.draw,
-        "Filled points are measured, hollow ones predicted. Left of its ridge, a dtype is limited "
-        "by memory; right of it, by arithmetic.",
+        "Filled points are measured, hollow points are predicted. Left of a dtype's ridge, memory "
+        "limits the speed; right of the ridge, arithmetic does.",
     ),
     "square": Plot(scaling.draw_square, f"{_MEASURED}. Dotted lines are the peaks."),
     "steps": Plot(scaling.draw_steps, f"{_MEASURED}. A cliff is a jump from one size to the next."),
     "alignment": Plot(
         scaling.draw_alignment,
-        "Speed of sizes just above a round one, relative to it, with 95% intervals. Below 1, a "
-        "size is slower.",
+        "Speed of sizes just above a round size, relative to the round size, with 95% intervals. "
+        "Below 1, a size is slower than the round size.",
     ),
     "conv-channels": Plot(conv.draw_channels, f"{_MEASURED}."),
     "conv-layouts": Plot(conv.draw_layouts, "Right of 1, NHWC is faster. Bars are 95% intervals."),
@@ -55,11 +55,11 @@ PLOTS = {
 def write_plots(
     analysis: Analysis, names: Sequence[str] = (), kinds: Sequence[str] = KINDS
 ) -> list[Path]:
-    """Draw the plots that a recording has data for, or only the named ones.
+    """Draw the named plots, or all plots for which the recording has enough data.
 
     Args:
         analysis: the recording, with its predictions.
-        names: names from :data:`PLOTS`; all if empty.
+        names: names of plots in :data:`PLOTS`; all plots if empty.
         kinds: file formats; each plot is written in all of them.
 
     Returns:

@@ -19,7 +19,7 @@ from analysis.slices.series import accuracy_series
 def draw(analysis: Analysis) -> Figure | None:
     """Plot predicted time, and then the relative error, against measured time.
 
-    The first panel is log-log. Both have bands of ±10% and ±25%.
+    The first panel is log-log. Both panels have bands of ±10% and ±25%.
     """
     rows = accuracy_series(analysis.table)
     error = rows["error"].abs()

@@ -1,4 +1,4 @@
-"""Plot a model's step by role, and the gains of its levers, which are changes of its dimensions."""
+"""Plot the time of a model's step by role, and the gains from changes of the model's dimensions."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ _COLORS = (
 )  # fmt: skip
 _HATCHED = "#BBBBBB"
 _CAPTION = (
-    "GEMMs, convolutions and attention as measured or predicted; hatched: estimates from bytes "
-    "moved. Lines below the bars: 90% intervals."
+    "GEMMs, convolutions and attention are measured or predicted. Hatched times are estimates from "
+    "the bytes moved. Lines below the bars are 90% intervals."
 )
 _TOGETHER = ("q", "k", "v")
-"""Roles that are drawn as one."""
+"""Roles that are drawn as a single role."""
 
 
 def plot_step(accounts: Mapping[str, Account], title: str, folder: Path) -> Path:
     """Draw where the time of a step goes, with one stacked bar per machine.
 
     Args:
-        accounts: the step's account on each machine, by the label of its bar.
+        accounts: account of the step's time on each machine, by the label of the machine's bar.
         title: beginning of the plot's title.
         folder: where the files go.
 
@@ -74,7 +74,7 @@ def plot_step(accounts: Mapping[str, Account], title: str, folder: Path) -> Path
 
 
 def drawn_roles(account: Account) -> dict[str, float]:
-    """Return the time of each role in a step, in µs, with q, k and v as one role.
+    """Return the time of each role in a step, in µs, where q, k and v are one role.
 
     Roles that take no time are left out.
     """
@@ -87,7 +87,7 @@ def drawn_roles(account: Account) -> dict[str, float]:
 
 
 def step_finding(accounts: Mapping[str, Account]) -> str:
-    """Name the role that takes most of the step on the first machine; ignore other operations."""
+    """Name the role that takes most of the step on the first machine, except other operations."""
     account = next(iter(accounts.values()))
     times_us = drawn_roles(account)
     times_us.pop(OTHER_OPERATIONS, None)
@@ -96,7 +96,7 @@ def step_finding(accounts: Mapping[str, Account]) -> str:
 
 
 def levers_finding(levers: Mapping[str, Sequence[Lever]]) -> str:
-    """Name the lever with the largest gain, among those that are worth using on any machine."""
+    """Name the change with the largest gain, among those that are worth making."""
     worthwhile = [
         lever
         for machine_levers in levers.values()
@@ -110,10 +110,10 @@ def levers_finding(levers: Mapping[str, Sequence[Lever]]) -> str:
 
 
 def plot_levers(levers: Mapping[str, Sequence[Lever]], title: str, folder: Path) -> Path:
-    """Draw each lever's gain for the step, with its interval; one panel per machine.
+    """Draw the gain for the step from each change, with its interval; one panel per machine.
 
     Args:
-        levers: changes of the model's dimensions, by machine.
+        levers: possible changes of the model's dimensions, by the name of the machine.
         title: beginning of the plot's title.
         folder: where the files go.
 
@@ -143,7 +143,7 @@ def plot_levers(levers: Mapping[str, Sequence[Lever]], title: str, folder: Path)
         )
         panel.invert_yaxis()
     caption = (
-        "Points: expected gain for the whole step. Round points: changes that are worth making. "
-        "Lines: 90% intervals."
+        "Points are expected gains for the whole step. Round points are changes that are worth "
+        "making. Lines are 90% intervals."
     )
     return save(figure, caption, folder, "audit-levers")

@@ -29,7 +29,7 @@ def sheet_data(rows: Sequence[RuleResult], facts: bool = False) -> pd.DataFrame:
         facts: whether to include rules that describe the machine instead of saying what to do.
 
     Returns:
-        A table with the fields of :class:`RuleResult` as columns; empty if no effect is
+        A table with the fields of :class:`RuleResult` as columns; it has no rows if no effect is
         significant.
     """
     rules = all_rules()
@@ -42,7 +42,7 @@ def sheet_data(rows: Sequence[RuleResult], facts: bool = False) -> pd.DataFrame:
 
 
 def _is_certain(row: RuleResult) -> bool:
-    """Return whether the whole interval of a rule's effect is on one side of 1."""
+    """Return True if the whole interval of a rule's effect is on one side of 1."""
     return row.lo is not None and row.hi is not None and (row.lo > 1 or row.hi < 1)
 
 
@@ -50,7 +50,7 @@ def write_cheat_sheet(inputs: RuleInputs, rows: Sequence[RuleResult]) -> list[Pa
     """Write ``cheat-sheet.png`` and ``.svg`` next to the verdicts, if any effect is significant.
 
     Returns:
-        A list with the PNG; empty if no effect is significant.
+        A list with the path of the PNG file; empty if no effect is significant.
     """
     figure = draw_sheet(rows, inputs.machine, facts=inputs.public)
     return [] if figure is None else [save(figure, inputs.caption, inputs.folder, "cheat-sheet")]
@@ -63,12 +63,12 @@ def write_table_sheet(
 
     Args:
         rows: results of rules.
-        machine: machine of the table.
+        machine: the machine that was measured for the table.
         source: the table, which the caption names.
         folder: where the files go.
 
     Returns:
-        A list with the PNG; empty if no effect is significant.
+        A list with the path of the PNG file; empty if no effect is significant.
     """
     # Only a few rules can be tested with a public table, so rules that describe the machine are
     # included.
@@ -78,7 +78,7 @@ def write_table_sheet(
 
 
 def what_to_do(row: Mapping[Hashable, Any]) -> str:
-    """Return the advice of a rule; if its effect is a loss, the advice not to follow it.
+    """Return the advice of a rule; if following it is slower, the advice not to follow it.
 
     Args:
         row: a row of the table from :func:`sheet_data`, with the columns ``id`` and ``effect``.
@@ -88,7 +88,7 @@ def what_to_do(row: Mapping[Hashable, Any]) -> str:
 
 
 def _title(data: pd.DataFrame, machine: Machine) -> str:
-    """Return the machine's name, and the advice with the largest effect there."""
+    """Return the title of the sheet: the machine's name and the advice with the largest effect."""
     best = data.iloc[0]
     return f"{machine.name}: {what_to_do(best.to_dict())}, {best['effect']:.2f}×"
 

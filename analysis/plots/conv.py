@@ -22,9 +22,11 @@ from kernels.problem import PASSES
 
 
 def draw_channels(analysis: Analysis) -> Figure | None:
-    """Plot speed against the number of channels; large points are multiples of 8.
+    """Plot speed against the number of channels.
 
-    Return None if no dtype has enough points.
+    Large points are multiples of 8.
+
+    The result is None if no dtype has enough points.
     """
     rows = enough(channel_series(analysis.table), "dtype")
     if rows.empty:
@@ -62,10 +64,10 @@ def draw_channels(analysis: Analysis) -> Figure | None:
 
 
 def draw_layouts(analysis: Analysis) -> Figure | None:
-    """Draw the time in NCHW over the time in NHWC for each pair, with its interval.
+    """Draw the ratio of NCHW time to NHWC time for each pair, with its interval.
 
-    There is a panel for each pass, with one row per convolution. Return None if there are too few
-    pairs.
+    There is a panel for each pass, with one row per convolution. The result is None if there are
+    too few pairs of both layouts.
     """
     pairs = layout_series(analysis.table)
     if len(pairs) < LEAST_POINTS:

@@ -1,4 +1,4 @@
-"""Plot the speed of each GPU in a fleet, and how much of the differences clocks explain."""
+"""Plot the speed of each GPU in a fleet, and how much of its difference the clock explains."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NAMED = 6  # at most the six slowest GPUs are named, because more names would o
 
 
 def write_fleet_plot(report: FleetReport) -> Path | None:
-    """Draw a fleet into the folder of its recording.
+    """Draw the plot of a fleet, and save it in the folder of the fleet's recording.
 
     Returns:
         Path of the PNG file; None if fewer than two GPUs have a speed of the same kind.
@@ -30,9 +30,9 @@ def write_fleet_plot(report: FleetReport) -> Path | None:
 
 
 def fleet_title(report: FleetReport) -> str:
-    """Name the slow GPU and the reason; if several GPUs are slow, count them.
+    """Return the title: the slow GPU and the reason, or the number of slow GPUs.
 
-    If no GPU is slow, say how much GPUs differ, unless this is not known.
+    If no GPU is slow, the title says how much the GPUs differ, unless the difference is unknown.
 
     Args:
         report: report on several GPUs.
@@ -59,10 +59,10 @@ def fleet_title(report: FleetReport) -> str:
 
 
 def draw_fleet(report: FleetReport) -> Figure | None:
-    """Draw the speed of each GPU with its interval, beginning with the slowest.
+    """Draw the speed of each GPU with its interval, from the slowest GPU to the fastest.
 
-    If clocks were read, a second panel plots speed against the SM clock. Return None if fewer than
-    two GPUs have a speed of the same kind.
+    If clocks were read, a second panel plots speed against the SM clock. The result is None if
+    fewer than two GPUs have a speed of the same kind.
     """
     speeds = report.speeds
     if not speeds.overall:
@@ -84,7 +84,7 @@ def draw_fleet(report: FleetReport) -> Figure | None:
     all_axes[0].vlines(ranks, low, high, color=NEUTRAL, linewidth=0.9, alpha=0.6)
     _points(report, all_axes[0], order, ranks)
     all_axes[0].set(
-        xlabel="GPUs, from the slowest",
+        xlabel="GPUs, slowest first",
         xlim=(0, len(order) + 1),
         ylabel=f"speed in {KIND_WORDS[speeds.overall]}, relative to the median",
     )
@@ -111,7 +111,7 @@ def draw_fleet(report: FleetReport) -> Figure | None:
             color=NEUTRAL,
             linewidth=1,
             linestyle=":",
-            label="explained by its clock",
+            label="speed explained by the clock",
         )
         all_axes[1].set(xlabel="SM clock, relative to the median")
     # 3. In both panels, a line shows the speed below which a GPU counts as slow.
@@ -128,7 +128,7 @@ def draw_fleet(report: FleetReport) -> Figure | None:
 
 
 def _points(report: FleetReport, axes: Axes, order: np.ndarray, x: np.ndarray) -> None:
-    """Draw a marker at the speed of each GPU; its colour and form show the verdict.
+    """Draw a marker at the speed of each GPU. Its colour and shape show the GPU's verdict.
 
     Args:
         report: the report with speeds and verdicts.

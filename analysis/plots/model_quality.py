@@ -1,4 +1,4 @@
-"""Plot how good the model is: learning curve, scatter, errors by shape and a staircase."""
+"""Plot how accurate the model is: learning curve, predicted times, errors by shape, and cliffs."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ def write_validation_plots(
     curve: Sequence[CurvePoint] = (),
     floor: Errors | None = None,
 ) -> list[Path]:
-    """Write every plot that there is data for, as PNG and SVG.
+    """Write every plot for which there are data, as PNG and SVG.
 
     Args:
         validation: predictions of held-out rows.
         folder: where the files go.
         curve: points of the learning curve; without points, this plot is left out.
-        floor: errors of a perfect model, if they are known.
+        floor: errors that even a perfect model would make; None if they are unknown.
 
     Returns:
-        The PNG of each plot.
+        The path of each plot's PNG file.
     """
     rows = held_out_table(validation)
     figures = {
@@ -65,7 +65,7 @@ def write_validation_plots(
 def draw_curve(curve: Sequence[CurvePoint], floor: Errors | None) -> Figure:
     """Plot the median and the mean error against the number of calibration rows.
 
-    Dotted lines are the errors of a perfect model (``floor``), if they are known.
+    Dotted lines are the errors that even a perfect model would make (``floor``).
     """
     labels = {"rows": "other rows", "levels": "rows whose M, N and K are all held out"}
     figure, axes = panels(2, curve_title(curve), (12.0, 5.5))
@@ -93,7 +93,7 @@ def draw_curve(curve: Sequence[CurvePoint], floor: Errors | None) -> Figure:
 
 
 def curve_title(curve: Sequence[CurvePoint]) -> str:
-    """Say how much additional calibration rows improve predictions of other rows."""
+    """Say how much the error falls with more rows for the calibration."""
     # The sentence is about the hold-out "rows", with which the curve begins.
     same_holdout = [point for point in curve if point.holdout == curve[0].holdout]
     fewest = min(same_holdout, key=lambda point: point.count)
@@ -105,7 +105,7 @@ def curve_title(curve: Sequence[CurvePoint]) -> str:
 
 
 def draw_scatter(rows: pd.DataFrame) -> Figure:
-    """Plot predicted against measured time, log-log, in the colours of the predicted limits."""
+    """Plot predicted against measured time, log-log; colours show the predicted limits."""
     error = rows["error"].abs()
     title = f"Predictions err by {error.median():.1%} (median) and {error.mean():.1%} (mean)"
     figure, (axes,) = panels(1, title, (8.0, 7.0))
@@ -114,7 +114,7 @@ def draw_scatter(rows: pd.DataFrame) -> Figure:
 
 
 def shapes_data(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return a table of mean absolute errors by M (its rows) and N·K (its columns).
+    """Return a table of mean absolute errors, with M as its rows and N·K as its columns.
 
     M is rounded down to a power of two, N·K to a power of four. A cell without cases is NaN.
     """
@@ -146,18 +146,18 @@ def draw_shapes(rows: pd.DataFrame) -> Figure:
 
 
 def staircase_data(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the line of cases with the largest predicted cliffs from M to M + 1.
+    """Return the cases at constant N and K that have the largest predicted cliffs along M.
 
-    A line is all cases with the same N and K. The result is the line with the largest mean of its
-    predicted cliffs. Only predictions decide which line is chosen, so that the measured times are a
-    fair test of the predictions. A pair of M and M + 1 counts only if arithmetic limits the time at
-    M, because under other limits one more wave costs little. Cases before the line's first pair
-    that counts, and after its last one, are left out.
+    All cases with the same N and K form a line. The result is the line whose predicted cliffs from
+    M to M + 1 have the largest mean. Only predictions decide which line is chosen, so that the
+    measured times are a fair test of the predictions. A pair of M and M + 1 counts only if
+    arithmetic limits the time at M, because under other limits one more wave costs little. Cases
+    before the line's first pair that counts, and after its last one, are left out.
 
     Returns:
-        The cases of the line; empty if no line has enough pairs. ``step`` and ``predicted_step``
-        are the changes of time from M to M + 1, as fractions of the time at M; NaN in a row that
-        does not begin a pair that counts.
+        The cases of this line; an empty table if no line has enough pairs. ``step`` and
+        ``predicted_step`` are the changes of time from M to M + 1, as fractions of the time at M.
+        They are NaN in a row that does not begin a counted pair.
     """
     # 1. Find the pairs of M and M + 1.
     ordered = rows[rows["m"] >= _MIN_M].sort_values(["n", "k", "m"])
@@ -178,9 +178,9 @@ def staircase_data(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def draw_staircase(validation: Validation, rows: pd.DataFrame) -> Figure | None:
-    """Plot measured time against M at constant N and K, with predictions in between.
+    """Plot time against M at constant N and K; predictions are also drawn between measured sizes.
 
-    The arrow and the title are about the largest predicted cliff. Return None if the cases are not
+    An arrow and the title show the largest predicted cliff. The result is None if the cases are not
     GEMMs, or if no line has enough pairs (:func:`staircase_data`).
     """
     line = staircase_data(rows)
@@ -229,9 +229,9 @@ def draw_staircase(validation: Validation, rows: pd.DataFrame) -> Figure | None:
 def _predicted_between(
     validation: Validation, line: pd.DataFrame
 ) -> tuple[NDArray[np.intp], Array]:
-    """Return sizes from the smallest to the largest M of a line, and the predicted seconds of each.
+    """Return sizes of M between the ends of a line, and the predicted seconds at each size.
 
-    The sizes are the measured ones and multiples of 16. At other sizes, the cost of misalignment
+    The sizes are the measured sizes and multiples of 16. At other sizes, the cost of misalignment
     would hide the cliffs.
     """
     low, high = int(line["m"].min()), int(line["m"].max())

@@ -25,7 +25,7 @@ from kernels.machine import Machine
 
 
 def ceilings(machine: Machine, dtypes: list[str]) -> pd.DataFrame:
-    """Return a table of roofs, with a row for each of the ``dtypes`` whose peak is known.
+    """Return a table of roofs, one row for each of the ``dtypes`` with a known peak.
 
     Returns:
         The columns ``dtype``, ``tflops`` (the peak in TFLOP/s) and ``ridge`` (the intensity in
@@ -44,8 +44,8 @@ def ceilings(machine: Machine, dtypes: list[str]) -> pd.DataFrame:
 def draw(analysis: Analysis) -> Figure | None:
     """Draw the roofline, log-log; a grey line joins each measured case to its prediction.
 
-    The colour of a point shows its limit, and its marker shows its dtype. Return None if there are
-    too few points.
+    The colour of a point shows its limit, and its marker shows its dtype. The result is None if
+    there are too few points.
     """
     rows = roofline_series(analysis.table, analysis.recording.cache)
     machine = analysis.recording.machine
@@ -102,7 +102,7 @@ def draw(analysis: Analysis) -> Figure | None:
 
 
 def _draw_legend(axes: Axes, rows: pd.DataFrame) -> None:
-    """Draw a legend of the colours and markers, each with its number of cases."""
+    """Draw a legend of colours and markers, with the number of cases for each."""
     # Lines without points give the legend its entries.
     for limit, (color, _) in LIMIT_STYLE.items():
         count = int((rows["limit"] == limit).sum())
@@ -127,7 +127,7 @@ def _draw_roofs(
         axes: where to draw.
         machine: the machine.
         roofs: table from :func:`ceilings`.
-        ends: smallest and largest intensity that is shown, in FLOP/byte.
+        ends: smallest and largest intensity on the axis, in FLOP/byte.
         factor: factor from TFLOP/s to the plot's unit.
     """
     left, right = ends

@@ -25,7 +25,7 @@ _TITLE_WIDTH = 28  # characters of a panel's title
 
 
 def overview_data(documents: Sequence[dict[str, Any]]) -> pd.DataFrame:
-    """Return a table with one row per rule and machine.
+    """Return a table of verdicts, one row for each rule and machine.
 
     Args:
         documents: verdicts from :func:`analysis.rules.inputs.imported_rules`, one document per
@@ -49,7 +49,7 @@ def overview_data(documents: Sequence[dict[str, Any]]) -> pd.DataFrame:
 
 
 def write_overview(documents: Sequence[dict[str, Any]], folder: Path) -> Path:
-    """Write ``rules-public.png`` and ``.svg``, and return the PNG.
+    """Write ``rules-public.png`` and ``.svg``, and return the path of the PNG file.
 
     Args:
         documents: verdicts from :func:`analysis.rules.inputs.imported_rules`.
@@ -62,7 +62,7 @@ def write_overview(documents: Sequence[dict[str, Any]], folder: Path) -> Path:
 
 
 def draw_overview(data: pd.DataFrame) -> Figure:
-    """Draw the effects on all machines, with one panel per rule.
+    """Draw the effects of rules on all machines, with one panel per rule.
 
     Args:
         data: table from :func:`overview_data`.

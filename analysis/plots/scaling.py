@@ -18,7 +18,7 @@ from kernels.machine import Machine
 def draw_square(analysis: Analysis) -> Figure | None:
     """Plot speed against the size of a square GEMM, with the peak of each dtype.
 
-    Return None if no dtype has enough points.
+    The result is None if no dtype has enough points.
     """
     rows = enough(square_series(analysis.table), "dtype")
     if rows.empty:
@@ -45,10 +45,11 @@ def draw_square(analysis: Analysis) -> Figure | None:
 def edges(
     machine: Machine, dtype: str, along: str, line: pd.DataFrame
 ) -> tuple[list[int], list[int]]:
-    """Return the tile edges and wave edges along a line, for the vendor library's large tile.
+    """Return the tile edges and wave edges along a line, assuming the vendor library's large tile.
 
-    Both are sizes of the dimension ``along`` at which one more element needs another row (or
-    column) of tiles, or another wave. Both are empty along K, which tiles do not divide.
+    At a tile edge, one more element in the dimension ``along`` needs another row or column of
+    tiles. At a wave edge, one more element needs another wave. Both lists are empty along K, which
+    tiles do not divide.
     """
     if along == "k":
         return [], []
@@ -69,8 +70,9 @@ def edges(
 def draw_steps(analysis: Analysis) -> Figure | None:
     """Plot time against size, with a panel for each dimension.
 
-    Dotted lines are at tile edges, dashed ones at wave edges; dashed lines are left out if all tile
-    edges are wave edges. Return None if no dtype has enough points along any dimension.
+    Dotted lines are at tile edges, dashed lines at wave edges. If all tile edges are also wave
+    edges, the dashed lines are left out. The result is None if no dtype has enough points along any
+    dimension.
     """
     lines = {}
     for along, line in steps_series(analysis.table).items():
@@ -109,7 +111,7 @@ def draw_steps(analysis: Analysis) -> Figure | None:
 def draw_alignment(analysis: Analysis) -> Figure | None:
     """Plot speed against the offset from a round size, with a panel for each dimension.
 
-    Only the largest round size is drawn. Return None if no dimension has enough points.
+    Only the largest round size is drawn. The result is None if no dimension has enough points.
     """
     rows = enough(alignment_series(analysis.table), "along")
     if rows.empty:

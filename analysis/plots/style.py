@@ -37,16 +37,17 @@ LIMIT_STYLE = {
 }
 NEUTRAL = "#555555"
 ERROR_BANDS = ((0.10, 0.16), (0.25, 0.08))
-"""Relative errors that are shaded around a prediction, and the opacity of each."""
+"""Bands around a prediction: relative error at a band's edge, and opacity of its shading."""
 LEAST_POINTS = 5
-"""Minimum number of points to draw, because fewer show no trend."""
+"""Minimum number of points in a plotted series, because fewer points show no trend."""
 
 MAX_VECTORS = 5000  # maximum number of points drawn as vectors; more make an SVG slow in browsers
 PREDICTION: dict[str, Any] = {"color": "#000000", "linewidth": 1.6, "linestyle": "-", "alpha": 0.75}
 
 KINDS = ("png", "svg")
 _VARYING_FIELD = {"png": "Software", "svg": "Date", "pdf": "CreationDate"}
-"""Metadata field of each format that may differ between two files of the same data."""
+"""Metadata field of each format that is left out, because it may differ between two files of the
+same data."""
 
 _SETTINGS: dict[str, Any] = {
     "font.size": 13,
@@ -80,10 +81,10 @@ def panels(
 
 
 def enough(rows: pd.DataFrame, by: str) -> pd.DataFrame:
-    """Return the rows of the groups that have at least :data:`LEAST_POINTS` rows.
+    """Return the rows whose group has at least :data:`LEAST_POINTS` rows.
 
     Args:
-        rows: the rows.
+        rows: a table of cases.
         by: column whose values are the groups.
     """
     if rows.empty:
@@ -92,7 +93,7 @@ def enough(rows: pd.DataFrame, by: str) -> pd.DataFrame:
 
 
 def error_bars(axes: Axes, sizes: pd.Series, low: pd.Series, high: pd.Series, color: str) -> None:
-    """Draw a vertical interval from ``low`` to ``high`` at each size, unless its ends are NaN."""
+    """Draw a vertical line from ``low`` to ``high`` at each size; NaN ends draw nothing."""
     axes.vlines(sizes, low, high, color=color, linewidth=0.9, alpha=0.6)
 
 
@@ -166,13 +167,13 @@ def verbatim(text: str) -> str:
 def save(
     figure: Figure, caption: str, folder: Path, name: str, kinds: Sequence[str] = KINDS
 ) -> Path:
-    """Write a figure with a caption below it, and return the path of the first file.
+    """Write a figure with a caption below it, and return the path of the first written file.
 
     Args:
         figure: the figure, which is closed afterwards.
         caption: text of the caption.
         folder: where the files go.
-        name: name of the files without their extensions.
+        name: name of the files, without an extension.
         kinds: file formats, such as ``png``; the figure is written in each of them.
     """
     make_folder(folder)
