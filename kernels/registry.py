@@ -1,7 +1,7 @@
 """All implementations by name, and the vendor library that PyTorch calls for a problem.
 
-Importing this module is cheap, because its functions import PyTorch and Triton when they are
-called. A command that needs neither of them may therefore import the module.
+Importing this module is cheap, because its functions import PyTorch and Triton only when they are
+called. Commands that need neither of the two can therefore import the module, too.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kernels.operation import Workload
 def all_implementations() -> dict[str, Implementation]:
     """Return all implementations by name.
 
-    Libraries come first, then the Triton families if Triton is installed.
+    Vendor libraries come first, then the Triton families if Triton is installed.
     """
     from kernels.library.vendor import libraries
 
@@ -26,7 +26,7 @@ def all_implementations() -> dict[str, Implementation]:
 
 
 def _triton_families() -> list[Implementation]:
-    """Return the Triton families; none if Triton is not installed."""
+    """Return the Triton families, or an empty list if Triton is not installed."""
     try:
         import triton  # noqa: F401  imported only to see whether it is installed
     except ImportError:
@@ -41,9 +41,9 @@ def _triton_families() -> list[Implementation]:
 
 
 def library_for(problem: Workload, machine: Machine) -> str:
-    """Return the name of the library that PyTorch itself would call for a problem.
+    """Return the name of the vendor library that PyTorch calls for a problem.
 
-    If no library supports the problem on the machine, the result is the first library for this kind
+    If no vendor library supports the problem on the machine, return the first library for this kind
     of machine that computes the operation in at least one dtype.
     """
     from kernels.library.vendor import libraries

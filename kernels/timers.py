@@ -1,4 +1,4 @@
-"""Widely used timers, for comparison with this project's timer."""
+"""Widely used timers, for comparison with Rooftile's sampler."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def graph_replays(launches: Callable[[], object], count: int, replays: int = 6) 
     """Return the seconds per launch in a CUDA graph, as AIConfigurator measures its tables.
 
     Args:
-        launches: callable that makes ``count`` launches. Like AIConfigurator, it should use several
-            sets of weights in turn, so that the weights do not stay in the L2. Nothing is flushed
-            between replays.
+        launches: callable that makes ``count`` launches. Like AIConfigurator, the callable should
+            use several sets of weights in turn, so that the weights do not stay in the L2. Nothing
+            is flushed between replays.
         count: number of launches that ``launches`` makes.
         replays: number of timed replays, after three that are not timed.
 
     Returns:
-        Mean over the timed replays.
+        Mean seconds per launch over the timed replays.
     """
     # 1. Launch once outside of the graph, on a side stream, as PyTorch requires before a capture.
     side_stream = torch.cuda.Stream()

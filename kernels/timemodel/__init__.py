@@ -1,1 +1,1 @@
-"""Estimated time of a problem on a machine, from one formula with facts and constants."""
+"""Estimate of a problem's time on a machine, from one formula, datasheet values and constants."""

@@ -1,4 +1,4 @@
-"""Constants of the time estimate: their meaning, their bounds, and the values that are shipped."""
+"""Constants of the time estimate: their meaning, their bounds and their shipped values."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ class Constants:
 
     @classmethod
     def from_json(cls, data: Mapping[str, float]) -> Constants:
-        """Read the constants that :meth:`to_json` returned, in this version or an earlier one.
+        """Build constants from what :meth:`to_json` returned, in this version or an earlier one.
 
-        A constant that was renamed is read under its old name. A constant that an earlier version
-        did not have gets its default.
+        A renamed constant may have its old name. A constant that is missing gets its default, if it
+        has one.
 
         Raises:
             TypeError: if a constant without a default is missing, or a constant is unknown.
@@ -94,13 +94,16 @@ LINEAR = frozenset(
         "resident",
     }
 )  # fmt: skip
-"""Constants that are fitted and averaged directly. All others are converted to logarithms first."""
+"""Constants that are fitted and averaged on a linear scale.
+
+The logarithms of all other constants are fitted and averaged.
+"""
 
 RATES = frozenset({"compute", "dram", "feed", "l2", "store"})
-"""Constants that are smaller on a machine that is slower throughout."""
+"""Constants that are smaller on a machine that is slower in every respect."""
 
 DURATIONS = frozenset({"epilogue", "step", "launch", "split"})
-"""Constants that are larger on a machine that is slower throughout."""
+"""Constants that are larger on a machine that is slower in every respect."""
 
 _SMALLEST = 1e-10  # smaller constants are raised to this value before their logarithm is taken
 
@@ -108,7 +111,7 @@ _SMALLEST = 1e-10  # smaller constants are raised to this value before their log
 def to_fit_scale(name: str, value: float) -> float:
     """Convert a constant to the scale on which it is fitted and averaged.
 
-    This is its logarithm, or the constant itself if it is one of :data:`LINEAR`.
+    The scale is logarithmic, or linear if the constant is one of :data:`LINEAR`.
     """
     return value if name in LINEAR else float(np.log(max(value, _SMALLEST)))
 
@@ -128,9 +131,9 @@ def mean_constants(sets: Sequence[Constants]) -> Constants:
 
 
 def physical_bounds(machine: Machine) -> dict[str, tuple[float, float]]:
-    """Return :data:`BOUNDS` for one machine, whose clocks limit the share of the peak.
+    """Return :data:`BOUNDS` for one machine, whose clocks limit ``compute``, the share of the peak.
 
-    The peak holds at the Tensor Core clock, and the boost clock may be higher.
+    The peak is stated for the Tensor Core clock, and the boost clock may be higher.
     """
     if not machine.tensor_mhz:  # a CPU: its peak was measured, and a case may exceed it a little
         return BOUNDS
@@ -146,9 +149,9 @@ def default_constants(generation: str, dtype: str) -> Constants:
 
 @functools.cache
 def shipped_fits() -> dict[str, Any]:
-    """Return the document that the command ``ship`` wrote. Callers must not change it.
+    """Return the content of shipped.json, which ``python -m tests.studies.shipping`` writes.
 
-    Its keys are:
+    Callers must not change the content. Its keys are:
 
     - ``source``: package of the public tables.
     - ``software``: range of errors between frameworks, over all machines.
@@ -157,10 +160,11 @@ def shipped_fits() -> dict[str, Any]:
     - ``generations``: range of errors of the mean of other generations' constants.
     - ``spreads``: spread of each kind of prior (:class:`analysis.model.prior.Spread`).
     - ``groups``: factors of intervals for kinds of shapes (:mod:`analysis.model.groups`).
-    - ``floor``: errors if a framework's earlier version is used to predict its later one.
+    - ``floor``: errors of predictions of a framework's later version from its earlier one.
     - ``machines``: for each slug, the range of errors between frameworks on this machine, the
       measurements that the constants were fitted to, and the fits by group, as in calibration.json.
-      The ``shift`` of a fit also applies to answers from the machine's imported table.
+      The ``shift`` of a fit, which is the expected difference in time of other frameworks, also
+      applies to times from the machine's imported table.
     """
     fits: dict[str, Any] = json.loads(_SHIPPED.read_bytes())
     return fits
@@ -169,11 +173,11 @@ def shipped_fits() -> dict[str, Any]:
 def foreign_constants(
     machine: Machine, dtype: str, slug: str | None = None
 ) -> tuple[Constants, str]:
-    """Return constants for a machine from the measurements of another one.
+    """Return constants for a machine, scaled from those of another machine.
 
     The constants are scaled according to the two datasheets (:func:`scaled_constants`). The launch
-    time is that of the machine's generation in constants.toml, if the file has one. For a CPU, the
-    result is the CPU's shipped constants and ``cpu``.
+    time is that of the machine's generation in constants.toml, if the file has one. For a CPU,
+    return the CPU constants in constants.toml, and the slug ``cpu``.
 
     Args:
         machine: machine that the constants are for.
@@ -185,7 +189,7 @@ def foreign_constants(
         The constants, and the slug of the machine on which they were measured.
 
     Raises:
-        UserError: if no constants in this dtype are shipped for ``slug``, or if it names
+        UserError: if no constants in this dtype are shipped for ``slug``, or if ``slug`` names
             ``machine`` itself.
     """
     if machine.kind == "cpu":
@@ -216,17 +220,17 @@ def scaled_constants(
 ) -> Constants:
     """Scale the constants of one machine to another, according to the two datasheets.
 
-    The bytes that one SM reads or writes per second scale with its arithmetic, because SMs are
-    built in proportion; the latency of a K step scales inversely. L2 bandwidth scales with the
-    clock, the SMs and the number of CTAs that share a block. The share of the peak that is reached
-    scales with the share that GEMMs of the generation reach on real data.
+    The bytes that one SM reads or writes per second are assumed to scale with its FLOP/s. The
+    latency of a K step is assumed to scale inversely. L2 bandwidth scales with the clock, the
+    number of SMs, and the number of CTAs that share each block that they read. The share of the
+    peak scales with the share that the generation's GEMMs reach on real data.
 
     Args:
         c: constants to scale.
         there: machine on which the constants were measured.
         here: machine that the constants are scaled to.
         dtype: dtype whose peaks are compared.
-        exponent: power to which the ratio of the two machines' arithmetic per SM is raised.
+        exponent: exponent of the ratio between the two machines' FLOP/s per SM.
     """
     facts = _constants_table()["facts"]
     clock = here.boost_mhz / there.boost_mhz
@@ -252,7 +256,7 @@ def scaled_constants(
 def _misaligned_constants(generation: str, dtype: str) -> dict[str, float]:
     """Return a generation's two constants for kernels that read misaligned rows.
 
-    Plain FMAs in fp32 need no bulk copies, so misaligned rows cost them nothing.
+    Plain FMAs in fp32 need no bulk copies, so misaligned rows do not slow their loads.
     """
     facts = _constants_table()["facts"].get(generation, {})
     if dtype == "fp32":
@@ -264,7 +268,7 @@ def _misaligned_constants(generation: str, dtype: str) -> dict[str, float]:
 
 
 def measured_on(generation: str, dtype: str) -> str | None:
-    """Return the slug of the machine on which a generation's constants were measured, if any.
+    """Return the slug of the machine that a generation's constants were measured on, or None.
 
     A generation without measured constants uses those of another generation. The slug is then that
     of the other generation's machine.
@@ -275,7 +279,7 @@ def measured_on(generation: str, dtype: str) -> str | None:
 
 
 def _entry(generation: str, dtype: str) -> dict[str, Any]:
-    """Return a generation's entry in constants.toml: the one for the dtype, or the general one."""
+    """Return a generation's entry in constants.toml: for this dtype if it has one, else for all."""
     table = _constants_table()
     entry: dict[str, Any] = table.get(f"{generation}-{dtype}") or table[generation]
     return entry

@@ -1,4 +1,4 @@
-"""Time of a problem from its shape, a tile and the machine's facts: one formula, NumPy only.
+"""Estimate a problem's time from its shape, a tile and the machine's facts, with NumPy only.
 
     time = launch + helpers + slowed((work⁴ + intake⁴ + memory⁴)^¼)
     work = waves × (K steps × (compute⁴ + feed⁴ + latency⁴)^¼ + epilogue)
@@ -16,8 +16,8 @@
 - ``slowed`` lengthens long kernels, which run into the power limit.
 
 The fourth powers let the largest term dominate, with a smooth transition where two terms are equal.
-A plain maximum, a sum and other powers were worse on public H100 and A100 tables. The choice of a
-Triton config and the calibrated model of ``analysis`` both use this formula.
+A plain maximum, a sum and other powers fitted public H100 and A100 tables less well. The choice of
+a Triton config and the calibrated model of ``analysis`` both use this formula.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ LIMITS = ("launch", "compute", "feed", "latency", "memory")
 - ``compute``: the arithmetic.
 - ``feed``: the reads of one SM, or of all SMs from the shared L2.
 - ``latency``: the latency of K steps that are too small to hide it.
-- ``memory``: the traffic of the device's memory.
+- ``memory``: the memory traffic of the main kernel and of the helper kernels.
 """
 
 SPLITS = (1, 2, 4, 8, 16)
 """Numbers of parts into which the estimate may split K for a library's kernel.
 
-Powers of two up to 16 gave the smallest error.
+Powers of two up to 16 gave the smallest prediction error.
 """
 
 ALGORITHMS = {"implicit-gemm": 0, "winograd-2x2": 2, "winograd-4x4": 4}
-"""Algorithms of a convolution, with the number of outputs per side of Winograd's tile, or 0."""
+"""Algorithms of a convolution: outputs along each side of Winograd's tile, or 0 without one."""
 
 _STEP_BYTES = 128  # bytes along K in a K step: 64 elements of 16 bits, as in vendor kernels
 _MIN_STEPS = 2  # a split that leaves fewer K steps to a CTA is never chosen
@@ -98,12 +98,12 @@ class Shapes:
         """Create the arrays from problems.
 
         Args:
-            problems: the problems.
+            problems: problems to convert.
             cached: for each problem, whether its operands are in the last-level cache; None means
                 that all operands are in memory.
             sustained: for each problem, whether it is launched without pauses; None means that all
                 problems are launched in bursts.
-            algorithm: the one of :data:`ALGORITHMS` that computes the convolutions. A
+            algorithm: key of :data:`ALGORITHMS`; the algorithm that computes the convolutions. A
                 convolution for which Winograd's algorithm cannot be used is computed as its implied
                 GEMM.
         """
@@ -165,9 +165,9 @@ def _shape_row(problem: Problem, tile: int) -> tuple[float, ...]:
 def _winograd_row(conv: Conv, gemm: Gemm, tile: int) -> tuple[float, ...]:
     """Return the first eleven fields of :class:`Shapes` for Winograd's algorithm.
 
-    F(2 × 2) is one kernel, which also transforms its input and its result. A helper kernel
-    transforms the filters before it. F(4 × 4) is four kernels, and the transformed tensors go
-    through memory.
+    F(2 × 2) is one kernel, which also transforms its input and its result. Before this kernel, a
+    helper kernel transforms the filters. F(4 × 4) consists of four kernels, which pass the
+    transformed tensors through memory.
     """
     inputs, filters, outputs = conv.operand_elements
     transformed_filters = gemm.batch * gemm.k * gemm.n
@@ -192,11 +192,11 @@ def _winograd_row(conv: Conv, gemm: Gemm, tile: int) -> tuple[float, ...]:
 
 
 def priced_alignment(problem: Problem) -> int:
-    """Return the alignment, in bytes and at most 16, of the rows whose misalignment costs time.
+    """Return the alignment in bytes, at most 16, of those rows whose misalignment costs time.
 
     A matrix-vector multiplication whose B is stored transposed takes the same time whether the rows
-    of its output are aligned or not (results/accuracy/misalignment.json). Only the rows of its
-    operands count.
+    of its output are aligned or not (results/accuracy/misalignment.json). For such a
+    multiplication, the alignment of the operands' rows is returned.
     """
     if isinstance(problem, Gemm) and min(problem.m, problem.n) == 1 and problem.layout[1] == "t":
         problem = replace(problem, n=WIDE_BYTES)  # rows of this length are aligned in every dtype
@@ -215,7 +215,7 @@ def _row(
     """Return the first eleven fields of :class:`Shapes` for a problem, in their order.
 
     Args:
-        problem: problem that is computed.
+        problem: GEMM or convolution that is computed.
         gemm: GEMM that computes the problem.
         traffic: minimum traffic of the GEMM, in bytes.
         density: useful share of the GEMM's multiply-adds.
@@ -294,10 +294,10 @@ def estimate(shapes: Shapes, tiles: Tiles, machine: Machine, peak: float, c: Con
     """Estimate the time of each shape on its tile, with all parts of the time.
 
     Args:
-        shapes: the problems.
+        shapes: problems, as arrays.
         tiles: tiles, one per problem.
         machine: machine whose SM count, bandwidth and cache are used.
-        peak: FLOP/s of the dtype on the whole machine.
+        peak: peak FLOP/s of the whole machine in the problems' dtype.
         c: constants of the machine.
     """
     work = _work(shapes, tiles, machine, peak, c)
@@ -327,10 +327,10 @@ def estimate(shapes: Shapes, tiles: Tiles, machine: Machine, peak: float, c: Con
 
 
 def fastest(shapes: Shapes, tiles: Tiles, machine: Machine, peak: float, c: Constants) -> Estimate:
-    """Estimate each shape on its fastest candidate, which is what a good library would pick.
+    """Estimate each shape's time on its fastest candidate tile, as a good library would choose it.
 
-    The candidates are the ``tiles``. If the machine is a GPU and the shape has few tiles, they also
-    include each tile with K split (:data:`SPLITS`).
+    The candidates are the ``tiles``. If the machine is a GPU and the shape has few tiles, the
+    candidates also include each tile with K split (:data:`SPLITS`).
     """
     best = Tiles(*np.empty((3, len(shapes))))
     for start in range(0, len(shapes), _CHUNK):
@@ -345,11 +345,11 @@ def fastest(shapes: Shapes, tiles: Tiles, machine: Machine, peak: float, c: Cons
 def candidate_times(
     shapes: Shapes, tiles: Tiles, machine: Machine, peak: float, c: Constants
 ) -> tuple[Array, Array]:
-    """Return the seconds of every shape (rows) on every tile (columns), and the split of K.
+    """Return two arrays, shapes (rows) by tiles (columns): seconds, and the number of parts of K.
 
-    The split is the fastest one for the shape on that tile. The times leave out the launch and the
-    helper kernels, which are the same for all tiles, and the slowdown of long kernels, which hardly
-    changes the ranking.
+    The number of parts is the fastest one for the shape on the tile. The times leave out the launch
+    and the helper kernels, which are the same for all tiles. They also leave out the slowdown of
+    long kernels, which hardly changes the ranking.
     """
     # 1. Estimate the time of every candidate without splitting K.
     columns = shapes.take((slice(None), np.newaxis))
@@ -389,7 +389,7 @@ def _busy_seconds(
 
 @dataclass(frozen=True)
 class _Work:
-    """Work of the SMs on each shape."""
+    """Counts and times of the SMs' work on each shape."""
 
     count: Array  # number of tiles
     waves: Array
@@ -405,7 +405,7 @@ class _Work:
 def _work(shapes: Shapes, tiles: Tiles, machine: Machine, peak: float, c: Constants) -> _Work:
     """Return the work of the SMs: waves of tiles, each with K steps and an epilogue.
 
-    A column of shapes and a row of tiles broadcast to all pairs.
+    A column of shapes and a row of tiles give a result for every pair.
     """
     # 1. Count the tiles, their waves and the K steps of a tile.
     count = tile_count(shapes.m, shapes.n, tiles.bm, tiles.bn, shapes.batch, tiles.split)
@@ -437,8 +437,8 @@ def _work(shapes: Shapes, tiles: Tiles, machine: Machine, peak: float, c: Consta
 def _wave_count(tiles_per_sm: Array, c: Constants) -> Array:
     """Return the time of all waves, in units of a full wave's time.
 
-    With ``tail`` = 1, a partial wave counts as a full one. With ``tail`` = 0, the result is the
-    number of tiles per SM, or 1 if there are fewer tiles than SMs.
+    With ``tail`` = 1, a partial wave takes as long as a full one. With ``tail`` = 0, the result is
+    the number of tiles per SM, or 1 if there are fewer tiles than SMs.
     """
     return c.tail * np.ceil(tiles_per_sm) + (1 - c.tail) * np.maximum(tiles_per_sm, 1.0)
 
@@ -446,7 +446,7 @@ def _wave_count(tiles_per_sm: Array, c: Constants) -> Array:
 def _memory_seconds(
     shapes: Shapes, tiles: Tiles, count: Array, machine: Machine, c: Constants
 ) -> Array:
-    """Return the seconds of the device memory's traffic at the bandwidth that active CTAs reach."""
+    """Return the seconds of the memory traffic at the bandwidth that the active CTAs reach."""
     resident_bytes = _RESIDENT_SHARE * machine.l2_bytes
     ratio = (shapes.a_bytes / max(resident_bytes, 1.0)) ** 4
     # The share of A that hits the cache falls smoothly, from ``resident`` for a small A to 0 for
@@ -461,13 +461,13 @@ def _memory_seconds(
 
 
 def _partial_bytes(shapes: Shapes, tiles: Tiles) -> Array:
-    """Return the traffic of a split K's fp32 partial sums, which are written and read once."""
+    """Return the bytes that a split K's fp32 partial sums move: they are written and read once."""
     result = shapes.batch * shapes.m * shapes.n
     return np.where(tiles.split > 1, result * (2 * 4) * tiles.split, 0.0)
 
 
 def _slow_long_kernels(busy: Array, c: Constants) -> Array:
-    """Lengthen long kernels, which the power limit slows, by ``slow`` per e-fold over 2 ms."""
+    """Lengthen the times of long kernels by ``slow`` per e-fold over 2 ms, for the power limit."""
     return busy * (1 + c.slow * np.log1p(busy / _SLOW_SECONDS))
 
 

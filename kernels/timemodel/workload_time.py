@@ -1,4 +1,4 @@
-"""Times of workloads that may have several GEMMs or none: from their GEMMs or from their bytes."""
+"""Estimate the time of a workload from its GEMMs, or from its bytes if it has no GEMMs."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def workload_seconds(
 
     Args:
         products: GEMMs and convolutions of each workload, each with its number of occurrences.
-        moving: for each workload, the seconds that count if it has no GEMMs and only moves data.
-        seconds_of: function that takes a list of problems and the position of each problem's
-            workload, in the order (positions, problems), and returns the problems' seconds. It is
-            called once, or not at all if no workload has a GEMM.
+        moving: for each workload, its seconds if it has no GEMMs and only moves data.
+        seconds_of: function that returns the seconds of problems. Its arguments are the positions
+            of the problems' workloads, and the problems. The function is called once, or not at all
+            if no workload has a GEMM.
     """
     # 1. List all GEMMs, each with its workload's position and its number of occurrences.
     listed = [

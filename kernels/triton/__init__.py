@@ -1,1 +1,1 @@
-"""Hand-written Triton kernels: one module per family, and modules that all of them share."""
+"""Hand-written Triton kernels: one module per family, and the modules that the families share."""

@@ -1,13 +1,13 @@
 """Building blocks of the GEMM kernels: choosing a tile, summing over K, and storing the result.
 
-A matrix is a pointer and its strides (row, column) in elements. Tiles are BM × BN, and a K step is
-BK deep. The offset of a tile has 64 bits, because an operand may have more than 2³¹ elements.
-Inside a tile, offsets of 32 bits are enough unless WIDE is set.
+A matrix is passed as a pointer and its strides (row, column) in elements. Tiles are BM × BN, and a
+K step is BK deep. The offset of a tile is a 64-bit number, because an operand may have more than
+2³¹ elements. Inside a tile, 32-bit offsets are enough unless WIDE is set.
 
-Kernels take sizes and strides in units of a known number of elements. Triton finds out by itself
-only which arguments are multiples of 16. If the length of a row is a multiple of 16 bytes, its
-number of elements may be a multiple of only 8 (16-bit dtypes) or 4 (32-bit dtypes). Without the
-units, Triton would copy such a row one element at a time.
+Kernels take sizes and strides in units of a known number of elements. Triton itself detects only
+which arguments are multiples of 16. If the length of a row is a multiple of 16 bytes, its number of
+elements may be a multiple of only 8 or 4, depending on the dtype. Without the units, Triton would
+copy such a row one element at a time.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import triton.language as tl
 
 @triton.jit
 def elements(stride, UNIT: tl.constexpr):
-    """Convert a stride from UNITs to elements; None stands for a stride of 1."""
+    """Convert a stride from UNITs to elements; None means a stride of 1."""
     if stride is None:
         return 1
     else:
@@ -42,10 +42,10 @@ def tensor_stride(stride, UNIT: tl.constexpr):
 
 @triton.jit
 def grouped(tile, rows, columns, GROUP: tl.constexpr):
-    """Return the (row, column) of the tile with the number ``tile``.
+    """Return the (row, column) of tile number ``tile``.
 
     Tiles are numbered column by column inside groups of GROUP rows of tiles. Concurrent CTAs then
-    read few blocks of A and of B, which they find in L2.
+    read few different blocks of A and B, so most reads hit the L2 cache.
     """
     per_group = GROUP * columns
     first_row = tile // per_group * GROUP
@@ -63,7 +63,7 @@ def product(
 ):  # fmt: skip
     """Multiply rows m0… of A (M, K) by columns n0… of B (K, N) into an fp32 block (BM, BN).
 
-    The K steps are first … last − 1, of which there is at least one.
+    The K steps run from ``first`` to ``last − 1``; there must be at least one.
 
     - EVEN: M and N are multiples of BM and BN.
     - EVEN_K: K is a multiple of BK.
@@ -109,7 +109,7 @@ def store(
     c_ptr, c_stride, m0, n0, total, M, N,
     BM: tl.constexpr, BN: tl.constexpr, EVEN: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Write a tile's sums at row m0, column n0 of C (M, N), in C's own dtype."""
+    """Write a tile's sums at row m0, column n0 of C (M, N), in C's dtype."""
     m, n = tl.arange(0, BM), tl.arange(0, BN)
     m_in, n_in = m0 + m < M, n0 + n < N
     if WIDE:

@@ -1,16 +1,16 @@
-"""``triton-conv``: convolution as the GEMM that it implies, whose left operand is never stored.
+"""``triton-conv``: convolution as an implicit GEMM, whose left operand is never stored.
 
-The rows of the GEMM are pixels of the result, its columns are channels of the result, and its sum
-runs over the taps of the filter and the channels of the source. A block of the left operand is
-gathered from the image: each row computes which pixel its tap hits, and reads zeros where the tap
-hits padding. In NHWC the channels of a pixel are contiguous, so the gather copies as widely as a
-plain GEMM kernel.
+The rows of the GEMM are pixels of the result, and its columns are channels of the result. Its sum
+runs over the taps (positions within the filter) and the channels of the source. A block of the left
+operand is gathered from the source: each row computes which pixel its tap hits, and reads zeros
+where the tap hits padding. In NHWC the channels of a pixel are contiguous, so the gather uses
+copies as wide as those of a plain GEMM kernel.
 
-One kernel computes the forward pass and the input's gradient. With stride s, the gradient is s × s
-plain convolutions, one for each phase of the destination pixels (their row and column modulo s).
-All pixels of a phase use the same taps, so the zeros between strided pixels are never multiplied.
-The filter's gradient sums over pixels, and often has few tiles with very long sums. These sums can
-therefore be split.
+One kernel computes the forward pass and the input's gradient. With stride s, the input's gradient
+consists of s × s plain convolutions, one for each phase of the destination pixels (their row and
+column modulo s). All pixels of a phase use the same taps, so the zeros between strided pixels are
+never multiplied. The filter's gradient sums over pixels, and often has few tiles with very long
+sums. The kernel can therefore split the sums into parts.
 
 A dense 1×1 convolution with stride 1 is already a GEMM in memory, which the GEMM kernels can
 compute.
@@ -55,11 +55,12 @@ _TAP_BITS = 32  # largest number of taps along an axis: `taps_inside` has a bit 
 def axis(phase, taps, stride, padding, dilation, tap_step, BACKWARD: tl.constexpr):
     """Return the taps and source pixels that the destinations along one axis use.
 
-    The values are the first tap, the number of taps, the source position of destination 0 at the
-    first tap, and the steps of that position per destination and per tap.
+    The first three values are the first tap, the number of taps, and the source position of
+    destination 0 at the first tap. The last two are the steps by which this position moves per
+    destination and per tap.
 
     In the backward pass, destination ``phase + stride · i`` uses the taps t for which ``phase +
-    padding − t · dilation`` is a multiple of the stride. They are ``tap_step`` taps apart.
+    padding − t · dilation`` is a multiple of the stride. These taps are ``tap_step`` apart.
     """
     if BACKWARD:
         # A loop over scalars finds the first tap, not a reduction of a block. The compiler would
@@ -81,8 +82,8 @@ def axis(phase, taps, stride, padding, dilation, tap_step, BACKWARD: tl.constexp
 def within(place, size):
     """Return True for positions along an axis that are pixels, and False for padding.
 
-    A negative position that is read as an unsigned number is beyond every size. One comparison is
-    therefore enough instead of two.
+    A negative position becomes larger than any size if it is read as an unsigned number. One
+    comparison therefore replaces two.
     """
     if place.dtype == tl.int64:
         return place.to(tl.uint64, bitcast=True) < tl.cast(size, tl.uint64)
@@ -92,10 +93,10 @@ def within(place, size):
 
 @triton.jit
 def taps_inside(start, step, size, wanted, TAPS: tl.constexpr):
-    """Return bits for each position along an axis: bit t is set if its tap t hits a pixel.
+    """Return bits for each position along an axis: bit t is set if tap t hits a pixel there.
 
-    There are at most 32 taps. Positions that are not ``wanted`` have no bits. The loop is unrolled,
-    because the compiler would change the layout of a loop's result in every K step.
+    There are at most 32 taps. No bit is set for positions that are not ``wanted``. The loop is
+    unrolled, because the compiler would change the layout of a loop's result in every K step.
     """
     bits = tl.zeros(start.shape, dtype=tl.uint32)
     for tap in tl.static_range(TAPS):
@@ -118,11 +119,11 @@ def conv_data(
     Sizes, taps, stride, padding and dilation are (vertical, horizontal). Strides are (group, image,
     row, column, channel) for the source, (group, out channel, source channel, r, s) for the filter,
     and (part, image, row, column, channel) for out. ``depth`` is in units of UNITS[0], ``width`` in
-    UNITS[1], and strides are in UNITS[2]; None stands for a stride of 1. The grid is (tiles ×
-    groups × phases, parts).
+    UNITS[1], and strides are in UNITS[2]; None means a stride of 1. The grid is (tiles × groups ×
+    phases, parts).
 
     - BACKWARD: compute the input's gradient.
-    - WHOLE: every K step lies in one tap, and there are at most 32 taps along an axis.
+    - WHOLE: every K step stays within one tap, and there are at most 32 taps along an axis.
     - TAPS: a power of two, at least the number of taps along each axis.
     - EVEN_N: ``width`` is a multiple of BN.
     - WIDE: offsets inside a tensor may need 64 bits.
@@ -260,15 +261,17 @@ def conv_filter(
     WHOLE: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr, UPCAST: tl.constexpr,
     UNITS: tl.constexpr, DENSE: tl.constexpr,
 ):  # fmt: skip
-    """Sum the filter's gradient, out (part; groups · width, depth, r, s), over the pixels of grad.
+    """Sum the filter's gradient out (part; groups · width, depth, r, s) over pixels of ``grad``.
 
-    The rows of the GEMM are channels of grad. Its columns are the taps and, in each tap, the
-    channels of the source. Sizes and units are as in :func:`conv_data`. The strides of the source
-    and of grad are (group, image, row, column, channel); those of out are (part, channel of grad,
-    channel of the source, r, s). The grid is (tiles × groups, parts).
+    ``grad`` is the gradient of the result. The rows of the GEMM are the channels of ``grad``, and
+    its columns are the channels of the source, repeated for each tap. Sizes and units are as in
+    :func:`conv_data`. The strides of the source and of ``grad`` are (group, image, row, column,
+    channel); those of out are (part, channel of ``grad``, channel of the source, r, s). The grid is
+    (tiles × groups, parts).
 
-    - WHOLE: all columns of a tile lie in one tap.
-    - DENSE: the pixels of grad lie at equal distances in memory, also from one image to the next.
+    - WHOLE: all columns of a tile stay within one tap.
+    - DENSE: the pixels of ``grad`` are at equal distances in memory, also from one image to the
+      next.
     """
     # 1. Convert sizes and strides from units to elements.
     depth, width = depth * UNITS[0], width * UNITS[1]
@@ -358,10 +361,10 @@ class TritonConv(TritonFamily):
     ops = ("conv",)
 
     def refusal(self, problem: Problem) -> str | None:
-        """Return None if the family can compute the problem on any GPU; otherwise the reason.
+        """Return why the family cannot compute the problem, whatever the GPU; None if it can.
 
-        Only NHWC is supported, because in NCHW the gather would read one element at a time. Pixels
-        are counted in 32 bits, so there must be fewer than 2³¹.
+        Only NHWC is supported, because in NCHW the gather would read one element at a time. The
+        kernels count pixels in 32 bits, so there must be fewer than 2³¹ pixels.
         """
         assert isinstance(problem, Conv)
         if problem.layout != "nhwc":
@@ -373,14 +376,14 @@ class TritonConv(TritonFamily):
         return None
 
     def candidates(self, problem: Problem, machine: Machine) -> list[TileConfig]:
-        """Return tiles of up to 128×256, each with a whole sum and with every useful split.
+        """Return tiles of up to 128×256, each with an unsplit sum and with every useful split.
 
         A useful split gives at most two waves of CTAs, with at least two K steps each. The largest
-        tiles need a 16-bit dtype, aligned channels, and Hopper or datacentre Blackwell, which
-        multiply from shared memory. They also need every K step to lie in one tap, because the
-        divisions that are otherwise needed take too many registers. For a filter's gradient, every
-        tile must lie in one tap instead. A dense 1×1 convolution, which is a GEMM, also has
-        candidates of the GEMM families.
+        tiles need a 16-bit dtype, aligned channels, and Hopper or datacentre Blackwell, whose
+        Tensor Cores read their operands from shared memory. They also need every K step to stay
+        within one tap, because otherwise the kernel computes divisions, which take too many
+        registers. For a filter's gradient, every tile must stay within one tap instead. For a dense
+        1×1 convolution, which is a GEMM, the GEMM families' candidates are returned, too.
         """
         assert isinstance(problem, Conv)
         # 1. List the parameters of the tiles: (bm, bn, warps, stages).
@@ -411,9 +414,10 @@ class TritonConv(TritonFamily):
     def seconds(
         self, problem: Problem, configs: Sequence[TileConfig], machine: Machine, c: Constants
     ) -> Array:
-        """Estimate the seconds of the GEMM that is really computed.
+        """Estimate the seconds of the GEMM that the kernel computes.
 
-        For the input's gradient of a strided convolution, this is the batched GEMM of the phases.
+        For the input's gradient of a strided convolution, this GEMM is the batched GEMM of the
+        phases.
         """
         assert isinstance(problem, Conv)
         return super().seconds(_computed_problem(problem), configs, machine, c)
@@ -443,7 +447,7 @@ class TritonConv(TritonFamily):
     def calls(
         self, problem: Problem, operands: Operands, config: TileConfig, scratch: Tensor
     ) -> list[LaunchSpec]:
-        """Return the launches: the GEMM into the result or its parts, and the sum of the parts."""
+        """Return the launches that compute the result, or its parts and then their sum."""
         assert isinstance(problem, Conv)
         assert isinstance(config, ConvConfig)
         gemm = as_gemm(problem)
@@ -471,7 +475,7 @@ class TritonConv(TritonFamily):
 def as_gemm(conv: Conv) -> Gemm | None:
     """Return the GEMM that is equal to a dense 1×1 convolution; None for any other convolution.
 
-    Dense means that the stride is 1, without padding and with only one group.
+    A dense convolution has stride 1, no padding and only one group.
     """
     has_one_tap = (conv.r, conv.s) == (1, 1)
     keeps_pixels = (*conv.stride, *conv.padding) == (1, 1, 0, 0)
@@ -487,7 +491,7 @@ def as_gemm(conv: Conv) -> Gemm | None:
 
 
 def _matrices(conv: Conv, operands: Operands) -> Operands | None:
-    """Return the operands of :func:`as_gemm`'s GEMM as views; None if they have gaps."""
+    """Return the operands of :func:`as_gemm`'s GEMM as views; None if the tensors have gaps."""
     try:  # view each tensor as a matrix of pixels by channels
         a, b, out = (tensor.permute(0, 2, 3, 1).view(-1, tensor.shape[1]) for tensor in operands)
     except RuntimeError:  # raised by PyTorch if no view has this shape
@@ -523,9 +527,9 @@ def _gemm_candidates(conv: Conv, machine: Machine) -> Iterable[ConvConfig]:
 
 
 def _stays_in_tap(conv: Conv, bn: int, bk: int) -> bool:
-    """Return True if every K step lies in one tap; for a filter's gradient, if every tile does.
+    """Return True if every K step stays in one tap; for a filter's gradient, if every tile does.
 
-    The result is also False if an axis has more taps than the kernel has bits for.
+    The result is also False if an axis has more than 32 taps, the number of bits in the masks.
     """
     channels = conv.kout if conv.pass_ == "dgrad" else conv.c
     block = bn if conv.pass_ == "wgrad" else bk
@@ -550,7 +554,7 @@ def _computed_problem(conv: Conv) -> Problem:
 
 
 def _parts(conv: Conv, config: ConvConfig) -> int:
-    """Return the number of parts into which the sum is cut."""
+    """Return the number of parts into which the sum is split."""
     return config.parts(_computed_problem(conv).implied_gemm)
 
 

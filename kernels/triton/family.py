@@ -58,7 +58,7 @@ class LaunchSpec:
         self.kernel[self.grid](*arguments, **self.options)
 
     def warmup(self) -> Any:
-        """Compile through the JIT's own path and cache, without launching."""
+        """Compile the kernel without launching it, through the JIT's usual path and cache."""
         return self.kernel.warmup(*self.arguments, grid=self.grid, **self.options)
 
 
@@ -95,18 +95,18 @@ class TritonFamily(ABC):
     def candidates(self, problem: Problem, machine: Machine) -> list[TileConfig]:
         """Return candidate configs.
 
-        Configs that :meth:`TileConfig.invalid` refuses are left out later.
+        :meth:`configs` leaves out those that :meth:`TileConfig.invalid` refuses.
         """
 
     def refusal(self, problem: Problem) -> str | None:
-        """Return None if the family can compute the problem on any GPU; otherwise the reason.
+        """Return why the family cannot compute the problem, whatever the GPU; None if it can.
 
-        The problem is one of the family's operations.
+        The problem's operation is one of :attr:`ops`.
         """
         return None
 
     def supports(self, problem: Workload, machine: Machine) -> str | None:
-        """Return None if the family computes the problem on the machine; otherwise the reason."""
+        """Return why the family cannot compute the problem on the machine, or None if it can."""
         if problem.op not in self.ops:
             return f"{self.name} does not compute a {problem.op}."
         if problem.dtype not in TIMED_DTYPES:
@@ -150,7 +150,7 @@ class TritonFamily(ABC):
     def seconds(
         self, problem: Problem, configs: Sequence[TileConfig], machine: Machine, c: Constants
     ) -> Array:
-        """Estimate the seconds of a problem under each config, to rank the configs."""
+        """Estimate the seconds of a problem with each config, to rank the configs."""
         gemm = problem.implied_gemm
         rows = [(config.bm, config.bn, config.parts(gemm)) for config in configs]
         tiles = Tiles(*np.array(rows).T)
@@ -160,13 +160,13 @@ class TritonFamily(ABC):
         return estimate(shapes, tiles, machine, machine.peak(problem.dtype), c).time
 
     def parse_config(self, text: str) -> TileConfig | None:
-        """Parse a config's text; return None if it is empty."""
+        """Parse a config's text; return None if the text is empty."""
         return self.config_type.parse(text) if text else None
 
     def prepare(
         self, problem: Workload, operand_sets: Sequence[Operands], config: Config | None = None
     ) -> Launch:
-        """Return a launch on the operand sets.
+        """Return a launch that computes the problem on each of the operand sets.
 
         A kernel that is not compiled yet is compiled at its first launch.
 
@@ -207,7 +207,7 @@ class TritonFamily(ABC):
     def unbound_calls(
         self, problem: Problem, operands: Operands, config: TileConfig
     ) -> list[LaunchSpec]:
-        """Return the calls with a scratch tensor without memory, which is enough for a compiler."""
+        """Return the calls with a scratch tensor without memory, which suffices for compiling."""
         shape = self.scratch(problem, config)
         scratch = torch.empty(shape, dtype=torch.float32, device="meta")
         return self.calls(problem, operands, config, scratch)
@@ -216,8 +216,8 @@ class TritonFamily(ABC):
 def _build_launcher(kernel: Any) -> None:
     """Build the launcher of a compiled kernel ahead of its first launch.
 
-    Triton 3.6 runs the host's C compiler for every signature. At the first launch, the GPU would
-    wait for the compiler.
+    Triton 3.6 runs the host's C compiler for every signature. Without this build, the GPU would
+    wait for the compiler at the first launch.
     """
     with suppress(Exception):  # the launch repeats a failure, and reports it
         if hasattr(kernel, "result"):  # a kernel that is compiled in the background
@@ -256,8 +256,8 @@ _ADD_ROWS, _ADD_COLUMNS = 8, 128  # 8 elements per thread: two loads of four fp3
 def wide_unit(dtype: str, *values: int) -> int:
     """Return the largest power of two that divides all values.
 
-    It is at most the number of elements that 16 bytes hold. It is 1 if a value reaches 2³¹, so that
-    the value stays a 64-bit argument.
+    The result is at most the number of elements that 16 bytes hold. It is 1 if a value reaches 2³¹,
+    so that the value stays a 64-bit argument.
     """
     if any(value >= 2**31 for value in values):
         return 1
@@ -265,7 +265,7 @@ def wide_unit(dtype: str, *values: int) -> int:
 
 
 def in_units(strides: Iterable[tuple[int, ...]], unit: int) -> list[tuple[int | None, ...]]:
-    """Convert strides to units for :func:`kernels.triton.blocks.elements`; None replaces 1."""
+    """Convert strides to units for :func:`kernels.triton.blocks.elements`; 1 becomes None."""
     return [
         tuple(None if stride == 1 else stride // unit for stride in tensor_strides)
         for tensor_strides in strides
@@ -273,9 +273,10 @@ def in_units(strides: Iterable[tuple[int, ...]], unit: int) -> list[tuple[int | 
 
 
 def input_precision(dtype: str) -> str:
-    """Return ``input_precision`` for ``tl.dot``.
+    """Return the ``input_precision`` of ``tl.dot`` for a dtype.
 
-    It matters only for operands that are stored as fp32, for which Triton's default is tf32.
+    The setting matters only for operands that are stored as fp32, for which Triton's default is
+    tf32.
     """
     return "tf32" if dtype == "tf32" else "ieee"
 
@@ -295,7 +296,7 @@ def _missing_for_interpreter() -> str | None:
 
 @functools.cache
 def _missing_for_launcher() -> str | None:
-    """Return what the host lacks for building Triton's launcher, as a sentence, or None."""
+    """Return, as a sentence, what the host lacks to build Triton's launcher; None if nothing."""
     if INTERPRETED:
         return None
     if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):

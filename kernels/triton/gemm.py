@@ -27,7 +27,7 @@ class Matrices(NamedTuple):
 
     @classmethod
     def from_operands(cls, operands: Operands) -> Matrices:
-        """Give every operand a batch dimension."""
+        """Build the matrices from operands, and add a batch dimension to those without one."""
         return cls(*(t if t.dim() == 3 else t.unsqueeze(0) for t in operands))
 
     @property
@@ -46,7 +46,7 @@ class Matrices(NamedTuple):
 
 
 class AlignmentUnits(NamedTuple):
-    """Units, in elements and at most 16 bytes, that divide sizes and strides."""
+    """Units, in elements and at most 16 bytes long, of which sizes and strides are multiples."""
 
     m: int
     n: int
@@ -56,7 +56,7 @@ class AlignmentUnits(NamedTuple):
 
     @classmethod
     def from_matrices(cls, matrices: Matrices, dtype: str) -> AlignmentUnits:
-        """Return the largest units that divide the matrices' sizes and strides other than 1."""
+        """Return the largest units that divide the sizes, and the strides except for 1."""
         _, m, n, k = matrices.sizes
         a, b, c = matrices.strides
         return cls(
@@ -86,10 +86,10 @@ class GemmFamily(TritonFamily):
     def base_tiles(
         self, problem: Problem, machine: Machine, looped: bool = False
     ) -> list[TileConfig]:
-        """Return tiles from 128×256 down for Tensor Cores, and smaller ones for fp32's plain FMAs.
+        """Return tiles of up to 128×256 for Tensor Cores, and smaller ones for fp32's plain FMAs.
 
-        Each has as many stages as the CTA's shared memory holds, from two up to the number in the
-        list below.
+        Each tile has as many stages as the CTA's shared memory holds, from two up to the tile's
+        number in ``params``.
 
         Misaligned rows (not a multiple of 16 bytes) are copied a few elements at a time. Each copy
         passes through registers and needs its own address. A shallow K step and eight warps keep
@@ -99,10 +99,10 @@ class GemmFamily(TritonFamily):
         A GEMM with few rows, such as a decode step, mostly reads weights. Wide tiles with a K step
         of 256 bytes take fewer steps and keep more bytes in flight.
 
-        If the operands of the Tensor Cores pass through registers, masks leave no room for the
-        largest tiles. A loop over tiles (``looped``) keeps more values in registers. The largest
-        tiles then fit only on Hopper, which reads both operands from shared memory, and only if the
-        rows of C are aligned.
+        If the operands of the Tensor Cores pass through registers, masks leave too few registers
+        for the largest tiles. A loop over tiles (``looped``) keeps more values in registers. The
+        largest tiles then fit only on Hopper, which reads both operands from shared memory, and
+        only if the rows of C are aligned.
         """
         assert isinstance(problem, Gemm)
         # 1. List the parameters of the tiles: (bm, bn, warps, stages).
@@ -148,7 +148,7 @@ def _has_room(tile: TileConfig, problem: Gemm, machine: Machine, looped: bool) -
 def read_alignment(problem: Gemm) -> int:
     """Return the alignment of all rows of A and B, in bytes and at most 16.
 
-    The rows of C do not count, because C is not read.
+    The rows of C are left out, because C is not read.
     """
     size = DTYPE_BYTES[problem.dtype]
     a_row = problem.k if problem.layout[0] == "n" else problem.m

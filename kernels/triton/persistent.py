@@ -5,13 +5,13 @@ waits until the previous tile is written. Here a CTA stays on its SM for all of 
 Tensor Memory Accelerator (TMA, on Hopper and later) copies a block at a time and needs to know only
 where the block begins. No thread spends registers or instructions on addresses and masks, and
 elements outside the matrix are read as zeros. With ``specialize``, one warp only copies while the
-others only multiply, so that the next tile is copied during the epilogue of this one. Without it,
-``flatten`` fuses the loops over tiles and over K into one pipeline.
+others only multiply, so that the next tile is copied during the epilogue of the current tile.
+Without ``specialize``, ``flatten`` fuses the loops over tiles and over K into one pipeline.
 
-TMA needs matrices whose rows are multiples of 16 bytes and that have a contiguous dimension. The
+For TMA, a matrix needs a contiguous dimension and rows that are multiples of 16 bytes long. The
 host builds the descriptors of an operand set's matrices, and passes them as kernel parameters. Only
-a kernel with ``specialize`` builds them on the device, which makes its start several microseconds
-longer. Other matrices are read with plain loads, and so are all matrices on older GPUs or with
+a kernel with ``specialize`` builds them on the device, so it takes several microseconds longer to
+start. The kernels use plain loads for other matrices, and for all matrices on older GPUs or with
 ``tma=off``.
 """
 
@@ -45,8 +45,8 @@ def make_descriptor(ptr, stride, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.
                     TRANSPOSED: tl.constexpr):  # fmt: skip
     """Build, on the device, a TMA descriptor of a (rows, columns) matrix.
 
-    If TRANSPOSED, the matrix is stored as (columns, rows). A block is (ROWS, COLUMNS) of the
-    matrix.
+    If TRANSPOSED, the matrix is stored as (columns, rows). Each block has ROWS × COLUMNS elements
+    of the matrix.
     """
     if TRANSPOSED:
         return tl.make_tensor_descriptor(ptr, [columns, rows], [stride[2], 1], [COLUMNS, ROWS])
@@ -57,9 +57,9 @@ def make_descriptor(ptr, stride, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.
 @triton.jit
 def fetch(matrix, z, row, column, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
           TRANSPOSED: tl.constexpr, BATCHED: tl.constexpr):  # fmt: skip
-    """Load one block (ROWS, COLUMNS) of a described matrix, with zeros outside the matrix.
+    """Load one block (ROWS, COLUMNS) through a TMA descriptor, with zeros outside the matrix.
 
-    TRANSPOSED: the descriptor has the axes (batch, columns, rows), as the matrix is stored.
+    If TRANSPOSED, the descriptor has the axes (batch, columns, rows), as the matrix is stored.
     """
     if TRANSPOSED:
         if BATCHED:
@@ -76,7 +76,7 @@ def fetch(matrix, z, row, column, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 @triton.jit
 def put(matrix, z, row, column, total, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
         BATCHED: tl.constexpr):  # fmt: skip
-    """Store sums (ROWS, COLUMNS) as a block of a described matrix, in the matrix's dtype."""
+    """Store sums (ROWS, COLUMNS) as a block through a TMA descriptor, in the matrix's dtype."""
     result = total.to(matrix.dtype)
     if BATCHED:
         matrix.store([z, row, column], result.reshape(1, ROWS, COLUMNS))
@@ -92,16 +92,16 @@ def matmul_persistent(
     A_T: tl.constexpr, B_T: tl.constexpr, STORE: tl.constexpr, HALVES: tl.constexpr,
     BATCHED: tl.constexpr, SPECIALIZE: tl.constexpr, FLATTEN: tl.constexpr,
 ):  # fmt: skip
-    """Compute C (batch, M, N) = A (batch, M, K) B (batch, K, N), read with TMA.
+    """Compute C (batch, M, N) = A (batch, M, K) B (batch, K, N), with A and B read through TMA.
 
     Without SPECIALIZE, A and B are descriptors that the host built. Units are as in
     :func:`kernels.triton.tiled.matmul_tiled`.
 
     - A_T, B_T: the descriptor describes the stored transpose.
     - STORE: C is a descriptor, too; otherwise it is a pointer.
-    - HALVES: the blocks of C have half of the columns.
+    - HALVES: a tile of C is stored as two blocks, each with half of the columns.
     - SPECIALIZE: a, b and c are pointers, and the kernel builds the descriptors. Triton 3.7 divides
-      the blocks among groups of warps, which it cannot do with a descriptor that the host built.
+      the blocks among groups of warps, but cannot divide those of a descriptor that the host built.
     """
     M, N, K = sizes[0] * UNITS[0], sizes[1] * UNITS[1], sizes[2] * UNITS[2]
     if SPECIALIZE:
@@ -172,19 +172,19 @@ class TritonPersistent(GemmFamily):
     name = "triton-persistent"
 
     def candidates(self, problem: Problem, machine: Machine) -> list[TileConfig]:
-        """Return each tile with one CTA per SM; the large ones also with a warp that only copies.
+        """Return each tile with one CTA per SM, and large tiles also with a warp that only copies.
 
-        Tiles above 128×128 preferably store their result in halves, if that leaves room for another
-        stage. In tf32 on sm_100, the halves take two buffers instead of one, so they save no
-        memory. Large tiles are also tried without fusing the loops: an iteration of the loop over K
-        then has 88 instead of 108 instructions on sm_90, but nothing is copied while a tile is
-        stored. The time model gives these variants the same time, so the first in the list is
-        preferred.
+        For tiles above 128×128, the preferred variant stores the result in halves, if the saved
+        memory has room for another stage. In tf32 on sm_100, the halves take two buffers instead of
+        one, so they save no memory. Large tiles are also tried without fusing the loops. An
+        iteration of the loop over K then has 88 instead of 108 instructions on sm_90, but nothing
+        is copied while a tile is stored. The time model gives these variants the same time, so the
+        first in the list is preferred.
 
         Hopper and datacentre Blackwell multiply tf32 only if K is contiguous in shared memory, and
-        TMA cannot transpose: each iteration of the loop would wait until the operands were
-        transposed there. Plain copies transpose the operands one element at a time, without such a
-        wait.
+        TMA cannot transpose. Each iteration of the loop would therefore wait for a transposition in
+        shared memory. Plain copies transpose the operands one element at a time, so the loop does
+        not wait.
 
         With specialisation, tf32 tiles above 128×128 spill on sm_100. If the rows of C are
         misaligned, all tiles spill except on sm_90. A single K step leaves no loop to specialise.
@@ -221,7 +221,7 @@ class TritonPersistent(GemmFamily):
     def prepare(
         self, problem: Workload, operand_sets: Sequence[Operands], config: Config | None = None
     ) -> Launch:
-        """Return a launch on the operand sets.
+        """Return a launch that computes the problem on each of the operand sets.
 
         A specialised kernel also gets memory for the descriptors that it builds on the device.
         """
@@ -285,7 +285,7 @@ def _describe(matrix: Tensor, rows: int, columns: int) -> TensorDescriptor:
     """Return TMA's descriptor of a (batch, rows, columns) matrix.
 
     Args:
-        matrix: the matrix. Its stored transpose is described if its columns are contiguous.
+        matrix: tensor to describe. Its stored transpose is described if its columns are contiguous.
         rows: rows of a block.
         columns: columns of a block.
 
@@ -305,8 +305,8 @@ def _describe(matrix: Tensor, rows: int, columns: int) -> TensorDescriptor:
 def _tma_order(matrix: Tensor) -> str | None:
     """Return how TMA reads a (batch, rows, columns) matrix: ``n``, ``t`` (transposed) or None.
 
-    None is returned if TMA cannot read it: its first element, each matrix of the batch and each
-    contiguous row must start at a multiple of 16 bytes.
+    None means that TMA cannot read the matrix. TMA requires that the first element, each matrix of
+    the batch and each contiguous row start at a multiple of 16 bytes.
     """
     size = matrix.element_size()
     batch_stride, row_stride, column_stride = matrix.stride()

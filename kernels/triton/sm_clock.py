@@ -2,9 +2,9 @@
 
 NVML is polled every 50 ms, which is too slow for a batch of 0.3 ms. Instead, a tiny kernel with one
 CTA per SM stores which SM each CTA ran on, that SM's cycle counter and the GPU's time in
-nanoseconds. It is launched before and after a batch, in the same stream. Two readings of one SM
-give its mean clock between them. The clock distinguishes a kernel that reaches only 75% of the peak
-from one that runs at the full rate while the clock is at 75%.
+nanoseconds. The kernel is launched before and after a batch, in the same stream. Two readings of
+one SM give its mean clock between the two. The clock distinguishes a kernel that reaches only 75%
+of the peak from one that runs at the full rate while the clock is at 75%.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from triton.language.extra.cuda import globaltimer, smid
 
 _MARKS = 2  # one before a batch, one after it
 _LEAST_NANOSECONDS = 50_000
-"""Shortest time between two readings from which a clock is computed.
+"""Shortest time, in nanoseconds, between two readings from which a clock is computed.
 
 On some GPUs, the nanosecond counter advances in steps of about 1,000 ns.
 """
@@ -27,7 +27,7 @@ On some GPUs, the nanosecond counter advances in steps of about 1,000 ns.
 
 @triton.jit
 def read_counters(out_ptr):
-    """Store (SM, its cycles, the GPU's nanoseconds) of this CTA in out (CTAs, 3), int64."""
+    """Store this CTA's SM, cycles and GPU nanoseconds in its row of ``out`` (CTAs, 3), int64."""
     place = out_ptr + tl.program_id(0) * 3
     cycles = tl.inline_asm_elementwise(
         "mov.u64 $0, %clock64;", "=l", [], dtype=tl.int64, is_pure=False, pack=1
@@ -45,7 +45,7 @@ class TritonSmClock:
         """Compile the kernel, and launch it once for each mark.
 
         Raises:
-            Exception: if Triton's compiler or the launch raises any error.
+            Exception: any error of Triton's compiler or of the launch.
         """
         self._sms = sms
         self._readings = torch.zeros((_MARKS, sms, 3), dtype=torch.int64, device=device)
@@ -53,13 +53,13 @@ class TritonSmClock:
             self.mark(number)
 
     def mark(self, number: int) -> None:
-        """Read all SMs; ``number`` is 0 before a batch and 1 after it."""
+        """Read the counters of all SMs; ``number`` is 0 before a batch and 1 after it."""
         read_counters[(self._sms,)](self._readings[number], num_warps=1)
 
     def mhz(self) -> float | None:
-        """Return :func:`mean_mhz` between the two marks.
+        """Return the mean SM clock in MHz between the two marks (:func:`mean_mhz`).
 
-        This waits until the device has passed the second mark.
+        The call waits until the device has passed the second mark.
         """
         first, last = self._readings.tolist()
         return mean_mhz(_counters(first), _counters(last))
@@ -70,9 +70,9 @@ def mean_mhz(
 ) -> float | None:
     """Return the mean SM clock in MHz from two readings of (cycles, nanoseconds) by SM.
 
-    The result is the median over the SMs that count. An SM counts if it occurs in both readings,
-    its cycle counter advanced, and its readings are at least 50 µs apart. The result is None if no
-    SM counts.
+    The result is the median over all valid SMs. An SM is valid if it occurs in both readings, its
+    cycle counter advanced, and its readings are at least 50 µs apart. The result is None if no SM
+    is valid.
     """
     clocks = []
     for sm in first.keys() & last.keys():

@@ -1,4 +1,4 @@
-"""``triton-splitk``: the sum over K is cut into parts, so that few tiles still fill the machine.
+"""``triton-splitk``: the sum over K is split into parts, so that few tiles still fill the machine.
 
 If the result has fewer tiles than the GPU has SMs, some SMs have nothing to do. Here ``split`` CTAs
 share a tile, each with a part of K. Their fp32 sums go to memory, and a second kernel adds them in
@@ -29,10 +29,10 @@ def matmul_splitk(
     EVEN: tl.constexpr, EVEN_K: tl.constexpr, PRECISION: tl.constexpr,
     WIDE: tl.constexpr, UPCAST: tl.constexpr, UNITS: tl.constexpr,
 ):  # fmt: skip
-    """Compute dense parts[p] (batch, M, N) of A (batch, M, K) B (batch, K, N).
+    """Compute the dense partial results parts[p] (batch, M, N) of A (batch, M, K) B (batch, K, N).
 
-    Part p is the sum over its share of the K steps. The grid is (batch × tiles, parts). Units are
-    as in :func:`kernels.triton.tiled.matmul_tiled`.
+    Part p is the sum over the p-th share of the K steps. The grid is (batch × tiles, parts). Units
+    are as in :func:`kernels.triton.tiled.matmul_tiled`.
     """
     M, N, K = sizes[0] * UNITS[0], sizes[1] * UNITS[1], sizes[2] * UNITS[2]
     a_stride, b_stride = matrix_stride(a_stride, UNITS[3]), matrix_stride(b_stride, UNITS[3])
@@ -57,7 +57,7 @@ class TritonSplitK(GemmFamily):
     name = "triton-splitk"
 
     def candidates(self, problem: Problem, machine: Machine) -> list[TileConfig]:
-        """Return each tile with its sum in two parts, and in more parts where that is useful.
+        """Return each tile with its sum split into two parts, and into more parts where useful.
 
         More parts are useful as long as there are at most four waves of CTAs, each with at least
         two K steps.

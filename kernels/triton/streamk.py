@@ -1,13 +1,13 @@
 """``triton-streamk``: as many CTAs as fit at once share the K steps evenly, so no wave is partial.
 
-Plain tiles come in waves, and a partial last wave leaves SMs idle. Here the partial last wave, and
-one whole wave before it, are cut into K steps that are dealt out evenly. CTA i takes the i-th equal
-run of steps, which may begin and end inside a tile. All other tiles are computed whole, wave by
-wave (the "two-tile" hybrid of Osama et al., Stream-K, arXiv 2301.03598).
+Plain tiles come in waves, and a partial last wave leaves SMs idle. Here the K steps of the partial
+last wave, and of one whole wave before it, are dealt out evenly to the CTAs. CTA i takes the i-th
+equal run of steps, which may begin and end inside a tile. All other tiles are computed whole, wave
+by wave (the "two-tile" hybrid of Osama et al., Stream-K, arXiv 2301.03598).
 
 A run that covers only part of a tile leaves its fp32 sum in memory, and a second kernel adds the
 parts of each such tile in order. No CTA waits for another one, because a slice of a GPU may never
-run them at the same time. The result has the same bits in every run.
+run the two at the same time. The result has the same bits in every run.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from kernels.triton.gemm import AlignmentUnits, GemmFamily, Matrices, gemm_optio
 
 @triton.jit
 def run_begin(cta, steps, CTAS: tl.constexpr):
-    """Return the first of the streamed ``steps`` that a CTA takes.
+    """Return the number of the first step that a CTA takes of all dealt-out ``steps``.
 
     The lengths of two CTAs' runs differ by at most one step.
     """
@@ -43,9 +43,9 @@ def matmul_streamk(
 ):  # fmt: skip
     """Compute C (batch, M, N) = A (batch, M, K) B (batch, K, N), except for tiles that CTAs share.
 
-    The K steps of the first ``streamed`` of the ``tiles`` are dealt out. A CTA shares at most the
-    tile inside which its run begins and the tile inside which its run ends. Its sums for these two
-    tiles go to parts (CTAS, 2, BM, BN), in this order. Units are as in
+    The K steps of the first ``streamed`` of the ``tiles`` are dealt out to the CTAs. A CTA shares
+    at most the tile inside which its run begins and the tile inside which its run ends. Its sums
+    for these two tiles go to parts (CTAS, 2, BM, BN), in this order. Units are as in
     :func:`kernels.triton.tiled.matmul_tiled`.
     """
     M, N, K = sizes[0] * UNITS[0], sizes[1] * UNITS[1], sizes[2] * UNITS[2]
@@ -93,7 +93,7 @@ def add_shared(
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
     EVEN: tl.constexpr, WIDE: tl.constexpr, UNITS: tl.constexpr, CTAS: tl.constexpr,
 ):  # fmt: skip
-    """Add the parts of a tile that several CTAs share.
+    """Add the parts of the tiles that several CTAs share, and store the sums in C.
 
     Program p adds the tile inside which the run of CTA p + 1 begins, if no earlier run begins
     inside that tile.
@@ -130,7 +130,7 @@ class TritonStreamK(GemmFamily):
     shares_tail = True
 
     def candidates(self, problem: Problem, machine: Machine) -> list[TileConfig]:
-        """Return each tile with one CTA per SM, and also with two if an SM has room for two."""
+        """Return each tile with one CTA per SM, and with two CTAs per SM if both fit."""
         configs: list[TileConfig] = []
         for tile in self.base_tiles(problem, machine, looped=True):
             configs.append(StreamConfig(**vars(tile), ctas=machine.sms))
@@ -152,7 +152,7 @@ class TritonStreamK(GemmFamily):
     def calls(
         self, problem: Problem, operands: Operands, config: TileConfig, scratch: Tensor
     ) -> list[LaunchSpec]:
-        """Return the launch of :func:`matmul_streamk`, and :func:`add_shared`'s if it is needed."""
+        """Return the launch of :func:`matmul_streamk`, and that of :func:`add_shared` if needed."""
         assert isinstance(problem, Gemm)
         assert isinstance(config, StreamConfig)
         matrices = Matrices.from_operands(operands)
@@ -179,7 +179,7 @@ _ONLY_PRODUCT = ("EVEN_K", "PRECISION", "UPCAST")
 
 
 def streamed_tiles(tiles: int, ctas: int) -> int:
-    """Return the number of tiles whose K steps are dealt out.
+    """Return the number of tiles whose K steps are dealt out to the CTAs.
 
     These are the tiles of the partial last wave and of the whole wave before it, if there is one.
     If the tiles fill whole waves, the number is 0.

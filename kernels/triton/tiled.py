@@ -1,4 +1,4 @@
-"""``triton-tiled``: one CTA per tile of the result; tiles are visited in groups that share L2.
+"""``triton-tiled``: one CTA per tile of the result, in groups of tiles that share blocks in L2.
 
 This is the textbook GEMM kernel. A CTA walks along K in steps of BK. The loads of the next steps
 run while the current step multiplies, because Triton pipelines the loop in ``num_stages`` stages.
@@ -30,7 +30,7 @@ def matmul_tiled(
     """Compute C (batch, M, N) = A (batch, M, K) B (batch, K, N), for any strides.
 
     Strides are (batch, row, column). ``sizes`` (M, N, K) are in units of UNITS[:3], the strides of
-    A and B in UNITS[3], and those of C in UNITS[4]; None stands for a stride of 1.
+    A and B in UNITS[3], and those of C in UNITS[4]. None means a stride of 1.
     """
     M, N, K = sizes[0] * UNITS[0], sizes[1] * UNITS[1], sizes[2] * UNITS[2]
     a_stride, b_stride = matrix_stride(a_stride, UNITS[3]), matrix_stride(b_stride, UNITS[3])
