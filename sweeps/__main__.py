@@ -50,24 +50,30 @@ def show_command(
         list[str] | None,
         typer.Argument(
             help=(
-                "Sweep to show, or several with --plan [default: a list of all; with --plan, the "
-                "default sweeps]."
+                "Sweep whose cases to show; with --plan, sweeps to plan [default: list all sweeps; "
+                "with --plan, the default sweeps]."
             )
         ),
     ] = None,
     plan: Annotated[
         bool,
-        typer.Option("--plan", help="Show how many cases fit the budget, and the expected time."),
+        typer.Option(
+            "--plan",
+            help="Show how many cases of each sweep fit the budget, and their expected time.",
+        ),
     ] = False,
     budget: Annotated[
         str | None,
         typer.Option(
-            help="Measuring time of the plan, such as 90s, 10m or 2h [default: 10m; 2m on a CPU]."
+            help="Measuring time to plan for, such as 90s, 10m or 2h [default: 10m; 2m on a CPU]."
         ),
     ] = None,
     machine: Annotated[
         str | None,
-        typer.Option("--machine", help="GPU from machines.toml [default: this machine]."),
+        typer.Option(
+            "--machine",
+            help="GPU in machines.toml whose cases or plan to show [default: this machine].",
+        ),
     ] = None,
     cores: Annotated[
         int | None,
@@ -115,7 +121,7 @@ def _list_sweeps(json: bool) -> None:
 
 
 def _show_cases(name: str, machine: Machine, json: bool) -> None:
-    """Print a sweep's cases with the expected time of a launch, and the time to measure all."""
+    """Print a sweep's cases with the expected time of a launch, and the time for all cases."""
     from sweeps.planning.choice import choose_sweeps, sweep_cases
     from sweeps.planning.plan import expected_seconds, make_plan
 
@@ -195,7 +201,8 @@ def doctor_command(
         typer.Option(
             "--cases",
             help=(
-                "Number of cases for --again [default: 8] or --clock [default: 60; 11 on a CPU]."
+                "Number of cases to time with --again [default: 8] or with --clock [default: 60; "
+                "11 on a CPU]."
             ),
         ),
     ] = None,
@@ -234,7 +241,7 @@ def doctor_command(
 
 
 def _name_machine(selected: Device, results: Path, json: bool) -> None:
-    """Print the machine's name and its folder within the results."""
+    """Print the machine's name and its results folder."""
     from kernels.device import software
 
     facts = selected.machine
@@ -293,14 +300,16 @@ def run_command(
         list[str] | None,
         typer.Argument(
             help=(
-                "Sweeps or sweep files; a,b measures both on the same GPU [default: the default "
-                "sweeps]."
+                "Names of sweeps or paths of sweep files; a,b measures sweeps a and b on the same "
+                "GPU [default: the default sweeps]."
             )
         ),
     ] = None,
     budget: Annotated[
         str | None,
-        typer.Option(help="Measuring time, such as 90s, 10m or 2h [default: 10m; 2m on a CPU]."),
+        typer.Option(
+            help="Measuring time of the run, such as 90s, 10m or 2h [default: 10m; 2m on a CPU]."
+        ),
     ] = None,
     results: ResultsOption = RESULTS,
     shard: Annotated[
@@ -328,12 +337,14 @@ def run_command(
     skip_recorded: Annotated[
         Path | None,
         typer.Option(
-            "--skip-recorded", help="Results folder; sweeps that are complete in it are skipped."
+            "--skip-recorded", help="Results folder whose complete sweeps are not measured again."
         ),
     ] = None,
     add: Annotated[
         bool,
-        typer.Option("--add", help="Add these sweeps to the recording and measure only them."),
+        typer.Option(
+            "--add", help="Add the named sweeps to the existing recording; measure only these."
+        ),
     ] = False,
     leave: Annotated[
         float,
@@ -348,7 +359,10 @@ def run_command(
         str | None,
         typer.Option(
             "--stop-after",
-            help="Time after which this call ends, such as 30m [default: none]. The next resumes.",
+            help=(
+                "Time after which this call ends, such as 30m [default: none]. The next call "
+                "resumes the run."
+            ),
         ),
     ] = None,
     gpu_ids: Annotated[
@@ -398,10 +412,10 @@ def run_command(
         raise UserError("--gpu names one GPU and --gpus several; give only one of them.")
     if gpus and add:
         raise UserError(
-            "--add works on one GPU: leave --gpus out, or name all sweeps at the start."
+            "--add works only on one GPU; leave out --gpus, or start a new run of all sweeps."
         )
     if add and not names:
-        raise UserError("--add needs the names of the sweeps to add.")
+        raise UserError("--add needs at least one sweep; give the names of the sweeps to add.")
     # 2. Choose the devices, plan or resume the run, and measure.
     note_broken()
     devices = choose_gpus(gpus, device) if gpus else {gpu: select_device(device, gpu)}
@@ -429,7 +443,7 @@ def run_command(
     was_stopped = stop_at is not None and time.monotonic() >= stop_at
     if not record["counts"]["measured"] and not was_stopped:
         raise UserError(
-            f"No case has a time. {folder / 'measurements.csv'} has the reasons; "
+            f"No case could be timed. {folder / 'measurements.csv'} gives the reasons; "
             f"{command('sweeps doctor')} may show more.",
             exit_code=1,
         )
@@ -510,8 +524,8 @@ def parse_shard(text: str) -> tuple[int, int]:
     """Parse ``2/4`` into the number of a shard and the number of shards.
 
     Raises:
-        UserError: if the text does not have that form, or the first number is not from 1 to the
-            second.
+        UserError: if the text does not have that form, or if the first number is not between 1 and
+            the second.
     """
     match = re.fullmatch(r"(\d+)/(\d+)", text)
     number, count = (int(match.group(1)), int(match.group(2))) if match else (0, 0)

@@ -6,12 +6,12 @@ This script runs before anything is installed, so it uses only the standard libr
 first of these choices that applies:
 
 1. Use ``.venv``, if it was made for the interpreter that runs this script (``PYTHON``) and for the
-   present ``constraints.txt``. Requirements that it lacks are installed in it.
-2. Use the interpreter that runs this script, if it has every requirement, and its PyTorch sees the
-   GPU or no GPU is needed. Nothing is created or downloaded.
+   current ``constraints.txt``. Install the requirements that it lacks.
+2. Use the interpreter that runs this script, if it has every requirement and if, where a GPU is
+   needed, its PyTorch sees the GPU. Nothing is created or downloaded.
 3. Make ``.venv`` on top of that interpreter, if its PyTorch sees the GPU but other requirements are
-   missing, or if only an optional extra is missing. Only what is missing is installed. The
-   interpreter's PyTorch stays in use, because on a GPU node it matches the driver.
+   missing, or if only an optional extra is missing. Install only what is missing. Keep the
+   interpreter's PyTorch, because on a GPU node it matches the driver.
 4. Make ``.venv`` with all requirements, at the versions that ``constraints.txt`` pins.
 """
 
@@ -83,11 +83,11 @@ print(json.dumps([missing, gpu]))
 
 
 def main(groups: list[str]) -> int:
-    """Print the path of an interpreter that has the extras ``measure`` and ``groups``.
+    """Print the path of an interpreter with the extra ``measure`` and the extras ``groups``.
 
     If there is none, set one up. An extra whose name ends in ``?`` is optional. If it cannot be
     installed, for example on a node without access to a package index, print the path of an
-    interpreter that lacks it.
+    interpreter without the extra.
 
     Returns:
         The exit code: 0, or 1 if no interpreter with the required extras could be set up.
@@ -104,7 +104,7 @@ def main(groups: list[str]) -> int:
 
 
 def add_if_possible(needed: list[str], group: str) -> str | None:
-    """Return the path of an interpreter that also has an optional extra.
+    """Return the path of an interpreter with the extras ``needed`` and the optional ``group``.
 
     If the extra cannot be installed, print a message and return None. After a failure, installation
     is not tried again for a day, because every attempt takes seconds on a node without access to a
@@ -233,7 +233,7 @@ def requirements(groups: list[str]) -> list[str]:
 def probe(python: str, wanted: list[str]) -> tuple[list[str], bool]:
     """Return the requirements that an interpreter lacks, and whether its PyTorch sees a GPU.
 
-    An interpreter that cannot run this check counts as one that lacks all requirements.
+    If the interpreter cannot run this check, all requirements are returned as missing.
     """
     answer = subprocess.run(
         [python, "-c", _PROBE, json.dumps(wanted), str(ROOT)],
@@ -250,14 +250,14 @@ def probe(python: str, wanted: list[str]) -> tuple[list[str], bool]:
 def needs_gpu() -> bool:
     """Return True if this machine has an NVIDIA GPU, unless ``DEVICE=cpu`` excludes it.
 
-    PyTorch need not be able to use that GPU.
+    The result does not depend on whether PyTorch can use that GPU.
     """
     devices = glob.glob("/dev/nvidia[0-9]*") or os.path.isdir("/proc/driver/nvidia/gpus")
     return bool(devices) and os.environ.get("DEVICE") != "cpu"
 
 
 def make_venv(on_top_of: str | None = None) -> bool:
-    """Make ``.venv`` with pip and a module that makes ``import rooftile`` load the checkout.
+    """Make ``.venv`` with pip and a module through which ``import rooftile`` loads the checkout.
 
     If Python's venv module fails, print what to do and return False. ``on_top_of`` is the path of
     another interpreter, whose packages ``.venv`` then also sees.
@@ -337,8 +337,8 @@ def _pins(without_torch: bool | None = None) -> Path:
 
     Args:
         without_torch: True to write a copy into ``.venv`` without PyTorch and Triton, because
-            ``.venv`` uses those of another interpreter; False for the project's constraints; None
-            for the constraints with which ``.venv`` was made.
+            ``.venv`` uses those of another interpreter. False means the project's constraints, and
+            None the constraints with which ``.venv`` was made.
     """
     kept_pins = VENV / "constraints.txt"
     if without_torch is None:
@@ -375,7 +375,7 @@ def read_stamp() -> tuple[str, list[str]]:
 
 
 def _say(text: str) -> None:
-    """Print to stderr, because make reads the interpreter from stdout."""
+    """Print a message to stderr, because make reads the interpreter from stdout."""
     print(text, file=sys.stderr, flush=True)
 
 

@@ -23,8 +23,8 @@ class TracedLayer:
     """A layer that was traced.
 
     Attributes:
-        input_bytes: bytes of the storages of one call's floating-point inputs, from which the layer
-            can be recomputed.
+        input_bytes: bytes of one call's floating-point inputs (of their storages), from which the
+            layer can be recomputed.
         calls: number of calls like the traced one, to this layer and to all layers that are
             identical to it.
     """
@@ -48,7 +48,7 @@ class AlikeLayers:
     def skipping(self, model: nn.Module) -> Iterator[None]:
         """Count the calls to layers that are identical to a traced one, instead of running them.
 
-        Layers are skipped while the context is active. Layers are identical if they lie in one
+        Layers are skipped while the context is active. Layers are identical if they are in one
         ``ModuleList`` or ``Sequential`` and differ only in their position there. A call to such a
         layer is skipped if its arguments agree with those of a traced call:
 
@@ -77,7 +77,7 @@ class AlikeLayers:
     def _counting(
         self, forward: Callable[..., Any], traced_calls: dict[Any, _TracedCall]
     ) -> Callable[..., Any]:
-        """Wrap a layer's ``forward``: run it once per kind of call, and then only count the calls.
+        """Wrap a layer's ``forward``: run ``forward`` once per kind of call, then only count calls.
 
         ``traced_calls`` has the calls that have been traced so far, by their kind.
         """
@@ -118,11 +118,11 @@ class _TracedCall:
     """A traced layer, and templates of its outputs for the calls that are skipped.
 
     Attributes:
-        layer: the layer.
-        leaves: a pair for each leaf of the output. The first element is True for a tensor. For a
-            tensor, the second element is the position of an input tensor of the same kind or, if no
-            input is of that kind, a detached tensor as a template. For another leaf, the second
-            element is the value itself.
+        layer: layer that was called.
+        leaves: a pair for each leaf (tensor or other value) of the output. The first element is
+            True for a tensor. For a tensor, the second element is the position of an input tensor
+            of the same kind or, if no input is of that kind, a detached tensor as a template. For
+            another leaf, the second element is the value itself.
         tree: structure that arranges the leaves into the output.
     """
 
@@ -146,7 +146,7 @@ class _TracedCall:
         return cls(layer, tuple(described), tree)
 
     def outputs_like(self, inputs: list[Tensor]) -> Any:
-        """Return the outputs of a skipped call with these input tensors.
+        """Return the outputs of a skipped call for the given input tensors.
 
         An output of the same kind as an input is that input itself, so that gradients pass through
         the layer. Other output tensors are new and empty.
@@ -183,10 +183,10 @@ def _groups_of_identical(layers: list[nn.Module]) -> list[list[nn.Module]]:
 
 
 def _facts(layer: nn.Module) -> dict[str, Any]:
-    """Return the facts about a layer that are compared with those of another one, by name.
+    """Return, by name, the properties in which a layer must agree with an identical one.
 
-    These are the class of each submodule, its settings, and the shape and dtype of each parameter
-    and buffer.
+    The properties are the class of each submodule, its settings, and the shape and dtype of each
+    parameter and buffer.
     """
     facts: dict[str, Any] = {}
     for name, module in layer.named_modules():
@@ -204,7 +204,7 @@ def _facts(layer: nn.Module) -> dict[str, Any]:
 def _differ_only_in_number(
     facts: dict[str, Any], number: int, first_facts: dict[str, Any], first_number: int
 ) -> bool:
-    """Return True if two layers have the same facts, apart from their positions in the list."""
+    """Return True if two layers have the same properties, apart from positions in the list."""
     if facts.keys() != first_facts.keys():
         return False
     return all(

@@ -1,4 +1,4 @@
-"""Trace attention as one operation, if a model calls PyTorch's function or that of transformers.
+"""Trace attention as one operation, if a model calls PyTorch's or transformers' function for it.
 
 The trace then contains neither the GEMMs inside attention nor the operations on its masks.
 """
@@ -14,12 +14,12 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 NAME = "rooftile"
-"""Name under which this attention is registered with transformers."""
+"""Name under which :func:`for_transformers` is registered with transformers."""
 
 
 @torch.library.custom_op("rooftile::attention", mutates_args=())
 def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool, window: int) -> Tensor:
-    """Stand for attention of queries, keys and values (batch, heads, length, width) in a trace.
+    """Represent attention of queries, keys and values (batch, heads, length, width) in a trace.
 
     The operation only determines the shape of its output. ``window`` is the number of keys that a
     query sees; 0 means all of them.
@@ -38,7 +38,7 @@ def _(q: Tensor, k: Tensor, v: Tensor, causal: bool, window: int) -> Tensor:
 def attention_backward(
     gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, causal: bool, window: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Stand for the computation of the gradients of queries, keys and values in a trace."""
+    """Represent the gradients of queries, keys and values in a trace."""
     raise RuntimeError(
         "rooftile::attention_backward can only be traced with fake tensors, not computed."
     )
@@ -59,7 +59,7 @@ def _save_operands(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
-    """Return the gradient of each input; it is None for ``causal`` and ``window``."""
+    """Return the gradient of each input, which is None for ``causal`` and ``window``."""
     q, k, v, _ = ctx.saved_tensors
     return (*attention_backward(gradient, q, k, v, *ctx.mask), None, None)
 
@@ -70,10 +70,10 @@ attention.register_autograd(_backward, setup_context=_save_operands)
 class OneAttention(TorchFunctionMode):
     """Context in which ``scaled_dot_product_attention`` is traced as :func:`attention`.
 
-    A mode also catches callers that imported the function by name; they would keep the original if
-    the function were only replaced. PyTorch's own modules, however, call the function where no mode
-    is active, or take a fused path without calling it. For them, the function is also replaced in
-    ``torch.nn.functional``, and the fused path is switched off.
+    A torch function mode also intercepts callers that imported the function by name. Replacing the
+    function in its module would miss them. PyTorch's own modules call the function while no mode is
+    active, or take a fused path without calling it. For these modules, the function is also
+    replaced in ``torch.nn.functional``, and the fused path is switched off.
     """
 
     def __enter__(self) -> OneAttention:

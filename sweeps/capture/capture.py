@@ -52,7 +52,7 @@ def capture(
     """Capture one step of a model, without a GPU and without memory for its parameters.
 
     Args:
-        source: the model.
+        source: model to capture.
         step: the step to capture.
         changes: new values for sizes of the model, by name.
 
@@ -96,7 +96,7 @@ def dimensions(
     compared.
 
     Args:
-        source: the model.
+        source: model whose sizes to change.
         step: the step to capture.
         base: capture of that step with the model's sizes unchanged.
         named: names of the sizes to change; if empty, all entries above 1 whose names suggest a
@@ -162,11 +162,11 @@ def _dimension(
     Return None if there is no such value, or if no size of a product changes.
 
     Args:
-        source: the model.
+        source: model whose size to change.
         step: the step to capture.
         base: capture of that step with the model's sizes unchanged.
         name: name of the size.
-        value: the size itself.
+        value: current value of the size.
         unit: growth that keeps the size divisible by every number of heads.
     """
     # Most models allow the first value. Others allow only certain multiples or factors.
@@ -187,12 +187,12 @@ def _dimension(
 def _slopes(
     products: Sequence[Product], changed_products: Sequence[Product], change: int
 ) -> dict[tuple[int, str], float]:
-    """Return the growth of each size of the products that changes with a dimension.
+    """Return how fast the sizes of products grow with a dimension, without constant sizes.
 
     Args:
         products: products before the change.
         changed_products: the same products after the change.
-        change: difference between the dimension after and before the change.
+        change: new value of the dimension minus the old one.
 
     Returns:
         Growth per unit of the dimension, by the position of the product and the name of the size.
@@ -233,10 +233,10 @@ def _in_context(product: Product, step: ModelStep) -> Product:
 def fake_tensors() -> Iterator[None]:
     """Give tensors shapes but no values while the context is active.
 
-    To models, the tensors seem to be on the CPU.
+    Models see the tensors as CPU tensors.
 
-    The device ``meta`` is not suitable. Some models read the values of masks, which fails on that
-    device, and PyTorch splits attention on it into separate operations.
+    The device ``meta`` is not suitable. Some models read the values of masks, which fails on
+    ``meta``. PyTorch also splits attention on ``meta`` into separate operations.
     """
     log = logging.getLogger("torch._subclasses.fake_tensor")
     log.disabled = True  # errors about changed sizes that do not fit are expected

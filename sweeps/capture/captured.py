@@ -50,7 +50,7 @@ class GroupedGemm:
 
     @property
     def flops(self) -> int:
-        """2 · m · n · k, which does not depend on how the rows are distributed."""
+        """FLOPs: 2 · m · n · k, regardless of how the rows are distributed."""
         return 2 * self.m * self.n * self.k
 
     def spec(self) -> str:
@@ -93,7 +93,7 @@ class Attention:
 
     @property
     def flops(self) -> int:
-        """2 · batch · heads · pairs · (width + value_width), or 5/2 of that for the backward pass.
+        """FLOPs: 2 · batch · heads · pairs · (width + value_width), times 5/2 in the backward pass.
 
         The forward pass has two GEMMs. The backward pass has five, because fused kernels recompute
         the scores (Dao 2023, FlashAttention-2).
@@ -105,8 +105,9 @@ class Attention:
     def pairs(self) -> int:
         """Number of pairs of a query and a key that are not masked.
 
-        By convention, causal attention of several queries counts half of all pairs. With a window
-        that is narrower than the keys, each query counts all keys of the window instead.
+        If causal attention has several queries, half of all pairs are counted, which is the usual
+        convention. With a window that is narrower than the keys, all keys of the window are counted
+        for each query instead.
         """
         keys_in_window = min(self.keys, self.window or self.keys)
         pairs = self.queries * keys_in_window
@@ -136,16 +137,16 @@ class Product:
     """A product of one shape and pass, at one place in the model.
 
     Attributes:
-        work: the shape.
+        work: shape and pass that are computed.
         role: what the product is for, one of :data:`ROLES`.
         path: path of the product's module, with ``*`` in place of layer numbers.
         pass_: pass that the product computes, such as :data:`FORWARD`.
         count: number of times that the product occurs in a step.
         input_id: number that is the same for all forward products that read the same input; -1 in
             the backward pass.
-        forward_position: position of the forward product whose gradient this is. It is the
-            product's own position if this is a forward product, or a gradient whose forward product
-            is not known.
+        forward_position: position of the forward product whose gradient the product computes.
+            Forward products, and gradients whose forward product is not known, have their own
+            position here.
         names: formula of each size in terms of the model's dimensions, such as ``2·hidden``.
         repeated: True if the product is in a layer that has identical copies.
     """
@@ -266,7 +267,7 @@ def with_names(captured: Captured, dimensions: Sequence[Dimension]) -> Captured:
 
 
 def out_size(product: Product, forward: Product) -> str:
-    """Return which size of a product is the number of output features of its forward product."""
+    """Return the name of the product's size that equals the forward product's output features."""
     if product.pass_ == DGRAD:
         return "k"
     if product.pass_ == WGRAD:
@@ -277,7 +278,7 @@ def out_size(product: Product, forward: Product) -> str:
 
 
 def in_size(product: Product, forward: Product) -> str:
-    """Return which size of a product is the number of input features of its forward product."""
+    """Return the name of the product's size that equals the forward product's input features."""
     if product.pass_ == WGRAD:
         return "n" if out_size(product, forward) == "m" else "m"
     return "n" if product.pass_ == DGRAD else "k"
@@ -294,7 +295,7 @@ def _formula(position: int, size: str, value: int, dimensions: Sequence[Dimensio
     Args:
         position: position of the product.
         size: name of the size.
-        value: the size itself.
+        value: current value of the size.
         dimensions: dimensions that may affect the size.
     """
     effects = [

@@ -39,7 +39,7 @@ class StoredTensor:
     strides: Sequence[int]
 
     def is_channels_last(self) -> bool:
-        """Return True if a tensor (n, c, h, w) is stored with channels last and not channels first.
+        """Return True if a tensor (n, c, h, w) is stored with channels last, not channels first.
 
         Filters of one tap and images of one channel are contiguous in both formats at once, so they
         do not show which format is meant.
@@ -49,7 +49,7 @@ class StoredTensor:
         return self._is_dense(_CHANNELS_LAST) and not self._is_dense(_CONTIGUOUS)
 
     def _is_dense(self, order: Sequence[int]) -> bool:
-        """Return True if elements are stored without gaps in an order of dimensions.
+        """Return True if elements are stored without gaps in the given order of dimensions.
 
         The strides of dimensions of size 1 are ignored, because they have no meaning.
         """
@@ -74,9 +74,10 @@ def convolutions_of(
     Args:
         x: the input (n, c, h, w) or (n, c, w).
         weight: the filters (kout, c/groups, r, s) or (kout, c/groups, s).
-        settings: the settings of the call.
+        settings: stride, padding and the other settings of the call.
         dtype: dtype of the operands.
-        passes: ``fprop``, ``dgrad`` or ``wgrad`` of the call, which may be transposed.
+        passes: passes of the call to return (``fprop``, ``dgrad`` or ``wgrad``). The call may be
+            transposed.
 
     Raises:
         KeyError: if the convolution has more than two dimensions.

@@ -97,7 +97,7 @@ class HuggingFace:
         """Return transformers' configuration, with the sizes in ``changes`` replaced.
 
         Raises:
-            UserError: if the family refuses these sizes.
+            UserError: if transformers does not accept these sizes.
         """
         from transformers import AutoConfig
 
@@ -107,7 +107,8 @@ class HuggingFace:
             return AutoConfig.for_model(family, **settings)
         except Exception as error:  # each family raises its own errors for sizes
             raise UserError(
-                f"{self.name} has entries that transformers does not accept: {first_line(error)}"
+                f"{self.name} has entries that transformers does not accept ({first_line(error)}); "
+                "correct them."
             ) from None
 
 
@@ -115,9 +116,9 @@ def read_config(path: Path, new_sizes: Mapping[str, int]) -> HuggingFace:
     """Read the configuration of a model, and replace the sizes that ``new_sizes`` names.
 
     Raises:
-        UserError: if the file cannot be read or names no family, if transformers is not installed,
-            does not know the family or refuses its sizes, or if the model lacks a size that
-            ``new_sizes`` names.
+        UserError: if the file cannot be read or has no ``model_type``, if transformers is not
+            installed or does not accept the configuration, or if the model lacks a size in
+            ``new_sizes``.
     """
     config = _read_json(path)
     if importlib.util.find_spec("transformers") is None:
@@ -212,7 +213,7 @@ def _build(model_class: Any, config: Any, step: ModelStep) -> Any:
             first_failure = first_failure or error
     assert first_failure is not None
     raise UserError(
-        f"the model cannot be built: {first_line(first_failure)}. Correct its sizes, or give the "
+        f"the model cannot be built ({first_line(first_failure)}); correct its sizes, or give the "
         "model as module:factory."
     ) from first_failure
 
@@ -248,7 +249,7 @@ def _inputs(model_class: Any, config: Any, step: ModelStep) -> dict[str, Any]:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object.
+    """Read a JSON object from a file.
 
     Raises:
         UserError: if the file cannot be read, or does not contain a JSON object.
@@ -258,7 +259,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}); check its path.") from None
     except ValueError as error:
-        raise UserError(f"{path} is not valid JSON: {error}.") from None
+        raise UserError(f"{path} is not valid JSON ({error}); correct it.") from None
     if not isinstance(data, dict):
         raise UserError(f"{path} is not a JSON object, as a model's config.json must be.")
     return data

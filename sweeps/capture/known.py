@@ -17,7 +17,7 @@ TOKENS, IMAGES = "tokens", "images"
 
 
 class Bottleneck(nn.Module):
-    """ResNet's block: 1×1, 3×3 and 1×1 convolutions and a shortcut (He et al. 2016)."""
+    """ResNet's bottleneck block: 1×1, 3×3 and 1×1 convolutions and a shortcut (He et al. 2016)."""
 
     def __init__(self, channels: int, width: int, stride: int) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class Bottleneck(nn.Module):
 
 
 def _convolution(channels: int, out: int, size: int, stride: int) -> nn.Sequential:
-    """Build a padded convolution with ``size`` × ``size`` filters, followed by a normalisation."""
+    """Build a padded convolution with ``size`` × ``size`` filters, followed by a batch norm."""
     convolution = nn.Conv2d(channels, out, size, stride, size // 2, bias=False)
     return nn.Sequential(convolution, nn.BatchNorm2d(out))
 
@@ -47,7 +47,7 @@ def _convolution(channels: int, out: int, size: int, stride: int) -> nn.Sequenti
 def resnet(
     stem: int = 64, width: int = 64, classes: int = 1000, blocks: tuple[int, ...] = (3, 4, 6, 3)
 ) -> nn.Sequential:
-    """Build a ResNet of bottlenecks: images (n, 3, 224, 224) to logits (n, classes).
+    """Build a ResNet of bottlenecks, from images (n, 3, 224, 224) to logits (n, classes).
 
     ``stem`` is the number of channels of the first convolution. Each stage is twice as wide as the
     one before it.
@@ -129,7 +129,7 @@ class Gpt2Block(nn.Module):
 
 
 class LlamaBlock(nn.Module):
-    """One block of Llama (Touvron et al. 2023): grouped queries, rotary positions and gates."""
+    """One block of Llama (Touvron et al. 2023): grouped-query attention, RoPE and gates."""
 
     def __init__(self, hidden: int, heads: int, kv_heads: int, ffn: int, head_width: int) -> None:
         super().__init__()
@@ -160,7 +160,7 @@ class LlamaBlock(nn.Module):
 
 
 def _rotated(x: Tensor) -> Tensor:
-    """Apply rotary positions (Su et al. 2021), with wrong angles, because only shapes matter."""
+    """Apply RoPE (Su et al. 2021) with arbitrary angles, because only shapes matter."""
     angles = torch.ones(x.shape[-2], x.shape[-1], dtype=x.dtype, device=x.device)
     first, second = x.chunk(2, dim=-1)
     return x * angles + torch.cat([-second, first], dim=-1) * angles

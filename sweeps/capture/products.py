@@ -85,10 +85,10 @@ def is_product(operation: TracedOperation) -> bool:
 
 
 def _works(operation: TracedOperation) -> list[tuple[str, Work]] | None:
-    """Return each pass of a product that a traced operation computes, with its shape.
+    """Return the passes that a traced operation computes, each with the product's shape.
 
-    The list is empty if the operation is not a product. Return None if it is a product of an
-    unknown kind or an unsupported dtype, or a convolution over more than two dimensions.
+    The list is empty if the operation is not a product. Return None if the operation is a product
+    of an unknown kind or an unsupported dtype, or a convolution over more than two dimensions.
     """
     if not is_product(operation):
         return []
@@ -140,37 +140,37 @@ def _storage_letter(tensor: Tensor) -> str:
 
 
 def _mm(operation: TracedOperation) -> list[tuple[str, Work]]:
-    """Read ``mm(a, b)``."""
+    """Return the pass and the GEMM of ``mm(a, b)``."""
     a, b = operation.args[-2:]
     return [(_pass(operation, a), _gemm(a, b))]
 
 
 def _addmm(operation: TracedOperation) -> list[tuple[str, Work]]:
-    """Read ``addmm(bias, a, b)``."""
+    """Return the pass and the GEMM of ``addmm(bias, a, b)``."""
     a, b = operation.args[1:3]
     return [(_pass(operation, a), _gemm(a, b))]
 
 
 def _bmm(operation: TracedOperation) -> list[tuple[str, Work]]:
-    """Read ``bmm(a, b)``, a batched GEMM of two activations."""
+    """Return the pass and the GEMM of ``bmm(a, b)``, which multiplies batches of activations."""
     a, b = operation.args[-2:]
     return [(BACKWARD if operation.backward else FORWARD, _gemm(a, b))]
 
 
 def _baddbmm(operation: TracedOperation) -> list[tuple[str, Work]]:
-    """Read ``baddbmm(bias, a, b)``, which is ``bmm`` with a bias."""
+    """Return the pass and the GEMM of ``baddbmm(bias, a, b)``, which is ``bmm`` with a bias."""
     a, b = operation.args[1:3]
     return [(BACKWARD if operation.backward else FORWARD, _gemm(a, b))]
 
 
 def _mv(operation: TracedOperation) -> list[tuple[str, Work]]:
-    """Read ``mv(a, x)``, in which the vector x counts as a matrix with one column."""
+    """Return the pass and the GEMM of ``mv(a, x)``, where x is a matrix with one column."""
     a, x = operation.args[-2:]
     return [(_pass(operation, a), _gemm(a, x.unsqueeze(-1)))]
 
 
 def _grouped(operation: TracedOperation) -> list[tuple[str, Work]]:
-    """Read ``_grouped_mm(a, b)``, in which the dimensions of the operands show what is grouped."""
+    """Return the pass and the GEMM of ``_grouped_mm(a, b)``, given the operands' dimensions."""
     a, b = operation.args[:2]
     dtype = DTYPES[a.dtype]
     layout = _storage_letter(a) + _storage_letter(b)
@@ -191,7 +191,7 @@ def _grouped(operation: TracedOperation) -> list[tuple[str, Work]]:
 
 
 def _attention(operation: TracedOperation) -> list[tuple[str, Work]]:
-    """Read :func:`sweeps.capture.attention.attention` or its backward pass."""
+    """Return the pass and the shape of a traced attention, or of its backward pass."""
     backward = operation.name.endswith("_backward")
     q, k, v, causal, window = operation.args[1:] if backward else operation.args
     pass_ = BACKWARD if backward else FORWARD
@@ -213,15 +213,16 @@ def _attention(operation: TracedOperation) -> list[tuple[str, Work]]:
 
 
 def _convolution(operation: TracedOperation) -> list[tuple[str, Work]]:
-    """Read ``convolution(x, weight, bias, settings…)``."""
+    """Return the pass and the shape of ``convolution(x, weight, bias, settings…)``."""
     x, weight = operation.args[:2]
     return _convolutions(x, weight, operation.args[3:], FORWARD, ("fprop",))
 
 
 def _convolution_backward(operation: TracedOperation) -> list[tuple[str, Work]]:
-    """Read ``convolution_backward(gradient, x, weight, bias sizes, settings…, output mask)``.
+    """Return the passes of ``convolution_backward``, each with its shape.
 
-    The mask has a flag for the gradient of the input, of the weight and of the bias.
+    The arguments are (gradient, x, weight, bias sizes, settings…, output mask). The mask has a flag
+    for the gradient of the input, of the weight and of the bias.
     """
     _, x, weight = operation.args[:3]
     is_computed = dict(zip(("dgrad", "wgrad", "bias"), operation.args[-1], strict=True))

@@ -80,10 +80,10 @@ class Factory:
 
     Attributes:
         name: the function as ``module:factory``.
-        build: the function.
+        build: factory function.
         new_sizes: arguments of the function that replace its defaults.
-        inputs: dtype and shape of each tensor that the module is called with; the dtype None stands
-            for that of the step.
+        inputs: dtype and shape of each tensor that the module is called with; the dtype None means
+            the dtype of the step.
     """
 
     name: str
@@ -93,7 +93,7 @@ class Factory:
 
     @property
     def sizes(self) -> Mapping[str, int]:
-        """New sizes, and those arguments whose defaults are whole numbers, by name."""
+        """Sizes by name: the new sizes, and the whole-number defaults of all other arguments."""
         parameters = inspect.signature(self.build).parameters
         defaults = {
             name: parameter.default
@@ -194,8 +194,8 @@ def _import_factory(name: str, new_sizes: Mapping[str, int], inputs: Sequence[st
 def _parse_input(text: str) -> tuple[torch.dtype | None, tuple[int, ...]]:
     """Parse ``int64[8,2048]`` into a dtype and a shape.
 
-    The letter ``x`` in place of a dtype, as in ``x[8,3,224,224]``, stands for the dtype of the
-    step. The dtype is then returned as None.
+    The letter ``x`` in place of a dtype, as in ``x[8,3,224,224]``, means the dtype of the step. The
+    dtype is then returned as None.
 
     Raises:
         UserError: if the text has another form, or the dtype does not exist.
@@ -239,7 +239,7 @@ def _with_loss(
 ) -> Callable[[], Any]:
     """Return a function that runs the forward pass, and computes the loss if the step trains.
 
-    The model is put into training or evaluation mode right away.
+    The model is in training or evaluation mode when the function is returned.
     """
     trains = step.mode == TRAIN
     model.train(trains)

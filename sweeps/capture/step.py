@@ -22,7 +22,7 @@ TORCH_DTYPES = {
 
 @dataclass(frozen=True)
 class ModelStep:
-    """Settings of a step.
+    """Settings of one step of a model.
 
     Attributes:
         mode: ``train``, ``prefill`` or ``decode``.
@@ -45,8 +45,8 @@ class ModelStep:
         check_option("--dtype", self.dtype, tuple(TORCH_DTYPES))
         if self.autocast and TORCH_DTYPES[self.dtype] is torch.float32:
             raise UserError(
-                f"--autocast casts to fp16 or bf16, not to {self.dtype}; choose one of them with "
-                "--dtype."
+                f"--autocast casts to fp16 or bf16, not to {self.dtype}; use --dtype fp16 or "
+                "--dtype bf16."
             )
         check_counts(self, "batch", "seq", "tokens")
 
@@ -66,7 +66,7 @@ class StartedStep:
     """A model that was built with fake tensors, and the forward pass of its step.
 
     Attributes:
-        model: the model.
+        model: model that was built.
         call: function that runs the forward pass. It returns the loss if the step trains.
         assumptions: assumptions about the input, in words.
     """
@@ -92,7 +92,10 @@ class ModelSource(Protocol):
         """Longest sequence in tokens that the model was made for; None if it is not known."""
 
     def start(self, step: ModelStep, changes: Mapping[str, int]) -> StartedStep:
-        """Build the model with the sizes in ``changes``. Call this while tensors are fake."""
+        """Build the model with the sizes in ``changes``.
+
+        Call this method within :func:`sweeps.capture.capture.fake_tensors`.
+        """
 
 
 def tokens_of(step: ModelStep) -> tuple[str, ...]:
@@ -109,8 +112,8 @@ def refuse_decoding(name: str, step: ModelStep) -> None:
     """
     if step.mode == DECODE:
         raise UserError(
-            f"{name} does not decode one token at a time: use --mode prefill with the sizes of "
-            "such a step."
+            f"{name} does not decode one token at a time; use --mode prefill with the batch and "
+            "the sequence length of one step."
         )
 
 

@@ -40,10 +40,10 @@ class TracedOperation:
 
     Attributes:
         name: name of the operation, such as ``aten::mm``.
-        args: its positional arguments.
-        result: its result.
-        module: path of the innermost module that called the operation. For a gradient, this is the
-            module that called the forward operation.
+        args: positional arguments of the operation.
+        result: result of the operation.
+        module: path of the innermost module that called the operation. For a gradient, ``module``
+            is the one that called the forward operation.
         node: number of an autograd node: the node that the operation made or, if ``backward``
             is true, the node whose gradient it computes.
         backward: True if the operation computes a gradient.
@@ -69,9 +69,9 @@ class TracedOperation:
 
 
 class Trace(TorchDispatchMode):
-    """Recorder of operations. It must be entered inside the mode of fake tensors.
+    """Recorder of operations, to be entered within :func:`sweeps.capture.capture.fake_tensors`.
 
-    When a forward operation runs, autograd gives a number to its node. This number identifies the
+    When a forward operation runs, autograd numbers the operation's node. This number identifies the
     place of a gradient in the model. PyTorch's profiler links gradients to forward operations in
     the same way.
     """
@@ -109,7 +109,7 @@ class Trace(TorchDispatchMode):
                 hook.remove()
 
     def _current_path(self) -> str:
-        """Return the path of the innermost module that is being called; empty if there is none."""
+        """Return the path of the innermost module that is being called, or an empty string."""
         return self._path[-1] if self._path else ""
 
     def __torch_dispatch__(
@@ -198,7 +198,7 @@ class SavedTensor:
 
     @property
     def count(self) -> int:
-        """Number of such tensors in a step, including those of identical layers."""
+        """Number of tensors like this one in a step, including those of identical layers."""
         return math.prod(layer.calls for layer in self.layers)
 
 
@@ -228,10 +228,10 @@ class SavedTensors:
 def trace(
     model: nn.Module, call: Callable[[], Any], backward: bool
 ) -> tuple[list[TracedOperation], list[SavedTensor]]:
-    """Trace a step. Call this while tensors are fake.
+    """Trace a step. Call this function within :func:`sweeps.capture.capture.fake_tensors`.
 
     Args:
-        model: the model.
+        model: model to trace.
         call: function that runs the forward pass; it returns the loss if ``backward`` is True.
         backward: True to trace the gradients of the loss, too.
 

@@ -40,12 +40,12 @@ def kind_of(operation: TracedOperation) -> str:
 
 
 def bytes_moved(operations: Sequence[TracedOperation], fused: bool) -> tuple[MovedBytes, ...]:
-    """Return the bytes that are read and written, by kind of operation, largest first.
+    """Return the bytes that operations read and write, by kind of operation, largest first.
 
-    Unless ``fused`` is True, each operation reads and writes its tensors through memory. If it is
-    True, all operations between two products are one kernel, which reads each tensor once and
-    writes only the results that are used later. This is a lower bound, because a compiler may be
-    unable to keep all intermediate results on the chip.
+    Unless ``fused`` is True, each operation reads and writes its tensors through memory. If
+    ``fused`` is True, all operations between two products are one kernel, which reads each tensor
+    once and writes only the results that are used later. The result is then a lower bound, because
+    a compiler may be unable to keep all intermediate results on the chip.
     """
     total: Counter[str] = Counter()
     if fused:
@@ -66,8 +66,8 @@ def largest_operation_bytes(
 ) -> int:
     """Return the largest number of bytes that one operation reads and writes.
 
-    Without a backward pass, this is the memory that activations need. Parameters do not count,
-    because they stay in memory all the time.
+    Without a backward pass, this number is the memory that activations need. Parameters are not
+    included, because they stay in memory all the time.
 
     Args:
         operations: the operations of a step.
@@ -84,9 +84,9 @@ def largest_operation_bytes(
 def _groups_between_products(
     operations: Sequence[TracedOperation],
 ) -> list[tuple[list[TracedOperation], set[int]]]:
-    """Return the groups of operations that lie between two products of one layer.
+    """Return the groups of operations that run between two products of one layer.
 
-    With each group, return the storages of its results that are used after it.
+    Each group comes with the storages of those of its results that are used after the group.
     """
     # 1. Divide the operations into groups, and find the position where each storage is read last.
     # Groups have the positions 2, 4, 6 and so on. A product has the odd position before the group
@@ -117,8 +117,8 @@ def _groups_between_products(
 def _fused_bytes(group: Sequence[TracedOperation], used_later: set[int]) -> Counter[str]:
     """Return the bytes that a group of operations moves as one kernel, by kind of operation.
 
-    A tensor from outside the group counts once, as a read by the first operation that reads it. A
-    result counts once, as a write, if its storage is one of ``used_later``.
+    A tensor from outside the group is counted once, as a read by the first operation that reads it.
+    A result is counted once, as a write, if its storage is one of ``used_later``.
     """
     read_bytes: Counter[str] = Counter()
     written_bytes: Counter[str] = Counter()

@@ -205,7 +205,7 @@ def _spread(table: Mapping[str, Any], where: str) -> Iterable[int]:
         return [value for value in _checked_length(neighbourhood, where) if value > 0]
     low, high = table["from"], table["to"]
     if high < low:
-        raise UserError(f"{where}.to is {high}, which is less than from = {low}.")
+        raise UserError(f"{where}.to is {high}, which is less than from = {low}; exchange the two.")
     if "step" in table:
         return _checked_length(range(low, high + 1, table["step"]), where)
     if table["times"] < 2:

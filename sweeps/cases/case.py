@@ -18,7 +18,7 @@ from sweeps.schema import IDENTITY, problem_columns, problem_of
 
 MODES = ("burst", "sustained")
 CACHES = ("cold", "warm", "weights-cold")
-"""Cache states before a launch: no operand is cached, all are, or only the first one is.
+"""Cache states before a launch: no operand is cached, all operands are, or only the first one is.
 
 ``weights-cold`` is the state in inference: the first operand (the activations) comes from the
 cache, the second (the weights) from memory. It exists only for GEMMs in bursts."""
@@ -26,10 +26,10 @@ FILLS = ("normal",)
 """Distributions of the operands' values."""
 
 CONFIRM = "confirm"
-"""Name of the sweep with the cases that are timed for advice. No file declares it."""
+"""Name of the sweep with the cases that are timed for advice. No file declares this sweep."""
 
 Contender = tuple[Problem, str]
-"""A problem and the name of the implementation that computes it, for comparison with another."""
+"""A problem and the name of the implementation that computes it, to compare implementations."""
 
 
 @dataclass(frozen=True)

@@ -34,8 +34,8 @@ def expand(sweep: Sweep, machine: Machine, library: Library, configured: Configu
         machine: machine that decides which blocks, dtypes and edges apply.
         library: function that names the vendor library's implementation of a problem.
         configured: function that returns the configs with which an implementation computes a
-            problem, as strings. It takes the implementation's name, the sweep's word for the
-            configs, the problem and the machine.
+            problem, as strings. The function takes the implementation's name, the sweep's word for
+            the configs, the problem and the machine.
 
     Raises:
         UserError: if a block has too many combinations, or one of them is not a valid problem.
@@ -95,7 +95,7 @@ def _dtypes(declared: Sequence[str], machine: Machine) -> Sequence[str]:
     """Return the dtypes that a block's ``dtype`` axis selects on a machine.
 
     Dtypes that the machine emulates are left out, because they would take most of the time. They
-    are kept if the block names only such dtypes.
+    are kept if the block names only emulated dtypes.
     """
     if declared == ["emulated"]:
         return machine.emulated

@@ -143,7 +143,7 @@ def read_sweep(path: Path) -> Sweep:
         reason = getattr(error, "strerror", None) or error
         raise UserError(f"{path} cannot be read ({reason}); check its path.") from None
     except tomllib.TOMLDecodeError as error:
-        raise UserError(f"{path.name} is not valid TOML: {error}.") from None
+        raise UserError(f"{path.name} is not valid TOML ({error}); correct it.") from None
     _check_keys(table, _TOP_KEYS, path.name)
     for key in ("question", "op", "block"):
         if key not in table:
@@ -243,8 +243,8 @@ def _check_words(axes: Mapping[str, Axis], op: str, where: str) -> None:
 def _check_weights_cold(axes: Mapping[str, Axis], op: str, where: str) -> None:
     """Refuse ``weights-cold`` for operations and modes for which it has no meaning.
 
-    Only a GEMM's operands are activations and weights. Sustained work reuses its operand sets, so
-    the weights would be in the cache, too.
+    Cached activations with weights from memory are timed only for GEMMs. Sustained work reuses its
+    operand sets, so the weights would be in the cache, too.
 
     Raises:
         UserError: if a block with ``weights-cold`` has an operation other than ``gemm``
@@ -255,7 +255,7 @@ def _check_weights_cold(axes: Mapping[str, Axis], op: str, where: str) -> None:
     if op not in _WEIGHTS_COLD:
         raise UserError(
             f"{where}: cache 'weights-cold' is available only for "
-            f"{' and '.join(_WEIGHTS_COLD)}, not for {op}."
+            f"{' and '.join(_WEIGHTS_COLD)}, not for {op}; use 'cold' or 'warm'."
         )
     if "sustained" in _words(axes["mode"]):
         raise UserError(
@@ -264,7 +264,7 @@ def _check_weights_cold(axes: Mapping[str, Axis], op: str, where: str) -> None:
 
 
 def _words(axis: Axis) -> tuple[Any, ...]:
-    """Return the words of an axis such as ``cache``, or an empty tuple for a computed axis."""
+    """Return the words of an axis such as ``cache``, or an empty tuple if the axis is computed."""
     return axis if isinstance(axis, tuple) else ()
 
 
@@ -300,7 +300,7 @@ def _read_vary(vary: Any, shapes: Sequence[str], op: str, where: str) -> tuple[s
                 if size < 1:
                     raise UserError(
                         f"{where}: vary.{name} is {offset}, which makes {name} of {shape!r} "
-                        "smaller than 1."
+                        "smaller than 1; use a larger offset."
                     )
                 variant = [*sizes[:position], str(size), *sizes[position + 1 :]]
                 variants[",".join(variant)] = None

@@ -131,7 +131,7 @@ HEAD = 'question = "Why?"\nop = "gemm"\n'
          "bursts; remove 'sustained' from mode."),
         ("question = 'Why?'\nop = 'projections'\n[[block]]\ncount = 3\nm = 1\nn = 1\nk = 1\n"
          "cache = 'weights-cold'\n", "cache 'weights-cold' is available only for gemm and linear, "
-         "not for projections."),
+         "not for projections; use 'cold' or 'warm'."),
         (HEAD + "[[block]]\nm = 1\nn = 1\nk = 1\non = 'gpus'\n", "did you mean 'gpu'"),
         (HEAD + "[[block]]\nm = 1\nn = 1\nk = 1\nwhere = ['flop <= 3']\n", "did you mean 'flops'"),
         (HEAD + "[[block]]\nm = 1\nn = 1\nk = 1\nwhere = ['flops']\n", "a filter reads like"),
