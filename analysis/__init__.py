@@ -1,4 +1,4 @@
-"""Model, advice, rules and plots computed from measurements.
+"""Fit a model to measured times, and derive advice, rules and plots from both.
 
 The package needs no GPU, PyTorch or Triton.
 """

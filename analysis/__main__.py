@@ -1,4 +1,4 @@
-"""Command line of the analysis package: predict, recommend, audit, compare, …"""
+"""Run the commands of the analysis package: predict, recommend, audit, compare and others."""
 
 from __future__ import annotations
 

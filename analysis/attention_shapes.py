@@ -1,4 +1,4 @@
-"""Arrays of shapes of fused attention, with their FLOPs and bytes."""
+"""Shapes of fused attention calls as arrays, with their FLOPs and bytes."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ class AttentionShapes(NamedTuple):
         return AttentionShapes(*(sizes[selection] for sizes in self))
 
     def flops(self, kind: str) -> Array:
-        """Return the FLOPs of each call: 4 · batch · heads · width · pairs of a query and a key.
+        """Return the FLOPs of each call: 4 · batch · heads · width · query–key pairs.
 
         A causal mask (kind ``context``) removes half of the pairs. With a window that is shorter
-        than the sequence, nothing is halved, because each query sees about ``seen`` keys.
+        than the sequence, the pairs are not halved, because each query sees about ``seen`` keys.
         """
         pairs = self.queries * self.seen
         if kind == CONTEXT:

@@ -1,1 +1,1 @@
-"""Recommend faster shapes: other sizes of a problem, and the verdict on a change."""
+"""Recommend faster shapes, and judge whether a change of shape is worth making."""

@@ -1,4 +1,4 @@
-"""Answer pad/choose queries: the advice on each problem, and the data that it rests on."""
+"""Answer pad/choose queries: return advice on each problem, and the source of its data."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _LEAST = 0.1  # no size is assumed to shrink to less than this share of itself
 
 @dataclass(frozen=True)
 class Answer:
-    """Advice on one problem, and the data that it rests on.
+    """Advice on one problem, with the kind and the source of the data behind it.
 
     Attributes:
-        advice: the advice.
+        advice: the recommendation for the problem.
         basis: kind of the data, such as ``recorded`` or ``public``.
         source: origin of the data in words.
     """

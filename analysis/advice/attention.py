@@ -1,4 +1,4 @@
-"""Answer queries about single attention calls."""
+"""Predict the times of single attention calls."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ def parse_attention(text: str) -> Attention:
         fields.append(CAUSAL)
     *sizes, dtype, mask = fields
     if len(sizes) != 5 or not all(is_whole(size) and int(size) for size in sizes):
-        raise UserError(f"--attention takes {_FORM}, such as 8,2048,32,8,128,bf16; not {text!r}.")
+        raise UserError(
+            f"{text!r} is not an attention call; give --attention as {_FORM}, such as "
+            "8,2048,32,8,128,bf16."
+        )
     check_option("--attention", mask, (CAUSAL, FULL, DECODE))
     batch, tokens, heads, kv_heads, width = map(int, sizes)
     return Attention(
@@ -47,11 +50,12 @@ def parse_attention(text: str) -> Attention:
 
 
 def attention_row(work: Attention, basis: Basis, framework: str | None) -> dict[str, Any]:
-    """Return the answer to an attention query, with those keys of a GEMM's answer that apply.
+    """Return the answer to an attention query, with the keys of a GEMM answer that apply to it.
 
     Raises:
-        UserError: if the machine is a CPU, if the dtype is not bf16 or fp16, if the imported fits
-            cannot be read, or if the given framework is unknown or was not measured.
+        UserError: if the machine is a CPU, if the dtype is not bf16 or fp16, if the attention fits
+            of the machine's import cannot be read, or if the given framework is unknown or was not
+            measured.
     """
     machine = basis.model.machine
     attention_basis = find_attention(machine, work.dtype, basis.folder)

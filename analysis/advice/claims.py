@@ -1,17 +1,17 @@
 """Expected gains that stay valid when only large gains are shown.
 
-A report shows only the measured gains that look large, so the errors of the shown gains are biased.
+A report shows only the measured gains that look large, so on average these gains are overestimated.
 On simulated machines, intervals that contain 95% of all gains contain only 89–93% of the shown ones
-(results/accuracy/claims.txt). This module therefore computes the expectation and the interval
-of a gain from its measurement *and* from the distribution of gains on the machine. The expectation
-and the interval then hold under any selection that is based on the measurements (Dawid, "Selection
+(results/accuracy/claims.txt). This module therefore computes the expectation and the interval of a
+gain from its measurement *and* from the distribution of gains on the machine. The expectation and
+the interval then stay valid for any selection that is based on the measurements (Dawid, "Selection
 paradoxes of Bayesian inference", 1994).
 
-The distribution of gains is a mixture, after Stephens, "False discovery rates: a new deal",
+The distribution of gains is a mixture, as in Stephens, "False discovery rates: a new deal",
 Biostatistics 18, 2017. Most of its components are half-normal densities on either side of zero
 gain, with widths of 0.25–64%. The others are normal densities around gains of 1–16%, because the
-measured changes were chosen for an expected gain. The weights of the components are fitted to all
-measured gains by maximum likelihood.
+measured changes were chosen for their expected gains. The weights of the components are fitted to
+all measured gains by maximum likelihood.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _DEGREES = 10  # maximum degrees of freedom of an error that is estimated from m
 
 @dataclass(frozen=True)
 class MeasuredRatio:
-    """A measured time ratio as a logarithm, with its standard error.
+    """Logarithm of a measured time ratio, with its standard error.
 
     The error follows Student's distribution with ``degrees`` degrees of freedom.
     """
@@ -57,18 +57,18 @@ class ExpectedRatio:
 def from_processes(
     pairs: Sequence[Sequence[Sequence[float]]], between: Sequence[float], cases: Sequence[int]
 ) -> list[MeasuredRatio]:
-    """Estimate the time ratio of each pair of cases, which several processes measured in blocks.
+    """Estimate the time ratio of each pair of cases from blocks that several processes measured.
 
-    All samples of a process share an error, and only the differences between processes show it.
-    One pair is not enough to estimate this error, so it is pooled over all pairs, after the
-    scatter of their blocks is subtracted. It is also pooled with the deviation between processes
-    that was measured in the run by re-timing cases. The cases were re-timed minutes later, so this
-    deviation includes slow changes that two consecutive processes do not show.
+    All samples of a process share an error, and only the differences between processes show it. One
+    pair is not enough to estimate this error, so the estimates from all pairs are averaged, after
+    the scatter of their blocks is subtracted. The average also includes the deviation between
+    processes that each run measured by re-timing cases. The cases were re-timed minutes later, so
+    this deviation includes slow changes that two consecutive processes do not show.
 
     Args:
         pairs: for each pair and each of its two or more processes, the log ratios of its blocks.
-        between: for each pair, the standard deviation of a log time between processes, from the
-            pair's run.
+        between: for each pair, the standard deviation of log times between processes in the pair's
+            run.
         cases: for each pair, the number of cases that this standard deviation comes from.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Summarise advice: shapes that should change for the same reason become one line."""
+"""Summarise advice in one line for each group of shapes that should change for the same reason."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _STEPS = (256, 192, 128, 96, 64, 32, 16, 8, 4)  # multiples that a set of sizes 
 
 @dataclass(frozen=True)
 class AdviceFinding:
-    """Shapes that should change in the same way for the same reason."""
+    """Advice on shapes that should change in the same way for the same reason."""
 
     advice: tuple[Advice, ...]
 
@@ -31,14 +31,14 @@ class AdviceFinding:
 
     @property
     def weight(self) -> float:
-        """Sum of all gains, by which findings are sorted."""
+        """Sum of all gains, by which findings with the same verdict are sorted."""
         return sum(a.gain.value for a in self.advice)
 
     def text(self) -> str:
-        """Format as ``**likely**, fp32, N: make it a multiple of 64; 4% to 8% (13 shapes, …).``
+        """Format the finding: ``**likely**, fp32, N: make it a multiple of 64; 4% to 8% (…).``
 
-        For a choose query, the gains are followed by *per FLOP*; otherwise, by the additional
-        FLOPs, unless they are negligible.
+        For a choose query, *per FLOP* follows the gains. For a pad query, the additional FLOPs
+        follow, unless they are negligible.
         """
         best = self.best
         gains = sorted(a.gain.value for a in self.advice)
@@ -111,7 +111,7 @@ def findings_lines(advice: Sequence[Advice]) -> list[str]:
     """Return a Markdown list of at most ten findings, followed by lines with counts.
 
     One line counts the remaining findings, if there are any. The last line counts the queries whose
-    answer is to leave the shape.
+    answer is to leave the shape as it is.
     """
     groups = findings(advice)
     lines = [f"- {finding.text()}" for finding in groups[:MAX_FINDINGS]]
@@ -128,7 +128,7 @@ def findings_lines(advice: Sequence[Advice]) -> list[str]:
 
 
 def _dimensions(answer: Advice) -> tuple[str, ...]:
-    """Return the dimensions to change; if the change aligns them, only the misaligned ones."""
+    """Return the dimensions to change; if alignment is the cause, only the misaligned ones."""
     if _cause(answer) != "alignment":
         return tuple(answer.changed)
     unit = WIDE_BYTES // DTYPE_BYTES[answer.problem.dtype]

@@ -1,6 +1,6 @@
 """Summarise a recording in at most eight headlines, each with a number and, if known, its interval.
 
-A headline that compares cases is left out if there are fewer than eight of them.
+A headline that compares cases is left out if the recording has fewer than eight such cases.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ _HARDLY = 0.02  # smallest mean loss of speed that is worth mentioning, as a fra
 
 @dataclass(frozen=True)
 class Headline:
-    """A fact about a recording in words, with the number that it is about and its interval.
+    """A fact about a recording: a sentence, the number in it, and the interval of this number.
 
     ``value`` is a speed in TFLOP/s (``peak``), a ratio of speeds (``steady``, ``alignment``,
     ``layout``), a size (``size``), a relative error (``accuracy``) or a gain (``change``). The
     interval is a 95% interval, or a 90% interval for a predicted gain. ``count`` is the number of
-    cases behind the value, or of pairs (``layout``) or sustained runs (``steady``).
+    cases behind the value. For ``layout`` it counts pairs, and for ``steady`` sustained runs.
     """
 
     id: str
@@ -67,7 +67,10 @@ def health_of(analysis: Analysis) -> list[str]:
 
 
 def headlines(analysis: Analysis, advice: Sequence[Advice]) -> list[Headline]:
-    """Return the headlines of a recording: facts, then changes. An unusable run has none."""
+    """Return the headlines of a recording: facts, then changes.
+
+    An unusable recording has no headlines.
+    """
     if analysis.recording.unusable:
         return []
     possible_facts = (
@@ -83,11 +86,11 @@ def headlines(analysis: Analysis, advice: Sequence[Advice]) -> list[Headline]:
 
 
 def peak(analysis: Analysis) -> Headline | None:
-    """Report the fastest GEMM of each dtype and its share of the peak, and peaks that were raised.
+    """Report each dtype's fastest GEMM and its share of the peak, and peaks that cases exceeded.
 
-    Only the cases that the roofline plot shows count, so that the headline agrees with the plot's
-    title. The value, the interval and the count of the headline are those of the fastest dtype.
-    Return None if no dtype has enough cases.
+    Only the cases in the roofline plot are used, so that the headline agrees with the plot's title.
+    The value, the interval and the count of the headline are those of the fastest dtype. Return
+    None if no dtype has enough cases.
     """
     fastest = fastest_gemms(analysis)
     if not fastest:
@@ -118,7 +121,7 @@ def peak(analysis: Analysis) -> Headline | None:
 
 
 class FastestGemm(NamedTuple):
-    """Fastest GEMM of a dtype in TFLOP/s with its interval, and its share of the peak.
+    """Fastest GEMM of a dtype: its speed in TFLOP/s, with an interval, and its share of the peak.
 
     ``cases`` is the number of measured GEMMs of the dtype.
     """
@@ -150,7 +153,7 @@ def fastest_gemms(analysis: Analysis) -> list[FastestGemm]:
 
 
 def steady(analysis: Analysis) -> Headline | None:
-    """Report the speed of a sustained run as a share of burst speed.
+    """Report the speed of a sustained run as a share of the speed in short bursts.
 
     If there are several sustained runs, as on several GPUs, the one with the median share is
     reported.
@@ -180,7 +183,7 @@ def steady(analysis: Analysis) -> Headline | None:
 
 
 def alignment(table: pd.DataFrame) -> Headline | None:
-    """Report the speed of sizes that are not a multiple of eight, and which multiple is enough.
+    """Report the speed of sizes that are not a multiple of eight, and a multiple that suffices.
 
     Dimensions are reported separately if each has enough sizes. The value, the interval and the
     count of the headline are those of the slowest dimension.
@@ -213,7 +216,7 @@ def alignment(table: pd.DataFrame) -> Headline | None:
 
 
 def _sufficient_multiple(rows: pd.DataFrame) -> str:
-    """Say which alignment is the smallest whose mean speed is close to that of multiples of 16.
+    """Name the smallest multiple whose mean speed is close to that of multiples of 16.
 
     Args:
         rows: table from :func:`analysis.slices.series.alignment_series`, including the round sizes
@@ -232,7 +235,7 @@ def _sufficient_multiple(rows: pd.DataFrame) -> str:
 
 
 def layout(table: pd.DataFrame) -> Headline | None:
-    """Report the speed of NHWC over that of NCHW, as a geometric mean."""
+    """Report the speed of NHWC convolutions relative to NCHW, as a geometric mean."""
     pairs = layout_series(table)
     if len(pairs) < _LEAST:
         return None
@@ -253,8 +256,8 @@ def layout(table: pd.DataFrame) -> Headline | None:
 def size(table: pd.DataFrame) -> Headline | None:
     """Report the size from which square GEMMs reach nearly their best speed, for each dtype.
 
-    The value, the interval and the count of the headline are those of the first dtype. If a size is
-    beyond the largest that was measured, the largest is given instead.
+    The value, the interval and the count of the headline are those of the first dtype. If no
+    measured size reaches this speed, the largest measured size is given instead.
     """
     rows = square_series(table)
     texts, figures = [], []
@@ -283,7 +286,7 @@ def size(table: pd.DataFrame) -> Headline | None:
 
 
 def accuracy(analysis: Analysis) -> Headline | None:
-    """Report the errors of predictions of held-out cases, and the machine's drift if certain."""
+    """Report the errors of held-out predictions and, if it is certain, the machine's drift."""
     errors = analysis.errors.dropna()
     interval = median_interval(errors.tolist())
     if len(errors) < _LEAST or interval is None:
@@ -306,7 +309,7 @@ def accuracy(analysis: Analysis) -> Headline | None:
 
 
 def changes(advice: Sequence[Advice]) -> list[Headline]:
-    """Report the three best changes of a shape or its implementation, at most one of each finding.
+    """Report the three best changes of a shape or its implementation, at most one per finding.
 
     Changes are ranked by verdict, then by evidence, then by the lower end of the gain's interval.
     """

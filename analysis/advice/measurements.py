@@ -45,7 +45,7 @@ class Measurements:
         pairs: Sequence[Pair] = (),
         repeats: Mapping[Contender, Sequence[MeasuredTime]] | None = None,
     ) -> None:
-        """Store the measured times, and evaluate the confirmed pairs.
+        """Store the measured times, and compute the expected ratios of the re-timed pairs.
 
         Args:
             times: for each problem, the time of every implementation that computed it.
@@ -92,19 +92,18 @@ class Measurements:
         return self._times.get(problem, {})
 
     def near(self, problem: Problem, less: float, more: float) -> list[Problem]:
-        """Return the measured problems whose sizes all lie in a window around those of ``problem``.
+        """Return the measured problems whose sizes are in a window around those of ``problem``.
 
         See :meth:`analysis.advice.sizes.SizeIndex.near`.
         """
         return [self._problems[i] for i in self._index.near(problem, less, more)]
 
     def confirmed(self, problem: Problem, option: Problem, kind: str) -> Ratio | None:
-        """Return the re-timed ratio of the times, ``problem`` over ``option``, with its interval.
+        """Return the re-timed ratio of times (``problem`` over ``option``) with its interval.
 
-        The ratio is its expected value, given the samples of all re-timed pairs that answer this
-        kind of query (``pad`` or ``choose``). Return None if the two problems were not re-timed
-        together with the same implementation, or if ``option`` has a smaller size and the query is
-        ``pad``.
+        This is the expected ratio, given the samples of all re-timed pairs that answer this kind of
+        query (``pad`` or ``choose``). Return None if the two problems were not re-timed together
+        with the same implementation, or if ``option`` has a smaller size and the query is ``pad``.
         """
         return self._confirmed.get((kind, problem, option))
 
@@ -116,12 +115,12 @@ class Measurements:
         return self._other_implementations.get((problem, library), [])
 
     def ratio(self, problem: Problem, option: Problem) -> Ratio | None:
-        """Return the measured time of ``problem`` over that of ``option``, with its interval.
+        """Return the ratio of measured times (``problem`` over ``option``) with its interval.
 
-        The interval is where the ratio would lie if both problems were measured again. The time of
-        each problem is that of its fastest implementation, among those that computed both problems.
-        Return None if no implementation computed both problems, if the two times were not measured
-        in the same place, or if the interval is unknown.
+        The interval covers the ratio that a second measurement of both problems would give. The
+        time of each problem is that of its fastest implementation, among those that computed both
+        problems. Return None if no implementation computed both problems, if the two times were not
+        measured in the same place, or if the interval is unknown.
         """
         before_times, after_times = self.times_of(problem), self.times_of(option)
         common = before_times.keys() & after_times.keys()
@@ -132,7 +131,7 @@ class Measurements:
         return self._compared((problem, before_name), (option, after_name))
 
     def plain_ratio(self, problem: Problem, option: Problem) -> float | None:
-        """Return the time of ``problem`` over that of ``option`` in a public table.
+        """Return the ratio of times (``problem`` over ``option``) from a public table.
 
         Such a table has single times without intervals. The implementations are chosen as in
         :meth:`ratio`. Return None if no implementation computed both problems, if one of the times
@@ -172,10 +171,11 @@ class Measurements:
         return self._repeats.get(contender) or [self.times_of(problem)[implementation]]
 
     def contender_ratio(self, before: Contender, after: Contender) -> Ratio | None:
-        """Return the measured time of one contender over that of another, with its interval.
+        """Return the ratio of two contenders' measured times, with its interval.
 
-        The interval is that of :meth:`ratio`. Return None if one of the contenders was not
-        measured, if they were not measured in the same place, or if the interval is unknown.
+        The interval has the same meaning as in :meth:`ratio`. Return None if one of the contenders
+        was not measured, if they were not measured in the same place, or if the interval is
+        unknown.
         """
         if any(name not in self.times_of(problem) for problem, name in (before, after)):
             return None
@@ -205,8 +205,8 @@ def _seconds(time: MeasuredTime) -> float:
 def _expected_ratios(pairs: Sequence[Pair], kind: str) -> dict[tuple[Contender, Contender], Ratio]:
     """Return the expected time ratio of each re-timed pair that answers one kind of query.
 
-    For ``choose``, every pair counts, and speeds are compared. For ``pad``, times are compared, and
-    no size of the second problem may be below that of the first.
+    For ``choose``, every pair is used, and speeds are compared. For ``pad``, times are compared,
+    and no size of the second problem may be below that of the first.
     """
     # 1. Select the pairs, and convert their log ratios of times to log ratios of what is compared.
     relevant: list[Pair] = []
@@ -244,7 +244,7 @@ def _contains(larger: Problem, smaller: Problem) -> bool:
 def rows_near(
     rows: pd.DataFrame, problems: Sequence[Problem], factor: float, many: bool = False
 ) -> pd.DataFrame:
-    """Return the rows whose GEMM is near that of a problem: each size is within a factor.
+    """Return the rows near a problem: all sizes of their GEMMs are within ``factor`` of its sizes.
 
     A query about one shape needs only a few rows of a table, and creating a problem for every row
     takes longer than answering the query. For more than 64 shapes, filtering usually takes longer
@@ -268,18 +268,18 @@ def rows_near(
 
 
 def read_measurements(rows: pd.DataFrame, recording: Recording) -> Measurements:
-    """Read the measured times of a recording from all or a part of its ``ok`` rows.
+    """Read the measured times of a recording from all or some of its ``ok`` rows.
 
-    Only burst times count, and only those whose operands are dense, aligned and read from where
-    most of the recording's cases read them (cache or memory).
+    Only burst times are used, and only with operands that are dense and aligned. The operands also
+    have to be read from the place (cache or memory) that most of the recording's cases read from.
 
-    A time that the user imported without an interval gets that of a single measurement. A time from
-    a public table gets no interval, because the user may run another framework or version, and
-    :mod:`analysis.model.fit` accounts for that difference.
+    A time that the user imported without an interval gets the interval of a single measurement. A
+    time from a public table gets no interval, because the user may run another framework or
+    version, and :mod:`analysis.model.fit` accounts for that difference.
 
     Raises:
         UserError: if a rounds.csv, or the confirmed.csv in the recording's folder, cannot be read
-            or is too badly damaged.
+            or is too damaged to use.
     """
     # 1. Collect the problem, the place, the samples and the times of each row.
     rows = bursts(rows[stored_ordinarily(rows)], recording.cache)

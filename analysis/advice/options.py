@@ -60,7 +60,7 @@ class Question:
         return -self.allowance - _ROUNDED <= extra_flops <= self.allowance + _ROUNDED
 
     def work(self, problem: Problem, option: Problem) -> float:
-        """Return the factor that turns a time ratio into a ratio of what the query compares.
+        """Return the factor that converts a time ratio to the ratio that the query compares.
 
         The factor is 1 for a pad query, which compares times. For a choose query, which compares
         speeds, it is the ratio of the FLOPs, option over problem.
@@ -74,7 +74,7 @@ def question_of(
     """Return the query for a pad or a choose allowance; by default, pad by up to 12.5%.
 
     Raises:
-        UserError: if both allowances are given, or the given one is not a share up to
+        UserError: if both allowances are given, or if the given one is not a share from 0 to
             :data:`MOST`.
     """
     if pad is not None and choose is not None:
@@ -89,18 +89,18 @@ MOST = 10.0
 
 
 Options = tuple[list[Problem], pd.DataFrame]
-"""A problem followed by other sizes of it, and the model's prediction of each."""
+"""A problem followed by its variants with other sizes, and the model's prediction of each."""
 
 
 def options_of(
     problem: Problem, model: Model, measured: Measurements, library: str, question: Question
 ) -> Options:
-    """Return the problem, then other sizes of it, and the model's prediction of each.
+    """Return the problem and its variants with other sizes, and the model's prediction of each.
 
-    If there are few combinations of the sizes from :func:`analysis.advice.sizes.sizes_near`, all
-    are options. Otherwise, the options are changes of one dimension at a time and combinations of
-    the best of these changes. Measured problems nearby are options, too. The sizes and FLOPs of all
-    options are within the limits of the query.
+    If there are few combinations of the sizes from :func:`analysis.advice.sizes.sizes_near`, all of
+    them are options. Otherwise, the options are changes of one dimension at a time and combinations
+    of the best of these changes. Measured problems nearby are options, too. The sizes and FLOPs of
+    all options are within the limits of the query.
     """
     return options_of_each({problem: library}, model, measured, question)[0]
 
@@ -110,12 +110,13 @@ def options_of_each(
 ) -> list[Options]:
     """Return the options of many problems, given as a mapping from problems to vendor libraries.
 
-    Options of all problems are predicted together, which is faster than one problem at a time.
+    The options of all problems are predicted together, which is faster than predicting them one
+    problem at a time.
     """
     libraries = list(problems.values())
 
     def predict(option_lists: Sequence[list[Problem]]) -> list[pd.DataFrame]:
-        """Predict a list of options for each problem, all of them in one query."""
+        """Predict the options of each problem, with a single query for all problems."""
         all_options = [option for options in option_lists for option in options]
         names = [
             name for name, options in zip(libraries, option_lists, strict=True) for _ in options
@@ -160,7 +161,7 @@ def options_of_each(
 def _first_options(
     problem: Problem, model: Model, measured: Measurements, question: Question
 ) -> tuple[list[Problem], bool]:
-    """Return all options if there are few, else measured ones and those that change a single size.
+    """Return all options if there are few; otherwise, measured ones and changes of a single size.
 
     The second value is True if no further options have to be generated.
     """
@@ -222,12 +223,12 @@ def _tile_edges(model: Model, dtype: str) -> list[int]:
 
 
 def _combined(problem: Problem, sizes: Mapping[str, Sequence[int]]) -> Iterator[Problem]:
-    """Yield the problem with every combination of the given sizes that it can have."""
+    """Yield the problem with every valid combination of the given sizes."""
     products = itertools.product(*sizes.values())
     return with_sizes(problem, [dict(zip(sizes, values, strict=True)) for values in products])
 
 
 def _ordered(problem: Problem, options: Sequence[Problem]) -> list[Problem]:
-    """Return the problem first, then the options by FLOPs, without duplicates."""
+    """Return the problem, then the options in order of FLOPs, without duplicates."""
     unique = {problem, *options}
     return sorted(unique, key=lambda option: (option != problem, option.flops, option.spec()))

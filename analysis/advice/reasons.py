@@ -41,9 +41,10 @@ def why(
     The logarithm of one plus the gain is a sum of parts, one for each cause. The model computes the
     parts that tiles, waves and bytes contribute. The remainder is attributed to alignment if it is
     a gain and the alignment improves. Otherwise, on a GPU, it is attributed to another kernel of
-    the vendor library if the tile or the split of K changes. Otherwise, its cause is unknown, or a
-    trend of similar shapes if the gain is predicted. Parts that reduce the gain are named, too, so
-    that the points add up to the gain except for small parts.
+    the vendor library if the tile or the split of K changes. In all other cases, it is attributed
+    to a trend of similar shapes if the gain is predicted, and to an unknown cause if the gain is
+    measured. Parts that reduce the gain are named, too. The points therefore add up to the gain,
+    except for small parts that are not named.
 
     Args:
         problem: the original problem.
@@ -128,7 +129,7 @@ def _known_parts(
 
 
 def _fullness(log_ratio: float) -> str:
-    """Return the word for tiles or waves whose efficiency changes by a log ratio."""
+    """Return ``fuller`` if the log ratio of two efficiencies is at least 0, else ``emptier``."""
     return "fuller" if log_ratio >= 0 else "emptier"
 
 
@@ -150,7 +151,7 @@ def _kernel_cause(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
 
 
 def _alignment_cause(problem: Problem, option: Problem, assumed: bool) -> str:
-    """Say which of the changed sizes are misaligned, and whether their price is ``assumed``."""
+    """Name the changed sizes that are misaligned, and say if their price is ``assumed``."""
     unit = WIDE_BYTES // DTYPE_BYTES[problem.dtype]
     misaligned = [d.upper() for d in changed(problem, option) if getattr(problem, d) % unit]
     caveat = "; the price is assumed, because no such sizes were measured" if assumed else ""
@@ -164,8 +165,8 @@ def why_not(row: Mapping[str, Any], question: Question, uncertain: bool) -> str:
     Args:
         row: the model's prediction of the problem.
         question: the pad or choose query.
-        uncertain: True if another size is expected to bring a clear gain, but with too little
-            certainty.
+        uncertain: True if another size may bring a clear gain, but the evidence is too weak to
+            recommend this size.
     """
     if uncertain:
         return "too little is known about nearby sizes to recommend one; --measure would time them"

@@ -7,8 +7,8 @@ A gain comes from the best evidence that exists:
 
 1. samples of both shapes that were taken together, after the new size was chosen,
 2. earlier measured times of both shapes,
-3. the model's prediction. Its error is that of a *ratio* of two times, which for neighbouring
-   shapes is smaller than the error of either time.
+3. the model's prediction. Its error is that of a *ratio* of two times. For neighbouring shapes,
+   this error is smaller than that of either time.
 
 :mod:`analysis.advice.verdict` decides whether a gain is worth a change.
 """
@@ -55,12 +55,12 @@ class Advice:
     """Advice on one shape.
 
     Gains are fractions. For a pad query, 0.12 means that the padded shape takes 1/1.12 of the time.
-    For a choose query, it means that the chosen shape computes 12% more per second.
+    For a choose query, 0.12 means that the chosen shape computes 12% more FLOPs per second.
 
     ``measured_gain`` and its interval are None for advice to leave the shape, and if the gain is
     only predicted. If ``evidence`` is ``confirmed``, they come from samples that were taken after
-    the choice. If ``instead`` is the problem itself and the verdict is not to leave it, another
-    ``implementation`` is faster.
+    the choice. If ``instead`` is the problem itself but the verdict is not *leave it*, the advice
+    is to use another ``implementation``.
     """
 
     problem: Problem
@@ -91,7 +91,7 @@ class Advice:
 
     @property
     def roles(self) -> str:
-        """Meaning of the changed dimensions in a model."""
+        """Roles of the changed dimensions in a neural network, such as ``tokens``."""
         return ", ".join(role(self.problem, d) for d in self.changed)
 
     @property
@@ -115,7 +115,7 @@ class Advice:
     def to_json(self) -> dict[str, Any]:
         """Return a flat record for JSON and CSV.
 
-        Sizes have the names of measurements.csv; those of ``instead`` are ``new_m`` and so on.
+        Sizes have the column names of measurements.csv; the new sizes are ``new_m`` and so on.
         """
         new_sizes = {
             f"new_{name}": getattr(self.instead, name) for name in dimensions(self.instead)
@@ -163,7 +163,7 @@ def advise(
 def _advise_among(
     candidates: Options, model: Model, measured: Measurements, library: str, question: Question
 ) -> Advice:
-    """Return the advice of :func:`advise` among given options, which begin with the problem."""
+    """Return the best advice among given options, the first of which is the problem itself."""
     # 1. Choose the best other size. Position 0 is the problem itself.
     options, frame = candidates
     problem = options[0]
@@ -243,7 +243,8 @@ def _other_implementation(
 ) -> Advice | None:
     """Return the advice to use another implementation; None if none is worth a change.
 
-    Only re-timed implementations count, because the model predicts only the vendor library.
+    Only re-timed implementations are considered, because the model predicts only the vendor
+    library.
     """
     gains = {
         name: gain_of(ratio, 1.0)
@@ -271,9 +272,9 @@ def _other_implementation(
 
 
 def _rank(verdict_word: str, gain: Gain, extra_flops: float) -> tuple[int, float]:
-    """Return a sort key of answers, largest for the best: the verdict, then the gain after costs.
+    """Return a sort key, largest for the best answer: the verdict, then the gain after costs.
 
-    The key uses the middle between the expected gain and the lower end of its interval, so that the
+    The key uses the midpoint of the expected gain and the lower end of its interval, so that the
     more certain of two equal gains ranks higher.
     """
     cautious = gain._replace(value=(gain.value + gain.lo) / 2)
@@ -291,7 +292,7 @@ class Choice:
 
     @property
     def verdict(self) -> str:
-        """Verdict on the option."""
+        """Verdict on the option, one of :data:`VERDICTS`."""
         return verdict(self.gain, self.evidence, self.extra_flops)
 
     @property
@@ -312,9 +313,9 @@ def weigh(
 
     Args:
         problem: the original problem.
-        options: the problem, then other sizes of it.
+        options: the problem, then its variants with other sizes.
         frame: the model's prediction of each option.
-        fit: errors of such predictions.
+        fit: fit of the model, which has the errors of its predictions.
         measured: measurements of the options.
         question: the query.
     """
@@ -337,12 +338,12 @@ def weigh(
 def measured_ratio(
     problem: Problem, option: Problem, measured: Measurements, fit: Fit
 ) -> tuple[float, float, float] | None:
-    """Return the ratio of the measured times, problem over option, with its 95% interval.
+    """Return the ratio of the measured times (problem over option) with its 95% interval.
 
-    The interval is where the ratio would lie if both problems were measured again. If both times
-    come from a public table, the interval is where the ratio would lie with another framework or
-    version than that of the table. Return None if no implementation computed both problems, if the
-    problems were not measured in the same place, or if only one of the times has an interval.
+    The interval covers the ratio that a second measurement of both problems would give. If both
+    times come from a public table, the interval covers the ratio with a framework or version other
+    than that of the table. Return None if no implementation computed both problems, if the problems
+    were not measured in the same place, or if only one of the times has an interval.
     """
     ratio = measured.ratio(problem, option)
     if ratio is not None:
@@ -359,8 +360,8 @@ def measured_ratio(
 def best_choice(choices: Sequence[Choice]) -> int:
     """Return the position of the best choice; 0, the problem itself, if no change is worth making.
 
-    If any choice was re-timed, only re-timed choices compete: the most promising ones were selected
-    for re-timing.
+    If any choice was re-timed, only re-timed choices are compared, because the most promising
+    choices were selected for re-timing.
     """
     candidates = range(1, len(choices))
     confirmed = [i for i in candidates if choices[i].evidence == CONFIRMED]
@@ -378,8 +379,8 @@ def assumes_alignment(problem: Problem, option: Problem, fit: Fit) -> bool:
 def _with_assumed_price(log_ratio: float, fit: Fit, spread: float) -> tuple[float, float]:
     """Return the 90% range of a log ratio's error if the price of misalignment is assumed.
 
-    The true price may be anything from zero to twice the assumed one. All other errors are as large
-    as if the misaligned shape were as well known as the aligned one, whose ``spread`` is given.
+    The true price may be anything from zero to twice the assumed one. All other errors are computed
+    as if both shapes had the ``spread`` of the aligned one, which is given.
     """
     low, high = fit.ratio_range(True, (spread, spread))
     price = max(log_ratio, 0.0)
@@ -391,16 +392,16 @@ def _error(
 ) -> tuple[float, float]:
     """Return the 90% range of the error of a predicted log ratio of times (problem over option).
 
-    The range was measured over pairs of shapes of which one is the other, slightly padded
-    (:data:`NEAR`).
+    The range was measured on pairs of shapes in which one shape is a slightly padded copy of the
+    other (:data:`NEAR`).
 
     - For an option further away, the range follows from the error ranges of the two times.
     - For layouts, batches and alignments that were not measured, the range was not measured either.
       It is then at least as wide as on a machine without any measurements.
     - A nearby option with a smaller size gets the wider side of this range on both sides.
 
-    ``spreads`` are the spreads of the two predicted times, and ``fit`` has the errors of such
-    predictions.
+    ``spreads`` are those of the two predicted times, from :meth:`Fit.spread`, and ``fit`` has the
+    errors of predictions.
     """
     size_ratios = [getattr(option, name) / getattr(problem, name) for name in dimensions(problem)]
     if max(size_ratios) > 1 + NEAR or min(size_ratios) < 1 / (1 + NEAR):
@@ -423,14 +424,14 @@ def predicted_ratio(
     spreads: tuple[float, float],
     fit: Fit,
 ) -> tuple[float, float, float]:
-    """Return the ratio of the predicted times, problem over option, with its 90% interval.
+    """Return the ratio of the predicted times (problem over option) with its 90% interval.
 
     Args:
         problem: the original problem.
         option: the problem with other sizes.
         times: predicted times of the problem and of the option, in any unit.
         spreads: spreads of these two predictions.
-        fit: errors of such predictions.
+        fit: fit of the model, which has the errors of its predictions.
     """
     problem_time, option_time = times
     ratio = problem_time / option_time

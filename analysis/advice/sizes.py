@@ -60,9 +60,11 @@ class SizeConstraints:
         listed = ", ".join(name.upper() for name in names)
         for name in (*self.change, *self.fix):
             if name not in names:
-                raise UserError(f"{problem} has no size {name.upper()} to change; it has {listed}.")
+                raise UserError(f"{problem} has no size {name.upper()}; name one of {listed}.")
         if not self.free(problem):
-            raise UserError(f"{problem} has no size left to change; let one of {listed} change.")
+            raise UserError(
+                f"{problem} has no size left to change; allow at least one of {listed} to change."
+            )
 
     def free(self, problem: Problem) -> list[str]:
         """Return the dimensions that may change."""
@@ -73,14 +75,14 @@ class SizeConstraints:
         ]
 
     def allow(self, problem: Problem, option: Problem) -> bool:
-        """Return True if an option changes only dimensions that may change, to allowed sizes."""
+        """Return True if all changes of an option are in allowed dimensions, to allowed sizes."""
         free = self.free(problem)
         return all(
             name in free and self.fits(getattr(option, name)) for name in changed(problem, option)
         )
 
     def fits(self, size: int) -> bool:
-        """Return True if a changed size may have this value."""
+        """Return True if the constraints allow this value for a changed size."""
         if self.any_size:
             step = 1
         elif size < 2 * _MULTIPLES[0]:
@@ -109,13 +111,13 @@ def sizes_of(problem: Problem) -> list[int]:
 
 
 def kind_of(problem: Problem) -> Any:
-    """Return everything about a problem except the sizes that a recommendation may change."""
+    """Return the operation of a problem, and all fields that advice may not change."""
     fixed = [f.name for f in fields(problem) if f.name not in dimensions(problem)]
     return problem.op, tuple(getattr(problem, name) for name in fixed)
 
 
 class SizeIndex:
-    """Index for finding the problems with nearby sizes and no other difference."""
+    """Index that finds the problems that differ from a given one only in nearby sizes."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         """Index problems; :meth:`near` returns positions in ``problems``."""
@@ -129,7 +131,7 @@ class SizeIndex:
         }
 
     def near(self, problem: Problem, less: float, more: float) -> NDArray[np.intp]:
-        """Return the positions of problems whose sizes all lie in a window around a problem.
+        """Return the positions of problems whose sizes are in a window around those of ``problem``.
 
         For a size s of ``problem``, the window extends from s × (1 + ``less``) to s × (1 +
         ``more``), so a negative ``less`` allows smaller sizes.
@@ -152,8 +154,8 @@ def sizes_near(
 
     For a pad query, the nearby sizes are the nearest larger multiples of several numbers. For a
     choose query, they also include the nearest smaller multiples and some sizes across the allowed
-    window. If the constraints allow any size, a narrow window is tried completely. A dimension that
-    may not change has only its current size.
+    window. If the constraints allow any size, every size in a narrow window is included. A
+    dimension that may not change has only its current size.
 
     Args:
         problem: the problem whose sizes change.
@@ -194,7 +196,7 @@ def sizes_near(
 def _steps(
     problem: Problem, name: str, tiles: Sequence[int], constraints: SizeConstraints
 ) -> set[int]:
-    """Return the numbers that the sizes of a dimension may be multiples of."""
+    """Return the numbers whose multiples are proposed as sizes of a dimension."""
     steps = {*_MULTIPLES, *tiles}
     if getattr(problem, name) < 2 * _MULTIPLES[0]:
         steps.add(_OF_SMALL)
@@ -204,7 +206,7 @@ def _steps(
 
 
 def _across(low: int, high: int, multiple: int) -> set[int]:
-    """Return at most seven sizes across a window: the multiples of one step that lie in it."""
+    """Return at most seven sizes across a window, all multiples of one step."""
     steps = [math.lcm(step, multiple) for step in _MULTIPLES]
     # A very wide window has too many multiples even of the largest step, so it needs a larger step.
     coarse = steps[-1] * int(ceil_div(high - low, _WINDOW_SIZES * steps[-1]))
@@ -226,7 +228,7 @@ def with_sizes(problem: Problem, sizes: Sequence[Mapping[str, int]]) -> Iterator
 
 
 def role(problem: Problem, name: str) -> str:
-    """Return what a dimension probably stands for in a model, judging by the layout and sizes."""
+    """Return the probable meaning of a dimension in a model, judging by layout and sizes."""
     if not isinstance(problem, Gemm):
         return {"c": "channels in", "kout": "channels out"}[name]
     # Batched GEMMs are assumed to belong to attention. There, m is the sequence length, and so is

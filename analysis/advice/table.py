@@ -57,10 +57,10 @@ _REACH = 1.2  # largest ratio of a recommended size to the original size, or the
 def build_table(analysis: Analysis) -> list[Advice]:
     """Return the advice on both queries for every problem that the sweeps measured.
 
-    Only problems that were measured with a vendor library count. Answers to the *pad* query come
-    first, then those to the *choose* query. The answers to each query are sorted by verdict, then
-    by gain. If there are thousands of problems, as in a public table, only a sample and the
-    re-timed problems get advice. The result is empty for an unusable run.
+    Only problems that were measured with a vendor library are included. Answers to the *pad* query
+    come first, then those to the *choose* query. The answers to each query are sorted by verdict,
+    then by gain. If there are thousands of problems, as in a public table, only a sample and the
+    re-timed problems get advice. The result is empty if the recording is unusable.
     """
     recording, model = analysis.recording, analysis.model
     if recording.unusable:
@@ -99,7 +99,8 @@ def open_trials(analysis: Analysis, count: int) -> list[Trial]:
 def _measured(recording: Recording) -> Measurements:
     """Return the measured times of a recording, from which its table is computed.
 
-    From a very long recording, only the times of shapes near the table's problems are read.
+    If a recording has more than :data:`MOST_ROWS` rows, only the times of shapes near the table's
+    problems are read.
     """
     rows = recording.products
     if len(rows) > MOST_ROWS:
@@ -127,7 +128,7 @@ def _library_problems(recording: Recording) -> dict[Problem, str]:
 
 
 def _first_library(measured: Measurements, problem: Problem) -> str:
-    """Return the implementation that is first recorded for a problem, which is a vendor library."""
+    """Return the first implementation that was recorded for a problem; it is a vendor library."""
     return next(iter(measured.times_of(problem)))
 
 
@@ -140,8 +141,8 @@ def _table_rows(recording: Recording) -> pd.DataFrame:
 def _problems_to_answer(recording: Recording, measured: Measurements) -> dict[Problem, str]:
     """Return the problems that the table gives advice on, mapped to their vendor libraries.
 
-    If there are many, these are only the re-timed problems and a sample of the others. The sample
-    is always the same and does not depend on any measured time.
+    If there are thousands of problems, these are only the re-timed problems and a sample of the
+    others. The sample is always the same and does not depend on any measured time.
     """
     if len(recording.products) > MOST_ROWS:
         rows = _sample_rows(recording)
@@ -161,7 +162,7 @@ def _problems_to_answer(recording: Recording, measured: Measurements) -> dict[Pr
 
 
 def write_table(analysis: Analysis, advice: Sequence[Advice]) -> None:
-    """Write all advice to recommendations.csv and .json, and changes worth making to .md."""
+    """Write all advice as CSV and JSON, and the changes that are worth making as Markdown."""
     folder = analysis.recording.folder
     write_records(folder, "recommendations", [answer.to_json() for answer in advice])
     write_whole(folder / "recommendations.md", recommendations_markdown(analysis, advice))
@@ -190,8 +191,8 @@ def recommendations_markdown(analysis: Analysis, advice: Sequence[Advice]) -> st
         lines += [
             f"## {question.kind.capitalize()}: {_QUESTION_TEXT[question.kind]}",
             "",
-            f"Sizes within {question.allowance:.1%} of each dimension and of the FLOPs were "
-            f"checked for {len(answers):,} of {counted(shape_count, 'measured shape')}{sample}. "
+            f"Sizes and FLOPs within {question.allowance:.1%} of the original were checked "
+            f"for {len(answers):,} of {counted(shape_count, 'measured shape')}{sample}. "
             "Result: "
             f"{count[DO_IT]:,} to do, {count[LIKELY]:,} likely, {count[LEAVE_IT]:,} to leave. "
             f"{_GAINS[question.kind]}",
@@ -212,7 +213,7 @@ def _steadiness(recording: Recording) -> list[str]:
 
 
 def _folded(rows: Sequence[str], count: int) -> list[str]:
-    """Return the lines of a table inside a collapsible block; an empty table has none."""
+    """Return a table's lines in a collapsible block; return no lines for an empty table."""
     if not rows:
         return []
     return [f"<details><summary>{counted(count, 'row')}</summary>", "", *rows, "</details>", ""]

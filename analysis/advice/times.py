@@ -28,10 +28,10 @@ _PREDICTED = (
 def measurements_near(
     basis: Basis, problems: Sequence[Problem], factor: float = 1.0
 ) -> Measurements:
-    """Return a machine's measurements whose sizes are all within a factor of those of a problem.
+    """Return a machine's measurements near the problems: all sizes differ by at most a factor.
 
-    For many problems, all measurements of the machine are returned. The result is empty if the
-    machine has no recording.
+    For more than 64 problems, all measurements of the machine are returned. The result is empty if
+    the machine has no recording.
 
     Raises:
         UserError: if the machine's recording cannot be read, or if the machine has no recording and
@@ -48,7 +48,7 @@ def measurements_near(
 
 
 def _remarks(problem: Problem, basis: Basis) -> str:
-    """Return remarks for an explanation: what an fp8 time includes, or that memory is short."""
+    """Return remarks for an explanation: what an fp8 time includes, and that memory is short."""
     memory = basis.model.machine.memory_bytes
     remarks = f"; {FP8_INCLUDES}" if problem.dtype == "fp8" else ""
     if problem.bytes > memory:
@@ -61,9 +61,9 @@ def times_of(problems: Sequence[Problem], basis: Basis) -> list[dict[str, Any]]:
     """Return one row per problem, as documented for ``predict --json``.
 
     If this exact problem was measured, ``time_us`` is the vendor library's measured time, and
-    ``evidence`` is ``measured``. The interval is then where the time of a second run would lie. A
-    time from a public table has an interval as wide as that of a prediction, around the time that
-    :mod:`analysis.model.shift` expects with another framework or version.
+    ``evidence`` is ``measured``. The interval then covers the time that a second run would measure.
+    For a time from a public table, the interval is as wide as that of a prediction. It surrounds
+    the time that :mod:`analysis.model.shift` expects with another framework or version.
 
     Raises:
         UserError: if the machine's recording cannot be read, or if the machine is a CPU that does
@@ -103,15 +103,16 @@ def _predicted_time(row: Mapping[str, Any]) -> MeasuredTime:
 
 
 def _measured(measured_time: MeasuredTime, row: Mapping[str, Any], fit: Fit) -> MeasuredTime:
-    """Return a measured time with the interval that an answer states.
+    """Return a measured time with the interval that is reported for it.
 
-    If the measurement has an interval, the answer's interval is where the time of a second run
-    would lie. A single time, as from a public table, gets an interval with a prediction's width.
+    If the measurement has an interval, the answer's interval covers the time that a second run
+    would measure. A single time, such as one from a public table, gets an interval as wide as that
+    of a prediction.
 
     Args:
         measured_time: the measured time.
         row: the model's prediction of the same problem.
-        fit: errors of such predictions.
+        fit: fit of the model, which has the errors of its predictions.
     """
     seconds = measured_time.time
     if not math.isnan(measured_time.lo):

@@ -27,8 +27,8 @@ class Trial:
         problem: the original problem.
         library: the vendor library.
         question: the query.
-        candidates: other sizes, which the vendor library computes.
-        others: other implementations, which compute the original problem.
+        candidates: other sizes to time with the vendor library.
+        others: other implementations to time on the original problem.
         promise: largest expected gain of a candidate after costs, as a fraction; 0 without
             candidates.
     """
@@ -42,7 +42,7 @@ class Trial:
 
     @property
     def contenders(self) -> list[Contender]:
-        """Everything to be timed, beginning with the original problem."""
+        """Problems and implementations to be timed, beginning with the original problem."""
         sizes = [(size, self.library) for size in (self.problem, *self.candidates)]
         return [*sizes, *((self.problem, name) for name in self.others)]
 
@@ -67,8 +67,8 @@ def trial_of(
         measured: measurements on the machine.
         library: the implementation that predictions are for.
         question: the query.
-        count: largest number of options that become candidates because of their expected gains. Up
-            to two measured options that may bring a gain are candidates, too.
+        count: maximum number of candidates that are chosen by their expected gains. Up to two
+            measured options that may bring a gain are added to them.
         others: other implementations that can compute the original problem.
 
     Raises:
@@ -89,10 +89,10 @@ def trial_among(
     count: int,
     others: Collection[str] = (),
 ) -> Trial | None:
-    """Return the trial of :func:`trial_of` for given options.
+    """Choose the candidates of a trial among given options, as described for :func:`trial_of`.
 
     Args:
-        options: the problem, then other sizes of it.
+        options: the problem, then its variants with other sizes.
         frame: the model's prediction of each option.
         model: the model of the machine.
         measured: measurements on the machine.
@@ -173,8 +173,8 @@ def _explored_gain(trial: Trial, contender: Contender, explored: Measurements) -
 def pair_seconds(trial: Trial, seconds: Mapping[Contender, tuple[float, float]]) -> float:
     """Return the longest time in seconds that re-timing one pair of the trial may take.
 
-    ``seconds`` has, for each contender, the seconds to explore it and the seconds of its half of a
-    pair.
+    ``seconds`` has two times for each contender: the seconds to explore it, and the seconds to
+    re-time it in a pair.
     """
     longest_half = max(
         half_of_pair for _, half_of_pair in (seconds[contender] for contender in trial.contenders)
@@ -185,12 +185,12 @@ def pair_seconds(trial: Trial, seconds: Mapping[Contender, tuple[float, float]])
 def affordable(
     trials: Sequence[Trial], seconds: Mapping[Contender, tuple[float, float]], budget: float
 ) -> list[Trial]:
-    """Return the trials that fit a budget of time, the most promising ones first.
+    """Return the trials that fit a time budget, the most promising ones first.
 
     Args:
         trials: trials that may be measured.
-        seconds: for each contender, the seconds to explore it and the seconds of its half of a
-            pair.
+        seconds: two times for each contender: the seconds to explore it, and the seconds to re-time
+            it in a pair.
         budget: seconds for exploring all contenders of the trials, and for re-timing the costliest
             pair of each trial.
     """

@@ -1,4 +1,4 @@
-"""Decide whether a gain is worth a changed model: the one rule behind every verdict.
+"""Decide whether a gain is worth changing a model, with one rule for all verdicts.
 
 - *do it*: the gain was re-timed after the change was chosen. Its whole interval and the expected
   gain after costs are at least 1%.
@@ -21,7 +21,7 @@ CONFIRMED, MEASURED, PREDICTED = EVIDENCE = "confirmed", "measured", "predicted"
 """Evidence for a gain: samples taken after the change was chosen, earlier samples, or the model."""
 
 MIN_GAIN = 0.01
-"""Smallest gain that is worth a changed model: one percent."""
+"""Smallest gain that is worth changing a model, as a fraction."""
 
 LEAST_PROBABILITY = 0.8
 """Smallest probability of a gain at which a change is advised."""
@@ -29,7 +29,7 @@ LEAST_PROBABILITY = 0.8
 _PRICE = 0.1  # cost of 100% more FLOPs, as a gain: a larger size may slow down other GEMMs, too
 _OUTSIDE = {CONFIRMED: 0.05, MEASURED: 0.05, PREDICTED: 0.1}  # probability outside the interval
 _SUREST = 0.95
-"""Largest probability that is stated. On held-out tables, advice whose computed probability was
+"""Largest probability that advice states. On held-out tables, advice whose computed probability was
 higher brought a gain in 88% of cases, however high that probability was
 (results/accuracy/reliability.json)."""
 
@@ -37,8 +37,8 @@ higher brought a gain in 88% of cases, however high that probability was
 class Gain(NamedTuple):
     """An expected gain and its interval: 95%, or 90% if the gain is predicted.
 
-    Values are fractions. For a pad query, 0.12 means 1/1.12 of the time. For a choose query, it
-    means that 12% more is computed per second.
+    Values are fractions. For a pad query, 0.12 means 1/1.12 of the time. For a choose query, 0.12
+    means 12% more FLOPs per second.
     """
 
     value: float
@@ -61,13 +61,13 @@ def net(gain: Gain, extra_flops: float) -> float:
 
 
 def probability(gain: Gain, evidence: str) -> float:
-    """Return the probability that a change brings any gain at all, from 5% to 95%.
+    """Return the probability, from 5% to 95%, that a change brings any gain.
 
     The error of a gain's logarithm is assumed to follow a Laplace distribution, because errors of
     ratios are mostly small and occasionally large. With a normal distribution, changes of medium
     probability would bring a gain more often than stated. The scale of the distribution is derived
-    from the end of the interval on the side of zero gain. A Laplace distribution of scale ``s`` has
-    exp(-x/s) / 2 of its probability further than ``x`` from its middle on one side.
+    from the end of the interval on the side of zero gain. In a Laplace distribution of scale ``s``,
+    the probability of a value more than ``x`` above the middle is exp(-x/s) / 2.
 
     Args:
         gain: the expected gain and its interval.

@@ -71,9 +71,9 @@ def test_a_vocabulary_can_be_shared_by_eight() -> None:
 @pytest.mark.parametrize(
     ("problem", "constraints", "words"),
     [
-        (GEMM, SizeConstraints(change=("kout",)), "has no size KOUT to change; it has M, N, K"),
+        (GEMM, SizeConstraints(change=("kout",)), "has no size KOUT; name one of M, N, K"),
         (GEMM, SizeConstraints(fix=("x",)), "has no size X"),
-        (CONV, SizeConstraints(change=("n",)), "it has C, KOUT"),
+        (CONV, SizeConstraints(change=("n",)), "name one of C, KOUT"),
         (GEMM, SizeConstraints(change=("m",), fix=("m",)), "has no size left to change"),
     ],
 )

@@ -154,7 +154,7 @@ def test_without_a_recording_there_is_nothing_to_confirm(tmp_path: Path) -> None
     ("arguments", "words"),
     [
         (("--measure", "--machine", "nvidia-h200"), "runs on this machine"),
-        (("--change", "kout", "--machine", "nvidia-h200"), "has no size KOUT to change"),
+        (("--change", "kout", "--machine", "nvidia-h200"), "has no size KOUT"),
         (("--fix", "m,n,k", "--machine", "nvidia-h200"), "no size left to change"),
         (("--multiple", "0", "--machine", "nvidia-h200"), "--multiple"),
     ],

@@ -135,7 +135,7 @@ def test_what_is_no_shape_is_refused_in_a_sentence(shape: Any, words: str) -> No
         ({"fix": "m,"}, "--fix has an empty name"),
         ({"multiple": "8"}, "--multiple is '8'"), ({"machine": ["h200"]}, "give one machine"),
         ({"pad": 12.5}, "--pad takes a share"),
-        ({"choose": -0.1}, "--choose takes a share"), ({"change": "q"}, "no size Q to change"),
+        ({"choose": -0.1}, "--choose takes a share"), ({"change": "q"}, "no size Q"),
         ({"multiple": 0}, "--multiple is 0; it must"),
     ],
 )  # fmt: skip
