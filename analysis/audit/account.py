@@ -33,23 +33,27 @@ from sweeps.capture.captured import (
 )
 
 ASSUMED_SHARE = 0.5
-"""Share of the peak that attention is assumed to reach if it was not measured, as on a CPU, and the
-user gives no share."""
+"""Share of the peak that attention is assumed to reach.
+
+It is used if attention was not measured, as on a CPU, and the user gives no share.
+"""
 
 ATTENTION_RANGE = 1.5
 """Factor by which an assumed time of attention may be wrong, in either direction."""
 
 BACKWARD = 2.5
-"""Time of attention's backward pass over that of its forward pass. The backward pass has five GEMMs
-instead of two (Dao 2023, FlashAttention-2), and is assumed to reach the same share of the peak."""
+"""Ratio of the times of attention's backward pass and its forward pass.
+
+The backward pass has five GEMMs instead of two (Dao 2023, FlashAttention-2), and is assumed to
+reach the same share of the peak.
+"""
 
 MOVED_RANGE = 1.5
 """Factor by which the time of other operations may be wrong, in either direction: caches hold some
 of their data, and small launches take longer."""
 
 OTHER_OPERATIONS = "other"
-"""Label for all other operations together: normalisation, activations, the optimizer and the
-like."""
+"""Label for all other operations together, such as normalisation, activations and the optimizer."""
 
 
 _LEAST_QUERIES = 128
@@ -58,22 +62,23 @@ _LEAST_QUERIES = 128
 
 @dataclass(frozen=True)
 class AccountLine:
-    """A matrix operation of the account. Times are those of one instance in µs, NaN if not counted.
+    """A matrix operation of a step, with its time.
+
+    Times are for one instance, in µs. They are NaN if the operation is not counted.
 
     Attributes:
         product: the operation.
         time_us: time of one instance.
         lo_us: lower end of its 90% interval.
         hi_us: upper end of its 90% interval.
-        basis: what the time rests on, such as ``measured`` or ``assumed``.
+        basis: source of the time, such as ``measured`` or ``assumed``.
         limit: what limits the operation, such as ``compute`` or ``memory``.
         peak_share: share of the machine's peak that the operation reaches.
-        in_sums: factors by which the interval is wider in a sum, below and above the time, because
-            the errors of different operations may be more or less alike than the sum takes them to
-            be.
-        spread: half width of the 90% interval of the logarithm of attention's time ratio to a
-            similar call; 0 for attention at an assumed share of the peak, and for all other
-            operations.
+        in_sums: factors that widen the interval in a sum, below and above the time. They correct
+            for errors of different operations that are more or less alike than the sum assumes.
+        spread: for attention, half the width of the 90% interval of the log ratio of its time to
+            that of a similar call; 0 for attention at an assumed share of the peak, and for all
+            other operations.
     """
 
     product: Product
@@ -93,7 +98,7 @@ class AccountLine:
 
     @property
     def part_of_sum(self) -> tuple[float, float, float]:
-        """Time of all instances in µs, with the interval that it has in a sum."""
+        """Time of all instances in µs, with its interval as part of a sum."""
         below, above = self.in_sums
         lo = self.time_us - below * (self.time_us - self.lo_us)
         hi = self.time_us + above * (self.hi_us - self.time_us)
@@ -120,8 +125,8 @@ class Account:
         other: all other operations, by kind.
         parameters: number of the model's parameters.
         not_counted: names of operations whose time is not counted.
-        attention: what the times of attention rest on, in words; empty if a share of the peak is
-            assumed, or if the model has no attention.
+        attention: source of the attention times, in words; empty if a share of the peak is assumed,
+            or if the model has no attention.
     """
 
     machine: str
@@ -198,7 +203,7 @@ class Account:
 def as_problem(work: Work) -> Problem | None:
     """Return a matrix operation as a GEMM or convolution; None for attention.
 
-    A grouped GEMM becomes a batched one, in which each active expert gets the same number of rows.
+    A grouped GEMM becomes a batched GEMM, in which each active expert gets the same number of rows.
     """
     if isinstance(work, Attention):
         return None
@@ -213,10 +218,10 @@ def as_problem(work: Work) -> Problem | None:
 
 
 def account_of(captured: Captured, runtime: Runtime, basis: Basis) -> Account:
-    """Account for the time of a model's step on a machine.
+    """Compute the time of a model's step on a machine, operation by operation.
 
     Raises:
-        UserError: if a size cannot be divided among the GPUs, if the machine does not compute a
+        UserError: if a size cannot be divided among the GPUs, if the machine does not support a
             dtype, if the machine's measurements cannot be read, or if the attention kernel that the
             user names was not measured.
     """
@@ -275,7 +280,7 @@ def account_of(captured: Captured, runtime: Runtime, basis: Basis) -> Account:
 def _problem_line(
     product: Product, problem: Problem, row: Mapping[str, Any], basis: Basis
 ) -> AccountLine:
-    """Return the line of a GEMM or convolution.
+    """Return the account's line of a GEMM or convolution.
 
     ``row`` is the answer about ``problem`` from :func:`analysis.advice.times.times_of`.
     """
@@ -332,7 +337,7 @@ def _attention_line(
 
 
 def attention_time(work: Attention, basis: AttentionBasis, framework: str | None) -> AttentionTime:
-    """Predict the time of attention; a backward pass takes :data:`BACKWARD` times as long."""
+    """Predict attention's time; in a backward pass, it is :data:`BACKWARD` times as long."""
     time = basis.predict(work, framework)
     if work.pass_ == FORWARD:
         return time
@@ -350,7 +355,7 @@ def reached_bandwidth(basis: Basis) -> float:
     measurements if there are any.
 
     Raises:
-        UserError: if the machine computes none of bf16, fp16 and fp32.
+        UserError: if the machine supports none of bf16, fp16 and fp32.
     """
     machine = basis.model.machine
     for dtype in ("bf16", "fp16", "fp32"):
@@ -358,4 +363,4 @@ def reached_bandwidth(basis: Basis) -> float:
             problem = Gemm(8192, 8192, 8192, dtype)
             fit = basis.model.fit(group_of(basis.library(problem), problem))
             return machine.bandwidth * fit.constants.dram
-    raise UserError(f"{machine.name} computes none of bf16, fp16 and fp32; name another machine.")
+    raise UserError(f"{machine.name} supports none of bf16, fp16 and fp32; name another machine.")

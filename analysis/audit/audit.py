@@ -40,8 +40,9 @@ class Audit:
     Printing an audit prints the output of ``rooftile audit``.
 
     Attributes:
-        report: time and memory of the step, and the levers, which are other sizes with their gains.
-        basis: model and measurements of the machine, on which the times rest.
+        report: time and memory of the step, and the levers, which are changes of dimensions with
+            their gains.
+        basis: model and measurements of the machine that the times are based on.
         step: the step that was audited.
     """
 
@@ -56,14 +57,14 @@ class Audit:
 
     @property
     def levers(self) -> Sequence[Lever]:
-        """Other sizes with their gains, in the order of :class:`AuditReport`."""
+        """Changes of dimensions with their gains, in the order of :class:`AuditReport`."""
         return self.report.levers
 
     @property
     def products(self) -> pd.DataFrame:
         """Table with one row per distinct matrix operation.
 
-        Times are those of one instance in µs; shares are those of the step.
+        Times are for one instance, in µs; shares are of the step's time.
         """
         return products_frame(self.account)
 
@@ -105,7 +106,7 @@ class LeverSearch:
 
 @contextlib.contextmanager
 def _without_collection() -> Iterator[None]:
-    """Postpone garbage collection, which would take a fifth of the time of dozens of captures."""
+    """Postpone garbage collection, which would take a fifth of the time that many captures need."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -138,7 +139,7 @@ def audit(
 
             - The model cannot be built, has nothing to audit, or lacks a given dimension.
             - Its sizes cannot be divided among the GPUs.
-            - A machine does not compute its dtype.
+            - A machine does not support its dtype.
             - Measurements cannot be read.
             - Layers are to be recomputed in a step that does not train.
     """
@@ -252,7 +253,7 @@ def _warnings(source: ModelSource, step: ModelStep) -> list[str]:
         return []
     return [
         f"Warning: the model has {source.positions:,} positions, but the step has {tokens:,} "
-        "tokens."
+        "tokens; give a smaller --seq."
     ]
 
 
@@ -278,7 +279,7 @@ def _combinations(
 def _assumptions(
     captured: Captured, varied: list[Dimension], step: ModelStep, runtime: Runtime
 ) -> tuple[str, ...]:
-    """Return the assumptions about the model and its runtime that an audit rests on."""
+    """Return an audit's assumptions about the model and its runtime."""
     traffic = "each operation reads and writes memory"
     if runtime.kind == "compile":
         traffic = (

@@ -23,7 +23,7 @@ _MARKDOWN_ROWS = 10  # maximum number of operations on a Markdown page
 
 @dataclass(frozen=True)
 class AuditReport:
-    """Results of an audit on one machine, as they are reported.
+    """Results of an audit on one machine, from which all its reports are made.
 
     Attributes:
         title: model, mode and batch.
@@ -36,7 +36,7 @@ class AuditReport:
         refused: changes that the user gave and that cannot be judged, each with the reason.
         warnings: sentences about arguments that are probably mistakes.
         assumptions: assumptions about the model and its runtime.
-        source: measurements or constants that the times rest on, in words.
+        source: measurements or constants that the times are based on, in words.
     """
 
     title: str
@@ -51,7 +51,7 @@ class AuditReport:
 
 
 def duration(us: float) -> str:
-    """Format a time given in µs as ``12.3 ms``, or in µs or s if that reads better."""
+    """Format a time given in µs in a suitable unit, such as ``12.3 ms``."""
     for size, unit in ((1e6, "s"), (1e3, "ms")):
         # A time that three digits would round up to 1 s or 1 ms is written in that unit.
         if us >= 0.9995 * size:
@@ -62,7 +62,7 @@ def duration(us: float) -> str:
 def products_frame(account: Account) -> pd.DataFrame:
     """Return a table with one row per distinct matrix operation, as in ``--json``.
 
-    Times are those of one instance in µs; shares are those of the whole step.
+    Times are for one instance, in µs; shares are of the step's time.
     """
     return pd.DataFrame([_product(account, row) for row in account.rows])
 
@@ -124,7 +124,7 @@ def lever_json(lever: Lever) -> dict[str, Any]:
 
 
 def audit_json(report: AuditReport, mode: str) -> dict[str, Any]:
-    """Return the whole audit as one document."""
+    """Return the whole audit as one JSON document."""
     account = report.account
     low, high = account.interval_us
     return {
@@ -152,7 +152,7 @@ _HEAD = ("role", "pass", "count", "M×N×K", "each", "share", "of peak", "limit"
 
 
 def _cells(account: Account, row: AccountLine) -> list[str]:
-    """Format one matrix operation under :data:`_HEAD`, with dashes if it is not counted."""
+    """Return one operation's cells for the columns :data:`_HEAD`; dashes if it is not counted."""
     product = row.product
     operation = [product.role, product.pass_, str(product.count), str(product.work)]
     if math.isnan(row.time_us):
@@ -168,7 +168,7 @@ def _cells(account: Account, row: AccountLine) -> list[str]:
 
 
 def _other_rows(account: Account) -> list[list[str]]:
-    """Format the other operations under :data:`_HEAD`, one row per kind."""
+    """Return the cells of all other operations for the columns :data:`_HEAD`, one row per kind."""
     return [
         [
             OTHER_OPERATIONS,
@@ -229,7 +229,7 @@ _LEVER_HEAD = ("change", "step gain", "90% interval", "verdict", "basis", "FLOPs
 
 
 def _lever_cells(lever: Lever) -> list[str]:
-    """Format one lever under :data:`_LEVER_HEAD`."""
+    """Return one lever's cells for the columns :data:`_LEVER_HEAD`."""
     gain = lever.gain
     return [
         lever.words,
@@ -254,7 +254,7 @@ def _lever_lines(levers: Sequence[Lever]) -> list[str]:
 
 
 def sources(report: AuditReport) -> str:
-    """Say what the times of an audit rest on, including those of attention."""
+    """Name the sources of an audit's times, including those of attention."""
     attention = report.account.attention
     return report.source + (f"; attention: {attention}" if attention else "")
 

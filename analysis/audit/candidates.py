@@ -23,8 +23,9 @@ _OF_VOCABULARY = (512, 1024)  # further numbers whose multiples are proposed for
 _VOCABULARY = 30_000  # a dimension of at least this size is assumed to be a vocabulary
 _GATED = 8 / 3
 _GATED_MULTIPLE = 256
-"""A gated feed-forward layer has 8/3 of the hidden size, rounded up to a multiple of 256, so that
-it has as many parameters as one of 4 times the hidden size without a gate (Touvron et al. 2023)."""
+"""The usual width of a gated feed-forward layer is 8/3 of the hidden size, rounded up to a multiple
+of 256. The layer then has as many parameters as a layer without a gate that is 4 times as wide as
+the hidden size (Touvron et al. 2023)."""
 
 Changes = dict[str, tuple[int, int]]
 """Old and new value of each dimension that changes."""
@@ -67,15 +68,15 @@ def candidates(
 ) -> list[int]:
     """Return the values of a dimension that can be built and that an engineer would choose.
 
-    - Widths are within :data:`REACH`. Each of ``tp`` GPUs gets an equal part of a width, and this
-      part is a multiple of 64, 128 or 256; if there are no such widths, a multiple of 8, 16 or 32.
-      The usual width of a gated layer is a candidate, too.
+    - Widths change by at most :data:`REACH`. Each of ``tp`` GPUs gets an equal part of a width.
+      This part is a multiple of 64, 128 or 256. If there is no such width, the part is a multiple
+      of 8, 16 or 32. The usual width of a gated layer is a candidate, too.
     - The number of heads divides the hidden size if it does so in the original model. The number of
       key/value heads divides the number of heads. A new width of a head is a multiple of 8.
     - A vocabulary and the numbers of experts, classes, labels and input channels can only grow.
 
     Args:
-        dimension: the dimension.
+        dimension: the dimension to change.
         captured: the original model.
         tp: tensor-parallel degree.
         multiple: number that widths have to be multiples of; None for the numbers above.
@@ -236,8 +237,8 @@ def _changed_heads(
 
     Args:
         before: the current heads.
-        places: for each field of the heads, the position of an operation and the name of the
-            operation's size that it comes from.
+        places: for each field of the heads, its origin: the position of an operation and the name
+            of one of the operation's sizes.
         values: dimensions and their new values.
     """
     sizes = {
@@ -258,7 +259,7 @@ def _changed_heads(
 
 
 def _heads_of(captured: Captured) -> Iterator[tuple[dict[str, tuple[int, str]], _Heads]]:
-    """Yield, for each attention layer, the places that its heads' sizes come from, and the heads.
+    """Yield each attention layer's heads, preceded by the places that their sizes come from.
 
     A place is the position of an operation and the name of one of its sizes. The hidden size is the
     input width of the last query projection before the attention; 0 if there is none.
@@ -283,7 +284,7 @@ def _as_wide_as_hidden(captured: Captured) -> bool:
 
 
 def _is_head_width(dimension: Dimension, captured: Captured) -> bool:
-    """Return True if a dimension is the width of a head, instead of only making heads wider."""
+    """Return True if a dimension is a head's width itself, and does not only influence it."""
     return any(
         dimension.slopes.get(places["width"]) == 1.0 and dimension.value == before.width
         for places, before in _heads_of(captured)
@@ -306,7 +307,7 @@ def _grows(dimension: Dimension, captured: Captured, size: str) -> bool:
 
 
 def _slopes(dimension: Dimension, captured: Captured, size: str) -> set[float]:
-    """Return by how much the given size of attention or of experts grows per unit of a dimension.
+    """Return how much the given size of attention or of experts grows per unit of a dimension.
 
     The result has each distinct slope once, and is empty if the size does not grow.
     """

@@ -59,11 +59,12 @@ class Lever:
         gain: gain of the step with its 90% interval; 0.02 means 1/1.02 of the step's time.
         products: gain of the matrix operations that change, without the rest of the step.
         share: share of the step's time that these operations take.
-        parameters: how many more parameters there are, as a fraction.
-        flops: how many more FLOPs there are, as a fraction.
-        bytes: how many more bytes all other operations except the optimizer move, as a fraction.
+        parameters: growth of the number of parameters, as a fraction.
+        flops: growth of the FLOPs, as a fraction.
+        bytes: growth of the bytes that all other operations except the optimizer move, as a
+            fraction.
         verdict: verdict on the change; for a smaller model, on its gain per FLOP.
-        evidence: weakest evidence for more than 5% of the changed time.
+        evidence: weakest kind of evidence that is behind more than 5% of the changed time.
         reason: explanation in words.
     """
 
@@ -162,7 +163,8 @@ def try_levers(
     """Return the levers of the given changes in order, and why some changes cannot be judged.
 
     The second value maps a change in words to the reason why it cannot be judged: the model cannot
-    be built with these sizes or has another number of operations, or no counted operation changes.
+    be built with these sizes or has a different number of operations, or no counted operation
+    changes.
     """
     baseline = _Baseline.from_account(captured, capture, runtime, basis, account)
     levers: list[Lever] = []
@@ -192,25 +194,25 @@ class _Baseline:
     def from_account(
         cls, captured: Captured, capture: Capture, runtime: Runtime, basis: Basis, account: Account
     ) -> _Baseline:
-        """Create a baseline; look up the measurements near the operations of the model."""
+        """Create a baseline with measurements that are close in size to the model's operations."""
         problems = dict.fromkeys(as_problem(line.product.work) for line in account.lines)
         without_attention = [problem for problem in problems if problem is not None]
         measured = measurements_near(basis, without_attention, 1 + 2 * REACH)
         return cls(captured, capture, runtime, basis, account, measured)
 
     def lever(self, changes: Mapping[str, tuple[int, int]]) -> Lever | None:
-        """Return the effect of a change; None if :meth:`changed_step` cannot judge it."""
+        """Return a change's effect on the step; None if :meth:`changed_step` cannot judge it."""
         try:
             return self.changed_step(changes)
         except UserError:
             return None
 
     def changed_step(self, changes: Mapping[str, tuple[int, int]]) -> Lever:
-        """Return the effect of a change.
+        """Return a change's effect on the step.
 
         Raises:
-            UserError: if the model cannot be built with these sizes or then has another number of
-                operations, or if no counted operation changes.
+            UserError: if the model cannot be built with these sizes or then has a different number
+                of operations, or if no counted operation changes.
         """
         # 1. Account for the step of the changed model.
         changed = self.capture({name: new for name, (_, new) in changes.items()})
@@ -218,7 +220,8 @@ class _Baseline:
         # Operations are compared one by one, so both models need the same number of them.
         if len(account.lines) != len(self.account.lines):
             raise UserError(
-                "with these sizes, the model has another number of operations, so its time cannot "
+                "with these sizes, the model has a different number of operations, so its time "
+                "cannot "
                 "be compared."
             )
         # 2. Find the operations that change. Operations that are not counted cannot be compared.
@@ -262,7 +265,8 @@ class _Baseline:
     ) -> tuple[Gain, float, str]:
         """Return the gain of the step, the gain of only the changed operations, and the evidence.
 
-        The evidence is the weakest for more than a negligible share of the changed time.
+        This is the weakest kind of evidence that is behind more than a negligible share of the
+        changed time.
 
         Args:
             pairs: the operations that change, before and after.
@@ -335,10 +339,10 @@ class _Baseline:
 def ratios_of(
     pairs: Sequence[tuple[Problem | None, Problem | None]], basis: Basis
 ) -> list[tuple[tuple[float, float, float], tuple[float, float]] | None]:
-    """Predict the ratio of the times of each pair, the first over the second.
+    """Predict the time ratio of each pair, the first problem over the second.
 
-    Each ratio comes with its 90% interval and the factors by which the interval of the second time
-    is wider in sums, below and above. The result for attention, which has no problem, is None.
+    Each ratio comes with its 90% interval, and with factors that widen the interval of the second
+    time in sums, below and above it. The result for attention, which has no problem, is None.
     """
     problems = list(
         dict.fromkeys(problem for pair in pairs for problem in pair if problem is not None)
@@ -479,7 +483,8 @@ def _joint(best: Sequence[Lever], baseline: _Baseline, more_parameters: float) -
     """Combine the worthwhile levers one by one; each has to raise the expected gain.
 
     A lever is left out if the combined model would have too many parameters, or if the lever
-    changes a dimension that already changes. Return None if no two levers can be combined.
+    changes a dimension that a chosen lever changes. Return None if no combination of levers raises
+    the expected gain.
     """
     chosen: Lever | None = None
     for lever in best:
@@ -499,7 +504,9 @@ def _joint(best: Sequence[Lever], baseline: _Baseline, more_parameters: float) -
     # A lever that is in the list is not a combination.
     if chosen is None or any(chosen is lever for lever in best):
         return None
-    return replace(chosen, reason=f"Several of the changes below together. {chosen.reason}")
+    return replace(
+        chosen, reason=f"This change combines several of the changes below. {chosen.reason}"
+    )
 
 
 def _changed_problems(

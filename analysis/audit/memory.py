@@ -17,7 +17,7 @@ _STATES = {"adamw": 2, "sgd": 0, "none": 0}
 assumed to have no momentum, and keeps nothing."""
 
 _DEGREES = (2, 4, 8, 16)
-"""Tensor-parallel degrees that are tried if a step does not fit."""
+"""Tensor-parallel degrees that are tried if a step does not fit in memory."""
 
 # Multi-head latent attention keeps one compressed vector per token (DeepSeek-AI 2024).
 _COMPRESSED = re.compile(r"kv_a_proj\w*$")
@@ -66,13 +66,13 @@ def memory_of(captured: Captured, runtime: Runtime, machine: Machine, trains: bo
     """Return the memory that a step needs on each of ``runtime.tp`` GPUs.
 
     Weights, gradients and the optimizer's state have the parameters' dtype. Tensor parallelism is
-    assumed to divide everything. For activations, this needs sequence parallelism (Korthikanti et
-    al. 2022). The memory of the framework and its kernels is not counted.
+    assumed to divide all memory evenly. For activations, this needs sequence parallelism
+    (Korthikanti et al. 2022). The memory of the framework and its kernels is not counted.
 
     Args:
         captured: the step.
         runtime: how the model is run.
-        machine: the machine that has to hold the step.
+        machine: the machine whose memory has to hold the step.
         trains: True if the step has a backward pass.
     """
     weights = captured.parameter_bytes // runtime.tp

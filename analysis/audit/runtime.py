@@ -49,11 +49,11 @@ class Runtime:
         tp: tensor-parallel degree, by which widths are divided.
         recompute: True if the forward pass of repeated layers is computed again for the backward
             pass.
-        loss_chunks: number of chunks into which the tokens are cut for the head and the loss.
+        loss_chunks: number of chunks of tokens in which the output head and the loss are computed.
         optimizer: ``adamw``, ``sgd`` or ``none``; it determines the bytes that its step moves.
         attention: share of the peak that fused attention is assumed to reach; None to use measured
             times.
-        attention_kernel: framework whose attention is used, such as ``vllm``; None if not known.
+        attention_kernel: framework that computes attention, such as ``vllm``; None if not known.
         causal_half: True if the attention kernel skips the half of the query–key pairs that a
             causal mask hides.
         skew: one in this many experts gets tokens, and all experts with tokens get the same share.
@@ -82,7 +82,7 @@ class Runtime:
                 "100%."
             )
         if not 1 <= self.skew < math.inf:
-            raise UserError(f"--skew is {self.skew:g}; give 1 (all experts alike) or more.")
+            raise UserError(f"--skew is {self.skew:g}; give 1 (all experts get tokens) or more.")
 
     def products(self, captured: Captured) -> list[Product]:
         """Return the matrix operations as this runtime computes them, in the order of the step.
@@ -183,7 +183,7 @@ def _fused(products: list[Product], role: str) -> list[Product]:
 
 
 def _wider(product: Product, forward: Product, more_features: int) -> Product:
-    """Return a GEMM, forward or gradient, whose layer gets ``more_features`` more outputs."""
+    """Return a forward or gradient GEMM whose layer gets ``more_features`` more outputs."""
     size = out_size(product, forward)
     return product.resized({size: product.sizes[size] + more_features})
 
@@ -233,7 +233,7 @@ def _split(product: Product, forward: Product, tp: int) -> Product:
 
 
 def _named(product: Product, sizes: tuple[str, ...], divisor: float) -> Product:
-    """Return an operation in which the names of the given sizes show that they were divided."""
+    """Return an operation with the divisor in the names of the given sizes, such as ``ffn / 2``."""
     names = {
         size: f"{name} / {divisor:g}" if size in sizes and name != "fixed" else name
         for size, name in product.names.items()

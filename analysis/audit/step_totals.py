@@ -27,7 +27,7 @@ class SumChange(NamedTuple):
         before: time before the change.
         ratio: time before the change over time after it, with its interval (90% if predicted, 95%
             if measured), as (ratio, lo, hi).
-        in_sums: factors by which the interval of the time after the change is wider in a step:
+        in_sums: factors that widen the interval of the time after the change in a step's total:
             first for shorter times, then for longer times
             (:func:`analysis.model.sum_errors.change_factors`).
     """

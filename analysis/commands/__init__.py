@@ -1,1 +1,1 @@
-"""Commands of the analysis package, one module per group of verbs."""
+"""Commands of the analysis package, one module per group of subcommands."""

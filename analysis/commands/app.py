@@ -56,12 +56,12 @@ def problems_given(
 
 
 def basis_of(machine: str | None, results: Path) -> Basis:
-    """Return the basis of answers about a machine; print a note if it needs to be calibrated.
+    """Return the basis of answers about a machine; print a note if the machine is not calibrated.
 
     Raises:
         UserError: if the machine is unknown, if ``machine`` is None and nothing was measured, if a
-            machine without known facts has only unusable times, or if its calibration cannot be
-            read.
+            machine that is not in machines.toml has only unusable times, or if its calibration
+            cannot be read.
     """
     basis = find_basis(machine, results)
     if not basis.calibrated:

@@ -49,7 +49,10 @@ def predict_command(
         list[str] | None,
         typer.Option(
             "--machine",
-            help="Machine's slug or a part of it; repeatable [default: the machine measured last].",
+            help=(
+                "Machine's slug or an unambiguous part of it; repeatable [default: the machine "
+                "measured last]."
+            ),
         ),
     ] = None,
     gemm: GemmOption = None,
@@ -59,7 +62,8 @@ def predict_command(
         typer.Option(
             "--attention",
             help=(
-                "Attention as B,S,HEADS,KV_HEADS,HEAD_DIM,dtype[,causal|full|decode]; repeatable."
+                "Attention call as B,S,HEADS,KV_HEADS,HEAD_DIM,dtype[,causal|full|decode]; "
+                "repeatable."
             ),
         ),
     ] = None,
@@ -149,8 +153,8 @@ def recommend_command(
         typer.Option(
             "--budget",
             help=(
-                "Measuring time of --measure without a shape, such as 30s [default: what is left "
-                "of the sweep's budget]."
+                "Measuring time of --measure without a shape, such as 30s [default: the rest of "
+                "the sweep's budget]."
             ),
         ),
     ] = None,
@@ -179,7 +183,7 @@ def recommend_command(
     results: ResultsOption = RESULTS,
     json: JsonOption = False,
 ) -> None:
-    """Recommend faster sizes near a shape, or say to leave it."""
+    """Recommend faster sizes near a shape, or no change."""
     from analysis.advice.answers import answers_to
     from analysis.advice.options import question_of
     from analysis.advice.sizes import SizeConstraints
@@ -209,7 +213,9 @@ def recommend_command(
     problems = problems_given(gemm, conv, file)
     if measure:
         if any(problem.dtype not in TIMED_DTYPES for problem in problems):
-            raise UserError("fp8 cannot be timed yet; leave --measure out.")
+            raise UserError(
+                "fp8 GEMMs cannot be timed yet; leave --measure out or give another dtype."
+            )
         from analysis.commands.confirm import measure_questions
         from sweeps.running.request import Request
 

@@ -1,4 +1,4 @@
-"""``audit``: find out which dimension of a model to change, and what that saves."""
+"""``audit``: find out which dimension of a model to change, and how much time this saves."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ def audit_command(
     model: Annotated[
         str,
         typer.Argument(
-            help="Hugging Face config.json, known name such as gpt2-xl, or module:factory."
+            help="Model: a Hugging Face config.json, a known name such as gpt2-xl, or "
+            "module:factory."
         ),
     ],
     machine: Annotated[
@@ -66,7 +67,10 @@ def audit_command(
         typer.Option(help="Keep parameters in fp32, and compute GEMMs in --dtype (fp16 or bf16)."),
     ] = False,
     tp: Annotated[
-        int, typer.Option("--tp", min=1, help="Tensor-parallel degree: GPUs that share a layer.")
+        int,
+        typer.Option(
+            "--tp", min=1, help="Tensor-parallel degree: number of GPUs that share each layer."
+        ),
     ] = 1,
     runtime: Annotated[str, typer.Option(help="PyTorch runtime: eager or compile.")] = "eager",
     fuse: Annotated[
@@ -79,7 +83,8 @@ def audit_command(
     loss_chunks: Annotated[
         int,
         typer.Option(
-            min=1, help="Number of chunks into which the tokens are cut for the head and the loss."
+            min=1,
+            help="Number of chunks of tokens in which the output head and the loss are computed.",
         ),
     ] = 1,
     optimizer: Annotated[str, typer.Option(help="Optimizer: adamw, sgd or none.")] = "adamw",
@@ -95,7 +100,7 @@ def audit_command(
     attention_kernel: Annotated[
         str | None,
         typer.Option(
-            help="Framework whose attention is used: vllm, trtllm or sglang [default: unknown]."
+            help="Framework that computes attention: vllm, trtllm or sglang [default: unknown]."
         ),
     ] = None,
     causal: Annotated[
@@ -140,7 +145,10 @@ def audit_command(
     inputs: Annotated[
         list[str] | None,
         typer.Option(
-            "--input", help="Input of the factory's module, such as int64[8,2048]; repeatable."
+            "--input",
+            help=(
+                "Input to the factory's module as dtype[shape], such as int64[8,2048]; repeatable."
+            ),
         ),
     ] = None,
     csv: Annotated[
@@ -169,7 +177,7 @@ def audit_command(
     results: ResultsOption = RESULTS,
     json: JsonOption = False,
 ) -> None:
-    """Say which dimension of a model to change, and what that saves.
+    """Say which dimension of a model to change, and the time saved.
 
     Lists the GEMMs, convolutions and attention calls of a step, with their times and limits.
     """
@@ -265,7 +273,7 @@ def audit_command(
 def measured_audit(
     audit_on: Callable[[Basis], list[Audit]], machine: str | None, request: Request
 ) -> list[Audit]:
-    """Audit on this machine, after timing the GEMMs of the model and of its best levers.
+    """Audit a model on this machine, after timing its GEMMs and those of its best levers.
 
     A lever is a change of one or several dimensions of the model. The GEMMs and convolutions are
     first timed in shuffled rounds. If the best lever brings a gain, the shapes that it changes are
@@ -321,14 +329,14 @@ def _tries(arguments: list[str]) -> dict[str, list[int]]:
     """Return the sizes of each dimension from arguments such as ``hidden=4096,4224``.
 
     Raises:
-        UserError: if an argument has another form, or there are too many combinations.
+        UserError: if an argument does not have this form, or if there are too many combinations.
     """
     tries: dict[str, list[int]] = {}
     for text in arguments:
         name, _, values = text.partition("=")
         sizes = values.split(",")
         if not name or not all(is_whole(size) and int(size) for size in sizes):
-            raise UserError(f"--try takes sizes such as hidden=4096,4224, not {text!r}.")
+            raise UserError(f"--try is {text!r}; give sizes such as hidden=4096,4224.")
         tries.setdefault(name, []).extend(map(int, sizes))
     if math.prod(map(len, tries.values())) > _MOST_TRIES:
         raise UserError(f"--try has more than {_MOST_TRIES} combinations; give fewer values.")
@@ -339,12 +347,12 @@ def _sizes(arguments: list[str]) -> dict[str, int]:
     """Return the size of each dimension from arguments such as ``hidden=4096``.
 
     Raises:
-        UserError: if an argument has another form.
+        UserError: if an argument does not have this form.
     """
     sizes = {}
     for text in arguments:
         name, _, value = text.partition("=")
         if not is_whole(value) or not int(value):
-            raise UserError(f"--arg takes a size such as hidden=4096, not {text!r}.")
+            raise UserError(f"--arg is {text!r}; give a size such as hidden=4096.")
         sizes[name] = int(value)
     return sizes

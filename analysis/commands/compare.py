@@ -38,13 +38,16 @@ def compare_command(
         ),
     ] = None,
     new: Annotated[
-        str | None, typer.Argument(help="Later results, in any of the forms of OLD.")
+        str | None, typer.Argument(help="Later results, in any form that OLD can have.")
     ] = None,
     kernels: Annotated[
         bool,
         typer.Option(
             "--kernels",
-            help="Compare one recording's hand-written kernels with the vendor library instead.",
+            help=(
+                "Compare one recording's hand-written kernels with the vendor library, not two "
+                "results."
+            ),
         ),
     ] = False,
     gate: Annotated[
@@ -91,7 +94,7 @@ def compare_command(
 
 
 def _is_named(place: str) -> bool:
-    """Return True if a place is a file, or a folder that is not a recording itself.
+    """Return True if results are in a file, or in a folder that is not itself a recording.
 
     Cases of such results are compared by name.
     """
@@ -124,7 +127,7 @@ def _compare_by_name(
 
     threshold = None if gate is None else share_of(gate, "gate")
     if threshold == 0:
-        raise UserError("--gate takes a slowdown above 0, such as 3%.")
+        raise UserError("--gate is 0; give a slowdown above 0, such as 3%.")
     changes, lost = _read_changes(old, new, pattern, results)
     if threshold is None:
         comparison = compare_by_name(changes, lost)
@@ -205,7 +208,7 @@ def _read_changes(
 
 
 def _read_processes(place: str, pattern: NamePattern | None, results: Path) -> list[TimedProcess]:
-    """Read all results of one side as timed processes.
+    """Read all results of one side of the comparison as timed processes.
 
     Raises:
         UserError: if a result cannot be read, or a folder has no results.
@@ -229,7 +232,8 @@ def _read_processes(place: str, pattern: NamePattern | None, results: Path) -> l
     inner_places = [str(inner) for inner in (*inner_folders, *benchmark_files(path))]
     if not inner_places:
         raise UserError(
-            f"{place} has neither a run.json nor JSON files; give a recording or other results."
+            f"{place} has neither a run.json nor JSON files; give the folder of a recording or of "
+            "several results."
         )
     processes = []
     for inner_place in inner_places:

@@ -42,7 +42,7 @@ def measure_best_guesses(
     several GPUs are given, only the first one is used.
 
     Args:
-        budget: measuring time, such as ``30s``; None for what is left of the sweep's budget.
+        budget: measuring time, such as ``30s``; None for the rest of the sweep's budget.
         device: ``gpu``, ``cpu`` or ``auto``.
         gpu: number of the GPU.
         gpus: numbers of several GPUs, or ``all``.
@@ -151,7 +151,10 @@ def measure_questions(
     ]
     open_trials = [trial for trial in trials if trial is not None]
     if not open_trials:
-        note("There is nothing left to measure.")
+        note(
+            "Nothing is left to measure: candidates were already re-timed, or none may bring a "
+            "gain."
+        )
         return basis
     contenders = [contender for trial in open_trials for contender in trial.contenders]
     cost = seconds_of(contenders, this_machine)
@@ -162,7 +165,7 @@ def measure_questions(
 
 
 def basis_here(machine: str | None, request: Request) -> Basis:
-    """Return the basis of answers about this machine, before anything is measured for them.
+    """Return the basis of answers about this machine as it is before measuring.
 
     Raises:
         UserError: if ``machine`` is not this machine, the device cannot be used, or the machine's

@@ -32,7 +32,10 @@ def explain_command(
         Path | None,
         typer.Option(
             "--against",
-            help="Folder of one machine's or several machines' results to search before --results.",
+            help=(
+                "Folder with the results of one or more machines, which is searched before "
+                "--results."
+            ),
         ),
     ] = None,
     pad: Annotated[

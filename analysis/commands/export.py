@@ -34,7 +34,7 @@ def export_command(
             "--output",
             help=(
                 "File to write, or - for stdout [default: the machine's slug and the format's "
-                "ending, in the current folder]."
+                "file extension, in the current folder]."
             ),
         ),
     ] = None,

@@ -29,7 +29,7 @@ def fleet_command(
         str,
         typer.Option(
             "--margin",
-            help="Slowdown relative to the median GPU beyond which a GPU counts as slow.",
+            help="Slowdown relative to the median GPU above which a GPU is reported as slow.",
         ),
     ] = "5%",
     json: JsonOption = False,
@@ -64,10 +64,11 @@ def report_on(folder: Path, margin: float) -> tuple[FleetReport, Path | None]:
 
     Args:
         folder: folder of the recording.
-        margin: how far a speed must be below the fleet's median to count as slow, as a fraction.
+        margin: how far below the fleet's median a speed has to be for a GPU to be reported as slow,
+            as a fraction.
 
     Returns:
-        The report, and the path of the plot; None if fewer than two GPUs have a speed.
+        The report, and the path of the plot; None if fewer than two GPUs have a measured speed.
 
     Raises:
         UserError: if the anchors cannot be read.

@@ -48,7 +48,7 @@ def import_command(
         list[Path] | None,
         typer.Argument(
             help=(
-                "CSV file with your own times, or one from the CUTLASS profiler or TritonBench; or "
+                "CSV file with your own times or from the CUTLASS profiler or TritonBench, or "
                 "gemm_perf.parquet files [default: the tables of the package aiconfigurator-core]."
             )
         ),
@@ -75,9 +75,10 @@ def import_command(
     ] = "",
     results: ResultsOption = RESULTS,
 ) -> None:
-    """Import public tables, or your own CSV, as recordings.
+    """Import public tables, or your own CSV file, as recordings.
 
-    The recordings are written to public/ in the results folder. Run the same command to resume.
+    The recordings are written to public/ in the results folder. If an import is interrupted, run
+    the same command to resume it.
     """
     # 1. Import a file of times by itself. Every path that does not end with .parquet is taken for a
     # file of times.
@@ -104,9 +105,7 @@ def import_command(
     if machine != _ALL:
         slug = slug_meant(machine, known_machines())
         if slug not in by_slug:
-            raise UserError(
-                f"there is no table for {slug}; there are tables for {', '.join(by_slug)}."
-            )
+            raise UserError(f"there is no table for {slug}; name one of {', '.join(by_slug)}.")
         chosen = {slug: by_slug[slug]}
     # 3. Import the chosen tables that are not imported yet.
     missing = {
@@ -140,14 +139,17 @@ def _import_file(path: Path, machine: str, defaults: FileDefaults, results: Path
     target = known_machine(machine)
     if (results / target.slug / "run.json").exists():
         raise UserError(
-            f"{target.slug} already has its own recording in {results}, and answers would rest on "
-            "it instead of on the import; choose another folder with --results."
+            f"{target.slug} already has its own recording in {results}, and answers would use it "
+            "instead of the import; choose another folder with --results."
         )
     # 2. Read the file, unless it is already imported. Recordings are read like public tables.
     is_recording = path.is_dir() or path.name == "measurements.csv"
     table = path / "measurements.csv" if path.is_dir() else path
     if is_recording and not table.exists():
-        raise UserError(f"{path} has no measurements.csv; give a file of times.")
+        raise UserError(
+            f"{path} has no measurements.csv; give a CSV file with times or the "
+            "folder of a recording."
+        )
     folder = folder_of(results, target.slug)
     if path.exists() and is_complete(folder) and is_same_file(folder, path, defaults):
         note(f"{target.slug}: already imported, {path}.")
@@ -164,8 +166,8 @@ def _import_file(path: Path, machine: str, defaults: FileDefaults, results: Path
 def _is_imported(table: PublicTable, folder: Path) -> bool:
     """Return True if a folder has a complete import of this table, with up-to-date intervals.
 
-    If a user's file was imported into the folder, the table only has to be among the collections
-    that serve as its prior.
+    If a user's file was imported into the folder, it is enough that the table is one of the
+    collections that are used as the file's prior.
     """
     files = (COLLECTIONS, attention_basis.FILE)
     if not is_complete(folder) or not all((folder / name).exists() for name in files):
@@ -188,7 +190,7 @@ def _is_imported(table: PublicTable, folder: Path) -> bool:
 def _import_all(
     tables: Mapping[str, PublicTable], all_tables: Sequence[PublicTable], results: Path
 ) -> None:
-    """Import tables in parallel, one per core, because fitting the trees keeps a core busy."""
+    """Import tables in parallel, one per core, because fitting a correction keeps a core busy."""
     machines = counted(len(tables), "machine")
     note(f"Calibrating on the public tables of {machines}, one or two minutes each:")
     workers = min(len(tables), len(os.sched_getaffinity(0)))

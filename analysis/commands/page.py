@@ -63,7 +63,7 @@ def page_command(
 
 
 def lacks_page() -> str:
-    """Return why no page can be written, as the rest of a sentence; empty if one can be."""
+    """Return why no page can be written, as the end of a sentence; empty if a page is possible."""
     if importlib.util.find_spec("bokeh") and importlib.util.find_spec("jinja2"):
         major, minor = importlib.metadata.version("bokeh").split(".")[:2]
         if (int(major), int(minor)) >= _OLDEST_BOKEH:
@@ -133,8 +133,8 @@ def renewed_page(folder: Path) -> Path | None:
 def _page_report(analysis: Analysis, advice: list[Advice]) -> PageReport:
     """Collect the content of a page: the analysis, the advice, profiled steps and rule verdicts.
 
-    Profiled steps are read from the recording's folder and from the folder of the measurements that
-    were made to judge the rules. Verdicts are read from the first of these folders that has them.
+    Profiled steps are read from the recording's folder and from the folder with the measurements
+    for judging the rules. Verdicts are read from the first of these folders that has them.
 
     Raises:
         UserError: if a file is damaged.
@@ -170,7 +170,7 @@ def _read_rules(folder: Path) -> list[RuleResult]:
 
 
 def _is_sound(row: RuleResult) -> bool:
-    """Return True if every field of a rule's result has a possible value.
+    """Return True if every field of a rule's result has a valid value.
 
     Either the effect and both ends of its interval have values, or all three are None.
 

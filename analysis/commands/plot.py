@@ -97,7 +97,8 @@ def plot_command(
         is_contradictory = (find and has_size) or (json and not find)
         if sweep is not None or is_contradictory:
             raise UserError(
-                "`plot wave` takes --n, --k and --m, or --find, not --sweep; --json needs --find."
+                "`plot wave` takes either --find or --n, --k and --m. Leave --sweep out, and give "
+                "--json only with --find."
             )
         basis = basis_of(machine, results)
         if find:
@@ -143,7 +144,7 @@ def _draw_recording(
             check_option(f"--{column}", value, sorted(set(analysis.table[column])))
             table = table[table[column] == value]
     if table.empty:  # the table has both values, but no case has both
-        raise UserError(f"{sweep} has no case in {dtype}; give another --dtype.")
+        raise UserError(f"sweep {sweep} has no case in {dtype}; give another --dtype.")
     written = write_plots(replace(analysis, table=table), names, kinds)
     if not written:
         raise UserError(
@@ -173,7 +174,7 @@ def _draw_wave_plot(
         results: folder of all machines' results.
 
     Raises:
-        UserError: if ``m_before_cliff`` was not measured, or no M just above it.
+        UserError: if ``m_before_cliff`` or an M just above it was not measured.
     """
     from analysis.plots.style import save
     from analysis.plots.wave import cliff_at, draw_wave

@@ -68,13 +68,13 @@ def test_machines_stand_side_by_side() -> None:
         ((*GPT2, "--fuse", "kv"), "--fuse is 'kv'; did you mean 'qkv'"),
         ((*GPT2, "--tp", "5"), "--tp 5 does not divide"),
         ((*GPT2, "--vary", "depth"), "no size 'depth' to vary"),
-        ((*GPT2, "--arg", "hidden"), "--arg takes a size such as hidden=4096"),
+        ((*GPT2, "--arg", "hidden"), "--arg is 'hidden'; give a size such as hidden=4096"),
         ((*GPT2, "--attention", "150%"), "--attention takes a share"),
         ((*GPT2, "--attention", "0%"), "above 0%"),
         ((*GPT2, "--autocast", "--dtype", "fp32"), "--autocast casts to fp16 or bf16"),
         ((*GPT2, "--mode", "prefill", "--recompute"), "--recompute is only for training"),
         ((*GPT2, "--causal", "quarter"), "--causal is 'quarter'; use one of half, full"),
-        ((*GPT2, "--try", "hidden"), "--try takes sizes such as hidden=4096,4224"),
+        ((*GPT2, "--try", "hidden"), "--try is 'hidden'; give sizes such as hidden=4096,4224"),
         ((*GPT2, "--try", "widht=4"), "gpt2 has no size 'widht'"),
         ((*GPT2, "--try", f"hidden={','.join(map(str, range(1, 70)))}"), "more than 64"),
         ((*GPT2, "--attention-kernel", "fa3"), "was not measured"),
@@ -119,7 +119,10 @@ def test_what_does_not_fit_comes_first() -> None:
     _, first, _, _, warning, *_ = result.stdout.splitlines()
     assert first.startswith("Memory: ")
     assert "of 80 GB; IT DOES NOT FIT. It fits with --batch " in first
-    assert warning == "Warning: the model has 8,192 positions, but the step has 16,384 tokens."
+    assert warning == (
+        "Warning: the model has 8,192 positions, but the step has 16,384 tokens; give a smaller "
+        "--seq."
+    )
 
 
 def test_attention_is_named(tmp_path: Path) -> None:
