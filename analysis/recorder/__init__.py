@@ -1,1 +1,1 @@
-"""``analysis record``: record everything about a machine, in several calls if time is short."""
+"""Implement ``analysis record``, which records a machine in one or several calls."""

@@ -21,7 +21,7 @@ _ORDER = (".json", ".csv", ".md", ".txt", ".html", ".png", ".svg")
 
 
 def write_archive(results: Path, folders: Sequence[Path], limit: int = ARCHIVE_BYTES) -> Path:
-    """Pack a machine's folders, without samples, old runs and hidden files.
+    """Pack a machine's folders, except samples, old runs and hidden files.
 
     The archive is named after the first folder. The most valuable files are added first, for
     example tables before plots. A file that would make the archive exceed ``limit`` bytes is left
@@ -68,7 +68,7 @@ def _files(results: Path, folders: Sequence[Path]) -> Iterator[Path]:
 
 
 def _anonymous(member: tarfile.TarInfo) -> tarfile.TarInfo:
-    """Remove the owner's name and ids from a file of the archive."""
+    """Remove the names and ids of a file's owner and group from its archive entry."""
     member.uid = member.gid = 0
     member.uname = member.gname = ""
     return member

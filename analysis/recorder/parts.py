@@ -1,7 +1,7 @@
 """Parts of a machine's recording, the most valuable first, and the commands that make them.
 
-The commands run as separate processes, so that this package does not need PyTorch, and a crash
-costs only the command that it happens in.
+The commands run as separate processes. This package therefore does not need PyTorch, and a crash
+ends only the command that it happens in.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from kernels.problem import Conv, Gemm
 from sweeps.cases.spec import all_sweeps
 
 PLACES = ("rules", "families")
-"""Folders below the results folder that steps with a ``place`` write to."""
+"""Subfolders of the results folder that the ``place`` of a step may name."""
 
 CHECKED_GEMMS = (
     "17,33,65,fp32", "128,128,128,fp32", "127,129,257,tf32", "256,256,256,tf32",
@@ -25,23 +25,24 @@ CHECKED_CONVS = (
     "2,8,9,11,16,3,3,1,1,1,1,fp16,nhwc,fprop", "2,8,9,11,16,3,3,1,1,1,1,bf16,nhwc,dgrad",
     "2,16,8,8,32,1,1,2,0,1,1,bf16,nhwc,wgrad", "1,3,17,19,8,7,7,2,3,1,1,fp32,nhwc,fprop",
 )  # fmt: skip
-"""Shapes of the correctness checks. With all implementations of a GPU, they make 48 checks.
+"""Shapes of the correctness checks.
 
-They include odd and even sizes, a single row, a long K, a batch, every dtype except fp8 and every
-pass. Each shape needs its own kernels, and compiling them takes most of the time."""
+On a GPU, checking all implementations on these shapes makes 48 checks. The shapes include odd and
+even sizes, a single row, a long K, a batch, every pass, and every dtype except fp8. Each shape
+needs its own kernels, and compiling them takes most of the time."""
 
 
 @dataclass(frozen=True)
 class RecorderStep:
     """One command of a recording.
 
-    A step is done when its command has ended without an error and, if it measures ``sweeps``, all
-    their cases are measured.
+    A step is done when its command has succeeded and all cases of its ``sweeps`` are measured.
 
     Attributes:
         name: name of the step, unique in the recording.
-        command: words of the command; ``{slug}`` and ``{results}`` are filled in.
-        seconds: expected seconds on a GPU and on a CPU; None if the step is not run there.
+        command: words of the command; ``{slug}`` and ``{results}`` are placeholders.
+        seconds: expected seconds on a GPU and on a CPU; None for the kind of machine that skips the
+            step.
         sweeps: names of the sweeps that the command measures.
         output: name of the file that stdout is saved to; empty if it is not saved.
         place: folder below the results folder that the command writes to; empty for the results
@@ -58,14 +59,14 @@ class RecorderStep:
     on_device: bool = True
 
     def expected(self, kind: str) -> float | None:
-        """Return the step's seconds on a ``gpu`` or ``cpu``; None if the step is not run there."""
+        """Return the expected seconds on a ``gpu`` or ``cpu``; None if the step is skipped."""
         on_gpu, on_cpu = self.seconds
         return on_gpu if kind == "gpu" else on_cpu
 
 
 @dataclass(frozen=True)
 class RecorderPart:
-    """Part of a recording: steps with one purpose."""
+    """Part of a recording: the steps that serve one purpose."""
 
     name: str
     purpose: str
@@ -75,10 +76,10 @@ class RecorderPart:
 def all_parts() -> tuple[RecorderPart, ...]:
     """Return the parts of a recording, the most informative per minute first.
 
-    The first six take about nine minutes on a GPU, including the start of each command. They
-    identify the machine, show whether its times can be trusted, and measure cases that are
-    missing from the public tables, such as channels-last convolutions and misaligned sizes. Later
-    parts run the sweep of the public grid, all default sweeps and the sweeps of the rules, and time
+    The first six parts take about nine minutes on a GPU, including the start of each command. They
+    identify the machine, show whether its times can be trusted, and measure cases that are missing
+    from the public tables, such as channels-last convolutions and misaligned sizes. Later parts run
+    the sweep ``public-grid``, the default sweeps and the sweeps that test rules. They also time
     more shapes with the Triton kernels.
     """
     return (
@@ -93,7 +94,7 @@ def all_parts() -> tuple[RecorderPart, ...]:
         ),
         RecorderPart(
             "clock",
-            "the clock against the usual timer",
+            "the sampler compared with the usual timer",
             (_command("clock", "sweeps doctor --clock --cases 30 --json", (60, 35)),),
         ),
         RecorderPart(
@@ -103,7 +104,7 @@ def all_parts() -> tuple[RecorderPart, ...]:
         ),
         RecorderPart(
             "convolutions",
-            "channels, three passes, layouts; misaligned GEMMs",
+            "convolutions by channels, pass and layout; misaligned GEMMs",
             (_sweeps("convolutions", ("conv-channels", "conv-layouts", "alignment"), (90, 25)),),
         ),
         RecorderPart(
@@ -118,7 +119,7 @@ def all_parts() -> tuple[RecorderPart, ...]:
         ),
         RecorderPart(
             "public-grid",
-            "how public tables carry over to this machine",
+            "how well public tables fit this machine",
             (_sweeps("public-grid", ("public-grid",), (80, 10)),),
         ),
         RecorderPart(
@@ -188,7 +189,7 @@ def _sweeps(
 ) -> RecorderStep:
     """Return a step that measures sweeps, and adds the results to those already in its folder.
 
-    Sweeps that are planned together are one string in ``sweeps``, separated by commas.
+    A string in ``sweeps`` may name several sweeps, separated by commas, which are planned together.
     """
     command = ("sweeps", "run", *sweeps, "--add", *options.split())
     measured = tuple(sweep for group in sweeps for sweep in group.split(","))
@@ -214,7 +215,7 @@ def _tests(name: str, options: str, seconds: float) -> RecorderStep:
 def _checks() -> str:
     """Return the checked shapes as options of ``kernels check``.
 
-    Each shape is parsed first, so that a mistake in one is found without a GPU.
+    Each shape is parsed first, so that an invalid shape is found without a GPU.
     """
     gemms: Iterable[str] = (Gemm.parse(text).spec() for text in CHECKED_GEMMS)
     convs: Iterable[str] = (Conv.parse(text).spec() for text in CHECKED_CONVS)

@@ -1,8 +1,8 @@
 """Carry out the parts of a recording within a time budget, and say what is missing.
 
 A slice is what one call of the command records. ``record.json`` in the machine's folder stores the
-slices, and how each step's command ended. The number of cases of a sweep that are not measured
-yet is in the ``run.json`` of the folder that the sweep writes to.
+slices, and how each step's command ended. The number of a sweep's unmeasured cases is in the
+``run.json`` of the folder that the sweep writes to.
 """
 
 from __future__ import annotations
@@ -39,32 +39,33 @@ It returns the exit code and the output. The exit code is None if the command wa
 limit."""
 
 _START_SECONDS = {"gpu": 15.0, "cpu": 5.0}
-"""Seconds that a command needs before it measures: to import PyTorch, create a context and fill
-operands."""
+"""Seconds that a command needs before it measures, by kind of machine: to import PyTorch, create a
+context and fill operands."""
 
 _IMPORT_SECONDS = 4.0
 """Seconds from the start of a command until a sweep's ``--stop-after`` begins to count."""
 
 _END_SECONDS = 15.0
-"""Seconds reserved for the archive, and for a stopped command to fold its samples."""
+"""Seconds reserved for writing the archive, and for a stopped command to save its results."""
 
 _PATIENCE = 3.0
 """Time limit of a command that does not measure sweeps, as a multiple of its expected time. The
-time that is left may set a shorter limit."""
+limit is shorter if less time is left."""
 
 _MIN_PATIENCE = 90.0
-"""Minimum time limit of a command that does not measure sweeps, in seconds, unless less time is
-left."""
+"""Minimum time limit, in seconds, of a command that does not measure sweeps. The limit is shorter
+if less time is left."""
 
 _MIN_SECONDS = 5.0
-"""If a sweep has fewer seconds left of its expected time, that time counts as used up."""
+"""Minimum seconds left of a sweep's expected time; with fewer, the recorder runs later steps
+first."""
 
 _GRACE = 6.0
 """Seconds between asking a command to stop and killing it."""
 
 _ANCHOR_SECONDS = {"gpu": 60.0, "cpu": 30.0}
-"""Time limit of the check of anchor cases in seconds, by kind of machine. The check also takes at
-most half of the time that is left."""
+"""Time limit, in seconds, for re-timing anchor cases (cases of an earlier slice), by kind of
+machine. The re-timing also takes at most half of the time that is left."""
 
 
 @dataclass(frozen=True)
@@ -73,11 +74,11 @@ class RecorderPlace:
 
     Attributes:
         slug: slug of the machine.
-        name: name of the machine for people.
+        name: full name of the machine, for display.
         kind: ``gpu`` or ``cpu``.
         folder: the machine's main folder.
         results: folder of all machines' results.
-        software: versions of the software, by name.
+        software: version of each software component, by its name.
     """
 
     slug: str
@@ -93,7 +94,7 @@ class RecorderPlace:
 
     @property
     def folders(self) -> list[Path]:
-        """All folders of the machine, its main one first."""
+        """All folders of the machine, its main folder first."""
         places = [self.results / place / self.slug for place in PLACES]
         return [self.folder, *places]
 
@@ -103,8 +104,9 @@ class RecorderState:
     """Content of ``record.json``.
 
     Attributes:
-        path: the file.
-        slices: one entry per call of the command, with its start, its seconds and its steps.
+        path: path of ``record.json``.
+        slices: one entry per call of the command, with its start time, its duration in seconds and
+            its steps.
         ended: how each step's command ended, by the name of the step.
     """
 
@@ -114,7 +116,7 @@ class RecorderState:
 
     @classmethod
     def read(cls, place: RecorderPlace) -> RecorderState:
-        """Read the state of a recording; return an empty one if the file is missing or damaged."""
+        """Read a recording's state; return an empty state if the file is missing or damaged."""
         path = place.folder / "record.json"
         try:
             document = json.loads(path.read_bytes())
@@ -139,8 +141,9 @@ def run_command(
     """Run a command with the given interpreter; return its exit code and its output.
 
     The exit code is None if the command was stopped at the time limit. A command is stopped with
-    SIGTERM, as a batch system would stop it, so that it can save what it has measured. It is killed
-    if it does not end in time. Its stderr is not captured, so that the user sees it.
+    SIGTERM, as a batch system would stop it, so that it can save what it has measured. A command
+    that does not end within a few seconds is killed. The command's stderr is not captured, so that
+    the user sees it.
     """
     process = subprocess.Popen(
         [*interpreter, *command_words(command)],
@@ -161,7 +164,7 @@ def run_command(
 
 
 def _stop(process: subprocess.Popen[str]) -> str:
-    """Ask a command to stop and wait a little, then kill what is left of it; return its output."""
+    """Ask a command to stop; after a few seconds, kill its process group. Return its output."""
     process.terminate()
     with suppress(subprocess.TimeoutExpired):
         process.wait(_GRACE)
@@ -185,7 +188,7 @@ class Recorder:
         now: Callable[[], float] = time.monotonic,
         began: float | None = None,
     ) -> None:
-        """Read the recording's state; first set aside a recording with another PyTorch or driver.
+        """Set aside a recording with another PyTorch or driver, then read the recording's state.
 
         Args:
             place: the machine and its folders.
@@ -194,8 +197,8 @@ class Recorder:
             device: the options that select the device.
             note: function that prints a line for the user.
             run: function that runs a command with a time limit, such as :func:`run_command`.
-            now: clock of the host, in seconds.
-            began: time on the clock ``now`` at which the budget starts; None for the present.
+            now: function that returns the time of the host's clock, in seconds.
+            began: time on the clock ``now`` at which the budget starts; None for the current time.
         """
         self._place = place
         self._parts = parts
@@ -208,7 +211,7 @@ class Recorder:
         self._state = RecorderState.read(place)
 
     def _set_aside_other_software(self) -> None:
-        """Set aside a recording with another PyTorch or driver, so that versions are not mixed.
+        """Set aside a recording made with another PyTorch or driver, to keep versions apart.
 
         Raises:
             UserError: if the recording's run.json cannot be read.
@@ -221,7 +224,7 @@ class Recorder:
             self._note(f"{difference}. The old recording is kept in {set_aside(folder)}.")
 
     def record(self) -> Path:
-        """Carry out unfinished steps until the time is used up; return the path of the archive.
+        """Carry out unfinished steps until the budget is used up; return the path of the archive.
 
         The archive is written even if an error or an interrupt ends the slice.
         """
@@ -248,7 +251,7 @@ class Recorder:
         return archive
 
     def missing(self) -> list[str]:
-        """Return a line for each incomplete part, with the reason for each of its open steps."""
+        """Return a line for each incomplete part, with the reason for each unfinished step."""
         lines = []
         for part in self._parts:
             reasons = [self._unfinished_reason(step) for step in self._steps(part)]
@@ -261,7 +264,7 @@ class Recorder:
         return any(not self._failed(step) for step in self._open_steps())
 
     def plan(self) -> list[str]:
-        """Return a line for each part, with its time, its purpose and whether it is done.
+        """Return a line for each part: its expected seconds, its purpose and whether it is done.
 
         Parts without a step for this kind of machine are left out. The last line is the total.
         """
@@ -315,11 +318,11 @@ class Recorder:
         return not step.sweeps and ended["seconds"] >= (step.expected(self._place.kind) or 0.0)
 
     def _used_up(self, step: RecorderStep) -> bool:
-        """Return True if a step's sweeps have used up its time, so that later steps come first."""
+        """Return True if a step's sweeps used up its expected time, so later steps come first."""
         return bool(step.sweeps) and self._seconds_left(step) < _MIN_SECONDS
 
     def _seconds_left(self, step: RecorderStep) -> float:
-        """Return a step's expected seconds, minus those that it used in all slices so far."""
+        """Return a step's expected seconds, minus the seconds that it has used in all slices."""
         used = self._state.ended.get(step.name, {}).get("seconds", 0.0)
         return (step.expected(self._place.kind) or 0.0) - used
 
@@ -340,7 +343,7 @@ class Recorder:
         return ""
 
     def _open_cases(self, step: RecorderStep) -> tuple[int, int]:
-        """Return the numbers of unmeasured cases of a step's sweeps: planned, and left out."""
+        """Return how many unmeasured cases of a step's sweeps are planned, and how many omitted."""
         folder = self._place.folder_of(step)
         if not step.sweeps or not (folder / "run.json").exists():
             return 0, 0
@@ -355,7 +358,7 @@ class Recorder:
 
     @property
     def _left(self) -> float:
-        """Seconds that are left for steps, before the end of the slice has to be prepared."""
+        """Seconds left for steps, without the seconds reserved for the end of the slice."""
         return self._deadline - _END_SECONDS - self._now()
 
     def _fits(self, step: RecorderStep, first: bool) -> bool:
@@ -419,7 +422,7 @@ class Recorder:
         return command + (self._device if step.on_device else [])
 
     def _anchors(self) -> dict[str, Any] | None:
-        """Time anchor cases again, to check that the machine is the same and as fast as before.
+        """Re-time anchor cases, to check that the machine is the same and as fast as before.
 
         Return the report of ``sweeps doctor --again``; None if the check failed or did not end.
         """
@@ -454,7 +457,7 @@ def select_parts(parts: Sequence[RecorderPart], names: Sequence[str]) -> list[Re
     """Return the parts with the given names, in the order of ``parts``; all if no name is given.
 
     Raises:
-        UserError: if a part is not known.
+        UserError: if a name is not the name of a part.
     """
     all_names = [part.name for part in parts]
     for name in names:
@@ -464,5 +467,5 @@ def select_parts(parts: Sequence[RecorderPart], names: Sequence[str]) -> list[Re
 
 
 def _utc() -> str:
-    """Return the present time as text, such as ``2025-01-31T09:05:00Z``."""
+    """Return the current UTC time as text, such as ``2025-01-31T09:05:00Z``."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
