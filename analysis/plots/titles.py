@@ -12,14 +12,14 @@ from kernels.machine import Machine
 
 
 def roofline_title(rows: pd.DataFrame, machine: Machine) -> str:
-    """Say what share of its peak the fastest GEMM of each dtype reaches.
+    """Return a title with the share of peak FLOP/s that the fastest GEMM in each dtype reaches.
 
     Args:
         rows: table from :func:`analysis.slices.series.roofline_series`.
-        machine: the machine whose peaks are used.
+        machine: the measured machine, whose peak FLOP/s are the reference.
 
     Returns:
-        The title, which is empty if there is no GEMM.
+        The title; an empty string if no GEMM was measured.
     """
     best_tflops = rows[rows["op"] == "gemm"].groupby("dtype", sort=False)["tflops"].max()
     phrases: list[str] = []
@@ -32,7 +32,7 @@ def roofline_title(rows: pd.DataFrame, machine: Machine) -> str:
 
 
 def square_title(rows: pd.DataFrame) -> str:
-    """Say from which size upwards each dtype nearly reaches its best speed.
+    """Return a title with the size from which square GEMMs in each dtype are near their best speed.
 
     Args:
         rows: table from :func:`analysis.slices.series.square_series`.
@@ -48,7 +48,7 @@ def square_title(rows: pd.DataFrame) -> str:
 
 
 def steps_title(lines: Mapping[str, pd.DataFrame]) -> str:
-    """Name the largest slowdown from one size to the next whose interval does not contain 1.
+    """Return a title that names the largest significant slowdown from one size to the next.
 
     Args:
         lines: tables from :func:`analysis.slices.series.steps_series`.
@@ -63,7 +63,7 @@ def steps_title(lines: Mapping[str, pd.DataFrame]) -> str:
 
 
 def alignment_title(rows: pd.DataFrame) -> str:
-    """Name the worst offset from a round size, and say how much slower multiples of 8 are.
+    """Return a title with the slowest misaligned size, and how much slower multiples of 8 are.
 
     Args:
         rows: table from :func:`analysis.slices.series.alignment_series`, with only one base.
@@ -87,17 +87,20 @@ def alignment_title(rows: pd.DataFrame) -> str:
     else:
         most = 1 - slower_multiples["relative"].min()
         multiples_phrase = f"; multiples of 8 are up to {most:.0%} slower"
-    return f"{size} is {1 - worst['relative']:.0%} slower in {worst['dtype']}{multiples_phrase}"
+    return (
+        f"{size} is {1 - worst['relative']:.0%} slower than the round size in {worst['dtype']}"
+        f"{multiples_phrase}"
+    )
 
 
 def channels_title(rows: pd.DataFrame) -> str:
-    """Name the number of channels that is slowest compared with the next measured multiple of 8.
+    """Return a title with the channel count that loses most to the next measured multiple of 8.
 
     Args:
         rows: table from :func:`analysis.slices.series.channel_series`.
     """
     lowest_ratio = 1.0
-    title = "No speed is lower than with the next multiple of 8 channels"
+    title = "No channel count is slower than the next multiple of 8"
     for dtype, group in rows.groupby("dtype", sort=False):
         speeds = group.groupby("c")["tflops"].max()  # in ascending order of channels
         for channels in speeds.index[speeds.index % 8 != 0]:
@@ -108,14 +111,14 @@ def channels_title(rows: pd.DataFrame) -> str:
             if ratio < lowest_ratio:
                 lowest_ratio = ratio
                 title = (
-                    f"The speed with {channels} channels is {1 - ratio:.0%} lower than with "
+                    f"{channels} channels are {1 - ratio:.0%} slower than "
                     f"{larger_multiples.index[0]} in {dtype}"
                 )
     return title
 
 
 def layouts_title(pairs: pd.DataFrame) -> str:
-    """Report the geometric mean of speed ratios, NHWC over NCHW, and how many pairs clearly differ.
+    """Return a title with the mean speed of NHWC over NCHW, and how many pairs clearly differ.
 
     Args:
         pairs: table from :func:`analysis.slices.series.layout_series`.
@@ -128,7 +131,7 @@ def layouts_title(pairs: pd.DataFrame) -> str:
 
 
 def _listed(phrases: list[str]) -> str:
-    """Join phrases as in a sentence: ``a, b and c``."""
+    """Join phrases into a list for a sentence, such as ``a, b and c``."""
     if len(phrases) < 2:
         return "".join(phrases)
     return f"{', '.join(phrases[:-1])} and {phrases[-1]}"

@@ -24,11 +24,12 @@ _DEFAULT_END = 2048  # end of the plot in M, if nothing was measured
 
 
 def cliff_at(line: pd.DataFrame, size: int | None) -> pd.Series | None:
-    """Return the cliff along M that the wave plot shows: the one at ``size``, or the largest.
+    """Return the cliff along M that the wave plot shows: at ``size``, or else the largest cliff.
 
     Args:
         line: measured GEMMs of one class, which differ only in M.
-        size: the smaller M of the cliff; None for the largest certain cliff, up or down.
+        size: the smaller M of the cliff; None for the largest certain cliff, whether the time rises
+            or drops there.
 
     Returns:
         A row of :func:`analysis.slices.cliffs.neighbouring_pairs`; None if there is no such cliff.
@@ -42,14 +43,14 @@ def cliff_at(line: pd.DataFrame, size: int | None) -> pd.Series | None:
 
 
 def draw_wave(basis: Basis, gemm: Gemm, line: pd.DataFrame, size: int | None = None) -> Figure:
-    """Plot measured times against M, the prediction between them, and tile and wave edges.
+    """Plot measured and predicted times against M, with tile and wave edges.
 
     Args:
         basis: basis of the predictions.
         gemm: a GEMM of the class; its M is not used.
         line: measured GEMMs of the class, with the columns ``m``, ``time_us`` and, if they are
             known, ``time_lo_us`` and ``time_hi_us``.
-        size: the M before the cliff in the title; the largest cliff if None.
+        size: smaller M of the cliff that the title describes; None for the largest cliff.
     """
     # 1. Choose the range of M, and predict over it.
     cliff = cliff_at(line, size)
@@ -98,13 +99,13 @@ def draw_wave(basis: Basis, gemm: Gemm, line: pd.DataFrame, size: int | None = N
 
 
 def _predicted(basis: Basis, gemm: Gemm, sizes: np.ndarray) -> pd.DataFrame:
-    """Return the predictions at the sizes M, one row per size, with the additional column ``m``."""
+    """Return the predicted row for each M in ``sizes``, with a column ``m`` added."""
     gemms = [replace(gemm, m=int(size)) for size in sizes]
     return basis.model.predict(basis.query(gemms)).frame().assign(m=sizes)
 
 
 def _title(cliff: pd.Series | None, predicted: pd.DataFrame, measured: int) -> str:
-    """Describe the cliff; without one, say what is predicted at the largest M.
+    """Return the title: the cliff, or that none is significant, or the prediction at the largest M.
 
     ``measured`` is the number of measured sizes.
     """
@@ -161,12 +162,12 @@ def _explain(axes: Axes, cliff: pd.Series, predicted: pd.DataFrame) -> None:
 
 
 def _mark_edges(axes: Axes, row: pd.Series, predicted: pd.DataFrame, sms: int) -> None:
-    """Mark where one more row needs another row of tiles, and where it needs another wave.
+    """Mark each M above which the GEMM needs another row of tiles, or another wave.
 
-    An edge is marked only if the model expects the kernel of ``row`` on both sides of it.
+    An edge is marked only if the model expects the kernel of ``row`` on both sides of the edge.
 
     Args:
-        axes: where to draw.
+        axes: axes to draw on.
         row: a prediction for the kernel whose edges are marked.
         predicted: the predictions at all sizes that are shown.
         sms: number of SMs of the machine.

@@ -1,1 +1,1 @@
-"""Read and write recordings: our own measurements and imported ones."""
+"""Read and write recordings: our own measurements and imported tables."""

@@ -1,10 +1,10 @@
 """Times of named cases in one process, from our recordings or from other programs' results.
 
-A comparison needs the typical time of each case and its standard error. If single samples are
+A comparison needs the typical time of each case and its standard error. If individual samples are
 known, the typical time is the 20% trimmed mean of their logarithms. This mean ignores a few
-disturbed samples, and for normal noise it has a smaller error than the median. Its standard error
-is computed from the winsorised variance (Tukey and McLaughlin), and its number of degrees of
-freedom is the number of samples left after trimming, minus one.
+disturbed samples. For normally distributed noise, its error is smaller than that of the median. Its
+standard error is computed from the winsorised variance (Tukey and McLaughlin). Its degrees of
+freedom are the number of samples left after trimming, minus one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _TRIMMED = 0.2  # share of the samples that is left out at each end
 
 @dataclass(frozen=True)
 class CaseTimes:
-    """Time of a case in one process.
+    """Typical time of a case in one process, with its standard error.
 
     Attributes:
         log: logarithm of the case's typical time in seconds.

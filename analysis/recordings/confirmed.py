@@ -26,18 +26,19 @@ _REMEDY = f"Move the file away; then run {target('sweep', 'confirm')} to re-time
 class Pair:
     """Two contenders, each a problem and its implementation, timed in alternation (A B B A).
 
-    They were timed in new processes. The samples by which a contender was chosen do not count,
-    because they make it look faster than it is.
+    New processes timed them after the run. The samples by which a contender was chosen are not
+    used, because they make it look faster than it is.
 
     Attributes:
         before: the first contender.
         after: the second contender.
-        log_ratios: logs of the ratio of the first contender's time to the second contender's time:
-            one tuple for each process, with one value for each of its blocks.
+        log_ratios: log ratios of the first contender's time to the second contender's time: one
+            tuple for each process, with one value for each of its blocks.
         between: standard deviation of a log time between processes, without the change that all
             cases share. It combines an assumed value with what the run measured by re-timing some
             of its cases.
-        cases: number of cases that ``between`` is based on; the assumption counts as two.
+        cases: number of cases that ``between`` is based on; the assumed value has the weight of
+            two.
     """
 
     before: Contender
@@ -78,15 +79,16 @@ def confirmed_pairs(recording: Recording) -> list[Pair]:
 def _between(repeats: Mapping[str, Any] | None) -> tuple[float, int]:
     """Return how much a log time differs between processes beyond the change that all cases share.
 
-    The measured variance is averaged with an assumed one, which matters if few cases were re-timed.
-    If no cases were, only the assumption counts.
+    The result averages the measured variance with an assumed variance. The assumption matters if
+    few cases were re-timed. If no case was re-timed, the result is the assumed deviation.
 
     Args:
-        repeats: the entry ``repeats`` of run.json; None if too few cases were re-timed.
+        repeats: the entry ``repeats`` of run.json, with the result of re-timing; None if too few
+            cases were re-timed.
 
     Returns:
-        The standard deviation, and the number of cases that it is based on. The assumption counts
-        as two cases.
+        The standard deviation, and the number of cases that it is based on. The assumed value has
+        the weight of two cases.
     """
     cases, squares = _AS_CASES, _AS_CASES * _ASSUMED**2
     if repeats:

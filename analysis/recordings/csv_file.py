@@ -1,4 +1,4 @@
-"""Read a CSV table strictly: lines with a cell that its column does not allow are left out.
+"""Read a CSV table strictly: leave out each line with a cell that is invalid for its column.
 
 A file may have been cut off, edited by hand or merged. A bad cell excludes only its own line, and
 the line is reported. If too many lines are bad, the others cannot be trusted either, so the whole
@@ -46,7 +46,7 @@ class Faults:
         """Start without faults.
 
         Args:
-            path: the file, for messages.
+            path: path of the file, for error messages.
             lines: line number of each row.
             remedy: sentence that says what to do if too many rows are damaged.
         """
@@ -56,11 +56,11 @@ class Faults:
         self._why = np.full(len(self._lines), "", dtype=object)
 
     def record(self, wrong: Any, why: Any) -> None:
-        """Record a fault for those of the given rows that have no fault yet.
+        """Record a fault for each selected row that has no fault yet.
 
         Args:
             wrong: mask of the rows that have the fault.
-            why: the fault in words: one text for all rows, or one for each row of the table.
+            why: the fault in words: one text for all rows, or one text for each row of the table.
         """
         newly_wrong = np.asarray(wrong, dtype=bool) & self.sound
         if newly_wrong.any():
@@ -115,8 +115,8 @@ class CsvTable:
     """Rows of a file, in the file's order, and their faults.
 
     ``rows`` has the requested columns. Their values are text, nullable integers, floats (NaN where
-    a cell is empty) or nullable booleans. A cell that does not fit the kind of its column is
-    missing, and its row has a fault.
+    a cell is empty) or nullable booleans. A cell that does not fit the kind of its column is read
+    as missing, and its row has a fault.
     """
 
     rows: pd.DataFrame
@@ -136,10 +136,10 @@ class CsvTable:
 def read_csv(
     path: Path, kinds: Mapping[str, str], remedy: str, optional: Collection[str] = ()
 ) -> CsvTable:
-    """Read a table that this project wrote.
+    """Read a CSV table that this project wrote, and find the damaged lines.
 
     Args:
-        path: the file.
+        path: path of the file.
         kinds: kind of each column to read: ``text``, ``whole`` (integers), ``real`` or ``flag``
             (true or false). Other columns are ignored.
         remedy: sentence that says what to do if the file cannot be read or is too badly damaged.

@@ -1,8 +1,8 @@
-"""Read recordings that were imported from public tables or from files.
+"""Read recordings that were imported from public tables or from users' files.
 
 They are stored in ``results/public/<machine>/``. measurements.parquet has the times, and run.json
-says where they come from and how they were measured. collections.parquet has all tables for that
-machine from the package of public tables.
+says where they come from and how they were measured. collections.parquet has all tables of the
+machine that the package of public tables contains.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ FILE = "file"
 
 VALIDATION = "validation.json"  # written last; if it exists, the import is complete
 CACHE = "warm"
-"""Cache state of public tables. Their replays do not flush the cache, so operands that fit into it
-are read from it."""
+"""Cache state in which public tables were measured. Their replays do not flush the cache, so
+operands that fit are read from the cache."""
 
 OTHERS_PROTOCOL = 0
-"""Protocol version of imported recordings, which were not measured by our protocol."""
+"""Protocol version of imported recordings, which were not measured with our protocol."""
 
 _DEFAULTS = {
     "op": "gemm", "batch": 1, "dtype": "bf16", "layout": "nt", "implementation": "cublas",
@@ -65,7 +65,7 @@ def is_of_file(folder: Path) -> bool:
 
 
 def read_collections(folder: Path) -> dict[str, pd.DataFrame]:
-    """Read the rows of each collection of a machine, by the name of its source.
+    """Read a machine's collections, each of which is a public table, by the name of its source.
 
     The rows have the columns of :func:`analysis.imports.tables.read_rows` and ``source``. The
     result is empty if no collection was imported.
@@ -113,8 +113,8 @@ def _unsound(path: Path, sound: NDArray[np.bool_]) -> UserError:
 def read_imported(folder: Path) -> pd.DataFrame:
     """Read an imported table, and return its rows with all columns of measurements.csv.
 
-    A column that the table lacks has its default, or missing values if it has no default. The
-    column ``tflops`` is computed from the sizes and times of GEMMs.
+    A column that the table lacks gets its default value, or missing values if it has no default.
+    The column ``tflops`` is computed from the sizes and times of GEMMs.
 
     Raises:
         UserError: if the file cannot be read, lacks the sizes or times, or has a row with an

@@ -47,7 +47,7 @@ PRODUCTS = ("gemm", "conv")
 
 @dataclass(frozen=True)
 class SourceRun:
-    """A run that some rows of a recording come from: its folder and its run.json."""
+    """A run that contributed rows to a recording: its folder and its run.json."""
 
     folder: Path
     run: Mapping[str, Any]
@@ -55,7 +55,7 @@ class SourceRun:
 
 @dataclass(frozen=True)
 class Recording:
-    """A run as it was recorded, or several runs of one machine with the same PyTorch and driver.
+    """One run, or the combined runs of one machine with the same PyTorch and driver.
 
     Attributes:
         folder: folder of the recording.
@@ -107,17 +107,17 @@ class Recording:
 
     @property
     def is_public_table(self) -> bool:
-        """True if the recording is a public table. The user may run another framework."""
+        """True if the recording is a public table. Its framework may differ from the user's."""
         return self.public and self.run["public"]["framework"] != FILE
 
     @property
     def cache(self) -> str:
-        """Cache state of most cases: cold in our own runs, and as recorded in imported ones."""
+        """Cache state of most cases: ``cold`` in our own runs; in imported tables, as recorded."""
         return str(self.run["public"]["cache"]) if self.public else "cold"
 
     @property
     def source(self) -> str:
-        """Source of an imported recording; empty for our own measurements."""
+        """Source and package of an imported recording; empty for our own measurements."""
         public = self.run.get("public")
         if not public:
             return ""
@@ -129,7 +129,7 @@ class Recording:
         The caption of an imported recording names the machine, the source and the cache state.
 
         Args:
-            dates: dates to name; if empty, those of the run.
+            dates: dates to print; the dates of the run if empty.
         """
         if self.public:
             return f"{self.machine.name}  ·  {self.source}  ·  {self.cache}"
@@ -148,7 +148,7 @@ class Recording:
 def find_recording(machine: str | None, results: Path = RESULTS) -> Path:
     """Find the folder of a machine's recording.
 
-    The machine's own run comes first, then a published recording, then an imported table.
+    A run that was measured here is used first, then a published recording, then an imported table.
 
     Args:
         machine: slug of the machine, or an unambiguous part of it; None for the machine that was
@@ -178,7 +178,7 @@ def find_recording(machine: str | None, results: Path = RESULTS) -> Path:
 
 
 def recording_folder(place: str | None, results: Path = RESULTS) -> Path:
-    """Find the folder of a recording.
+    """Find the folder of a recording, given its path or the name of a machine.
 
     Args:
         place: path of the folder, or a machine's name as :func:`find_recording` takes it; None for
@@ -210,13 +210,13 @@ def recorded_machines(results: Path) -> set[str]:
 
 
 def slug_at(results: Path, word: str) -> str:
-    """Return the slug of the known or recorded machine that a word means.
+    """Return the slug of the known or recorded machine that a word names.
 
-    A word that begins with ``cpu-`` counts as the slug of a CPU, even if that CPU was never
+    A word that begins with ``cpu-`` is accepted as the slug of a CPU, even if that CPU was never
     recorded.
 
     Raises:
-        UserError: if the word means no machine, or may mean several.
+        UserError: if the word matches no machine, or several machines.
     """
     unknown = [word] if word.startswith("cpu-") else []
     return slug_meant(word, [*known_machines(), *sorted(recorded_machines(results)), *unknown])
@@ -246,8 +246,8 @@ def load(folder: Path) -> Recording:
     """Read the recording in a folder.
 
     A line of a measurements.csv that cannot be read or has impossible values is left out and
-    reported. A recording is refused if it has another schema or protocol, or if more than a tenth
-    of its rows belong to other runs, because its times cannot be compared.
+    reported. A recording is refused if this code cannot read its schema or protocol, or if more
+    than a tenth of its rows belong to other runs, because times of several runs cannot be compared.
 
     Raises:
         UserError: if a file is missing, unreadable or too badly damaged, or if the recording is
@@ -294,7 +294,7 @@ _PROBLEM = [
 
 
 def workloads_of(rows: pd.DataFrame) -> list[Workload]:
-    """Return the workload of each row."""
+    """Parse the workload of each row from the row's columns."""
     records: Sequence[dict[str, Any]] = rows[_PROBLEM].to_dict("records")
     return [problem_of(record) for record in records]
 
@@ -313,7 +313,7 @@ def kernels_of(rows: pd.DataFrame) -> list[tuple[str, ...]]:
 def algorithms_of(problems: Sequence[Problem], kernels: Sequence[tuple[str, ...]]) -> list[str]:
     """Return the algorithm of each convolution, from the names of its kernels.
 
-    It is an empty string for a GEMM, and for a convolution whose kernels' names do not show it.
+    The algorithm is empty for a GEMM, and for a convolution whose kernels' names do not show it.
     """
     return [
         conv_algorithm(names) if isinstance(problem, Conv) else ""

@@ -1,4 +1,4 @@
-"""Name the cases of a recording, so that they can be matched with those of another version."""
+"""Name the cases of a recording, so that they can be matched with those of another recording."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from sweeps.schema import IDENTITY, problem_of
 from sweeps.timing.statistics import CHECKPOINTS
 
 _USUAL = {"mode": "burst", "cache": "cold", "fill": "normal"}
-"""Values that the name of a case leaves out."""
+"""Usual values of settings, which the name of a case leaves out."""
 
 
 def timed_process(recording: Recording) -> TimedProcess:
-    """Return the named cases of a recording, as one process.
+    """Return a recording's cases by name, as if one process had timed all of them.
 
-    A case with at least six recorded samples is summarised from these, corrected for the machine's
-    slowness in each round. Any other case has its recorded median and interval.
+    A case with at least six recorded samples is summarised from these samples, after they are
+    corrected for the machine's slowness in each round. Any other case keeps its recorded median and
+    interval.
 
     Raises:
         UserError: if a rounds.csv cannot be read, or is too badly damaged.
@@ -47,12 +48,12 @@ def timed_process(recording: Recording) -> TimedProcess:
 
 
 def keyed(rows: pd.DataFrame) -> pd.DataFrame:
-    """Prepare rows for matching: add the column ``choice``, and fill the cells of the identity.
+    """Prepare rows for matching: add the column ``choice``, and fill missing identity cells.
 
-    Missing values in the columns that identify a case become "". ``choice`` is the config,
-    with one exception: if a case of a hand-written kernel was timed with only one config, the
-    kernel chose that config itself, and another version of it may choose a different one.
-    ``choice`` is then empty, so that the cases of both versions still match.
+    Missing values in the columns that identify a case become "". ``choice`` is the config, with one
+    exception. If a case of a hand-written kernel was timed with only one config, the kernel chose
+    that config itself, and another version of the kernel may choose a different one. ``choice`` is
+    then empty, so that the cases of both versions still match.
     """
     key_columns = [name for name in IDENTITY if name != "config"]
     identity = rows[list(IDENTITY)].astype(object)

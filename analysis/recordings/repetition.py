@@ -1,10 +1,10 @@
-"""Compute intervals of a repetition: 95% intervals of what a second run would measure.
+"""Compute repetition intervals: 95% intervals of what a second run would measure.
 
-They are wider than the confidence interval of a run's median, for two reasons. The median of the
-second run is as noisy as that of the first. In addition, the second run is another process, whose
-memory lies at other addresses. How much medians differ between processes is measured at the end of
-a run by timing some of its cases again (``repeats`` in run.json). Comparisons, advice and rules
-make claims about later runs, so they use the wider intervals.
+These intervals are wider than the confidence interval of a run's median, for two reasons. The
+median of the second run is as noisy as that of the first. In addition, the second run is another
+process, which gets memory at other addresses. At its end, a run re-times some of its cases in a new
+process to measure how much medians differ between processes (``repeats`` in run.json). Comparisons,
+advice and rules make claims about later runs, so they use the wider intervals.
 
 The speed of the machine changes during a run, but it is nearly the same for all samples of a round.
 Advice therefore compares two cases by the rounds in which both were sampled, so that the changes
@@ -41,10 +41,10 @@ _MIN_IN_ROUND = 6  # fewest cases of a round whose median shows how fast the mac
 SINGLE_HALF = 0.051
 """Half-width of the 95% interval of a single log time whose scatter is not recorded.
 
-It comes from two collections of the same GEMMs on an H100: AIConfigurator's TensorRT-LLM 1.3.0rc10
-and rc20, bf16, 35,700 shapes, each time the mean of six replays. Their times differ by at most 7.2%
-for 95% of the shapes. Both times contribute equally to the difference, so the half-width of one of
-them is smaller by a factor of √2."""
+It comes from two collections of the same bf16 GEMMs on an H100: AIConfigurator's tables for
+TensorRT-LLM 1.3.0rc10 and 1.3.0rc20. They have 35,700 shapes, and each time is the mean of six
+replays. Their times differ by at most 7.2% for 95% of the shapes. Both times contribute equally to
+the difference, so the half-width of a single time is smaller by a factor of √2."""
 
 Rounds = Mapping[tuple[str, int], float]
 """Samples of a case in seconds, by place (run, worker and GPU) and number of the round."""
@@ -52,10 +52,10 @@ Rounds = Mapping[tuple[str, int], float]
 
 @dataclass(frozen=True)
 class MeasuredTime:
-    """A measured time and the interval of its median, in seconds.
+    """A measured median time and its 95% interval, in seconds.
 
     Attributes:
-        time: the median.
+        time: median time.
         lo: lower end of the interval; NaN if it is unknown, as with fewer than six samples.
         hi: upper end of the interval; NaN if it is unknown.
         rounds: the samples by place and round; empty if they are not recorded.
@@ -98,8 +98,8 @@ def repeated_ratio(one: MeasuredTime, other: MeasuredTime) -> tuple[float, float
 
     A change of speed that all cases share between two processes does not widen the interval. The
     result is None if the times were measured at different places (run, worker and GPU), because
-    such times are not comparable. It is also None if both cases were sampled together in fewer than
-    six rounds, and the interval of one of the times is unknown.
+    such times are not comparable. The result is also None if both cases were sampled together in
+    fewer than six rounds, and the interval of one of the times is unknown.
     """
     if one.place != other.place:
         return None
@@ -133,8 +133,8 @@ def repeated(within: Any, between: Any) -> Any:
     Args:
         within: uncertainty of the value within a run, which is the same in both runs: a number or
             an array.
-        between: uncertainty that is added by the change of process, in the same measure (standard
-            errors or half-widths of intervals).
+        between: uncertainty that is added by the change of process, of the same kind as ``within``:
+            standard errors, or half-widths of intervals.
     """
     return np.hypot(math.sqrt(2) * within, between)
 
@@ -150,7 +150,7 @@ def between_processes(recording: Recording) -> dict[str, float]:
 
 
 def between_cases(recording: Recording) -> dict[str, float]:
-    """Return :func:`between_processes` without the change that all cases share.
+    """Return the deviations of :func:`between_processes` without the change that all cases share.
 
     Ratios of cases need this deviation, because the shared change cancels in them.
     """
@@ -158,12 +158,12 @@ def between_cases(recording: Recording) -> dict[str, float]:
 
 
 def _between(run: Mapping[str, Any], name: str) -> float:
-    """Return the measured deviation or, if none was measured, half of the canary's deviation.
+    """Return the measured standard deviation or, if there is none, half of the canary GEMM's.
 
     If the run recorded neither, the result is 0, as if medians did not differ between processes.
 
     Args:
-        run: the run.json of the run.
+        run: content of the run's run.json.
         name: ``between`` for the whole deviation, or ``between_cases`` for the deviation without
             the change that all cases share.
     """
@@ -200,7 +200,7 @@ def steady_times(
     cases that were sampled in the round. A round with fewer than six cases is not corrected.
 
     The standard error is that of a repetition, without the change that all cases share, because the
-    times are meant for ratios. It is NaN where a time has no interval.
+    times are meant for ratios. The standard error is NaN where a time has no interval.
 
     Raises:
         UserError: if a rounds.csv cannot be read, or is too badly damaged.
@@ -227,8 +227,8 @@ def steady_times(
 def steady_samples(recording: Recording) -> dict[tuple[str, str], list[float]]:
     """Return the logarithms of each case's samples in seconds, by its run and case id.
 
-    They are corrected for the machine's slowness in each round, as :func:`steady_times` describes.
-    The result is empty if the samples are not recorded.
+    The samples are corrected for the machine's slowness in each round, as :func:`steady_times`
+    describes. The result is empty if the samples are not recorded.
 
     Raises:
         UserError: if a rounds.csv cannot be read, or is too badly damaged.
@@ -254,14 +254,14 @@ def with_steady_times(rows: pd.DataFrame, recording: Recording) -> pd.DataFrame:
 
 
 def steady_ratio(before: pd.DataFrame, after: pd.DataFrame) -> dict[str, pd.Series]:
-    """Return the ratios of the times before to those after, with the 95% interval of a repetition.
+    """Return ratios of times, before over after, with the 95% interval of a repetition.
 
     Args:
         before: rows that :func:`with_steady_times` returned, or a single such row.
         after: rows to compare them with, which have the same index, or a single such row.
 
     Returns:
-        The columns ``ratio``, ``ratio_lo`` and ``ratio_hi``.
+        The column ``ratio``, and the ends of its interval, ``ratio_lo`` and ``ratio_hi``.
     """
     log = before["steady_log"] - after["steady_log"]
     error = Z95 * np.hypot(before["steady_error"], after["steady_error"])
@@ -302,7 +302,7 @@ def case_ids(rows: pd.DataFrame) -> list[tuple[str, str]]:
 
 
 def places_of(rows: pd.DataFrame) -> pd.Series:
-    """Return the place where each row's case was measured: its run, worker and GPU."""
+    """Return the place where each row's case was measured: run, worker and GPU, as one text."""
     places = pd.Series("", index=rows.index)
     for name in ("run", "worker", "gpu"):
         if name in rows:
@@ -312,7 +312,7 @@ def places_of(rows: pd.DataFrame) -> pd.Series:
 
 
 def _read_rounds(path: Path, run: str) -> dict[str, Rounds]:
-    """Read the samples of each case of a run, without those of damaged lines.
+    """Read the samples of each case of a run; leave out damaged lines.
 
     The result is empty if the file is missing.
 

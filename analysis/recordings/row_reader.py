@@ -1,4 +1,4 @@
-"""Read the rows of a measurements.csv, and leave out those with impossible values."""
+"""Read the rows of a measurements.csv, and leave out rows with impossible values."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _WORDS = {
     "op": ("gemm", "conv", *OPERATIONS), "dtype": TIMED_DTYPES, "mode": MODES,
     "cache": CACHES, "status": STATUSES,
 }  # fmt: skip
-"""Words that the cells of each of these columns may contain."""
+"""Words that are allowed in each of these columns."""
 
 _WIDEST = max(DTYPE_BYTES.values())  # bytes of an element of the widest dtype
 _RATES = ("tflops", "gbps")
@@ -43,7 +43,7 @@ def read_rows(path: Path, run: str) -> tuple[pd.DataFrame, tuple[str, ...]]:
     The lines that are left out are also reported on stderr.
 
     Args:
-        path: the file.
+        path: path of the measurements.csv.
         run: name of the run that the rows must belong to.
 
     Raises:
@@ -59,7 +59,7 @@ def read_rows(path: Path, run: str) -> tuple[pd.DataFrame, tuple[str, ...]]:
 def _check_origin(frame: pd.DataFrame, path: Path, run: str) -> None:
     """Refuse a file if more than a tenth of its rows have another schema or belong to another run.
 
-    If there are fewer such rows, they only count as damaged.
+    Fewer such rows are only left out as damaged.
     """
     if frame.empty:
         return
@@ -91,14 +91,14 @@ def _record_faults(rows: pd.DataFrame, faults: Faults, run: str) -> None:
     sound = np.flatnonzero(faults.sound)
     repeated = np.zeros(len(rows), dtype=bool)
     repeated[sound] = rows.iloc[sound].duplicated(list(IDENTITY))
-    faults.record(repeated, "its case appeared before")
+    faults.record(repeated, "an earlier line has the same case")
 
 
 def _record_time_faults(frame: pd.DataFrame, record: Any) -> None:
     """Record rows with an impossible time, interval, count, rate, error or sensor reading.
 
     Args:
-        frame: the rows.
+        frame: rows of a measurements.csv.
         record: function that records a fault of the given rows, like :meth:`Faults.record`.
     """
     ok = (frame["status"] == "ok").to_numpy(dtype=bool)
@@ -111,13 +111,13 @@ def _record_time_faults(frame: pd.DataFrame, record: Any) -> None:
     # Times, intervals, rates and sample counts are only checked in rows with the status ok. All
     # values except the time may be missing.
     with np.errstate(invalid="ignore"):
-        record(ok & ~((time > 0) & (time <= _LONGEST)), "time_us is not a time")
+        record(ok & ~((time > 0) & (time <= _LONGEST)), "time_us is not a valid time")
         has_interval = ~np.isnan(lo) | ~np.isnan(hi)
         contains_time = (lo > 0) & (lo <= time) & (time <= hi) & (hi <= _LONGEST)
         record(ok & has_interval & ~contains_time, "its interval does not contain the time")
         for name in _RATES:
             rates = values_of(name)
-            record(ok & ~(np.isnan(rates) | _is_within(rates, 0)), f"{name} is not a rate")
+            record(ok & ~(np.isnan(rates) | _is_within(rates, 0)), f"{name} is not a valid rate")
         # Levels have no upper limit, because the error of a wrong kernel may be any finite number.
         for name in _LEVELS:
             levels = values_of(name)
@@ -131,7 +131,7 @@ def _record_time_faults(frame: pd.DataFrame, record: Any) -> None:
 
 
 def _is_within(values: NDArray[np.float64], least: float) -> NDArray[np.bool_]:
-    """Return a mask of the values from ``least`` up to the upper limit; False for NaN."""
+    """Return a mask of the values from ``least`` to below :data:`_UNREACHABLE`; False for NaN."""
     return (values >= least) & (values < _UNREACHABLE)
 
 

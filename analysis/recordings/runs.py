@@ -1,10 +1,10 @@
 """Combine all runs of one machine with the same PyTorch and driver into one recording.
 
 Each case is taken from the best run that timed it. Older runs, which are kept in the folder
-``runs``, still count, because a newer run may be shorter or disturbed. If several runs timed a
+``runs``, are used too, because a newer run may be shorter or disturbed. If several runs timed a
 case, these rules decide in order:
 
-1. a time with an interval is better than one without;
+1. a time with an interval is better than a time without an interval;
 2. a time from a quieter run is better;
 3. a time that has converged is better;
 4. the newer time is better.
@@ -38,14 +38,14 @@ _LARGE_ERROR = 0.15  # smallest median error of held-out predictions at which a 
 _AS_FAST = 0.10  # largest median difference between two runs of one machine in one state
 _MIN_COMMON = 6  # fewest common cases that show whether two runs are equally fast
 _RANKS = ["not_wrong", "no_time", "no_interval", "noise", "unconverged", "age"]
-"""Columns by which rows are sorted, the most important first; small values come first."""
+"""Columns that rows are sorted by in ascending order, the most important column first."""
 
 
 def load_runs(folder: Path) -> Recording:
     """Load a folder's run together with the machine's other runs with the same PyTorch and driver.
 
-    Runs that are unusable or not as fast as the best run are left out, and so are other runs that
-    cannot be read. An imported recording has no other runs.
+    Runs that are unusable or differ in speed from the best run are left out, and so are other runs
+    that cannot be read. An imported recording has no other runs.
 
     Raises:
         UserError: if the folder's own run cannot be read.
@@ -77,8 +77,8 @@ def load_runs(folder: Path) -> Recording:
 def usable_runs(folder_run: Recording) -> list[Recording]:
     """Return a run and its machine's other runs with the same PyTorch and driver.
 
-    Unusable runs are left out. The quietest run comes first; equally quiet runs are in order of
-    age, with the newest first.
+    Unusable runs are left out. The quietest run comes first. Among equally quiet runs, the newest
+    comes first.
     """
     runs = [folder_run, *_other_runs(folder_run)]
     usable = [recording for recording in runs if not recording.unusable]
@@ -102,11 +102,11 @@ def why_unusable(folder: Path) -> str:
 
 
 def _is_as_fast(first: Recording, second: Recording) -> bool:
-    """Return True if the speeds of two runs differ no more than those of one machine in one state.
+    """Return True if two runs differ in speed by at most 10%, as runs of one machine may.
 
     Machines with the same name may differ, as virtual machines do. The comparison uses the cases
-    that both runs timed. If there are fewer than six of them, it uses the canary GEMM. If one of
-    the runs has no canary either, the runs count as equally fast.
+    that both runs timed. If there are fewer than six such cases, the comparison uses the canary
+    GEMM. If one of the runs has no canary GEMM either, the runs are assumed to be equally fast.
     """
     first_times = dict(zip(_identities(first.ok), first.ok["time_us"], strict=True))
     second_times = dict(zip(_identities(second.ok), second.ok["time_us"], strict=True))
@@ -131,7 +131,7 @@ def _identities(rows: pd.DataFrame) -> list[tuple[Any, ...]]:
 def _other_runs(folder_run: Recording) -> Iterator[Recording]:
     """Yield the machine's other runs with the same PyTorch and driver.
 
-    They lie in the machine's folder and in its subfolder ``runs``.
+    They are in the machine's folder and in its subfolder ``runs``.
     """
     slug = folder_run.machine.slug
     machine_folder = folder_run.folder.with_name(slug)
@@ -153,8 +153,8 @@ def _best_rows(recordings: Sequence[Recording], folder_run: Recording) -> pd.Dat
 
     Args:
         recordings: the runs, the best first.
-        folder_run: the run in the folder itself, whose hand-written kernels and wrong results
-            count.
+        folder_run: the run in the folder itself, whose hand-written kernels and wrong results are
+            kept.
     """
     # 1. Collect all rows. Hand-written kernels are only taken from the folder's own run.
     rows = pd.concat(
@@ -187,7 +187,7 @@ def _best_rows(recordings: Sequence[Recording], folder_run: Recording) -> pd.Dat
 
 
 def _noise_rank(run: Mapping[str, Any]) -> int:
-    """Return the rank of a run's health, 0 for quiet; a run that was not judged counts as noisy."""
+    """Return the rank of a run's health, 0 for quiet; a run without a verdict ranks as noisy."""
     verdict = (run.get("health") or {}).get("verdict", "noisy")
     return VERDICTS.index(verdict) if verdict in VERDICTS else VERDICTS.index("noisy")
 
@@ -196,7 +196,7 @@ def health_lines(recording: Recording, error: float = 0.0) -> list[str]:
     """Return the first lines of a report: how reliable the times are, and the runs they come from.
 
     Args:
-        recording: the recording.
+        recording: recording that the report is about.
         error: median relative error of the predictions of held-out rows. A large error suggests
             that the times do not belong to the recorded shapes.
     """

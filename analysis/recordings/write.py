@@ -12,7 +12,8 @@ from sweeps.store import write_csv, write_json
 def write_records(folder: Path, name: str, records: Sequence[Mapping[str, Any]]) -> None:
     """Write ``name.json`` and ``name.csv``; None is null in JSON and an empty cell in CSV.
 
-    The CSV has the columns of all records, because GEMMs and convolutions have different sizes.
+    The CSV has the columns of all records, because records of GEMMs and of convolutions have
+    different columns.
     """
     write_json(folder / f"{name}.json", list(records))
     columns = list(dict.fromkeys(column for record in records for column in record))

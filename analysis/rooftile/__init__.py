@@ -5,15 +5,16 @@
                         problem    time_us    limit
     0  2048,2048,4096,bf16,nt,1  46.193434  compute
 
-A shape is text in the order of the command line's ``--gemm`` or ``--conv``, a tuple of the same
-values, or a :class:`Gemm` or :class:`Conv`. Functions that take a shape also take a list of shapes,
-or a DataFrame with the columns ``m,n,k,dtype``. A machine is a slug from :func:`machines`, or an
-unambiguous part of one, such as ``h200``. If no machine is given, the one measured last is used.
+A shape is text as the options ``--gemm`` and ``--conv`` take it, a tuple of the same values, or a
+:class:`Gemm` or :class:`Conv`. Functions that take a shape also take a list of shapes, or a
+DataFrame with the columns ``m,n,k,dtype``. A machine is a slug from :func:`machines`, or any
+unambiguous part of a slug, such as ``h200``. If no machine is given, the machine measured last is
+used.
 
 Bad input raises a :class:`UserError`, which is a ``ValueError``. Its message says what to do. If
 the message names an option such as ``--pad``, the option is the argument ``pad`` in Python.
 
-No query needs a GPU, and only :func:`audit` needs PyTorch. To measure, run the command
+No function needs a GPU, and only :func:`audit` needs PyTorch. To measure, run the command
 ``rooftile run``, then ``rooftile report``. In a checkout, import this module with
 ``from analysis import rooftile``.
 """
@@ -50,7 +51,7 @@ def predict(
     *,
     results: str | Path = RESULTS,
 ) -> pd.DataFrame:
-    """Predict the time of GEMMs and convolutions, and say what limits it.
+    """Predict the times of GEMMs and convolutions, and say what limits each time.
 
     Args:
         shapes: one or more shapes.
@@ -66,7 +67,7 @@ def predict(
         - ``machine``;
         - ``time_us`` and ``tflops``, and the interval of the time, ``lo_us, hi_us``: 95% for a time
           that was measured with an interval, otherwise 90%;
-        - ``limit``, which is what limits the time; ``tile``, ``waves`` and other parts of the
+        - ``limit``, the bottleneck, such as ``compute``; ``tile``, ``waves`` and other parts of the
           estimate; and an ``explanation`` in words;
         - ``evidence``: ``measured`` if this exact shape was measured, else ``predicted``;
         - ``basis`` and ``source`` of the answer, as in :func:`machines`.
@@ -91,7 +92,7 @@ def predict(
     problems = as_problems(shapes)
     names = [machine] if machine is None or isinstance(machine, str) else list(machine)
     if not names:
-        raise UserError("give at least one machine, or None for the one measured last.")
+        raise UserError("give at least one machine, or None for the machine measured last.")
     # Each machine has one row per shape. In the result, the rows of one shape are adjacent.
     rows_by_machine = [times_of(problems, find_basis(name, Path(results))) for name in names]
     rows_by_shape = zip(*rows_by_machine, strict=True)
@@ -110,7 +111,7 @@ def recommend(
     any_size: bool = False,
     results: str | Path = RESULTS,
 ) -> pd.DataFrame:
-    """Recommend faster sizes near a shape, or to leave the shape as it is.
+    """Recommend faster sizes near a shape, or recommend that the shape stay as it is.
 
     A pad query looks for larger sizes that take less time. A choose query looks for larger or
     smaller sizes that are computed at a higher speed.
@@ -119,8 +120,10 @@ def recommend(
         shapes: one or more shapes.
         machine: the machine that the shapes run on; the machine measured last if None.
         pad: how much larger each size and the FLOPs may become, as a fraction or as text such as
-            ``"10%"``, up to ``"1000%"``. If neither ``pad`` nor ``choose`` is given, it is 0.125.
-        choose: how much larger or smaller each size and the FLOPs may become, given like ``pad``.
+            ``"10%"``, up to ``"1000%"``. If neither ``pad`` nor ``choose`` is given, ``pad`` is
+            0.125.
+        choose: how much larger or smaller each size and the FLOPs may become, in the form of
+            ``pad``.
         change: the only dimensions that may change, such as ``"n"`` or ``"m,k"``; all if empty.
         fix: dimensions that must not change.
         multiple: number that divides every changed size.
@@ -134,14 +137,14 @@ def recommend(
         - ``instead``, the recommended problem, and its sizes: ``new_m, new_n, new_k``, or ``new_c,
           new_kout`` for a convolution;
         - ``change`` in words, and the ``verdict``: ``do it``, ``likely`` or ``leave it``;
-        - gains as fractions, with intervals: 95% for measured gains, 90% for predicted ones;
+        - gains as fractions, with intervals: 95% for measured gains, 90% for predicted gains;
         - the ``probability`` that the change brings a gain, its ``expected_gain`` after costs, and
           the costs;
         - the ``reason``, and ``basis`` and ``source`` of the answer, as in :func:`machines`.
 
     Raises:
-        UserError: as in :func:`predict`, or if both ``pad`` and ``choose`` are given, one of them
-            is not a share, or no size of a shape may change.
+        UserError: as in :func:`predict`, if both ``pad`` and ``choose`` are given, if their value
+            is not a fraction or percentage, or if no size of a shape may change.
 
     >>> advice = rooftile.recommend("8192,50257,768,bf16", "h200", pad=0.01, change="n")
     >>> advice[["change", "verdict"]]
@@ -193,7 +196,7 @@ def audit(
     inputs: str | Sequence[str] = (),
     results: str | Path = RESULTS,
 ) -> Audit:
-    """Say where the time of a model's step goes, and which dimension to change for what gain.
+    """Report where a model's step spends its time, and which changes of dimensions would save time.
 
     Args:
         model: a Hugging Face ``config.json``, a name such as ``gpt2-xl``, or ``module:factory``.
@@ -209,7 +212,7 @@ def audit(
         fuse: groups of GEMMs that are computed as one GEMM: ``qkv``, ``gate_up`` or both.
         recompute: if True, the backward pass recomputes the forward pass of repeated layers.
         loss_chunks: number of chunks of tokens in which the head and the loss are computed.
-        optimizer: ``adamw``, ``sgd`` or ``none``.
+        optimizer: optimizer of a training step: ``adamw``, ``sgd`` or ``none``.
         attention: share of peak FLOP/s that attention reaches; None for measured times, or 50% if
             attention was not measured on a similar machine.
         attention_kernel: framework whose attention is used: ``vllm``, ``trtllm`` or ``sglang``;
@@ -221,7 +224,7 @@ def audit(
             a fraction.
         multiple: number that divides every proposed width; None for 64, or for 8 if no multiple of
             64 is near.
-        tries: values of each dimension to compare, in every combination, instead of searching.
+        tries: values to compare, by dimension; all their combinations replace the search.
         sizes: new values of the model's sizes, by name.
         inputs: inputs of a factory's module, such as ``int64[8,2048]``.
         results: folder of all machines' results.
@@ -287,16 +290,17 @@ def explain(
     choose: str | float | None = None,
     results: str | Path = RESULTS,
 ) -> TraceExplanation:
-    """Find the shapes in a trace from PyTorch's profiler that take longer than they should.
+    """Find the shapes that take longer than they should in a trace from PyTorch's profiler.
 
     Args:
         traces: a trace, ``.json`` or ``.json.gz``, or several traces of one job.
-        machine: the machine to compare with; None for the one that was traced.
+        machine: the machine to compare with; None for the traced machine.
         against: folder of one machine's or several machines' results to search before ``results``.
         pad: how much larger each size and the FLOPs may become, as in :func:`recommend`. If neither
             ``pad`` nor ``choose`` is given, sizes are padded by up to 12.5%, or to the next
-            multiple of 8 if that is further.
-        choose: how much larger or smaller each size and the FLOPs may become, given like ``pad``.
+            multiple of 8 if this multiple is further away.
+        choose: how much larger or smaller each size and the FLOPs may become, in the form of
+            ``pad``.
         results: folder of all machines' results.
 
     Returns:
@@ -307,7 +311,8 @@ def explain(
         - ``op, problem, calls`` and ``time_us``, which is the time of one call;
         - ``share`` of the traced time, ``kernel`` and ``tensor_cores``;
         - ``predicted_us``, the time that the shape should take, with its interval ``lo_us, hi_us``;
-        - ``finding``, ``change`` and ``saves_us``.
+        - ``finding``, what is slow; ``change``, what to change; and ``saves_us``, the time that
+          this change saves in all calls.
 
     Raises:
         UserError: if a trace or a recording cannot be read, the machine is not known, or both
@@ -337,7 +342,7 @@ def load(place: str | Path | None = None, *, results: str | Path = RESULTS) -> R
     Returns:
         A :class:`Recording`. Its ``rows`` are a DataFrame with the columns of measurements.csv and
         one row per case. ``ok`` are the rows with times, ``machine`` describes the machine, and
-        ``health`` says how quiet it was.
+        ``health`` says how quiet the machine was.
 
     Raises:
         UserError: if nothing was recorded, or the recording cannot be read.
@@ -355,7 +360,7 @@ def load(place: str | Path | None = None, *, results: str | Path = RESULTS) -> R
 
 
 def machines(*, results: str | Path = RESULTS) -> pd.DataFrame:
-    """List every machine, and what the answers about each of them are based on.
+    """List every machine, and what the answers about it are based on.
 
     Args:
         results: folder of all machines' results.
@@ -365,7 +370,8 @@ def machines(*, results: str | Path = RESULTS) -> pd.DataFrame:
 
         - ``slug`` and ``name``;
         - ``basis`` and ``source`` of the answers;
-        - ``rows``, the number of measurements for the operation and dtype that have the most;
+        - ``rows``, the number of measurements for the operation and dtype with the most
+          measurements;
         - ``median, mean, p95``, the errors of predictions for this operation and dtype, as
           fractions, if they are known.
 
@@ -375,7 +381,8 @@ def machines(*, results: str | Path = RESULTS) -> pd.DataFrame:
         - ``public``: an imported public table;
         - ``shipped``: constants that were fitted to this machine;
         - ``generation``: constants of other machines, at least one of them of the same generation;
-        - ``none``: constants of other generations, or constants that were never measured.
+        - ``none``: constants of other generations, or default constants that no measurement
+          supports.
 
     >>> rooftile.machines()[["slug", "basis"]].head(2)
                         slug       basis
@@ -393,7 +400,7 @@ def __getattr__(name: str) -> object:
     """Import the types of arguments and results when they are first used, which is rare.
 
     Raises:
-        AttributeError: if the module has no such type.
+        AttributeError: if the module has no attribute of this name.
     """
     if name == "Audit":
         from analysis.audit.audit import Audit

@@ -15,8 +15,8 @@ GROUPS = {
     "Measure": ("doctor", "run", "record", "import"),
     "Read results": ("report", "compare", "rules"),
 }
-"""Commands that most people need, by group. The help describes these, and lists the names of all
-other commands."""
+"""Commands that most people need, by group. The help describes these commands, and lists the names
+of all other commands."""
 
 
 class Verbs(TyperGroup):

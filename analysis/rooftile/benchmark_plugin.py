@@ -1,4 +1,4 @@
-"""pytest plugin: a fixture that times a project's own kernels inside pytest-benchmark.
+"""pytest plugin: a fixture that times a project's own kernels and reports through pytest-benchmark.
 
     def test_my_matmul(kernel_benchmark):
         a, b = torch.randn(512, 512), torch.randn(512, 512)
@@ -64,7 +64,7 @@ class KernelBenchmark:
             tolerance: largest error relative to the reference's largest absolute value; None for
                 the default of the result's dtype.
             prepares: True if ``kernel`` launches nothing itself, but returns a function without
-                arguments that does.
+                arguments that launches the kernel.
         """
         from kernels.common.errors import WrongResultError
         from sweeps.measuring.kernel_timing import TimedKernel, timer_for

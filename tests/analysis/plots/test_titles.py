@@ -60,10 +60,11 @@ def alignment(offset: int, relative: float, width: float = 0.01) -> dict[str, ob
     ("rows", "title"),
     [
         ([alignment(15, 0.79), alignment(7, 0.9), alignment(8, 1.0)],
-         "N = 1039 is 21% slower in fp32; no multiple of 8 is significantly slower"),
+         "N = 1039 is 21% slower than the round size in fp32; "
+         "no multiple of 8 is significantly slower"),
         ([alignment(15, 0.79), alignment(8, 0.95)],
-         "N = 1039 is 21% slower in fp32; multiples of 8 are up to 5% slower"),
-        ([alignment(15, 0.79)], "N = 1039 is 21% slower in fp32"),
+         "N = 1039 is 21% slower than the round size in fp32; multiples of 8 are up to 5% slower"),
+        ([alignment(15, 0.79)], "N = 1039 is 21% slower than the round size in fp32"),
         ([alignment(15, 0.99, 0.05)],
          "No misaligned size is significantly slower than the round size"),
     ],
@@ -77,9 +78,9 @@ def test_alignment_names_the_worst_offset_and_what_round_sizes_cost(
 def test_channels_are_compared_with_the_next_multiple_of_eight() -> None:
     rows = pd.DataFrame({"c": [32, 33, 40, 63, 64], "tflops": [3.0, 2.0, 4.0, 5.0, 6.0]})
     title = titles.channels_title(rows.assign(dtype="bf16"))
-    assert title == "The speed with 33 channels is 50% lower than with 40 in bf16"
+    assert title == "33 channels are 50% slower than 40 in bf16"
     round_ = rows[rows["c"] % 8 == 0].assign(dtype="bf16")
-    assert titles.channels_title(round_).startswith("No speed is lower than with")
+    assert titles.channels_title(round_).startswith("No channel count is slower than")
 
 
 def test_layouts_count_what_is_clear() -> None:

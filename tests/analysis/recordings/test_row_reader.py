@@ -54,18 +54,18 @@ def changed(folder: Path, line: int, **cells: str) -> None:
         ({"cache": ""}, "cache is not one of"),
         ({"run": "another"}, "it belongs to another run"),
         ({"schema": "7"}, "its schema differs"),
-        ({"time_us": "0"}, "time_us is not a time"),
-        ({"time_us": "-1.5"}, "time_us is not a time"),
-        ({"time_us": "nan"}, "time_us is not a time"),
-        ({"time_us": "inf"}, "time_us is not a time"),
-        ({"time_us": ""}, "time_us is not a time"),
-        ({"time_us": "1e300"}, "time_us is not a time"),
+        ({"time_us": "0"}, "time_us is not a valid time"),
+        ({"time_us": "-1.5"}, "time_us is not a valid time"),
+        ({"time_us": "nan"}, "time_us is not a valid time"),
+        ({"time_us": "inf"}, "time_us is not a valid time"),
+        ({"time_us": ""}, "time_us is not a valid time"),
+        ({"time_us": "1e300"}, "time_us is not a valid time"),
         ({"time_lo_us": "1e9"}, "does not contain the time"),
         ({"time_hi_us": "1e-9"}, "does not contain the time"),
         ({"time_lo_us": "-1"}, "does not contain the time"),
         ({"time_hi_us": ""}, "does not contain the time"),
         ({"samples": "-1"}, "it has no samples"),
-        ({"tflops": "-3"}, "tflops is not a rate"),
+        ({"tflops": "-3"}, "tflops is not a valid rate"),
         ({"sm_mhz": "-3"}, "sm_mhz is below 0"),
         ({"rel_error": "inf"}, "rel_error is below 0 or infinite"),
         ({"temp_c": "1e300"}, "temp_c is out of range"),
@@ -102,14 +102,15 @@ def test_of_a_case_that_is_there_twice_the_first_row_counts(folder: Path) -> Non
     assert len(recording.rows) == COUNT
     (sentence,) = recording.damaged
     assert sentence == (
-        f"measurements.csv line {COUNT + 3} is damaged and was left out: its case appeared before."
+        f"measurements.csv line {COUNT + 3} is damaged and was left out: "
+        "an earlier line has the same case."
     )
 
 
 def test_a_file_that_is_damaged_all_over_is_refused(folder: Path) -> None:
     for line in (3, 4, 5):
         changed(folder, line, time_us="0")
-    refusal = r"3 of 24 lines of .* are damaged, such as line 3: .*not a time"
+    refusal = r"3 of 24 lines of .* are damaged, such as line 3: .*not a valid time"
     with pytest.raises(UserError, match=refusal):
         load(folder)
 
@@ -166,4 +167,4 @@ def test_what_is_left_out_is_said_once(folder: Path, capsys: pytest.CaptureFixtu
     for _ in range(2):
         load(folder)
     said = capsys.readouterr().err
-    assert said.count("line 5 is damaged and was left out: time_us is not a time") == 1
+    assert said.count("line 5 is damaged and was left out: time_us is not a valid time") == 1
