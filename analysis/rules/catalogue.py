@@ -49,7 +49,7 @@ def all_rules() -> dict[str, Rule]:
 
 
 def rule_sweeps() -> list[str]:
-    """Return the groups of sweeps that rules need, each group once.
+    """Return the distinct groups of sweeps that rules need.
 
     A group has the sweeps of one rule, joined by commas as the command line takes them.
     """

@@ -47,24 +47,25 @@ class RuleInputs:
 
     @property
     def public(self) -> bool:
-        """True if the first recording is an imported one, with which few rules can be tested."""
+        """True if the first recording was imported; few rules can be tested with an import."""
         return self.recordings[0].public
 
     @property
     def caption(self) -> str:
-        """Line with the machine, the versions and, unless times were imported, dates of runs."""
+        """Caption: the machine; versions and dates of runs, or source and cache of an import."""
         dates = sorted({recording.run["run"][:10] for recording in self.recordings})
         return self.recordings[0].caption(() if self.public else dates)
 
 
 def rule_inputs(machine: str | None, results: Path = RESULTS) -> RuleInputs:
-    """Return the recordings of a machine's sweeps and those of its measurements for rules.
+    """Collect a machine's profiled steps, and its recordings of sweeps and of measurements for
+    rules.
 
-    Only recordings with the same machine, PyTorch and driver as the newest one are used.
+    Only recordings with the same machine, PyTorch and driver as the newest recording are used.
 
     Args:
         machine: name of the machine or a part of it; None for the machine that was measured last.
-        results: folder of all results; its folder ``rules`` has the measurements for rules.
+        results: folder of all results; its subfolder ``rules`` has the measurements for rules.
 
     Raises:
         UserError: if the name is unknown or ambiguous, if the machine has no results to judge
@@ -132,7 +133,7 @@ def _versions(recording: Recording) -> tuple[Any, ...]:
 
 
 def judge_inputs(inputs: RuleInputs) -> list[RuleResult]:
-    """Return the result of every rule.
+    """Judge every rule by the recordings and the profiled models, and return the results.
 
     Cases of different recordings are never paired. An unusable recording contributes no pairs.
     """
@@ -146,10 +147,10 @@ def judge_inputs(inputs: RuleInputs) -> list[RuleResult]:
 
 
 def imported_rules(results: Path) -> list[dict[str, Any]]:
-    """Return the verdicts on the rules that each completely imported table can serve to test.
+    """Return the verdicts on the rules that each complete import can test.
 
-    Each document has the machine's slug and name, the table's source and package, and the rows of
-    its ``rules.json`` that have a verdict.
+    The result has one document per imported table: the machine's slug and name, the table's source
+    and package, and the rows of its ``rules.json`` that have a verdict.
 
     Raises:
         UserError: if no rule was tested with an imported table.

@@ -50,9 +50,9 @@ class RuleResult:
         verdict: verdict on the claim, or :data:`NOT_MEASURED`.
         effect: what the rule's ``effect`` in ``rules.toml`` names: usually a ratio of times or
             speeds, above 1 if the advice pays; None if there is no verdict.
-        lo: lower end of the effect's interval: 95%, or more for a rule about its best group. For
-            ``tc-used``, this is the lowest share.
-        hi: upper end of this interval.
+        lo: lower end of the effect's interval, whose confidence level is 95%, or higher for a rule
+            about its best group. For ``tc-used``, this is the lowest share.
+        hi: upper end of this interval. For ``tc-used``, this is the highest share.
         predicted: the effect that the model predicts; None if there is no verdict, if the rule is
             about whole models, or if the model predicts none of the pairs.
         cases: number of pairs; for rules about whole models, the number of models or steps.
@@ -85,11 +85,11 @@ class Evidence:
     """Cases of one run on one machine that rules may pair.
 
     Attributes:
-        machine: the machine.
+        machine: machine that ran the cases.
         cases: timed cases.
         predicted: predicted seconds of each case; NaN if the model cannot predict it.
         public: True if the cases come from a public table, which has no sweeps and no intervals.
-        planned: sweeps that the run was to measure; its budget may have excluded some of their
+        planned: sweeps that the run planned to measure; its budget may have excluded some of their
             cases.
         unusable: sweeps that an unusable run measured; empty for a usable run.
     """
@@ -114,10 +114,10 @@ class Evidence:
 
     @classmethod
     def from_recording(cls, recording: Recording) -> Evidence:
-        """Return a recording's cases of vendor libraries that were timed in bursts.
+        """Return a recording's cases of vendor libraries that were timed in short batches.
 
-        A case that two sweeps contain counts as two cases. Each GEMM and convolution is predicted
-        with constants that were fitted without it.
+        A case that two sweeps contain appears twice. Each GEMM and convolution is predicted with
+        constants that were fitted without it.
         """
         if recording.public:
             return cls._from_imported(recording)
@@ -163,7 +163,7 @@ class Evidence:
     def _from_imported(cls, recording: Recording) -> Evidence:
         """Return the cases of an imported table, like :meth:`from_public`.
 
-        The predictions come from fits without the predicted cases. fp8 is left out, because its
+        Each prediction comes from a fit without the predicted case. fp8 is left out, because its
         times include the quantisation of the activations.
 
         Raises:
@@ -220,8 +220,9 @@ def _cases_with_times(
 def predicted_seconds(cases: Sequence[TimedCase], model: Model) -> Array:
     """Return the predicted seconds of each case: the sum over its GEMMs and convolutions.
 
-    The time of a layer that only moves memory is a launch plus its bytes over the machine's
-    bandwidth. A case in a dtype that the machine does not support gets NaN.
+    The time of a layer that only moves memory is the time of a launch plus the layer's bytes
+    divided by the machine's bandwidth. A case in a dtype that the machine does not support gets
+    NaN.
     """
     machine = model.machine
     products: list[Sequence[tuple[int, Any]]] = []
@@ -232,7 +233,7 @@ def predicted_seconds(cases: Sequence[TimedCase], model: Model) -> Array:
         memory_times.append(moving_seconds(case.workload, machine) if is_known else np.nan)
 
     def seconds_of(owners: Sequence[int], problems: Sequence[Problem]) -> Array:
-        """Predict problems; ``owners`` has the position of the case that each one belongs to."""
+        """Predict the seconds of problems; ``owners`` has the position of each problem's case."""
         names = [cases[i].implementation for i in owners]
         return model.predict(Query.with_implementations(problems, names)).estimate.time
 
@@ -267,7 +268,7 @@ def judge_all(
     The result of a rule without matches says what the rule needs.
 
     Args:
-        evidence: runs of one machine. Cases of different runs are never paired.
+        evidence: evidence of the runs of one machine. Cases of different runs are never paired.
         model_rows: results of the rules about profiled models, by the rule's id.
     """
     results = []
@@ -297,8 +298,8 @@ def judge_all(
 def _strength(matches: Sequence[Match]) -> tuple[bool, int]:
     """Return a sort key of evidence: whether pairs have a control, then the number of pairs.
 
-    Pairs with a control are better than any number of pairs without one, because the rule's claim
-    is about them.
+    Pairs with a control are better than any number of pairs without a control, because the rule's
+    claim is about such pairs.
     """
     return any(match.control is not None for match in matches), len(matches)
 
@@ -309,12 +310,12 @@ def not_measured(
     """Return the result of a rule that could not be judged, with what it needs as the reason.
 
     Args:
-        rule: the rule.
-        on_gpu: True if the machine has what the rule needs; every GPU counts as such a machine.
-        planned: True if a run was to measure any of the rule's sweeps. The reason then asks for a
-            larger budget.
-        unusable: True if an unusable run measured any of them. The reason then asks for a quieter
-            machine.
+        rule: rule that could not be judged.
+        on_gpu: True if the machine has what the rule needs; every GPU is assumed to have it.
+        planned: True if a run planned to measure any of the rule's sweeps. The reason then asks for
+            a larger budget.
+        unusable: True if an unusable run measured any of the rule's sweeps. The reason then asks
+            for a quieter machine.
     """
     run = f"run {target('rules', 'record')}"
     if unusable:
@@ -344,7 +345,7 @@ def _judge_rule(
     """Judge a rule by its matches among the cases of one run.
 
     Args:
-        rule: the rule.
+        rule: rule to judge.
         evidence: evidence of the run, of which only the machine is used.
         cases: cases that the rule may use.
         matches: pairs of these cases, by positions in ``cases``.
@@ -379,7 +380,7 @@ def _judge_rule(
 
 
 def _reason(rule: Rule, evidence: Evidence, finding: RuleFinding, pairs: int) -> str:
-    """Say what was compared, what the source promised, and which groups have the largest effects.
+    """Say what was compared, what the source claims, and which groups have the largest effects.
 
     A group's effect is large if it is far from 1.
     """
@@ -394,7 +395,7 @@ def _reason(rule: Rule, evidence: Evidence, finding: RuleFinding, pairs: int) ->
 def _group_effects(groups: Mapping[str, Effect]) -> str:
     """List the groups with their effects, those farthest from 1 first.
 
-    An ellipsis stands for the groups that are left out.
+    An ellipsis marks the groups that are left out.
     """
     order = sorted(groups, key=lambda name: -abs(np.log(groups[name].value)))
     shown = [f"{name} {groups[name]}" for name in order[:_MAX_GROUPS]]

@@ -1,8 +1,8 @@
-"""Find the cases of a run that make a pair: one against a rule's advice, one following it.
+"""Find pairs of cases in a run: a case against a rule's advice, and a case following it.
 
 Every pairing takes the cases and a machine, and yields matches. A match has the positions of two
-cases, the ratio of their work (second over first) if the pair is compared per unit of work, the
-ratio that a source claims, and the words that name its group.
+cases, the ratio that a source claims, and the words that name the pair's group. If the pair is
+compared per unit of work, the match also has the ratio of the cases' work (second over first).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Match:
         words: words that name the pair's group, by kind, such as ``{"dim": "m"}``.
         plus: case whose time is added to that of ``against``.
         control: two more cases, one against the advice and one following it. The pair's ratio is
-            divided by theirs.
+            divided by the ratio of these two cases.
     """
 
     against: int
@@ -79,11 +79,12 @@ def switch(
     Their implementations may differ, too.
 
     Args:
-        cases: the cases.
+        cases: timed cases of one run.
         machine: not used.
         axis: what differs: ``config``, ``dtype`` or ``layout``.
         against: value on this axis in the case against the advice.
-        following: values that follow the advice. Each one makes a pair with ``against``.
+        following: values that follow the advice. ``against`` is paired with each of these
+            values.
     """
     # Positions of the cases that differ only on the axis, by their values on it.
     by_key: dict[Any, dict[str, int]] = defaultdict(dict)
@@ -97,7 +98,7 @@ def switch(
 
 
 def separable(cases: Sequence[TimedCase], machine: Machine) -> Iterator[Match]:
-    """Pair a separable convolution with the dense one of the same sizes, and compare their speeds.
+    """Pair a separable convolution with the dense convolution of the same sizes, by speed.
 
     A separable convolution is a depthwise and a pointwise convolution, whose times are added.
     """
@@ -137,9 +138,9 @@ def rounded(
     other properties of the two cases are equal.
 
     Args:
-        cases: the cases.
+        cases: timed cases of one run.
         machine: not used.
-        dims: fields of the workload, one of which differs; ``m+n`` stands for two equal fields that
+        dims: fields of the workload, one of which differs; ``m+n`` means two equal fields that
             change together.
         unit: number that a size should be a multiple of.
         units: exceptions to ``unit``, by dtype.
@@ -169,7 +170,7 @@ def padded(
     """Pair cases of given sizes with cases of padded sizes that are otherwise equal.
 
     Args:
-        cases: the cases.
+        cases: timed cases of one run.
         machine: not used.
         dims: fields of the workload that may be padded.
         to: padded sizes by original size. The original sizes are text, because they are TOML keys.
@@ -190,7 +191,7 @@ def doubled(
     """Pair each size with twice that size, and compare times per FLOP or per byte.
 
     Args:
-        cases: the cases.
+        cases: timed cases of one run.
         machine: not used.
         dims: fields of the workload that may be doubled.
         per: ``flops`` or ``bytes``.
@@ -218,11 +219,11 @@ def threshold(
     """Pair each small size with the smallest large size, and compare their speeds.
 
     Args:
-        cases: the cases.
+        cases: timed cases of one run.
         machine: not used.
         dims: fields of the workload, one of which differs.
-        small: largest size that counts as small.
-        large: smallest size that counts as large.
+        small: largest size that is called small.
+        large: smallest size that is called large.
         claim: ratio that the rule's source claims; NaN if it claims no number.
         least: smallest size that is paired.
         dtypes: dtypes whose cases are paired; all if empty.
@@ -272,16 +273,16 @@ def _speed_ups(
 
 
 def edge(cases: Sequence[TimedCase], machine: Machine, kind: str) -> Iterator[Match]:
-    """Pair a GEMM just past an edge with the GEMM just before it, and compare their times.
+    """Pair a GEMM just past a tile or wave edge with the GEMM just before the edge, by time.
 
     The edges are those of the tile that the library uses for large GEMMs on this machine.
 
     Args:
-        cases: the cases.
-        machine: the machine.
+        cases: timed cases of one run.
+        machine: machine that timed the cases.
         kind: ``wave`` for edges that begin another wave; the claim is then the ratio of the numbers
             of waves. ``tile`` for edges that begin another tile in the same wave; there is then no
-            claim. A CPU has no wave edges, so all of its edges count as tile edges.
+            claim. A CPU has no wave edges, so all of its edges are treated as tile edges.
     """
     if machine.kind == "cpu" and kind == "wave":
         return
@@ -342,8 +343,8 @@ def _intensity_name(workload: Workload) -> str:
 def ridge(cases: Sequence[TimedCase], machine: Machine) -> Iterator[Match]:
     """Pair the layer with the most bytes per second with the GEMM with the most FLOPs per second.
 
-    There is one pair per dtype of the GEMMs, and none on a CPU. Its ratio is the GEMM's FLOP/s over
-    the layer's bytes/s, divided by the same ratio from the datasheet.
+    There is one pair per dtype of the GEMMs, and none on a CPU. The ratio of a pair is the GEMM's
+    FLOP/s over the layer's bytes/s, divided by the same ratio from the datasheet.
     """
     if machine.kind == "cpu":
         return
@@ -371,10 +372,10 @@ PAIRINGS: dict[str, Pairing] = {
 def pairs_of(
     cases: Sequence[TimedCase], matches: Sequence[Match], by: Sequence[str], predicted: Array
 ) -> Pairs:
-    """Return matches as arrays.
+    """Convert matches to arrays of pairs, and compute the predicted ratios.
 
     Args:
-        cases: the cases.
+        cases: timed cases of one run.
         matches: pairs of these cases. Either all or none have a control.
         by: kinds of words that together name the group of a pair, such as ``dtype`` or ``dim``.
         predicted: predicted seconds of each case.
@@ -472,12 +473,12 @@ def _lines(cases: Sequence[TimedCase], dims: Sequence[str]) -> Iterator[tuple[st
 
 
 def _work_ratio(first: TimedCase, second: TimedCase, per: str) -> float:
-    """Return the ratio of ``per``, such as ``flops``, of the second case to that of the first."""
+    """Return the second case's ``per``, such as ``flops``, over that of the first case."""
     return float(getattr(second.workload, per) / getattr(first.workload, per))
 
 
 def _tiles_and_waves(gemm: Gemm, machine: Machine) -> tuple[int, int]:
-    """Return the numbers of tiles and of waves, with the tile that large GEMMs get."""
+    """Return a GEMM's numbers of tiles and waves, assuming the tile that large GEMMs get."""
     tile_rows, tile_columns = large_tile(machine.generation, gemm.dtype)
     tiles = gemm.batch * ceil_div(gemm.m, tile_rows) * ceil_div(gemm.n, tile_columns)
     return int(tiles), int(ceil_div(tiles, machine.sms))

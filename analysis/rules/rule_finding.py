@@ -1,11 +1,11 @@
 """Combine many ratios of times into an effect, its interval, and a verdict on a claim.
 
 A pair is two cases of one run, one *against* a piece of advice and one *following* it. Its ratio is
-the time of the first over that of the second, multiplied by the work of the second over that of the
-first if the two compute different amounts. A ratio above 1 means that following the advice is
-faster. An effect is the geometric mean of the ratios of several pairs. If a claim is about a gain,
-such as the speed-up of one dtype over another, a pair has a *control*: two more cases. The pair's
-ratio is divided by the ratio of its control.
+the first case's time over the second case's time. If the two cases compute different amounts of
+work, the ratio is multiplied by the second case's work over the first case's work. A ratio above 1
+means that following the advice is faster. An effect is the geometric mean of the ratios of several
+pairs. If a claim is about a gain, such as the speed-up of one dtype over another, a pair has a
+*control*: two more cases. The pair's ratio is divided by the ratio of its control.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from scipy.stats import norm, t
 from kernels.timemodel.estimate import Array
 
 MIN_EFFECT = 1.02
-"""Smallest gain that counts, as a ratio. Effects closer to 1 are too small to act on, however
-certain they are."""
+"""Smallest gain that is large enough to be significant, as a ratio. Effects closer to 1 are too
+small to act on, however certain they are."""
 
 UNCERTAIN = "the times are too uncertain to tell"
 
@@ -45,7 +45,7 @@ class Pairs:
         against: position of the case against the advice, per pair. Pairs may share a case.
         following: position of the case that follows the advice, per pair.
         log_work: logarithm of the factor that a ratio is multiplied by, per pair.
-        log_claim: logarithm of the ratio that a source promises, per pair; NaN if it promises none.
+        log_claim: logarithm of the ratio that a source claims, per pair; NaN if it claims none.
         log_predicted: logarithm of the ratio that the model predicts, per pair.
         group: name of the group, per pair.
         control: positions of the control's two cases, as one row per pair; None if pairs have no
@@ -67,7 +67,7 @@ class Pairs:
 
     @property
     def contrast(self) -> csr_array:
-        """Matrix of the sign with which each case (a column) counts in each pair (a row)."""
+        """Matrix of the sign with which each case (column) enters each pair's log ratio (row)."""
         signed_cases = [(1.0, self.against), (-1.0, self.following)]
         if self.control is not None:  # the pair's ratio is divided by that of the control
             signed_cases += [(-1.0, self.control[:, 0]), (1.0, self.control[:, 1])]
@@ -96,7 +96,7 @@ class Pairs:
         )
 
     def by_group(self) -> dict[str, Pairs]:
-        """Return the pairs of each group, in order of appearance."""
+        """Return the pairs of each group by the group's name, in order of appearance."""
         names = np.array(self.group, dtype=object)
         return {name: self.take(np.flatnonzero(names == name)) for name in dict.fromkeys(names)}
 
@@ -126,17 +126,17 @@ class Effect:
 def mean_effect(pairs: Pairs, level: float = _LEVEL) -> Effect:
     """Return the effect of the pairs, with an interval of coverage 1 − ``level``.
 
-    The log of the effect is a weighted sum of log times. A case that several pairs share counts in
-    each of them. The interval is the widest of these:
+    The log of the effect is a weighted sum of log times. A case that several pairs share
+    contributes to each of them. The interval is the widest of these:
 
     1. The interval from the measured errors of the cases.
     2. The interval from the scatter of the ratios r, if errors of cases are independent and have
        the same standard deviation s. The scatter around the mean then estimates s² without bias:
        E[r'Mr] = s² tr(M Σ), where M is the centring matrix, Σ = D D', and each row of D is the
-       contrast of a pair. The degrees of freedom follow Satterthwaite. If one pair ends at the case
-       at which the next one begins, the errors of that case cancel in the mean.
-    3. The interval of a mean of independent ratios. It is needed because true differences between
-       pairs do not cancel.
+       contrast of a pair. The degrees of freedom follow Satterthwaite. If one pair ends with the
+       case that begins the next pair, the errors of this case cancel in the mean.
+    3. The interval of a mean of independent ratios. This interval is needed because true
+       differences between pairs do not cancel.
     4. The interval of a mean of independent ratios, after averaging the pairs that share a control.
 
     Fewer than four pairs with measured errors are judged only by the first interval.
@@ -168,7 +168,7 @@ def mean_effect(pairs: Pairs, level: float = _LEVEL) -> Effect:
 def _measured_half_width(error: Array, weights: Array, level: float) -> float:
     """Return half the log interval of the mean ratio, from the measured errors of its cases.
 
-    The result is NaN if a case that counts has no measured error.
+    The result is NaN if a case with a nonzero weight has no measured error.
     """
     # A case whose weights cancel does not count, even if its error is unknown.
     counted = np.where(weights != 0, error, 0.0)
@@ -233,19 +233,19 @@ def find_verdict(
     """Return the verdict on a rule, from the effects of its groups and their intervals.
 
     - ``holds``: following the advice is significantly faster. If a ratio was claimed, the interval
-      reaches 90% of it.
+      reaches 90% of that ratio.
     - ``holds, weaker``: following the advice is significantly faster, but by less than claimed.
     - ``no longer``: following the advice is significantly slower.
-    - ``no effect``: the effect is not significant, and the interval rules out a large one.
+    - ``no effect``: the effect is not significant, and the interval rules out a large effect.
     - ``depends: …``: groups contradict one another, or an interval is too wide to tell.
 
     Args:
-        pairs: the evidence.
-        largest: if True, the claim is "up to", so that the effect of the best group counts.
-        tolerance: if given, the claim is that ratios *are* the claimed one (1 without a number),
-            within this share. The verdict is then ``holds`` if the whole interval is within the
-            tolerance, ``no longer`` if the whole interval is outside, ``depends: …`` if only some
-            groups are outside, and ``holds, weaker`` otherwise.
+        pairs: pairs of cases that test the rule.
+        largest: if True, the claim is "up to", so that the effect of the best group is judged.
+        tolerance: if given, the claim is that ratios *equal* the claimed ratio (1 if no number is
+            claimed), within this fraction. The verdict is then ``holds`` if the whole interval is
+            within the tolerance, ``no longer`` if the whole interval is outside it, ``depends: …``
+            if only some groups are outside, and ``holds, weaker`` otherwise.
     """
     by_group = pairs.by_group()
     level = FAMILYWISE_ALPHA / len(by_group)  # Bonferroni
@@ -278,9 +278,9 @@ def find_verdict(
 def _judge_claim(effect: Effect, claim: float | None) -> str:
     """Return the verdict on the claim that following the advice is faster.
 
-    ``claim`` is the claimed ratio; None if the claim is about no number.
+    ``claim`` is the claimed ratio; None if no number is claimed.
 
-    A claimed ratio is not refuted as long as the effect's interval reaches most of it.
+    A claimed ratio is not refuted if the effect's interval reaches 90% of the ratio.
     """
     if effect.sign < 0:
         return "no longer"
@@ -299,7 +299,7 @@ def _judge_equality(
 
     Args:
         effect: the effect of all pairs.
-        groups: the effect of each group. If only some of them refute the claim, the verdict is
+        groups: the effect of each group. If only some groups refute the claim, the verdict is
             ``depends: …``.
         claim: the claimed ratio.
         within: factor above 1 by which a ratio may be larger or smaller.
@@ -320,8 +320,8 @@ def _contradiction(groups: Mapping[str, Effect]) -> str:
     """Return ``depends: …`` if groups significantly contradict one another, else an empty string.
 
     A group contradicts the groups that gain if it is significantly slower, or if its interval ends
-    below half of their smallest gain (both as logarithms). A group of few pairs has a wide interval
-    and contradicts nothing.
+    below half of their smallest gain (both as logarithms). A group with a wide interval, as groups
+    of few pairs usually have, contradicts nothing.
     """
     gaining = [name for name, group in groups.items() if group.sign > 0]
     losing = [name for name, group in groups.items() if group.sign < 0]

@@ -18,8 +18,7 @@ from sweeps.store import make_folder, write_whole
 def write_rules(inputs: RuleInputs, rows: Sequence[RuleResult]) -> list[Path]:
     """Write ``rules.csv``, ``.json`` and ``.md``, and ``tensor-cores.md`` if models were profiled.
 
-    Returns:
-        The Markdown files.
+    Paths of the Markdown files.
     """
     folder = inputs.folder
     machine = inputs.machine
@@ -77,7 +76,7 @@ def counts_sentence(rows: Sequence[RuleResult]) -> str:
     sentence = f"{judged} of {len(rows)} rules {'was' if judged == 1 else 'were'} judged here."
     if unusable:
         verb = "was" if unusable == 1 else "were"
-        sentence += f" {unusable} more {verb} measured, but the run is unusable."
+        sentence += f" {unusable} more {verb} only measured by an unusable run."
     return sentence
 
 
@@ -90,7 +89,7 @@ def terminal_table(rows: Sequence[RuleResult]) -> str:
 
 
 def _table_line(row: RuleResult) -> str:
-    """Return the line of a rule with a verdict in the table of rules."""
+    """Return the line of the table for a rule with a verdict."""
     predicted = "–" if row.predicted is None else f"{row.predicted:.2f}×"
     cells = [
         row.id,

@@ -1,8 +1,8 @@
 """Report which operations could use Tensor Cores, which do, and how much a step could gain.
 
-This is the table that PyProf and DLProf used to print. It is made from traces of the training steps
-of the models that ``models.json`` names. The command ``explain`` makes a similar table from any
-trace.
+The report has the table that PyProf and DLProf used to print. The table is made from traces of
+training steps, for the models that ``models.json`` names. The command ``explain`` makes a similar
+table from any trace.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class TimedStep:
         name: name of the model.
         dtype: dtype of the step.
         kind: kind of the machine, ``gpu`` or ``cpu``.
-        account: account of the time of the traced step.
-        seconds: time of each timed step.
+        account: where the time of the traced step went.
+        seconds: time of each timed step, in seconds.
     """
 
     name: str
@@ -65,9 +65,9 @@ class TimedStep:
 
     @property
     def bound(self) -> float:
-        """Amdahl's bound: the speed-up if matrix work took no time.
+        """Amdahl's bound: the speed-up if matrix operations took no time.
 
-        The bound is infinite if there is no other work.
+        The bound is infinite if there are no other operations.
         """
         return self.account.bound
 
@@ -75,8 +75,8 @@ class TimedStep:
     def used_share(self) -> float | None:
         """Share of the eligible operations' time that is spent in operations using Tensor Cores.
 
-        Operations whose kernels' names do not show Tensor Core use are left out. The share is None
-        if none remains.
+        Operations whose kernels' names do not show whether they use Tensor Cores are left out. The
+        share is None if no operation remains.
         """
         with_known_use = [
             operation
@@ -100,8 +100,9 @@ class TimedStep:
 def read_profiled_steps(folder: Path) -> list[TimedStep]:
     """Return the profiled steps of a folder; empty if no model was profiled.
 
-    Models are left out if an earlier version profiled them, because it kept no traces. They are
-    also left out if their traces show no matrix operation, or only the CPU's part of a GPU's step.
+    Models are left out if an earlier version profiled them, because earlier versions kept no
+    traces. They are also left out if their traces show no matrix operation, or only the CPU's part
+    of a GPU's step.
 
     Raises:
         UserError: if ``models.json`` is damaged or has another schema version, or if a file cannot
@@ -111,7 +112,7 @@ def read_profiled_steps(folder: Path) -> list[TimedStep]:
     if not path.exists():
         return []
     rewrite = target("rules FRESH=1", "profile --fresh")
-    unreadable = f"{path} cannot be read; {rewrite} writes it again."
+    unreadable = f"{path} cannot be read; run {rewrite} to write it again."
     try:
         document = json.loads(path.read_bytes())
         schema = document["schema"]
@@ -120,7 +121,8 @@ def read_profiled_steps(folder: Path) -> list[TimedStep]:
     # Check the schema first, because a file with another schema may have other fields.
     if schema != SCHEMA:
         raise UserError(
-            f"{path} has schema {schema}; this version reads {SCHEMA}. {rewrite} writes it again."
+            f"{path} has schema {schema}; this version reads schema {SCHEMA}. Run {rewrite} to "
+            "write it again."
         )
     if misfit(document, _MODELS):
         raise UserError(unreadable)
@@ -131,7 +133,7 @@ def read_profiled_steps(folder: Path) -> list[TimedStep]:
 
 
 def _model_step(folder: Path, entry: dict[str, Any], kind: str, unreadable: str) -> TimedStep:
-    """Return the step of an entry of models.json, with the account of its trace.
+    """Return the step that an entry of models.json describes, with the account of its trace.
 
     Raises:
         UserError: if the trace cannot be read, or if its path does not lead to a file in the folder
@@ -249,8 +251,8 @@ def _amdahl(steps: Sequence[TimedStep]) -> RuleResult:
 def _tc_used(steps: Sequence[TimedStep]) -> RuleResult:
     """Judge the ``tc-used`` rule by the shares of eligible time in Tensor Core kernels.
 
-    Steps in FP32 are left out. The interval of the effect extends from the lowest share of a
-    step to the highest.
+    Steps in FP32 are left out. The interval of the effect extends from the lowest share of any step
+    to the highest share.
     """
     rule = all_rules()["tc-used"]
     shares = {

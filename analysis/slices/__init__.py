@@ -1,1 +1,1 @@
-"""Series of times and speeds from a recording, and cliffs, for plots, findings and the page."""
+"""Extract series of times and speeds, and cliffs, from a recording for plots and reports."""

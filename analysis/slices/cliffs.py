@@ -20,8 +20,8 @@ _SAME = ("dtype", "layout", "batch", "implementation", "cache", "mode")
 def neighbouring_pairs(rows: pd.DataFrame, along: str = "m") -> pd.DataFrame:
     """Return all pairs of GEMMs that differ only in one size, where the two sizes are neighbours.
 
-    Two sizes are neighbours if no size between them was measured, and the larger one is at most 2%
-    larger or, from 16 on, larger by 1.
+    Two sizes are neighbours if no size between them was measured, and the larger size is at most 2%
+    larger. From 16 on, sizes that differ by 1 are also neighbours.
 
     Args:
         rows: measured cases, with columns of measurements.csv. The columns that distinguish cases
@@ -70,8 +70,8 @@ def neighbouring_pairs(rows: pd.DataFrame, along: str = "m") -> pd.DataFrame:
 def confirmed_pairs(pairs: pd.DataFrame, others: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     """Return the pairs along M that another public table of the machine confirms.
 
-    That table must show a change in the same direction whose log ratio is at least half as large.
-    The largest cliffs of one table are partly noise, which a second table does not repeat.
+    The other table must show a change in the same direction whose log ratio is at least half as
+    large. The largest cliffs of one table are partly noise, which a second table does not repeat.
 
     Args:
         pairs: pairs of sizes, as :func:`neighbouring_pairs` returns them.
@@ -105,7 +105,7 @@ def confirmed_pairs(pairs: pd.DataFrame, others: Mapping[str, pd.DataFrame]) -> 
 def largest(pairs: pd.DataFrame, count: int) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return the ``count`` largest certain cliffs upwards, and the ``count`` largest downwards.
 
-    At a cliff upwards, the larger size takes more time than the smaller one.
+    At a cliff upwards, the larger size takes more time than the smaller size.
     """
     certain = pairs[pairs["certain"]]
     ups, downs = certain[certain["ratio"] > 1], certain[certain["ratio"] < 1]

@@ -1,6 +1,6 @@
 """Extract series for plots and reports from the table of measured and predicted times.
 
-The table is that of :class:`analysis.model.fitted.Analysis`.
+The table comes from :class:`analysis.model.fitted.Analysis`.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from analysis.recordings.repetition import steady_ratio
 
 DIMENSIONS = ("m", "n", "k")
 NEARLY = 0.9
-"""Share of the best speed that a size must reach to count as large enough."""
+"""Share of the best speed from which a size is called fast."""
 ENDS = ["tflops_lo", "tflops_hi"]
 """Columns with the speeds at the two ends of a time's interval."""
 _STEADY = ["steady_log", "steady_error"]
 
 
 def square_series(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the speeds of square GEMMs by the vendor library, in TFLOP/s.
+    """Return the speeds that the vendor library reaches on square GEMMs, in TFLOP/s.
 
     Returns:
         The columns m, dtype, tflops (measured), tflops_lo, tflops_hi (the speeds at the ends of the
@@ -39,12 +39,12 @@ def _with_ends(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def fast_from(group: pd.DataFrame, speeds: str = "tflops") -> int | None:
-    """Return the smallest size that, like all larger ones, reaches :data:`NEARLY` of the best.
+    """Return the smallest size from which all sizes reach :data:`NEARLY` of the best speed.
 
     Args:
         group: rows of :func:`square_series` in one dtype.
-        speeds: column with the speeds to compare. With an end of the interval instead of the
-            measured speed, the result shows how certain the size is.
+        speeds: column with the speeds to compare. With the speeds at one end of the intervals, the
+            result shows how certain the size is.
 
     Returns:
         The smallest such size; None if the largest size does not reach that speed.
@@ -60,7 +60,7 @@ def steps_series(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
     """Return a line of cases along each dimension that the sweep ``steps`` varies.
 
     A line is all cases with the same sizes in the two other dimensions. If there are several lines
-    along a dimension, the result has the one with the most sizes. A dimension without a line of at
+    along a dimension, the result has the line with the most sizes. A dimension without a line of at
     least four sizes is left out.
 
     Returns:
@@ -111,7 +111,7 @@ def alignment_series(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _relative_speed(rows: pd.DataFrame, base: pd.Series) -> dict[str, pd.Series]:
-    """Return the speed of each row over that of the base row, which itself gets exactly 1.
+    """Return the speed of each row over that of the base row; the base row gets exactly 1.
 
     The keys are relative, relative_lo and relative_hi.
     """
@@ -126,7 +126,8 @@ def _relative_speed(rows: pd.DataFrame, base: pd.Series) -> dict[str, pd.Series]
 def channel_series(table: pd.DataFrame) -> pd.DataFrame:
     """Return the speeds of forward convolutions with as many input as output channels.
 
-    The rows are sorted by that number. Speeds are in TFLOP/s, as in :func:`square_series`.
+    The rows are sorted by the number of channels. Speeds are in TFLOP/s, as in
+    :func:`square_series`.
     """
     rows = table[(table["sweep"] == "conv-channels") & (table["c"] == table["kout"])]
     rows = rows[(rows["pass"] == "fprop") & (rows["config"] == "")].sort_values("c")
@@ -135,7 +136,7 @@ def channel_series(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def layout_series(table: pd.DataFrame) -> pd.DataFrame:
-    """Compare the speed of each convolution in the layout NHWC with that in NCHW.
+    """Compare the speed of each convolution in the layout NHWC with its speed in NCHW.
 
     Returns:
         The columns label, dtype, pass, ratio (speed of NHWC over NCHW), ratio_lo and ratio_hi (the
@@ -175,15 +176,15 @@ def layout_summary(pairs: pd.DataFrame) -> tuple[float, int, int]:
 
 
 def roofline_series(table: pd.DataFrame, cache: str = "cold") -> pd.DataFrame:
-    """Return the points of a roofline plot, one for each case that was timed in bursts.
+    """Return the points of a roofline plot, one for each case that was timed in short batches.
 
     Args:
-        table: the table.
+        table: table of measured and predicted times.
         cache: cache state of the cases, ``cold`` or ``warm``.
 
     Returns:
         The columns intensity (FLOP/byte), tflops (measured), tflops_lo, tflops_hi,
-        predicted_tflops, limit (predicted), dtype and op.
+        predicted_tflops, limit (the predicted bottleneck), dtype and op.
     """
     rows = _with_ends(bursts(table, cache)).rename(columns={"predicted_limit": "limit"})
     return rows[["intensity", "tflops", *ENDS, "predicted_tflops", "limit", "dtype", "op"]]
@@ -193,8 +194,8 @@ def accuracy_series(table: pd.DataFrame) -> pd.DataFrame:
     """Return the measured and the predicted time of each case, with the error of the prediction.
 
     Returns:
-        The columns measured, low and high (the interval of the measured time), predicted, limit,
-        group, and error: predicted / measured − 1. Times are in µs.
+        The columns measured, low and high (the interval of the measured time), predicted, limit
+        (the predicted bottleneck), group, and error: predicted / measured − 1. Times are in µs.
     """
     names = {
         "time_us": "measured",

@@ -1,1 +1,1 @@
-"""Reader of profiler traces: operations, their shapes and kernels, and where the time went."""
+"""Read profiler traces: operations, their shapes and kernels, and where the time went."""

@@ -1,11 +1,11 @@
 """Account for the time of a traced step: which operations took it, and why the GPU was idle.
 
-On a GPU, an operation's time is that of its kernels. Copies and memsets count as kernels here. A
-kernel belongs to the innermost matrix operation with known shapes around its launch, so that the
-copies and transposes that this operation launches count for it. If there is no such operation, the
-kernel belongs to the innermost operation of any kind. Kernels of several streams may overlap; each
-counts with its full time, and the GPU is busy while any of them runs. On a CPU, an operation's time
-excludes that of the operations within it.
+On a GPU, an operation's time is that of its kernels. Copies and memsets are treated as kernels
+here. A kernel belongs to the innermost matrix operation with known shapes around its launch, so
+that the operation's time includes the copies and transposes that it launches. If there is no such
+operation, the kernel belongs to the innermost operation of any kind. Kernels of several streams may
+overlap. Each adds its full time to its operation, and the GPU is busy while any of them runs. On a
+CPU, an operation's time excludes that of the operations within it.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ MULTIPLYING = ("gemm", "conv", "winograd", "fft", "attention", "gemv")
 """Kinds of kernels that do the arithmetic of a matrix operation."""
 
 _PAUSE_NS = 100_000
-"""Longest pause between two calls of a host that launches kernels one after another, in ns.
+"""Longest pause, in ns, between two calls of a host thread that launches one kernel after another.
 
 PyTorch needs microseconds from one operation to the next. A host that loads data or computes
-something else needs milliseconds. This limit lies between the two.
+something else needs milliseconds. This limit is between the two.
 """
 
 
@@ -66,8 +66,9 @@ class ProfiledOperation:
     Attributes:
         op: name without ``aten::``; :data:`GRAPH` or :data:`NO_OPERATION` for kernels without an
             operation.
-        works: problems that one call computes: one, or both gradients of a convolution if the names
-            of the call's kernels do not distinguish them; empty if the shapes are not known.
+        works: problems that one call computes: one problem, or both gradients of a convolution if
+            the names of the call's kernels do not distinguish them; empty if the shapes are not
+            known.
         module: classes of the modules around the operation, such as
             ``GPT2Model.GPT2Block.Linear``; empty if the shapes or the modules are not known.
         matrix: True if the operation multiplies matrices, even if the shapes are not known.
@@ -118,9 +119,9 @@ class ProfiledOperation:
 
     @property
     def kernel(self) -> str:
-        """Name of the main kernel: the longest of those that multiply, or else of all kernels.
+        """Name of the main kernel: the slowest kernel that multiplies, or else the slowest of all.
 
-        It is empty on a CPU.
+        The name is empty on a CPU.
         """
         longest_first = sorted(self.kernels, key=lambda name: -self.kernels[name])
         multiplying = [name for name in longest_first if read_name(name).kind in MULTIPLYING]
@@ -154,7 +155,7 @@ def any_tensor_cores(kernels: Iterable[str]) -> bool | None:
 
 @dataclass(frozen=True)
 class DeviceTime:
-    """Time of one traced device, in µs.
+    """Busy and idle time of one traced device, in µs.
 
     Attributes:
         file: name of the trace's file.
@@ -176,7 +177,7 @@ class ProfileAccount:
     Attributes:
         kind: ``gpu`` or ``cpu``.
         device_names: names of the GPUs.
-        operations: the operations, those with the longest time first.
+        operations: operations of all traces, those with the longest time first.
         devices: busy and idle time of each traced device; a CPU is one device without idle time.
         calls_without_kernel: number of calls of matrix operations whose kernels the trace does not
             have, because records were lost or a graph was captured.
@@ -197,17 +198,17 @@ class ProfileAccount:
 
     @property
     def total_us(self) -> float:
-        """Time of all operations."""
+        """Total time of all operations, in µs."""
         return sum(operation.time_us for operation in self.operations)
 
     @property
     def span_us(self) -> float:
-        """Sum over all devices of the time from the first activity to the last."""
+        """Sum over all devices of the time from the first activity to the last, in µs."""
         return sum(device.span_us for device in self.devices)
 
     @property
     def idle_us(self) -> dict[str, float]:
-        """Time in which devices were idle, by reason; the longest first."""
+        """Idle time of all devices in µs, by reason, with the longest time first."""
         reasons: dict[str, float] = defaultdict(float)
         for device in self.devices:
             for reason, us in device.idle_us.items():
@@ -222,16 +223,16 @@ class ProfileAccount:
 
     @property
     def bound(self) -> float:
-        """Amdahl's bound: the speed-up if matrix work took no time.
+        """Amdahl's bound: the speed-up if matrix operations took no time.
 
-        The bound is infinite if there is no other work.
+        The bound is infinite if there are no other operations.
         """
         other_share = 1 - self.matrix_share
         return 1 / other_share if other_share > 1e-9 else float("inf")
 
     @property
     def graph_us(self) -> float:
-        """Time of the kernels of CUDA graphs, whose operations and shapes are not known."""
+        """Time of the kernels of CUDA graphs in µs; their operations and shapes are not known."""
         return sum(o.time_us for o in self.operations if o.op == GRAPH)
 
 
@@ -300,7 +301,7 @@ class _Sums:
             self._add_host_times(trace, joined, products)
 
     def _add_kernels(self, trace: TraceEvents, joined: TraceJoin, products: _ProductCalls) -> None:
-        """Add the times of the kernels, copies and memsets of a GPU's trace."""
+        """Add the times of the kernels, copies and memsets in a GPU's trace."""
         # 1. Collect the kernels of each call of an operation. Without an operation, the kernel's
         # name takes the place of the module, so that only kernels of one name are added up.
         device, names = trace.device, trace.names
@@ -325,7 +326,7 @@ class _Sums:
     def _add_host_times(
         self, trace: TraceEvents, joined: TraceJoin, products: _ProductCalls
     ) -> None:
-        """Add the times of the operations of a trace of a CPU."""
+        """Add the times of the operations in a CPU's trace."""
         begins, ends = [], []
         names = trace.host.name
         children: dict[int, list[int]] = defaultdict(list)
@@ -392,12 +393,13 @@ def _key(trace: TraceEvents, joined: TraceJoin, event: int, works: tuple[Work, .
 
 @dataclass(frozen=True)
 class _ProductCalls:
-    """Calls of matrix operations with known shapes, except those that contain another such call.
+    """Calls of matrix operations with known shapes, except calls that contain another such call.
 
     Attributes:
         works: the problems that each such call computes, by the call's host event.
         around: for each operation and annotation, the innermost such call around it, which may be
-            the event itself. It is NOTHING for other host events, or if there is no such call.
+            the event itself. The value is NOTHING for other host events, or if there is no such
+            call.
     """
 
     works: Mapping[int, tuple[Work, ...]]
@@ -443,7 +445,7 @@ def _by_pass(
         kernels: name and time in ns of each kernel.
 
     Returns:
-        Problems with their kernels: one entry for each gradient, or only one entry for all.
+        Problems with their kernels: one entry for each gradient, or one entry with all kernels.
     """
     # 1. Correct the dtype: fp32 operands that Tensor Cores multiply are multiplied in tf32.
     names = [name for name, _ in kernels]
@@ -506,7 +508,7 @@ def _device_times(trace: TraceEvents, joined: TraceJoin) -> list[DeviceTime]:
 
 
 def _calls_before(trace: TraceEvents, joined: TraceJoin) -> dict[int, int]:
-    """Return the call before each call of CUDA's runtime or driver on the same thread.
+    """Return, for each call of CUDA's runtime or driver, the call before it on the same thread.
 
     The first call of a thread is left out.
     """
@@ -529,9 +531,9 @@ def _idle_reason(
     """Return the reason why a device was idle between two activities.
 
     Args:
-        trace: the trace.
+        trace: events of the trace.
         joined: links between the events of the trace.
-        call_before: the call before each call, from :func:`_calls_before`.
+        call_before: result of :func:`_calls_before`.
         around: positions of the activities before and after the idle time.
         idle_begin: beginning of the idle time, in ns.
     """

@@ -1,14 +1,14 @@
 """Read the events of a trace into columns, and join operations with the kernels they launched.
 
-An operation runs on a thread of the host, within other operations. It launches kernels by calling
-CUDA's runtime, and a kernel has the number of its call (``correlation``). A kernel therefore
-belongs to the innermost operation that was running on the call's thread when the call began. If
-the record of the call is lost, the kernel's ``External id`` names the operation. The kernels of a
-CUDA graph were all launched by one call, so no operation is known for them. Copies and memsets are
-joined like kernels.
+An operation runs on a thread of the host, often within other operations. It launches kernels by
+calling CUDA's runtime, and the kernel's event has the number of that call (``correlation``). A
+kernel therefore belongs to the innermost operation that was running on the call's thread when the
+call began. If the record of the call is lost, the kernel's ``External id`` names the operation. The
+kernels of a CUDA graph were all launched by one call, so no operation is known for them. Copies and
+memsets are joined with operations in the same way.
 
-Events are kept as columns of numbers. An event with its links takes about two hundred bytes, so a
-trace of gigabytes fits in memory.
+Events are kept as columns of numbers. An event with its links takes about 200 bytes, so a trace of
+gigabytes fits in memory.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ OPERATION, ANNOTATION, MODULE, LAUNCH = range(4)
 call of CUDA's runtime or driver."""
 
 KERNEL, COPY, MEMSET = range(3)
-"""Kinds of device events: a kernel, a copy, and setting memory to a value."""
+"""Kinds of device events: a kernel, a copy and a memset."""
 
 NOTHING = -1
-"""Number that stands for a missing event, name or id."""
+"""Number that marks a missing event, name or id."""
 
 _HOST_KINDS = {
     "cpu_op": OPERATION, "user_annotation": ANNOTATION, "python_function": MODULE,
@@ -49,7 +49,7 @@ MATRIX = re.compile(
     r"(^|_)(mm|addmm|bmm|baddbmm|linear|matmul|mv|addmv)_?(_v2)?$"
     r"|convolution|conv\d|conv_|attention|_rnn|lstm"
 )
-"""Pattern of the names, without ``aten::``, of operations that multiply matrices."""
+"""Pattern that matches the names, without ``aten::``, of operations that multiply matrices."""
 
 _INPUT_KEYS = ("Input Dims", "Input type", "Input Strides", "Concrete Inputs")
 """Arguments of an operation that describe its inputs. Only the first two are in every trace with
@@ -180,12 +180,12 @@ def read_trace(path: Path) -> TraceEvents:
     begins = np.concatenate([_numbers(trace.host.begin), _numbers(trace.device.begin)])
     if not len(begins):
         raise UserError(
-            f"{path} has no operations. Record it with torch.profiler.profile(record_shapes=True) "
-            "around at least one step."
+            f"{path} has no operations. Record a trace with "
+            "torch.profiler.profile(record_shapes=True) around at least one step."
         )
     if begins.max() - begins.min() > _LONGEST_SPAN_NS:
         raise UserError(
-            f"{path} spans more than a day, so a time in it is damaged. Record the trace again."
+            f"{path} spans more than a day, so one of its times is damaged. Record the trace again."
         )
     return trace
 
@@ -219,7 +219,7 @@ class _Columns:
         self._threads: dict[str, int] = {}
 
     def add(self, event: Any) -> None:
-        """Add an event if it is of a kind that is needed and has possible times and a name.
+        """Add an event of a needed kind, if the event has a name and possible times.
 
         Raises:
             UserError: if there are too many events.
@@ -314,7 +314,7 @@ class _Columns:
         """Return the position of a matrix operation's inputs, and add them if they are new.
 
         The result is NOTHING for any other operation, and if the trace does not describe the inputs
-        or takes too many characters to do so.
+        or describes them in too many characters.
         """
         if not MATRIX.search(name.removeprefix("aten::")):
             return NOTHING
@@ -378,14 +378,16 @@ class TraceJoin:
     A link is the position of a host event, or NOTHING.
 
     Attributes:
-        order: links to operations and annotations, each after the one that contains it.
+        order: links to operations and annotations, each after the operation or annotation that
+            contains it.
         calls: links to calls of CUDA's runtime and driver, sorted by thread and time.
         parent: link from each host event to the innermost operation or annotation around it.
-        own_ns: time of each operation and annotation without those within it, in ns; for all other
-            host events, the duration.
+        own_ns: time of each operation and annotation, minus the time of those within it, in ns; for
+            all other host events, the duration.
         module: for each host event, the position in ``modules`` of the path of modules around it. A
             gradient has the path of its forward operation.
-        modules: paths of modules by class, such as ``GPT2Model.GPT2Block.Linear``.
+        modules: paths of modules, written with their classes, such as
+            ``GPT2Model.GPT2Block.Linear``.
         operation: link from each device event to the operation that launched it.
         launch: link from each device event to the call that launched it.
         in_graph: for each device event, whether a CUDA graph launched it.
@@ -466,7 +468,7 @@ def _nest(trace: TraceEvents, order: Sequence[int]) -> _Nesting:
     """Find what is around each host event, with a stack of the events running on its thread.
 
     Args:
-        trace: the trace.
+        trace: events of the trace.
         order: the host's events, sorted by thread and start time, with longer events first.
     """
     host = trace.host
@@ -513,7 +515,7 @@ def _nest(trace: TraceEvents, order: Sequence[int]) -> _Nesting:
 def _pass_modules_on(host: HostEvents, operations: Sequence[int], nesting: _Nesting) -> None:
     """Give gradients the modules of their forward operations, in ``nesting.module``.
 
-    Operations without modules get those of their parents, which may be gradients.
+    Operations without modules get the modules of their parents, which may be gradients.
     """
     parent, module = nesting.parent, nesting.module
     forward = {

@@ -3,7 +3,7 @@
 A trace is one JSON document, whose list ``traceEvents`` may have millions of small mappings. Only
 a window of the text is in memory at a time. Python's JSON decoder reads one value after another
 from this window, which takes about as long as ijson with its C library. For a trace of 50 MB, the
-reader needs a tenth of the memory of reading the whole file at once
+reader needs a tenth of the memory that reading the whole file at once takes
 (results/accuracy/trace-speed.jsonl).
 """
 
@@ -41,7 +41,7 @@ def read_events(path: Path, header: dict[str, Any]) -> Iterator[Any]:
     """Yield the events of a trace in the order of its file.
 
     Args:
-        path: the file, ``.json`` or ``.json.gz``.
+        path: path of the trace, ``.json`` or ``.json.gz``.
         header: receives the value of :data:`DEVICES`, which may come after the last event.
 
     Raises:
@@ -55,7 +55,9 @@ def read_events(path: Path, header: dict[str, Any]) -> Iterator[Any]:
             f"{path} is a damaged gzip file. Copy the trace again, or record it again."
         ) from None
     except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror or error}.") from None
+        raise UserError(
+            f"{path} cannot be read: {error.strerror or error}. Check its path and permissions."
+        ) from None
 
 
 def _opened(path: Path) -> IO[str]:
@@ -129,7 +131,7 @@ class _Window:
         self._position += 1
 
     def value(self) -> Any:
-        """Return the next value.
+        """Return the next JSON value.
 
         Raises:
             UserError: if there is no valid value, or the value is too long or nested too deeply.
@@ -171,15 +173,15 @@ class _Window:
     def damaged(self) -> UserError:
         """Return the error for text that is not JSON, ends too early, or has too long a value."""
         return UserError(
-            f"{self._path} is damaged or incomplete after {self._values:,} values. Copy the trace "
-            "again, or record it again."
+            f"{self._path} is damaged or incomplete after {self._values:,} JSON values. Copy the "
+            "trace again, or record it again."
         )
 
     def not_a_trace(self) -> UserError:
         """Return the error for a document without a list of events."""
         return UserError(
             f"{self._path} has no list {EVENTS!r}, so it is not a trace of PyTorch's profiler. "
-            "Write one with its method export_chrome_trace."
+            "Write a trace with the profiler's method export_chrome_trace."
         )
 
     def _read_on(self) -> bool:

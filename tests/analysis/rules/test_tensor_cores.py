@@ -133,15 +133,17 @@ def test_a_damaged_profile_says_what_to_do(tmp_path: Path) -> None:
     entry = model(tmp_path, "bf16", 1e-3, gemm("bf16", 1.0, NVJET))
     for damaged in ("{", "[]", json.dumps({"schema": SCHEMA})):
         (tmp_path / "models.json").write_text(damaged)
-        with pytest.raises(UserError, match="writes it again"):
+        with pytest.raises(UserError, match="to write it again"):
             read_profiled_steps(tmp_path)
     (tmp_path / "models.json").write_text(json.dumps({"schema": SCHEMA + 1, "steps": []}))
-    with pytest.raises(UserError, match=f"has schema {SCHEMA + 1}; this version reads {SCHEMA}"):
+    with pytest.raises(
+        UserError, match=f"has schema {SCHEMA + 1}; this version reads schema {SCHEMA}"
+    ):
         read_profiled_steps(tmp_path)
     for wrong in ({"trace": "../escaped"}, {"trace": "traces/.."}, {"seconds": [0.0]},
                   {"model": 17}, {"trace": None}):  # fmt: skip
         profiled(tmp_path, {**entry, **wrong})
-        with pytest.raises(UserError, match="`make rules FRESH=1` writes it again"):
+        with pytest.raises(UserError, match="run `make rules FRESH=1` to write it again"):
             read_profiled_steps(tmp_path)
     profiled(tmp_path, {**entry, "trace": "traces/none.json.gz"})
     with pytest.raises(UserError, match="cannot be read: No such file"):
