@@ -30,13 +30,13 @@ _TEXT, _WHOLE, _REAL, _FLAG = "text", "whole", "real", "flag"
 
 COLUMNS: dict[str, tuple[str, str]] = {
     "schema": (_WHOLE, "version of this table's format"),
-    "run": (_TEXT, "run that measured the case: the UTC time at which it was planned"),
+    "run": (_TEXT, "run that measured the case, named by the UTC time at which it was planned"),
     "time_utc": (_TEXT, "time of the case's last sample, ISO 8601"),
     "worker": (_TEXT, "shard that measured the case, such as 1/1"),
     "gpu": (_WHOLE, "ordinal of the GPU within the run; empty on a CPU"),
     "sweep": (_TEXT, "sweep that the case belongs to"),
     "op": (_TEXT, "gemm, conv, or another operation: relu, projections, lstm, …"),
-    "pass": (_TEXT, "fprop, dgrad or wgrad of a convolution; empty for a GEMM"),
+    "pass": (_TEXT, "pass of a convolution: fprop, dgrad or wgrad; empty for other operations"),
     "m": (
         _WHOLE,
         "rows of the GEMM; for a convolution, of the GEMM that its pass implies; for a series or "
@@ -44,7 +44,10 @@ COLUMNS: dict[str, tuple[str, str]] = {
     ),
     "n": (_WHOLE, "columns of the GEMM that has m rows"),
     "k": (_WHOLE, "reduction length of the GEMM that has m rows, per group of channels"),
-    "batch": (_WHOLE, "GEMMs of a batch or series, images of a convolution, or steps of an LSTM"),
+    "batch": (
+        _WHOLE,
+        "number of GEMMs in a batch or series, images in a convolution, or steps in an LSTM",
+    ),
     "c": (_WHOLE, "input channels"),
     "h": (_WHOLE, "input height"),
     "w": (_WHOLE, "input width"),
@@ -57,9 +60,9 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "groups": (_WHOLE, "groups of channels"),
     "dtype": (
         _TEXT,
-        "fp32 (IEEE), tf32, fp16 or bf16; imported tables also fp8, which includes quantising A",
+        "fp32 (IEEE), tf32, fp16 or bf16; in imported tables also fp8, timed with quantising A",
     ),
-    "layout": (_TEXT, "nn, nt, tn or tt of a GEMM; nhwc or nchw of a convolution"),
+    "layout": (_TEXT, "layout: nn, nt, tn or tt for a GEMM, and nhwc or nchw for a convolution"),
     "implementation": (_TEXT, "implementation: cublas, cudnn, mkl, onednn, triton-tiled, …"),
     "config": (
         _TEXT,
@@ -79,15 +82,18 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "time_lo_us": (_REAL, "lower end of the median's 95% interval; empty for fewer than 6 samples"),
     "time_hi_us": (_REAL, "upper end of the median's 95% interval; empty for fewer than 6 samples"),
     "samples": (_WHOLE, "number of timed batches that the median is taken over"),
-    "converged": (_FLAG, "true if the interval is within ±1% of the median"),
+    "converged": (_FLAG, "true if the 95% interval is within ±1% of the median"),
     "tflops": (_REAL, "useful FLOPs divided by the median time, TFLOP/s"),
-    "gbps": (_REAL, "minimum bytes divided by the median time, GB/s"),
-    "rel_error": (_REAL, "max |y − ref| / max |ref| against float64 over the checked entries"),
+    "gbps": (_REAL, "minimum bytes (operands read once, result written once) / median time, GB/s"),
+    "rel_error": (
+        _REAL,
+        "largest error, max |y − ref| / max |ref|, of the checked entries against float64",
+    ),
     "kernel": (_TEXT, "name of the kernel that takes most of the time"),
-    "tile": (_TEXT, "result tile, rows x columns x depth, if the kernel's name says so"),
+    "tile": (_TEXT, "tile of the main kernel, rows x columns x depth, if its name contains it"),
     "grid": (_TEXT, "grid of CTAs of the main kernel"),
     "kernels": (_TEXT, "all kernels of one launch with their shares of the time, JSON"),
-    "tensor_cores": (_FLAG, "true if the main kernel uses Tensor Cores, as far as its name says"),
+    "tensor_cores": (_FLAG, "true if the main kernel uses Tensor Cores, judged by its name"),
     "sm_mhz": (
         _REAL,
         "median of the samples' mean SM clocks, from the SMs' cycle counters, else from NVML; MHz",
@@ -97,7 +103,7 @@ COLUMNS: dict[str, tuple[str, str]] = {
         "board power, only for sustained cases (a burst is too short); watts",
     ),
     "temp_c": (_REAL, "GPU temperature; °C"),
-    "throttled": (_TEXT, "reasons for which the clock was throttled, separated by semicolons"),
+    "throttled": (_TEXT, "reasons why the clock was throttled, separated by semicolons"),
 }
 """Columns of measurements.csv in their order, each with its kind of value and its meaning."""
 
@@ -176,7 +182,7 @@ _EVENTS = {
         "gpu_processes?": COUNT,
     },
 }
-"""Formats of the lines of a sample file, by event.
+"""Formats of the lines of a sample file, by kind of event.
 
 Lines of other events have the format :data:`_ANY`."""
 
@@ -238,7 +244,7 @@ def problem_of(row: Mapping[str, Any]) -> Workload:
 
 
 def fault_of_event(event: Any) -> str:
-    """Return why the JSON document of a line is not a valid event, as a clause; empty if it is."""
+    """Return why the JSON document of a line is not a valid event, as a clause; empty if valid."""
     kind = event.get("event") if isinstance(event, dict) else None
     if not isinstance(kind, str):
         return "it is not an event"

@@ -5,13 +5,13 @@
     samples/I-of-N.jsonl samples and other events of shard I, one per line; only appended to
     measurements.csv     one row per case, with the median of its samples
     rounds.csv           the samples that each median is taken over, by round
-    confirmed.csv        pairs of cases that separate processes re-timed together
+    confirmed.csv        pairs of cases that were re-timed together, one row per process
     anchors.csv          times of the anchors, which are the same few cases on every GPU
     steady.csv           anchors that run without a pause, one row per batch
 
 All files but the samples are replaced atomically. Each sample file has one writer at a time, which
-appends each line with a single write. If a crash cuts a line short, readers skip and report it, and
-the next writer ends it before it appends another.
+appends each line with a single write. If a crash cuts a line short, readers skip the line and
+report it, and the next writer ends the line before it appends another.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def read_run(folder: Path) -> dict[str, Any]:
 
 
 def _read_cases(path: Path) -> list[Any]:
-    """Return the planned cases of a plan.jsonl."""
+    """Return the planned cases that a plan.jsonl file lists."""
     lines = enumerate(_read_text(path).split("\n"), 1)
     return [_parse_json(line, f"{path} line {number}") for number, line in lines if line]
 
@@ -154,11 +154,11 @@ def _write_changed(path: Path, content: str) -> None:
 
 
 def other_software(then: Mapping[str, str], now: Mapping[str, str]) -> str:
-    """Return why a run cannot be resumed with the present software; empty if it can.
+    """Return why a run cannot be resumed with the software in use; empty if it can be.
 
     Args:
-        then: recorded versions by component.
-        now: present versions by component.
+        then: versions in the recording, by component.
+        now: versions in use, by component.
     """
     for name in _SAME_SOFTWARE:
         if then.get(name) != now.get(name):
@@ -167,7 +167,7 @@ def other_software(then: Mapping[str, str], now: Mapping[str, str]) -> str:
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Replace a file atomically: a reader finds all of the old content or all of the new.
+    """Replace a file atomically: a reader sees either the old content or the new content.
 
     Raises:
         UserError: if the file cannot be written, for example because the disk is full. The old
@@ -225,7 +225,7 @@ class SampleLog:
         self.path = samples_path(folder, shard)
         self._claim = Claim(
             self.path,
-            f"another run is writing {self.path}; wait for it, or measure another --shard.",
+            f"another run is writing {self.path}; wait until it ends, or choose another --shard.",
         )
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT
         try:
@@ -256,7 +256,7 @@ class SampleLog:
         if not self._is_there():
             raise UserError(
                 f"{self.path} was removed while it was being written, so its measurements are "
-                "lost; run again to start over.",
+                "lost; run the same command to start over.",
                 exit_code=1,
             )
         line = json.dumps(event, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
@@ -356,8 +356,8 @@ def write_rounds(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 def write_confirmed(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Write confirmed.csv: one row for each pair of cases and each process that re-timed them.
 
-    For each block of samples, a row has the logarithm of the first case's time divided by the
-    second case's time.
+    For each block of samples, a row has the logarithm of a ratio: the first case's time divided by
+    the second case's time.
     """
     write_csv(folder / "confirmed.csv", CONFIRMED_COLUMNS, rows)
 
@@ -388,7 +388,7 @@ def write_csv(path: Path, columns: Collection[str], rows: Iterable[Mapping[str, 
 
 
 def read_timed(folder: Path) -> set[str]:
-    """Return the ids of the cases with a time in measurements.csv; empty if it cannot be read."""
+    """Return the ids of the cases with a time in measurements.csv; empty if it is unreadable."""
     try:
         text = (folder / "measurements.csv").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -398,7 +398,7 @@ def read_timed(folder: Path) -> set[str]:
 
 
 def _cell(value: Any) -> str:
-    """Return a value as :func:`write_csv` writes it."""
+    """Return the text of a cell, in the format that :func:`write_csv` describes."""
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -436,8 +436,8 @@ def refuse_if_running(folder: Path) -> None:
 def set_aside(folder: Path) -> Path:
     """Move all files of an old run's folder to ``runs/<time>/``, and return the new folder.
 
-    Runs that were set aside earlier stay in ``runs``. The time is when the run began, or the
-    present time if run.json does not say when that was.
+    Runs that were set aside earlier stay in ``runs``. ``<time>`` is when the run began, or the
+    present time if run.json does not say.
     """
     stamp = time.strftime("%Y-%m-%dT%H-%M-%SZ", time.gmtime())
     with suppress(UserError, KeyError, TypeError):

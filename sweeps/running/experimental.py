@@ -1,4 +1,4 @@
-"""Find the cases with an experimental feature of a kernel, to refuse them once it has crashed."""
+"""Find the cases that use an experimental feature of a kernel, to skip them after a crash."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from sweeps.folding.history import History
 from sweeps.planning.plan import PlanEntry
 
 Feature = tuple[str, str]
-"""Name of an implementation, and its experimental feature."""
+"""Name of an implementation and name of one of its experimental features."""
 
 
 def feature_of(case: Case) -> Feature | None:
-    """Return the experimental feature of a case's config, or None if it has none."""
+    """Return the experimental feature that a case's config uses, or None if it uses none."""
     name = experimental_feature(case.implementation, case.config)
     return (case.implementation, name) if name else None
 
@@ -22,9 +22,9 @@ def feature_of(case: Case) -> Feature | None:
 def crashed_features(
     planned: Sequence[PlanEntry], histories: Mapping[str, History]
 ) -> dict[Feature, None]:
-    """Return the features of the cases during which a process crashed, in the order of the plan.
+    """Return the experimental features of the cases that crashed a process, in the plan's order.
 
-    The dictionary serves as an ordered set.
+    The keys serve as an ordered set; all values are None.
     """
     features = (feature_of(entry.case) for entry in planned if histories[entry.case.id].crashes)
     return dict.fromkeys(feature for feature in features if feature is not None)
@@ -33,7 +33,7 @@ def crashed_features(
 def unfinished_with(
     feature: Feature, planned: Sequence[PlanEntry], histories: Mapping[str, History]
 ) -> list[str]:
-    """Return the ids of the unfinished cases that have a feature."""
+    """Return the ids of the unfinished cases that use a feature."""
     return [
         entry.case.id
         for entry in planned
@@ -42,9 +42,9 @@ def unfinished_with(
 
 
 def refusal(feature: Feature, how: str) -> str:
-    """Return why a case is not tried.
+    """Return the message for a case that is skipped because of its experimental feature.
 
-    ``how`` says how a process ended during another case with this feature.
+    ``how`` says how the process ended while it ran another case with this feature.
     """
     implementation, name = feature
     return f"not tried: {implementation} with {name} ended the process in another case ({how})."

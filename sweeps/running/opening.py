@@ -46,7 +46,7 @@ from sweeps.timing.telemetry import is_shared
 _MIN_ANCHOR_BUDGET = 60.0  # seconds; a run on one GPU with a smaller budget times no anchors
 
 CasesOf = Callable[[Machine], Sequence[Case]]
-"""Function that returns the cases of a sweep on a machine."""
+"""Function that takes a machine and returns a sweep's cases for it."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class _Opening:
     folder: Path
     sweeps: Mapping[str, CasesOf]
     for_advice: bool
-    """True if ``sweeps`` are the cases that are timed for advice."""
+    """True if ``sweeps`` make only the cases that are timed for advice."""
 
 
 def begin(
@@ -71,15 +71,15 @@ def begin(
     Args:
         request: the options of the run.
         note: called with each sentence for the user.
-        advice_cases: functions that return the cases that are timed for advice, by the name of
-            their sweep. They replace the request's sweeps: only these cases are measured, with the
+        advice_cases: functions that return the cases to time for advice, by the name of their
+            sweep. They replace the request's sweeps: only these cases are measured, with the
             whole budget.
 
     Raises:
         UserError: in any of these cases:
 
-            - A sweep is unknown or wrong.
-            - The device cannot be used, or its limits differ from those of the run.
+            - A sweep is unknown or invalid.
+            - The device cannot be used, or its power or clock limits differ from those of the run.
             - The run in the folder can neither be resumed nor set aside.
             - A new plan would have no cases.
     """
@@ -104,7 +104,10 @@ def begin(
 
 
 def _start_over(opening: _Opening, reason: str, note: Callable[[str], None]) -> dict[str, Any]:
-    """Write the record of a new run. If there is a ``reason``, set the old run aside first."""
+    """Write and return the record of a new run.
+
+    If there is a ``reason``, set the old run aside first.
+    """
     record = _new_record(opening, note)
     if reason:
         note(f"Setting the old run aside: {reason}. It is kept in {set_aside(opening.folder)}.")
@@ -114,10 +117,10 @@ def _start_over(opening: _Opening, reason: str, note: Callable[[str], None]) -> 
 
 
 def _extended_record(record: dict[str, Any], opening: _Opening) -> dict[str, Any]:
-    """Return a resumed run's record with what this request adds to it.
+    """Return a resumed run's record, extended by what this request adds.
 
-    A request may add sweeps, cases that are timed for advice, a larger budget, or time for advice.
-    If it adds nothing, return the given record itself.
+    A request may add sweeps, add cases or time for advice, or enlarge the budget. If it adds
+    nothing, return the given record itself.
     """
     plan, request = record["plan"], opening.request
     if _adds(request, opening.sweeps, plan):
@@ -131,7 +134,7 @@ def _extended_record(record: dict[str, Any], opening: _Opening) -> dict[str, Any
 
 
 def _with_sweeps(record: dict[str, Any], opening: _Opening) -> dict[str, Any]:
-    """Return the record with the sweeps' cases in its plan, and with additional budget for them."""
+    """Return the record with the sweeps' cases, and the budget for them, added to its plan."""
     request, sweeps = opening.request, opening.sweeps
     added_seconds = request.measuring_on(opening.device.machine.kind)
     if opening.for_advice:
@@ -147,7 +150,7 @@ def _with_sweeps(record: dict[str, Any], opening: _Opening) -> dict[str, Any]:
 
 
 def _with_larger_budget(record: dict[str, Any], opening: _Opening, budget: float) -> dict[str, Any]:
-    """Return the record with further cases of its sweeps, as many as fit a larger budget."""
+    """Return the record with as many further cases of its sweeps as fit the larger ``budget``."""
     plan = record["plan"]
     # A sweep from a user's file is known only if the request names the file again.
     cases_by_name = {**cases_of(all_sweeps()), **opening.sweeps}
@@ -158,7 +161,10 @@ def _with_larger_budget(record: dict[str, Any], opening: _Opening, budget: float
 
 
 def _run_of_sweeps(record: Mapping[str, Any], opening: _Opening, place: int) -> Run:
-    """Return a shard's run, with all of its cases or only those of the sweeps that were named."""
+    """Return a shard's run.
+
+    It has all cases of the shard, or only those of the sweeps that the request names.
+    """
     plan, request = record["plan"], opening.request
     all_planned = read_plan(plan)
     planned = all_planned
@@ -177,7 +183,7 @@ def _run_of_sweeps(record: Mapping[str, Any], opening: _Opening, place: int) -> 
 
 
 def _run_for_advice(record: Mapping[str, Any], opening: _Opening, place: int) -> Run:
-    """Return the run of the cases that are timed for advice.
+    """Return the run that times the cases for advice.
 
     The first shard measures these cases. Their budget is not part of the plan's budget.
     """
@@ -203,7 +209,7 @@ def _run(
     planned: Sequence[PlanEntry],
     shard: tuple[int, int],
 ) -> Run:
-    """Return a shard's run with the settings that sweeps and advice have in common."""
+    """Return a shard's run with the settings that are the same for sweeps and for advice."""
     plan, device = record["plan"], opening.device
     return Run(
         folder=opening.folder,
@@ -225,7 +231,7 @@ def _run(
 
 
 def _without_advice(planned: Sequence[PlanEntry]) -> list[PlanEntry]:
-    """Return the entries without the cases that are timed for advice."""
+    """Return the entries, except those of cases that are timed for advice."""
     return [entry for entry in planned if entry.case.sweep != CONFIRM]
 
 
@@ -240,10 +246,10 @@ def cases_of(sweeps: Mapping[str, Sweep], dtypes: Sequence[str] = ()) -> dict[st
 
 
 def left_for_confirming(folder: Path) -> float:
-    """Return the seconds of a run's budget that are left for cases that are timed for advice.
+    """Return how many seconds of a run's budget are left for timing cases for advice.
 
     Raises:
-        UserError: if the folder has no run that can be read.
+        UserError: if the folder has no readable run.
     """
     plan = read_run(folder)["plan"]
     reserved_seconds: float = plan.get("left_s", 0.0)
@@ -252,7 +258,7 @@ def left_for_confirming(folder: Path) -> float:
 
 
 def _confirming_seconds(plan: Mapping[str, Any], events: Sequence[Event]) -> float:
-    """Return the seconds of measuring that were spent on cases that are timed for advice."""
+    """Return how many seconds were spent on measuring cases for advice."""
     advice_ids = {row["id"] for row in plan["cases"] if row["sweep"] == CONFIRM}
     return spent_seconds(event for event in events if event["case"] in advice_ids)
 
@@ -261,8 +267,8 @@ def _record_to_resume(opening: _Opening) -> tuple[dict[str, Any] | None, str]:
     """Find the run to resume.
 
     Returns:
-        The record of that run and an empty string. If no run is resumed: None, and the reason
-        why the old run is set aside, or an empty string if there is no old run.
+        The record and a reason. If a run is resumed, the reason is empty. If not, the record is
+        None, and the reason says why the old run is set aside; it is empty if there is no old run.
 
     Raises:
         UserError: if the old run can neither be resumed nor set aside.
@@ -303,8 +309,8 @@ def _why_not_resumed(record: dict[str, Any], opening: _Opening) -> str:
     """Return why the recorded run must be set aside, or "" if it can be resumed.
 
     Raises:
-        UserError: if the recording is merged. Only a request for a fresh run sets such a recording
-            aside.
+        UserError: if the recording was merged from several recordings. Only a request for a fresh
+            run sets such a recording aside.
     """
     if "merged" in record:
         raise UserError(
@@ -338,9 +344,9 @@ def _why_measured_again(folder: Path, record: Mapping[str, Any]) -> str:
 
 
 def _why_outdated(record: dict[str, Any], device: Device) -> str:
-    """Return why the recorded run cannot be resumed here, or "" if it can."""
+    """Return why this version on this device cannot resume the recorded run, or "" if it can."""
     if (record["schema"], record["protocol"]) != (SCHEMA, PROTOCOL):
-        return "the recorded run was measured with another protocol or schema"
+        return "the recorded run has another timing protocol or file format than this version"
     return other_software(record["software"], software(device))
 
 
@@ -350,15 +356,15 @@ def _check_same_plan(plan: dict[str, Any], request: Request, sweeps: Mapping[str
     A request may extend the plan with a larger budget or with further sweeps.
 
     Raises:
-        UserError: if the request has another number of shards, adds sweeps although there are
-            several shards, or adds nothing and has a smaller budget.
+        UserError: if the request has a different number of shards than the plan, adds sweeps
+            although there are several shards, or adds nothing and has a smaller budget.
     """
     shards = plan["shards"]
     adds = _adds(request, sweeps, plan)
     if adds and (shards > 1 or request.shard != (1, 1)):
         raise UserError(
-            "--add works only for runs without shards; use --fresh to set the old run aside and "
-            "start a new one."
+            "the sweeps and dtypes of a run can be changed only if it has one shard and --shard is "
+            "left out; use --fresh to set the old run aside and start a new one."
         )
     if request.shard[1] != shards:
         option = f"give --gpus or --shard I/{shards}" if shards > 1 else "leave --shard out"
@@ -377,7 +383,7 @@ def _check_same_plan(plan: dict[str, Any], request: Request, sweeps: Mapping[str
 
 
 def refuse_other_sweeps(folder: Path, request: Request, plan: Mapping[str, Any]) -> None:
-    """Refuse a request that adds sweeps to a run with several shards, or leaves some out.
+    """Refuse a request that changes the sweeps of a run with several shards.
 
     Raises:
         UserError: if the request names sweeps, and they are not exactly those of the plan.
@@ -419,9 +425,9 @@ def _with_cases(
 ) -> dict[str, Any]:
     """Return the record with further cases of the sweeps.
 
-    The record gets as many of the cases that it lacks as can be measured in ``seconds``. Cases of
-    sweeps that are recorded elsewhere are not added. The plan's budget becomes ``budget`` if that
-    is larger. The old cases keep their order and their shards, and the new ones come after them.
+    It gets as many missing cases as can be measured in ``seconds``. Cases of sweeps that are
+    recorded elsewhere are not added. The plan's budget becomes ``budget`` if that is larger. The
+    old cases keep their order and their shards, and the new ones come after them.
     """
     # 1. Find the cases that the record lacks.
     plan, machine = record["plan"], Machine.from_json(record["machine"])
@@ -470,8 +476,8 @@ def _new_record(opening: _Opening, note: Callable[[str], None]) -> dict[str, Any
     """Plan a new run and return its record. On a CPU, measure ceilings and costs first.
 
     Raises:
-        UserError: if the plan would have no cases. The exit code is 0 if that is because the
-            sweeps are recorded elsewhere.
+        UserError: if the plan would have no cases. The exit code is 0 if the only reason is that
+            all sweeps are recorded elsewhere.
     """
     request, device, sweeps = opening.request, opening.device, opening.sweeps
     # 1. Measure the ceilings of a CPU. Those of a GPU are known.
@@ -538,7 +544,8 @@ def _new_record(opening: _Opening, note: Callable[[str], None]) -> dict[str, Any
 def _anchors(machine: Machine, budget: float, shards: int) -> list[dict[str, Any]]:
     """Return the entries of the anchors, the cases that every GPU of a run times first.
 
-    A run on one CPU has no anchors, and neither does a short run on one GPU.
+    A run on a single CPU has no anchors, and neither does a run on one GPU with a budget of less
+    than 60 s.
     """
     if shards == 1 and (machine.kind == "cpu" or budget < _MIN_ANCHOR_BUDGET):
         return []
@@ -551,8 +558,8 @@ def _recorded_sweeps(
     """Return the sweeps that this machine has recorded in the folder ``request.skip_recorded``.
 
     The recording there has a time for every case of each returned sweep, and for every case of the
-    other sweeps in its group. The list is empty if there is no such recording, or if it is
-    unusable or could not be resumed with this version and this machine's software.
+    other sweeps in its group. The list is empty if there is no such recording, if the recording is
+    unusable, or if this version and this machine's software could not resume it.
     """
     results = request.skip_recorded
     if results is None:

@@ -1,4 +1,4 @@
-"""Measure what cases cost on this CPU: prepare, check and time a few of them before planning.
+"""Measure how long cases take on this CPU: prepare, check and time a few of them before planning.
 
 A GPU is not probed, because the process that plans must not open it.
 """
@@ -26,12 +26,13 @@ _MAX_FACTOR = 50.0
 
 
 def probe(cases: Mapping[str, Sequence[Case]], machine: Machine) -> Costs:
-    """Measure some cases on a CPU, and return what cases like these cost.
+    """Measure some cases on a CPU, and return the costs to expect for similar cases.
 
-    A small, a medium and a large case of each kind (operation, pass and dtype) are probed, as far
-    as the time allows. The cost of preparing is the median over all probes. The cost of checking is
-    fitted to the bytes that the checks move. Launch times are compared with their estimates for
-    each kind. If no case can be prepared, the default costs are returned.
+    Probe a small, a medium and a large case of each kind (operation, pass and dtype), but begin no
+    further case after six seconds. The cost of preparing is the median of the probes' times. The
+    cost of checking is a line fitted to the bytes that the checks move. For each kind, the costs
+    keep the ratios of launch times to their estimates. Return the default costs if no case can be
+    prepared.
 
     Args:
         cases: the cases of each sweep, by its name.
@@ -79,9 +80,9 @@ def probe(cases: Mapping[str, Sequence[Case]], machine: Machine) -> Costs:
 
 
 def _choose_cases(cases: Sequence[Case]) -> list[Case]:
-    """Return cases of each kind at quantiles of their FLOPs, the small ones of all kinds first.
+    """Return a small, a medium and a large case of each kind, the small cases of all kinds first.
 
-    The time may not suffice for all, and small cases take the least.
+    The small ones take the least time, and the time may not suffice for all.
     """
     kinds: dict[str, list[Case]] = defaultdict(list)
     for case in cases:

@@ -19,44 +19,50 @@ class Request:
     """Options of one run. None means that the user left the choice open."""
 
     names: tuple[str, ...] = ()
-    """Names of sweeps. Names joined by commas are a group of sweeps that are needed together."""
+    """Names of sweeps. Sweeps whose names are joined by commas form a group: they are compared with
+    each other, so one recording must have all of them."""
     budget: float | None = None
     """Seconds of measuring on each GPU, including those kept for advice."""
     results: Path = Path()
-    """Folder of all results, in which each machine has a folder."""
+    """Folder of all results, with one subfolder for each machine."""
     shard: tuple[int, int] = (1, 1)
     """Number of the shard to measure, counted from 1, and the number of shards."""
     fresh: bool = False
     """True to set an old run aside and begin a new one."""
     device: str = "auto"
-    """``auto``, ``gpu`` or ``cpu``."""
+    """Kind of device to measure on: ``auto``, ``gpu`` or ``cpu``."""
     gpu: int = 0
     """Ordinal of the GPU, counted from 0."""
     dtypes: tuple[str, ...] = ()
-    """Dtypes to measure, emulated ones included; empty for those that the sweeps declare."""
+    """Dtypes to measure, including emulated ones; empty for the dtypes that the sweeps declare."""
     skip_recorded: Path | None = None
-    """Folder of other results. Sweeps are left out if this machine's recording there has all of
-    their cases, and all cases of the sweeps that are needed together with them."""
+    """Folder of other results, whose sweeps need not be measured again; None to measure all sweeps.
+
+    A sweep is left out if this machine's recording there has all cases of the sweep and of its
+    group."""
     add: bool = False
-    """True to add the sweeps to the plan and measure only them, for ``budget`` from now."""
+    """True to add the sweeps to the plan and measure only them, for another ``budget`` seconds."""
     stop_at: float | None = None
-    """Moment of ``time.monotonic`` at which this call ends, even with budget left."""
+    """Time on the ``time.monotonic`` clock at which this call ends, even if budget is left; None
+    for no limit."""
     leave: float = 0.0
-    """Share of the budget that is kept for cases that are timed for advice."""
+    """Share of the budget that is kept for timing cases for advice, from 0 to below 1."""
     identify: bool = True
     """True if run.json identifies each GPU with a hash."""
     fresh_since: float | None = None
-    """Moment, in seconds since 1970. A run that began at or after it already counts as fresh.
+    """Earliest start of a run that is still fresh, in seconds since 1970; None if no old run is.
+
+    A fresh run is resumed.
 
     If several nodes request a fresh run, one of them begins it, and the others resume it."""
 
     @property
     def sets_all_aside(self) -> bool:
-        """True if any run is set aside, even one whose run.json cannot be read."""
+        """True if an old run is set aside even when its run.json cannot be read."""
         return self.fresh and self.fresh_since is None
 
     def sets_aside(self, record: Mapping[str, Any]) -> bool:
-        """Return True if the run of this run.json is set aside because a fresh one is requested."""
+        """Return True if a fresh run is requested and the run in this record is not fresh."""
         if not self.fresh:
             return False
         if self.fresh_since is None:
@@ -76,7 +82,7 @@ class Request:
     def measuring_on(self, kind: str) -> float:
         """Return :attr:`measuring`, computed from the default budget if no budget was given.
 
-        ``kind`` is that of the machine, ``gpu`` or ``cpu``.
+        ``kind`` is the machine's kind, ``gpu`` or ``cpu``.
         """
         budget = self.budget or DEFAULT_BUDGET[kind]
         return budget * (1 - self.leave)
@@ -95,7 +101,7 @@ class Request:
 
     @property
     def together(self) -> list[tuple[str, ...]]:
-        """Groups of several sweeps that are needed together, by the sweeps' names."""
+        """Groups of at least two sweeps that are needed together, as tuples of their names."""
         return [tuple(map(sweep_name, group)) for group in self.groups if len(group) > 1]
 
     @property

@@ -11,7 +11,7 @@ from sweeps.measuring.bench import TORCH_BENCH
 from sweeps.planning.plan import PlanEntry
 
 MEASURE = "measure"
-"""Gate at which a worker waits after the anchors' phases, before it measures."""
+"""Name of the gate at which a worker waits after timing its anchors, before it measures."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,8 @@ class NodePeers:
     workers: int
     """Number of workers that share the host, this one included."""
     parent: int
-    """Id of the process that started all workers. It folds the run after they have ended."""
+    """Id of the process that started all workers. It folds the samples into the tables after all
+    workers have ended."""
     wait: Callable[[str], None]
     """Function that blocks until the phase with the given name may begin. It is called before each
     of the anchors' phases and before :data:`MEASURE`."""
@@ -36,9 +37,10 @@ class Run:
     planned: Sequence[PlanEntry]
     """Cases to measure."""
     budget: float
-    """Seconds of measuring, including those that earlier calls spent."""
+    """Seconds that measuring may take, including those that earlier calls spent."""
     bench: str = TORCH_BENCH
-    """``module:callable`` that makes the bench."""
+    """``module:callable`` of the function that creates the bench, which prepares and times
+    cases."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of that callable: the machine and the device."""
     shard: tuple[int, int] = (1, 1)
@@ -46,16 +48,16 @@ class Run:
     whole: bool = True
     """True if ``planned`` has all cases of the shard, so that the shard ends with this run.
 
-    Cases that are timed for advice do not count."""
+    Cases that are timed for advice are ignored here."""
     place: int | None = None
     """Number of the GPU, or of a CPU's node, within the run; None if it is not known."""
     anchors: Sequence[PlanEntry] = ()
-    """Cases that every GPU times first, to show how fast it is compared with the others."""
+    """Cases that every GPU times first, to show how fast the GPUs are compared with one another."""
     anchor_options: Mapping[str, Any] = field(default_factory=dict)
     """Further arguments of :func:`sweeps.measuring.anchor_timing.time_anchors`."""
     peers: NodePeers | None = None
     min_patience: float = 30.0
-    """Shortest silence, in seconds, after which a child that handles cases counts as hung."""
+    """Seconds without a message before a child process may be considered hung."""
     compile_in_parallel: bool = True
     """True if other processes may open the GPU to compile kernels for it."""
     repeats: bool = True
@@ -65,9 +67,10 @@ class Run:
 
     On a CPU, kernels are named before they are timed."""
     longest: float | None = None
-    """Seconds that six samples of a case may take; None for a share of the budget."""
+    """Maximum time for six samples of a case, in seconds; None for a share of the budget."""
     stop_at: float | None = None
-    """Moment of ``time.monotonic`` at which this call ends, including naming; None for no limit."""
+    """Time on the ``time.monotonic`` clock at which this call ends, including naming kernels; None
+    for no limit."""
 
     @property
     def workers(self) -> int:

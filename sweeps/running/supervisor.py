@@ -55,7 +55,7 @@ _MAX_FUTILE_NAMINGS = 3  # processes in a row that named no kernel
 
 
 def carry_out(run: Run, reporter: Reporter, note: Callable[[str], None]) -> str:
-    """Measure until the plan is done or the budget is spent, then fold the samples.
+    """Measure until the plan is done or the budget or time is used up, then fold the samples.
 
     Return why measuring ended: ``done``, ``budget``, or ``time`` if the call's time limit came
     first.
@@ -79,9 +79,9 @@ def confirm(
     reporter: Reporter,
     note: Callable[[str], None],
 ) -> None:
-    """Re-time pairs of the run's cases in new processes, and fold the result.
+    """Re-time pairs of the run's cases in new processes, and fold the samples into the tables.
 
-    Every pair gets the same number of samples. Complete pairs count, even after an error or an
+    Every pair gets the same number of samples. Complete pairs are kept, even after an error or an
     interrupt.
 
     Raises:
@@ -94,7 +94,7 @@ def confirm(
 
 @contextmanager
 def _supervisor(run: Run, reporter: Reporter, note: Callable[[str], None]) -> Iterator[_Supervisor]:
-    """Open a run's sample log and yield its supervisor; then fold the run if it has no peers."""
+    """Open a run's sample log, yield its supervisor, and fold the samples if there are no peers."""
     with SampleLog(run.folder, run.shard) as log, terminated_as_interrupt():
         events, damaged = read_events(run.folder, run.shard)
         for sentence in damaged:
@@ -109,7 +109,7 @@ def _supervisor(run: Run, reporter: Reporter, note: Callable[[str], None]) -> It
 
 
 class _Supervisor:
-    """Supervisor of a shard's children, which run one after another until the work is done."""
+    """Supervisor of a shard's child processes, which run in succession until the work is done."""
 
     def __init__(
         self,
@@ -164,8 +164,8 @@ class _Supervisor:
     def _arrive(self) -> None:
         """Record on which GPU (or node) the shard is measured now, if that has changed.
 
-        Unfinished series that an earlier call measured on another GPU start over. Nothing is
-        recorded if the shard is over.
+        Unfinished cases that an earlier call measured on another GPU start over. Nothing is
+        recorded if the shard is finished.
         """
         run = self._run
         if run.place is None or run.place == self._place or self._tally.is_over(run.budget):
@@ -176,7 +176,10 @@ class _Supervisor:
         self._tell("place", place=run.place)
 
     def _tell(self, event: str, case: str = "", **more: Any) -> None:
-        """Record an event of the parent. ``case`` is the id of its case, if it has one."""
+        """Record an event of the parent.
+
+        ``case`` is the id of the event's case; empty if the event belongs to no case.
+        """
         self._record(
             {
                 "event": event,
@@ -189,9 +192,10 @@ class _Supervisor:
         )
 
     def _time_anchors(self) -> None:
-        """Time the anchors, unless an earlier call did so on this GPU and there are no peers.
+        """Time the anchors.
 
-        Peers time their anchors at the same moments, so each of them must take part.
+        A run without peers skips them if an earlier call timed them on this GPU. Peers time their
+        anchors at the same moments, so each of them must take part.
         """
         run = self._run
         has_peers = run.peers is not None
@@ -202,12 +206,13 @@ class _Supervisor:
     def confirm(self, pairs: Sequence[tuple[PlanEntry, PlanEntry]]) -> None:
         """Re-time pairs, each in several processes.
 
-        All samples of one process share an error, which only samples of another process reveal.
+        All samples of one process share a systematic error, which shows only in comparison with
+        other processes.
         """
         for number in range(1, PROCESSES + 1):
             self._note(
                 f"Re-timing {len(pairs)} of the best changes, each together with its original "
-                f"shape ({number} of {PROCESSES}) …"
+                f"shape (process {number} of {PROCESSES}) …"
             )
             # A block has two samples of each case. The plan's expected seconds are for six samples.
             samples = 2 * BLOCKS
@@ -219,8 +224,8 @@ class _Supervisor:
     def _confirm_once(self, pairs: Sequence[tuple[PlanEntry, PlanEntry]]) -> None:
         """Re-time pairs in one process, and in further ones if it dies.
 
-        After a process has died, the next one leaves out the complete pairs, and the pairs with the
-        case during which the process died.
+        If a process dies, the next one leaves out the complete pairs and the pairs of the case that
+        was running.
         """
         remaining = {tuple(entry.case.id for entry in pair): pair for pair in pairs}
         while remaining:
@@ -248,7 +253,7 @@ class _Supervisor:
     def _measure(self) -> str:
         """Run children until the cases are finished, or the budget or the time is used up.
 
-        Return ``done``, ``budget`` or ``time``.
+        Return why measuring ended: ``done``, ``budget`` or ``time``.
         """
         run, tally = self._run, self._tally
         # 1. Find the limits. Kernels are named last, and measuring must leave time for that.
@@ -286,7 +291,7 @@ class _Supervisor:
         return naming_reserve(cases, seconds) if self._run.names else 0.0
 
     def _repeat(self) -> None:
-        """Re-time some cases in another process, to see how well medians repeat.
+        """Re-time some cases in another process, to see how well their medians repeat.
 
         Once in a run is enough, because the result describes the machine and not a case.
         """
@@ -353,9 +358,9 @@ class _Supervisor:
         """Return an assignment for a child, with the histories of the cases so far.
 
         Args:
-            planned: the cases that the child handles.
-            budget: seconds of the run's budget, including those that are already spent.
-            until: moment of ``time.monotonic`` at which the child ends.
+            planned: the cases that the child works on.
+            budget: the run's budget in seconds, including what is already spent.
+            until: time on the ``time.monotonic`` clock at which the child ends.
             work: kind of work: measure, anchor, repeat, confirm or name.
         """
         run = self._run
@@ -376,7 +381,7 @@ class _Supervisor:
     def _run_child(self, assignment: Assignment) -> str | None:
         """Run one child to its end. Return why it ended.
 
-        Return None if it died or failed, so that another may continue.
+        Return None if it died or failed, so that another child may continue.
         """
         child = Child.start(assignment)
         if assignment.work == "measure":
@@ -389,12 +394,12 @@ class _Supervisor:
             child.process.join()
 
     def _listen(self, child: Child, work: str) -> str | None:
-        """Handle a child's messages until it ends.
+        """Receive a child's messages until the child ends, and act on them.
 
         Return why it ended, or None if it died or failed.
 
         Raises:
-            UserError: if a child that measures failed, or the last of several children in a row
+            UserError: if a measuring child failed, or the last of several children in a row
                 crashed without a sample.
         """
         while (message := self._next_message(child, work)) is not None:
@@ -438,7 +443,7 @@ class _Supervisor:
     def _next_message(self, child: Child, work: str) -> tuple[Any, ...] | None:
         """Return a child's next message, a tuple of its kind and its content.
 
-        If the child died or hung, handle its death and return None.
+        If the child died or hung, record or report its death and return None.
         """
         if not child.sends_in_time():
             child.process.kill()
@@ -457,7 +462,10 @@ class _Supervisor:
         return message
 
     def _handle_death(self, child: Child, work: str, how: str) -> None:
-        """Handle the death of a child, depending on its kind of work. ``how`` says how it died."""
+        """Record or report the death of a child, depending on its kind of work.
+
+        ``how`` says how it died.
+        """
         match work:
             case "measure":
                 self._crashed(child, how)
@@ -477,10 +485,11 @@ class _Supervisor:
             self._blocks[event["case"], event["against"]] += 1
 
     def _crashed(self, child: Child, how: str) -> None:
-        """Record a crash of the case in flight, which gets an error outcome after its second crash.
+        """Record a crash of the case in flight.
 
-        A case with an experimental feature gets this outcome after its first crash. If several
-        cases were in flight at once, the next child handles them one by one.
+        After its second crash, the case gets an error outcome. A case with an experimental feature
+        gets it after the first crash. If several cases were in flight at once, the next child runs
+        them one by one.
 
         Raises:
             UserError: if no single case is to blame, and several children in a row took no sample.
@@ -516,7 +525,10 @@ class _Supervisor:
             self._refuse_feature(feature, how)
 
     def _crashed_naming(self, child: Child, how: str) -> None:
-        """Give up naming the case in flight, if there was exactly one; names are optional."""
+        """Give up naming the kernels of the case in flight, if there was exactly one.
+
+        A case is complete without these names.
+        """
         if len(child.cases) == 1:
             self._give_up_naming(*child.cases)
         self._note_end("name", how)
@@ -524,7 +536,7 @@ class _Supervisor:
     def _crashed_confirming(self, child: Child, how: str) -> None:
         """Blame the case in flight, so that the next process leaves out its pairs.
 
-        If several cases were in flight at once, the next child handles them one by one.
+        If several cases were in flight at once, the next child runs them one by one.
         """
         if len(child.cases) == 1:
             self._blamed.update(child.cases)
@@ -537,15 +549,15 @@ class _Supervisor:
         self._note(f"The process that {_SIDE_WORK[work]} ended: {how}.")
 
     def _refuse_crashed_features(self) -> None:
-        """Refuse features that crashed in earlier calls, even for cases that were added since."""
+        """Give up cases with features that crashed in earlier calls, even cases added later."""
         for feature in crashed_features(self._run.planned, self._tally.histories):
             self._refuse_feature(feature, "in an earlier call")
 
     def _refuse_feature(self, feature: Feature, how: str) -> None:
-        """Give up all unfinished cases with an experimental feature, after its first crash."""
+        """Give up all unfinished cases that use a feature, because the feature has crashed."""
         for case in unfinished_with(feature, self._run.planned, self._tally.histories):
             self._fail(case, "unsupported", refusal(feature, how))
 
     def _fail(self, case: str, status: str, message: str) -> None:
-        """Record that a case has no time; ``status`` and ``message`` go to measurements.csv."""
+        """Record that a case has no time; measurements.csv shows ``status`` and ``message``."""
         self._tell("outcome", case, status=status, message=message)

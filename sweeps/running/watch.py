@@ -35,7 +35,7 @@ class Watch:
             worker: the shard's name.
             gpu: the GPU's ordinal; None on a CPU.
             parent: id of the process that started this one and its peers; None without peers.
-                Neither it nor its descendants count as other processes.
+                Neither that process nor its descendants are reported.
         """
         self._record = record
         self._worker = worker
@@ -79,7 +79,7 @@ class Watch:
             self._tell(**asdict(use))
 
     def _tell(self, **observed: float) -> None:
-        """Record an event with the values that were observed."""
+        """Record an event with the observed values."""
         self._record(
             {
                 "event": "host",

@@ -33,13 +33,13 @@ class Follower:
         }
 
     def look(self) -> None:
-        """Read what was appended since the last look."""
+        """Read the events that were appended since the last call."""
         for shard, path in self._files.items():
             for event in self._new_events(shard, path):
                 self._tallies[shard].add(event)
 
     def _new_events(self, shard: int, path: Path) -> Iterable[Event]:
-        """Yield the events of complete lines that were appended since the last look."""
+        """Yield the events of complete lines that were appended since the last call."""
         try:
             with open(path, "rb") as file:
                 file.seek(self._bytes_read[shard])

@@ -13,7 +13,7 @@ ALL = "all"
 def choose_gpus(text: str, kind: str = "auto") -> dict[int, Device]:
     """Return the devices that a string such as ``all`` or ``0,3`` selects, by number.
 
-    On a CPU, each number stands for a worker that computes with all cores, and ``all`` means one
+    On a CPU, each number selects a worker that computes with all cores, and ``all`` selects one
     worker.
 
     Args:

@@ -1,4 +1,7 @@
-"""Estimate how much a node's GPUs slow down when all of them work at once, from their anchors."""
+"""Estimate from anchors how much a node's GPUs slow down when all of them work at once.
+
+Anchors are a few cases that every GPU times twice: with the other GPUs idle, and with all at work.
+"""
 
 from __future__ import annotations
 
@@ -30,11 +33,11 @@ class SharedSlowdown:
 
 
 def interference(events: Sequence[Event]) -> SharedSlowdown | None:
-    """Return how much working at the same time slows a node's GPUs down.
+    """Return how much slower a node's GPUs are when all of them work at the same time.
 
-    The slowdown of an anchor is the median, over the GPUs, of its time with all GPUs at work
-    divided by its time with one GPU at work. Return None if fewer than six anchors were timed in
-    both phases.
+    Each anchor's time with all GPUs at work is divided by its time with one GPU at work, and its
+    slowdown is the median over the GPUs. Return None if fewer than six anchors were timed in both
+    phases.
 
     Args:
         events: events of the shards that were measured at the same time.

@@ -1,10 +1,9 @@
-"""The parent process of a node, which plans a run, starts and follows its workers, and folds
-the samples.
+"""The parent process of a node: it plans a run, follows its workers, and folds the samples.
 
 A worker is a process that carries out one shard of the run on one GPU. When it ends, its GPU may
 get a worker for another shard. If a worker fails or dies, its shard is tried once more, on an idle
-GPU if there is one. Measurements of finished series are kept. If the shard moves to another GPU,
-its other series start over (:mod:`sweeps.running.devices`).
+GPU if there is one. Measurements of finished cases are kept. If the shard moves to another GPU, its
+unfinished cases start over (:mod:`sweeps.running.devices`).
 """
 
 from __future__ import annotations
@@ -73,7 +72,7 @@ def share(
         node: the number of this node, counted from 1, and the number of nodes.
         reporter: shows the progress of all workers.
         note: called with each sentence for the user.
-        begun: called with the folder of the run once it is planned.
+        begun: called with the run's folder once the run is planned.
 
     Raises:
         UserError: if the run cannot be started, or if failures left some shards unfinished.
@@ -136,11 +135,11 @@ class _Worker:
     shard: int
     started: float = field(default_factory=time.monotonic)
     spoke: bool = False
-    """True once it has sent a message."""
+    """True once the worker has sent a message."""
     is_over: bool = False
-    """True if it reported that it has ended without a failure."""
+    """True if the worker reported that it has ended without a failure."""
     failure: str = ""
-    """Sentence that says why it failed; empty if it reported no reason."""
+    """Sentence that says why the worker failed; empty if the worker gave no reason."""
 
 
 class _Parent:
@@ -175,9 +174,9 @@ class _Parent:
         self._failure = ""  # how the latest of these workers ended
 
     def carry_out(self) -> None:
-        """Start a worker for each GPU that gets a shard, and further workers for other shards.
+        """Start a worker for each GPU that gets a shard, and later workers for the other shards.
 
-        Return when no worker is left, after folding.
+        Return when all workers have ended and the samples are folded into the tables.
 
         Raises:
             UserError: if some shards are not finished although there was time for them, or if the
@@ -238,12 +237,12 @@ class _Parent:
             self._start(gpu, shard, anchors)
 
     def _seconds_left(self) -> float:
-        """Return the seconds until this call must end."""
+        """Return the seconds until this call must end; infinity if there is no limit."""
         stop_at = self._request.stop_at
         return math.inf if stop_at is None else stop_at - time.monotonic()
 
     def _take_part(self) -> None:
-        """Register the GPUs with the run, except those whose limits differ from its limits.
+        """Register the GPUs with the run, except GPUs with other power or clock limits.
 
         Raises:
             UserError: if the limits of most of the GPUs differ from those of the run.
@@ -256,7 +255,7 @@ class _Parent:
                     self._note(f"{self._label(gpu)} is left out: {error}")
         if 2 * len(self._places) < len(self._gpus):
             raise UserError(
-                f"the limits of {len(self._gpus) - len(self._places)} of "
+                f"the power or clock limits of {len(self._gpus) - len(self._places)} of "
                 f"{counted(len(self._gpus), 'GPU')} differ from those of the run. Set the run's "
                 "limits on these GPUs, or name only GPUs with equal limits in --gpus and use "
                 f"{USE_FRESH} to start a new run.",
@@ -269,7 +268,7 @@ class _Parent:
         return events
 
     def _label(self, gpu: int) -> str:
-        """Return the name of a GPU in messages, or of a worker on a CPU."""
+        """Return how messages name a GPU, or a worker on a CPU."""
         return f"worker {gpu}" if self._gpus[gpu].gpu is None else f"GPU {gpu}"
 
     def _start(self, gpu: int, shard: int, anchors: bool) -> None:
@@ -285,7 +284,7 @@ class _Parent:
         self._workers[gpu] = _Worker(process, parent_end, gpu, shard)
 
     def _receive(self) -> None:
-        """Handle the messages of workers, waiting for them for at most a second."""
+        """Wait at most a second for messages from the workers, and act on these messages."""
         workers = list(self._workers.values())  # handling a message may remove and add workers
         ready = wait([worker.connection for worker in workers], _LOOK_SECONDS)
         for worker in workers:
@@ -316,9 +315,9 @@ class _Parent:
                 self._workers[gpu].connection.send("go")
 
     def _kill_silent(self) -> None:
-        """Kill workers that do not begin, for example because their GPU is lost.
+        """Kill workers that never send a message, for example because their GPU is lost.
 
-        All other workers would wait for them at a gate.
+        All other workers would otherwise wait for them at a gate.
         """
         for worker in self._workers.values():
             if not worker.spoke and time.monotonic() - worker.started > _START_SECONDS:
@@ -344,7 +343,7 @@ class _Parent:
         self._hand_out()
 
     def _hand_out(self) -> None:
-        """Give shards that no worker carries out to GPUs that have nothing to do."""
+        """Give shards that have no worker to idle GPUs."""
         for shard in [shard for shard in self._due if self._deaths[shard] < _MAX_DEATHS]:
             if self._seconds_left() <= 0:
                 return
@@ -371,9 +370,9 @@ class _Parent:
             return False
         who = "workers" if _is_cpu(self._gpus) else "GPUs"
         self._note(
-            f"Working in parallel slows the {who}: anchors take {slowdown.ratio:.2f} times as long "
-            f"({slowdown.lo:.2f} to {slowdown.hi:.2f}). The {who} take turns, which takes "
-            f"{len(shards)} times the budget."
+            f"Working in parallel slows the {who}: the same cases take {slowdown.ratio:.2f} times "
+            f"as long (95% interval {slowdown.lo:.2f} to {slowdown.hi:.2f}). The {who} therefore "
+            f"take turns, so the run needs {len(shards)} times the budget."
         )
         # run.json lists the nodes on which the GPUs take turns.
         with planning(self._folder):
@@ -387,7 +386,7 @@ class _Parent:
         return True
 
     def _stop_all(self) -> None:
-        """Make all workers end as after an interrupt, and kill those that take too long."""
+        """Tell all workers to end, as after an interrupt, and kill those that take too long."""
         until = time.monotonic() + _END_SECONDS
         for worker in self._workers.values():
             worker.process.terminate()
@@ -416,6 +415,7 @@ def _assigned(places: Mapping[int, int], last_places: Mapping[int, int | None]) 
         """Assign a suitable shard to each GPU that has none.
 
         ``is_suitable`` takes a GPU's number and the number of the GPU that measured a shard last.
+        It returns True if the GPU may get that shard.
         """
         for gpu, place in places.items():
             suitable = [

@@ -1,8 +1,8 @@
 """Gates for a node's workers: each GPU times its anchors with the others idle, then all at once.
 
 A worker waits at a gate before each phase of its anchors and before it measures. :class:`Gates`
-does not start or signal processes. Its caller reports each worker that arrives or leaves, and gets
-the workers that may proceed.
+does not start or signal processes. Its caller reports each worker that arrives or leaves, and
+learns which workers may proceed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _ORDER = (*PHASES, MEASURE)  # gates in the order in which a worker comes to the
 
 
 class Gates:
-    """The gates of one node."""
+    """Gates at which the workers of one node wait for one another."""
 
     def __init__(self, workers: Iterable[int], take_turns: Callable[[], bool]) -> None:
         """Prepare gates for workers, none of which has come to a gate yet.
@@ -80,8 +80,8 @@ class Gates:
     def _all_at(self, gate: str) -> list[int]:
         """Return all workers that wait at a gate, if they may pass it together.
 
-        They may if every worker has reached the gate, and if none that passed it earlier is still
-        at work behind it.
+        They may once every worker has reached the gate, unless one that passed the gate earlier is
+        still busy.
         """
         position = _ORDER.index(gate)
         someone_is_before = any(last < position for last in self._last_gate.values())
@@ -92,8 +92,8 @@ class Gates:
     def _to_measure(self) -> list[int]:
         """Return the workers that may begin to measure: all that wait, or one if they take turns.
 
-        The list is empty while a worker has not timed its anchors, or while it is another worker's
-        turn.
+        The list is empty while a worker is still timing its anchors, or while it is another
+        worker's turn.
         """
         if self._turns is None:
             ready = self._all_at(MEASURE)

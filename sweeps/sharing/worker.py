@@ -17,7 +17,7 @@ from sweeps.running.supervisor import carry_out
 
 @dataclass(frozen=True)
 class WorkerJob:
-    """Work for a worker process. Everything in it can be pickled."""
+    """Job that a node's parent process gives to a worker. Everything in it can be pickled."""
 
     request: Request
     """Options of the run, with the worker's shard and GPU."""

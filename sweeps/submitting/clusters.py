@@ -1,8 +1,8 @@
 """Run jobs through submitit: on a Slurm cluster, on this machine, or in this process.
 
-Whether a Slurm job is alive is read from ``squeue``. submitit would ask Slurm's accounting, which
-not every cluster has, and would then never notice that a job was killed. Whether a job's work is
-done is read from the run's files.
+``squeue`` tells which Slurm jobs are alive. submitit would ask Slurm's accounting, which not every
+cluster has. Without it, submitit would never notice that a job was killed. The run's files tell
+which jobs have done their work.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ CLUSTERS = ("slurm", "local", "debug")
 JOB_NAME = "rooftile"
 
 SIGNAL_SECONDS = 120
-"""Seconds before its time limit at which a job is told to end.
+"""Seconds before a job's time limit at which Slurm signals the job to end.
 
-In these seconds, the job writes its last samples and folds the run."""
+In these seconds, the job writes its last samples and folds all samples into the tables."""
 
 _MAX_REQUEUES = 100  # requeues of one job, which resumes from its files each time
 _SQUEUE_SECONDS = 60.0  # time after which squeue counts as not answering
@@ -89,7 +89,7 @@ class Cluster:
         """Submit the jobs of the given nodes as one array. Return each node's job id.
 
         Raises:
-            UserError: if the cluster refused them.
+            UserError: if the cluster refuses the jobs.
         """
         from submitit.core.utils import FailedJobError
 

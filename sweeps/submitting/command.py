@@ -40,7 +40,8 @@ def submit_command(
             "--cpus-per-gpu",
             min=1,
             max=1000,
-            help="CPU cores for each GPU. Two are for the run; up to 12 others compile kernels.",
+            help="Number of CPU cores for each GPU. Two carry out the run; up to 12 others compile "
+            "kernels.",
         ),
     ] = 4,
     exclusive: Annotated[
@@ -58,7 +59,7 @@ def submit_command(
         typer.Option(
             "--time",
             min=5,
-            help="Time limit of a job in minutes [default: derived from the budget].",
+            help="Time limit of a job in minutes [default: twice the budget, plus 10 minutes].",
         ),
     ] = None,
     budget: Annotated[
@@ -81,11 +82,11 @@ def submit_command(
         ),
     ] = True,
     print_: Annotated[
-        bool, typer.Option("--print", help="Print a script for sbatch instead of submitting.")
+        bool, typer.Option("--print", help="Print an sbatch script instead of submitting jobs.")
     ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Measure with the GPUs of several nodes, and wait for the results.
+    """Measure on the GPUs of several nodes, and wait for the results.
 
     Run the same command again to resume.
     """
@@ -112,7 +113,8 @@ def submit_command(
     if print_:
         if fresh:
             raise UserError(
-                "--print does not take --fresh; add --fresh to the printed script if you need it."
+                "--print cannot be combined with --fresh; add --fresh to the printed script if you "
+                "need it."
             )
         options = [
             *chosen,
@@ -156,7 +158,7 @@ def submit_command(
         )
     if outcome.missing:
         command = "the same command without --fresh" if fresh else "the same command"
-        raise UserError(f"Not everything is done. Run {command} to resume.", exit_code=1)
+        raise UserError(f"The run is not complete. Run {command} to resume.", exit_code=1)
 
 
 def _with_full_paths(group: str) -> str:

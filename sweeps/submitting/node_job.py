@@ -38,7 +38,10 @@ class NodeNote:
 
     @staticmethod
     def path(results: Path, node: tuple[int, int]) -> Path:
-        """Return the path of a node's note. ``node`` has its number and the number of nodes."""
+        """Return the path of a node's note.
+
+        ``node`` is a pair of its number and the number of nodes.
+        """
         return jobs_folder(results) / f"{node[0]}-of-{node[1]}.json"
 
     @classmethod
@@ -63,16 +66,16 @@ class NodeNote:
 class NodeJob:
     """Job that carries out a node's shards of a run. It can be pickled.
 
-    The job is called on the node with the node's number. If Slurm stops it early, because its time
-    is over or another job has priority, Slurm starts it again, and it resumes from the files that
-    it has written.
+    On its node, the job is called with the node's number. If Slurm stops the job early, because its
+    time is over or another job has priority, Slurm starts it again. The job then resumes from its
+    files.
     """
 
     request: Request
     nodes: int
     """Number of nodes that share the run."""
     gpus: int
-    """Largest number of visible GPUs that the job uses."""
+    """Maximum number of visible GPUs that the job uses."""
     visible: str | None = None
     """Value of CUDA_VISIBLE_DEVICES to restore, because submitit replaces it for local jobs; None
     to leave it unchanged."""

@@ -39,7 +39,8 @@ class Outcome:
     folders: tuple[Path, ...]
     """Folders of the run: one for each GPU model, and therefore usually only one."""
     missing: tuple[str, ...]
-    """A sentence for each node whose shards are not finished or belong to another GPU model."""
+    """A sentence for each node whose shards are not finished or were measured on another GPU
+    model."""
 
 
 def submit(
@@ -50,7 +51,7 @@ def submit(
     reporter: Reporter,
     note: Callable[[str], None],
 ) -> Outcome:
-    """Submit a job for each unfinished node that has none. Return when no job is left.
+    """Submit a job for each unfinished node that has no job. Return when no job is left.
 
     Even after an interrupt, the samples are folded into the tables. Slurm jobs continue without
     this process, and the same call follows them again.
@@ -78,7 +79,7 @@ def submit(
     cluster = Cluster(kind, folder / "output", resources)
     claim = Claim(
         folder / _LIST,
-        f"another submission is following the run in {request.results}; wait for it.",
+        f"another submission is following the run in {request.results}; wait until it ends.",
     )
     try:
         # submitit replaces this variable for jobs on this machine.
@@ -209,10 +210,10 @@ class _Submission:
         return later_nodes
 
     def _follow(self, living: set[int]) -> set[int]:
-        """Show the progress of the nodes for a while, and then ask which jobs are left.
+        """Show the progress of the nodes for a few seconds, and then ask which jobs are left.
 
-        Return the nodes whose jobs are still queued or running. If the cluster does not answer, all
-        jobs that were alive still count as alive.
+        Return the nodes whose jobs are still queued or running. If the cluster does not answer,
+        jobs that were alive before are assumed to be still alive.
 
         Raises:
             UserError: if the cluster has failed to answer many times in a row.
@@ -248,7 +249,7 @@ class _Submission:
             self._note(text)
 
     def _look(self) -> None:
-        """Read what is new in the files of all nodes."""
+        """Read the notes, plans and samples that the nodes have written since the last call."""
         for run in self._runs.values():
             run.look()
 
@@ -259,14 +260,14 @@ class _Submission:
         return [folder for folder, _ in counts.most_common()]
 
     def _missing(self, budget: float) -> Iterator[str]:
-        """Yield a sentence for each node that is unfinished or has another GPU model than most."""
+        """Yield a sentence for each node that is unfinished or of another GPU model than most."""
         # The folder of a run is named after the GPU model.
         folder_of_most = next(iter(self._folders), None)
         output = jobs_folder(self._results) / "output"
         for number, run in self._runs.items():
             label = f"Node {number} of {len(self._nodes)}"
             if run.is_open(budget):
-                why = run.failure or f"its job ended too early; its output is in {output}."
+                why = run.failure or f"its job ended too early; look for the cause in {output}."
                 yield f"{label} is not finished: {why}"
             elif run.folder != folder_of_most:
                 yield (
@@ -304,7 +305,7 @@ class _NodeRun:
             self.follower.look()
 
     def _find_plan(self) -> tuple[Path, int] | None:
-        """Return the folder of the plan and the time at which its run.json was written (ns).
+        """Return the plan's folder and the time, in nanoseconds, at which its run.json was written.
 
         Return None if there is no plan yet.
         """

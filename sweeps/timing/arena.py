@@ -24,7 +24,7 @@ _DRAWN = 4_194_319  # length of the block of random numbers that fills inputs; p
 
 
 class ArenaFullError(Exception):
-    """Raised when a single operand set is larger than the arena may be."""
+    """Raised when a single operand set does not fit in the arena."""
 
 
 class Arena:
@@ -37,8 +37,8 @@ class Arena:
             device: name of a PyTorch device, such as ``cuda:0``.
             cache_bytes: size of the last-level cache in bytes, which :meth:`flush` clears.
             max_bytes: largest number of bytes for the inputs of each dtype, and also for its
-                results. Nothing is reserved for a problem if not even one set of it fits, because
-                a larger arena would not help it.
+                results. If not even one operand set of a problem fits, nothing is reserved for that
+                problem.
         """
         self._device = device
         self._max_bytes = max_bytes
@@ -168,7 +168,7 @@ def set_bytes(problem: Workload, shared_a: bool = False, storage: Storage = DENS
 
 
 def _padded(problem: Workload, storage: Storage) -> tuple[int, int, int]:
-    """Return the elements of A, B and the result, rounded up so that the next view is aligned."""
+    """Return the element counts of A, B and the result, rounded up to align the next view."""
     unit = _ALIGN // DTYPE_BYTES[problem.dtype]
     a, b, out = (ceil_div(count, unit) * unit for count in element_counts(problem, storage))
     return a, b, out

@@ -1,4 +1,4 @@
-"""Clocks that launch a batch and measure how long the device took.
+"""Clocks that launch a batch and measure how long the device needs for it.
 
 On a GPU, the gaps between launches are hidden. A clock knows nothing about kernels: the sampler
 passes it a callable. Tests pass the sampler a clock with simulated times.
@@ -25,7 +25,7 @@ class Timing:
 
     ``seconds`` is the time of the whole batch. ``hidden`` is False if gaps between its launches may
     be part of that time although they should be hidden. ``last`` is what the last launch returned.
-    ``sm_mhz`` is the mean SM clock, or None if it is not known.
+    ``sm_mhz`` is the mean clock rate of the SMs in MHz, or None if it is not known.
     """
 
     seconds: float
@@ -39,22 +39,22 @@ def do_nothing() -> None:
 
 
 class SmClock(Protocol):
-    """Reader of the clock of a GPU's SMs, in stream order."""
+    """Reader of the clock rate of a GPU's SMs; reads are queued in stream order."""
 
     def mark(self, number: int) -> None:
         """Read the clock. ``number`` is 0 before a batch and 1 after it."""
         ...
 
     def mhz(self) -> float | None:
-        """Return the mean clock between the two marks in MHz, or None if it is not known."""
+        """Return the mean clock rate between the two marks in MHz, or None if it is not known."""
         ...
 
 
 class Clock(Protocol):
-    """Interface of a device's clock, for the sampler."""
+    """Interface through which the sampler uses a device's clock."""
 
     batch_seconds: float
-    """Length of a burst, in seconds, with which the clock's own error stays below 0.5%."""
+    """Length of a burst in seconds, long enough to keep the clock's own error below 0.5%."""
 
     max_launches: int
     """Largest number of launches in a batch."""
@@ -73,7 +73,7 @@ class Clock(Protocol):
             launch: function that is called with the index of an operand set and launches on it.
             indices: indices of the sets, in order.
             before: function that is called right before the batch and is not timed, such as a cache
-                flush. If the batch is timed again, it is called again.
+                flush. It is called again if the batch is timed again.
             settle: seconds of untimed launches that precede ``before`` and the batch, without a
                 pause.
             paced: True to time the launches as the host issues them, gaps included.
@@ -92,8 +92,9 @@ class Clock(Protocol):
 class CpuClock:
     """Clock of a CPU: ``perf_counter_ns`` around a loop of calls, which return when they are done.
 
-    The speed of a virtual machine changes by the second. The median of many short batches therefore
-    repeats better than that of a few long ones, which take the same time but sample fewer moments.
+    The speed of a virtual machine changes from second to second. The median of many short batches
+    therefore repeats better than that of a few long ones, which take the same time but sample fewer
+    moments.
     """
 
     batch_seconds = 5e-4
@@ -149,12 +150,12 @@ class CudaClock:
         make_gate: Callable[[Any], Gate] = open_gate,
         sm_clock: SmClock | None = None,
     ) -> None:
-        """Wake the device and make the gate.
+        """Wake the device and create the gate.
 
         Args:
             torch: the module ``torch``, or a test's fake of it.
             device: name of a PyTorch device, such as ``cuda:0``.
-            make_gate: function that makes the gate that holds the stream.
+            make_gate: function that creates the gate for the stream.
             sm_clock: reader of the SM clock around each batch; None to leave that clock unknown.
         """
         self._torch = torch
@@ -277,7 +278,7 @@ class CudaClock:
     def wake(self) -> None:
         """Multiply large matrices for 0.3 s, to bring clocks and power to their working level.
 
-        The first call makes the matrices, and later calls use them again.
+        The first call allocates the matrices, and later calls reuse them.
         """
         if self._wake_matrices is None:
             dtype = self._torch.float16

@@ -1,12 +1,13 @@
 """Gates that hold a GPU's stream while the host queues a batch behind them.
 
 The host needs longer to launch a small kernel than the GPU needs to run it. Behind a closed gate
-the launches pile up, and when it opens they run back to back. There are two gates:
+the launches pile up, and when the gate opens, they run back to back. There are two gates:
 
 - :class:`HostFlag` makes the stream wait until the host writes to a word of its own memory, which
   it does when everything is queued. The gate holds for exactly as long as queueing takes.
 - :class:`Spin` runs a kernel that spins for a number of cycles. This gate needs to know in advance
-  how long queueing will take and how fast the GPU's clock is. Both are estimated with every batch.
+  how long queueing will take and how fast the GPU's clock is. Both estimates are updated with every
+  batch.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 HOLD_LIMIT = 0.5
-"""Seconds after which :class:`HostFlag` releases a held stream in any case.
+"""Longest time, in seconds, for which :class:`HostFlag` holds a stream.
 
 A launch that waits for the device (the first use of a module, a synchronising allocation) would
 otherwise never return."""
@@ -27,9 +28,9 @@ _MIN_LIMIT, _MAX_LIMIT = 0.02, 0.1
 """Smallest and largest limit on the length of a spin, in seconds.
 
 The limit starts at the largest value, because under WSL and on virtual GPUs, queueing a batch can
-take longer than the smallest. If launches block (CUDA_LAUNCH_BLOCKING, a full queue), no spin is
-long enough. The limit is therefore halved after each spin that was as long as the
-limit but still too short."""
+take longer than the smallest limit. If launches block (CUDA_LAUNCH_BLOCKING, a full queue), no spin
+is long enough. The limit is therefore halved after each spin that was as long as the limit but
+still too short."""
 
 _WAIT_GEQ = 0  # CU_STREAM_WAIT_VALUE_GEQ: until (int32)(word - ticket) >= 0
 _DRIVER = "libcuda.so.1"
@@ -59,13 +60,13 @@ class HostFlag:
 
     Each batch waits for its own number, the ticket, so that a late release of one batch never
     releases the next. A background thread releases a batch that has been held for
-    :data:`HOLD_LIMIT` seconds. The thread needs Python's global lock, which PyTorch and Triton
-    release while they launch. A launch that keeps the lock would hang, and the run's parent would
-    kill this process.
+    :data:`HOLD_LIMIT` seconds. The thread needs Python's global interpreter lock, which PyTorch and
+    Triton release while they launch. A launch that keeps the lock would hang, and the run's parent
+    would kill this process.
     """
 
     def __init__(self, torch: Any, driver: Any, now: Callable[[], float] = time.monotonic) -> None:
-        """Pin the word, and try to hold the stream once.
+        """Pin the word in the host's memory, and hold the stream once as a test.
 
         Args:
             torch: the module ``torch``, or a test's fake of it.
@@ -74,7 +75,7 @@ class HostFlag:
 
         Raises:
             OSError: if the driver cannot hold a stream in this way.
-            AttributeError: if the driver lacks a function that this needs.
+            AttributeError: if the driver lacks a function that the gate needs.
         """
         self._cuda, self._driver, self._now = torch.cuda, driver, now
         self._memory = torch.zeros(1, dtype=torch.int32).pin_memory()
@@ -141,10 +142,10 @@ class HostFlag:
 class Spin:
     """Gate that holds the stream with a kernel that spins for as long as queueing should take.
 
-    ``torch.cuda._sleep`` takes a number of cycles, and a GPU's clock rises fivefold from idle to
-    work, so the cycle rate is measured with every spin. After a spin that was too short, the next
-    spins are twice as long. After each spin that was long enough, the next ones are half as long,
-    down to the expected queueing time.
+    ``torch.cuda._sleep`` takes a number of cycles. A GPU's clock rises fivefold from idle to work,
+    so the cycle rate is measured with every spin. After a spin that was too short, the next spins
+    are twice as long. After each spin that was long enough, the next ones are half as long, down to
+    the expected queueing time.
     """
 
     def __init__(self, torch: Any) -> None:

@@ -57,7 +57,7 @@ class HostWatch:
 
         Args:
             our_processes: function that returns the ids of our processes. They and the children
-                that they have reaped do not count as others.
+                that they have reaped are not counted as others.
             proc: folder of the proc file system.
             now: function that returns the time in seconds.
         """

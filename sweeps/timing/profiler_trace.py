@@ -95,8 +95,8 @@ def trace_gpu(launches: Iterable[LaunchOnce]) -> list[list[Kernel] | None]:
     because it failed, also gets None, or an empty list if no launch has kernels.
 
     Args:
-        launches: the launches. They are taken one by one, so that an iterator can prepare each
-            launch when its turn comes.
+        launches: functions, each of which launches once. They are called one by one, so that an
+            iterator can prepare each launch when its turn comes.
     """
     count = 0  # number of launches so far
 
@@ -133,9 +133,9 @@ def profile_document(
 def split_trace(events: Sequence[Mapping[str, Any]], count: int) -> list[list[Kernel] | None]:
     """Assign a trace's kernels to its ``count`` marked launches; None where kernels are missing.
 
-    A mark is the span of host time of one launch. The CUDA calls that launched its kernels lie
-    within the span, and each kernel has the number of its call (``correlation``). If the record of
-    a kernel is lost, its call has no kernel, so only one launch is affected.
+    A mark is the span of host time in which one launch ran. The CUDA calls that launched its
+    kernels lie within the span, and each kernel has the number of its call (``correlation``). If
+    the record of a kernel is lost, its call has no kernel, so only one launch is affected.
     """
     # 1. Find the mark of each call that launched a kernel, and of each operation around such calls.
     marks = _Marks(events)
@@ -179,7 +179,7 @@ def split_trace(events: Sequence[Mapping[str, Any]], count: int) -> list[list[Ke
 
 
 class _Span(NamedTuple):
-    """Span of a mark: its times in the trace's microseconds, its number and its thread."""
+    """Span of a mark: begin and end on the trace's clock in microseconds, number and thread."""
 
     begin: float
     end: float
@@ -243,7 +243,7 @@ def kernel_columns(kernels: Sequence[Kernel]) -> dict[str, Any]:
 
 @contextmanager
 def _captured_stdout() -> Iterator[Callable[[], str]]:
-    """Send the process's stdout to a file, C libraries included, and yield a reader of new text."""
+    """Redirect stdout, including that of C libraries, and yield a function that reads new text."""
     # Python and C libraries buffer stdout separately. Both buffers are flushed while descriptor 1
     # is still the real stdout.
     libc = ctypes.CDLL(None)

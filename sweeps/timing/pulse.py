@@ -58,7 +58,7 @@ class BeatingPulse(Pulse):
     def stops(self) -> int:
         """Return the number of times that the process has been stopped.
 
-        A stop may count twice, once for SIGCONT and once for the gap.
+        A stop may be counted twice, once for SIGCONT and once for the gap.
         """
         self.beat()  # the background thread may not have run since the process resumed
         return self._continued + self._gaps

@@ -1,9 +1,9 @@
 """Sample the time of callables with a clock.
 
 A *subject* is something to time. A *sample* is one timed batch of its launches. The sampler decides
-how many launches a batch has, what precedes it (a cache flush, a settling time), and whether it
-must be taken again because the hardware slowed itself down or the process was stopped. It does not
-depend on kernels, files or devices.
+how many launches a batch has, what precedes the batch (a cache flush, a settling time), and whether
+the sample must be taken again because the hardware slowed itself down or the process was stopped.
+It does not depend on kernels, files or devices.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PROTOCOL = 1
 SUSTAINED_SETTLE = 0.3
 """Seconds of unmeasured launches before a sustained batch."""
 SUSTAINED_BATCH = 0.06
-"""Seconds of a sustained batch."""
+"""Length of a sustained batch in seconds."""
 _THROTTLE_RETRIES = 3  # largest number of repetitions if the hardware throttles during a batch
 _STOP_RETRIES = 3  # largest number of repetitions if the process is stopped during a batch
 MAX_EXPOSED = CHECKPOINTS[0]
@@ -38,8 +38,8 @@ CHECKED_EVERY, LATE = 12, 10
 """Samples whose results are checked: a case's first, its eleventh, and every twelfth from there on.
 
 ``LATE`` is the index of the eleventh sample, counted from 0. A check costs about as much as a
-sample, so not every sample is checked, but a median of six samples includes one that was. In the
-eleventh and later checked samples, one operand set has changed inputs, so that a kernel that
+sample, so not every sample is checked, but a median of six samples includes one checked sample. In
+the eleventh and later checked samples, one operand set has changed inputs, so that a kernel that
 returns an old result is detected. A case with such a sample needs no further check after its last
 sample."""
 
@@ -268,8 +268,8 @@ class Sampler:
         """Take one sample, and append it to the subject's samples if its launch gaps were hidden.
 
         A sample during which the hardware throttled is taken again after a pause, up to three
-        times. After that it is kept, with the throttle reasons. While a machine stays throttled,
-        later samples are not retried, until one of them ran at full speed.
+        times. After that the sample is kept, with the throttle reasons. While a machine stays
+        throttled, later samples are not retried until one of them runs at full speed.
 
         Raises:
             Exception: if a launch fails, or the subject's checker finds a wrong result.
@@ -316,9 +316,9 @@ class Sampler:
         """Launch almost without a pause for the given number of seconds, and time every batch.
 
         Between two batches of 60 ms the device waits until the host has read the sensors. This
-        pause is part of the next window, which is therefore longer than its launches. A board needs
-        one to five seconds until its power and clocks are steady. A batch is not timed again if the
-        hardware slows itself down, because that is part of the steady state.
+        pause is part of the next window, which therefore lasts longer than its launches. A board
+        needs one to five seconds until its power and clocks are steady. A batch is not timed again
+        if the hardware slows itself down, because that is part of the steady state.
 
         Raises:
             Exception: if a launch fails, or the subject's checker finds a wrong result.
@@ -368,7 +368,7 @@ class Sampler:
         that batches of one launch also use all sets. After every twelfth batch, the start goes back
         to one set further than twelve batches before. From the eleventh on, the checked batches are
         twelve apart, so each starts one set further than the checked batch before it. With two
-        sets, all of them would otherwise start at the same set.
+        sets, all checked batches would otherwise start at the same set.
         """
         if subject.cache == "warm" and subject.mode != "sustained":
             return [0] * subject.launches
@@ -424,7 +424,7 @@ class Sampler:
         """Time a batch, and time it again if the process was stopped during it.
 
         If the process is also stopped during every repetition, for example by a tool that limits
-        CPU use with SIGSTOP, the batch counts as one with launch gaps.
+        CPU use with SIGSTOP, the batch is treated as one with launch gaps.
         """
         for _ in range(_STOP_RETRIES + 1):
             stops = self._pulse.stops()

@@ -1,11 +1,11 @@
 """Fit how fast the machine was at each moment of a run, from the samples of the run's cases.
 
-The log time of a sample is the sum of three parts: its case's log time, the machine's log time at
-that moment, and noise. The first two are fitted in turn (a median polish). The machine's log time
-is taken as constant over short stretches of the run. Cases with few samples are left out. The fit
-of the machine's log time is reduced to what two halves of the samples agree on. The fit matters for
-a case whose few samples were taken close together, because their scatter does not show how the
-machine's speed changes.
+The logarithm of a sample's time, its log time, is the sum of three parts: its case's log time, the
+machine's log time at that moment, and noise. The first two are fitted in turn (a median polish).
+The machine's log time is assumed to be constant over short stretches of the run. Cases with few
+samples are left out. The fit of the machine's log time is reduced to what two halves of the samples
+agree on. The fit matters for a case whose few samples were taken close together, because their
+scatter does not show how the machine's speed changes.
 """
 
 from __future__ import annotations
@@ -61,11 +61,10 @@ class MachineSpeed:
     def interval(
         self, seconds: Sequence[float], moments: Sequence[float]
     ) -> tuple[float, float] | None:
-        """Return the 95% interval of a case's median over the run; None if it has none.
+        """Return the 95% interval of a case's median over the run; None for fewer than six samples.
 
-        A median of fewer than six samples has no interval. The interval covers both the interval of
-        the measured samples and the interval of the samples after each is corrected for the
-        machine's speed at its moment.
+        The interval covers two others: that of the measured samples, and that of the samples
+        corrected for the machine's speed.
 
         Args:
             seconds: seconds of each of the case's samples.
@@ -84,7 +83,7 @@ class MachineSpeed:
 
 
 STEADY = MachineSpeed(np.empty(0), np.empty(0))
-"""Speed of a machine that did not change measurably."""
+"""Machine speed that did not change measurably."""
 
 
 def machine_speed(
@@ -136,7 +135,7 @@ def machine_speed(
 
 
 def _common_log_time(case: Whole, stretch: Whole, log_time: Array, count: int) -> Array:
-    """Return what the log times in each of ``count`` stretches have in common, with mean 0.
+    """Return the log time that the samples of each of ``count`` stretches share, with mean 0.
 
     This is the median polish: the cases' log times and the stretches' log times are fitted in turn,
     each to the residuals of the other.
@@ -155,7 +154,7 @@ def _common_log_time(case: Whole, stretch: Whole, log_time: Array, count: int) -
 
 
 def _rank_in_group(group: Whole) -> Whole:
-    """Return how many elements of its group come before each element."""
+    """Return each element's position within its group, counted from 0."""
     # The sort puts the groups one after the other, and ``first`` is where each group begins. It is
     # stable, so the elements of a group keep their order.
     order = np.argsort(group, kind="stable")

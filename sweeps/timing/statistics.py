@@ -5,7 +5,7 @@ probability 1 − 2 P(Binomial(n, ½) < k), whatever the distribution. Looking a
 and stopping at the first narrow interval would lower that probability, so the rule looks only at
 the counts of :data:`CHECKPOINTS`.
 
-Simulations of this rule with independent samples gave these probabilities:
+Simulations of this rule with independent samples gave these probabilities of covering the median:
 
 - log-normal noise of 0.3–5%: about 94% or more,
 - exponential noise of 1–3%: about 94% or more,
@@ -26,14 +26,14 @@ LEVEL = 0.95
 Z95 = 1.959964
 """Half the width of a normal distribution's central 95% interval, in standard deviations."""
 CHECKPOINTS = (6, 8, 11, 16, 23, 30)
-"""Sample counts at which a case may be finished. At the last of them, it always is.
+"""Sample counts at which a case may be finished. A case with the last count is always finished.
 
 The last count was chosen by comparing the sampler with PyTorch's ``blocked_autorange`` on a CPU.
-With a last count of 23, medians had 1.06 times the scatter of that timer, in 0.29 of its time. With
-a last count of 37, they had 0.81 times its scatter, in 0.33 of its time. These are geometric means
-over eight runs. The count in use lies between the two. The data are in
-results/accuracy/sampler.csv; sampler.json has the comparison for the count in use, on another
-CPU."""
+With a last count of 23, medians had 1.06 times the scatter of that timer and took 0.29 times as
+long. With a last count of 37, they had 0.81 times its scatter and took 0.33 times as long. These
+are geometric means over eight runs. The current last count, 30, is between these two. The data are
+in results/accuracy/sampler.csv; sampler.json has the comparison for the current last count, on
+another CPU."""
 TOLERANCE = 0.01
 """Largest distance between the median of a converged case and an end of its interval, relative to
 the median."""
@@ -43,10 +43,10 @@ the median."""
 def interval_rank(n: int) -> int:
     """Return the largest rank k whose interval has a coverage of at least 95%.
 
-    The interval is from the k-th smallest to the k-th largest of n samples. The rank is 0 for
-    n < 6, for which even the whole range covers less. The binomial coefficients are computed
-    through their logarithms. For the 71,400 errors of one table, exact coefficients would have up
-    to 71,400 bits each, and adding them would take hours.
+    The interval is from the k-th smallest to the k-th largest of n samples. For
+    fewer than six samples, the rank is 0, because even their whole range covers less. The binomial
+    coefficients are computed from their logarithms. For the 71,400 errors of one table, exact
+    coefficients would have up to 71,400 bits each, and adding them would take hours.
     """
     up_to_k, k = 0.0, 0
     while True:

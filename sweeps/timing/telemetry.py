@@ -1,4 +1,4 @@
-"""Read clocks, power, temperature and throttle reasons through NVML at 20 Hz, during the timing.
+"""Read clocks, power, temperature and throttle reasons through NVML at 20 Hz during measurements.
 
 NVML's own index ignores ``CUDA_VISIBLE_DEVICES``, so the GPU is found by its UUID or PCI address. A
 MIG slice has no sensors, so the sensors of its GPU are read. If NVML is missing or denies access,
@@ -35,7 +35,7 @@ The software power cap is normal for large GEMMs, so it is only recorded."""
 
 
 class _RawReading(NamedTuple):
-    """Values of all sensors at one moment of ``time.monotonic``, with NVML's throttle bits."""
+    """Values of all sensors and NVML's throttle bits, with the time of the reading."""
 
     moment: float
     sm_mhz: float | None
@@ -64,7 +64,7 @@ class Telemetry:
         """Stop reading."""
 
     def between(self, begin: float, end: float) -> Reading:
-        """Return the sensor values between two moments of ``time.monotonic``."""
+        """Return the sensor values between two times on the ``time.monotonic`` clock."""
         return Reading()
 
     def joules(self) -> float | None:
@@ -122,7 +122,8 @@ class NvmlTelemetry(Telemetry):
     def joules(self) -> float | None:
         """Return the board's energy counter in joules.
 
-        NVML counts millijoules, on boards from Volta on. Return None if there is no counter.
+        NVML counts in millijoules, and only on Volta and newer boards. Return None if there is no
+        counter.
         """
         millijoules = self._ask(self._nvml.nvmlDeviceGetTotalEnergyConsumption, self._handle)
         return None if millijoules is None else millijoules / 1e3
@@ -130,7 +131,7 @@ class NvmlTelemetry(Telemetry):
     def forget(self) -> None:
         """Wait two and a half periods.
 
-        There is then at least one new reading, and earlier ones are outside of the widened span.
+        At least one new reading then exists, and earlier readings are too old for :meth:`between`.
         """
         time.sleep(2.5 * _PERIOD)
 
@@ -178,7 +179,7 @@ class NvmlTelemetry(Telemetry):
 
 
 def _median_or_none(values: list[float | None]) -> float | None:
-    """Return the median of the values that are not None; None if all of them are."""
+    """Return the median of the values that are not None; None if there are no such values."""
     reported = [value for value in values if value is not None]
     return median(reported) if reported else None
 

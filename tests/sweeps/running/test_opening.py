@@ -119,7 +119,7 @@ def test_sweeps_are_added_to_a_recording(tmp_path: Path) -> None:
     assert plan["sweeps"] == sorted([*NAMES, "depthwise"])
     assert [case["id"] for case in plan["cases"]] == [*ids(first), *ids(more)]
     assert ids(begin(added, quiet)) == ids(more)
-    with pytest.raises(UserError, match="only for runs without shards"):
+    with pytest.raises(UserError, match="only if it has one shard"):
         begin(replace(added, shard=(1, 2)), quiet)
 
 
@@ -170,7 +170,7 @@ def test_fresh_sets_the_old_run_aside(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"protocol": PROTOCOL + 1}, "measured with"),
+        ({"protocol": PROTOCOL + 1}, "another timing protocol"),
         ({"software": {"torch": "1.0"}}, "and was 1.0"),
     ],
 )

@@ -81,7 +81,7 @@ def test_a_job_that_cannot_begin_says_why(tmp_path: Path) -> None:
         (["squrae", "--cluster", "local"], "squrae"),
         (["--budget", "soon"], "--budget is 'soon'; give a time"),
         (["--device", "tpu"], "--device 'tpu' cannot be used to submit jobs; give gpu or cpu."),
-        (["--print", "--fresh"], "--print does not take --fresh"),
+        (["--print", "--fresh"], "--print cannot be combined with --fresh"),
     ],
 )
 def test_mistakes_are_one_sentence(tmp_path: Path, options: list[str], sentence: str) -> None:
