@@ -43,8 +43,8 @@ class LiveReporter:
     """Show a progress bar, or print a line every ten seconds if stderr is not a terminal.
 
     The bar and the line show the phase, how many of its cases are done, and the time left if it is
-    known. The time left is that of the whole call. Between two updates, the bar counts it down, but
-    not below 0.
+    known. The time left is that of the whole call. Between two updates, the bar counts the time
+    left down to 0.
     """
 
     def __init__(self, unit: str = "cases") -> None:
@@ -95,7 +95,10 @@ class LiveReporter:
             self._print_line(done, total, self._until - now)
 
     def _print_line(self, done: int, total: int, left: float) -> None:
-        """Print the progress as one line. ``left`` is the seconds left, infinite if unknown."""
+        """Print the progress as one line.
+
+        ``left`` is the number of seconds left, infinite if unknown.
+        """
         repeating = _repeats(self._phase, done, total)
         if not repeating:
             state = f"{done:,} of {total:,} {self._unit}"
@@ -120,7 +123,7 @@ def _repeats(phase: str, done: float, total: float | None) -> bool:
 def seconds_left(seconds: float, repeating: bool = False) -> str:
     """Return the time left in words; empty if it is infinite, which means unknown.
 
-    ``repeating`` is True if every case has a sample, and the time is for further samples.
+    ``repeating`` is True if every case has a sample, so that the time left is for further samples.
     """
     if seconds == math.inf:
         return ""

@@ -27,14 +27,14 @@ def anchor_rows(
 ) -> list[dict[str, Any]]:
     """Return one row for each worker, GPU, anchor and phase, from the latest timing of the anchors.
 
-    In the phase ``alone``, the node's other GPUs are idle; in ``together``, all of them work. For
-    sustained work only the second half counts, in which power and clocks are steady. ``energy_j``
-    is the board's energy per launch in that half, in joules; it is None if it is not known, as for
-    bursts.
+    In the phase ``alone``, the node's other GPUs are idle; in ``together``, all of them work. A
+    sustained anchor's row covers only the second half of its run, in which power and clocks are
+    steady. ``energy_j`` is the board's energy per launch in that half, in joules. It is None for
+    bursts and wherever the energy is unknown.
 
     Args:
         run: the run's name.
-        anchors: the entries of the anchor cases in run.json.
+        anchors: plan entries of the anchors, from run.json.
         events: all events of the run.
         gpus: the list ``gpus`` of run.json, whose items have ``gpu``, ``id`` and ``node``.
     """
@@ -121,7 +121,7 @@ def steady_report(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """
 
     def key(row: Mapping[str, Any]) -> tuple[Any, ...]:
-        """Return a key that a sustained case shares with its burst."""
+        """Return a key that a sustained anchor shares with the burst anchor of the same problem."""
         identity = [row.get(name) for name in IDENTITY if name != "mode"]
         return row["worker"], row["gpu"], *identity
 
@@ -157,7 +157,7 @@ def settled_windows(samples: Sequence[Event]) -> list[Event]:
 def _joules_per_launch(windows: Sequence[Event]) -> float | None:
     """Return the energy of one launch in joules, from the readings of the board's energy counter.
 
-    Return None if fewer than two windows have a reading, or if the counter did not increase.
+    Return None if fewer than two batches have a reading, or if the counter did not increase.
     """
     counted = [i for i, event in enumerate(windows) if event.get("joules") is not None]
     if len(counted) < 2:
@@ -173,7 +173,7 @@ def _joules_per_launch(windows: Sequence[Event]) -> float | None:
 def latest_anchor_events(events: Sequence[Event]) -> Iterator[Event]:
     """Yield the samples from the latest timing of the anchors, for each worker and GPU.
 
-    A resumed run may time its anchors again, and then only the latest timing counts. The events of
+    A resumed run may time its anchors again. Only the latest timing is then used. The events of
     each worker must be in the order of their file.
     """
     # Later events replace earlier ones of the same worker and GPU.

@@ -29,16 +29,16 @@ def fold_rows(
 ) -> list[dict[str, Any]]:
     """Return a row for each planned case that has a checked time, was refused, or failed.
 
-    The rows are in the plan's order.
+    The rows are those of measurements.csv, in the plan's order.
 
     Args:
         run: the run's name.
         planned: the run's cases.
         events: all events of the run.
         machine: the machine's facts. A time that is impossible on the machine becomes an error
-            (:func:`sweeps.folding.limits.too_fast`). If this is None, no time is refused.
+            (:func:`sweeps.folding.limits.too_fast`). If None, no time is refused.
         speeds: the machine's speed over the run, for each worker and GPU. Intervals are widened to
-            cover changes of the speed. If this is None, the speed counts as steady.
+            cover changes of the speed. If None, the speed is taken to be steady.
     """
     history_by_case = histories(events)
     rows = []
@@ -59,11 +59,11 @@ def fold_rows(
 def rounds_table(
     planned: Sequence[PlanEntry], known: Mapping[str, History]
 ) -> list[dict[str, Any]]:
-    """Return the checked samples of each planned case, and the round of each sample.
+    """Return the rows of rounds.csv: the checked samples of each planned case, with their rounds.
 
-    In a round, a worker takes one sample of each of many cases, one right after the other. The
-    ratio of two samples of one round therefore depends less on the machine's speed at the moment
-    than the ratio of samples of different rounds. Samples without a recorded round are left out.
+    In a round, a worker takes one sample of each of many cases, one right after the other. A change
+    of the machine's speed therefore affects the ratio of two samples less if both are from the same
+    round. Samples without a recorded round are left out.
     """
     table = []
     for case in dict.fromkeys(entry.case.id for entry in planned):
@@ -84,14 +84,15 @@ def rounds_table(
 
 
 def confirmed_table(events: Iterable[Event], known: Mapping[str, History]) -> list[dict[str, Any]]:
-    """Return the log ratios of the times of re-timed pairs, first case over second.
+    """Return the rows of confirmed.csv: log ratios of the times of re-timed pairs.
 
-    There is one row for each pair and process that count, with one ratio for each block. A block
-    has two samples of each case.
+    There is one row for each process of each pair, with one log ratio for each block. A ratio is
+    the first case's time over the second's. A block has two samples of each case.
 
-    A process counts if it completed all :data:`BLOCKS` blocks, on the same GPU as the latest such
-    process. A pair counts if at least :data:`PROCESSES` processes count, and then only the latest
-    :data:`PROCESSES` are returned. A pair does not count if one of its cases was refused or failed.
+    A process is included if it completed all :data:`BLOCKS` blocks, on the same worker and GPU as
+    the latest process that did. A pair is included if at least :data:`PROCESSES` processes are.
+    Only the latest :data:`PROCESSES` of them are returned. A pair is left out if one of its cases
+    was refused or failed.
 
     Args:
         events: events of a run.
@@ -126,10 +127,10 @@ def confirmed_table(events: Iterable[Event], known: Mapping[str, History]) -> li
 
 
 def _counting_processes(blocks_by_process: Mapping[float, Sequence[Event]]) -> list[float]:
-    """Return the processes of a pair that count, in the order of their starts.
+    """Return the start times of a pair's included processes, in ascending order.
 
-    Return an empty list if fewer than :data:`PROCESSES` count. :func:`confirmed_table` says which
-    processes count. Times from two GPUs are never combined.
+    Return an empty list if fewer than :data:`PROCESSES` are included. :func:`confirmed_table`
+    explains which ones are. Times from two GPUs are never combined.
     """
     places = {
         process: place_of(blocks[0])
@@ -144,7 +145,7 @@ def _counting_processes(blocks_by_process: Mapping[float, Sequence[Event]]) -> l
 
 
 def _log_ratio(seconds: Sequence[float]) -> float:
-    """Return the log ratio of the geometric means of A's and B's times, given a block A B B A."""
+    """Return the logarithm of A's time over B's, from the geometric means in a block A B B A."""
     first_a, first_b, second_b, second_a = seconds
     return math.log(first_a * second_a / (first_b * second_b)) / 2
 

@@ -1,4 +1,4 @@
-"""Count the progress of a run: event by event while it runs, and by sweep when it is folded."""
+"""Count a run's cases: event by event while it runs, and by sweep when its samples are folded."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Tally:
         self.spent = 0.0
         """Seconds of the budget that were spent.
 
-        The time that a case took before it moved to another GPU does not count."""
+        The time that a case took before it moved to another GPU is not included."""
         self._end: Event | None = None
         for event in events:
             self.add(event)
@@ -134,7 +134,7 @@ class Tally:
         return self._end is not None and (self._end["why"], self._end["budget"]) == (why, budget)
 
     def all(self) -> dict[str, History]:
-        """Return the history of every case, including the canary and cases of earlier calls."""
+        """Return all histories by case id, including the canary and cases of earlier calls."""
         return {**self._unplanned, **self.histories}
 
     def unnamed(self) -> list[str]:

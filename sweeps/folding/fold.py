@@ -48,9 +48,9 @@ def fold(folder: Path, written: Iterable[Path] | None = None) -> dict[str, Any]:
 
     Args:
         folder: the run's folder.
-        written: sample files that the caller has finished. If the last fold has already read all of
-            them, nothing is done. Many nodes that end together therefore fold the run only once or
-            twice. If None, the run is always folded.
+        written: sample files that the caller has finished writing. If the last fold has already
+            read all of them, nothing is done. Many nodes that end together therefore fold the run
+            only once or twice. If None, the run is always folded.
 
     Raises:
         UserError: if run.json cannot be read, too many sample lines are damaged, or a file cannot

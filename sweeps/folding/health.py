@@ -1,4 +1,4 @@
-"""Health of a run: how far its times can be trusted.
+"""Judge the health of a run: how far its times can be trusted.
 
 The verdict is the worst of several findings. The most important one is whether the cases' medians
 repeat in another process.
@@ -8,8 +8,8 @@ repeat in another process.
 - ``noisy``: re-timed medians vary by more, or the machine's speed changed, the intervals are wide
   or few, some batches last whole scheduler ticks, the GPU throttled its clock, or other processes
   used the GPU.
-- ``unusable``: re-timed medians vary by 30% or more beyond their intervals, or in at least half of
-  the cases, batches last whole scheduler ticks.
+- ``unusable``: re-timed medians vary by 30% or more beyond their intervals, or batches last whole
+  scheduler ticks in at least half of the cases.
 
 A recording that was merged from others is at most as good as the worst of them. How busy the host
 was does not affect the verdict. If a CPU's run is not quiet, other processes and virtual machines
@@ -40,7 +40,7 @@ VERDICTS = ("quiet", "noisy", "unusable")
 QUIET, _, UNUSABLE = VERDICTS
 
 HealthFinding = tuple[str, str]
-"""A verdict on one aspect of a run, and its reason: a sentence without its full stop."""
+"""A verdict on one aspect of a run, and the reason for it, a sentence without a full stop."""
 
 _TICKS = (0.001, 0.002, 1 / 300, 0.004, 0.008, 0.010, 0.012, 0.016, 0.020)
 """Common periods of the operating system's scheduler tick, in seconds."""
@@ -120,9 +120,9 @@ def health(
 
 
 def health_sentence(run: Mapping[str, Any]) -> str:
-    """Return one line with the verdict of :func:`health`, the repeats and the worst reason.
+    """Return a sentence with the verdict, the difference of repeated medians, and the worst reason.
 
-    The reason is left out if the repeats explain the verdict.
+    The reason is left out if that difference explains the verdict.
 
     Args:
         run: the content of run.json, with ``health`` and ``repeats``.
@@ -222,7 +222,7 @@ def _cases_at_ticks(batches: Iterable[Sequence[float]], tick: float) -> int:
     """Count the cases in which at least 40% of the judged batches last whole ticks.
 
     Only batches that last between half a tick and eight ticks are judged, and only cases in which
-    at least half of the batches last that long. The count is 0 if it is below eight, or if chance
+    at least half of the batches last that long. Return 0 if the count is below eight, or if chance
     could explain it.
 
     Args:

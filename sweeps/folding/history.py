@@ -31,9 +31,10 @@ class History:
     """Everything that a run's events say about one case."""
 
     samples: dict[int | None, list[Event]] = field(default_factory=lambda: defaultdict(list))
-    """Samples without visible gaps between launches, by GPU. Only these can become a time."""
+    """Samples without visible gaps between launches, by GPU. Only these samples are used for the
+    case's time."""
     exposed: list[Event] = field(default_factory=list)
-    """Samples in which gaps between launches may show. They do not count towards any time."""
+    """Samples in which gaps between launches may show. They are not used for the case's time."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """Columns of the case other than times, such as the kernel's name."""
     outcome: Event | None = None
@@ -41,18 +42,18 @@ class History:
     too_long: bool = False
     """True if six samples would take more time than one case may take."""
     crashes: int = 0
-    """Number of processes that crashed while they handled this case and no other."""
+    """Number of processes that crashed while they ran this case and no other."""
     last_crash: str = ""
     """Description of how the latest of these processes ended, such as ``killed by SIGSEGV``."""
     sound: dict[int | None, int] = field(default_factory=dict)
-    """Number of samples up to the latest correct result of the case, by GPU."""
+    """Number of samples up to the latest check that found a correct result, by GPU."""
     verified: dict[int | None, int] = field(default_factory=dict)
-    """Number of samples up to the latest correct result on inputs that were new, by GPU.
+    """Number of samples up to the latest check that found a correct result on new inputs, by GPU.
 
     New inputs are inputs that no earlier launch has seen."""
     repeats: list[Event] = field(default_factory=list)
-    """Samples from another process, which show how well medians repeat. They do not count towards
-    any time."""
+    """Samples from another process, which show how well medians repeat. They are not used for the
+    case's time."""
 
     @property
     def every_sample(self) -> Iterator[Event]:
@@ -61,12 +62,12 @@ class History:
 
     @property
     def best(self) -> list[Event]:
-        """Samples from the GPU that took the most. Samples from two GPUs are never pooled."""
+        """Samples from the GPU with the most samples. Samples from two GPUs are never pooled."""
         return max(self.samples.values(), key=len, default=[])
 
     @property
     def trusted(self) -> list[Event]:
-        """Samples of :attr:`best` up to its latest correct result.
+        """Samples of :attr:`best` up to the latest check that found a correct result.
 
         Later samples are not trusted until the case is checked again.
         """
@@ -96,7 +97,7 @@ class History:
 
     @property
     def rank(self) -> tuple[bool, bool, int, bool]:
-        """Sort key for several workers' histories of one case. The highest history counts.
+        """Sort key for several workers' histories of one case. The highest rank is used.
 
         A wrong result ranks highest, because it must not be hidden by a time from another worker.
         Histories with a time come next, those with more samples first.
@@ -108,9 +109,9 @@ class History:
 
     @property
     def unnamed(self) -> bool:
-        """True if the case has samples and no failure, and no kernel name is recorded yet.
+        """True if the case has samples, has not failed, and has no recorded kernel name yet.
 
-        An empty name counts as recorded: naming was then tried and given up.
+        An empty name means that naming failed, and that it is not tried again.
         """
         return bool(self.samples) and self.outcome is None and "kernel" not in self.facts
 
@@ -147,11 +148,11 @@ class History:
 
 
 def histories(events: Iterable[Event]) -> dict[str, History]:
-    """Return the history of each case. The canary is a case like any other.
+    """Return the history of each case, by case id. The canary GEMM is one of the cases.
 
-    Several workers may have timed a case, as in a merged recording. Then only the history with the
-    highest :attr:`History.rank` counts, or the first of several with that rank. The others are
-    ignored.
+    Several workers may have timed a case, as in a merged recording. Only the history with the
+    highest :attr:`History.rank` is then returned, or the first one if ranks are equal. The others
+    are ignored.
     """
     by_case: dict[str, dict[str, History]] = defaultdict(lambda: defaultdict(History))
     for event in events:
@@ -173,7 +174,7 @@ def checking_seconds(events: Iterable[Event]) -> float:
 
 
 def timed(events: Iterable[Event]) -> Iterator[Event]:
-    """Return the samples whose time counts: those in which no gaps between launches show."""
+    """Return the samples whose times are used: those in which no gaps between launches show."""
     return (event for event in events if event["event"] == "sample" and event.get("hidden", True))
 
 

@@ -1,4 +1,6 @@
-"""Lower limit of a launch's time. A shorter time is wrong, or it is the time of something else.
+"""Compute a lower limit of a launch's time, and find measured times that are below it.
+
+A time below the limit is wrong, or something other than the launch was timed.
 
 The limit is the longer of two times:
 
@@ -49,8 +51,8 @@ def too_fast(case: Case, seconds: float, machine: Machine) -> tuple[bool, str]:
 
     The sentence is empty if the time respects the lower limit, with a tolerance for errors of the
     clock and of the limit. Ceilings that were measured, or derived from what a device reports, may
-    be wrong themselves. A time below their limit therefore counts as possible, and the sentence is
-    only a remark.
+    be wrong themselves. A time below their limit is therefore accepted, and the sentence is only a
+    remark.
     """
     minimum = min_seconds(case, machine)
     if _is_from_datasheet(machine):

@@ -1,9 +1,9 @@
 """Raise the ceilings of a CPU (peak FLOP/s by dtype, and memory bandwidth) after a run.
 
 A shared machine may be slow when its ceilings are measured. A run that is long enough therefore
-measures them again in the middle and at its end, and uses the highest values. If a GEMM of the run
-exceeded the peak by more than its interval, in two processes, the peak is raised to what this GEMM
-reached in both processes. Otherwise, the tables would show more than 100% of the peak.
+measures them again in the middle and at its end, and uses the highest values. If a GEMM exceeded
+the peak by more than its interval in two processes, the peak is raised to the lower of its two
+speeds. Otherwise, the tables would show more than 100% of the peak.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def raise_ceilings(
     planned: Sequence[PlanEntry],
     known: Mapping[str, History],
 ) -> RaisedCeilings:
-    """Raise a CPU's ceilings to the highest measured ones, and its peaks to what GEMMs reached.
+    """Raise a CPU's ceilings to the highest measured ones, and its peaks to the speeds of GEMMs.
 
     Args:
         record: the run's record. If the run was folded before, its ``ceilings`` contain those

@@ -52,7 +52,8 @@ def canary_report(events: Iterable[Event]) -> dict[str, Any] | None:
     ``drift`` is the relative change of the median from the first quarter of the samples to the
     last. ``certain`` is True if the intervals of these medians do not overlap. ``spread`` is the
     range of the samples without the fastest and the slowest tenth, relative to the median. Samples
-    from several workers or GPUs are not mixed: only the worker and GPU with the most samples count.
+    from several workers or GPUs are not mixed: the report covers only the worker and GPU with the
+    most samples.
 
     Returns:
         The entry ``canary`` of run.json; None for fewer than eight samples.
@@ -87,7 +88,7 @@ def canary_report(events: Iterable[Event]) -> dict[str, Any] | None:
 
 
 def repeating_seconds(budget: float) -> float:
-    """Return the seconds for re-timing cases after a run that measures for ``budget`` seconds."""
+    """Return the seconds reserved for re-timing cases after ``budget`` seconds of measuring."""
     return max(_REPEATED_SHARE * budget, min(_REPEATED_SECONDS, budget / 4))
 
 
@@ -99,8 +100,8 @@ def choose_repeats(
 ) -> list[PlanEntry]:
     """Choose the cases to be re-timed, and add the ``required`` ones.
 
-    Candidates are the cases with an interval: the cheaper half of them, or all if they are few. Up
-    to 24 candidates that fit in the time are chosen, spread evenly over the plan.
+    Candidates are the cheaper half of the cases with an interval, or all of them if there are at
+    most 12. Up to 24 candidates that fit in the time are chosen, spread evenly over the plan.
 
     Nothing is chosen, not even a required case, if any case was re-timed before, if too few cases
     have an interval, or if the time is too short for four of them.
@@ -140,8 +141,8 @@ def repeats_report(known: Mapping[str, History]) -> dict[str, Any] | None:
     which does not affect the ratio of two cases.
 
     A case whose memory happens to be placed badly in one of the processes can take twice as long
-    there. Such a case must not widen the intervals of all others. No case therefore counts for more
-    than three robust standard deviations.
+    there. Such a case must not widen the intervals of all others. Each case's deviation is
+    therefore cut at three robust standard deviations.
 
     Returns:
         The entry ``repeats`` of run.json; None if fewer than four cases have at least six samples

@@ -1,9 +1,9 @@
 """Time the anchors of a run on one GPU: a few cases that are the same on every GPU.
 
 The anchors are timed before a run's cases and do not count towards the budget. If several GPUs of a
-node measure at the same time, each of them first times the anchors while the others are idle, and
-then all of them time the anchors at once. The difference shows how the GPUs affect one another,
-through the host or their power supply.
+node measure at the same time, each of them first times the anchors while the others are idle. Then
+all of them time the anchors at once. The difference shows how the GPUs affect one another, through
+the host or their power supply.
 """
 
 from __future__ import annotations

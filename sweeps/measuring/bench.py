@@ -57,12 +57,13 @@ class PoisonedError(Exception):
 
 
 class Bench(Protocol):
-    """Interface of a device with its arena, clock and sensors, for the measuring loop."""
+    """Interface through which the measuring loop uses a device, its memory, clock and sensors."""
 
     sampler: Sampler
     gpu: int | None
     careful: Collection[str]
-    """Ids of cases to handle one by one, because a process died while handling them together."""
+    """Ids of cases to prepare one by one, because a process died while it prepared them
+    together."""
 
     def prepare(
         self, cases: Sequence[Case], histories: Mapping[str, History], on_start: OnStart
@@ -70,7 +71,7 @@ class Bench(Protocol):
         """Check and warm up cases, and yield the outcome of each in order.
 
         Args:
-            cases: the cases. One that cannot be timed has the outcome :class:`Refusal`.
+            cases: the cases. The outcome of a case that cannot be timed is a :class:`Refusal`.
             histories: what earlier processes recorded about the cases, by case id.
             on_start: function to call before anything that may crash, so that the parent process
                 knows which cases to blame.
@@ -82,10 +83,10 @@ class Bench(Protocol):
     ) -> Iterator[tuple[Case, Mapping[str, Any]]]:
         """Yield the columns that name each case's kernels, in any order.
 
-        The profiler may lose the records of a case's launch, and then does not show the kernels.
-        Such a case is left out, because a profiler in another process may show them. A case whose
-        kernels cannot be named has an empty ``kernel``. ``on_start`` is called before each launch,
-        because the launch may crash.
+        If the profiler loses the records of a case's launch, the case is left out, because a
+        profiler in another process may still show its kernels. A case whose kernels cannot be named
+        has an empty ``kernel``. ``on_start`` is called before each launch, because the launch may
+        crash.
         """
         ...
 
@@ -117,7 +118,7 @@ expected to take. There are no ids if the work belongs to no case."""
 
 
 def make_event(bench: Bench, worker: str, event: str, case: str, cost: float, **more: Any) -> Event:
-    """Make an event of a case, or of work that belongs to no case.
+    """Make an event for a case, or for work that belongs to no case.
 
     Args:
         bench: the bench on which the event happened.

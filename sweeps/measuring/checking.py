@@ -1,9 +1,9 @@
-"""Checks of the results of a case's launches: before its samples, during them and afterwards.
+"""Check the results of a case's launches before, during and after its samples.
 
-This module needs PyTorch. The checks guard against kernels that are wrong from the start, later,
-sporadically, on another operand set or in a corner of the result, and against kernels that return
-a result that they never computed. The sampler decides which batches are checked. It knows this
-module only as a :class:`sweeps.timing.sampler.Checker`.
+The checks detect kernels that are wrong from the start or only later, only now and then, only on
+some operand sets, or only in a corner of the result. They also detect kernels that return a result
+without computing it. The sampler decides which batches are checked. It knows this module only as a
+:class:`sweeps.timing.sampler.Checker`. This module needs PyTorch.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class ResultChecker:
         Args:
             problem: what the case computes.
             launch: launch of the case on its operand sets.
-            seed: seed of all random choices. It differs between cases, so that each is checked at
-                other entries.
+            seed: seed of all random choices. It differs between cases, so that each case is checked
+                at different entries.
         """
         self._problem = problem
         self._launch = launch
@@ -56,9 +56,9 @@ class ResultChecker:
         self._norms = {i: _norms(launch.sets[i]) for i in {0, len(launch.sets) - 1}}
 
     def for_sets(self, launch: Launch) -> ResultChecker:
-        """Replace the launch with one on more operand sets of the same case. Return this checker.
+        """Replace the launch with a launch on more operand sets of the same case.
 
-        The first set must be the first set of the present launch.
+        Return this checker. The first set must be the first set of the present launch.
         """
         self._launch = launch
         last = len(launch.sets) - 1
@@ -84,8 +84,8 @@ class ResultChecker:
         """Fill every result buffer with NaN, so that unwritten elements fail the check.
 
         If ``unseen`` is the index of a set, the first operand of that set is negated until
-        :meth:`release`. The buffers are then filled with 0, because a kernel might compute only
-        where it finds NaN.
+        :meth:`release`. The buffers are then filled with 0 instead, because a kernel might compute
+        only where it finds NaN.
         """
         self.release()  # if the batch is timed a second time, an operand is still negated
         if unseen is not None:
@@ -105,7 +105,7 @@ class ResultChecker:
         the last result is checked.
 
         Args:
-            indices: indices of the operand sets that were launched on, in order.
+            indices: indices of the operand sets that the launches used, in order.
             last: what the last launch returned.
 
         Raises:

@@ -1,4 +1,4 @@
-"""The child process that runs cases, so that a case that crashes does not end the run."""
+"""The child process that runs cases, so that a crash does not end the run."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ class Assignment:
         planned: the cases, in the plan's order.
         known: histories of the cases from earlier processes, by case id.
         worker: the shard's name, for the events.
-        budget: seconds of measuring, over all resumes.
+        budget: seconds of measuring that all calls of the run may use together.
         spent: seconds of the budget that are used up.
         until: moment at which measuring must end. It is in seconds of ``time.monotonic``, which is
             the same for all processes of a host.
-        careful: ids of cases to handle one by one, see :attr:`Bench.careful`.
+        careful: ids of cases to prepare one by one (:attr:`Bench.careful`).
         work: kind of work: ``measure``, or one of :data:`EXTRA_WORK`.
         longest: seconds that six samples of a case may take, with the exception that
             :class:`Rounds` describes; None for a share of the budget.
@@ -65,7 +65,7 @@ class Assignment:
 EXTRA_WORK: dict[str, Callable[..., None]] = {
     "anchor": time_anchors, "repeat": repeat_cases, "confirm": confirm_pairs, "name": name_kernels,
 }  # fmt: skip
-"""Kinds of work other than measuring, and the functions that do them."""
+"""Kinds of work other than measuring, each with the function that does it."""
 
 
 def work(connection: Connection) -> None:
@@ -78,7 +78,7 @@ def work(connection: Connection) -> None:
       seconds that it is expected to take;
     - ("wait", phase), after which it waits until the parent sends a message.
 
-    Its last message is one of
+    Its last message is one of these:
 
     - ("end", reason) if the work is done or its time is up;
     - ("failed", sentence) if an error ended the work;
@@ -151,7 +151,8 @@ def work(connection: Connection) -> None:
 def _close_in_fork(connection: Connection) -> None:
     """Close the pipe in a process that a launch has forked, because that process must not measure.
 
-    If the copy kept the connection open, the parent would not notice the death of the real child.
+    If the forked process kept the pipe open, the parent would not notice that the real child has
+    died.
     """
     connection.close()
     die_with_parent()

@@ -26,9 +26,9 @@ def repeat_cases(
 ) -> None:
     """Re-time the given cases in this separate process, to see how well medians repeat.
 
-    Each case gets as many samples as the second checkpoint requires, in shuffled rounds. Samples
-    become events named ``repeat``, unless launch gaps show in them. A case that fails this time
-    gets no further samples.
+    Each case gets eight samples (the second count of :data:`CHECKPOINTS`), in shuffled rounds.
+    Samples become events named ``repeat``, unless launch gaps show in them. A case that fails this
+    time gets no further samples.
 
     Args:
         cases: cases that have times from another process.

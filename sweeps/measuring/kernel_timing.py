@@ -47,7 +47,7 @@ class KernelSamples:
         seconds: seconds per launch of each sample.
         launches: number of launches per sample.
         sets: number of copies of the arguments that the launches of a sample rotate through.
-        rel_error: largest error of the result of a launch after the samples, relative to the
+        rel_error: largest error in the result of a launch after the samples, relative to the
             reference's largest absolute value; None without a reference.
     """
 
@@ -64,8 +64,8 @@ class TimedKernel:
 
     Attributes:
         function: function that launches the kernel once, without synchronising. If ``prepares`` is
-            true, it only prepares a launch on its arguments, and returns it as a callable without
-            arguments.
+            true, the function only prepares a launch on its arguments, and returns that launch as a
+            callable without arguments.
         arguments: arguments of the function. Tensors among them are copied.
         reference: function that computes the same result from the arguments, with floating-point
             tensors converted to float64; None to check nothing.
@@ -82,17 +82,17 @@ class TimedKernel:
 
     @property
     def gpu(self) -> int | None:
-        """Ordinal of the GPU that has the first CUDA tensor of the arguments; None without one."""
+        """Ordinal of the GPU with the first CUDA tensor among the arguments; None without one."""
         tensors = [a for a in self.arguments if isinstance(a, Tensor) and a.is_cuda]
         return tensors[0].get_device() if tensors else None
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the tensors among the arguments."""
+        """Total size in bytes of the tensors among the arguments."""
         return sum(a.nbytes for a in self.arguments if isinstance(a, Tensor))
 
     def launch_on_copies(self) -> Callable[[], Any]:
-        """Return a launch on new copies of the tensors among the arguments.
+        """Return a callable that launches the kernel on new copies of its tensor arguments.
 
         A copy of a dense tensor has the same strides.
         """
@@ -120,10 +120,14 @@ class TimedKernel:
             return None
         if not isinstance(result, Tensor) or result.shape != expected.shape:
             is_tensor = isinstance(result, Tensor)
-            returned = f"shape {tuple(result.shape)}" if is_tensor else f"a {type(result).__name__}"
+            returned = (
+                f"a tensor of shape {tuple(result.shape)}"
+                if is_tensor
+                else f"a {type(result).__name__}"
+            )
             raise WrongResultError(
-                f"the kernel returned {returned}, but the reference returned shape "
-                f"{tuple(expected.shape)}."
+                f"the kernel returned {returned}, but the reference returned a tensor of shape "
+                f"{tuple(expected.shape)}. Make both return the same shape."
             )
         tolerance = self.tolerance
         if tolerance is None:
@@ -133,7 +137,7 @@ class TimedKernel:
         if not error <= tolerance:  # `error > tolerance` would be False for NaN
             raise WrongResultError(
                 f"the result differs from the reference by {error:.2g} of the reference's largest "
-                f"value; {tolerance:.2g} is allowed."
+                f"value; {tolerance:.2g} is allowed. Correct the kernel, or raise the tolerance."
             )
         return error
 
@@ -171,7 +175,7 @@ class KernelTimer:
         self._sampler = Sampler(clock, Arena(name, cache, 0).flush, telemetry)
 
     def time(self, kernel: TimedKernel, cache: str = "cold") -> KernelSamples:
-        """Check a kernel, sample its time until the sampler is done, and check it again.
+        """Check a kernel, sample its time until the stopping rule is met, and check it again.
 
         Args:
             kernel: the kernel with its arguments.

@@ -1,4 +1,4 @@
-"""The measuring loop of a run: sample each case once after preparing it, then all in rounds.
+"""Measuring loop of a run: it samples each case once after preparing it, then all in rounds.
 
 The loop has a bench (which turns cases into subjects), a sampler and a budget. It prepares cases in
 chunks, and reports samples and failures as events.
@@ -25,8 +25,8 @@ _T = TypeVar("_T")
 CHUNK = 64
 """Number of cases prepared between two rounds: few enough that the first results come early."""
 FIRST_CHUNK = 8
-"""Number of cases in the first chunk of a process. Each further chunk has twice as many, up to
-:data:`CHUNK`.
+"""Number of cases in the first chunk of a process. Each further chunk has twice as many as the one
+before it, up to :data:`CHUNK`.
 
 Even if preparing is slow, the first cases therefore get their samples before the time is up."""
 _CANARY_SECONDS = 2.0  # time between two samples of the canary GEMM
@@ -70,15 +70,15 @@ class Rounds:
             known: histories from earlier processes. Finished cases are not visited again.
             bench: the bench that the cases run on.
             worker: the shard's name, for the events.
-            budget: seconds of measuring, over all resumes.
+            budget: seconds of measuring that all calls of the run may use together.
             spent: seconds of the budget that are used up.
             emit: called with every event.
             on_start: called before anything that may crash.
             seed: seed of the shuffles, for tests.
             limit: seconds that this process may take, even if more of the budget is left.
             longest: seconds that six samples of a case may take; None for the share
-                :data:`_MAX_SHARE` of the budget. Even above this limit, a case may take
-                :data:`_MISTAKEN` times its planned seconds.
+                :data:`_MAX_SHARE` of the budget. A case may always take up to :data:`_MISTAKEN`
+                times its planned seconds, even if that is above this limit.
         """
         closed = {case for case, history in known.items() if history.closed}
         self._waiting = deque(entry for entry in planned if entry.case.id not in closed)
@@ -119,7 +119,7 @@ class Rounds:
         """Measure, and return ``done`` if every case is finished, else ``budget``.
 
         ``budget`` means that the budget or the time is used up, or that no further case fits. Open
-        cases with samples are checked again at the end, because samples count only once a check
+        cases with samples are checked again at the end, because samples are used only after a check
         confirms them.
         """
         reason = self._measure()
@@ -189,11 +189,11 @@ class Rounds:
             self._report("right", subject.key, cost, checking=round(cost, 6))
 
     def _promised_seconds(self) -> float:
-        """Return the seconds that it takes until every open case has six samples."""
+        """Return the seconds needed until every open case has six samples."""
         return sum(max(0, _MIN_SAMPLES - len(s.samples)) * s.cost for s in self._open)
 
     def _due_subjects(self) -> list[Subject]:
-        """Return the cases of the next round: all, or only a part of them if time is short."""
+        """Return the open cases to sample in the next round: all, or only some if time is short."""
         # Six samples are the fewest that give an interval. While time is short, they have priority
         # over narrowing the intervals of other cases.
         narrowing = sum(s.cost for s in self._open if len(s.samples) >= _MIN_SAMPLES)
@@ -266,7 +266,7 @@ class Rounds:
         return len(chosen)
 
     def _open_case(self, result: Ready | Refusal, cost: float) -> None:
-        """Report a prepared case, and open it unless it was refused or would take too long."""
+        """Report a prepared case. Admit it to the rounds unless it was refused or is too slow."""
         if isinstance(result, Refusal):
             if result.facts:
                 self._report("facts", result.case.id, 0.0, facts=dict(result.facts))
@@ -290,7 +290,7 @@ class Rounds:
     def _too_long_seconds(self, case: Case) -> float:
         """Return the largest number of seconds that six samples of a case may take.
 
-        The plan has underestimated a case that takes longer, and the case is given up.
+        A case that needs more time was underestimated by the plan, and is given up.
         """
         return max(self._max_seconds, _MISTAKEN * self._planned[case.id])
 
@@ -362,7 +362,7 @@ class Rounds:
             self._report("ceilings", "", 0.0, peaks=dict(ceilings[0]), bandwidth=ceilings[1])
 
     def _run_outside_cases(self, name: str | None, work: Callable[[], _T]) -> _T | None:
-        """Do work that belongs to no case, and charge it to the budget.
+        """Do work that belongs to no case, and charge its time to the budget.
 
         If the work fails, return None, and the run continues.
 

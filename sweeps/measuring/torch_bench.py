@@ -1,7 +1,7 @@
-"""The real bench: a device with its arena, clock and sensors, which prepares kernels for timing.
+"""The real bench: it prepares kernels for timing on a device, with its clock and sensors.
 
-Other modules work with any object that has the interface of :class:`sweeps.measuring.bench.Bench`.
-This module needs PyTorch.
+It also holds the arena, which is the memory for operands. Other modules work with any object that
+has the interface of :class:`sweeps.measuring.bench.Bench`. This module needs PyTorch.
 """
 
 from __future__ import annotations
@@ -120,8 +120,8 @@ class TorchBench:
         """Return the number of operand sets for a case whose launch takes ``seconds``.
 
         A burst with a cold cache, or with cold weights, uses no set twice. Sustained work uses a
-        set again only after other sets of twice the cache's size in total, or after 512 sets. A
-        case with a warm cache has one set, and every other case at least two.
+        set again only after other sets that together are twice as large as the cache, or after 512
+        sets. A case with a warm cache has one set, and every other case at least two.
         """
         if case.cache == "warm":
             return 1

@@ -1,1 +1,1 @@
-"""Training steps of two models, profiled operation by operation."""
+"""Profile training steps of two models, operation by operation."""

@@ -1,4 +1,4 @@
-"""Training steps of two models, which show what share of a step is matrix work."""
+"""Build training steps of two models, to show what share of them GEMMs and convolutions take."""
 
 from __future__ import annotations
 

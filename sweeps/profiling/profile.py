@@ -36,12 +36,12 @@ _DTYPES = {"gpu": ("fp32", "tf32", "bf16"), "cpu": ("fp32",)}  # by kind of mach
 _STORED = {"bf16": torch.bfloat16}  # type of the parameters by dtype; float32 if not listed
 _MARK = "rooftile step"
 _KEPT = ("schemaVersion", "deviceProperties", "record_shapes", "displayTimeUnit")
-"""Top-level entries of a trace that are kept, besides its events. The remaining ones name the host,
+"""Top-level entries of a trace that are kept, besides its events. The other entries name the host,
 its processes and folders."""
 
 
 def profile_models(device: Device, folder: Path, note: Callable[[str], None]) -> dict[str, Any]:
-    """Time the training steps of every model in each dtype of the device, and trace one step each.
+    """Time training steps of each model in each dtype of the device, and trace one step of each.
 
     The traces are written into the folder's sub-folder ``traces``.
 

@@ -70,7 +70,8 @@ def test_what_is_not_a_tensor_is_passed_on() -> None:
         (lambda a: a * float("nan"), "by nan of the reference"),
         (
             lambda a: a[1:],
-            r"returned shape \(31, 48\), but the reference returned shape \(32, 48\)",
+            r"returned a tensor of shape \(31, 48\), but the reference returned a tensor of shape "
+            r"\(32, 48\)",
         ),
         (lambda a: None, "returned a NoneType"),
     ],
