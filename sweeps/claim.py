@@ -1,10 +1,10 @@
 """Claims: locks on a run's files, which also work across nodes that share a file system.
 
-Some network file systems refuse the operating system's locks (flock, lockf), and on others only one
-node sees them. A claim is therefore a file that only one process can create (O_EXCL). The owner
-renews its claim until it releases it or exits. If a claim has not been renewed for a minute, any
-process may take it over. On the same machine, the claim of a process that has exited is taken over
-at once.
+Some network file systems reject the operating system's locks (flock, lockf). On others, only the
+node that took a lock sees it. A claim is therefore a file that only one process can create
+(O_EXCL). The owner keeps renewing the claim until it exits or releases the file. If a claim has not
+been renewed for a minute, any process may take it over. If its owner has exited, another process on
+the same machine may take it over at once.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LONGEST_WAIT = 900.0  # seconds
 
 
 class Claim:
-    """A file that this process has claimed until :meth:`release`."""
+    """Claim of this process on a file, held until :meth:`release`."""
 
     def __init__(self, path: Path, refusal: str, wait: bool = False) -> None:
         """Claim a file.
@@ -39,10 +39,10 @@ class Claim:
             path: the file to claim. The claim is a file next to it, whose name ends in
                 :data:`SUFFIX`.
             refusal: error message if another process has claimed the file.
-            wait: True to wait up to 15 minutes until another process releases the file. If False,
-                the error is raised at once if a process on this node has claimed it. If a process
-                on another node has claimed it, the error is raised only after 90 s, because that
-                process may have ended without releasing the file.
+            wait: True to wait up to 15 minutes for another process to release the file. If False, a
+                claim by a process on this node raises the error at once. A claim by a process on
+                another node raises it only after 90 s, because that process may have ended without
+                releasing the file.
 
         Raises:
             UserError: if another process has claimed the file and does not release it in that
@@ -66,7 +66,7 @@ class Claim:
         return owner is not None and owner.hostname != socket.gethostname()
 
     def _try_to_acquire(self, seconds: float) -> bool:
-        """Wait at most the given seconds for the claim, and return True if it was acquired.
+        """Try for up to ``seconds`` seconds to acquire the claim, and return True on success.
 
         Raises:
             UserError: if the claim cannot be written.
@@ -77,8 +77,8 @@ class Claim:
             return False
         except OSError as error:
             raise UserError(
-                f"{self._lease.lock_file} could not be written ({error.strerror}); free some "
-                "space there, or choose another --results.",
+                f"{self._lease.lock_file} could not be written ({error.strerror}). Make sure that "
+                "its folder is writable and has free space, or choose another --results.",
                 exit_code=1,
             ) from None
         return True
@@ -87,8 +87,8 @@ class Claim:
     def lost(self) -> bool:
         """True if this process has lost the claim.
 
-        Another process took it over while this one was stopped for too long, or the claim's file
-        was removed.
+        Another process took the claim over while this process was stopped for too long, or the
+        claim's file was removed.
         """
         return self._lease.compromise is not None
 
@@ -107,8 +107,8 @@ def claimed(path: Path) -> Iterator[None]:
     """
     claim = Claim(
         path,
-        f"{path}{SUFFIX} shows that another process is using {path}. If none is, remove "
-        f"{path}{SUFFIX} and run the same command again.",
+        f"{path}{SUFFIX} shows that another process is using {path}. If no process is "
+        f"using it, remove {path}{SUFFIX} and run the same command again.",
         wait=True,
     )
     try:

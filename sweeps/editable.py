@@ -1,8 +1,9 @@
 """Build backend: setuptools, extended by editable installations that point to the checkout.
 
 ``pip install .`` builds the namespace ``rooftile`` (:mod:`sweeps.wheel`). ``pip install -e .``
-builds a wheel of one module instead, the pointing module, which makes ``import rooftile`` load the
-checkout's ``analysis/rooftile``. The environment that the make targets set up has the same module.
+instead builds a wheel with one module, called the pointing module. It makes ``import rooftile``
+load the checkout's ``analysis/rooftile``. The environment that the make targets set up has the same
+module.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Replacement for :class:`filelock.SoftFileLease`, which filelock has only since version 3.30.
+"""Replacement for :class:`filelock.SoftFileLease`, which filelock before version 3.30 lacks.
 
 A GPU node without access to a package index may have an older version. Between processes of one
-machine, these claims work like those of filelock: the claim of a process that has ended is taken
-over, if the file system supports locks (flock). A claim of another machine is never taken over.
+machine, these claims work like those of filelock. If the owner of a claim has ended, another
+process takes the claim over, provided that the file system supports locks (flock). A claim of
+another machine is never taken over.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class PlainLease:
             Path(self.lock_file).unlink(missing_ok=True)
 
     def _create(self) -> bool:
-        """Create the file of the claim, and return False if it exists already."""
+        """Create the claim's file, and return False if it exists already."""
         flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY
         try:
             descriptor = os.open(self.lock_file, flags, self._mode)

@@ -1,1 +1,1 @@
-"""Checks that the machine and its clock can be trusted."""
+"""Check whether the machine and its clock can be trusted."""

@@ -1,8 +1,8 @@
 """Compare the sampler with standard timers, to see whether its clock can be trusted.
 
 The standard timer is Triton's ``do_bench`` on a GPU and PyTorch's ``blocked_autorange`` on a CPU.
-Every pass runs in its own process, because repeatability shows only between processes, and because
-a profiler slows the launches of the process that loads it.
+Each pass over the cases, and the check of the profiler, runs in its own process: repeatability
+shows only between processes, and a profiler slows the launches of the process that loads it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _PROFILER_CASES = 8  # cases that are timed before and after a profiler is loade
 
 
 def clock_cases(machine: Any, count: int) -> list[Case]:
-    """Return at most ``count`` cases, each of which a timer can finish within seconds.
+    """Return at most ``count`` cases that a standard timer can time within seconds each.
 
     On a GPU they are GEMMs in fp16 with a cold cache, because ``do_bench`` clears the cache. On a
     CPU they are GEMMs and two convolutions in fp32 with a warm cache.
@@ -76,7 +76,7 @@ def check_clock(device: Device, count: int, note: Callable[[str], None]) -> dict
     passes = []
     for number in range(1, _PASSES + 1):
         cases = counted(count, "case")
-        note(f"Timing {cases} with the sampler and a standard timer, pass {number} …")
+        note(f"Timing {cases} with the sampler and a standard timer, pass {number} of {_PASSES} …")
         passes.append(_in_process(_one_pass, machine, gpu, count))
     note("Timing launches before and after loading a profiler …")
     profiler = _in_process(_around_a_profiler, machine, gpu, _PROFILER_CASES)
@@ -99,16 +99,16 @@ def check_clock(device: Device, count: int, note: Callable[[str], None]) -> dict
 def summarise(passes: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
     """Summarise each timer over both passes.
 
-    A case counts for a timer if both passes timed it with that timer, and the first pass also with
-    the sampler. Timers without such a case are left out.
+    The medians are taken over the cases that the timer timed in both passes and that the sampler
+    timed in the first pass. Timers without such a case are left out.
 
     Args:
         passes: what :func:`_one_pass` returned for each of the two passes.
 
     Returns:
-        For each timer: ``seconds_per_case``; ``passes_differ``, the median over the cases of the
-        relative difference between the passes; and ``over_sampler``, the median over the cases of
-        the timer's time divided by that of the sampler in the first pass.
+        For each timer, a mapping with ``seconds_per_case`` (mean seconds of a pass per case),
+        ``passes_differ`` (median relative difference between the passes) and ``over_sampler``
+        (median ratio of the timer's time to the sampler's, both in the first pass).
     """
     result = {}
     first, second = passes[0]["timers"], passes[1]["timers"]
@@ -164,7 +164,7 @@ def one_by_one(
 
 
 def _in_process(work: Callable[..., Any], *arguments: Any) -> Any:
-    """Return what ``work(*arguments)`` returns in a new process, which then ends."""
+    """Run ``work(*arguments)`` in a new process, which then ends, and return its result."""
     context = get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=context, initializer=die_with_parent) as pool:
         return pool.submit(work, *arguments).result()
@@ -174,7 +174,8 @@ def _one_pass(machine: Any, gpu: int | None, count: int) -> dict[str, Any]:
     """Time the cases with the sampler and with a standard timer.
 
     Returns:
-        ``timers``: the ``seconds`` of each timer's whole pass, and its ``medians_us`` by problem.
+        A mapping whose entry ``timers`` has, for each timer, the ``seconds`` of its whole pass and
+        ``medians_us``, the median µs per launch by problem.
     """
     bench, ready = open_bench(machine, gpu, clock_cases(machine, count))
     subjects = [result.subject for result in ready]
@@ -224,7 +225,7 @@ def _around_a_profiler(machine: Any, gpu: int | None, count: int) -> list[dict[s
 
 
 def _replays(machine: Any, gpu: int, count: int) -> list[dict[str, Any]]:
-    """Time about ``count`` evenly spaced GEMMs of the public grid with CUDA graphs.
+    """Time about ``count`` evenly spaced GEMMs of the sweep ``public-grid`` with CUDA graphs.
 
     GEMMs that fail are left out.
     """

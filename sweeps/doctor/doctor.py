@@ -1,4 +1,4 @@
-"""The ``sweeps doctor`` command: what this machine is, and what may spoil its timings.
+"""Implement ``sweeps doctor``: describe the machine, and warn of what may spoil its timings.
 
 The command changes no setting.
 """
@@ -58,13 +58,13 @@ def examine(device: Device, results: Path) -> list[DoctorFinding]:
 
 
 def _examine_cpu() -> Iterator[DoctorFinding]:
-    """Report threads and load of the CPU, and frequency governors other than ``performance``."""
+    """Report the CPU's threads, its load, and any frequency governor but ``performance``."""
     threads, load = torch.get_num_threads(), os.getloadavg()[0]
     instructions = torch.backends.cpu.get_cpu_capability()
     yield DoctorFinding(False, f"{counted(threads, 'thread')}, {instructions}")
     # Each thread needs an idle core. Half a core of other work is tolerated.
     busy = load + threads > usable_cores() + 0.5
-    remark = ": other work disturbs timings" if busy else ""
+    remark = ": other processes disturb timings; end them, or wait" if busy else ""
     yield DoctorFinding(busy, f"load average {load:.1f}{remark}")
     governors = {
         Path(path).read_text(encoding="ascii").strip()
@@ -100,8 +100,8 @@ def _examine_gpu(device: Device) -> Iterator[DoctorFinding]:
         yield DoctorFinding(
             False,
             f"{count} GPUs: this is number {device.gpu}, counted from 0. --gpu selects another. To "
-            f"share a run among all, call {command(f'sweeps run --shard I/{count} --gpu I-1')} for "
-            f"each I from 1 to {count}",
+            f"share a run among all GPUs, run {command(f'sweeps run --shard I/{count} --gpu I-1')} "
+            f"for each I from 1 to {count}",
         )
     machine = device.machine
     if machine.slug not in known_machines():
@@ -114,7 +114,9 @@ def _examine_gpu(device: Device) -> Iterator[DoctorFinding]:
     else:
         yield from _compare_facts(device)
     if "MIG" in machine.name:
-        yield DoctorFinding(True, "this is a MIG slice, which shares power and clocks with others")
+        yield DoctorFinding(
+            True, "this is a MIG slice, which shares power and clocks with the GPU's other slices"
+        )
     nvml = open_nvml()
     handle = None
     if nvml is not None:
@@ -145,8 +147,8 @@ def _compare_facts(device: Device) -> Iterator[DoctorFinding]:
         if reported and abs(reported / listed - 1) > _FACT_TOLERANCE:
             yield DoctorFinding(
                 True,
-                f"machines.toml says {listed:,.4g} {unit}; the device reports {reported:,.4g}: "
-                "part of it may be disabled or slower than usual",
+                f"machines.toml lists {listed:,.4g} {unit}, but the device reports {reported:,.4g} "
+                f"{unit}; part of it may be disabled or slower than usual",
             )
 
 
@@ -181,6 +183,6 @@ def examine_nvml(nvml: Any, handle: Any) -> Iterator[DoctorFinding]:
     if other_count:
         yield DoctorFinding(
             True,
-            f"{counted(other_count, 'other process', 'other processes')} on this GPU: end them, or "
-            "timings will be wrong",
+            f"{counted(other_count, 'other process', 'other processes')} on this GPU: stop all "
+            "other work on it, or timings will be wrong",
         )

@@ -1,7 +1,7 @@
-"""Re-time a few recorded cases, to see whether this machine is as fast as the recorded one.
+"""Re-time a few recorded cases, to see whether this machine is as fast as the recorded machine.
 
-A recording may be made in several sessions, each on a newly assigned node, so the machine may be
-a different one.
+A recording may span several sessions, each on a newly assigned node, so a later session may run on
+a different machine.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ from sweeps.store import read_run
 from sweeps.timing.statistics import CHECKPOINTS, median, median_interval
 
 TOLERANCE = 0.03
-"""Relative difference above which the machine or its speed is judged to have changed."""
+"""Relative difference between a present and a recorded time above which the machine is judged to
+have changed."""
 
 
 def choose_anchors(rows: Sequence[Mapping[str, str]], count: int) -> list[tuple[Case, float]]:
-    """Choose ``count`` cases of the vendor libraries, evenly spaced by the rank of their times.
+    """Choose ``count`` cases timed with vendor libraries, evenly spaced by the rank of their times.
 
     They are GEMMs and convolutions in burst mode. If enough of them have converged, only converged
     ones are chosen.
@@ -71,8 +72,8 @@ def time_again(device: Device, folder: Path, count: int) -> dict[str, Any]:
         count: number of cases.
 
     Returns:
-        The result of :func:`judge_ratios` for the ratios of present to recorded times, with the
-        entry ``sentence``, which states it in words.
+        The result of :func:`judge_ratios` for the ratios of present to recorded times, and an entry
+        ``sentence`` that states this result in words.
 
     Raises:
         UserError: if the folder has no measurements.csv, or its run.json cannot be read.
@@ -106,9 +107,9 @@ def judge_ratios(ratios: Sequence[float]) -> dict[str, Any]:
         ratios: present time of each case, divided by its recorded time.
 
     Returns:
-        ``cases``, ``ratio`` (the median), ``lo`` and ``hi`` (its 95% interval; None for fewer than
-        six cases) and ``same`` (True if the ratio is within :data:`TOLERANCE` of 1). Without cases,
-        all but ``cases`` are None.
+        A mapping with ``cases`` (their number), ``ratio`` (the median), ``lo`` and ``hi`` (its 95%
+        interval; None for fewer than six cases) and ``same`` (True if the ratio is within
+        :data:`TOLERANCE` of 1). If there are no cases, all entries except ``cases`` are None.
     """
     if not ratios:
         return {**dict.fromkeys(("ratio", "lo", "hi", "same")), "cases": 0}

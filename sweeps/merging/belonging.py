@@ -76,7 +76,7 @@ def _why_incompatible(first: MergeSource, second: MergeSource) -> str:
         if different_limits is not None:
             second_limit, first_limit = different_limits
             return (
-                f"a GPU of {second.folder} has {second_limit} and one of {first.folder} has "
+                f"a GPU of {second.folder} has {second_limit}, but a GPU of {first.folder} has "
                 f"{first_limit}; leave one of these recordings out."
             )
     return ""

@@ -44,8 +44,8 @@ def _worker_name(number: int, count: int) -> str:
 def _lines(source: MergeSource, worker: str, numbers: Mapping[int, int]) -> Iterator[bytes]:
     """Yield the lines of a recording's samples, with the worker and GPUs of the merged recording.
 
-    ``numbers`` has the new number of each GPU. Damaged lines are copied unchanged, so that folding
-    counts them.
+    ``numbers`` maps each GPU's old number to its new one. Damaged lines are copied unchanged, so
+    that folding counts them.
     """
     for line in source.lines:
         if isinstance(line, bytes):
@@ -129,11 +129,11 @@ def _merged_plan(sources: Sequence[MergeSource]) -> dict[str, Any]:
 
 
 def _left_out(sources: Sequence[MergeSource], planned: Mapping[str, int]) -> dict[str, int]:
-    """Return an estimate, by sweep, of how many of its cases are in none of the plans.
+    """Estimate, for each sweep, how many of its cases are in none of the plans.
 
-    The recordings do not list the cases that they left out, but they count them. The number of a
-    sweep's cases is therefore estimated as the number that a recording planned or left out. If
-    several recordings left out cases of the sweep, the largest of their numbers is used.
+    The recordings do not list the cases that they left out, but they count them. A sweep's total is
+    therefore estimated as the cases that a recording planned plus those that it left out. If
+    several recordings left out cases of the sweep, the largest total is used.
 
     Args:
         sources: the recordings.

@@ -19,7 +19,7 @@ from sweeps.process import terminated_as_interrupt
 from sweeps.store import make_folder
 
 MERGED = "merged"
-"""Folder in the results that has a folder for each machine with a merged recording."""
+"""Name of the results' sub-folder with the merged recordings, one folder for each machine."""
 
 
 @dataclass(frozen=True)
@@ -40,12 +40,12 @@ def merge(folders: Sequence[Path], into: Path | None, results: Path) -> Merged:
 
     Args:
         folders: the folders of the recordings.
-        into: the folder to make. If None, it is named after the machine, in the results' folder
+        into: the folder to create. If None, it is named after the machine, in the results' folder
             :data:`MERGED`.
         results: the folder of all results.
 
     Raises:
-        UserError: if the recordings cannot be merged, or the folder cannot be made.
+        UserError: if the recordings cannot be merged, or the folder cannot be created.
     """
     check_folders(folders)
     sources = [read_source(folder) for folder in folders]

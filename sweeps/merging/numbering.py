@@ -1,8 +1,9 @@
 """Renumber the GPUs and nodes of several recordings, so that each has a unique number.
 
 A GPU is recognised by its hash. Each folder of results has a different salt for its hashes. A card
-that was recorded in two such folders therefore has two hashes and counts as two cards. GPUs without
-hashes count as different cards if they are from different recordings. The same holds for nodes.
+that was recorded in two such folders therefore has two hashes, and is treated as two cards. GPUs
+without hashes are treated as different cards if they are from different recordings. Nodes are
+recognised in the same way.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def merged_gpus(
 
 
 def renumbered(event: Event, worker: str, numbers: Mapping[int, int]) -> Event:
-    """Return an event with the worker, GPU and place of the merged recording."""
+    """Return an event with the worker, GPU number and place number of the merged recording."""
     event = {**event, "worker": worker}
     if event.get("gpu") is not None:
         event["gpu"] = numbers[event["gpu"]]

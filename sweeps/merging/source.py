@@ -33,10 +33,10 @@ class MergeSource:
     planned: Sequence[PlanEntry]
     anchors: Sequence[PlanEntry]
     lines: Sequence[Event | bytes]
-    """Lines of its sample file: an event, or the bytes of a damaged line."""
+    """Lines of its sample file, each an event or the bytes of a damaged line."""
     places: Sequence[Mapping[str, Any]]
-    """GPUs or nodes that are stored with the samples. Each has ``gpu`` (a number) and, if known,
-    the hashes ``id`` (of the GPU) and ``host`` (of the node)."""
+    """GPUs, or a CPU run's nodes, that are stored with the samples. Each has ``gpu`` (a number)
+    and, if known, the hashes ``id`` (of the GPU) and ``host`` (of the node)."""
 
     @property
     def events(self) -> list[Event]:
@@ -107,7 +107,7 @@ def _why_not_merged(folder: Path, record: Mapping[str, Any]) -> str:
 
 
 def _read_lines(path: Path) -> list[Event | bytes]:
-    """Read the lines of a sample file: an event, or the bytes of a damaged line.
+    """Read the lines of a sample file, each an event or the bytes of a damaged line.
 
     Raises:
         UserError: if the file cannot be read, or too many of its lines are damaged.

@@ -41,9 +41,9 @@ def with_measured_ceilings(device: Device) -> Device:
 def measure_ceilings(machine: Machine, dtypes: Iterable[str]) -> tuple[dict[str, float], float]:
     """Measure this CPU's present peak for each dtype (FLOP/s) and its bandwidth (bytes/s).
 
-    A peak is the best of up to 20 GEMMs of 1024³, or of 256³ if the dtype is emulated. The
-    bandwidth is the best of up to 20 copies of 256 MiB, counting both the read and the write.
-    The ceilings may be higher at another time, so a run measures them several times
+    A peak is the best rate of up to 20 launches of a GEMM of size 1024³, or 256³ if the dtype is
+    emulated. The bandwidth is the best rate of up to 20 copies of 256 MiB, counting both the read
+    and the write. The ceilings may be higher at another time, so a run measures them several times
     (:mod:`sweeps.folding.raised_ceilings`).
     """
     clock = CpuClock()

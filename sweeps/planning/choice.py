@@ -20,7 +20,7 @@ from sweeps.cases.spec import Sweep, all_sweeps, broken_sweeps, read_sweep
 from sweeps.planning.plan import make_plan
 
 EXPERIMENTAL = "experimental"
-"""Value of ``config`` in a sweep, which stands for the configs that are left out by default."""
+"""A sweep's value of ``config`` that selects the configs that are left out by default."""
 
 
 def choose_sweeps(names: Sequence[str]) -> dict[str, Sweep]:
@@ -67,8 +67,8 @@ def sweep_cases(sweep: Sweep, machine: Machine, dtypes: Sequence[str] = ()) -> l
     Args:
         sweep: the sweep to expand.
         machine: machine that the sweep is expanded for.
-        dtypes: dtypes of the cases to return, emulated ones included. If this is empty, the cases
-            have all dtypes that the sweep has on the machine.
+        dtypes: dtypes of the cases to return, emulated ones included. If empty, the cases have all
+            dtypes that the sweep has on the machine.
 
     Raises:
         UserError: if the sweep names an unknown implementation or an invalid config, has too many
@@ -90,7 +90,8 @@ def sweep_cases(sweep: Sweep, machine: Machine, dtypes: Sequence[str] = ()) -> l
             return []  # Triton is not installed, which `sweeps doctor` reports
         if implementation is None:
             raise UserError(
-                f"{sweep.name}.toml: implementation is {name!r}; {nearest(name, implementations())}"
+                f"{sweep.name}.toml: implementation {name!r} is not known; "
+                f"{nearest(name, implementations())}"
             )
         # 2. If the word is a valid config itself, return it unchanged.
         count = _candidate_count(declared)
@@ -98,7 +99,9 @@ def sweep_cases(sweep: Sweep, machine: Machine, dtypes: Sequence[str] = ()) -> l
             try:
                 implementation.parse_config(declared)
             except UserError as error:
-                raise UserError(f"{sweep.name}.toml: config is {declared!r}: {error}") from None
+                raise UserError(
+                    f"{sweep.name}.toml: config {declared!r} is invalid: {error}"
+                ) from None
             return [declared]
         # 3. Let the implementation choose its configs.
         if implementation.supports(problem, machine) is not None:
@@ -124,12 +127,13 @@ def plan_rows(
         machine: machine that would be measured.
         budget: seconds of measuring that the plan may fill.
         cores: number of cores that the run may use, most of them to compile kernels. None means all
-            that this process may use.
+            cores that this process may use.
 
     Returns:
-        Dictionaries with ``name``, ``cases``, ``planned`` and two times in seconds: ``expected_s``
-        for preparing each planned case, checking it and taking six samples of it, and
-        ``checking_s``, the part of that time in which results are checked.
+        Dictionaries with ``name``, ``cases``, ``planned``, ``expected_s`` and ``checking_s``.
+        ``expected_s`` is the expected time in seconds to prepare the planned cases, check them and
+        take six samples of each. ``checking_s`` is the part of that time in which results are
+        checked.
 
     Raises:
         UserError: if a named sweep is unknown or its file is invalid.
@@ -151,9 +155,9 @@ def plan_rows(
 
 
 def _candidate_count(declared: str) -> int | None:
-    """Return how many configs of an implementation the word ``declared`` stands for.
+    """Return how many of an implementation's configs the word ``declared`` selects.
 
-    ``""`` stands for one, the implementation's own choice. ``best 4`` stands for the four that the
+    ``""`` selects one, the implementation's own choice. ``best 4`` selects the four that the
     implementation ranks first. For ``all`` and ``experimental``, return None: there is no limit.
     For any other word, which must be a config itself, return 0.
     """

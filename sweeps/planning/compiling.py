@@ -1,8 +1,8 @@
 """Compile hand-written kernels in other processes, while a run times the compiled ones.
 
 Triton keeps compiled kernels in a cache on disk. The compiling processes go through the plan ahead
-of the process that times, and fill that cache. They launch nothing and write none of the run's
-files. If one of them dies, the timing process itself compiles the kernels that are missing.
+of the timing process, and fill that cache. They launch nothing and write none of the run's files.
+If one of them dies, the timing process itself compiles the kernels that are missing.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def compilers(machine: Machine, cores: int | None = None) -> int:
     """Return the number of processes that may compile in parallel with a run.
 
     Each process needs a core, and GPU memory for its context. ``cores`` is the number of cores that
-    these processes share with the run. None means all that this process may use, which a batch
-    system may have limited.
+    these processes share with the run. None means all cores that this process may use, which a
+    batch system may have limited.
     """
     most_contexts = int(_MEMORY_SHARE * machine.memory_bytes / _CONTEXT_BYTES)
     spare_cores = (cores or usable_processors()) - _SPARED_CORES
@@ -41,7 +41,7 @@ def compilers(machine: Machine, cores: int | None = None) -> int:
 def kernel_key(case: Case) -> tuple[object, ...] | None:
     """Return an approximate key of the kernels that Triton compiles for a case.
 
-    Cases with equal keys are taken to share their kernels. The key has the properties that the
+    Cases with equal keys are assumed to share their kernels. The key has the properties that the
     kernels and Triton specialise on, such as whether a size is 1, the largest power of two up to 16
     that divides it, and, for a GEMM, whether the tiles leave a remainder.
 
@@ -76,7 +76,7 @@ def kernel_key(case: Case) -> tuple[object, ...] | None:
 
 
 def _specialised(size: int) -> str:
-    """Return the class of a whole number by which Triton specialises a kernel."""
+    """Return a size's class in Triton's specialisation: ``1``, ``multiple of 16`` or ``other``."""
     if size == 1:
         return "1"
     return "multiple of 16" if size % 16 == 0 else "other"
@@ -87,8 +87,8 @@ def compiling(where: Mapping[str, Any], cases: Sequence[Case], workers: int = 1)
     """Compile the kernels of cases in the background, in order, until the block ends.
 
     No process is started if there is no GPU, if the GPU has little memory, if this run has at most
-    two of the host's cores, or if no case needs a hand-written kernel. The process that times the
-    cases compiles the kernels that these processes have not compiled.
+    two of the host's cores, or if no case needs a hand-written kernel. The timing process compiles
+    the kernels that are not compiled when it needs them.
 
     Args:
         where: mapping with the ``machine`` and the ordinal of its ``gpu``, if there is one.

@@ -65,11 +65,11 @@ def series_of(cases: Sequence[Case], together: Collection[Collection[str]] = ())
 def lines_of(cases: Sequence[Case]) -> list[list[int]]:
     """Return the lines that the cases form, as groups of positions in ``cases``.
 
-    A line has the cases of one sweep whose sizes differ in one dimension, with all dtypes, layouts,
-    passes, implementations and modes that are timed at those sizes. Its cases are only informative
-    together. The longest lines are taken first, and further lines only if they have sizes that no
-    line has yet. Two lines that cross share the cases where they meet. Sizes that are on no line
-    form groups by themselves.
+    A line has the cases of one sweep whose sizes differ in one dimension. It includes all dtypes,
+    layouts, passes, implementations and modes that are timed at those sizes. A line with missing
+    cases does not show how the time depends on that dimension. The longest lines are chosen first,
+    and a further line only if it has sizes that no chosen line has. Two lines that cross share the
+    cases where they meet. Sizes that are on no line form one group each.
     """
     # 1. Collect the points, which are the sizes at which a sweep has cases, and all lines through
     # them.

@@ -1,10 +1,10 @@
 """Plan a run: which cases it measures, in which order, and how long each is expected to take.
 
 Cases are admitted by whole lines (:func:`sweeps.planning.lines.lines_of`), because a line with
-missing cases does not answer its sweep's question. The lines of a sweep are ordered so that the
-first few already cover its axes, and the sweeps take turns so that each gets its share of the time.
-A line is admitted if its expected cost fits the rest of the budget. A case that would take too
-large a share of the budget is left out of its line (:func:`make_plan`).
+missing cases does not answer the ``question`` of its sweep. The lines of a sweep are ordered so
+that the first few already cover its axes, and the sweeps take turns so that each gets its share of
+the time. A line is admitted if its expected cost fits the rest of the budget. A case that would
+take too large a share of the budget is left out of its line (:func:`make_plan`).
 """
 
 from __future__ import annotations
@@ -141,7 +141,8 @@ class Costs:
     passes: float = 1.0
     """Time of a check's passes over the operands, divided by their time at full bandwidth."""
     slower: Mapping[str, Sequence[tuple[float, float]]] = field(default_factory=dict)
-    """Corrections of the estimate for each :func:`kind_of`, as pairs of FLOPs and a factor.
+    """Corrections of the estimated launch time for each kind of case (:func:`kind_of`), as pairs of
+    FLOPs and a factor.
 
     A launch with that many FLOPs takes the estimated time multiplied by the factor. Between two
     pairs, the factor is interpolated."""
@@ -154,7 +155,7 @@ class Costs:
     def from_json(cls, row: Mapping[str, Any] | None, kind: str) -> Costs:
         """Build the costs from run.json; the inverse of :meth:`to_json`.
 
-        A recording without costs gets the default costs of its ``kind`` of machine.
+        A recording without costs gets the default costs of a machine of this ``kind``.
 
         Raises:
             UserError: if a correction is not a pair.
@@ -195,7 +196,7 @@ class Costs:
 def kind_of(case: Case) -> str:
     """Return a case's operation, pass and dtype as one text, such as ``conv fprop bf16``.
 
-    How well the estimate fits a case depends mostly on these.
+    The accuracy of the estimate depends mostly on these three properties.
     """
     columns = case.columns()
     return " ".join(str(columns[name]) for name in ("op", "pass", "dtype") if columns.get(name))
@@ -233,9 +234,9 @@ def make_plan(
 
     The next line comes from the sweep that has had the least time, so that every sweep is
     represented. Sweeps that people look for first get six times as much time as others. If no line
-    of a sweep fits, single cases of it are admitted. A case may take at most 2% of the budget, or
-    4% if its line would otherwise be incomplete. If every case of a sweep takes more than 2%, its
-    cheapest cases are admitted.
+    of a sweep fits the budget, single cases of the sweep are admitted. A case may take at most 2%
+    of the budget, or 4% if its line would otherwise be incomplete. If every case of a sweep takes
+    more than 2%, its cheapest cases are admitted.
 
     With ``in_order``, all lines of a sweep are considered before those of the next one, and one
     case may take the whole budget.
@@ -250,7 +251,7 @@ def make_plan(
         shards: number of GPUs that share the work, each with that budget.
         in_order: True to consider the sweeps one after the other.
         cores: number of cores that the run may use, most of them to compile kernels. None means all
-            that this process may use.
+            cores that this process may use.
         together: groups of sweeps that are compared with each other.
         before: entries that are already planned.
         costs: costs of a case; None for the default costs of this kind of machine.
@@ -350,8 +351,8 @@ class _Room:
 def _affordable(line: Sequence[PlanEntry], max_cost: float) -> Sequence[PlanEntry]:
     """Return a line without the cases that cost more than ``max_cost`` seconds.
 
-    The line stays whole if no case costs more than twice as much, and the cheapest one costs at
-    most ``max_cost``.
+    The line stays whole if its cheapest case costs at most ``max_cost`` and no case costs more than
+    twice ``max_cost``.
     """
     costs = [entry.expected for entry in line]
     if min(costs) <= max_cost and max(costs) <= _EXCESS_FACTOR * max_cost:
@@ -392,11 +393,11 @@ def _with_shards(
 
 
 def _max_cost(entries: Iterable[PlanEntry], limit: float) -> float:
-    """Return the largest cost in seconds with which a case of a sweep may still be planned.
+    """Return the largest cost in seconds that a planned case of a sweep may have.
 
-    This is ``limit``, unless every case of the sweep costs more. Then the cheapest cases represent
-    the sweep. For example, if a cache of 260 MB is flushed before each of six samples, even the
-    smallest cold GEMM takes half a second.
+    The result is ``limit``, unless every case of the sweep costs more. In that case, the cheapest
+    cases represent the sweep. For example, if a cache of 260 MB is flushed before each of six
+    samples, even the smallest cold GEMM takes half a second.
     """
     cheapest = min(entry.expected for entry in entries)
     return limit if cheapest <= limit else _EXCESS_FACTOR * cheapest
@@ -405,7 +406,7 @@ def _max_cost(entries: Iterable[PlanEntry], limit: float) -> float:
 def _bit_reversal_order(values: Sequence[_T]) -> list[_T]:
     """Return values in bit-reversal order: the first, the middle, the quarters, and so on.
 
-    The first values in that order, however many, are spread evenly over all values.
+    However many values are taken from the front, they are spread evenly over all values.
     """
     bits = max(1, (len(values) - 1).bit_length())
 
@@ -489,8 +490,9 @@ def _cudnn_seconds(case: Case) -> float:
 def expected_seconds(workloads: Sequence[Workload], machine: Machine) -> list[float]:
     """Return the estimated seconds of one launch of each workload; 0 if it cannot run.
 
-    The estimate uses the default constants of the time model. An operation takes as long as its
-    GEMMs and convolutions. If it has none, it takes as long as moving its bytes.
+    The estimate uses the default constants of the time model. An operation is estimated to take as
+    long as its GEMMs and convolutions together. If it has none, it is estimated to take as long as
+    moving its bytes.
     """
     products: list[Sequence[tuple[int, Problem]]] = []
     moving: list[float] = []
@@ -500,7 +502,7 @@ def expected_seconds(workloads: Sequence[Workload], machine: Machine) -> list[fl
         moving.append(moving_seconds(workload, machine) if is_supported else 0.0)
 
     def seconds_of(_: Sequence[int], problems: Sequence[Problem]) -> Array:
-        """Return the estimated seconds of each problem, with one call of the model per dtype."""
+        """Return the estimated seconds of each problem, with one time-model call per dtype."""
         seconds = np.empty(len(problems))
         for dtype in {problem.dtype for problem in problems}:
             positions = [i for i, problem in enumerate(problems) if problem.dtype == dtype]

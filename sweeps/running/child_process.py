@@ -26,16 +26,16 @@ class Child:
     process: BaseProcess
     connection: Connection
     cases: tuple[str, ...] = ()
-    """Ids of the cases in flight, which are to blame if the process dies now."""
+    """Ids of the cases that it is running, which are to blame if the process dies now."""
     since: float = field(default_factory=time.monotonic)
-    """Moment of ``time.monotonic`` at which it began to handle these cases, or at which it was
-    started if it has not handled any."""
+    """Moment (``time.monotonic``) at which it began to run these cases; its start if it has run
+    none."""
     patience: float = _START_SECONDS
-    """Seconds without a message after which the process counts as hung."""
+    """Seconds without a message after which the process is considered hung."""
     samples: int = 0
-    """Number of samples that it has taken."""
+    """Number of samples that the process has taken."""
     spoke: bool = False
-    """True once it has sent a message."""
+    """True once the process has sent a message."""
 
     @classmethod
     def start(cls, assignment: Assignment) -> Child:
@@ -58,7 +58,7 @@ class Child:
         """Return True if the child sends a message, or ends, before its patience is used up.
 
         Time during which the child is stopped does not count. If this process is stopped during a
-        poll, the poll counts with its normal length, however long it lasted.
+        poll, only the poll's normal length counts.
         """
         waited = 0.0
         while waited < self.patience:

@@ -30,9 +30,9 @@ from sweeps.timing.statistics import CHECKPOINTS
 _LARGEST_SHARE = 0.5  # share of the budget for one candidate, because there are few candidates
 
 CANDIDATE_COST = CHECKPOINTS[1] / CHECKPOINTS[0]
-"""Number of a candidate's samples, divided by the number that the plan expects of a case."""
+"""Number of samples of a candidate, divided by the number that the plan expects for a case."""
 PAIR_COST = 4 * BLOCKS * PROCESSES / CHECKPOINTS[0]
-"""Number of a re-timed pair's samples, divided by the number that the plan expects of a case."""
+"""Number of samples of a re-timed pair, divided by the number that the plan expects for a case."""
 
 
 def machine_here(request: Request) -> Machine:
@@ -125,7 +125,7 @@ def confirm_choices(
 
     Args:
         run: the run in which :func:`explore` timed the candidates.
-        chosen: for each pair the original shape and the candidate, with their implementations.
+        chosen: for each pair, the original shape and the candidate, each with its implementation.
         note: called with each sentence for the user.
 
     Raises:

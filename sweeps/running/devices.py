@@ -1,9 +1,9 @@
 """Register the places where a run takes its samples: GPUs on nodes, numbered within the run.
 
-A GPU is recognised by a hash of its UUID with a random salt. The salt is stored with the results
-but never published, so that nobody can tell from published files which card was measured. A GPU
-keeps the number that PyTorch gives it on its node, unless another GPU of the run has that number.
-The places of a CPU's run are its nodes.
+A GPU is recognised by a hash of its UUID and a random salt. The salt is stored with the results but
+never published, so that nobody can tell from published files which card was measured. A GPU keeps
+the number that PyTorch gives it on its node, unless another GPU of the run has that number. The
+places of a CPU's run are its nodes.
 """
 
 from __future__ import annotations
@@ -102,8 +102,8 @@ def take_part(folder: Path, request: Request, device: Device) -> int:
 
     Args:
         folder: the run's folder.
-        request: the options of the run. ``results`` is the folder with the salt, and ``identify``
-            says whether run.json shows the GPUs' hashes.
+        request: the options of the run. ``results`` is the folder with the salt. ``identify`` is
+            True to list the GPUs' hashes in run.json.
         device: the device that will take samples.
 
     Raises:
@@ -139,8 +139,8 @@ def find_different_limit(
 ) -> tuple[str, str] | None:
     """Compare the power and clock limits of a GPU with those of the run's places.
 
-    Return the first limit that differs, in words, for the GPU and for the places. Return None if
-    all limits agree. An unknown limit agrees with any other.
+    Return the first limit that differs as two texts: the GPU's limit and the places' limit. Return
+    None if all limits agree. An unknown limit agrees with any other.
     """
     for name, words in _LIMITS.items():
         limit = settings.get(name)
@@ -170,8 +170,8 @@ def _hashed(salt: str, text: str) -> str:
 def _identity(device: Device) -> str:
     """Return a string that identifies a card: its UUID.
 
-    Old versions of PyTorch do not report the UUID. The text then has the node's name, the card's
-    PCI address and its ordinal.
+    Old versions of PyTorch do not report the UUID. The string then consists of the node's name, the
+    card's PCI address and its ordinal.
     """
     import torch
 
@@ -213,7 +213,7 @@ def last_place(events: Iterable[Event]) -> int | None:
 
 
 def begun_elsewhere(planned: Sequence[PlanEntry], known: Mapping[str, History]) -> list[str]:
-    """Return the ids of cases that have events and belong to an unfinished series.
+    """Return the ids of cases that have events and whose series is not finished.
 
     The cases of a series are compared with each other (:mod:`sweeps.planning.lines`), so one GPU
     must measure all of them.

@@ -319,8 +319,11 @@ def test_an_impossible_problem_names_its_file(write: Any) -> None:
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("config = 'bogus'", "mine.toml: config is 'bogus'"),
-        ("implementation = 'cublsa'", "mine.toml: implementation is 'cublsa'; did you mean"),
+        ("config = 'bogus'", "mine.toml: config 'bogus' is invalid"),
+        (
+            "implementation = 'cublsa'",
+            "mine.toml: implementation 'cublsa' is not known; did you mean",
+        ),
     ],
 )
 def test_what_only_the_implementations_know_names_its_file(

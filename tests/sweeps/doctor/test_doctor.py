@@ -28,7 +28,7 @@ def test_the_doctor_knows_a_cpu(tmp_path: Path) -> None:
         ({"EnforcedPowerLimit": 400_000}, "power limit 400 W, below its default of 700 W"),
         (
             {"ComputeRunningProcesses": [SimpleNamespace(pid=1)]},
-            "1 other process on this GPU: end them",
+            "1 other process on this GPU: stop all other work on it",
         ),
         ({"Temperature": 88}, "88 °C"),
     ],
@@ -54,4 +54,6 @@ def test_a_card_that_differs_from_the_datasheet_is_told(monkeypatch: pytest.Monk
     slow = SimpleNamespace(**vars(card), memory_clock_rate=2_619_000)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: slow)
     (finding,) = doctor._compare_facts(selected)
-    assert finding.text.startswith("machines.toml says 4,800 GB/s; the device reports 4,023")
+    assert finding.text.startswith(
+        "machines.toml lists 4,800 GB/s, but the device reports 4,023 GB/s"
+    )

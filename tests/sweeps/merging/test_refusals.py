@@ -167,7 +167,7 @@ def with_another_limit(two: Path) -> None:
         (of_no_size, "b: a case of the plan has missing or invalid values"),
         (garbled, "lines of .*b/samples/1-of-1.jsonl are damaged .line 2: .*Restore the file"),
         (a_copy, "a and .*b contain the same samples"),
-        (with_another_limit, "a GPU of .*b has a power limit of 500 W and one of .*a .* 700 W"),
+        (with_another_limit, "a GPU of .*b has a power limit of 500 W, but a GPU of .*a .* 700 W"),
     ],
 )
 def test_what_does_not_belong_together(

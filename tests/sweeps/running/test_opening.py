@@ -405,7 +405,7 @@ def test_a_config_that_cannot_be_read_names_the_file(tmp_path: Path) -> None:
         'question = "Why?"\nop = "gemm"\n[[block]]\nm = 8\nn = 8\nk = 8\n'
         'implementation = "triton-tiled"\nconfig = "best"\n'
     )
-    with pytest.raises(UserError, match=r"mine.toml: config is 'best': config key 'best'"):
+    with pytest.raises(UserError, match=r"mine.toml: config 'best' is invalid: config key 'best'"):
         sweep_cases(read_sweep(path), known_machine("nvidia-h200"))
 
 
