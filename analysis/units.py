@@ -6,19 +6,19 @@ from __future__ import annotations
 def rate_unit(top: float) -> tuple[float, str]:
     """Return the factor from TFLOP/s to a suitable unit, and the name of this unit.
 
-    ``top`` is the highest rate that is shown, in TFLOP/s.
+    ``top`` is the highest of the rates that share the unit, in TFLOP/s.
     """
     return (1e3, "GFLOP/s") if top < 1 else (1.0, "TFLOP/s")
 
 
 def rate(tflops: float) -> str:
-    """Format a rate given in TFLOP/s: 431 GFLOP/s, 788 TFLOP/s, 1,510 TFLOP/s."""
+    """Format a rate, given in TFLOP/s, such as ``431 GFLOP/s`` or ``1,510 TFLOP/s``."""
     factor, unit = rate_unit(tflops)
     return f"{three_digits(tflops * factor)} {unit}"
 
 
 def three_digits(value: float) -> str:
-    """Format a number with three significant digits, or as a whole one: 34.3, 788, 1,510."""
+    """Format a number with three digits, or a large one as a whole number: 34.3, 788, 1,510."""
     # Three significant digits would print 999.6 as 1e+03.
     return f"{value:,.0f}" if value >= 999.5 else f"{value:.3g}"
 
@@ -29,5 +29,5 @@ def microseconds(value: float) -> str:
 
 
 def signed_percent(share: float) -> str:
-    """Format a change given as a fraction: +3.9%, -0.4%; never -0.0%."""
+    """Format a fraction as a signed percentage, such as +3.9% or -0.4%, but never -0.0%."""
     return f"{round(share, 3) + 0.0:+.1%}"

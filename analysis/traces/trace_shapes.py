@@ -1,6 +1,6 @@
 """Derive the GEMM, convolution or attention that a traced operation computes.
 
-A trace has the sizes, strides, types and settings of an operation's inputs.
+A trace records the sizes, strides, types and settings of an operation's inputs.
 :mod:`sweeps.capture.products` derives the same problems from fake tensors; tests compare both
 derivations.
 """
@@ -23,13 +23,14 @@ TRACED_DTYPES = {
     "float": "fp32", "c10::Half": "fp16", "c10::BFloat16": "bf16",
     "c10::Float8_e4m3fn": "fp8", "c10::Float8_e5m2": "fp8",
 }  # fmt: skip
-"""Dtypes by their names in a trace. An fp32 operation may have been computed in tf32."""
+"""Rooftile's name of each dtype, by the dtype's name in a trace. A trace does not tell whether
+an fp32 operation was computed in tf32."""
 
 _NUMBERS = re.compile(r"\[?(-?\d{1,18}(?:, ?-?\d{1,18})*)?\]?")
 
 
 def works_of(inputs: OperationInputs) -> tuple[Work, ...]:
-    """Return the problems that an operation computes: one, or both gradients of a convolution.
+    """Return the problems that an operation computes, such as both gradients of a convolution.
 
     The result is empty if the operation is not a known matrix operation, if the dtype is not known,
     or if the inputs do not fit together.
@@ -44,7 +45,7 @@ def works_of(inputs: OperationInputs) -> tuple[Work, ...]:
 
 
 def _dtype(inputs: OperationInputs, position: int) -> str:
-    """Return the dtype of the input at a position; a KeyError means that it is not known."""
+    """Return the dtype of the input at a position; an unknown dtype raises a KeyError."""
     return TRACED_DTYPES[inputs.types[position]]
 
 
@@ -61,19 +62,19 @@ def _stored(inputs: OperationInputs, position: int) -> StoredTensor:
 
 
 def _contiguous(sizes: Sequence[int]) -> tuple[int, ...]:
-    """Return the strides of a contiguous tensor: 1 for the last dimension."""
+    """Return the strides of a contiguous tensor of these sizes, in elements."""
     last_to_first = itertools.accumulate(reversed(sizes[1:]), operator.mul, initial=1)
     return tuple(reversed(list(last_to_first)))
 
 
 def _letter(tensor: StoredTensor) -> str:
-    """Return a matrix's letter in a layout: ``t`` if only columns are contiguous, else ``n``."""
+    """Return a matrix's layout letter: ``t`` if only its columns are contiguous, else ``n``."""
     row_stride, column_stride = tensor.strides[-2:]
     return "t" if column_stride != 1 and row_stride == 1 else "n"
 
 
 def _gemm(inputs: OperationInputs, first: int) -> list[Work]:
-    """Return the GEMM of two inputs, (…, m, k) at position ``first`` and (…, k, n) after it."""
+    """Return the GEMM of two inputs: A (…, m, k) at position ``first``, and B (…, k, n) after A."""
     a, b = _stored(inputs, first), _stored(inputs, first + 1)
     *batch, m, k = a.sizes
     if len(batch) > 1 or len(b.sizes) != len(a.sizes) or b.sizes[-2] != k:
@@ -84,7 +85,7 @@ def _gemm(inputs: OperationInputs, first: int) -> list[Work]:
 
 
 def _linear(inputs: OperationInputs) -> list[Work]:
-    """Return the GEMM of x (…, k) and the weight (n, k).
+    """Return the GEMM of a linear layer with the input x (…, k) and the weight (n, k).
 
     Most linear layers call ``addmm`` or ``mm``, and the trace shows that call as well. This
     function is for layers that call neither.
@@ -100,17 +101,17 @@ def _linear(inputs: OperationInputs) -> list[Work]:
 
 
 def _mv(inputs: OperationInputs, first: int) -> list[Work]:
-    """Return a matrix at position ``first`` times the vector after it, as a GEMM with N = 1."""
+    """Return a matrix-vector product as a GEMM with N = 1; ``first`` is the matrix's position."""
     a, x = _stored(inputs, first), _stored(inputs, first + 1)
     m, k = a.sizes
     if x.sizes != (k,):
-        raise ValueError("not a matrix and a vector")
+        raise ValueError("the inputs are not a matrix and a vector")
     # The vector is a matrix (k, 1). Its rows have one element, so they are contiguous: letter n.
     return [Gemm(m, 1, k, _dtype(inputs, first), f"{_letter(a)}n")]
 
 
 def _grouped(inputs: OperationInputs) -> list[Work]:
-    """Return the GEMM of a grouped operation, which multiplies the matrices of several experts."""
+    """Return the GEMM of a grouped operation, which multiplies once for each expert."""
     a, b = _stored(inputs, 0), _stored(inputs, 1)
     dtype, layout = _dtype(inputs, 0), _letter(a) + _letter(b)
     if len(a.sizes) == 3 and len(b.sizes) == 3:
@@ -130,13 +131,14 @@ def _grouped(inputs: OperationInputs) -> list[Work]:
 
 
 def _attention(inputs: OperationInputs, first: int, causal: int, pass_: str) -> list[Work]:
-    """Return the attention of queries, keys and values.
+    """Return the attention problem that an operation computes.
 
     Args:
         inputs: inputs of the operation.
-        first: position of the queries (batch, heads, queries, width), before the keys and values.
+        first: position of the queries (batch, heads, queries, width); the keys and the values
+            follow.
         causal: position of the setting ``is_causal``.
-        pass_: pass of the attention.
+        pass_: pass to return, :data:`FORWARD` or :data:`BACKWARD`.
     """
     q, k, v = (_stored(inputs, first + i).sizes for i in range(3))
     batch, heads, queries, width = q
@@ -148,10 +150,10 @@ def _attention(inputs: OperationInputs, first: int, causal: int, pass_: str) -> 
 
 
 def _integers(text: str) -> tuple[int, ...]:
-    """Read whole numbers such as ``[1, 1]`` or ``1``."""
+    """Return the whole numbers in a setting such as ``[1, 1]`` or ``1``."""
     match = _NUMBERS.fullmatch(text)
     if match is None:
-        raise ValueError("not a list of numbers")
+        raise ValueError("the setting is not a list of whole numbers")
     return tuple(int(part) for part in (match.group(1) or "").split(",") if part)
 
 
@@ -161,13 +163,13 @@ def _convolution(
     first: int = 0,
     passes: Sequence[str] = ("fprop",),
 ) -> list[Work]:
-    """Return the convolution of an image with the filters after it, once for each pass.
+    """Return the convolution of an image with the filters after it, one problem for each pass.
 
     Args:
         inputs: inputs of the operation.
         setting_positions: position of each setting that the operation takes. ``stride`` and
-            ``padding`` are always among them. The number of groups follows from the sizes if it is
-            missing; other missing settings have PyTorch's defaults.
+            ``padding`` are always among them. If the number of groups is missing, it follows from
+            the sizes; other missing settings have PyTorch's defaults.
         first: position of the image.
         passes: passes that the operation computes.
     """
@@ -180,7 +182,7 @@ def _convolution(
     ones, zeros = (1,) * dimensions, (0,) * dimensions
 
     def per_dimension(name: str) -> tuple[int, ...]:
-        """Return a setting with one number per dimension; a single number stands for all."""
+        """Return a setting with one number per dimension; a single number is repeated."""
         numbers = setting(name)
         return numbers * dimensions if len(numbers) == 1 else numbers
 
@@ -218,9 +220,10 @@ _SLOW_SETTINGS = {"stride": 4, "padding": 5}  # PyTorch's slow_conv2d, on one th
 
 
 def _gradients(inputs: OperationInputs, settings: dict[str, int], mask_position: int) -> list[Work]:
-    """Return the gradients that a call computes.
+    """Return the gradients of a convolution that a call computes.
 
-    The call's argument at ``mask_position`` is its mask of outputs, like ``[True, True, False]``.
+    The argument at ``mask_position`` says which gradients the call computes (input, filter, bias),
+    such as ``[True, True, False]``.
     """
     mask = inputs.settings[mask_position].strip("[]").split(", ")
     passes = [

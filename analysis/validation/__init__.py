@@ -1,1 +1,1 @@
-"""Measure how good the model is on held-out rows, and what its advice is worth."""
+"""Measure how accurate the model is on held-out measurements, and what its advice is worth."""

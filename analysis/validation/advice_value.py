@@ -1,17 +1,17 @@
 """Measure how much following the advice is worth, on the held-out shapes of a table.
 
-For *choose* queries, random neighbourhoods are drawn: all held-out shapes within ±15% of one shape
-in every dimension. The regret is how much slower (in FLOP/s) the recommended shape is than the
-fastest shape in the neighbourhood.
+For *choose* queries, Rooftile draws random neighbourhoods. A neighbourhood has all held-out shapes
+that differ from one shape by at most 15% in every dimension. The regret is how much slower (in
+FLOP/s) the recommended shape is than the fastest shape in the neighbourhood.
 
-For *pad* queries, only shapes with a held-out padding are drawn. A padding is at most 15% larger in
-every dimension. The report says how much time the advice saves, the 95th percentile of the time
-that it costs, and what share of the shapes that could gain is padded.
+For *pad* queries, it draws only shapes with a held-out padding. A padding is a larger shape: each
+dimension is equal, or larger by at most 15%. The report gives the mean gain of the advice, the 95th
+percentile of its loss, and how many of the shapes that could gain are padded.
 
-Rooftile advises a change if the change is likely to pay. This rule is compared with four others:
+Rooftile advises a change if it is likely to pay off. This rule is compared with four other rules:
 
-- the best guess: the shape that is predicted to be the fastest. A shape is padded only if a gain of
-  at least ``MIN_GAIN`` is predicted;
+- the best guess: the shape that is predicted to be the fastest. It pads a shape only if the model
+  predicts a gain of at least ``MIN_GAIN``;
 - keeping the original shape;
 - the biggest shape (only for choose queries);
 - the best shape in hindsight.
@@ -42,8 +42,8 @@ _REACH = 0.15  # Largest relative difference between neighbours in each dimensio
 _MIN_MEMBERS = 4  # Smallest number of shapes in a neighbourhood to choose from.
 _OPPORTUNITY = 0.05  # A shape could gain if its best padding gains at least this much.
 DRAWS = 4000
-"""Number of neighbourhoods, and of shapes to pad. With a few hundred, the mean gain depends mostly
-on the draw."""
+"""Largest number of neighbourhoods to draw, and of shapes to pad. With only a few hundred, the
+mean gain depends mostly on which ones are drawn."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class AdviceValue:
         padding: value of each rule for padding, by the name of the rule.
         hindsight: mean gain of the best padding in hindsight.
         overclaimed: share of the advised changes, to pad or to choose, that gained less than the
-            lower end of the claimed gain; None if no change was advised.
+            lower end of the claimed interval; None if no change was advised.
     """
 
     neighbourhoods: int
@@ -91,7 +91,7 @@ class AdviceValue:
 
 
 class _Claim(NamedTuple):
-    """Lower end of the gain that the advice claims for a change, and the measured gain."""
+    """Lower end of the interval that the advice claims for a gain, and the measured gain."""
 
     low: float
     gain: float
@@ -102,7 +102,7 @@ def judge_advice(validation: Validation, draws: int = DRAWS) -> AdviceValue:
 
     Args:
         validation: the held-out shapes and their predictions. Its seed determines the draws.
-        draws: number of neighbourhoods, and of shapes to pad.
+        draws: largest number of neighbourhoods to draw, and of shapes to pad.
 
     Raises:
         UserError: if no shape has enough neighbours to choose from, or if no shape has a padding.
@@ -136,14 +136,14 @@ def judge_advice(validation: Validation, draws: int = DRAWS) -> AdviceValue:
 def _judge_choosing(
     rows: _HeldOutRows, centres: Sequence[int]
 ) -> tuple[dict[str, float], list[_Claim]]:
-    """Compare the speed of the shape that each rule picks with the best in the neighbourhood.
+    """Compare the shape that each rule picks with the fastest shape of the neighbourhood.
 
     Args:
         rows: the held-out shapes.
         centres: positions of the shapes whose neighbourhoods are drawn.
 
     Returns:
-        The mean regret of each rule, and the claims for the advised changes.
+        The mean regret of each rule, and the claimed and measured gains of the advised changes.
     """
     speeds = rows.flops / rows.seconds
     predicted_speeds = rows.flops / rows.predicted
@@ -175,8 +175,8 @@ def _judge_padding(
         small_shapes: positions of the shapes to pad.
 
     Returns:
-        The value of each rule, the mean gain of the best padding in hindsight, and the claims for
-        the advised changes.
+        The value of each rule, the mean gain of the best padding in hindsight, and the claimed and
+        measured gains of the advised changes.
     """
     best_gains = []
     picks: dict[str, list[int]] = {"advice": [], "best_guess": []}
@@ -222,7 +222,7 @@ def _padding_value(
 
 @dataclass(frozen=True)
 class MeasuredValue:
-    """Value of measuring the model's best candidates with the original shape, as fractions.
+    """Value of measuring the original shape and the model's best candidates, as fractions.
 
     Attributes:
         choose_regret: mean regret of the shapes that were chosen with these measurements.
@@ -240,19 +240,19 @@ def judge_measured(
 ) -> dict[int, MeasuredValue]:
     """Judge the rule that measures the model's best candidates and picks the fastest.
 
-    A second table of the same shapes serves as these measurements, and the table of the validation
-    as the truth. With only one table, a pick would seem better than it is, because the same noise
-    would affect both the pick and its judgement. A shape is kept unless another one is measured to
-    be better by at least :data:`MIN_GAIN`.
+    The measurements come from a second table of the same shapes. The picks are judged by the times
+    in the table of the validation. With only one table, a pick would seem better than it is,
+    because the same noise would affect both the pick and its judgement. A shape is kept unless a
+    candidate is measured to gain at least :data:`MIN_GAIN`.
 
     Args:
         validation: the held-out shapes and their predictions. Its seed determines the draws.
         repeated: a second measurement of the same problems.
         counts: numbers of candidates to measure.
-        draws: number of neighbourhoods, and of shapes to pad.
+        draws: largest number of neighbourhoods to draw, and of shapes to pad.
 
     Returns:
-        The value for each count.
+        The value of these measurements, by number of candidates.
 
     Raises:
         UserError: if too few shapes were measured twice to draw a neighbourhood or a padding.
@@ -310,7 +310,7 @@ def judge_measured(
 
 
 def _best_measured(original: int, candidates: Sequence[int], speed: Array) -> int:
-    """Return the fastest candidate, or the original if no candidate gains :data:`MIN_GAIN`.
+    """Return the fastest candidate, or the original if none gains at least :data:`MIN_GAIN`.
 
     Args:
         original: position of the original shape.
@@ -324,8 +324,8 @@ def _best_measured(original: int, candidates: Sequence[int], speed: Array) -> in
 class _HeldOutRows:
     """Held-out shapes with more than 1e9 FLOP, as arrays with one element per shape.
 
-    ``flops`` are those of the shapes, ``seconds`` the measured times and ``predicted`` the
-    predicted times in seconds. Methods identify a shape by its position in these arrays.
+    ``flops`` is the number of FLOPs, ``seconds`` the measured time, and ``predicted`` the predicted
+    time in seconds. Methods identify a shape by its position in these arrays.
     """
 
     def __init__(self, validation: Validation) -> None:
@@ -341,15 +341,15 @@ class _HeldOutRows:
         self._index = SizeIndex(self._problems)
 
     def times_in(self, source: PublicRows) -> Array:
-        """Return the seconds of each shape in another table; NaN where that table lacks it."""
+        """Return each shape's seconds in another table; NaN if the table lacks the shape."""
         seconds_by_problem = dict(zip(source.problems, source.seconds, strict=True))
         return np.array([seconds_by_problem.get(problem, np.nan) for problem in self._problems])
 
     def near(self, original: int, smallest_difference: float) -> list[int]:
-        """Return a shape and the shapes that differ from it only in size, within given limits.
+        """Return the positions of a shape and of the shapes that differ from it only in size.
 
         Args:
-            original: the shape.
+            original: position of the shape.
             smallest_difference: smallest relative difference in each dimension, such as −0.15 for
                 shapes that may be smaller by 15%. The largest relative difference is 15%.
         """
@@ -361,12 +361,13 @@ class _HeldOutRows:
         """Ask for advice about a shape.
 
         Args:
-            original: the shape.
-            members: the shapes to choose from, with or without the original.
+            original: position of the shape.
+            members: positions of the shapes to choose from, with or without the original.
             query_kind: ``pad`` or ``choose``.
 
         Returns:
-            The advised shape, which may be the original, and the lower end of its claimed gain.
+            The position of the advised shape, which may be the original, and the lower end of the
+            interval of its gain.
         """
         # The original shape must be the first option.
         order = [original, *(j for j in members if j != original)]

@@ -1,9 +1,10 @@
 """Baselines: simpler predictors that the model must beat.
 
-- ``datasheet``: the time at the datasheet's peak and bandwidth.
-- ``three_constants``: the same with three constants that were set by hand.
-- ``four_fitted``: a law with four constants, fitted to the calibration measurements.
-- ``physics``: the formula with the model's constants but without its trees.
+- ``datasheet``: the arithmetic at the peak or the traffic at the bandwidth, whichever takes longer.
+- ``three_constants``: the same with a share of the peak, a share of the bandwidth and a launch time
+  that were set by hand.
+- ``four_fitted``: a formula with four constants, fitted to the calibration measurements.
+- ``physics``: the model's formula and constants, without the trees that correct it.
 """
 
 from __future__ import annotations
@@ -62,9 +63,9 @@ def _finite_errors(seconds: Array, measured: Array) -> Errors:
 
 
 def _floors(source: PublicRows, machine: Machine) -> tuple[Array, Array]:
-    """Return each case's seconds of arithmetic at the peak, and of memory traffic at the bandwidth.
+    """Return the seconds that arithmetic and memory traffic of each case take at full rate.
 
-    Peak and bandwidth are those of the datasheet.
+    The full rates are the machine's peak and bandwidth.
     """
     flops = np.array([float(problem.flops) for problem in source.problems])
     traffic = np.array([float(problem.bytes) for problem in source.problems])
@@ -74,7 +75,7 @@ def _floors(source: PublicRows, machine: Machine) -> tuple[Array, Array]:
 def _fit_four_constants(
     floors: tuple[Array, Array], seconds: Array
 ) -> Callable[[tuple[Array, Array]], Array]:
-    """Fit a law with four constants to measured times.
+    """Fit a formula with four constants to measured times.
 
     The constants are the shares of peak and bandwidth, the time of a launch, and the exponent that
     combines the times of arithmetic and memory.
@@ -84,7 +85,8 @@ def _fit_four_constants(
         seconds: measured seconds of each case.
 
     Returns:
-        A function that returns the predicted seconds of any cases, given their :func:`_floors`.
+        A function that takes the result of :func:`_floors` for any cases and returns their
+        predicted seconds.
     """
 
     # The logarithms of the constants are fitted, so that the constants stay positive.

@@ -24,7 +24,7 @@ class Errors:
 
     @classmethod
     def from_times(cls, predicted: Array, measured: Array) -> Errors:
-        """Compare the predicted with the measured seconds of the same cases."""
+        """Return the errors of predicted times, given the measured times; both are in seconds."""
         if not len(measured):
             return cls(0, None, None, None)
         error = np.abs(predicted / measured - 1)

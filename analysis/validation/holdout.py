@@ -34,7 +34,7 @@ from kernels.timemodel.constants import foreign_constants
 HOLDOUTS = ("rows", "levels", "beyond", "folds")
 """Ways to choose the held-out rows. :func:`validate` explains them."""
 FOLDS = 5
-"""Number of folds of a calibration in a validation."""
+"""Number of parts into which a calibration divides its rows for cross-validation."""
 _WITHHELD_SHARE = 0.3  # Hold-out "levels": share of the values of M, N and K that are withheld.
 _MAX_CALIBRATED_M = 2304  # Hold-out "beyond": largest M to calibrate on.
 _LARGE_FLOPS = 1e11  # Errors of rows with more FLOP are also reported separately.
@@ -80,7 +80,7 @@ class Validation:
 
     @property
     def by_algorithm(self) -> dict[str, Errors]:
-        """Errors by the algorithm that a kernel's name contains; empty if no name contains one."""
+        """Errors by algorithm, as the kernel names show it; empty if no name shows an algorithm."""
         names = np.array(self.tested.algorithms, dtype=object)
         times = self.prediction.estimate.time
         return {
@@ -112,10 +112,11 @@ class Validation:
 
     @property
     def neighbours(self) -> dict[str, Any]:
-        """Errors of the predicted ratios between the times of shapes and of their paddings.
+        """Errors of the predicted time ratios between shapes and their fastest predicted paddings.
 
-        The keys are ``pairs``, the number of pairs, and ``low`` and ``high``, the ends of the 90%
-        range of the errors of log ratios. Both ends are None if there are no pairs.
+        The keys are ``pairs``, the number of pairs, and ``low`` and ``high``, the 5th and the 95th
+        percentile of log(measured ratio / predicted ratio). Both percentiles are None if there are
+        no pairs.
         """
         predicted = self.prediction.estimate.time
         tested = self.tested
@@ -178,19 +179,20 @@ def validate(
 ) -> Validation:
     """Calibrate the model on some rows of a table, and judge it on others.
 
-    The hold-outs choose the rows to test:
+    The hold-out decides which rows are tested:
 
     - ``rows``: all rows that the model was not calibrated on.
     - ``levels``: 30% of the values of M, of N and of K are withheld. Rows with none of these values
       may be calibrated on. Rows whose M, N and K are all withheld are tested.
-    - ``beyond``: rows with M up to 2304 may be calibrated on. Rows with a larger M are tested.
+    - ``beyond``: rows with M up to 2,304 may be calibrated on. Rows with a larger M are tested.
     - ``folds``: each fifth of all rows is predicted with a fit to the other four fifths.
 
     Args:
         source: the measured rows.
         machine: the machine on which they were measured.
-        calibrate: number of rows to calibrate on; None for all that may be calibrated on. With 0,
-            the constants of another machine are used. The hold-out ``folds`` always uses all rows.
+        calibrate: number of rows to calibrate on; None for all rows that may be calibrated on. With
+            0, the constants of another machine are used. The hold-out ``folds`` always uses all
+            rows.
         seed: seed that breaks ties in the choice of calibration rows, and chooses the withheld
             values of ``levels``.
         holdout: one of :data:`HOLDOUTS`.
@@ -271,8 +273,8 @@ def split_rows(
 ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """Return the positions of the rows that may be calibrated on, and of those that may be tested.
 
-    With the hold-outs ``rows`` and ``folds``, both results contain all rows, and :func:`validate`,
-    which explains the hold-outs, chooses the tested rows later.
+    With the hold-outs ``rows`` and ``folds``, both results contain all rows, because
+    :func:`validate` chooses the tested rows later. That function explains the hold-outs.
     """
     rows = np.arange(len(source), dtype=np.intp)
     if holdout in ("rows", "folds"):

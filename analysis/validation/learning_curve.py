@@ -1,4 +1,4 @@
-"""Measure how the error falls with more calibration rows, and the noise floor below it.
+"""Measure how the error falls with more calibration rows, and estimate the noise floor.
 
 No model can have a smaller error than the noise floor: the scatter of the measurements themselves.
 """
@@ -66,7 +66,7 @@ def noise_floor(first: PublicRows, second: PublicRows) -> Errors:
         second: a second measurement of the same shapes.
 
     Raises:
-        UserError: if the two have no problem in common.
+        UserError: if the two tables have no shape in common.
     """
     second_times = dict(zip(second.problems, second.seconds, strict=True))
     times_of_both = [

@@ -1,12 +1,13 @@
 """Judge predictions that combine public tables with a few measurements of a machine.
 
-One public collection takes the place of the machine's measurements and is not used as a prior. The
-model is calibrated on some of its rows and tested on others.
+A collection is the GEMM times in one public table or file. One public collection takes the place of
+the machine's measurements and is not used as a prior. The model is calibrated on some of its rows
+and tested on others.
 
 Tested shapes are removed from the priors' collections, because most of a user's shapes are not in
 any table. With the hold-out ``levels``, all shapes with a withheld value of M, N or K are removed,
-too. Shapes that are calibrated on are also removed. Otherwise the priors would predict them better
-than the tested shapes, and calibration would trust the priors too much.
+too. Shapes that are calibrated on are also removed. Otherwise the priors would predict the
+calibration shapes better than the tested shapes, and calibration would trust the priors too much.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ def named_collections(names: str, judged: Path, machine: Machine, dtype: str) ->
     """Return the collections that ``--prior`` names.
 
     Args:
-        names: files or slugs of machines, separated by commas. A slug stands for all public tables
-            of that machine, beginning with the table that ``import`` would choose for it.
+        names: files or slugs of machines, separated by commas. A slug means all public tables of
+            that machine, beginning with the table that ``rooftile import`` would choose.
         judged: file with the measurements under test, which must not be a prior.
         machine: the machine whose times are in that file.
         dtype: dtype of the collections.
@@ -65,11 +66,11 @@ def named_collections(names: str, judged: Path, machine: Machine, dtype: str) ->
 def _find_collections(name: str, judged: Path, machine: Machine, dtype: str) -> list[Collection]:
     """Return the collections for one name; the arguments are as in :func:`named_collections`."""
     if not name:
-        raise UserError("--prior has an empty name; give slugs or files separated by commas.")
+        raise UserError("--prior has an empty name; give machines or files, separated by commas.")
     path = Path(name)
     if path.exists():
         if path.resolve() == judged.resolve():
-            raise UserError(f"{name} is the collection under test; give another one to --prior.")
+            raise UserError(f"{name} is the file under test; give another file to --prior.")
         return [_collection_from_file(name, machine, dtype)]
     tables = [table for table in find_tables() if table.rows and table.slug in known_machines()]
     table_by_slug = choose_tables(tables)
@@ -95,7 +96,7 @@ def _find_collections(name: str, judged: Path, machine: Machine, dtype: str) -> 
 def _collection_from_file(name: str, machine: Machine, dtype: str) -> Collection:
     """Read a collection from a public table (.parquet) or from another file, such as a CSV file.
 
-    A public table states its machine. From another file, the rows of ``machine`` are read.
+    A public table states its machine. From another file, only the rows of ``machine`` are read.
 
     Raises:
         UserError: if the file cannot be read, or has rows that are not GEMMs.
@@ -125,7 +126,7 @@ def validate_with_prior(
 ) -> Validation:
     """Calibrate on some rows, with public tables as the prior, and judge the model on other rows.
 
-    The hold-outs choose the rows to test:
+    The hold-out decides which rows are tested:
 
     - ``rows``: a fifth of the shapes.
     - ``levels``: as in :func:`analysis.validation.holdout.validate`.
@@ -134,13 +135,13 @@ def validate_with_prior(
     Args:
         source: rows that take the place of the machine's measurements.
         machine: the machine on which they were measured.
-        named: the public collections, the most trusted first. Calibration fits their weights.
-            Without calibration, predictions come from the machine's first collection or, if the
-            machine has none, from the first collection of each sibling.
+        named: the public collections, the most trusted first. Calibration fits the weights of the
+            collections. Without calibration, predictions come from the machine's first collection
+            or, if the machine has none, from the first collection of each other machine.
         calibrate: number of rows to calibrate on; 0 for no calibration, None for all rows that may
             be calibrated on.
-        seed: seed that breaks ties in the choice of rows, and chooses what is held out. The
-            hold-out ``folds`` does not depend on it.
+        seed: seed that breaks ties in the choice of rows, and chooses what is held out. With the
+            hold-out ``folds``, the seed has no effect.
         holdout: one of the hold-outs above.
 
     Raises:
@@ -153,7 +154,7 @@ def validate_with_prior(
         words = f"{', '.join(others)} or {last}"
         raise UserError(f"with --prior, --holdout must be {words}, not {holdout!r}.")
     if not all(isinstance(problem, Gemm) for problem in source.problems):
-        raise UserError("--prior works for GEMMs only; to judge convolutions, leave out --prior.")
+        raise UserError("--prior works only for GEMMs; to judge convolutions, leave out --prior.")
     source = replace(source, warm=True)
     if holdout != "folds":
         return _validate_once(source, machine, named, calibrate, seed, holdout)
@@ -207,8 +208,8 @@ def _validate_once(
     trees = fitted_all(machine, [collection.without(excluded, levels) for collection in named])
     if named and not trees:
         raise UserError(
-            "the collections of --prior have too few shapes apart from those under test; name "
-            "another collection."
+            "the tables of --prior have too few shapes other than those under test; add another "
+            "table to --prior."
         )
     # 3. Calibrate with the collections as the prior, or predict with the prior only.
     if count:
@@ -266,7 +267,7 @@ def _split(
 
 
 def _combine_folds(folds: Sequence[Validation], seed: int) -> Validation:
-    """Combine the validations of all fifths of a source into one.
+    """Combine the validations of the five folds of a source into one validation.
 
     The tested rows are in the order of the folds. The model and the calibration rows are those of
     the first fold, and there are no baselines.

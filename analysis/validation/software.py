@@ -1,6 +1,6 @@
 """Judge predictions from one framework's public table against the tables of other frameworks.
 
-A table was measured with one framework and one version of cuBLAS. Other versions choose other
+Each table was measured with one framework and one version of cuBLAS. Other versions choose other
 kernels, and users' operands have other values. Predictions from an imported table are therefore
 compared with all other public tables, called collections, of the same machine.
 """
@@ -45,7 +45,7 @@ _MIN_PREDICTED_GAIN = (
 )
 _SIZES = ["m", "n", "k"]
 _NO_RANGE = SoftwareRange(0.0, 0.0, 0.0, 0.0)
-"""Range that widens no interval."""
+"""Range of no width, which leaves every interval unchanged."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class CollectionErrors:
         source: framework and version of the collection.
         errors: summary of the relative errors.
         log_ratios: log(measured / predicted) of each shape.
-        spreads: spread of each prediction.
+        spreads: spread of each prediction: the relative size of its errors.
         pair_errors: errors of the time ratios of neighbouring shapes with a predicted gain of at
             least 10% (see :func:`analysis.model.calibrate.pair_errors`).
         groups: kind of each shape, as :func:`analysis.model.groups.shape_group` names it.
@@ -83,7 +83,7 @@ class CollectionErrors:
     def from_times(
         cls, slug: str, source: str, query: Query, predicted: Array, seconds: Array, spreads: Array
     ) -> CollectionErrors:
-        """Compare measured with predicted seconds.
+        """Return the errors of predicted seconds, compared with measured seconds.
 
         Args:
             slug: the machine of the collection.
@@ -101,7 +101,7 @@ class CollectionErrors:
 
     @property
     def generation(self) -> str:
-        """Generation of the machine."""
+        """GPU generation of the machine, such as ``hopper``."""
         return known_machine(self.slug).generation
 
     def ends(self, interval: ErrorRange) -> tuple[Array, Array]:
@@ -140,7 +140,7 @@ class CollectionErrors:
 
 
 class ErrorRange(NamedTuple):
-    """Range of all shapes' errors, in multiples of the spread, and factors by kind of shape."""
+    """Range of the errors, as multiples of the spread, and its factors by kind of shape."""
 
     software: SoftwareRange
     factors: Mapping[str, tuple[float, float]]
@@ -179,7 +179,7 @@ def other_collections(
 
 
 def other_tables(table: PublicTable, tables: Iterable[PublicTable]) -> list[PublicTable]:
-    """Return all other tables of a table's machine that are not empty."""
+    """Return the other tables of a table's machine, without empty ones."""
     return [
         other
         for other in tables
@@ -188,7 +188,7 @@ def other_tables(table: PublicTable, tables: Iterable[PublicTable]) -> list[Publ
 
 
 def _held_out_predictions(folder: Path) -> pd.DataFrame:
-    """Read the held-out prediction of each bf16 shape of a recording.
+    """Read the held-out predictions of the bf16 shapes in a recording.
 
     Returns:
         The columns m, n, k, dtype, time_us, lo_us, hi_us and spread, with each shape once.
@@ -242,9 +242,9 @@ def _compare_collection(
 
 
 def warm_query(rows: pd.DataFrame) -> Query:
-    """Return a query of warm times, as public tables have them.
+    """Return a query for warm times, which are what public tables contain.
 
-    Operands that fit into the last-level cache are then already in it.
+    When a warm time is measured, operands that fit into the last-level cache are already there.
     """
     return Query.plain(gemms_of(rows), LIBRARY, warm=True)
 
@@ -252,7 +252,7 @@ def warm_query(rows: pd.DataFrame) -> Query:
 def write_validation(folder: Path, table: PublicTable, tables: Iterable[PublicTable]) -> None:
     """Write validation.json: the errors of an imported table's model.
 
-    - ``software`` is the 90% range for other frameworks, to which answers are widened.
+    - ``software`` is the 90% range of the errors on other frameworks. Answers are widened to it.
     - ``same`` has the errors of held-out predictions of the table itself.
     - ``other`` has the errors on other frameworks' collections, and the share of their times inside
       the range ``software``. The share is optimistic, because the range was also learned from these
@@ -281,7 +281,7 @@ def write_validation(folder: Path, table: PublicTable, tables: Iterable[PublicTa
 def write_own_validation(folder: Path) -> None:
     """Write validation.json for a user's file, for which there is no other collection.
 
-    It only has the errors of held-out predictions of the file itself, by group.
+    The file has only the errors of held-out predictions, for each group of the model.
     """
     fits = json.loads((folder / "calibration.json").read_bytes())["groups"]
     errors = {

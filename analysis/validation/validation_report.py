@@ -31,7 +31,7 @@ def held_out_table(validation: Validation) -> pd.DataFrame:
     - ``m``, ``n`` and ``k``: sizes of the GEMM, or of the implied GEMM of a convolution;
     - ``class``: class of the shape;
     - ``measured`` and ``predicted``: time in µs;
-    - ``limit``: predicted limit of the time;
+    - ``limit``: largest part of the predicted time, such as ``memory``, which limits it;
     - ``error``: predicted / measured − 1.
     """
     gemms = [problem.implied_gemm for problem in validation.tested.problems]
@@ -53,9 +53,10 @@ def held_out_table(validation: Validation) -> pd.DataFrame:
 def validation_text(validation: Validation) -> str:
     """Return a report in plain text.
 
-    It states what was validated, then the errors of the model, of the baselines and between
-    versions of a framework. The last lines state the errors of the model by limit, by M, by class
-    of shapes and by algorithm, the coverage of the interval, and the share of tiles that agree.
+    The first line states what was validated. Then come the errors of the model, the errors of the
+    baselines, and how well one version of a framework predicts another. The last lines give the
+    errors by limit, by M, by class of shapes and by algorithm, the share of times inside the 90%
+    interval, and the share of tiles that agree.
     """
     document = validation.to_json()
     skipped = ", ".join(
@@ -89,8 +90,8 @@ def validation_text(validation: Validation) -> str:
     lines += ["", f"The 90% interval contains {document['coverage_90']:.1%} of the held-out times."]
     if validation.tile_agreement is not None:
         lines.append(
-            "The predicted tile is the one in the kernel name for "
-            f"{validation.tile_agreement:.1%} of the rows whose kernel name contains a tile."
+            f"The predicted tile agrees with the kernel name in {validation.tile_agreement:.1%} of "
+            "the rows whose kernel name contains a tile."
         )
     return "\n".join(lines)
 
@@ -136,7 +137,9 @@ def advice_text(worth: AdviceValue, measured: Mapping[int, MeasuredValue] | None
             not judged.
     """
     drawn = counted(worth.neighbourhoods, "neighbourhood")
-    lines = [f"Mean regret of choose queries in {drawn}, by the rule that chooses:"]
+    lines = [
+        f"Mean regret of choose queries in {drawn} (speed lost against the fastest shape), by rule:"
+    ]
     lines += [
         _line(f"  {_RULES.get(name, name)}", f"{regret:.2%}")
         for name, regret in worth.regret.items()
@@ -169,7 +172,7 @@ def advice_text(worth: AdviceValue, measured: Mapping[int, MeasuredValue] | None
 
 
 def _error_line(name: str, errors: Errors) -> str:
-    """Return a line with a number of cases and their errors; dashes stand for missing errors."""
+    """Return a line with the number of cases and their errors; a missing error is a dash."""
     figures = (errors.median, errors.mean, errors.p95)
     cells = ["–" if figure is None else f"{figure:.1%}" for figure in figures]
     return _line(name, f"{errors.rows:,}", *cells)

@@ -92,7 +92,7 @@ def test_no_prior_has_seen_what_is_tested_or_calibrated_on(
 
 def test_the_judged_file_is_no_prior_of_itself(tmp_path: Path) -> None:
     judged = table(tmp_path, "VLLM", 1.15, 1)
-    with pytest.raises(UserError, match="is the collection under test"):
+    with pytest.raises(UserError, match="is the file under test"):
         named_collections(str(judged), judged, H100, "bf16")
     source = read_source(judged, H100)
     with pytest.raises(UserError, match="nothing to judge"):
