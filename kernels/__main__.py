@@ -32,7 +32,9 @@ from kernels.problem import TIMED_DTYPES
 if TYPE_CHECKING:
     from kernels.correctness.check import CheckRow
 
-app = new_app("List, check and compile the implementations that can be timed.")
+app = new_app(
+    "List and check the implementations that Rooftile times, and compile its Triton kernels."
+)
 
 
 @app.command("list")
@@ -83,7 +85,7 @@ def check_command(
 ) -> None:
     """Check the results of implementations against a float64 reference.
 
-    On a CPU, the Triton kernels run in Triton's interpreter. If no problem is named, small
+    On a CPU, Triton's interpreter runs the Triton kernels. Without ``--gemm`` and ``--conv``, small
     problems with awkward sizes are checked. The exit code is 1 if a result is wrong, a check
     failed, or nothing was checked.
     """
@@ -114,7 +116,10 @@ def check_command(
     failures = sum(row.status in ("wrong", "error") for row in rows)
     passed = sum(row.status == "ok" for row in rows)
     unsupported = len(rows) - passed - failures
-    note(f"{passed:,} ok, {failures:,} wrong or failed, {unsupported:,} unsupported.")
+    note(
+        f"{counted(passed, 'check')} passed, {failures:,} failed, and {unsupported:,} were not "
+        "supported."
+    )
     if failures or not passed:
         raise typer.Exit(1)
 
@@ -151,14 +156,15 @@ def compile_command(
         typer.Option("--all", help="Compile every candidate config, not only the preferred one."),
     ] = False,
     write: Annotated[
-        Path | None, typer.Option("--write", help="Markdown file to write the table to.")
+        Path | None, typer.Option("--write", help="Markdown file to write the table of kernels to.")
     ] = None,
     compare: Annotated[
         Path | None,
         typer.Option(
             "--compare",
             help=(
-                "Markdown file with a recorded table; the exit code is 1 if the new table differs."
+                "Markdown file with an earlier table to compare with; the exit code is 1 if a cell "
+                "differs."
             ),
         ),
     ] = None,
@@ -220,7 +226,7 @@ def _check_names(names: list[str]) -> None:
 
 
 def _plain_problem(op: str, dtype: str) -> Workload:
-    """Return an ordinary problem of an operation, which shows whether a dtype is supported."""
+    """Return an ordinary problem of an operation, to find out whether a dtype is supported."""
     if op == "gemm":
         return Gemm(1024, 1024, 1024, dtype)
     if op == "conv":

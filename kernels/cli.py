@@ -21,7 +21,9 @@ _MAX_SECONDS = 365 * 24 * 3600.0  # longest time that an option accepts: one yea
 
 GemmOption = Annotated[
     list[str] | None,
-    typer.Option("--gemm", help="GEMM as M,N,K,dtype[,layout[,batch]]; repeatable."),
+    typer.Option(
+        "--gemm", help="GEMM as M,N,K,dtype[,layout[,batch]], by default in layout nt; repeatable."
+    ),
 ]
 ConvOption = Annotated[
     list[str] | None,
@@ -29,13 +31,18 @@ ConvOption = Annotated[
         "--conv",
         help=(
             "Convolution as N,C,H,W,KOUT,R,S,stride,padding,dilation,groups,dtype"
-            "[,layout[,pass]]; repeatable."
+            "[,layout[,pass]], by default nhwc and fprop; repeatable."
         ),
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
-DeviceOption = Annotated[str, typer.Option("--device", help="Device to use: auto, gpu or cpu.")]
-GpuOption = Annotated[int, typer.Option("--gpu", help="GPU number, counted from 0.")]
+DeviceOption = Annotated[
+    str,
+    typer.Option(
+        "--device", help="Device to use: gpu, cpu, or auto (a GPU if the machine has one)."
+    ),
+]
+GpuOption = Annotated[int, typer.Option("--gpu", help="Number of the GPU to use, counted from 0.")]
 GpusOption = Annotated[
     str | None, typer.Option("--gpus", help="GPUs to use together: all, or numbers such as 0,3.")
 ]
@@ -70,7 +77,7 @@ def new_app(help_text: str, cls: type[TyperGroup] = TyperGroup) -> typer.Typer:
     """Return a Typer application with the settings that all command lines share."""
     return typer.Typer(
         cls=cls,
-        help=help_text + " Every command takes --debug for a traceback.",
+        help=help_text + " With --debug, every command prints the traceback of an error.",
         add_completion=False,
         no_args_is_help=True,
         pretty_exceptions_enable=False,
@@ -112,7 +119,7 @@ def run(app: typer.Typer, program: str) -> None:
 
 
 def _make_printable() -> None:
-    """Keep closed streams and terminals without Unicode from making ``print`` fail.
+    """Prevent ``print`` from failing on closed streams and on terminals without Unicode.
 
     Characters that a terminal cannot encode become question marks. A stream that was closed before
     Python started is replaced by the null device.

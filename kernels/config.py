@@ -1,6 +1,6 @@
-"""Configs that tune the implementations, and the arithmetic of tiles and waves.
+"""Settings (configs) of the implementations, and the arithmetic of tiles and waves.
 
-A tile is the block of the result that a CTA computes at a time. A wave is the set of tiles that a
+A tile is the block of the result that one CTA computes at a time. A wave is the set of tiles that a
 machine computes at the same time. Except for :func:`next_wave_edge`, the arithmetic works on
 numbers and on NumPy arrays. This module does not need PyTorch.
 """
@@ -38,7 +38,7 @@ DENSE = Storage()
 class Config:
     """Base class of the frozen dataclasses that tune an implementation.
 
-    The text of a config is ``key=value;…``.
+    A config is written as ``key=value``, with semicolons between the settings.
     """
 
     def __str__(self) -> str:
@@ -67,7 +67,7 @@ class Config:
 
     @property
     def storage(self) -> Storage:
-        """Placement of the operands in memory."""
+        """Placement of the operands in memory; in this base class, they are aligned and dense."""
         return DENSE
 
     @property
@@ -89,9 +89,10 @@ class TileConfig(Config):
 
     - ``bm`` and ``bn`` are the rows and columns of the tile that a CTA computes.
     - ``bk`` is the number of elements along K in one step of the loop over K.
-    - ``stages`` is the number of steps whose blocks of A and B the pipeline holds.
+    - ``stages`` is the number of pipeline stages. A stage holds the blocks of A and B for one step.
     - ``warps`` is the number of warps in a CTA.
-    - ``group`` rows of tiles are visited together, so that concurrent CTAs share operands in L2.
+    - ``group`` is the number of rows of tiles that are computed together, so that concurrent CTAs
+      share operands in L2.
     """
 
     bm: int = 128
@@ -105,8 +106,8 @@ class TileConfig(Config):
         """Return the bytes of shared memory that the compiler allocates for blocks of A and B.
 
         Instructions that read their operands from shared memory (wgmma, tcgen05) need the blocks of
-        all stages there. Other instructions read their operands from registers. The blocks of the
-        current step have then left shared memory, which holds one stage fewer.
+        all stages there. Other instructions read their operands from registers. In this case, the
+        blocks of the current step are already in registers, so shared memory holds one stage fewer.
         """
         stages_held = self.stages if self._reads_shared(dtype, machine) else self.stages - 1
         return stages_held * (self.bm + self.bn) * self.bk * DTYPE_BYTES[dtype]
@@ -118,11 +119,11 @@ class TileConfig(Config):
 
     @property
     def accumulators(self) -> int:
-        """Accumulator registers of one thread."""
+        """Number of accumulator registers per thread."""
         return self.bm * self.bn // (32 * self.warps)
 
     def parts(self, gemm: Gemm) -> float:
-        """Return the average number of parts into which a tile's sum over K is cut."""
+        """Return the average number of parts into which the kernel divides a tile's sum over K."""
         return 1.0
 
     def fitted(self, dtype: str, machine: Machine) -> Self:
@@ -162,12 +163,12 @@ class TileConfig(Config):
 
 @dataclass(frozen=True)
 class SplitConfig(TileConfig):
-    """Config of a split-K GEMM: a sum over K in ``split`` parts, which a second kernel adds."""
+    """Config of a split-K GEMM, whose sum over K has ``split`` parts; a second kernel adds them."""
 
     split: int = 1
 
     def parts(self, gemm: Gemm) -> int:
-        """Return ``split``, or the number of K steps if it is smaller, so that no part is empty."""
+        """Return ``split``, or the number of K steps if that is smaller: no part may be empty."""
         return min(self.split, ceil_div(gemm.k, self.bk))
 
 
@@ -186,10 +187,10 @@ class StreamConfig(TileConfig):
 class PersistentConfig(TileConfig):
     """Config of a persistent GEMM that runs on ``ctas`` CTAs.
 
-    ``tma`` copies blocks with TMA. ``specialize`` adds a warp that only copies. ``halves`` lets
-    TMA store a tile's result in two halves, one after the other, from half the shared memory.
-    ``flatten`` makes the loops over tiles and over K one pipeline, so that the copies of the next
-    tile start before this tile is stored.
+    With ``tma``, the Tensor Memory Accelerator (TMA) copies the blocks. ``specialize`` adds a warp
+    that only copies. ``halves`` lets TMA store a tile's result in two halves, one after the other,
+    which takes half as much shared memory. ``flatten`` makes the loops over tiles and over K one
+    pipeline, so that the copies of the next tile start before this tile is stored.
     """
 
     ctas: int = 8
@@ -200,17 +201,17 @@ class PersistentConfig(TileConfig):
 
     @property
     def experimental(self) -> str | None:
-        """``warp specialisation`` if it is on, otherwise None.
+        """``warp specialisation`` if ``specialize`` is on, otherwise None.
 
-        Triton's compiler has crashed on it for Hopper (tritonbench#1094).
+        Triton's compiler has crashed on this feature for Hopper (tritonbench#1094).
         """
         return "warp specialisation" if self.specialize else None
 
     @property
     def accumulators(self) -> int:
-        """Accumulator registers of one thread.
+        """Number of accumulator registers per thread.
 
-        With ``specialize``, a second group with as many warps takes half of the sums.
+        With ``specialize``, a second group of as many warps computes half of the sums.
         """
         return super().accumulators // (2 if self.specialize else 1)
 
@@ -218,7 +219,7 @@ class PersistentConfig(TileConfig):
         """Return why this config cannot run, as a sentence; None if it can.
 
         The rules of :meth:`TileConfig.invalid` apply. In addition, ``specialize`` and ``halves``
-        exclude each other.
+        cannot be combined.
         """
         if self.specialize and self.halves:
             return "specialize=on and halves=on cannot be combined; turn one of them off."
@@ -226,13 +227,14 @@ class PersistentConfig(TileConfig):
 
     @property
     def stored_columns(self) -> int:
-        """Columns of the block that TMA stores at once."""
+        """Number of columns in the block that TMA stores at once."""
         return self.bn // 2 if self.halves else self.bn
 
     def shared_bytes(self, dtype: str, machine: Machine) -> int:
         """Return the bytes of shared memory that the kernel needs.
 
-        They hold the pipeline's stages and, with TMA, the block of the result that is being stored.
+        Shared memory holds the pipeline's stages and, with TMA, the block of the result that is
+        being stored.
         """
         stored = self.bm * self.stored_columns * DTYPE_BYTES[dtype] if self.tma else 0
         return super().shared_bytes(dtype, machine) + stored
@@ -285,7 +287,7 @@ HAND_WRITTEN: dict[str, type[TileConfig]] = {
     "triton-persistent": PersistentConfig,
     "triton-conv": ConvConfig,
 }
-"""Config type of each hand-written family, for code that reads configs without Triton."""
+"""Config type of each hand-written Triton family, for code that reads configs without Triton."""
 
 
 def experimental_feature(implementation: str, config: str) -> str | None:
@@ -312,12 +314,12 @@ def tile_count(m: Any, n: Any, bm: Any, bn: Any, batch: Any = 1, split: Any = 1)
 
 
 def tile_efficiency(m: Any, n: Any, bm: Any, bn: Any) -> Any:
-    """Return the useful share of the padded result: m·n divided by the area of all tiles."""
+    """Return the share of the tiles' area that is useful: m·n divided by the area of all tiles."""
     return (m * n) / (ceil_div(m, bm) * bm * ceil_div(n, bn) * bn)
 
 
 def tail_efficiency(tiles: Any, slots: Any) -> Any:
-    """Return the share of slots that hold a tile, over all waves; at most 1.
+    """Return the share of slots, over all waves, that a tile fills; at most 1.
 
     ``slots`` is the number of tiles in a full wave. The share is below 1 if the last wave leaves
     slots idle.
@@ -326,7 +328,7 @@ def tail_efficiency(tiles: Any, slots: Any) -> Any:
 
 
 def next_wave_edge(size: int, other: int, block: int, other_block: int, slots: int) -> int:
-    """Return how large a dimension of the result can be without needing another wave.
+    """Return the largest size of a result's dimension that needs no additional wave.
 
     Args:
         size: the dimension, in elements.
@@ -336,7 +338,7 @@ def next_wave_edge(size: int, other: int, block: int, other_block: int, slots: i
         slots: number of tiles in a full wave.
 
     Returns:
-        The largest dimension that needs no more waves than ``size``, in elements.
+        The largest size of the dimension with as many waves as ``size`` needs, in elements.
     """
     tiles_across = ceil_div(other, other_block)
     waves = ceil_div(ceil_div(size, block) * tiles_across, slots)
@@ -373,7 +375,7 @@ def library_tiles(generation: str, dtype: str) -> list[tuple[int, int]]:
 
 
 def large_tile(generation: str, dtype: str) -> tuple[int, int]:
-    """Return the (rows, columns) of the tile that a large GEMM gets; cliffs lie at its edges.
+    """Return the (rows, columns) of a large GEMM's tile; cliffs occur at multiples of this size.
 
     In the names of nvjet and ampere kernels, ``128x256`` means 128 columns by 256 rows: the first
     number counts columns. It is not known which blocks a CPU's libraries use, so for a CPU the tile

@@ -1,4 +1,4 @@
-"""Selection of the device to measure, its facts, and the versions of the software on it.
+"""Selection of the device to measure, the facts about it, and the versions of its software.
 
 This module needs PyTorch.
 """
@@ -72,7 +72,7 @@ def select_device(kind: str = "auto", gpu: int = 0) -> Device:
 
 
 def make_current(gpu: int | None) -> None:
-    """Make a GPU the current one of this process; None stands for the CPU and changes nothing.
+    """Make a GPU the current one of this process; do nothing if ``gpu`` is None, for the CPU.
 
     PyTorch's events, streams and graphs, Triton's launches and ``torch.cuda.synchronize`` use the
     current GPU. :func:`select_device` does not change it, because a process that only plans must
@@ -83,9 +83,9 @@ def make_current(gpu: int | None) -> None:
 
 
 def this_cpu() -> Device:
-    """Return the CPU, and set this process's threads to :func:`kernels.machine.cpu_threads`.
+    """Return the CPU, and set PyTorch's number of threads to :func:`kernels.machine.cpu_threads`.
 
-    The CPU's ceilings are 0, because they are not measured yet.
+    The CPU's peak rates and bandwidth are 0, because they are not measured yet.
 
     Raises:
         UserError: if the environment variable ``THREADS`` is invalid.
@@ -105,7 +105,9 @@ def _this_gpu(gpu: int) -> Device:
     count = torch.cuda.device_count()
     if not 0 <= gpu < count:
         seen = counted(count, "GPU")
-        raise UserError(f"GPU {gpu} does not exist; PyTorch sees {seen}, numbered from 0.")
+        raise UserError(
+            f"GPU {gpu} does not exist; PyTorch sees {seen}, numbered from 0. Select another GPU."
+        )
     # 1. Refuse a GPU that this build of PyTorch cannot use.
     properties = torch.cuda.get_device_properties(gpu)
     capability = properties.major, properties.minor

@@ -58,7 +58,7 @@ class Implementation(Protocol):
 
     @property
     def ops(self) -> tuple[str, ...]:
-        """Operations that the implementation computes, on at least one machine: ``gemm``, …"""
+        """Operations that the implementation computes on at least one machine, such as ``gemm``."""
         ...
 
     def supports(self, problem: Workload, machine: Machine) -> str | None:
@@ -73,7 +73,7 @@ class Implementation(Protocol):
     ) -> list[Config | None]:
         """Return candidate configs; the first is the one that the implementation would choose.
 
-        None stands for a vendor library's default. Experimental configs are included only if
+        None means the default of a vendor library. Experimental configs are included only if
         ``experimental`` is set.
         """
         ...
@@ -85,12 +85,12 @@ class Implementation(Protocol):
     def prepare(
         self, problem: Workload, operand_sets: Sequence[Operands], config: Config | None = None
     ) -> Launch:
-        """Return a launch for operand sets.
+        """Return a launch that computes the problem on any of the operand sets.
 
         Slow work that is needed only once happens here or at the first launch.
         """
         ...
 
     def compile_ahead(self, cases: Sequence[tuple[Workload, Config | None]]) -> None:
-        """Compile, in parallel, what the cases need; vendor libraries do nothing."""
+        """Compile in parallel the kernels that the cases need; a vendor library needs none."""
         ...

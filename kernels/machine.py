@@ -1,8 +1,8 @@
 """Facts about machines: peak rates, bandwidth and caches, each with its source.
 
-Known GPUs come from ``machines.toml``. Any other GPU gets its facts from what the driver reports
-(:func:`from_properties`). A CPU's ceilings are measured (:func:`cpu_machine`). This module does not
-need PyTorch.
+Known GPUs come from ``machines.toml``. The facts about any other GPU come from its driver
+(:func:`from_properties`). A CPU's peak rates and bandwidth are measured (:func:`cpu_machine`). This
+module does not need PyTorch.
 """
 
 from __future__ import annotations
@@ -49,10 +49,9 @@ _FACTS = {
 class Machine:
     """Facts about one device: rates in FLOP/s, bandwidth in bytes/s, sizes in bytes, clocks in MHz.
 
-    A CPU is a machine, too: ``sms`` is then the number of threads used, and ``l2_bytes`` is
-    the size of its last-level cache. ``sources`` says where the facts come from. ``emulated`` lists
-    the dtypes for which the machine has no instructions. They run at a fraction of the speed of
-    other dtypes.
+    For a CPU, ``sms`` is the number of threads used, and ``l2_bytes`` is the size of its last-level
+    cache. ``sources`` says where the facts come from. ``emulated`` lists the dtypes for which the
+    machine has no instructions. Operations in these dtypes are much slower than in others.
     """
 
     slug: str
@@ -85,16 +84,16 @@ class Machine:
         return self.peaks[dtype]
 
     def ridge(self, dtype: str) -> float:
-        """Return the intensity (FLOP/byte) at which the memory roof meets the dtype's roof."""
+        """Return the ridge point of a dtype's roofline: peak over bandwidth, in FLOP/byte."""
         return self.peak(dtype) / self.bandwidth
 
     @property
     def arch(self) -> str:
-        """``sm_90`` for compute capability 9.0; ``cpu`` for a CPU."""
+        """Architecture: ``sm_90`` for compute capability 9.0, or ``cpu`` for a CPU."""
         return "cpu" if self.capability is None else "sm_{}{}".format(*self.capability)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the facts for run.json; :meth:`from_json` reads them back."""
+        """Return the machine's facts for run.json; :meth:`from_json` reads them back."""
         return asdict(self)
 
     @classmethod
@@ -153,15 +152,15 @@ def _whole_table() -> Iterator[dict[str, Any]]:
 
 
 def known_machine(slug: str) -> Machine:
-    """Return the machine in ``machines.toml`` that a word means.
+    """Return the machine in ``machines.toml`` for a slug, or for an unambiguous part of a slug.
 
-    :func:`kernels.common.aliases.slug_meant` interprets the word.
+    :func:`kernels.common.aliases.slug_meant` explains which names fit.
 
     Args:
         slug: slug of the machine, or any unambiguous part of it.
 
     Raises:
-        UserError: if the word means no machine, or several.
+        UserError: if no machine fits, or more than one.
     """
     machines = known_machines()
     return machines[slug_meant(slug, machines)]
@@ -183,7 +182,7 @@ def machine_of_arch(arch: str) -> Machine:
 
 @functools.cache
 def _slug_of_device_name() -> dict[str, str]:
-    """Return the slugs in machines.toml by the names that the driver reports for them."""
+    """Return the slugs in machines.toml, by the device name that a GPU's driver reports."""
     with _whole_table() as table:
         return {
             name: slug
@@ -194,7 +193,7 @@ def _slug_of_device_name() -> dict[str, str]:
 
 
 def slug_of_device(name: str) -> str:
-    """Return the slug of the GPU that the driver reports under a name.
+    """Return the slug of a GPU, given the name that its driver reports.
 
     If ``machines.toml`` does not list the name, the slug is made from the name.
     """
@@ -202,7 +201,7 @@ def slug_of_device(name: str) -> str:
 
 
 def _inherited(table: Mapping[str, Any], slug: str) -> dict[str, Any]:
-    """Return a slug's entry; if it has ``like``, add missing facts from the entry named there."""
+    """Return a slug's entry, completed with the facts of the entry that its key ``like`` names."""
     entry = dict(table[slug])
     if "like" in entry:
         base = _inherited(table, entry.pop("like"))
@@ -213,7 +212,7 @@ def _inherited(table: Mapping[str, Any], slug: str) -> dict[str, Any]:
 def _from_entry(slug: str, entry: Mapping[str, Any], sources: Mapping[str, str]) -> Machine:
     """Create a machine from its entry in machines.toml.
 
-    Facts with a source are pairs: the fact, and the source's key in ``sources``.
+    A fact that has a source is a pair: its value, and the key of its source in ``sources``.
     """
     values: dict[str, Any] = {}
     citations: dict[str, str] = {}
@@ -302,9 +301,9 @@ _GENERATIONS = {
 def from_properties(properties: DeviceProperties) -> Machine:
     """Return the facts of a GPU, from ``machines.toml`` if the file lists the card.
 
-    Even for a listed card, the name and the memory size are those that the driver reports. The
-    facts of any other card come from the properties that the driver reports. A MIG slice does not
-    count as a listed card. :func:`_derived_bandwidth` says where the bandwidth comes from.
+    Even for a listed card, the driver's name and memory size are used. The facts of any other card
+    come from the properties that the driver reports. A MIG slice is treated as a card that is not
+    listed. :func:`_derived_bandwidth` says where the bandwidth comes from.
     """
     # 1. Take the facts of a listed card from the file.
     slug = slug_of_device(properties.name)
@@ -365,8 +364,8 @@ def _derived_bandwidth(properties: DeviceProperties, generation: str) -> tuple[f
     1. for a MIG slice, the bandwidth of the listed card that it is part of, in proportion to the
        slice's memory;
     2. the memory clock and the bus width that the driver reports;
-    3. the bandwidth of a listed card of the same generation: the one with the most similar number
-       of SMs.
+    3. the bandwidth of the listed card of the same generation whose number of SMs is the most
+       similar.
     """
     whole_card_name = properties.name.partition(" MIG ")[0]
     listed_slug = _slug_of_device_name().get(whole_card_name)
@@ -404,7 +403,7 @@ def _cpuinfo() -> str:
 
 
 def instruction_set(cpuinfo: str | None = None) -> str:
-    """Return the widest instruction set that decides a CPU's speed, such as ``avx2`` or ``amx``.
+    """Return the CPU's widest vector or matrix instruction set, such as ``avx2`` or ``amx``.
 
     Args:
         cpuinfo: text of Linux's ``/proc/cpuinfo``; None reads the file of this machine.
@@ -430,11 +429,11 @@ _WITH_BF16 = ("amx", "avx512bf16", "neonbf16")  # instruction sets that multiply
 
 
 def cpu_threads() -> int:
-    """Return the number of threads with which a CPU is measured.
+    """Return the number of threads with which Rooftile measures this CPU.
 
-    It is the number of usable cores minus one, or 1 if there are fewer than four. One core stays
-    idle for other processes. They would otherwise delay one of the threads, and all other threads
-    would wait for it. The environment variable ``THREADS`` overrides this number.
+    The number is one less than the usable cores, or 1 if there are fewer than four cores. One core
+    stays idle for other processes. Without an idle core, they would delay one of the threads, and
+    all other threads would wait for it. The environment variable ``THREADS`` overrides this number.
 
     Raises:
         UserError: if ``THREADS`` is not a positive whole number.
@@ -477,7 +476,7 @@ def _usable_processors() -> set[int]:
 
 
 def _quota_cores() -> float:
-    """Return the number of cores that the container's CPU quota allows; infinity if it has none."""
+    """Return how many cores the container's CPU quota allows; infinity if there is no quota."""
     with suppress(OSError, ValueError):
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
         return int(quota) / int(period)
@@ -498,7 +497,7 @@ def cpu_slug(model: str, instructions: str, threads: int) -> str:
 
 
 def cpu_machine(peaks: Mapping[str, float], bandwidth: float, threads: int) -> Machine:
-    """Return this CPU as a machine with the given ceilings.
+    """Return this CPU as a machine with the given peak rates and bandwidth.
 
     Args:
         peaks: measured peak in FLOP/s by dtype; 0 if not measured yet.
@@ -528,7 +527,7 @@ def cpu_machine(peaks: Mapping[str, float], bandwidth: float, threads: int) -> M
 
 
 def _last_level_cache() -> int:
-    """Return the bytes of the largest cache that the system describes; 32 MiB if there is none."""
+    """Return the bytes of the largest cache that the system reports; 32 MiB if it reports none."""
     units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
     sizes = []
     for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):

@@ -1,7 +1,8 @@
 """Facts in a kernel's name: its kind, tile, stages, cluster, split and use of Tensor Cores.
 
-A vendor library does not report how its kernels are tuned, but their names show much of it. A fact
-that a name does not show is None, never a guess. This module does not need PyTorch.
+A vendor library does not report how its kernels are tuned, but the kernels' names show most of
+these facts. A fact that a name does not show is None, never a guess. This module does not need
+PyTorch.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ KINDS = (
 class KernelName:
     """Facts read from one kernel's name.
 
-    ``tile`` has the order of the name. In cuBLAS's names, that is the order for a column-major
-    result.
+    ``tile`` has two sizes, in the order of the name. In the names of cuBLAS's kernels, this order
+    is for a column-major result.
     """
 
     kind: str
@@ -37,9 +38,9 @@ class KernelName:
     tensor_cores: bool | None = None
 
     def tile_text(self) -> str:
-        """Return the tile of our row-major result as ``ROWSxCOLUMNS[xDEPTH]``; empty if unknown.
+        """Return the tile of a row-major result as ``ROWSxCOLUMNS[xDEPTH]``; empty if unknown.
 
-        PyTorch asks cuBLAS for Cᵀ = Bᵀ Aᵀ, so the first number of a GEMM's tile lies along our n.
+        PyTorch asks cuBLAS for Cᵀ = Bᵀ Aᵀ, so the first number of a GEMM's tile counts its columns.
         """
         if self.tile is None:
             return ""
@@ -101,7 +102,7 @@ _CLUSTER = re.compile(r"nvjet_\w*?_\d+x\d+_\d+x\d+_(\d+)x(\d+)_")
 
 @functools.lru_cache(maxsize=4096)
 def read_name(name: str) -> KernelName:
-    """Read the facts from a kernel's name, as a profiler prints it."""
+    """Return the facts in a kernel's name, which is spelled as a profiler prints it."""
     # 1. Recognise the kind and the library by the first pattern that matches.
     low = name.lower()
     kind = next((kind for kind, pattern in _KIND_PATTERNS if re.search(pattern, low)), "other")
@@ -132,15 +133,15 @@ def conv_algorithm(kernels: Sequence[str]) -> str:
 
     The result is one of these:
 
-    - ``implicit-gemm``, which also stands for an explicit GEMM,
+    - ``implicit-gemm``, also for a convolution by an explicit GEMM,
     - ``winograd-2x2``, which is one fused kernel,
     - ``winograd-4x4``, which is four kernels,
     - ``fft``,
     - an empty string if no name shows the algorithm.
 
-    A fused Winograd kernel has digits in its name, such as ``tile148`` or ``tile442``. Their
-    product is 32 in every name, so they cannot be the size of an output tile. They say how the
-    kernel arranges its output tiles.
+    The name of a fused Winograd kernel has three digits, as in ``tile148`` or ``tile442``. Their
+    product is 32 in every name, so they cannot be the size of an output tile. The digits say how
+    the kernel arranges its output tiles.
     """
     kinds = {read_name(name).kind for name in kernels}
     if "winograd" in kinds:

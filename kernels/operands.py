@@ -1,4 +1,4 @@
-"""Operands of a problem as views of flat memory, in the layout that the problem names.
+"""Operands of a problem, as views of flat memory in the problem's layout.
 
 A GEMM's operands are A (m, k) and B (k, n), with a leading batch dimension if there is a batch. A
 convolution's operands are the two tensors that its pass reads: (x, w) for fprop, (dy, w) for dgrad,
@@ -35,13 +35,13 @@ class Operands(NamedTuple):
 
 
 def element_counts(problem: Workload, storage: Storage = DENSE) -> tuple[int, int, int]:
-    """Count the elements of memory for the inputs and the result, with batch, gaps and offset."""
+    """Return how many elements of memory the inputs and the result need, with gaps and offset."""
     a, b, out = _without_offset(problem, storage)
     return a + storage.offset, b + storage.offset, out + storage.offset
 
 
 def _without_offset(problem: Workload, storage: Storage) -> tuple[int, int, int]:
-    """Count the elements of the inputs and the result, without the storage's offset."""
+    """Return how many elements the inputs and the result need, without the storage's offset."""
     if isinstance(problem, Gemm):
         counts = []
         for rows, columns, letter in _matrices(problem):
@@ -60,7 +60,7 @@ def _without_offset(problem: Workload, storage: Storage) -> tuple[int, int, int]
 def view_operands(
     problem: Workload, a: Tensor, b: Tensor, out: Tensor, storage: Storage = DENSE
 ) -> Operands:
-    """View three flat tensors, sized by :func:`element_counts`, as the operands."""
+    """View three flat tensors as operands; :func:`element_counts` gives the tensors' sizes."""
     a, b, out = a[storage.offset :], b[storage.offset :], out[storage.offset :]
     if isinstance(problem, Gemm):
         views = (
@@ -153,7 +153,7 @@ def _matrix(
 
 
 def _image(flat: Tensor, shape: tuple[int, int, int, int], layout: str) -> Tensor:
-    """View flat memory as (n, c, h, w), whichever layout it is stored in."""
+    """View flat memory, stored in ``layout``, as an image (n, c, h, w)."""
     n, c, h, w = shape
     if layout == "nchw":
         return flat.view(n, c, h, w)

@@ -1,4 +1,4 @@
-"""Operations other than GEMMs and convolutions, for which performance guides give rules.
+"""Operations other than GEMMs and convolutions that the rules of performance guides are about.
 
 They are memory-bound layers, series of GEMMs that share an operand, and LSTM layers. Each has only
 the parameters that the rules need. Like a GEMM, each has two inputs and a result, FLOPs and minimum
@@ -18,11 +18,11 @@ from kernels.common.errors import UserError
 from kernels.problem import CONV_LAYOUTS, DTYPE_BYTES, TIMED_DTYPES, Gemm, Problem
 
 LAYERS = {"relu": 1, "gelu": 5, "softmax": 5, "layernorm": 7, "batchnorm": 7, "maxpool": 9}
-"""Memory-bound layers, and the operations per element in the textbook formula of each.
+"""Number of operations per element in the textbook formula of each memory-bound layer.
 
-A comparison, an exp and an erf count as one each. Max-pool is 3×3 with stride 1, as in the guide
-whose rule gives it 2.25 FLOP per byte. PyTorch's max-pool also writes a 64-bit index for each
-element, which the minimum bytes do not include.
+A comparison, an exp and an erf are one operation each. Max-pool is 3×3 with stride 1, as in the
+performance guide that states 2.25 FLOP per byte for it. PyTorch's max-pool also writes a 64-bit
+index for each element, which the minimum bytes do not include.
 """
 
 _PARAMETERS = ("layernorm", "batchnorm")  # layers with a scale and a shift for each channel
@@ -57,7 +57,7 @@ class _OperationBase(ABC):
 
     @property
     def intensity(self) -> float:
-        """FLOP per byte of minimum traffic."""
+        """Arithmetic intensity: FLOP per byte of minimum traffic."""
         return self.flops / self.bytes
 
 
@@ -115,7 +115,7 @@ class Layer(_OperationBase):
         return "memory-bound"
 
     def columns(self) -> dict[str, Any]:
-        """Return the layer's columns in measurements.csv."""
+        """Return the values of the layer's columns in measurements.csv."""
         return {
             "op": self.op,
             "batch": self.n,
@@ -128,7 +128,7 @@ class Layer(_OperationBase):
 
     @classmethod
     def from_columns(cls, row: Mapping[str, Any]) -> Layer:
-        """Create a layer from what :meth:`columns` returned."""
+        """Create a layer from the columns that :meth:`columns` returned."""
         n = int(row["batch"])
         c = int(row["c"])
         h = int(row["h"])
@@ -169,7 +169,7 @@ class Series(_OperationBase):
 
     @property
     def products(self) -> tuple[tuple[int, Gemm], ...]:
-        """Number and shape of the GEMMs: ``count`` times the same GEMM."""
+        """The GEMMs of the series, as (number, GEMM): ``count`` times the same GEMM."""
         return ((self.count, Gemm(self.m, self.n, self.k, self.dtype, "nt")),)
 
     @property
@@ -195,7 +195,7 @@ class Series(_OperationBase):
         return self.op
 
     def columns(self) -> dict[str, Any]:
-        """Return the columns in measurements.csv.
+        """Return the values of the series' columns in measurements.csv.
 
         The columns describe one GEMM of the series, with ``count`` as ``batch``.
         """
@@ -211,7 +211,7 @@ class Series(_OperationBase):
 
     @classmethod
     def from_columns(cls, row: Mapping[str, Any]) -> Series:
-        """Create a series from what :meth:`columns` returned."""
+        """Create a series from the columns that :meth:`columns` returned."""
         count = int(row["batch"])
         m = int(row["m"])
         n = int(row["n"])
@@ -226,8 +226,8 @@ class Series(_OperationBase):
 class Lstm(_OperationBase):
     """Forward pass of one LSTM layer without biases, on ``steps`` inputs (minibatch, features).
 
-    Its four gates take one GEMM with the inputs of all steps together, and one GEMM with the hidden
-    state in each step.
+    One GEMM multiplies the inputs of all steps by the weights of the four gates. In each step,
+    another GEMM multiplies the hidden state by the recurrent weights.
     """
 
     steps: int
@@ -240,10 +240,10 @@ class Lstm(_OperationBase):
 
     @property
     def weight_scale(self) -> float:
-        """Factor that scales normally distributed values to weights.
+        """Factor by which normally distributed values are multiplied to get weights.
 
-        It is about 1/√(features + hidden), so that no gate saturates, and a power of two, so that
-        no value is rounded.
+        The factor is about 1/√(features + hidden), so that no gate saturates. It is a power of two,
+        so that no value is rounded.
         """
         return 2.0 ** -round(math.log2(self.features + self.hidden) / 2)
 
@@ -253,7 +253,7 @@ class Lstm(_OperationBase):
 
     @property
     def products(self) -> tuple[tuple[int, Gemm], ...]:
-        """Number and shape of the GEMMs: one over all steps, and one in each step."""
+        """The GEMMs of the layer, as (number, GEMM): one over all steps, and one in each step."""
         gates = GATES * self.hidden
         rows = self.steps * self.minibatch
         return (
@@ -282,7 +282,7 @@ class Lstm(_OperationBase):
         return self.op
 
     def columns(self) -> dict[str, Any]:
-        """Return the columns in measurements.csv.
+        """Return the values of the LSTM's columns in measurements.csv.
 
         The columns describe the GEMM that computes the gates from the input of one step. ``batch``
         is the number of steps.
@@ -298,7 +298,7 @@ class Lstm(_OperationBase):
 
     @classmethod
     def from_columns(cls, row: Mapping[str, Any]) -> Lstm:
-        """Create an LSTM from what :meth:`columns` returned."""
+        """Create an LSTM from the columns that :meth:`columns` returned."""
         steps = int(row["batch"])
         minibatch = int(row["m"])
         gates = int(row["n"])
@@ -314,7 +314,7 @@ class Lstm(_OperationBase):
 
 Operation = Layer | Series | Lstm
 Workload = Problem | Operation
-"""Everything that can be timed.
+"""Any problem or operation that Rooftile can time.
 
 The Triton families and :mod:`kernels.timemodel.estimate` take only GEMMs and convolutions.
 """
@@ -331,7 +331,7 @@ def as_problem(workload: Workload) -> Problem:
     """Return the workload, which must be a GEMM or a convolution.
 
     Raises:
-        TypeError: if it is another operation, which the caller should have refused.
+        TypeError: if the workload is another operation. The caller should have refused it.
     """
     if isinstance(workload, Operation):
         raise TypeError(f"{workload} is neither a GEMM nor a convolution.")
@@ -339,7 +339,7 @@ def as_problem(workload: Workload) -> Problem:
 
 
 def products_of(workload: Workload) -> tuple[tuple[int, Problem], ...]:
-    """Return the GEMMs or the convolution in a workload, as (number of occurrences, problem)."""
+    """Return the GEMMs or the convolution in a workload, each as (number of times, problem)."""
     return workload.products if isinstance(workload, Operation) else ((1, workload),)
 
 

@@ -1,8 +1,8 @@
 """GEMMs and convolutions as problems to compute, with their FLOPs and bytes.
 
-Sizes are element counts. A multiply-add counts as two FLOPs. Bytes are the minimum that any
-implementation must move through memory: every operand is read once and every result written once.
-This module does not need PyTorch.
+Sizes are element counts. A multiply-add is two FLOPs. Bytes are the minimum traffic of any
+implementation: every operand is read from memory once, and every result is written once. This
+module does not need PyTorch.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ which a model must quantise whenever it runs.
 """
 
 TIMED_DTYPES = tuple(dtype for dtype in DTYPE_BYTES if dtype != "fp8")
-"""Dtypes that a sweep can time. Times in fp8 come only from public measurements."""
+"""Dtypes that a sweep can time. Times in fp8 are only imported from public tables."""
 
 FP8_INCLUDES = "including the quantisation of the activations"
 """Phrase for messages: what the time of an fp8 GEMM includes."""
@@ -58,8 +58,8 @@ class Gemm:
     """GEMM ``C = A B`` with logical shapes (m, k) @ (k, n) -> (m, n), ``batch`` times.
 
     ``layout`` has one letter for A and one for B: ``n`` if the matrix is stored row-major, and
-    ``t`` if its transpose is. ``nt`` is therefore ``y = x Wᵀ`` of a linear layer. C is stored
-    row-major.
+    ``t`` if its transpose is. A linear layer ``y = x Wᵀ`` therefore has the layout ``nt``. C is
+    stored row-major.
     """
 
     m: int
@@ -95,9 +95,9 @@ class Gemm:
 
     @property
     def quantising_bytes(self) -> int:
-        """Bytes that are moved to quantise A: 16 bits read and 8 bits written per element.
+        """Traffic of quantising A, in bytes: each element is read in 16 bits and written in 8 bits.
 
-        The number is 0 for every dtype other than fp8.
+        For dtypes other than fp8, the traffic is 0.
         """
         if self.dtype != "fp8":
             return 0
@@ -110,12 +110,12 @@ class Gemm:
 
     @property
     def intensity(self) -> float:
-        """Arithmetic intensity, FLOP per byte of minimum traffic."""
+        """Arithmetic intensity: FLOP per byte of minimum traffic."""
         return self.flops / self.bytes
 
     @property
     def implied_gemm(self) -> Gemm:
-        """This GEMM itself, so that GEMMs and convolutions can be treated alike."""
+        """This GEMM itself, so that ``implied_gemm`` works for every problem."""
         return self
 
     @property
@@ -129,7 +129,7 @@ class Gemm:
     def shape_class(self) -> str:
         """Shape class in reports: misaligned, batched, small, skinny, long-k or large.
 
-        It is the first of them that applies.
+        The class is the first of these names that applies.
         """
         if self.alignment < WIDE_BYTES:
             return "misaligned"
@@ -144,7 +144,7 @@ class Gemm:
         return "large"
 
     def spec(self) -> str:
-        """Return the command line's form: ``M,N,K,dtype,layout,batch``."""
+        """Return the value of ``--gemm`` for this GEMM: ``M,N,K,dtype,layout,batch``."""
         return f"{self.m},{self.n},{self.k},{self.dtype},{self.layout},{self.batch}"
 
     def __str__(self) -> str:
@@ -177,8 +177,8 @@ class Conv:
 
     The input is (n, c, h, w), the filter (kout, c/groups, r, s) and the output (n, kout, p, q).
     ``fprop`` computes the output, ``dgrad`` the input's gradient, ``wgrad`` the filter's gradient.
-    ``stride``, ``padding`` and ``dilation`` are (vertical, horizontal). ``layout`` is how
-    activations and filter are stored: ``nhwc`` (channels last) or ``nchw``.
+    ``stride``, ``padding`` and ``dilation`` are (vertical, horizontal). ``layout`` is the memory
+    order of activations and filter: ``nhwc`` (channels last) or ``nchw``.
     """
 
     n: int
@@ -243,8 +243,8 @@ class Conv:
     def flops(self) -> int:
         """Number of floating-point operations: 2 · n · p · q · kout · (c/groups) · r · s.
 
-        It is the same for all passes. Multiplications with the zeros of the padding are counted, by
-        convention.
+        The number is the same for all passes. Multiplications with the zeros of the padding are
+        counted, by convention.
         """
         return 2 * self.n * self.p * self.q * self.kout * (self.c // self.groups) * self.r * self.s
 
@@ -261,8 +261,8 @@ class Conv:
     def bytes(self) -> int:
         """Minimum traffic in bytes: the input, filter and output, each read or written once.
 
-        If the stride is larger than the filter, the filter skips pixels of the input. Passes that
-        read the input do not count these pixels. The input's gradient is written whole.
+        If the stride is larger than the filter, the filter skips pixels of the input. In passes
+        that read the input, these pixels are not counted. The input's gradient is written whole.
         """
         x, filters, y = self.operand_elements
         if self.pass_ != "dgrad":
@@ -273,12 +273,12 @@ class Conv:
 
     @property
     def intensity(self) -> float:
-        """Arithmetic intensity, FLOP per byte of minimum traffic."""
+        """Arithmetic intensity: FLOP per byte of minimum traffic."""
         return self.flops / self.bytes
 
     @property
     def implied_gemm(self) -> Gemm:
-        """GEMM that an implicit-GEMM convolution computes (CUTLASS's convention).
+        """GEMM to which an implicit-GEMM kernel maps this convolution (CUTLASS's convention).
 
         Its ``batch`` is the number of groups. If one group has c input channels and kout
         output channels, its (m, n, k) is:
@@ -287,8 +287,8 @@ class Conv:
         - (n·h·w, c, kout·r·s) for dgrad,
         - (kout, c·r·s, n·p·q) for wgrad.
 
-        A strided dgrad has more multiplications in this GEMM than :attr:`flops` counts, because
-        most elements of the GEMM's left operand are zero.
+        For a strided dgrad, this GEMM has more FLOPs than :attr:`flops`, because most elements of
+        the GEMM's left operand are zero.
         """
         c, kout = self.c // self.groups, self.kout // self.groups
         pixels = self.n * self.p * self.q
@@ -301,13 +301,13 @@ class Conv:
         return Gemm(m, n, k, self.dtype, "nt", self.groups)
 
     def winograd_gemm(self, tile: int) -> Gemm | None:
-        """Return the batched GEMM of Winograd's F(tile × tile, 3 × 3).
+        """Return the batched GEMM of the Winograd algorithm F(tile × tile, 3 × 3).
 
-        The batch is the number of transformed points, (``tile`` + 2)². Each stands for one
-        multiplication per channel, so that ``tile``² outputs take (``tile`` + 2)² multiplications
-        instead of 9 · ``tile``² (Lavin and Gray, arXiv 1509.09308). None is returned if the
-        algorithm cannot be used: for filters other than 3 × 3, a stride or a dilation above 1,
-        more than one group, and the filter's gradient.
+        The batch is the number of transformed points, (``tile`` + 2)². Each point takes one
+        multiplication per channel. A block of ``tile``² outputs therefore takes (``tile`` + 2)²
+        multiplications instead of 9 · ``tile``² (Lavin and Gray, arXiv 1509.09308). None is
+        returned if the algorithm cannot be used: for filters other than 3 × 3, a stride or a
+        dilation above 1, more than one group, and the filter's gradient.
         """
         is_plain = (self.stride, self.dilation, self.groups) == ((1, 1), (1, 1), 1)
         if (self.r, self.s) != (3, 3) or not is_plain or self.pass_ == "wgrad":
@@ -323,15 +323,15 @@ class Conv:
 
     @property
     def alignment(self) -> int:
-        """Largest power of two, at most 16, that divides the bytes of one group's channels.
+        """Largest power of two, at most 16, that divides the bytes of a pixel in one group.
 
-        It divides both the bytes of the input channels and those of the output channels.
+        Both the bytes of the input channels and those of the output channels are divisible by it.
         """
         return _alignment([self.c // self.groups, self.kout // self.groups], self.dtype)
 
     @property
     def shape_class(self) -> str:
-        """Pass and kind of channels, as in ``fprop wide``.
+        """Shape class in reports: the pass and the kind of channels, as in ``fprop wide``.
 
         The kind is the first of grouped, misaligned, narrow and wide that applies.
         """
@@ -346,7 +346,7 @@ class Conv:
         return f"{self.pass_} {kind}"
 
     def spec(self) -> str:
-        """Return the command line's form with all 14 fields."""
+        """Return the value of ``--conv`` for this convolution, with all 14 fields."""
         values = [getattr(self, field.name) for field in fields(self)]
         return ",".join(pair_text(v) if isinstance(v, tuple) else str(v) for v in values)
 
@@ -410,7 +410,7 @@ class Conv:
 
 
 def _rows_read(size: int, positions: int, taps: int, stride: int) -> int:
-    """Return the largest number of rows (or columns) that a filter can read at its positions.
+    """Return how many rows (or columns) of the input a filter reads at most, over all positions.
 
     Args:
         size: rows of the input.
@@ -451,7 +451,7 @@ def parse_pair(text: str, name: str) -> tuple[int, int]:
     """Parse ``2`` or ``2x1`` into (vertical, horizontal).
 
     Raises:
-        UserError: if the text is neither one number nor two; ``name`` says which field it is.
+        UserError: if the text is neither one number nor two. The message names the field ``name``.
     """
     parts = text.split("x")
     if len(parts) > 2 or not all(map(is_whole, parts)):
@@ -465,7 +465,7 @@ def _parse_whole(text: str, name: str, form: str) -> int:
 
     Args:
         text: the number.
-        name: its name in the form, for the error message.
+        name: name of the number in ``form``, for the error message.
         form: form of the whole option, for the error message.
     """
     if not is_whole(text) or int(text) < 1:

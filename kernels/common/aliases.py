@@ -1,7 +1,7 @@
-"""Lookup of a machine by its slug or by any unambiguous part of it.
+"""Lookup of a machine by its slug (short name) or by any unambiguous part of the slug.
 
-Users write ``h200`` or ``rtx 4090``. Model numbers are never guessed: an L20 is not an L40, so only
-a machine with the same numbers is suggested.
+Users may write ``h200`` or ``rtx 4090``. Model numbers are never guessed: an L20 is not an L40, so
+only a machine with the same numbers is suggested.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _SIMILAR = 0.5  # lowest difflib ratio at which one name counts as a misspelling
 
 
 def slug_meant(word: str, slugs: Iterable[str]) -> str:
-    """Return the slug that a word means.
+    """Return the known slug that a word refers to.
 
     Args:
         word: a slug, or parts of one in any order and case: ``4090``, ``H100 PCIe``, ``rtx4090``.
         slugs: the slugs that are known.
 
     Raises:
-        UserError: if the word means no known slug, or several.
+        UserError: if the word fits no known slug, or more than one.
     """
     unique_slugs = list(dict.fromkeys(slugs))
     dashed = "-".join(_words(word))
@@ -55,7 +55,7 @@ def _words(name: str) -> list[str]:
 
 
 def _matches(slug: str, words: Iterable[str]) -> bool:
-    """Return True if each word is a part of the slug, or several parts in a row, as in ``rtx4090``.
+    """Return True if each word is one or several adjacent parts of the slug, as in ``rtx4090``.
 
     A memory size may lack its unit, as in ``a100-sxm-80``.
     """
@@ -72,5 +72,5 @@ def _numbers(name: str) -> set[str]:
 
 
 def _joined_by_or(slugs: list[str]) -> str:
-    """Return at least two slugs as ``a, b or c``."""
+    """Join two or more slugs, as in ``a, b or c``."""
     return f"{', '.join(slugs[:-1])} or {slugs[-1]}"

@@ -12,10 +12,10 @@ from typing import Any
 from kernels.common.errors import UserError, nearest
 
 LARGEST_SIZE = 2**40
-"""Largest size of any dimension, in elements."""
+"""Largest accepted size of a dimension, in elements."""
 
 LARGEST_BYTES = 2**60
-"""Largest accepted minimum traffic of a problem, in bytes; no machine has so much memory."""
+"""Largest accepted minimum traffic of a problem, in bytes. No machine has this much memory."""
 
 _MAX_DIGITS = 20  # digits of the longest number that is parsed
 
@@ -76,5 +76,5 @@ def check_bytes(problem: Any) -> None:
 
 
 def is_whole(text: str) -> bool:
-    """Return True if the text is a whole number: at most 20 digits, and nothing else."""
+    """Return True if the text consists only of digits, 1 to 20 of them."""
     return text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS

@@ -1,6 +1,6 @@
 """Checks of JSON documents, which may be damaged or come from other users.
 
-A shape describes the values that are accepted. It is one of these:
+In this module, a shape describes which values are accepted. It is one of these:
 
 - a type,
 - a :class:`Number`,
@@ -26,7 +26,7 @@ _WORDS = {str: "text", bool: "true or false", dict: "a mapping", list: "a list"}
 
 @dataclass(frozen=True)
 class Number:
-    """Finite number between two bounds, both included; ``whole`` allows only whole numbers."""
+    """Finite number from ``low`` to ``high``; ``whole`` allows only whole numbers."""
 
     low: float = -_LARGEST
     high: float = _LARGEST
@@ -45,14 +45,14 @@ SIZE = Number(1, whole=True)
 
 @dataclass(frozen=True)
 class Maybe:
-    """Value of a shape, or null."""
+    """Shape of a value that may also be null."""
 
     shape: Any
 
 
 @dataclass(frozen=True)
 class Each:
-    """Mapping with any keys and with values of one shape."""
+    """Shape of a mapping that may have any keys, and whose values have one shape."""
 
     shape: Any
 

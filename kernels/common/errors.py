@@ -1,4 +1,4 @@
-"""Errors of the project, and the suggestion of a valid word in place of a wrong one."""
+"""Errors of the project, and suggestions for misspelled words."""
 
 from __future__ import annotations
 
@@ -32,4 +32,4 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 class WrongResultError(Exception):
-    """Raised when a launch computed something other than its problem's result."""
+    """Error that is raised when a launch computes a wrong result."""

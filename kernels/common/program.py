@@ -1,7 +1,8 @@
 """Names of the program's commands and folders, in a checkout or in an installation.
 
-When installed, the three packages are parts of one namespace, ``rooftile``, with one command of
-that name. An installation has no set-up script, make targets or tests.
+When installed, the packages ``analysis``, ``kernels`` and ``sweeps`` are parts of one namespace,
+``rooftile``, with one command of that name. An installation has no set-up script, make targets or
+tests.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ NAMESPACE = __name__.removesuffix("kernels.common.program")
 INSTALLED = bool(NAMESPACE)
 
 ROOT = Path(__file__).resolve().parents[2]
-"""The checkout, or the folder of the installed namespace."""
+"""Folder of the checkout, or of the installed namespace."""
 
 FOLDER = None if INSTALLED else ROOT
 """Working directory of processes that run the program's commands; None keeps the current one."""
@@ -29,14 +30,17 @@ OTHER_TORCH = "install a PyTorch" if INSTALLED else "set PYTHON to an interprete
 """Phrases for messages: how to measure the CPU, start a new run or use another PyTorch."""
 
 _VERBS = {"kernels list": "implementations"}
-"""Verbs of ``rooftile`` for commands whose names are unclear without the name of their package."""
+"""Verbs of ``rooftile`` for commands whose names say too little without their package."""
 
 
 def extra(name: str) -> str:
     """Return a clause with the command that installs one of the project's extras."""
     if INSTALLED:
         return f"`python -m pip install 'rooftile[{name}]'` installs it"
-    return f"`python3 sweeps/bootstrap.py {name}` installs it and prints the Python that has it"
+    return (
+        f"`python3 sweeps/bootstrap.py {name}` installs it and prints the path of the Python that "
+        "has it"
+    )
 
 
 def needs_extra(module: str, name: str = "measure", subject: str = "This command") -> str:
@@ -61,7 +65,7 @@ def verb(package: str, name: str) -> str:
 
 
 def command_words(words: Sequence[str]) -> Sequence[str]:
-    """Return the interpreter's arguments that run a package's command.
+    """Return the arguments with which Python runs a package's command.
 
     In a checkout, ``words`` may instead name any other module and its arguments. When installed,
     ``-P`` prevents Python from running a module of the same name in the current folder.
@@ -79,7 +83,7 @@ def _shown(words: Sequence[str]) -> Sequence[str]:
 
 
 def command(text: str) -> str:
-    """Return the text that shows the user how to run a package's command.
+    """Return the command line for a package's command, in backquotes for a message.
 
     ``sweeps doctor`` becomes `python -m sweeps doctor`, or `rooftile doctor` when installed.
     """
@@ -87,10 +91,10 @@ def command(text: str) -> str:
 
 
 def target(make: str, installed: str) -> str:
-    """Return the text that shows the user how to run a make target or its ``rooftile`` command.
+    """Return the command line with ``make`` or ``rooftile``, in backquotes for a message.
 
     Args:
-        make: target and variables of ``make``, which the text shows in a checkout.
-        installed: command and options of ``rooftile``, which the text shows when installed.
+        make: target and variables of ``make``, for a checkout.
+        installed: command and options of ``rooftile``, for an installation.
     """
     return f"`rooftile {installed}`" if INSTALLED else f"`make {make}`"

@@ -1,9 +1,9 @@
 """Work of a kernel's inner loop, read from its PTX: multiply-adds and copied bytes.
 
-A GEMM spends its time in the loop over K. If one iteration of the loop does more than the tile's
-bm · bn · bk multiply-adds, or copies more than the (bm + bn) · bk elements of its blocks, the
-compiler does work that the algorithm does not need. LLVM notes next to every basic block which loop
-the block belongs to.
+A GEMM spends most of its time in the loop over K. If one iteration of the loop does more than the
+tile's bm · bn · bk multiply-adds, or copies more than the (bm + bn) · bk elements of its blocks,
+the compiler does work that the algorithm does not need. In the PTX, a comment of LLVM at every
+basic block names the loop that the block belongs to.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ INSTRUCTIONS = (
     ("mma.sync", r"\bmma\.sync\."),
     ("fma", r"\bfma\.rn\.f32(?:x2)?\b"),
 )
-"""Families of matrix instructions and their patterns, in order of preference."""
+"""Families of matrix instructions and the pattern of each in PTX, in order of preference."""
 
 BULK_COPY = "complete_tx::bytes"
 """Text that occurs in a TMA copy into shared memory, and nowhere else."""
@@ -43,8 +43,8 @@ class InnerLoop:
 
     - ``instruction`` is the kernel's family of matrix instructions in :data:`INSTRUCTIONS`, or
       empty if it has none.
-    - ``products`` counts the multiply-adds of one CTA.
-    - ``copied`` counts the bytes that the CTA copies from global memory.
+    - ``products`` is the number of multiply-adds that one CTA computes.
+    - ``copied`` is the number of bytes that the CTA copies from global memory.
     - ``copy_bytes`` is the width of its narrowest copy: the bytes that one thread copies, or the
       whole block that TMA copies.
     """
@@ -56,7 +56,7 @@ class InnerLoop:
 
 
 def inner_loop(ptx: str, warps: int) -> InnerLoop:
-    """Read the work of one iteration of the loop over K.
+    """Read the work of one iteration of the loop over K from a kernel's PTX.
 
     A warp-specialised kernel has several innermost loops. One iteration of each of them is counted.
 

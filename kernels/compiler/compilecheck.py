@@ -1,9 +1,9 @@
 """Compilation of the Triton kernels for named architectures, on a machine without a GPU.
 
-Each kernel is compiled through the JIT's own ``warmup``, exactly as a launch would compile it, with
-a driver that only reports which architecture to compile for. PTX shows which matrix instruction the
-compiler chose and what an iteration of the inner loop does. ``ptxas -v`` shows how many registers
-the kernel takes and how many bytes are spilled.
+Each kernel is compiled by the JIT's own ``warmup``, exactly as a launch would compile it. A
+stand-in for the GPU's driver tells the JIT which architecture to compile for. PTX shows which
+matrix instruction the compiler chose and what an iteration of the inner loop does. ``ptxas -v``
+shows how many registers a thread uses and how many bytes are spilled.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _SHARED_SLACK = 0.15  # tolerated deviation of shared memory from what a config 
 
 @dataclass(frozen=True)
 class CompileRow:
-    """Outcome of compiling the kernel of one call, with its helpers if there are any.
+    """Outcome of compiling the main kernel of one call, and its helper kernels if it has any.
 
     ``ok`` is False if compiling failed, or if the code falls short of what the hardware can do.
     ``message`` then says why. Otherwise it explains unusual code, or is empty.
@@ -63,7 +63,8 @@ class CompileRow:
     The inner loop is described by these fields:
 
     - ``products``: its multiply-adds, relative to the tile's bm · bn · bk.
-    - ``copied``: its bytes from global memory, relative to the blocks' (bm + bn) · bk elements.
+    - ``copied``: bytes that it copies from global memory, relative to the bytes of its blocks,
+      which have (bm + bn) · bk elements.
     - ``copy_bytes``: bytes of its narrowest copy by one thread, or of a whole TMA block.
     - ``instructions``: number of instructions of one iteration in machine code.
     - ``matrix``: number of these instructions that multiply.
@@ -96,9 +97,10 @@ class CompileRow:
 
 @dataclass(frozen=True)
 class _Facts:
-    """Facts about one kernel, or about all kernels of a family's call.
+    """Facts about the code of one kernel, or of all kernels of one call.
 
-    For several kernels, the loop is that of the main one, and the resources are the largest.
+    For several kernels, the loop is that of the main kernel. The numbers of registers and bytes are
+    the maxima of all kernels.
     """
 
     loop: InnerLoop
@@ -114,7 +116,7 @@ class _Facts:
 
 @dataclass(frozen=True)
 class _Job:
-    """Call of a family to compile, for a problem, a config and an architecture."""
+    """Call of a Triton family to compile: its problem, config, alignment and architecture."""
 
     family: str
     config: TileConfig
@@ -130,10 +132,11 @@ def compile_rows(
     names: Sequence[str] = (),
     done: Callable[[CompileRow], None] | None = None,
 ) -> list[CompileRow]:
-    """Compile every family for every dtype, layout, alignment and architecture, in parallel.
+    """Compile every Triton family for all dtypes, layouts, alignments and architectures.
 
     Args:
-        arches: architectures such as ``sm_90``; each is compiled for the first machine that has it.
+        arches: architectures such as ``sm_90``; each is compiled for the first machine in
+            ``machines.toml`` that has it.
         every_candidate: whether to compile all valid configs, not only the chosen one.
         names: names of the families to compile; all families if empty.
         done: function that is called with each row as soon as it is finished.
@@ -199,10 +202,13 @@ def _convs(alignment: int) -> list[Problem]:
     ]
 
 
-class _TargetDriver(DriverBase):
-    """Stand-in for a GPU's driver, which only reports the target of a compilation.
+_NO_DEVICE = "this driver has no device; it only reports which architecture to compile for"
 
-    The JIT keeps its caches per device, so each architecture counts as a separate device.
+
+class _TargetDriver(DriverBase):
+    """Stand-in for a GPU's driver that only reports which architecture to compile for.
+
+    The JIT keeps one cache per device, so each architecture is reported as a separate device.
     """
 
     def __init__(self, machine: Machine) -> None:
@@ -227,10 +233,10 @@ class _TargetDriver(DriverBase):
         return ty
 
     def get_active_torch_device(self) -> Any:
-        raise RuntimeError("there is no device: this driver only compiles")
+        raise RuntimeError(_NO_DEVICE)
 
     def get_benchmarker(self) -> Any:
-        raise RuntimeError("there is no device: this driver only compiles")
+        raise RuntimeError(_NO_DEVICE)
 
 
 def _compile(job: _Job) -> CompileRow:
@@ -274,7 +280,7 @@ _NO_FACTS = _Facts(InnerLoop("", 0, 0, 0), 0, 0, 0, False, False)
 
 
 def _family_facts(job: _Job) -> _Facts:
-    """Return the facts of all kernels of a family's call.
+    """Compile all kernels of a family's call, and return the facts about their code.
 
     The first kernel multiplies, and the others are its helpers. The registers, spilled bytes and
     shared memory are the largest of any of these kernels; the inner loop is that of the first.
@@ -314,7 +320,7 @@ def _inspect(call: LaunchSpec, warps: int) -> _Facts:
 
 _LOG = "ptxas.log"
 _SERIALISED = re.compile(r"\b(C75\d\d)\b")
-"""Code of a ptxas warning that wgmma instructions are serialised.
+"""Pattern of the code in a ptxas warning about serialised wgmma instructions.
 
 An example is C7515, "Potential Performance Loss: wgmma.mma_async instructions are serialized".
 """
@@ -328,8 +334,8 @@ def _compile_with_log(call: LaunchSpec) -> tuple[Any, str]:
 
     A second run of ``ptxas`` with other options would report other numbers of registers, and the
     resource dump of the binary does not show spills. The log is therefore kept next to the kernel
-    in Triton's cache. A kernel that is cached without its log, as after a launch, or without its
-    PTX, is compiled again.
+    in Triton's cache. A launch caches a kernel without its log. If the log or the PTX is missing,
+    the kernel is compiled again.
     """
     kernel, log = _warm_up(call)
     cache = get_cache_manager(kernel.hash)
@@ -354,7 +360,7 @@ def _warm_up(call: LaunchSpec, recompile: bool = False) -> tuple[Any, str]:
 
 
 def _loop_shares(job: _Job, loop: InnerLoop) -> tuple[float, float]:
-    """Return the multiply-adds and the bytes of the inner loop, relative to what the tile needs."""
+    """Return the multiply-adds and copied bytes of the inner loop, relative to the tile's needs."""
     config = job.config
     needed_products = config.bm * config.bn * config.bk
     needed_bytes = (config.bm + config.bn) * config.bk * DTYPE_BYTES[job.problem.dtype]
@@ -367,9 +373,9 @@ def _complaints(job: _Job, machine: Machine, facts: _Facts) -> list[str]:
     complaints = []
     if facts.loop.instruction not in expected:
         instruction = facts.loop.instruction or "no matrix instruction"
-        complaints.append(f"{instruction} instead of {' or '.join(expected)}.")
+        complaints.append(f"the kernel uses {instruction} instead of {' or '.join(expected)}.")
     if facts.spill_bytes:
-        complaints.append(f"{facts.spill_bytes:,} bytes of registers are spilled.")
+        complaints.append(f"the kernel spills {facts.spill_bytes:,} bytes of registers.")
     if facts.serialised and job.chosen:
         complaints.append(
             f"every wgmma waits for the previous one (ptxas warning {facts.serialised})."
@@ -377,7 +383,7 @@ def _complaints(job: _Job, machine: Machine, facts: _Facts) -> list[str]:
     if facts.shared_bytes > machine.shared_cta_bytes:
         complaints.append(
             f"the kernel needs {facts.shared_bytes:,} bytes of shared memory; a CTA can have "
-            f"{machine.shared_cta_bytes:,}."
+            f"at most {machine.shared_cta_bytes:,}."
         )
     # A config predicts the shared memory only for aligned operands that are not transposed.
     predicted = job.config.shared_bytes(job.problem.dtype, machine)
@@ -392,10 +398,11 @@ def _complaints(job: _Job, machine: Machine, facts: _Facts) -> list[str]:
     if getattr(job.config, "specialize", False) and not facts.moves_registers:
         complaints.append("the kernel has no specialised warps.")
     if job.alignment == _ALIGNED:
-        for name, share in zip(("products", "bytes"), _loop_shares(job, facts.loop), strict=True):
+        work = (("computes", "multiply-adds"), ("copies", "bytes"))
+        for (verb, noun), share in zip(work, _loop_shares(job, facts.loop), strict=True):
             if not math.isclose(share, 1, rel_tol=_SLACK):
                 complaints.append(
-                    f"the inner loop handles {share:.2f} times the {name} that the tile needs."
+                    f"the inner loop {verb} {share:.2f} times the {noun} that the tile needs."
                 )
     return complaints
 
@@ -420,7 +427,7 @@ def _transposes_tf32(job: _Job) -> bool:
 
 
 def _remark(job: _Job, facts: _Facts) -> str:
-    """Return sentences about unusual code of a kernel without complaints; "" if all is usual."""
+    """Describe unusual code of a kernel that has no complaints; return "" if nothing is unusual."""
     remarks = []
     if facts.serialised:  # the kernel of a candidate; that of a chosen config has a complaint
         remarks.append(

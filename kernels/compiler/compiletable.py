@@ -69,7 +69,7 @@ def _family_table(rows: Sequence[CompileRow], arches: Sequence[str]) -> list[str
 
 
 def differing_cells(stored_document: str, new_document: str) -> list[str]:
-    """Return the differences between a stored document and a new one, one line per cell.
+    """Return a line for each table cell that differs between a stored document and a new one.
 
     Families and architectures that the new document lacks are not compared.
     """
@@ -100,7 +100,7 @@ def _cells_of(document: str) -> dict[tuple[str, ...], str]:
 
 
 def _cell(rows: Sequence[CompileRow]) -> str:
-    """Return the text of a cell, which sums up all rows of a dtype, alignment and architecture."""
+    """Return the text of the cell for all rows of a dtype, alignment and architecture."""
     if not rows:
         return "–"
     instruction = ", ".join(dict.fromkeys(row.mma or "failed" for row in rows))
@@ -120,6 +120,6 @@ def _cell(rows: Sequence[CompileRow]) -> str:
 
 
 def _range(values: Sequence[float]) -> str:
-    """Return the smallest and the largest value as text, or one number if both read the same."""
+    """Return the smallest and the largest value as text, or one number if both round to it."""
     low, high = min(values, default=0.0), max(values, default=0.0)
     return f"{low:.2f}" if f"{low:.2f}" == f"{high:.2f}" else f"{low:.2f} to {high:.2f}"

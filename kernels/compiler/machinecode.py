@@ -1,8 +1,8 @@
 """Machine code (SASS) of one iteration of a kernel's inner loop, as ``nvdisasm`` prints it.
 
-PTX shows the work that the kernel asks for. Only SASS shows how many instructions compute
-addresses, masks and predicates next to the matrix instructions. It also shows whether the loop
-waits for all matrix instructions or keeps some in flight.
+PTX shows the work that the kernel asks for. Only SASS shows how many other instructions the loop
+has, such as those for addresses, masks and predicates. It also shows whether the loop waits for all
+matrix instructions or keeps some in flight.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _ENDS = ("EXIT", "RET", "BRX")
 
 @dataclass(frozen=True)
 class LoopCode:
-    """One iteration of the loop over K in machine code.
+    """Instructions of one iteration of the loop over K in machine code.
 
-    ``instructions`` counts its instructions, and ``matrix`` those that multiply matrices (in fp32,
-    those that multiply and add). ``waits_for_all`` is True if the iteration waits for every wgmma
-    before the next iteration begins.
+    ``instructions`` is their number. ``matrix`` is the number of instructions that multiply
+    matrices or, in fp32, that multiply and add. ``waits_for_all`` is True if the iteration waits
+    for every wgmma before the next iteration begins.
     """
 
     instructions: int
@@ -58,11 +58,11 @@ def disassemble(cubin: bytes) -> str:
 
 
 def loop_code(sass: str) -> LoopCode:
-    """Return an iteration of the innermost loop with the most matrix instructions.
+    """Return one iteration's counts, for the innermost loop with the most matrix instructions.
 
-    A persistent kernel's loop over K may contain the end of a tile, which most iterations skip. The
-    iteration is therefore the shortest path through the loop that passes its matrix instructions.
-    If no loop has such instructions, :data:`NO_LOOP` is returned.
+    In a persistent kernel, the loop over K may contain the code that finishes a tile, which most
+    iterations skip. The iteration is therefore the shortest path through the loop that passes its
+    matrix instructions. If no loop has such instructions, :data:`NO_LOOP` is returned.
     """
     lines, labels = _read(sass)
     # 1. Find the loops, as (first line, last line). Each backward branch is the end of a loop.
@@ -84,7 +84,7 @@ def loop_code(sass: str) -> LoopCode:
 
 
 def _encloses(outer: tuple[int, int], inner: tuple[int, int]) -> bool:
-    """Return True if a loop (first line, last line) contains another one."""
+    """Return True if the first of two loops (first line, last line) contains the second."""
     return outer != inner and outer[0] <= inner[0] and inner[1] <= outer[1]
 
 
@@ -125,7 +125,7 @@ def _read(sass: str) -> tuple[list[_Line], dict[str, int]]:
 
 
 class _Path(NamedTuple):
-    """Counts of the lines on a path of execution; the greater of two paths is the better one."""
+    """Counts of the lines on a path of execution; the better of two paths compares as greater."""
 
     matrix: int  # lines that multiply matrices
     minus_lines: int  # negative number of lines, so that a shorter path is greater

@@ -42,15 +42,15 @@ SUITE = {
         )
     ],
 }
-"""Problems that ``check`` runs by default, in the command line's form."""
+"""Problems that ``check`` runs by default, as values of ``--gemm`` and ``--conv``."""
 
 
 @dataclass(frozen=True)
 class CheckRow:
-    """Outcome of one implementation on one problem.
+    """Outcome of checking one implementation on one problem.
 
-    ``rel_error`` is None if nothing was compared, or if a compared entry of the result is NaN.
-    ``tolerance`` is None if nothing was compared.
+    ``rel_error`` is None if no entry was compared, or if a compared entry is NaN. ``tolerance`` is
+    None if no entry was compared.
     """
 
     implementation: str

@@ -7,12 +7,12 @@ of the correct elements would hide a single wrong one. Rows are tested in the sa
 left. A convolution is linear in each operand, as a GEMM is. Its channels and images take the place
 of columns and rows.
 
-The remainder, Y·V − A·(B·V), is compared with the size of the sums themselves, which is estimated
-from the inputs: σ_A σ_B √K (√N + 4). Without the 4, this is the standard deviation of a sum over N
-columns of dot products of length K; the 4 allows for one large element if N is small. For a
-correctly rounded result, the ratio of remainder to size hardly depends on M, N and K. A limit from
-the product of norms ‖A‖ ‖B‖ ‖V‖ would be √K times as large. V-ABFT (arXiv 2602.08043) compares
-such thresholds.
+The remainder, Y·V − A·(B·V), is compared with the expected size of the sums, σ_A σ_B √K (√N + 4).
+Here σ is the root mean square of an operand's elements. Without the 4, this is the standard
+deviation of a sum over N columns of dot products of length K; the 4 allows for one large element if
+N is small. For a correctly rounded result, the ratio of remainder to size hardly depends on M, N
+and K. A limit that uses the norms ‖A‖ ‖B‖ ‖V‖ instead would be √K times as large. V-ABFT (arXiv
+2602.08043) compares such thresholds.
 
 All sums of the test, including B·V, are in fp32. Their rounding adds an error of about 1e-6, far
 below every limit.
@@ -47,9 +47,9 @@ up to 65,536; these are the typical and the largest remainder of 512 blocks:
 - bf16: 1.7e-3 and 3.9e-3,
 - bf16 with 64 partial sums in 16 bits: 9.8e-3 and 2.1e-2.
 
-If K is very small, a large value may be several standard deviations, and its rounding error is
-larger by the same factor. A row of unrelated numbers has a remainder of 1.4. A row of n elements
-with one wrong element has a remainder of about 1.4/√n.
+If K is very small, the largest values are several standard deviations large, and their rounding
+errors are larger by the same factor. A row of unrelated numbers has a remainder of 1.4. A row of n
+elements with one wrong element has a remainder of about 1.4/√n.
 """
 
 _BLOCK = 1024  # adjacent elements that are summed and tested together
@@ -66,7 +66,7 @@ def remainders(
     seed: int,
     side: int | None = None,
 ) -> list[float] | None:
-    """Return the largest remainder of each result; NaN for a result that has a NaN.
+    """Return the largest remainder of each result; it is NaN if the result has a NaN.
 
     Args:
         problem: the workload that was computed.
@@ -180,7 +180,7 @@ def _remainder(side: _Side, signs: Tensor, variance: Tensor) -> Tensor:
 
 
 def _signed_sums(tensor: Tensor, axis: int, signs: Tensor) -> Tensor:
-    """Replace an axis with signed sums of its blocks, in fp32: one for each block and vector.
+    """Replace an axis with signed sums of its blocks, in fp32: one sum for each block and vector.
 
     The tensor is read in memory order, and copied only if it is not fp32.
     """
@@ -220,7 +220,7 @@ def _sum_block(cube: Tensor, weights: Tensor) -> Tensor:
 
 
 def _signs(seed: int, device: torch.device) -> Tensor:
-    """Return random ±1 as (block, vectors).
+    """Return a matrix (block, vectors) of random numbers, each +1 or −1.
 
     Each vector is contiguous, because CPUs then multiply faster.
     """
@@ -265,7 +265,7 @@ def _stack_sets(
 
 
 def _stacked(tensors: Sequence[Tensor]) -> Tensor:
-    """Stack tensors along a new first axis. A single tensor is viewed and not copied."""
+    """Stack tensors along a new first axis. A single tensor is not copied."""
     return torch.stack(list(tensors)) if len(tensors) > 1 else tensors[0].unsqueeze(0)
 
 

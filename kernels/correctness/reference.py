@@ -1,8 +1,8 @@
 """Float64 reference for sampled entries of a result, and the tolerance of each dtype.
 
 Computing whole results in float64 would take longer than all measurements. Instead, random rows and
-columns are checked. The first and the last ones are always among them: errors in a kernel's masks
-show in the last ones.
+columns are checked. They always include the first and the last row and column, because errors in a
+kernel's masks appear at the end.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from kernels.operation import Layer, Lstm, Series, Workload
 from kernels.problem import Conv, Gemm
 
 TOLERANCE = {"fp32": 1e-4, "tf32": 2e-3, "fp16": 4e-3, "bf16": 1.6e-2}
-"""Largest allowed max |y − ref| / max |ref|, by dtype.
+"""Largest allowed error of a result y, max |y − ref| / max |ref|, by dtype.
 
-The limit for fp32 leaves room for a sum of 65,536 terms, but not for tf32, whose error is about
-3.5e-4. The limits for the 16-bit dtypes are about eight rounding errors of the largest result (2⁻¹¹
-in fp16, 2⁻⁹ in bf16), which leaves room for fp16's partial sums.
+The limit for fp32 is wide enough for a sum of 65,536 terms, but too narrow for tf32, whose error is
+about 3.5e-4. The limits for the 16-bit dtypes are about eight rounding errors of the largest result
+(2⁻¹¹ in fp16, 2⁻⁹ in bf16), which leaves room for fp16's partial sums.
 """
 
 _ROWS, _COLUMNS = 32, 32  # sampled rows (pixels) and columns (channels) of a result
@@ -74,7 +74,7 @@ def check(problem: Workload, operands: Operands, result: Tensor, seed: int = 0) 
 def _sample_indices(
     rng: np.random.Generator, size: int, count: int, device: torch.device
 ) -> Tensor:
-    """Return sorted indices below ``size``: all of them if there are at most ``count``.
+    """Return sorted indices below ``size``: all indices if ``size`` is at most ``count``.
 
     Otherwise, ``count`` indices are returned: the first, the last and random ones between them.
     """
@@ -233,9 +233,9 @@ def _gather(image: Tensor, n: Tensor, h: Tensor, w: Tensor, valid: Tensor) -> Te
 def _pixels(
     rng: np.random.Generator, shape: tuple[int, int, int], device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return sampled pixels as (images, rows, columns), with the first pixel and the last one.
+    """Return the (images, rows, columns) of sampled pixels, including the first and the last pixel.
 
-    ``shape`` is (images, rows, columns).
+    ``shape`` is the number of images, of rows and of columns.
     """
     images, rows, columns = shape
     pixels = _sample_indices(rng, images * rows * columns, _ROWS, device)
@@ -244,9 +244,10 @@ def _pixels(
 
 
 def _by_group(channels: Tensor, per_group: int, compute: Callable[[int, Tensor], Tensor]) -> Tensor:
-    """Concatenate ``compute(group, the group's channels)`` along the last axis.
+    """Call ``compute`` for each group, and concatenate the results along the last axis.
 
-    ``channels`` must be sorted, so that the results have the same order.
+    ``compute`` gets the group's number and its channels. ``channels`` must be sorted, so that the
+    results are in the same order.
     """
     groups = channels // per_group
     results = [compute(int(g), channels[groups == g]) for g in groups.unique(sorted=True)]

@@ -1,1 +1,1 @@
-"""Vendor libraries that PyTorch calls: cuBLAS and cuDNN on a GPU, MKL and oneDNN on a CPU."""
+"""Vendor libraries that PyTorch calls: cuBLAS and cuDNN on a GPU, a BLAS and oneDNN on a CPU."""

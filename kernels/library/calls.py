@@ -111,10 +111,10 @@ def layer_call(layer: Layer, sets: Sequence[Operands]) -> Call:
 
 
 def series_call(series: Series, sets: Sequence[Operands], fused: bool) -> Call:
-    """Return a call that computes the GEMMs of a series one by one, or fused into one.
+    """Return a call that computes the GEMMs of a series one by one, or as one fused GEMM.
 
-    Its result is (count, m, n) in both cases. If projections are fused, this is a view of the fused
-    result (m, count·n).
+    Its result is (count, m, n) in both cases. If projections are fused, the call returns a view of
+    the fused result (m, count·n).
     """
     count, m, n = series.count, series.m, series.n
     if not fused:
@@ -144,7 +144,7 @@ def series_call(series: Series, sets: Sequence[Operands], fused: bool) -> Call:
 def lstm_call(lstm: Lstm, sets: Sequence[Operands]) -> Call:
     """Return a call of ``torch.nn.LSTM``, which runs the vendor library's LSTM kernels.
 
-    The weights are in the layout that the library prefers.
+    PyTorch stores the weights in the layout that the library prefers.
     """
     layers = []
     for x, weights, _ in sets:
@@ -167,7 +167,7 @@ def lstm_call(lstm: Lstm, sets: Sequence[Operands]) -> Call:
 
 
 def graph_captured(call: Call, sets: int) -> Call:
-    """Return a call that replays the same launches, captured in one CUDA graph for each set.
+    """Return a call that replays a set's launches from a CUDA graph, captured once for each set.
 
     Raises:
         RuntimeError: if the machine has no GPU, or PyTorch cannot capture the call.

@@ -1,9 +1,9 @@
 """Vendor libraries behind PyTorch: cuBLAS and cuDNN on a GPU, a BLAS and oneDNN on a CPU.
 
-``fp32`` and ``tf32`` are one storage type with two precisions. By default, PyTorch computes
-GEMMs of this type in IEEE precision, and cuDNN's convolutions in tf32. Every launch here therefore
-sets the precision that it needs. It uses only the ``fp32_precision`` settings, because PyTorch's
-older flags (``allow_tf32``) raise an error while they disagree with these settings.
+``fp32`` and ``tf32`` are one storage type with two precisions. By default, PyTorch computes GEMMs
+of this type in IEEE precision, and cuDNN's convolutions in tf32. Every launch here therefore sets
+the precision that it needs. Launches use only the ``fp32_precision`` settings, because PyTorch's
+older flags (``allow_tf32``) raise an error if they disagree with these settings.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from kernels.problem import DTYPE_BYTES, Conv, Gemm
 
 @dataclass(frozen=True)
 class LibraryConfig(Config):
-    """Config of a PyTorch call. Its text has only the values that differ from the defaults.
+    """Config of a PyTorch call. As text, it has only the values that differ from the defaults.
 
-    - ``autotune`` is ``cudnn.benchmark``, which times cuDNN's algorithms at first use.
+    - ``autotune`` turns on ``cudnn.benchmark``, which times cuDNN's algorithms at first use.
     - ``reduced`` lets cuBLAS add partial sums in 16 bits.
     - ``offset`` and ``ld_multiple`` say how operands and result are stored
       (:class:`kernels.config.Storage`).
@@ -62,7 +62,7 @@ class LibraryConfig(Config):
 
     @property
     def storage(self) -> Storage:
-        """Placement of the operands in memory."""
+        """Placement of the problem's operands in memory."""
         return Storage(self.offset, self.ld_multiple)
 
     def __str__(self) -> str:
@@ -78,7 +78,7 @@ class Library:
     """Library that PyTorch calls for some operations and dtypes on one kind of device."""
 
     def __init__(self, name: str, kind: str, serves: dict[str, tuple[str, ...]]) -> None:
-        """Create a library; ``serves`` maps operations to the dtypes that it computes."""
+        """Create a library; ``serves`` maps its operations to the dtypes of each operation."""
         self.name = name
         self.kind = kind
         self.serves = serves
@@ -167,10 +167,11 @@ def library_settings(dtype: str, library_config: LibraryConfig) -> Iterator[None
     read it.
 
     PyTorch caches all of cuDNN's plans in one table. The table does not distinguish the default
-    choice from that of the autotuner, so the first plan of a convolution would serve both. Its key
-    includes the precision of fp32, which 16-bit convolutions ignore. Setting this precision to tf32
-    therefore gives the autotuner separate entries for 16-bit convolutions. In fp32 and tf32, the
-    default choice and the autotuner's choice cannot be compared in one process.
+    choice from that of the autotuner, so both would use the first plan that is made for a
+    convolution. The table's key includes the precision of fp32, which 16-bit convolutions ignore.
+    Setting this precision to tf32 therefore gives the autotuner separate entries for 16-bit
+    convolutions. In fp32 and tf32, the default choice and the autotuner's choice cannot be compared
+    in one process.
     """
     cuda, cudnn, onednn = torch.backends.cuda.matmul, torch.backends.cudnn, torch.backends.mkldnn
     backends = (cuda, cudnn.conv, cudnn.rnn, onednn.matmul, onednn.conv, onednn.rnn)
@@ -195,7 +196,7 @@ def library_settings(dtype: str, library_config: LibraryConfig) -> Iterator[None
 
 
 def libraries() -> list[Library]:
-    """Return cuBLAS, cuDNN, PyTorch's own kernels, and what this PyTorch uses on the CPU."""
+    """Return cuBLAS, cuDNN and PyTorch's own kernels for a GPU, and the libraries of this CPU."""
     gpu_dtypes = ("fp32", "tf32", "fp16", "bf16")
     storage_dtypes = ("fp32", "fp16", "bf16")
     # PyTorch calls cuDNN for an LSTM in bf16 only if it was built with cuDNN 9.13 or later. Older
@@ -210,11 +211,11 @@ def libraries() -> list[Library]:
 
 
 def _cpu_libraries() -> list[Library]:
-    """Return what PyTorch uses on this CPU: BLAS, oneDNN, and its own loops for everything else.
+    """Return the libraries that PyTorch uses on this CPU: a BLAS, oneDNN and, for the rest, ATen.
 
     oneDNN computes bf16 only if the CPU has vector instructions for it. Otherwise ATen, PyTorch's
-    tensor library, computes it. fp16 is left out, because PyTorch computes it in a scalar loop on
-    CPUs without AVX512-FP16 or AMX.
+    own tensor library, does. fp16 is left out, because PyTorch computes it in a scalar loop on CPUs
+    without AVX512-FP16 or AMX.
     """
     # 1. Find out which libraries this build of PyTorch has.
     blas = "mkl"

@@ -141,8 +141,12 @@ TMA = PersistentConfig(specialize=True)
     ("job", "facts", "words"),
     [
         (JOB, {}, None),
-        (JOB, {"loop": replace(LOOP, instruction="mma.sync")}, "mma.sync instead of wgmma"),
-        (JOB, {"spill_bytes": 8}, "8 bytes of registers are spilled"),
+        (
+            JOB,
+            {"loop": replace(LOOP, instruction="mma.sync")},
+            "the kernel uses mma.sync instead of wgmma",
+        ),
+        (JOB, {"spill_bytes": 8}, "the kernel spills 8 bytes of registers"),
         (JOB, {"shared_bytes": 1 << 18}, "bytes of shared memory"),
         (
             JOB,
@@ -155,8 +159,12 @@ TMA = PersistentConfig(specialize=True)
             "every wgmma waits for the previous one (ptxas warning C7515).",
         ),
         (replace(JOB, chosen=False), {"serialised": "C7515"}, None),
-        (JOB, {"loop": replace(LOOP, products=2 * LOOP.products)}, "2.00 times the products"),
-        (JOB, {"loop": replace(LOOP, copied=LOOP.copied // 2)}, "0.50 times the bytes"),
+        (
+            JOB,
+            {"loop": replace(LOOP, products=2 * LOOP.products)},
+            "computes 2.00 times the multiply-adds",
+        ),
+        (JOB, {"loop": replace(LOOP, copied=LOOP.copied // 2)}, "copies 0.50 times the bytes"),
         (replace(JOB, alignment=1), {"loop": replace(LOOP, copied=0)}, None),
         (replace(JOB, config=TMA), {}, "no TMA copies. the kernel has no specialised warps."),
         (
