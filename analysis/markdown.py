@@ -42,7 +42,7 @@ def printable(value: Any) -> Any:
 
 
 def _escaped(match: re.Match[str]) -> str:
-    """Return matched markup as an HTML entity, or after a backslash if it has no entity here."""
+    """Return matched markup as an HTML entity, or with a backslash before it."""
     markup = match.group()
     entities = {"<": "&lt;", "&": "&amp;", "//": "&#47;&#47;"}
     return entities.get(markup, f"\\{markup}")

@@ -43,20 +43,33 @@ _MIN_BUDGET = 30.0
 def record_command(
     budget: Annotated[
         str | None,
-        typer.Option(help="Total time of this call [default: 50m on a GPU, 5m on a CPU]."),
+        typer.Option(
+            help=(
+                "Time budget for this run of the command, such as 20m [default: 50m on a GPU, 5m "
+                "on a CPU]."
+            )
+        ),
     ] = None,
     part: Annotated[
         list[str] | None,
         typer.Option(
-            "--part", help="Part to record, as --plan lists it; repeatable [default: all]."
+            "--part",
+            help=(
+                "Name of a part to record, as listed by --plan; repeatable [default: all parts]."
+            ),
         ),
     ] = None,
     plan: Annotated[
-        bool, typer.Option("--plan", help="Only show the parts and their expected times.")
+        bool,
+        typer.Option(
+            "--plan", help=("Show the parts and their expected times, and record nothing.")
+        ),
     ] = False,
     machine: Annotated[
         str | None,
-        typer.Option("--machine", help="GPU that --plan is for [default: this machine]."),
+        typer.Option(
+            "--machine", help="Slug of the GPU to plan for; needs --plan [default: this machine]."
+        ),
     ] = None,
     cores: Annotated[
         int | None,
@@ -88,7 +101,7 @@ def record_command(
             "--cores needs --machine; leave --cores out, because this machine's cores are known."
         )
     if machine is not None:
-        note("Counting cases and seconds …")
+        note("Counting the cases and estimating their times …")
         print("\n".join(plan_lines(parts, machine, cores)))
         return
     given_seconds = parse_seconds(budget)  # before slow steps, so that a typo is reported at once
@@ -97,8 +110,8 @@ def record_command(
     seconds = given_seconds or _BUDGET[place.kind]
     if seconds < _MIN_BUDGET:
         raise UserError(
-            f"--budget is {seconds:g} s, but starting takes {_MIN_BUDGET:g} s; give a larger "
-            "budget."
+            f"--budget is {seconds:g} s, but starting the first command takes {_MIN_BUDGET:g} s; "
+            "give a larger budget."
         )
     run = partial(run_command, INTERPRETER)
     recorder = Recorder(place, parts, seconds, device_options, note, run, began=began)
@@ -146,8 +159,8 @@ def find_place(results: Path, device_options: Sequence[str]) -> RecorderPlace:
 def plan_lines(parts: Sequence[RecorderPart], machine: str, cores: int | None) -> list[str]:
     """Return the plan of a GPU's recording, as lines of text.
 
-    The lines state the expected time of each part and of each step, how much time the cases of a
-    step need, and the total.
+    The lines give the expected time of each part and step, the time that each step's cases need,
+    and the total.
 
     Args:
         parts: the parts to record.
@@ -181,7 +194,7 @@ def _ask_json(command: Sequence[str]) -> Any:
     """Return the JSON that a command prints.
 
     Raises:
-        UserError: if the command fails, with its error message and exit code.
+        UserError: if the command fails. The error has the command's message and exit code.
     """
     finished = subprocess.run(
         [*INTERPRETER, *command_words(command)],
@@ -191,6 +204,8 @@ def _ask_json(command: Sequence[str]) -> Any:
         check=False,
     )
     if finished.returncode:
-        lines = finished.stderr.strip().splitlines() or ["the command printed nothing"]
+        lines = finished.stderr.strip().splitlines() or [
+            (f"{' '.join(command)} failed without an error message; run it by itself to see why.")
+        ]
         raise UserError(lines[-1], finished.returncode)  # notes may come before the error
     return json_module.loads(finished.stdout)

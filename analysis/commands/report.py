@@ -14,7 +14,7 @@ _STEPS = 4  # steps of a report's progress: model, plots, table, page
 def calibrate_command(
     machine: MachineOption = None, results: ResultsOption = RESULTS, json: JsonOption = False
 ) -> None:
-    """Fit the model to a recording. Writes calibration.json and predicted.csv."""
+    """Fit the model to a recording. The command writes calibration.json and predicted.csv."""
     from analysis.model.fitted import write_predictions
 
     analysis = analyse_machine(machine, results)
@@ -41,7 +41,10 @@ def table_command(machine: MachineOption = None, results: ResultsOption = RESULT
 
 @app.command("report")
 def report_command(machine: MachineOption = None, results: ResultsOption = RESULTS) -> None:
-    """Write predictions, plots, table, findings and page. Print the findings."""
+    """Write a recording's predictions, plots, recommendations, findings and HTML page.
+
+    Print the findings.
+    """
     from analysis.advice.headlines import UNUSABLE_LINE, headlines, health_of
     from analysis.advice.table import build_table, write_table
     from analysis.commands.page import add_page
@@ -78,4 +81,4 @@ def report_command(machine: MachineOption = None, results: ResultsOption = RESUL
     print(f"\n{counted(len(plots), 'plot')}: {folder / 'plots'}")
     print(f"What to change: {folder / 'recommendations.md'}")
     if page is not None:
-        print(f"Everything in one page: {page}")
+        print(f"Everything on one page: {page}")

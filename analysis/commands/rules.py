@@ -1,4 +1,4 @@
-"""``rules``: judge the field's rules of thumb against measurements."""
+"""``rules``: test common rules of thumb about shapes against measurements."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def rules_command(
         Path | None,
         typer.Option(
             "--table",
-            help="Public table to use instead of a recording; needs --machine.",
+            help="File with a public table to use instead of a recording; needs --machine.",
         ),
     ] = None,
     dtype: Annotated[
@@ -45,7 +45,10 @@ def rules_command(
     ] = False,
     sweeps: Annotated[
         bool,
-        typer.Option("--sweeps", help="Only list the sweeps that are needed to judge the rules."),
+        typer.Option(
+            "--sweeps",
+            help=("List the sweeps that are needed to judge the rules, and judge nothing."),
+        ),
     ] = False,
     plots: Annotated[
         Path | None,
@@ -55,9 +58,9 @@ def rules_command(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Judge the field's rules of thumb against measurements.
+    """Test common rules of thumb about shapes against measurements.
 
-    For a recording, writes rules.csv, rules.md, rules.json and a cheat sheet.
+    For a recording, the command also writes rules.csv, rules.md, rules.json and a cheat sheet.
     """
     from analysis.commands.page import renewed_page
     from analysis.rules.catalogue import rule_sweeps
@@ -138,7 +141,7 @@ def _judge_table(
 ) -> tuple[Sequence[RuleResult], Sequence[Path]]:
     """Judge the rules that a public table has data for.
 
-    Return the results, and the files of the cheat sheet if a folder for plots is given.
+    Return the results, and the paths of the cheat sheet's files if a folder for plots is given.
 
     Raises:
         UserError: if no machine is given, or the table has no rows for the machine and dtype.
@@ -148,7 +151,7 @@ def _judge_table(
     from analysis.rules.judge import Evidence, judge_all
 
     if slug is None:
-        raise UserError("--table needs --machine, to select that machine's rows.")
+        raise UserError("--table needs --machine; name the machine whose rows are judged.")
     machine = known_machine(slug)
     source = read_source(path, machine, dtype)
     rows = judge_all([Evidence.from_public(source, Model(machine))])

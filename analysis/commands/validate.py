@@ -41,12 +41,16 @@ def validate_command(
         Path, typer.Argument(help="Folder of a recording, or file with a public table.")
     ],
     machine: Annotated[
-        str, typer.Option("--machine", help="Slug of the machine whose rows of FILE are used.")
+        str, typer.Option("--machine", help="Slug of the machine whose rows in FILE are used.")
     ],
     dtype: Annotated[
         str | None,
         typer.Option(
-            "--dtype", help="Dtype to judge [default: bf16 if present, else the only dtype]."
+            "--dtype",
+            help=(
+                "Dtype of the rows to judge the model on [default: bf16 if present, else the "
+                "only dtype]."
+            ),
         ),
     ] = None,
     calibrate: Annotated[
@@ -61,16 +65,23 @@ def validate_command(
     ] = "256",
     seed: Annotated[
         int,
-        typer.Option("--seed", help="Seed for the choice of calibration rows and held-out levels."),
+        typer.Option(
+            "--seed",
+            help=(
+                "Random seed for the choice of calibration rows and of held-out values of M, N "
+                "and K."
+            ),
+        ),
     ] = 0,
     holdout: Annotated[
         str,
         typer.Option(
             "--holdout",
             help=(
-                "Rows to test on. rows: those not calibrated on, or a fifth with --prior. levels: "
-                "those with unseen M, N and K. beyond: those with M above 2304, not with --prior. "
-                "folds: each fifth in turn."
+                "Choice of the held-out rows. rows: all rows that calibration does not use, or a "
+                "fifth of the rows with --prior. levels: rows whose M, N and K all differ from "
+                "the calibration rows. beyond: rows with M above 2,304; not with --prior. folds: "
+                "each fifth in turn."
             ),
         ),
     ] = "rows",
@@ -78,7 +89,10 @@ def validate_command(
         str | None,
         typer.Option(
             "--algorithm",
-            help="Convolution algorithm to judge, according to kernel names [default: all].",
+            help=(
+                "Convolution algorithm whose cases are judged, recognised by kernel names "
+                "[default: all]."
+            ),
         ),
     ] = None,
     constants: Annotated[
@@ -86,8 +100,8 @@ def validate_command(
         typer.Option(
             "--constants",
             help=(
-                "Machine whose constants calibration starts from [default: the nearest other "
-                "machine]."
+                "Slug of the machine whose constants calibration starts from [default: a machine "
+                "of the same or the nearest generation]."
             ),
         ),
     ] = None,
@@ -101,25 +115,31 @@ def validate_command(
     curve: Annotated[
         bool,
         typer.Option(
-            "--curve", help="Add the learning curve from 32 to 2,048 rows, which takes minutes."
+            "--curve",
+            help="Add the learning curve from 32 to 2,048 calibration rows; takes minutes.",
         ),
     ] = False,
     again: Annotated[
         Path | None,
         typer.Option(
             "--again",
-            help="File with a repeated measurement of the same grid, for the noise floor.",
+            help=(
+                "File or folder with repeated measurements of the same cases, for the noise floor."
+            ),
         ),
     ] = None,
     advice: Annotated[
-        bool, typer.Option("--advice", help="Add the gain from following the advice.")
+        bool,
+        typer.Option(
+            "--advice", help="Add the measured gain from following the model's advice on sizes."
+        ),
     ] = False,
     measured: Annotated[
         str | None,
         typer.Option(
             "--measured",
             help=(
-                "Numbers of best candidates to measure before following the advice, such as "
+                "How many of the best candidates to measure before following the advice, such as "
                 "1,2,4; needs --advice and --again."
             ),
         ),
@@ -144,7 +164,10 @@ def validate_command(
         raise UserError(f"--dtype is {dtype!r}; {nearest(dtype, DTYPE_BYTES)}")
     counts = _parse_counts(measured)
     if counts and not (advice and again):
-        raise UserError("--measured needs --advice and --again FILE, the repeated measurements.")
+        raise UserError(
+            "--measured needs --advice and --again; add both, and give --again the repeated "
+            "measurements."
+        )
     # 1. Read the file, and judge the model that is calibrated on part of its rows.
     judged_machine = _machine_of(file, machine)
     source = read_source(file, judged_machine, dtype)
@@ -155,7 +178,10 @@ def validate_command(
         validation = validate(source, judged_machine, rows, seed, holdout, constants)
     else:
         if constants is not None:
-            raise UserError("give either --prior or --constants: a prior includes constants.")
+            raise UserError(
+                "give either --prior or --constants, because the tables of --prior also set "
+                "the constants."
+            )
         collections = named_collections(prior, file, judged_machine, source.dtype)
         validation = validate_with_prior(source, judged_machine, collections, rows, seed, holdout)
     # 2. Compute the optional results (learning curve, noise floor, plots and the value of advice)
@@ -186,8 +212,8 @@ def validate_command(
         return
     print(validation_text(validation))
     print(
-        f"Shapes per second on one core: {speed['physics']:,.0f} with only the time formula, "
-        f"{speed['full']:,.0f} with the whole model."
+        f"Shapes predicted per second on one core: {speed['physics']:,.0f} with only the time "
+        f"formula, {speed['full']:,.0f} with the whole model."
     )
     advice_lines = advice_text(advice_value, measured_values) if advice_value else ""
     for text in (curve_text(points, floor), advice_lines):
@@ -212,16 +238,18 @@ def _parse_counts(text: str | None) -> list[int]:
     """Parse numbers such as ``1,2,4``; return an empty list for None.
 
     Raises:
-        UserError: if the text has anything but positive whole numbers.
+        UserError: if the text contains anything other than positive whole numbers.
     """
     words = text.split(",") if text is not None else []
     if not all(word.strip().isdecimal() and int(word) > 0 for word in words):
-        raise UserError(f"--measured takes numbers of candidates such as 1,2,4, not {text!r}.")
+        raise UserError(
+            f"--measured must be one or more counts of candidates, such as 1,2,4, not {text!r}."
+        )
     return [int(word) for word in words]
 
 
 def _machine_of(file: Path, slug: str) -> Machine:
-    """Return the machine that a slug means: one of machines.toml, or that of the recording.
+    """Return the machine that a slug names: one from machines.toml, or the recording's machine.
 
     The facts in the recording are used only if machines.toml lacks the machine.
 

@@ -1,4 +1,4 @@
-"""Compare cases of other programs' results by their names, with the verdicts of ``compare``."""
+"""Compare two results of a benchmark program case by case, and judge them as ``compare`` does."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _MAX_LISTED = 20  # cases of each kind that the printed comparison lists
 
 @dataclass(frozen=True)
 class NamedComparison:
-    """Verdict on every case that has times on both sides.
+    """Verdict on every case that has a time in both results.
 
     Attributes:
         changes: the estimates that the verdicts rest on.
         table: name, old_us, new_us, ratio, ratio_lo, ratio_hi and verdict of each case. A common
             shift that may only be a difference between runs is removed from the ratios.
-        lost: reason why a case has no time now, by the case's name.
+        lost: reason why a case has no time in the new result, by the case's name.
     """
 
     changes: CaseChanges
@@ -42,11 +42,11 @@ class NamedComparison:
 
 
 def compare_by_name(changes: CaseChanges, lost: dict[str, str]) -> NamedComparison:
-    """Return the verdict on every case.
+    """Judge each case by the 99% interval of its ratio of times.
 
     Args:
         changes: the estimated change of each case.
-        lost: reason why a case has no time now, by the case's name.
+        lost: reason why a case has no time in the new result, by the case's name.
     """
     # The limit only affects the verdict on the shift, which is not used here.
     _, counted_shift = judge_shift(changes.shift, 0.0)
@@ -80,7 +80,7 @@ def named_json(comparison: NamedComparison) -> dict[str, Any]:
 
 
 def named_text(comparison: NamedComparison) -> str:
-    """Return human-readable text: counts, the common shift and the most changed cases."""
+    """Return human-readable text: counts, the common shift and the largest changes."""
     table, shift = comparison.table, comparison.changes.shift
     counts = ", ".join(f"{count:,} {verdict}" for verdict, count in comparison.counts().items())
     lines = [f"{counted(len(table), 'case')} in both results: {counts}"]

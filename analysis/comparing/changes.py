@@ -1,20 +1,21 @@
-"""Estimate how much each case changed between two sets of processes, and how certain that is.
+"""Estimate how each case changed between two sets of processes (sides), with its uncertainty.
 
 The difference of two log times has three parts that are not a change of the case:
 
 1. **Within a process**: samples scatter. More rounds make this part smaller.
-2. **Between processes, case by case**: operands lie elsewhere in memory, so a case takes a few
-   percent more or less time in a second process. Only more processes make this part smaller.
-3. **Between processes, all cases together**: the machine may be slower today. This *common shift*
-   is estimated as a robust mean over the cases and judged on its own, because a test of single
-   cases would call all of them slower.
+2. **Between processes, case by case**: operands have other addresses in memory, so the time of a
+   case in a second process differs by a few percent. Only more processes make this part smaller.
+3. **Between processes, all cases together**: the whole machine may be slower than in the earlier
+   processes. This *common shift* is estimated as a robust mean over the cases and judged
+   separately. Otherwise, tests of the single cases would call all cases slower.
 
-With several processes on a side, the second part is measured for each case. Its variance is poorly
-known from few processes, so it is shrunk towards the usual variance of all cases, as far as the
-cases agree (the moderated t test of Smyth, 2004). With a single process on each side, the second
-part is the scatter of the ratios beyond their errors. That scatter is estimated robustly, because a
-few cases may have changed. The estimate holds for a typical case: a single pair of processes cannot
-show whether a case has changed or differs far more between processes than other cases do.
+With several processes on a side, the second part is measured for each case. A variance that is
+estimated from few processes is imprecise, so it is shrunk towards the usual variance of all cases.
+The better the cases agree, the more it is shrunk (the moderated t test of Smyth, 2004). With a
+single process on each side, the second part is the scatter of the ratios that their errors do not
+explain. That scatter is estimated robustly, because a few cases may have changed. The estimate
+holds for a typical case. A single pair of processes cannot show whether a case has changed, or only
+differs far more between processes than other cases do.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class CommonShift:
 
 @dataclass(frozen=True)
 class CaseChanges:
-    """Change of every case with times on both sides; arrays have one element for each case.
+    """Change of every case that is timed on both sides; arrays have one element per case.
 
     Attributes:
         names: names of the cases.
@@ -74,7 +75,7 @@ class CaseChanges:
         within: variance of the deviation within processes.
         between: variance of the deviation between processes; NaN if it is unknown.
         freedom: degrees of freedom of the sum of both variances.
-        rounds: mean number of samples per process, on the side where it is smaller.
+        rounds: mean number of samples per process, on the side with the smaller mean.
         shift: change that all cases share; None for fewer than :data:`MIN_CASES` cases.
         processes: number of processes of the old and the new side.
     """
@@ -111,7 +112,7 @@ def estimate_changes(old: Sequence[TimedProcess], new: Sequence[TimedProcess]) -
 
 
 def common_names(processes: Sequence[TimedProcess]) -> tuple[str, ...]:
-    """Return the names of the cases with times in all processes, in the order of the last one."""
+    """Return the names of the cases with times in all processes, in the last process's order."""
     shared = set.intersection(*(set(process.cases) for process in processes))
     return tuple(name for name in processes[-1].cases if name in shared)
 
@@ -146,7 +147,7 @@ class _Side:
 
     @property
     def within(self) -> Reals:
-        """Variance of each mean within processes."""
+        """Part of each mean's variance that comes from the scatter within processes."""
         return np.asarray((self.errors**2).sum(axis=1) / self.size**2)
 
 
@@ -194,7 +195,7 @@ def _from_pair(names: tuple[str, ...], sides: Sequence[_Side]) -> CaseChanges:
 
 
 def _pooled_freedom(sides: Sequence[_Side]) -> Reals:
-    """Return the degrees of freedom of the variance within both processes (Welch–Satterthwaite)."""
+    """Return the degrees of freedom of both sides' summed variance (Welch–Satterthwaite)."""
     variances = np.hstack([side.errors**2 for side in sides])
     freedom = np.hstack([side.freedom for side in sides])
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -203,8 +204,8 @@ def _pooled_freedom(sides: Sequence[_Side]) -> Reals:
 
 
 _MAX_LEAVE_ONE_OUT = 40
-"""Largest number of cases with which each is compared with a robust centre of only the others. If
-there are more, a single changed case hardly moves the centre."""
+"""Largest number of cases for which a separate robust centre of the other cases is computed per
+case. If there are more, a single changed case hardly moves the centre."""
 
 
 def _deviations_from_others(
@@ -213,13 +214,13 @@ def _deviations_from_others(
     """Compare each case with the centre of the others.
 
     Args:
-        log_ratios: change of each case, as the logarithm of its ratio of times.
+        log_ratios: logarithm of each case's ratio of times, new over old.
         within: variance of each log ratio within processes.
         freedom: degrees of freedom of this variance.
 
     Returns:
-        The deviation of each case from the others; the variance of the others' centre; and the
-        variance that processes add to a typical other case.
+        Three values per case: its deviation from the centre of the others, the variance of that
+        centre, and the variance between processes of a typical other case.
     """
     count = len(log_ratios)
     # 1. With many cases, one robust centre serves all of them.
@@ -242,11 +243,11 @@ def _deviations_from_others(
 
 
 def robust_centre(values: Reals, variances: Reals, freedom: Reals) -> tuple[float, float, Reals]:
-    """Return the centre of the values, their variance beyond the known part, and their weights.
+    """Return the centre of the values, the variance beyond the known part, and the weights.
 
-    The centre is the mean with these weights. Values further than 1.5 standard deviations from the
-    centre count as if they were that far, so that a few changed cases hardly affect the centre and
-    the variance.
+    The centre is the mean with these weights. Values more than 1.5 standard deviations from the
+    centre are treated as exactly that far away, so that a few changed cases hardly affect the
+    centre and the variance.
 
     Args:
         values: one value for each case.
@@ -354,9 +355,9 @@ def _from_replicates(names: tuple[str, ...], sides: Sequence[_Side]) -> CaseChan
 def moderated(variances: Reals, freedom: float, within: Reals) -> tuple[Reals, float]:
     """Shrink variances that are estimated from few processes towards the usual ones.
 
-    The usual variance of a case is its variance within a process plus what processes add to a
-    typical case. Its weight depends on how far the ratios of measured to usual variances scatter
-    beyond what ``freedom`` degrees of freedom explain.
+    The usual variance of a case is its variance within a process plus the variance that differences
+    between processes add to a typical case. The usual variance has less weight if the measured
+    variances differ from it by more than ``freedom`` degrees of freedom explain.
 
     Args:
         variances: variance of each case between processes.
@@ -364,8 +365,8 @@ def moderated(variances: Reals, freedom: float, within: Reals) -> tuple[Reals, f
         within: variance of each case within a process.
 
     Returns:
-        The new variances, and the degrees of freedom that the usual variance counts for, which are
-        infinite if the measured variances do not differ from the usual ones by more than chance.
+        The new variances, and the degrees of freedom of the usual variance. These are infinite if
+        the measured variances differ from the usual ones only by chance.
     """
     expected = float(special.digamma(freedom / 2) - math.log(freedom / 2))
     logs = np.log(np.maximum(variances, _TINY))

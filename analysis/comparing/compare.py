@@ -1,12 +1,12 @@
 """Compare two recordings of one machine: did a new driver, library or kernel change anything?
 
-Cases match if all columns that identify them are equal, such as problem, implementation and config.
-If a hand-written kernel chose its config itself, its cases match even if the other version chose
-another config.
+Two cases match if all their identifying columns are equal, such as problem, implementation and
+config. If a hand-written kernel chose its own config, its cases match even if the config changed
+between the recordings.
 
-A ratio is the new time over the old one. Its interval has 99% confidence, because a comparison
-judges hundreds of cases. It combines the intervals of both medians with the difference of medians
-between processes (:mod:`analysis.recordings.repetition`).
+A ratio is the new time over the old one. Its interval has 99% confidence to limit false alarms,
+because a comparison judges hundreds of cases. The interval combines those of both medians with the
+scatter of medians between processes (:mod:`analysis.recordings.repetition`).
 
 The verdict is the first of these that applies:
 
@@ -53,11 +53,11 @@ class Comparison:
     Attributes:
         old: the old recording.
         new: the new recording.
-        table: one row per case with both times: the columns of its identity, problem, class,
+        table: one row per case with both times: the columns that identify the case, problem, class,
             old_us, new_us, ratio, ratio_lo, ratio_hi and verdict.
         lost: cases that have a time in the old recording and failed in the new one, with the
             reason.
-        only_old: number of cases with a time in the old recording that the new one does not have.
+        only_old: number of cases with a time in the old recording that the new recording lacks.
         only_new: number of cases that have a time only in the new recording.
     """
 
@@ -75,7 +75,7 @@ class Comparison:
 
     @property
     def software(self) -> dict[str, tuple[str | None, str | None]]:
-        """Software versions that differ, as (old, new); None for software that a run lacks."""
+        """Pairs (old, new) of software versions that differ; None for software that a run lacks."""
         old, new = self.old.run["software"], self.new.run["software"]
         changed = [name for name in sorted({*old, *new}) if old.get(name) != new.get(name)]
         return {name: (old.get(name), new.get(name)) for name in changed}
@@ -134,9 +134,9 @@ def compare(old: Recording, new: Recording) -> Comparison:
 
 
 def _reaches(pairs: pd.DataFrame, between: Sequence[float]) -> tuple[pd.Series, pd.Series]:
-    """Return how far the 99% interval of each log ratio reaches below and above it.
+    """Return the distances from each log ratio down and up to the ends of its 99% interval.
 
-    Both are NaN where a median has no interval.
+    Both distances are NaN where a median has no interval.
 
     Args:
         pairs: one row per case, with the times of both recordings and their intervals.
@@ -158,7 +158,7 @@ def _reaches(pairs: pd.DataFrame, between: Sequence[float]) -> tuple[pd.Series, 
 
 
 def ratio_verdicts(ratio: pd.Series, lo: pd.Series, hi: pd.Series) -> np.ndarray:
-    """Return the verdict on each ratio and its interval; intervals with NaN ends are ambiguous."""
+    """Judge each ratio by its interval; intervals with NaN ends are ``ambiguous``."""
     return np.select(
         [
             (lo > 1) & (ratio > 1 + _MIN_CHANGE),
@@ -171,7 +171,7 @@ def ratio_verdicts(ratio: pd.Series, lo: pd.Series, hi: pd.Series) -> np.ndarray
 
 
 def summarise(comparison: Comparison) -> list[dict[str, Any]]:
-    """Return one row per operation, class, dtype and implementation, and one for all cases."""
+    """Return one row per operation, class, dtype and implementation, then one for all cases."""
     table = comparison.table
     columns = ["op", "class", "dtype", "implementation"]
     groups = [
@@ -192,7 +192,7 @@ def summarise(comparison: Comparison) -> list[dict[str, Any]]:
 
 
 def comparison_json(comparison: Comparison) -> dict[str, Any]:
-    """Return the whole comparison for JSON: summary, counts, and each case by its identity."""
+    """Return the whole comparison for JSON: summary, counts, and every case as a record."""
     columns = [*IDENTITY, "old_us", "new_us", "ratio", "ratio_lo", "ratio_hi", "verdict"]
     cases = comparison.table[columns].astype(object)
     lost = comparison.lost.astype(object)
@@ -212,7 +212,7 @@ def comparison_json(comparison: Comparison) -> dict[str, Any]:
 
 
 def comparison_text(comparison: Comparison) -> str:
-    """Return human-readable text: versions, counts, the most changed cases, and the classes."""
+    """Return human-readable text: versions, counts, the largest changes and a table of classes."""
     counts = comparison.counts()
     table = comparison.table
     versions = [

@@ -1,9 +1,9 @@
 """Compare hand-written kernels with the vendor library, by class of shape, from one recording.
 
-A ratio is the vendor library's time over the time of the kernel. Above 1, the kernel is faster. The
-library's time is the shortest that was measured, with or without its autotuner. The kernel's time
-is measured with the config that the time model ranks first, without a tuning run. Where all
-candidates were timed, the chosen config is also compared with the best of them.
+A ratio is the vendor library's time over the time of the kernel. If it is above 1, the kernel is
+faster. The library's time is the shortest that was measured, with or without its autotuner. The
+kernel's time is measured with the config that the time model ranks first, without a tuning run.
+Where all candidates were timed, the chosen config is also compared with the best of them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from sweeps.schema import problem_of
 from sweeps.store import write_json, write_whole
 
 BEST = "best of all"
-"""Name of the family that stands for the fastest kernel of each shape."""
+"""Family name under which the fastest kernel of each shape is listed."""
 
 _SEARCHES = ("candidates", "candidates-conv")  # sweeps that time every config of a kernel
 _TIMES = ["time_us", "steady_log", "steady_error"]
@@ -39,10 +39,11 @@ def compare_families(recording: Recording) -> pd.DataFrame:
     Returns:
         One row per shape and family, and one per shape for :data:`BEST`. The columns are problem,
         op, class, family, config, library_us, time_us, ratio, ratio_lo, ratio_hi, found and
-        best_config. The interval of the ratio is that of a repetition. ``found`` is the chosen
-        config's speed over that of the best candidate, at most 1. ``found`` and ``best_config`` are
-        missing for :data:`BEST`, and if not all candidates were tried. ``found`` is also missing if
-        the chosen config has no time among the candidates.
+        best_config. The interval contains the ratio of a repeated recording with 95% probability.
+        ``found`` is the chosen config's speed relative to that of the best candidate, at most 1.
+        ``found`` and ``best_config`` are missing for :data:`BEST`, and for shapes whose candidates
+        were not all tried. ``found`` is also missing if the chosen config has no time among the
+        candidates.
 
     Raises:
         UserError: if no shape was timed with both a hand-written kernel and the vendor library, or
@@ -89,10 +90,10 @@ def compare_families(recording: Recording) -> pd.DataFrame:
 
 
 def shape_class(problem: Problem) -> str:
-    """Return the problem's class; tf32 in other layouts than nt is a separate class.
+    """Return the problem's class; tf32 GEMMs in layouts other than nt have a separate class.
 
-    Hopper's Tensor Cores read tf32 operands only in layout nt, in which both are contiguous along
-    K. Other layouts are therefore slow with any kernel.
+    Hopper's Tensor Cores read tf32 operands only in layout nt, in which both operands are
+    contiguous along K. Other layouts are therefore slow with any kernel.
     """
     if isinstance(problem, Gemm) and problem.dtype == "tf32" and problem.layout != "nt":
         return "tf32, not nt"
@@ -100,12 +101,13 @@ def shape_class(problem: Problem) -> str:
 
 
 def summarise(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return one row per operation, family and class; ``all`` stands for all classes together.
+    """Return one row per operation, family and class; class ``all`` has every shape.
 
     ``shapes`` is the number of shapes, and ``ratio`` is the geometric mean of their ratios.
     ``wins`` is the share of ratios above 1, and ``clear_wins`` is the share of intervals above 1.
     ``worst`` is the smallest ratio, and ``worst_shape`` is its shape. ``found`` is the geometric
-    mean, over the ``searched`` shapes, of the speed of the chosen config over that of the best.
+    mean of the chosen config's speed relative to the best config's. ``searched`` is the number of
+    shapes in that mean.
     """
     summary = []
     for (op, family), rows in table.groupby(["op", "family"], sort=False):
@@ -195,12 +197,12 @@ def _markdown(recording: Recording, summary: list[dict[str, Any]]) -> str:
         "",
         plain(recording.caption()).replace("  ·  ", ", ") + ".",
         "",
-        "A ratio is the vendor library's time over the time of the kernel. Above 1, the kernel is "
-        "faster. The column *ratio* is the geometric mean over the shapes of a class. "
+        "A ratio is the vendor library's time over the time of the kernel. If it is above 1, the "
+        "kernel is faster. The column *ratio* is the geometric mean over the shapes of a class. "
         "The vendor library runs the kernel that it chooses or the one that its autotuner finds, "
-        "whichever is faster. A family runs the config that the time model ranks first, without a "
-        "tuning run. The column *chosen/best* is the speed of the chosen config relative to that "
-        "of the best candidate, where all candidates were tried. "
+        "whichever is faster. A hand-written kernel runs with the config that the time model "
+        "ranks first, without a tuning run. The column *chosen/best* is the speed of the chosen "
+        "config relative to that of the best candidate, where all candidates were tried. "
         f"*{BEST}* is the fastest family of each shape.",
     ]
     for op in dict.fromkeys(row["op"] for row in summary):

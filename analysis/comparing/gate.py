@@ -1,23 +1,23 @@
-"""Decide whether a change may land: is any case slower by more than a threshold?
+"""Decide whether a code change may be merged: is any case slower by a threshold or more?
 
 The answer is one of three:
 
-- ``fail``: at least one case, or all cases together, are slower than before, beyond doubt, and the
-  ratio is at or above the threshold; or a case is no longer timed. A slowdown leads to this answer
-  only if each version has at least three processes.
-- ``pass``: all cases are still timed, and every case is either shown to be below the threshold, or
-  would have been found if its slowdown were as large as the threshold. A common shift, if there is
-  one, is below the threshold, too.
-- ``cannot tell``: everything else. The answer then says what is missing, such as rounds or
+- ``fail``: a case, or all cases together, became significantly slower, by the threshold or more. A
+  case that is no longer timed also gives this answer. A slowdown leads to this answer only if each
+  version has at least three processes.
+- ``pass``: all cases are still timed, and every case either is shown to be below the threshold
+  or would have been significantly slower if its slowdown were that large. A common shift, if there
+  is one, is below the threshold, too.
+- ``cannot tell``: neither of the two. The report then says what is missing, such as rounds or
   processes.
 
-*Beyond doubt* means that the null hypothesis "this case did not become slower than the others" is
+*Significantly* means that the null hypothesis "this case did not become slower than the others" is
 rejected by a one-sided test at a false-discovery rate of 4% over all cases (Benjamini and
-Hochberg). The common shift has a test of its own at 1%, so an unchanged program fails in at most 5%
-of runs. The null hypothesis is "not slower", not "below the threshold": a slowdown of exactly the
-threshold could otherwise never be found with more than 5% probability. A case that is surely
-slower, with a ratio below the threshold, is unclear if its true slowdown may still reach the
-threshold.
+Hochberg). The common shift is tested separately, with a false-alarm rate of 1%, so an unchanged
+program fails in at most 5% of runs. The null hypothesis is "not slower", because "slower by less
+than the threshold" would be nearly useless: a slowdown of exactly the threshold would then be found
+with at most 5% probability. A case that is significantly slower, but by less than the threshold, is
+unclear if its true slowdown may still reach the threshold.
 
 The *detectable change* is the smallest slowdown that new runs like these find with a probability
 of 80%, if only one case is slower. Several slower cases are found more easily.
@@ -48,22 +48,25 @@ LARGEST_LOG = 700.0
 
 POWER = 0.8
 _FALSE_CASES = 0.04
-"""False-discovery rate of the cases."""
+"""False-discovery rate of the tests of all cases."""
 _FALSE_SHIFT = 0.01
-"""Probability that an unchanged common speed is called a shift, for each direction."""
+"""Probability of calling a common shift significant if no speed changed, for each direction."""
 _FALSE_BELOW = 0.05
-"""Probability that a case at the threshold is shown to be below it."""
+"""Probability that a case whose slowdown equals the threshold is judged to be below it."""
 _MOST_ROUNDS = 10
-"""Largest factor on the number of rounds. Beyond it, more processes are recommended instead."""
+"""Largest recommended multiple of the number of rounds. Beyond it, more processes are better."""
 _MOST_PROCESSES = 100
 _LEAST_PROCESSES = 3
-"""Minimum number of processes of each version with which a slowdown can fail the gate.
+"""Minimum number of processes of each version for a slowdown to fail the gate.
 
-A process may run a case much slower than the next one does, while all its samples agree. With one
-or two processes of each version, a case is therefore called slower in some comparisons of unchanged
-versions. With three, this happened in none of 20 (``suspects`` in
+One process may run a case much slower than the next process, although all its samples agree. With
+one or two processes of each version, a case is therefore called slower in some comparisons of
+unchanged versions. With three processes, this happened in none of 20 comparisons (``suspects`` in
 results/accuracy/gate-here.jsonl)."""
-_MORE_PROCESSES = "Time three or more processes of each version, in turn, and give their folders."
+_MORE_PROCESSES = (
+    "Time at least three processes of each version, alternating between the versions, and "
+    "give all their folders."
+)
 _MAX_LISTED = 20
 _LARGEST = math.log(11)
 """Largest detectable change that is reported, as a logarithm: 1,000%. Runs that can detect only a
@@ -78,12 +81,13 @@ class GateResult:
         verdict: :data:`PASS`, :data:`FAIL` or :data:`CANNOT_TELL`.
         threshold: slowdown to look for, as a fraction.
         changes: the estimates that the answer rests on.
-        counted: part of the common shift that counts, as a logarithm: all of it if it is larger
-            than a difference between runs, otherwise 0.
-        shift_verdict: verdict on the common shift, like that on a case; empty if there is none.
+        counted: part of the common shift that each case's ratio includes, as a logarithm: all of
+            the shift if it is significant, otherwise 0.
+        shift_verdict: verdict on the common shift, in the words of a case's verdict; empty if there
+            is no shift.
         case_verdicts: :data:`SLOWER`, :data:`BELOW` or :data:`UNCLEAR` for each case.
-        found: whether each case is slower than the others beyond doubt, by any amount.
-        p: probability of such a deviation without a change.
+        found: whether each case is significantly slower than the others, by any amount.
+        p: probability of a deviation at least this large if the case did not change.
         detectable: smallest slowdown that would have been found, as a logarithm; NaN if unknown.
         more_rounds: further rounds per process that would make the threshold detectable; NaN if
             rounds do not help, or if more than ten times as many would be needed.
@@ -108,7 +112,7 @@ class GateResult:
 
     @property
     def log_ratio(self) -> Reals:
-        """Log ratio of each case, new over old, including the common shift as far as it counts."""
+        """Log ratio of each case, new over old, with the part ``counted`` of the common shift."""
         return self.changes.deviation + self.counted
 
     def interval(self) -> tuple[Reals, Reals]:
@@ -126,7 +130,7 @@ class GateResult:
 
     @property
     def suspects(self) -> np.ndarray:
-        """Mask of the unclear cases that are slower beyond doubt, but in too few processes."""
+        """Mask of the unclear cases that are significantly slower, but in too few processes."""
         return self.found & self.has(UNCLEAR) & (not _are_enough(self.changes.processes))
 
 
@@ -190,9 +194,9 @@ def _are_enough(processes: tuple[int, int]) -> bool:
 
 
 def judge_shift(shift: CommonShift | None, limit: float) -> tuple[str, float]:
-    """Return the verdict on the common shift, and the part of the shift that counts in each case.
+    """Return the verdict on the common shift, and the part of the shift that each ratio includes.
 
-    A shift that may be a difference between runs does not count. If such a shift reaches the
+    Ratios leave out a shift that may only be a difference between runs. If such a shift reaches the
     threshold, the verdict is :data:`UNCLEAR`. Without a shift, the verdict is an empty string.
     """
     if shift is None:
@@ -210,10 +214,10 @@ def _reach(freedom: Any, probability: float) -> Any:
     A change of ``k`` estimated standard errors is found in a new run if its test statistic exceeds
     the critical value ``t``. The standard error of this run, in which ``k`` is expressed, and that
     of the new run are both estimates with a relative variance of about ``1 / (2 freedom)``. The
-    distance of the statistic from ``t`` is then roughly normal, with the variance
-    ``1 + (k² + t²) / (2 freedom)``. A power of 80% needs
-    ``k - t = q sqrt(1 + (k² + t²) / (2 freedom))``, which is solved for ``k``. The quantile ``q``
-    is that of a t distribution, because the estimates are not quite normal.
+    distance of the statistic from ``t`` is then roughly normal, with the variance ``1 + (k² + t²) /
+    (2 freedom)``. A power of 80% needs ``k - t = q sqrt(1 + (k² + t²) / (2 freedom))``, which is
+    solved for ``k``. The quantile ``q`` comes from a t distribution, because the estimates are not
+    quite normal.
     """
     critical = stats.t.isf(probability, freedom)
     quantile = stats.t.ppf(POWER, freedom)
@@ -238,7 +242,7 @@ def _more_rounds(changes: CaseChanges, limit: float) -> Reals:
 
 
 def _more_processes(changes: CaseChanges, limit: float) -> Reals:
-    """Return the number of further processes per side that each case needs; NaN beyond 100."""
+    """Return the number of further processes per side that each case needs; NaN if over 100."""
     false, now = _FALSE_CASES / len(changes.names), changes.processes
     least = max(0, _LEAST_PROCESSES - min(now))
     variance = (changes.within + changes.between) / sum(1 / size for size in now)
@@ -317,7 +321,7 @@ def gate_text(result: GateResult) -> str:
     lines += _listed(
         result,
         suspects,
-        "slower, but in fewer than three processes of each version",
+        "slower, but timed in fewer than three processes of a version",
         result.log_ratio,
     )
     lines += _listed(result, unclear & ~suspects, "unclear", detectable)
@@ -343,14 +347,17 @@ def _detectable_sentence(result: GateResult, old: int, new: int) -> str:
 def _shift_sentence(result: GateResult, shift: CommonShift) -> str:
     text = f"common shift of all cases: {signed_percent(math.expm1(shift.log))}"
     if result.counted:
-        return f"{text}, larger than the difference between runs, so it counts in each case"
+        return (
+            f"{text}, larger than the difference between runs, so the ratio of each case "
+            "includes it"
+        )
     if math.isnan(shift.error):
         return (
             f"{text}; one process of a version cannot show whether the program or the machine is "
-            "the cause, so the shift does not count"
+            "the cause, so the ratios leave the shift out"
         )
     return (
-        f"{text}, not larger than the difference between runs, so it does not count "
+        f"{text}, not larger than the difference between runs, so the ratios leave it out "
         f"(detectable: {_percent(_detectable_shift(shift))})"
     )
 
@@ -380,15 +387,18 @@ def _listed(result: GateResult, cases: np.ndarray, title: str, order: Reals) -> 
 
 
 def _needed(result: GateResult) -> Iterator[str]:
-    """Yield a sentence on the measurements that unclear cases need, and one on an unclear shift."""
+    """Yield sentences on the measurements that unclear cases and an unclear shift need."""
     threshold = _percent(math.log1p(result.threshold))
     unclear = result.has(UNCLEAR)
     if np.isnan(result.detectable[unclear]).any():
-        yield f"One process does not show how much processes differ. {_MORE_PROCESSES}"
+        yield (
+            "A single process of each version does not show how much processes differ from "
+            f"each other. {_MORE_PROCESSES}"
+        )
     elif result.suspects.any():
         yield (
-            "A process that was disturbed, or whose operands lie elsewhere in memory, looks like a "
-            f"slower program. {_MORE_PROCESSES}"
+            "A process that was disturbed, or whose operands have other addresses in memory, can "
+            f"look like a slower program. {_MORE_PROCESSES}"
         )
     elif unclear.any():
         rounds, processes = result.more_rounds[unclear], result.more_processes[unclear]
@@ -412,7 +422,7 @@ def _needed(result: GateResult) -> Iterator[str]:
     if result.shift_verdict == UNCLEAR:
         yield (
             f"All cases together are slower by {threshold} or more, and the machine may be the "
-            "cause. Measure both versions again, in turn."
+            "cause. Measure both versions again, alternating between them."
         )
 
 

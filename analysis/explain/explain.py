@@ -1,9 +1,9 @@
 """Judge each operation of a trace: how long it should take, why it takes longer, what to change.
 
 An operation's time is compared with the expected time of its shape on the machine. The expected
-time is measured, from a public table, or predicted, and always has an interval. Other sizes are
-recommended by :mod:`analysis.advice.recommend`. A change saves at most the difference between the
-traced time and the expected time of the other size.
+time comes from a recording, from a public table or from the time model, and always has an interval.
+:mod:`analysis.advice.recommend` recommends better sizes. A change saves at most the difference
+between the traced time and the expected time of the recommended size.
 """
 
 from __future__ import annotations
@@ -66,8 +66,10 @@ _MOST_PADDING = 0.5  # largest share of FLOPs that padding to multiples of 8 may
 _CONVERTS = re.compile("nchwToNhwc|nhwcToNchw|tensorTransform", re.IGNORECASE)
 
 _IDLE_WORDS = {
-    LAUNCH_BOUND: "the host launches kernels more slowly than the GPU computes them; a CUDA graph, "
-    "torch.compile(mode='reduce-overhead') or a larger batch would help",
+    LAUNCH_BOUND: (
+        "the host launches kernels more slowly than the GPU runs them; a CUDA graph, "
+        "torch.compile(mode='reduce-overhead') or a larger batch would help"
+    ),
     HOST_BOUND: "the host was busy with something else, such as loading data, or waited for the "
     "GPU",
     COPY_BOUND: "data was copied between host and device; pinned memory and non_blocking copies "
@@ -85,10 +87,10 @@ class ExpectedTime(NamedTuple):
 
 
 class TraceFinding(NamedTuple):
-    """A way to save time, and how much time it could save in all.
+    """A way to save time, and the total time that it could save.
 
     Attributes:
-        subject: words for the operations, or for the idle time.
+        subject: name of the operations, or of the idle time.
         text: reasons and remedies in words.
         saves_us: time that could be saved in µs.
     """
@@ -148,8 +150,8 @@ class TraceVerdict:
         findings: ways to save time, the largest saving first.
         source: measurements or constants that the expected times rest on, in words.
         slowdown: median ratio of traced to expected times if most shapes took too long, else 1.
-            Such a ratio is attributed to the whole machine, so only operations that are slower
-            still are findings.
+            Such a ratio is attributed to the whole machine, so only operations that exceed even
+            this ratio are findings.
     """
 
     files: tuple[str, ...]
@@ -161,7 +163,7 @@ class TraceVerdict:
     slowdown: float = 1.0
 
     def gain(self, saves_us: float) -> float:
-        """Return the gain as a fraction if ``saves_us`` of the traced time are saved."""
+        """Return the relative gain in speed if ``saves_us`` µs of the traced time are saved."""
         span_us = self.account.span_us
         # Savings are upper bounds, so their sum may exceed the span. Some time always remains.
         remaining_us = max(span_us - saves_us, 1e-3 * span_us)
@@ -179,11 +181,11 @@ def explain_traces(
 
     Args:
         paths: the traces.
-        machine: the machine to compare with; None for the one that the traces name.
+        machine: the machine to compare with; None for the machine that the traces name.
         results: folder of all machines' results.
         against: folder of one machine's or of several machines' results, which is searched first.
-        question: the pad or choose query; by default, padding by 12.5%, or to the next multiple of
-            8 if that is further.
+        question: the pad or choose query; by default, padding by up to 12.5%, or up to the next
+            multiple of 8 if that adds more.
 
     Raises:
         UserError: in any of these cases:
@@ -201,9 +203,9 @@ def explain_traces(
 def _basis(
     account: ProfileAccount, machine: str | None, results: Path, against: Path | None
 ) -> Basis:
-    """Return the basis of the machine that a trace is compared with.
+    """Return the model and measurements of the machine that a trace is compared with.
 
-    The arguments are those of :func:`explain_traces`.
+    :func:`explain_traces` explains the arguments.
 
     Raises:
         UserError: if the machine is not known, if its calibration cannot be read, or if ``against``
@@ -215,7 +217,7 @@ def _basis(
             if machine is not None:
                 raise UserError(
                     f"{against} is the folder of one machine, so leave --machine out, or give "
-                    "--against the folder that it is in."
+                    "--against the folder that contains it."
                 )
             folder = against.resolve()
             return find_basis(folder.name, folder.parent)
@@ -229,8 +231,8 @@ def _basis(
                 return find_basis(name, against)
     if machine is None and account.kind == "cpu" and name not in recorded_machines(results):
         raise UserError(
-            f"the trace is from a CPU, and {name} is not recorded. Run {target('sweep', 'run')} "
-            "here first, or name the trace's machine with --machine."
+            f"the trace is from a CPU, and this CPU ({name}) is not recorded. Run "
+            f"{target('sweep', 'run')} here first, or name the trace's machine with --machine."
         )
     try:
         return find_basis(name, results)
@@ -341,9 +343,9 @@ def _slowdown(account: ProfileAccount, times: Mapping[Work, ExpectedTime]) -> fl
 def _grouped_by_size(
     explained: Sequence[ExplainedOperation],
 ) -> list[list[ExplainedOperation]]:
-    """Return the operations with a finding, in groups in which the same size should change.
+    """Return the operations with a finding, grouped by the size that should change.
 
-    The forward pass of a layer and both gradients share the layer's sizes, for every batch.
+    A layer's forward pass and both of its gradients share the layer's sizes at any batch size.
     """
     groups: dict[object, list[ExplainedOperation]] = {}
     for entry in explained:
@@ -395,7 +397,8 @@ def subject_of(operation: ProfiledOperation) -> str:
 
 
 def _expected_times(account: ProfileAccount, basis: Basis) -> dict[Work, ExpectedTime]:
-    """Return the expected time of a call of each shape; shapes without one are missing.
+    """Return the expected time of a call of each shape; shapes without an expected time are left
+    out.
 
     For an fp32 shape on a GPU with TF32, the result also has the expected time in TF32.
     """
@@ -466,7 +469,8 @@ def _advice(
 
 
 def _padding(problem: Problem) -> Question:
-    """Return the query for padding by 12.5%, or to the next multiples of 8 if that is further.
+    """Return the query that allows padding by 12.5%, or up to the next multiples of 8 if that adds
+    more.
 
     The FLOPs may grow by at most 50%. Sizes below 8 are not considered, because padding them to 8
     could multiply the FLOPs.
@@ -493,7 +497,7 @@ def _explained(
         operation: the operation.
         machine: the machine that the operation is compared with.
         times: expected time of one call of each shape.
-        advice: advice on shapes.
+        advice: recommended sizes for each problem.
         slowdown: factor by which the whole machine is slower than expected.
     """
     # 1. Describe the operation.
@@ -577,7 +581,7 @@ def _savings_at_this_size(
 def _sum_of(parts: Sequence[ExpectedTime | None]) -> ExpectedTime | None:
     """Return the sum of the expected times of all parts of a call.
 
-    Return None if one of them is not known, or if there are no parts.
+    Return None if the time of any part is not known, or if there are no parts.
     """
     known_parts = [part for part in parts if part is not None]
     if not known_parts or len(known_parts) < len(parts):
@@ -593,8 +597,8 @@ def _sum_of(parts: Sequence[ExpectedTime | None]) -> ExpectedTime | None:
 def tensor_core_use(operation: ProfiledOperation, machine: Machine) -> str | None:
     """Return :data:`USED`, :data:`ELIGIBLE` or :data:`NOT_ELIGIBLE` for an operation.
 
-    An operation in fp32 could use Tensor Cores by computing in TF32. Return None if it could use
-    them, and no kernel name shows whether it does.
+    An operation in fp32 could use Tensor Cores by computing in TF32. Return None if the operation
+    could use Tensor Cores, and no kernel name shows whether it does.
     """
     uses_tensor_cores = operation.uses_tensor_cores
     if uses_tensor_cores:
@@ -660,10 +664,10 @@ def _best_change(
     advice: Mapping[Problem, Advice],
     slowdown: float,
 ) -> tuple[Advice, float] | None:
-    """Return the change of size that saves most of an operation's time, and how much in µs.
+    """Return the change of size that saves an operation the most time, and that saving in µs.
 
-    Return None if no change saves time, or if the expected time is not known. The arguments are
-    those of :func:`_explained`.
+    Return None if no change saves time, or if the expected time is not known. :func:`_explained`
+    explains the arguments.
     """
     expected = _sum_of([times.get(work) for work in operation.works])
     if expected is None:
@@ -685,7 +689,7 @@ def _best_change(
 
 
 def _idle_findings(account: ProfileAccount) -> list[TraceFinding]:
-    """Return a finding for each known reason for idle time of at least a tenth of the span."""
+    """Return a finding per known reason that left the GPU idle for at least 10% of the time."""
     findings = []
     for reason, idle_us in account.idle_us.items():
         share = idle_us / account.span_us if account.span_us else 0.0

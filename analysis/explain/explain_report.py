@@ -36,7 +36,7 @@ _TEMPLATE = re.compile(r"Kernel2?<(\w+)")  # name of a CUTLASS kernel within its
 
 @dataclass(frozen=True)
 class TraceExplanation:
-    """Explanation of one or several traces.
+    """Explanation of traces as text, a DataFrame, JSON or Markdown.
 
     Printing an explanation prints the output of ``rooftile explain``.
     """
@@ -157,7 +157,7 @@ def headline(verdict: TraceVerdict) -> str:
     if not account.with_shapes and not verdict.findings:
         return f"{title}. No shapes were recorded."
     if not verdict.findings:
-        return f"{title}. Nothing to gain here."
+        return f"{title}. No change would save time."
     first = verdict.findings[0]
     return f"{title}. First: {first.subject}, which could save {_saving(verdict, first.saves_us)}."
 
@@ -168,7 +168,7 @@ def _saving(verdict: TraceVerdict, saves_us: float) -> str:
 
 
 def finding_lines(verdict: TraceVerdict) -> list[str]:
-    """Return a line for each of the five largest findings, and one that counts the rest, if any."""
+    """Return a line for each of the five largest findings, and a line that counts the others."""
     lines = [
         f"{finding.subject}: {finding.text}. Saves up to {_saving(verdict, finding.saves_us)}."
         for finding in verdict.findings[:_MOST_FINDINGS]
@@ -192,7 +192,7 @@ def _table(verdict: TraceVerdict) -> list[list[str]]:
 
 
 def _cells(account: ProfileAccount, entry: ExplainedOperation) -> list[str]:
-    """Format one operation under :data:`_HEAD`."""
+    """Return the cells of an operation's row, in the order of :data:`_HEAD`."""
     operation, expected = entry.operation, entry.expected
     share = operation.time_us / account.total_us if account.total_us else 0.0
     expected_text = "–"
@@ -237,8 +237,8 @@ def _shortened(kernel: str) -> str:
 def _closing(verdict: TraceVerdict) -> list[str]:
     """Return the sentences below the table.
 
-    They are about idle time and Amdahl's bound, if these are known, limits of the trace, and the
-    source of the expected times.
+    They state the limits of the trace and the source of the expected times, and, if known, the idle
+    time and Amdahl's bound.
     """
     account = verdict.account
     lines = []
@@ -260,12 +260,12 @@ def notes(verdict: TraceVerdict) -> list[str]:
     if verdict.slowdown > 1:
         sentences.append(
             f"Most shapes take longer than expected (median ratio {verdict.slowdown:.2g}). Other "
-            "work, power or heat slowed the machine down, or it is not a "
-            f"{verdict.machine.slug}. Only operations that are slower still are findings."
+            "work, power or heat slowed the machine down, or the trace is not from a "
+            f"{verdict.machine.slug}. Only operations that are even slower are findings."
         )
     if not account.with_shapes and account.matrix_share:
         sentences.append(
-            "The trace has no shapes, so no time can be compared with an expected one. Record a "
+            "The trace has no shapes, so no time can be compared with an expected time. Record a "
             "trace with record_shapes=True."
         )
     if not account.with_strides:

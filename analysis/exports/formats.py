@@ -1,7 +1,7 @@
 """Convert a recording to the format of another program.
 
 - ``pytest-benchmark``: JSON that ``pytest-benchmark compare``, benchmark-action and Bencher read.
-  ``extra_info`` has all columns of the case that have a value.
+  ``extra_info`` has every column of the case that is not empty.
 - ``csv`` and ``parquet``: one row for each measured case, with the columns of measurements.csv and
   the samples in ``samples_us``.
 - ``xla-perf-table``: XLA's ``GemmPerfTable`` as text, with the FLOP/s of 16-bit GEMMs by shape.
@@ -107,7 +107,7 @@ def as_xla_perf_table(recording: Recording) -> bytes:
         raise UserError(
             f"{recording.folder} has no GEMM of a GPU's vendor library in "
             f"{' or '.join(_XLA_TYPES)}, and an XLA table can hold only such GEMMs. Give a "
-            "recording that has some."
+            "recording with such GEMMs."
         )
     speeds: dict[tuple[int, int, int, int], dict[str, int]] = {}
     for row in rows.to_dict("records"):
@@ -141,7 +141,7 @@ FORMATS: Mapping[str, tuple[str, Callable[[Recording], bytes]]] = {
 
 
 def _samples(recording: Recording, rows: pd.DataFrame) -> list[list[float]]:
-    """Return the samples of each row in µs, by place (worker and GPU) and then by round.
+    """Return the samples of each row in µs, sorted by place (worker and GPU), then by round.
 
     A row without recorded samples has an empty list.
     """
@@ -170,9 +170,9 @@ def _plain(value: Any) -> Any:
 def _stats(samples_us: Sequence[float], row: Mapping[Any, Any]) -> dict[str, Any]:
     """Return the statistics of a case in seconds, under pytest-benchmark's names.
 
-    Without samples, the mean is set to the median, and the extremes to the ends of the interval, or
-    to the median if there is no interval. The standard deviation is set to the value that would
-    give an interval of this width.
+    Without samples, the mean is set to the median, and the minimum and maximum to the ends of the
+    interval. If there is no interval, these are also set to the median. The standard deviation is
+    set to the value that would give the case's interval.
     """
     if samples_us:
         data = [value * 1e-6 for value in samples_us]

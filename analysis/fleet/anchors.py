@@ -1,11 +1,12 @@
 """Read anchors.csv: the times of the same few cases on each GPU of a recording.
 
-These cases are called anchors. A job runs at the speed that a GPU sustains without pauses. Short
-bursts run at boost clocks, which hide differences in silicon, cooling and power supply. A survey of
-large systems with long-running programs found that GPUs of one model vary by 8% on average and by
-22% at most (P. Sinha and others, "Not All GPUs Are Created Equal", arXiv 2208.11035). Some anchors
-are therefore sustained. If these were timed on at least half of the GPUs, a GPU's speed is that
-in sustained anchors.
+These cases are called anchors. A training or inference job runs at the speed that a GPU sustains
+under continuous load. Short bursts run at boost clocks, which hide differences in silicon, cooling
+and power supply. A survey of large systems with long-running programs found that the speeds of GPUs
+of one model differ by 8% on average and by 22% at most (P. Sinha and others, "Not All GPUs Are
+Created Equal", arXiv 2208.11035). Some anchors therefore run without pauses; they are called
+sustained. If sustained anchors were timed on at least half of the GPUs, a GPU's speed is its speed
+in them.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ Array = NDArray[np.float64]
 
 FILE = "anchors.csv"
 KINDS = ("sustained", "burst", "memory", "small")
-"""Kinds of anchor by their limit: sustained compute, compute in bursts, memory, launches."""
+"""Kinds of anchor by what limits them: sustained compute, bursts of compute, memory, launches."""
 
 SENSORS = ("sm_mhz", "power_w", "temp_c")
 _TIMES = ("time_us", "time_lo_us", "time_hi_us")
@@ -55,7 +56,7 @@ _RESTORE = "Restore the file, or move it away and measure the anchors again."
 
 @dataclass(frozen=True)
 class FleetDevice:
-    """A GPU, or the CPU of one worker, as the recording names it.
+    """A GPU, or the CPU of one worker, as a recording identifies it.
 
     Attributes:
         gpu: number of the GPU on its node; None for a CPU.
@@ -82,7 +83,7 @@ class Fleet:
     (phases, devices, anchors). Numbers are NaN where nothing was measured.
 
     Attributes:
-        devices: the devices.
+        devices: the GPUs, or the CPU of each worker.
         kinds: kind of each anchor.
         log_time: logarithm of the median time in microseconds.
         error: standard error of ``log_time``, from the interval of the median.
@@ -110,11 +111,11 @@ class Anchors:
 def read_anchors(folder: Path) -> Anchors:
     """Read the anchors of a recording.
 
-    If several runs timed an anchor on a GPU, the latest run counts.
+    If several runs timed an anchor on a GPU, the times of the latest run are used.
 
     Raises:
         UserError: if a file is missing, unreadable or of another version, is too badly damaged, or
-            has no anchor.
+            has no anchor times.
     """
     run = load_run(folder)
     machine = Machine.from_json(run["machine"])
@@ -166,9 +167,9 @@ def kind_of(case: Case, machine: Machine) -> str:
 
 
 def _written_by() -> str:
-    """Return the end of an error message, which says what command measures anchors, and when."""
+    """Return the end of an error message: which command measures anchors, with which options."""
     run = command("sweeps run")
-    return f"{run} measures anchors if the budget is a minute or more, or with --shard"
+    return f"{run} measures anchors with a budget of a minute or more, or with --shard"
 
 
 def _cases(rows: pd.DataFrame) -> tuple[list[Case], list[int]]:
@@ -206,10 +207,10 @@ def _checked(rows: pd.DataFrame, faults: Faults) -> pd.DataFrame:
     """Record the faults of the rows; return the rows with printable names of run and worker."""
     for name in ("run", "worker"):
         rows = rows.assign(**{name: rows[name].map(printable)})
-    faults.record(rows["case"] < 0, "its columns do not describe a case")
+    faults.record(rows["case"] < 0, "its columns do not describe a valid case")
     faults.record(~rows["phase"].isin(PHASES), f"phase is not one of {', '.join(PHASES)}")
     faults.record(~rows["time_utc"].str.match(_MOMENT), "time_utc is not a UTC time")
-    faults.record(~rows["gpu_id"].str.fullmatch(_HASH), "gpu_id is not a hash")
+    faults.record(~rows["gpu_id"].str.fullmatch(_HASH), "gpu_id is not a hexadecimal hash")
     for name in _ORDINALS:
         value = rows[name]
         is_ordinal = (value >= 0) & (value < 2**31) & (value % 1 == 0)
@@ -230,10 +231,10 @@ def _checked(rows: pd.DataFrame, faults: Faults) -> pd.DataFrame:
 def _fleet(
     table: pd.DataFrame, cases: Sequence[Case], machine: Machine, run: Mapping[str, Any]
 ) -> Fleet:
-    """Arrange the latest times in arrays.
+    """Return the latest times and sensor readings of each device as arrays.
 
     Args:
-        table: the sound rows of anchors.csv. Their column ``case`` has positions in ``cases``.
+        table: the valid rows of anchors.csv. Their column ``case`` has positions in ``cases``.
         cases: all cases of the file.
         machine: the machine.
         run: the run.json of the recording.

@@ -1,8 +1,8 @@
 """Explain slow GPUs by their clocks, and low clocks by their reasons.
 
 The speed of arithmetic is proportional to the clock. If a GPU's clock is lower than that of the
-others by the same share as its speed, the clock explains why the GPU is slow. A clock is lowered by
-a limit that somebody set, by heat, or by the power limit.
+others by the same share as its speed, the clock explains why the GPU is slow. Three things lower a
+clock: a limit that somebody set, heat, and the power limit.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _ORDINARY = 2.0  # standard deviations of the temperature that a hotter GPU must
 class SlowCause:
     """Cause of a GPU's slowness.
 
-    ``code`` is for programs; it is empty if nothing explains the slowness. ``words`` are for
-    people; they follow the sentence that says that the GPU is slow.
+    ``code`` is for programs; it is empty if nothing explains the slowness. ``words`` are sentences
+    for people, which follow the sentence "GPU … is slow".
     """
 
     code: str
@@ -49,7 +49,8 @@ def clock_cause(fleet: Fleet, speeds: AnchorSpeeds, i: int, margin: float) -> Sl
         fleet: the fleet.
         speeds: speeds in the kind of compute in which the device is slow.
         i: position of the device in the fleet.
-        margin: part of the slowness that may remain unexplained, as a fraction of the speed.
+        margin: part of the slowness that may remain unexplained, as a fraction of the fleet's
+            median speed.
     """
     # Both are log ratios to the fleet's median, so they are negative if the device is below it.
     clock, speed = float(speeds.clock[i]), float(speeds.log[i])
@@ -61,10 +62,11 @@ def clock_cause(fleet: Fleet, speeds: AnchorSpeeds, i: int, margin: float) -> Sl
         remark = f", though it reported {', '.join(reported)}" if reported else ""
         return SlowCause(
             "",
-            f"Its clock is as high as that of the others{remark}, so the clock is not the cause.",
+            f"Its clock is as high as the clocks of the other GPUs{remark}, so the clock is not "
+            "the cause.",
         )
     # 2. Say why the clock is lower.
-    lower = f"Its clock is {-math.expm1(clock):.1%} lower"
+    lower = f"Its clock is {-math.expm1(clock):.1%} lower than the fleet's median"
     causes = list(_clock_causes(fleet, speeds, i))
     explanation = "; ".join(words for _, words in causes) or "the recording does not show why"
     # 3. The clock is the cause if it explains at least half of the slowness and leaves at most the
@@ -99,7 +101,7 @@ def _clock_causes(fleet: Fleet, speeds: AnchorSpeeds, i: int) -> Iterator[tuple[
     if watts < _LOWER * usual_watts:
         yield (
             "lower power limit",
-            f"its power limit is {watts:.0f} W, that of the others {usual_watts:.0f} W",
+            f"its power limit is {watts:.0f} W, while the others have {usual_watts:.0f} W",
         )
     elif power >= _FULL_POWER * watts:
         yield "power limit", f"it draws its full power limit, {power:.0f} of {watts:.0f} W"
@@ -116,7 +118,7 @@ def _clock_causes(fleet: Fleet, speeds: AnchorSpeeds, i: int) -> Iterator[tuple[
 
 
 def _usual_limit(fleet: Fleet, name: str) -> float:
-    """Return the median over the devices of one of their limits, such as ``power_limit_w``."""
+    """Return the devices' median of a limit such as ``power_limit_w``."""
     limits: Array = np.array([getattr(device, name) for device in fleet.devices], dtype=float)
     return float(median_of(limits))
 

@@ -3,7 +3,7 @@
 A GPU is slow if its whole 95% interval is more than a margin below the fleet's median. A slow GPU
 need not be an outlier: if the speeds of 64 GPUs have a standard deviation of 3%, about one of the
 GPUs is expected to be 6% or more below the median. The sentence about a slow GPU therefore says
-whether the fleet's spread explains the slowness, if this is known.
+whether the fleet's spread explains the slowness, if the spread is known.
 """
 
 from __future__ import annotations
@@ -42,10 +42,11 @@ class DeviceVerdict:
         name: name of the device.
         verdict: one of :data:`VERDICTS`.
         slow: kinds of anchor in which the device is slow.
-        explained: code of the cause; empty if the device is not slow or nothing explains it.
+        explained: code of the cause; empty if the device is not slow or the cause is unknown.
         throttled: abnormal reasons for throttling that the device reported for any anchor.
-        in_spread: True if the fleet's spread explains that the device is slow, False if it does
-            not; None if this is unknown or the device is not slow in the overall kind of anchor.
+        in_spread: True if the fleet's spread explains that the device is slow, False if the spread
+            does not. None if the spread is unknown, or if the device is not slow in the overall
+            kind of anchor.
         sentence: the verdict in words.
     """
 
@@ -71,7 +72,7 @@ def name_of(device: FleetDevice, several_nodes: bool) -> str:
 
 
 def names_of(fleet: Fleet) -> list[str]:
-    """Return the names of all devices, with their nodes if there are several."""
+    """Return the names of all devices, with their nodes if the fleet has several nodes."""
     several = len({device.node for device in fleet.devices}) > 1
     return [name_of(device, several) for device in fleet.devices]
 
@@ -82,7 +83,7 @@ def judge(fleet: Fleet, speeds: FleetSpeeds, margin: float) -> list[DeviceVerdic
     Args:
         fleet: the times of the anchors.
         speeds: speeds of that fleet.
-        margin: how far a speed must be below the fleet's median to count as slow, as a fraction.
+        margin: how far a speed must be below the fleet's median to be judged slow, as a fraction.
     """
     # With fewer than three GPUs, nothing shows which one is normal, so none is called slow.
     is_slow: dict[str, NDArray[np.bool_]] = {}
@@ -111,12 +112,12 @@ def _verdict(
     slow: tuple[str, ...],
     throttled: tuple[str, ...],
 ) -> DeviceVerdict:
-    """Return the verdict on one device.
+    """Judge one device by its slow kinds of anchor and its throttling.
 
     Args:
         fleet: the times of the anchors.
         speeds: speeds of the fleet.
-        margin: how far a speed must be below the fleet's median to count as slow, as a fraction.
+        margin: how far a speed must be below the fleet's median to be judged slow, as a fraction.
         i: position of the device.
         name: name of the device.
         slow: kinds of anchor in which the device is slow.
@@ -140,15 +141,15 @@ def _slow_sentence(
     cause: str,
     in_spread: bool | None,
 ) -> str:
-    """Say how slow device ``i`` is, why, and whether the fleet's spread explains it.
+    """Return sentences that say how slow device ``i`` is and why, and how the spread compares.
 
     Args:
         speeds: speeds of the fleet.
         i: position of the device.
         name: name of the device.
-        slow: kinds of anchor in which it is slow, at least one.
+        slow: kinds of anchor in which the device is slow, at least one.
         cause: the cause in words; empty if it is not known.
-        in_spread: as in :class:`DeviceVerdict`.
+        in_spread: see :class:`DeviceVerdict`.
     """
     # Only the first kind is printed with its interval.
     first_kind, *other_kinds = slow
@@ -165,12 +166,12 @@ def _slow_sentence(
     if in_spread:
         count = int(np.isfinite(speeds.kinds[speeds.overall].log).sum())
         sentences.append(
-            f"With a spread of {speeds.spread:.1%} between GPUs, a fleet of {count} may well have "
-            "one that is this slow."
+            f"With a spread of {speeds.spread:.1%} between GPUs, one of {count} GPUs may well be "
+            "this slow."
         )
     elif in_spread is False:
         sentences.append(
-            f"The fleet's spread of {speeds.spread:.1%} between GPUs does not explain this."
+            f"The fleet's spread of {speeds.spread:.1%} between GPUs does not explain the slowness."
         )
     return " ".join(sentences)
 
@@ -178,10 +179,10 @@ def _slow_sentence(
 def _cause(
     fleet: Fleet, speeds: FleetSpeeds, i: int, slow: tuple[str, ...], margin: float
 ) -> SlowCause:
-    """Say why a device is slow.
+    """Return the cause of a device's slowness, in words and as a code.
 
-    If its compute is slow, its clock is examined. Otherwise the kinds of anchor in which it is slow
-    give a hint, unless its compute was not timed.
+    If its compute is slow, its clock may be the cause. Otherwise, its slow kinds of anchor suggest
+    a cause. If its compute was not timed, the cause is empty.
     """
     slow_compute = [kind for kind in slow if kind in COMPUTE]
     if slow_compute:
@@ -205,9 +206,9 @@ def _cause(
 
 
 def _in_spread(speeds: FleetSpeeds, i: int) -> bool | None:
-    """Return True if a fleet of this size with a normal spread may well have a device this slow.
+    """Return whether a normal fleet of this size plausibly has a device this slow.
 
-    The result is None if the spread is unknown.
+    Return None if the spread is unknown.
     """
     if math.isnan(speeds.spread):
         return None
@@ -230,7 +231,7 @@ def _not_slow(
         speeds: speeds of the fleet.
         i: position of the device.
         name: name of the device.
-        enough: True if there are enough devices to compare it with.
+        enough: True if there are at least three devices, so that they can be compared.
         throttled: abnormal reasons for throttling that the device reported.
     """
     throttling = f"{name} throttled ({', '.join(throttled)})" if throttled else ""
@@ -240,10 +241,12 @@ def _not_slow(
         return f"There are too few other GPUs to compare {name} with."
     overall = speeds.kinds[speeds.overall]
     if not math.isfinite(overall.half[i]):
-        comparison = f"is not known to be slow: its {KIND_WORDS[speeds.overall]} has no interval."
+        comparison = (
+            f"is not known to be slow: its speed in {KIND_WORDS[speeds.overall]} has no interval."
+        )
     else:
         comparison = (
-            f"is not clearly slow: {overall.speed[i]:.1%} of the fleet's median in "
+            f"is not significantly slow: {overall.speed[i]:.1%} of the fleet's median in "
             f"{KIND_WORDS[speeds.overall]} ({overall.lo[i]:.1%} to {overall.hi[i]:.1%})."
         )
     return f"{throttling}, but {comparison}" if throttling else f"{name} {comparison}"

@@ -25,12 +25,12 @@ _UNKNOWN = "–"
 
 @dataclass(frozen=True)
 class FleetReport:
-    """Report on a fleet.
+    """Speeds of a fleet's devices, and the verdicts on them.
 
     Attributes:
         anchors: the recording and its fleet.
         speeds: speeds of the fleet's devices.
-        margin: how far a speed must be below the fleet's median to count as slow, as a fraction.
+        margin: how far a speed must be below the fleet's median to be judged slow, as a fraction.
         verdicts: the verdict on each device, in the order of the devices.
     """
 
@@ -41,7 +41,7 @@ class FleetReport:
 
     @property
     def slowest_first(self) -> list[int]:
-        """Positions of the devices sorted by speed; devices without a speed come last."""
+        """Positions of the devices, the slowest first; devices without a speed come last."""
         if not self.speeds.overall:
             return list(range(len(self.verdicts)))
         # NumPy sorts NaN last.
@@ -49,11 +49,11 @@ class FleetReport:
 
 
 def make_report(folder: Path, margin: float) -> FleetReport:
-    """Make the report on a recording's fleet.
+    """Read a recording's anchors, and judge its devices by them.
 
     Args:
         folder: folder of the recording.
-        margin: how far a speed must be below the fleet's median to count as slow, as a fraction.
+        margin: how far a speed must be below the fleet's median to be judged slow, as a fraction.
 
     Raises:
         UserError: if the anchors cannot be read.
@@ -97,7 +97,7 @@ def report_json(report: FleetReport) -> dict[str, Any]:
 
 
 def _gpu_json(report: FleetReport, i: int) -> dict[str, Any]:
-    """Return one GPU for JSON: its speeds, its verdict, and its sensors in the overall kind."""
+    """Return one GPU for JSON: speeds, verdict, and readings in the overall kind of anchor."""
     device = report.anchors.fleet.devices[i]
     verdict = report.verdicts[i]
     speeds = report.speeds
@@ -145,12 +145,12 @@ def _change_json(change: SpeedChange) -> dict[str, Any]:
 
 
 def _known(value: Any) -> float | None:
-    """Return a number for JSON; None for NaN, which stands for an unknown number."""
+    """Return a number for JSON; None if the number is unknown (NaN)."""
     return float(value) if math.isfinite(value) else None
 
 
 def findings(report: FleetReport) -> list[str]:
-    """Describe the fleet as a whole in sentences."""
+    """Return sentences about the whole fleet: slow GPUs, slow nodes and interference."""
     speeds, count = report.speeds, len(report.verdicts)
     sentences = []
     if count == 1:
@@ -165,7 +165,7 @@ def findings(report: FleetReport) -> list[str]:
 
 
 def _took_turns(nodes: Sequence[int]) -> Iterator[str]:
-    """Name the nodes on which the run let the GPUs take turns."""
+    """Yield a sentence that names the nodes whose GPUs took turns, if any."""
     if nodes:
         noun = "node" if len(nodes) == 1 else "nodes"
         listed = ", ".join(map(str, nodes[:_LISTED_NODES]))
@@ -204,18 +204,15 @@ def _pair(report: FleetReport) -> list[str]:
     half = overall.half[slower] + overall.half[faster]
     least, most = 1 - ratio * math.exp(half), 1 - ratio * math.exp(-half)
     if not least > 0:  # also true for NaN, an unknown end of the interval
-        return [
-            f"{slower_name} and {faster_name} are equally fast in {kind}, as far as the intervals "
-            "show."
-        ]
+        return [f"{slower_name} and {faster_name} do not differ significantly in {kind}."]
     return [
         f"{slower_name} is {1 - ratio:.1%} slower than {faster_name} in {kind} ({least:.1%} to "
-        f"{most:.1%}); with only two GPUs, it is unknown which one is normal."
+        f"{most:.1%}); with only two GPUs, it is unknown which GPU is normal."
     ]
 
 
 def _nodes(report: FleetReport) -> Iterator[str]:
-    """Name the nodes that have several GPUs, all of which are slow; none if there is one node."""
+    """Yield a sentence for each node whose GPUs are all slow, if there are several nodes."""
     are_slow: dict[int | None, list[bool]] = {}
     for device, verdict in zip(report.anchors.fleet.devices, report.verdicts, strict=True):
         are_slow.setdefault(device.node, []).append(verdict.verdict == SLOW)
@@ -228,7 +225,7 @@ def _nodes(report: FleetReport) -> Iterator[str]:
 
 
 def _disturbed(interference: Sequence[Interference], count: int) -> list[str]:
-    """Say whether the GPUs of a node slow each other down."""
+    """Return sentences that say whether the GPUs of each node slow each other down."""
     if not interference and count == 1:
         return []
     if not interference:
@@ -249,7 +246,7 @@ def _disturbed(interference: Sequence[Interference], count: int) -> list[str]:
         where = "the node" if len(interference) == 1 else f"node {node_change.node}"
         if slowed:
             sentences.append(
-                f"While all GPUs of {where} work, these take longer: {', '.join(slowed)}."
+                f"While all GPUs of {where} work, these anchors take longer: {', '.join(slowed)}."
             )
         else:
             undisturbed.append(node_change)

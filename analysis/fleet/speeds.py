@@ -1,16 +1,17 @@
 """Compute the speed of each GPU relative to the others, and the interference between GPUs.
 
 Anchors are timed in two phases: alone (one GPU of a node at a time) and together (all GPUs of a
-node in parallel). A GPU's speed in a kind of anchor is the median over the anchors of its log speed
-relative to the fleet's median. The 95% interval reaches 1.96 standard errors to either side. The
-standard error has three parts, whose variances are added:
+node in parallel). For each anchor, the log speed of a GPU is compared with the fleet's median. The
+GPU's speed in a kind of anchor is the median of these differences. The 95% interval reaches 1.96
+standard errors to either side. The standard error has three parts, whose variances are added:
 
 1. The anchors of one GPU disagree. Their scatter is estimated from the median absolute deviation,
    which a faulty GPU hardly affects, or from their own intervals if these are wider.
-2. A GPU's speed changes from one measurement to the next. This variation is estimated for all GPUs
-   together, from the change of each GPU's bursts between the two phases relative to the other GPUs
-   of its node. The estimate is averaged with an assumed value, which has the weight of two GPUs.
-3. The fleet's median is itself uncertain, the more so the fewer GPUs there are.
+2. A GPU's speed changes from one measurement to the next. One value of this variation is estimated
+   for all GPUs. It comes from how the bursts of each GPU change between the two phases, compared
+   with the other GPUs of its node. The estimate is averaged with an assumed value, which has the
+   weight of two GPUs.
+3. The fleet's median is itself uncertain, especially if there are few GPUs.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from sweeps.schema import PHASES
 from sweeps.timing.statistics import TOLERANCE, Z95
 
 MIN_GPUS = 3
-"""Minimum number of GPUs whose median shows which one is slow."""
+"""Smallest number of GPUs for which the median shows which GPU is slow."""
 
 _MIN_SPREAD = 8  # minimum number of GPUs for a meaningful standard deviation
 _ALONE, _TOGETHER = range(len(PHASES))
@@ -47,10 +48,10 @@ class AnchorSpeeds:
     """Speeds in one kind of anchor, one value per device; NaN where a value is not known.
 
     Attributes:
-        log: logarithm of the speed over the fleet's median.
+        log: logarithm of the speed relative to the fleet's median.
         half: half-width of the 95% interval of ``log``.
         variance: variance of ``log`` without the uncertainty of the fleet's median.
-        clock: logarithm of the SM clock over the fleet's median.
+        clock: logarithm of the SM clock relative to the fleet's median.
         sensors: median reading of each sensor.
         throttled: for each reason, True where the device reported it.
     """
@@ -64,7 +65,7 @@ class AnchorSpeeds:
 
     @property
     def speed(self) -> Array:
-        """Speed over the fleet's median."""
+        """Speed relative to the fleet's median."""
         return np.exp(self.log)
 
     @property
@@ -114,9 +115,9 @@ class FleetSpeeds:
 
     Attributes:
         kinds: speeds by kind, without kinds that were timed on too few devices.
-        overall: the kind that stands for a GPU's speed. It is the first kind that was timed on at
-            least half of the GPUs, or else the first in ``kinds``; empty if there is none.
-            Sustained compute, which is what a job sees, comes first.
+        overall: the kind of anchor that defines a GPU's speed. This is the first kind that was
+            timed on at least half of the GPUs, or else the first in ``kinds``; empty if ``kinds``
+            is empty. Sustained compute comes first, because it is most like the load of a job.
         spread: standard deviation between GPUs in that kind, without measurement noise; NaN if the
             kind was timed on fewer than eight GPUs.
         interference: how much the GPUs of a node slow each other down, for each node whose anchors
@@ -132,7 +133,8 @@ class FleetSpeeds:
 def fleet_speeds(fleet: Fleet) -> FleetSpeeds:
     """Compute the speeds of all devices, and how much they slow each other down.
 
-    Speeds are relative to the fleet's median, or to the middle between two devices.
+    Speeds are relative to the fleet's median. With two devices, the median is the middle between
+    them.
     """
     time_deviation = _deviation_between_times(fleet)
     phase = _phases(fleet)
@@ -159,7 +161,7 @@ def fleet_speeds(fleet: Fleet) -> FleetSpeeds:
 
 
 def median_of(values: Array, axis: int = 0) -> Array:
-    """Return the medians of the known values; NaN where none is known."""
+    """Return the medians of the known values; NaN where no value is known."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # raised by slices without a known value
         return np.asarray(np.nanmedian(values, axis=axis))
@@ -177,9 +179,9 @@ def deviation_of(values: Array) -> float:
 def _spread(values: Array, noise: Array) -> float:
     """Return the standard deviation of the true values, given noisy measurements of them.
 
-    Values more than 3.5 standard deviations from the median do not count. This standard deviation
-    is estimated from the median absolute deviation, or is that of the noise if the noise is larger.
-    The result is NaN if fewer than two values count.
+    Values more than 3.5 standard deviations from the median are left out. For this limit, the
+    standard deviation is estimated from the median absolute deviation, and is at least that of the
+    noise. The result is NaN if fewer than two values remain.
 
     Args:
         values: the measured values.
@@ -201,7 +203,7 @@ def _spread(values: Array, noise: Array) -> float:
 
 @dataclass(frozen=True)
 class _Medians:
-    """Median of each row of a table, and its variance.
+    """Medians of a table's rows, and the variance of each median.
 
     ``scatter`` is the standard deviation of a single value around its row's median.
     """
@@ -212,14 +214,14 @@ class _Medians:
 
 
 def _medians(values: Array, errors: Array, scatter: float = math.nan) -> _Medians:
-    """Return the median of each row; NaN stands for unknown values.
+    """Return the median of each row and its variance; unknown values are NaN.
 
     Args:
         values: array with one row per device or node, and one column per anchor.
         errors: standard error of each value, in an array of the same shape.
         scatter: the standard deviation of a single value around its row's median, used if no row
             has several values. Otherwise it is estimated from all rows with several values. If a
-            row has at least six and scatters more, its own scatter is used for it.
+            row has at least six values and scatters more, its own scatter is used.
     """
     # 1. Compute the median of each row, and the distances of the row's values from it.
     count = np.isfinite(values).sum(axis=1).astype(float)
@@ -254,8 +256,9 @@ def _phases(fleet: Fleet) -> NDArray[np.intp]:
     """Choose the phase from which each device's time of each anchor is taken.
 
     All devices should be compared in the same phase. If an anchor was timed in both phases on any
-    device, all devices use the phase in which it was timed on more devices. A tie means "alone".
-    Otherwise each device uses the only phase in which the anchor was timed on it.
+    device, all devices use the phase in which it was timed on more devices. If both numbers are
+    equal, the phase is "alone". Otherwise each device uses the only phase in which the anchor was
+    timed on it.
 
     Returns:
         Positions of phases in :data:`PHASES`, of shape (1, devices, anchors).
@@ -273,15 +276,15 @@ def _phases(fleet: Fleet) -> NDArray[np.intp]:
 def _speeds(
     fleet: Fleet, kind: str, phase: NDArray[np.intp], time_deviation: float, scatter: float
 ) -> tuple[AnchorSpeeds, float] | None:
-    """Return the speeds in a kind of anchor, and the scatter of its anchors.
+    """Return the devices' speeds in a kind of anchor, and the scatter of these anchors.
 
     The result is None if such anchors were timed on too few devices. The scatter cannot be
-    estimated from a single anchor, so the given scatter is used for a kind with only one.
+    estimated from a single anchor, so the given scatter is used for a kind with only one anchor.
 
     Args:
         fleet: the times of all anchors.
         kind: the kind of anchor.
-        phase: phase that counts for each device and anchor, from :func:`_phases`.
+        phase: phase to use for each device and anchor, from :func:`_phases`.
         time_deviation: standard deviation of a device's log speed between two measurements.
         scatter: standard deviation of the log ratios of a device's anchors in another kind.
     """
@@ -332,8 +335,8 @@ def _speeds(
 def _median_variance(log: Array, variance: Array) -> float:
     """Return the variance of the median of the devices' speeds.
 
-    The formula holds for many normal values. For few values, the result is limited to the variance
-    of one device.
+    The formula is accurate only for many normally distributed values. For few values, the result is
+    limited to the variance of one device.
 
     Args:
         log: log speed of each device.
@@ -349,7 +352,7 @@ def _median_variance(log: Array, variance: Array) -> float:
 def _changes(fleet: Fleet, anchors: NDArray[np.bool_]) -> tuple[Array, Array]:
     """Return the log ratio of times in parallel to times alone, and its standard error.
 
-    Both have the shape (devices, anchors).
+    Both arrays have the shape (devices, anchors).
     """
     logs, errors = fleet.log_time[:, :, anchors], fleet.error[:, :, anchors]
     return logs[_TOGETHER] - logs[_ALONE], np.hypot(errors[_ALONE], errors[_TOGETHER])
@@ -367,9 +370,9 @@ def _groups(fleet: Fleet) -> dict[int | None, NDArray[np.intp]]:
 def _deviation_between_times(fleet: Fleet) -> float:
     """Return the standard deviation of a device's log speed between two measurements.
 
-    It is estimated from how the bursts of each device change from one phase to the other, compared
-    with the other devices of its node. The estimate is averaged with an assumed value, which has
-    the weight of two devices.
+    The deviation is estimated from how the bursts of each device change from one phase to the
+    other, compared with the other devices of its node. The estimate is averaged with an assumed
+    value, which has the weight of two devices.
     """
     # 1. Compute the change of each device, relative to the median of its node.
     changes, errors = _changes(fleet, fleet.kinds == "burst")
@@ -429,11 +432,11 @@ def _node_changes(
     """Return how much longer the given anchors take on each node while all its devices work.
 
     The result is None if none of these anchors was timed in both phases on any device. The ratio of
-    a node is NaN if none was timed in both phases on its devices.
+    a node is NaN if its devices timed none of the anchors in both phases.
 
     Args:
         fleet: the times of all anchors.
-        anchors: mask of the anchors that count.
+        anchors: mask of the anchors to use.
         time_deviation: standard deviation of a device's log speed between two measurements.
     """
     changes, device_errors = _changes(fleet, anchors)

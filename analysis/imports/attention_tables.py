@@ -2,9 +2,9 @@
 
 ``aiconfigurator-core`` has tables for many GPUs, frameworks and versions: causal attention over
 prompts (``context_attention``), decoding (``generation_attention``), and attention in encoders
-(``encoder_attention``). Their times were measured in the same way as those of the package's GEMMs
-(:mod:`analysis.imports.tables`). Only calls in bf16, with keys and values in bf16, are read, and
-only those of the kernel that occurs most often among them.
+(``encoder_attention``). Their times were measured in the same way as the times of the package's
+GEMMs (:mod:`analysis.imports.tables`). Only calls in bf16 whose keys and values are also in bf16
+are read. Only the calls of the most frequent kernel are kept.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _FILES = {
 
 @dataclass(frozen=True)
 class AttentionTable:
-    """One collection: calls of one kind on one GPU by one version of one framework."""
+    """One table: times of one kind of call, on one GPU, with one version of one framework."""
 
     path: Path
     slug: str
@@ -45,7 +45,7 @@ class AttentionTable:
 
 
 def find_attention_tables(machine: str | None = None) -> list[AttentionTable]:
-    """Find the latest collection of each kind, GPU and framework in the installed package.
+    """Find the latest table of each kind of call, GPU and framework in the installed package.
 
     Args:
         machine: slug of the only machine to look for; None for all machines.
@@ -81,9 +81,9 @@ def _read_table(path: Path, kind: str) -> AttentionTable | None:
 
 
 def read_calls(table: AttentionTable) -> tuple[AttentionShapes, Array]:
-    """Read the shapes of a collection's calls in bf16, and their times in seconds.
+    """Read the shapes of a table's calls in bf16, and their times in seconds.
 
-    Both results are empty if the collection has no such call.
+    Both results are empty if the table has no such call.
     """
     # 1. Keep the calls in bf16 that have a time, and among them those of the most frequent kernel.
     frame = pd.read_parquet(table.path)

@@ -8,7 +8,7 @@ Four JSON formats are recognised by their keys:
 - Google Benchmark (``--benchmark_out_format=json``): one sample per repetition, or the mean and the
   deviation of ``--benchmark_report_aggregates_only``.
 - ``torch.utils.benchmark``: a document that the user writes, with the fields of the measurements.
-  Pickled measurements are never read, because loading one may run any code.
+  Pickled measurements are never read, because unpickling a file can run arbitrary code.
 
 If the user gives a pattern such as ``m{m}_n{n}_k{k}_{dtype}``, the problem of a case is read from
 its name. Such a case is matched by its problem, and every other case by its name.
@@ -104,7 +104,8 @@ class _Cases:
     def add_samples(self, name: str, samples: Sequence[float]) -> None:
         """Add samples in seconds to a case.
 
-        The case is lost if there are no samples, or if one of them is not a positive number.
+        Instead, add the case to ``lost`` if there are no samples, or if a sample is not a positive
+        number.
         """
         if not len(samples) or not all(0 < value < math.inf for value in samples):
             self.lost[name] = "its times are not all positive numbers"
@@ -115,7 +116,7 @@ class _Cases:
     def add_summary(self, name: str, seconds: float, deviation: float, count: int) -> None:
         """Add the mean of a case, and the standard deviation of its samples, in seconds.
 
-        The case is lost if its mean is not a positive number.
+        Instead, add the case to ``lost`` if its mean is not a positive number.
 
         Args:
             name: name of the case.
@@ -148,7 +149,7 @@ def read_benchmarks(path: Path, pattern: NamePattern | None = None) -> TimedProc
 
     Args:
         path: a JSON file in one of the four formats.
-        pattern: finds the problem in a case's name; the case is then named after the problem.
+        pattern: finds the problem in a case's name. A case with a problem is named after it.
 
     Raises:
         UserError: in any of these cases:
@@ -173,8 +174,8 @@ def read_benchmarks(path: Path, pattern: NamePattern | None = None) -> TimedProc
         if isinstance(error, UserError):
             raise
         raise UserError(
-            f"{path} is damaged: {type(error).__name__} at {str(error)[:60] or 'an entry'}. Let "
-            "the program write it again."
+            f"{path} is damaged or incomplete ({type(error).__name__}: "
+            f"{str(error)[:60] or 'an entry'}). Run the benchmark again."
         ) from None
     if not cases.times:
         raise UserError(f"{path} has no case with a time; run the benchmark again.")
@@ -184,8 +185,8 @@ def read_benchmarks(path: Path, pattern: NamePattern | None = None) -> TimedProc
         times = {name: replace(case, problem=pattern.problem(name)) for name, case in times.items()}
         if all(case.problem is None for case in times.values()):
             raise UserError(
-                f"--pattern {pattern.text!r} matches no case of {path}, such as "
-                f"{next(iter(times))!r}. Write the pattern in the form of this name."
+                f"--pattern {pattern.text!r} matches no case name in {path}; one name is "
+                f"{next(iter(times))!r}. Write a pattern that matches this name."
             )
         times = named_by_problem(str(path), times)
         lost = {str(pattern.problem(name) or name): why for name, why in lost.items()}
@@ -209,8 +210,8 @@ def named_by_problem(source: str, cases: Mapping[str, CaseTimes]) -> dict[str, C
         new_name = name if case.problem is None else str(case.problem)
         if new_name in named:
             raise UserError(
-                f"{source}: {names[new_name]!r} and {name!r} are both {new_name}. Leave --pattern "
-                "out, or extend it by the part in which these names differ."
+                f"{source}: {names[new_name]!r} and {name!r} have the same problem, {new_name}. "
+                "Leave --pattern out, or add the part in which these names differ to the pattern."
             )
         names[new_name] = name
         named[new_name] = case
@@ -226,7 +227,7 @@ def _load(path: Path) -> dict[str, Any]:
         ) from None
     except (ValueError, RecursionError) as error:
         raise UserError(
-            f"{path} is not a JSON file ({str(error)[:80]}). Let the program write it again."
+            f"{path} is not a JSON file ({str(error)[:80]}). Run the benchmark again."
         ) from None
     if not isinstance(document, dict):
         raise UserError(
@@ -301,7 +302,7 @@ def _read_nvbench(document: Mapping[str, Any], cases: _Cases) -> dict[str, str]:
 
 
 def _sample_file(values: Mapping[str, Any], path: Path) -> Path | None:
-    """Return the file of a state's samples, or None if there is none of the recorded size.
+    """Return the file of a state's samples, or None if no file of the recorded size exists.
 
     Only the folder of the JSON file and its subfolder with the recorded name are searched, because
     the recorded path may be from another machine.
@@ -386,9 +387,10 @@ _FORMATS: tuple[tuple[set[str], Callable[[Mapping[str, Any], _Cases], dict[str, 
     ({"benchmarks", "context"}, _read_google),
     ({"measurements"}, _read_torch),
 )
-"""Keys by which each format is recognised, and its reader.
+"""Keys that identify each format, and the function that reads it.
 
-A reader adds the cases, and returns what the file says about the machine, the date and the program.
+The function adds the cases, and returns what the file says about the machine, the date and the
+program.
 """
 
 

@@ -1,4 +1,4 @@
-"""Convert cells of files to cases with times: check and translate them, and report bad ones."""
+"""Convert the cells of a file to cases with times, and report rows that are damaged."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def checked(path: Path, cells: pd.DataFrame, library: str) -> pd.DataFrame:
         path: the file, for messages.
         cells: one column of text per property (times may be numbers), and ``line``, the line
             number of each row.
-        library: implementation of rows that do not name one. If it is empty, GEMMs are assumed to
-            run on cuBLAS and convolutions on cuDNN.
+        library: implementation of rows that do not name it. If ``library`` is empty, GEMMs are
+            assumed to run on cuBLAS and convolutions on cuDNN.
 
     Raises:
         UserError: if there are no rows, or too many of them are damaged.
@@ -76,14 +76,14 @@ def checked(path: Path, cells: pd.DataFrame, library: str) -> pd.DataFrame:
 
 
 def _convert_gemms(rows: pd.DataFrame) -> pd.DataFrame:
-    """Convert sizes to numbers, and fill in the layout nt where none is given."""
+    """Convert sizes to numbers, and fill in the layout nt where no layout is given."""
     layout = rows["layout"] if "layout" in rows else pd.Series("", index=rows.index)
     sizes = {name: pd.to_numeric(rows[name]).astype("int64") for name in ("m", "n", "k", "batch")}
     return rows.assign(layout=layout.mask(layout == "", "nt").str.lower(), **sizes)
 
 
 def _convert_convolutions(rows: pd.DataFrame) -> pd.DataFrame:
-    """Fill in the defaults of convolutions, and add the sizes of the GEMMs that they imply."""
+    """Fill in the defaults of convolutions, and add the sizes of their implicit GEMMs."""
     problems = [problem_columns(problem_of(_conv_record(row))) for row in rows.to_dict("records")]
     return rows.assign(**pd.DataFrame(problems, index=rows.index))
 
@@ -96,7 +96,7 @@ def _conv_record(row: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def our_dtypes(names: pd.Series) -> pd.Series:
-    """Translate names such as ``torch.bfloat16`` to ours; put unknown names in lower case."""
+    """Translate names such as ``torch.bfloat16`` to ours; convert unknown names to lower case."""
     names = names.str.removeprefix("torch.").str.lower()
     return names.map(_DTYPES).fillna(names)
 
@@ -121,7 +121,8 @@ def _record_faults(
         cells: all rows.
         is_of_kind: mask of the rows of that kind.
         faults: where faults are recorded.
-        further_checks: returns the checks that only rows of that kind need, given these rows.
+        further_checks: function of the rows of that kind that returns the checks which only they
+            need.
     """
     if not is_of_kind.any():
         return
@@ -168,7 +169,7 @@ def _conv_faults(cells: pd.DataFrame) -> list[_CellCheck]:
         except (ValueError, KeyError):
             is_conv.append(False)
     words = f"layout must be {' or '.join(CONV_LAYOUTS)}, and pass {' or '.join(PASSES)}"
-    fault = f"but the row is not a convolution: {words}"
+    fault = f"but the row is not a valid convolution: {words}"
     return [*sizes, _CellCheck(pd.Series(is_conv, index=cells.index), "op", fault)]
 
 

@@ -37,9 +37,9 @@ def as_problems(shapes: Shape | Iterable[Shape] | pd.DataFrame) -> list[Problem]
 
     Args:
         shapes: one shape, several shapes, or a DataFrame. A shape is text or a tuple in the order
-            of ``--gemm`` or ``--conv``, or a :class:`Gemm` or :class:`Conv`. A DataFrame has either
-            text in a column ``problem`` or ``shape``, or the columns ``m,n,k,dtype`` or ``op``, and
-            it may have other columns of measurements.csv.
+            of ``--gemm`` or ``--conv``, or a :class:`Gemm` or :class:`Conv`. A DataFrame either has
+            text in a column ``problem`` or ``shape``, or it has the columns ``m,n,k,dtype`` or
+            ``op``. It may have other columns of measurements.csv.
 
     Raises:
         UserError: if a shape does not describe a problem, or if there is no shape.
@@ -58,15 +58,15 @@ Gemm(m=64, n=64, k=64, dtype='fp32', layout='nn', batch=1)]
         )
     problems = [_as_problem(shape) for shape in shapes]
     if not problems:
-        raise UserError("give at least one shape.")
+        raise UserError("no shape was given; give at least one.")
     return problems
 
 
 def _is_single_shape(shapes: object) -> bool:
     """Return True for a tuple that is one shape, and for a bare number.
 
-    A tuple of several shapes begins with a shape, not with a size. A bare number is not a shape,
-    and :func:`_as_problem` refuses it.
+    A tuple of several shapes begins with a shape, not with a size. A bare number is not a shape, so
+    :func:`_as_problem` rejects it.
     """
     first = shapes[0] if isinstance(shapes, tuple) and shapes else shapes
     return isinstance(first, Real)

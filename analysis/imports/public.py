@@ -46,10 +46,10 @@ class PublicRows:
         dtype: dtype of all rows.
         problems: the problem of each row.
         implementations: the implementation of each row.
-        seconds: time of a launch.
-        kernels: names of all kernels of a launch; empty where the table has none.
+        seconds: time of one launch in seconds.
+        kernels: names of all kernels in one launch; empty where the table has none.
         skipped: number of rows that were left out, by reason.
-        warm: True if operands that fit into the cache came from it.
+        warm: True if operands that fit into the cache were read from the cache.
     """
 
     name: str
@@ -71,9 +71,9 @@ class PublicRows:
 
     @property
     def tiles(self) -> list[str]:
-        """Tile of each row, such as ``128x64``; empty if no kernel name of the row contains one.
+        """Tile of each row, such as ``128x64``; empty if no kernel name of the row has a tile.
 
-        If several names contain a tile, the first one counts.
+        If several names contain a tile, the first one is used.
         """
         first_tiles = []
         for names in self.kernels:
@@ -83,18 +83,16 @@ class PublicRows:
         return ["x".join(tile.split("x")[:2]) for tile in first_tiles]
 
     def by_algorithm(self, algorithm: str) -> PublicRows:
-        """Return the rows of the cases that an algorithm computed, according to kernel names.
+        """Return the convolutions that ran with an algorithm, judging by kernel names.
 
         Raises:
-            UserError: if the algorithm computed none of the cases.
+            UserError: if no case ran with the algorithm.
         """
         algorithms = self.algorithms
         if algorithm not in algorithms:
             present = sorted({name for name in algorithms if name})
             remedy = nearest(algorithm, present) if present else "leave out --algorithm."
-            raise UserError(
-                f"{self.name} has no case that was computed with {algorithm!r}; {remedy}"
-            )
+            raise UserError(f"{self.name} has no case that ran with {algorithm!r}; {remedy}")
         return self.take([i for i, name in enumerate(algorithms) if name == algorithm])
 
     @classmethod
@@ -141,8 +139,8 @@ def read_source(path: Path, machine: Machine, dtype: str | None = None) -> Publi
     Args:
         path: a folder, or a file in one of the formats, which is recognised by its columns.
         machine: the machine whose rows are kept.
-        dtype: the dtype whose rows are kept. Rows of a CSV file that do not name a dtype count as
-            rows in it. The default is bf16 if there are rows in bf16, otherwise the only dtype.
+        dtype: the dtype whose rows are kept. Rows of a CSV file that name no dtype are taken to be
+            in this dtype. The default is bf16 if there are rows in bf16, otherwise the only dtype.
 
     Raises:
         UserError: in any of these cases:
@@ -189,8 +187,8 @@ def _choose_dtype(path: Path, dtype: str | None, present: Sequence[str]) -> str:
     """Return the given dtype, else bf16 if it is present, else the only dtype that is present.
 
     Raises:
-        UserError: if the given dtype is not present, or if none is given and several dtypes, but
-            not bf16, are present.
+        UserError: if the given dtype is not present, or if no dtype is given and the rows have
+            several dtypes but not bf16.
     """
     if dtype:
         if dtype not in present:
@@ -270,14 +268,14 @@ def _read(path: Path, defaults: FileDefaults = _NO_DEFAULTS) -> _FileRows:
 
 
 def _from_timings(timings: FileTimings, path: Path) -> _FileRows:
-    """Convert the times of a CSV file, without those of hand-written kernels.
+    """Convert the times of a CSV file, and leave out hand-written kernels.
 
     Args:
-        timings: the times.
+        timings: the times that were read from the file.
         path: the file, for messages.
 
     Raises:
-        UserError: if all times are those of hand-written kernels.
+        UserError: if all times belong to hand-written kernels.
     """
     rows = library_rows(timings.rows).reset_index(drop=True)
     if rows.empty:
@@ -298,7 +296,7 @@ def _from_timings(timings: FileTimings, path: Path) -> _FileRows:
 
 
 def _from_recording(folder: Path) -> _FileRows:
-    """Read those times of a vendor library that a recording measured in short batches."""
+    """Read a recording's times of the vendor library, measured in short batches."""
     recording = load(folder)
     rows = library_rows(bursts(recording.products, recording.cache))
     return _FileRows(
@@ -317,8 +315,8 @@ def _aiconfigurator(frame: pd.DataFrame, path: Path) -> _FileRows:
     """Convert AIConfigurator's GEMMs ``y = x Wᵀ`` with x (m, k) and W (n, k), our layout nt.
 
     Latencies are in milliseconds. The cache is not flushed between replays, so ``import`` treats
-    the times as warm. This reader treats them as cold, because the recorded validations did. The
-    choice changes the errors of the model by 0.1 percentage points.
+    the times as warm. This reader treats them as cold, because the validations under results/ were
+    recorded with this setting. The choice changes the model's errors by 0.1 percentage points.
     """
     dtypes = [_DTYPES.get(name, name) for name in frame["gemm_dtype"]]
     problems = [
@@ -383,9 +381,9 @@ def _neusight_conv(frame: pd.DataFrame, path: Path) -> _FileRows:
 
 
 def _neusight_kernels(frame: pd.DataFrame) -> list[tuple[str, ...]]:
-    """Return the names of each row's kernels, from the list in "Kernels" or else "Kernel Name".
+    """Return each row's kernel names from the column "Kernels", or else from "Kernel Name".
 
-    Names in the list are separated by semicolons.
+    Semicolons separate the names in "Kernels".
     """
     lists = frame["Kernels"].fillna(frame["Kernel Name"]).astype(str)
     return [tuple(name for name in text.split(";") if name) for text in lists]
@@ -494,4 +492,4 @@ _FORMATS: tuple[tuple[set[str], Callable[[pd.DataFrame, Path], _FileRows]], ...]
     ({"M", "N", "K", "transA", "transB", "time_ms"}, _deepbench_gemm),
     ({"W", "H", "C", "N", "K", *_DEEPBENCH_PASSES}, _deepbench_conv),
 )
-"""Columns by which each format of public tables is recognised, and its reader."""
+"""Columns that identify each format of public tables, and the function that reads it."""

@@ -1,10 +1,10 @@
 """Find and read the public GEMM tables of a package, and choose one for each GPU's recording.
 
-``aiconfigurator-core`` has a ``gemm_perf.parquet`` for each GPU, framework and version. Its times
-are means of six CUDA-graph replays of y = x Wᵀ. Nothing is flushed between replays, so operands may
-come from the cache, and clocks are not controlled. The package is never imported, because that
-would load native code. Its files are found by their name, since their paths have changed between
-versions. The columns of each file name its GPU, framework and version.
+``aiconfigurator-core`` has a ``gemm_perf.parquet`` for each GPU, framework and version. The times
+in these files are means of six CUDA-graph replays of y = x Wᵀ. Nothing is flushed between replays,
+so operands may come from the cache, and clocks are not controlled. The package is never imported,
+because that would load native code. Its files are found by their name, since their paths have
+changed between versions. The columns of each file name its GPU, framework and version.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ _PREFERRED = list(_NAMES)  # frameworks; the one whose tables repeat best comes 
 _ENOUGH = 0.5  # share of the largest table's rows below which a table has too few rows
 BF16 = "bfloat16"
 DTYPES = {BF16: "bf16", "fp8": "fp8"}
-"""Dtypes that are read, by their names in the tables, with our names."""
+"""Our name of each dtype that is read, by its name in the tables."""
 
 
 @dataclass(frozen=True)
 class PublicTable:
-    """One collection: the GEMMs that one version of one framework ran on one GPU.
+    """One table: the GEMMs that one version of one framework ran on one GPU.
 
     Attributes:
         path: the file.
@@ -52,8 +52,8 @@ class PublicTable:
         package: name and version of the package that the file comes with; empty for a single file.
         licence: licence of the package; empty for a single file.
         complete: False if the publishers call the table incomplete.
-        also_for: later versions for which the publishers reuse this table instead of publishing
-            another one.
+        also_for: later versions for which the publishers reuse this table instead of publishing a
+            new table.
     """
 
     path: Path
@@ -86,7 +86,7 @@ def find_tables() -> list[PublicTable]:
     """Find every GEMM table in the installed package.
 
     Raises:
-        UserError: if the package is not installed, has no table, or has one that cannot be read.
+        UserError: if the package is not installed, has no table, or has an unreadable table.
     """
     folders, package, licence = package_folders()
     paths = sorted(path for folder in folders for path in folder.rglob(_FILE))
@@ -195,7 +195,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
 
 
 def choose_tables(tables: Sequence[PublicTable]) -> dict[str, PublicTable]:
-    """Choose, for each slug, the table from which the machine's recording is made.
+    """Choose the table from which each machine's recording is made; return the tables by slug.
 
     A table with at least half as many rows in bf16 as the GPU's largest table is preferred to one
     with fewer rows. Among tables that are equal in this respect, complete ones are preferred, then
@@ -222,7 +222,7 @@ def _rank(table: PublicTable, tables_of_slug: Sequence[PublicTable]) -> tuple[An
 
 
 def version_numbers(text: str) -> tuple[int, ...]:
-    """Split ``1.3.0rc20`` into (1, 3, 0, 20), so that numbers compare as numbers."""
+    """Split ``1.3.0rc20`` into (1, 3, 0, 20), so that version 1.10 sorts after 1.9."""
     return tuple(int(part) for part in re.findall(r"\d+", text))
 
 
@@ -233,7 +233,7 @@ def read_rows(table: PublicTable, *dtypes: str) -> pd.DataFrame:
 
     Args:
         table: the table.
-        dtypes: dtypes to read, by our names; bf16 if none is given.
+        dtypes: dtypes to read, by our names; bf16 if no dtype is given.
     """
     columns = ["gemm_dtype", "m", "n", "k", "latency"]
     frame = pd.read_parquet(table.path, columns=columns)

@@ -55,7 +55,7 @@ class FileTimings:
 
 @dataclass(frozen=True)
 class FileDefaults:
-    """Dtype and layout that the user gives for rows whose file does not name them; may be empty."""
+    """User's dtype and layout for a file that does not name them; empty strings if not given."""
 
     dtype: str = ""
     layout: str = ""
@@ -180,7 +180,7 @@ _CUTLASS_CONV = (
 
 
 def _read_cutlass(path: Path) -> FileTimings:
-    """Read a file with one row per kernel and problem.
+    """Read a CUTLASS profiler file, which has one row per kernel and problem.
 
     The fastest kernel of each provider and problem is kept.
 
@@ -198,7 +198,7 @@ def _read_cutlass(path: Path) -> FileTimings:
     frame = frame[ran & frame["OperationKind"].isin(_CUTLASS_KINDS)]
     if not len(frame):
         raise UserError(
-            f"{path} has no dense GEMM or 2-D convolution that passed; profile one of these."
+            f"{path} has no dense GEMM or 2-D convolution that passed; profile such an operation."
         )
     # 2. Translate the columns.
     cells = _cutlass_gemms(frame) if has_gemms else _cutlass_convs(frame)
@@ -215,7 +215,8 @@ def _read_cutlass(path: Path) -> FileTimings:
     cells = cells[cells["dtype"].isin(DTYPE_BYTES)]
     if not len(cells):
         raise UserError(
-            f"{path} has no kernel in fp32, tf32, fp16 or bf16; profile a kernel in one of these."
+            f"{path} has no kernel in fp32, tf32, fp16 or bf16; profile a kernel in one of these "
+            "dtypes."
         )
     # 3. Check the cells, and keep the fastest kernel of each provider and problem.
     rows = checked(path, cells, "cublas" if has_gemms else "cudnn")
@@ -265,7 +266,7 @@ def _dtype_and_order(column: pd.Series) -> tuple[pd.Series, pd.Series]:
 def _letter(order: pd.Series, untransposed: str = "row") -> pd.Series:
     """Return each operand's layout letter: ``n`` if its storage order is ``untransposed``.
 
-    The letter is ``t`` for the other order, and empty for an unknown one.
+    The letter is ``t`` for the other order, and empty for an unknown order.
     """
     return order.map({"row": "t", "column": "t"} | {untransposed: "n"}).fillna("")
 
@@ -311,11 +312,11 @@ def _is_tritonbench(header: str) -> bool:
 
 
 def _read_tritonbench(path: Path, defaults: FileDefaults) -> FileTimings:
-    """Read a file with one row per shape and a column ``name-latency`` for each implementation.
+    """Read a TritonBench file: one row per shape, one column ``name-latency`` per implementation.
 
     Latencies are in milliseconds. TritonBench flushes the cache before each launch. The file names
     neither the dtype nor the layout. The layout is nn, TritonBench's default, unless the user gives
-    another one.
+    another layout.
     """
     if not defaults.dtype:
         raise UserError(

@@ -62,8 +62,8 @@ def write_timings(
     Args:
         timings: the times.
         path: the file, or the folder of results, that the times come from.
-        defaults: dtype and layout that the user gave. They are part of the digest, because other
-            defaults make other rows of the same file.
+        defaults: dtype and layout that the user gave. They are part of the digest, because
+            different defaults give different rows from the same file.
         machine: the machine that was timed.
         results: the folder of all machines' results.
 
@@ -91,17 +91,17 @@ def is_same_file(folder: Path, path: Path, defaults: FileDefaults) -> bool:
 
 
 def _digest(path: Path, defaults: FileDefaults) -> str:
-    """Return 16 hexadecimal digits that change if the file's content or the defaults change."""
+    """Return a hash of the file's content and the defaults, as 16 hexadecimal digits."""
     file = path if path.is_file() else path / "measurements.csv"
     content = file.read_bytes() + repr(defaults).encode()
     return hashlib.sha256(content).hexdigest()[:16]
 
 
 def write_collections(tables: Sequence[PublicTable], machine: Machine, results: Path) -> None:
-    """Write all collections of a machine into one file.
+    """Write the rows of all public tables of a machine into one Parquet file.
 
     Args:
-        tables: the collections, beginning with the preferred one.
+        tables: the machine's tables, beginning with the preferred one.
         machine: the machine.
         results: the folder of all machines' results.
 

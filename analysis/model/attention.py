@@ -1,9 +1,10 @@
 """Predict the time of fused attention from the measurements in public tables.
 
 A formula predicts what share of the peak, or of the bandwidth, a kernel reaches. Its constants are
-fitted for each machine, framework and kind of call. If the machine's tables were imported, trees
-correct the formula. Frameworks differ from each other by more than the error of a prediction for
-one framework, so the interval covers all frameworks unless the user names one.
+fitted for each machine, framework and kind of call. If the machine's tables were imported,
+regression trees correct the formula. Frameworks differ from each other by more than the error of a
+prediction for one framework, so the interval covers all frameworks unless the user names a
+framework.
 
 Three kinds of calls are measured and predicted separately: ``context`` is the causal attention of a
 prompt, ``full`` has no mask, and ``decode`` has one query for each sequence.
@@ -30,8 +31,8 @@ _SHARPNESS = 8  # Power with which cache hits become rare as operands outgrow th
 _TREES = 40  # Number of trees that correct the formula.
 _LEAF_ROWS = 3  # Minimum number of calls in a leaf.
 _MOST_ROWS = 8000
-"""Largest number of calls to fit. With so many, the error is about 3%. More calls would take
-longer, and reduce the error by less than one percentage point."""
+"""Largest number of calls that a fit uses. With that many calls, the error is about 3%. More calls
+would take longer, and reduce the error by less than one percentage point."""
 
 _TRAINING_SHARE = 0.8  # Share of the calls to fit, up to _MOST_ROWS; all other calls are held out.
 NINE_TENTHS = (0.05, 0.95)
@@ -69,7 +70,7 @@ class AttentionConstants:
     def seconds(
         self, shapes: AttentionShapes, kind: str, machine: Machine, warm: bool = True
     ) -> Array:
-        """Return the time of each call in seconds; the arguments are those of :meth:`parts`."""
+        """Return the time of each call in seconds; :meth:`parts` explains the arguments."""
         return self.parts(shapes, kind, machine, warm).sum(axis=0)
 
     def parts(
@@ -77,8 +78,8 @@ class AttentionConstants:
     ) -> Array:
         """Return the seconds of launch, arithmetic and memory accesses of each call.
 
-        Arithmetic and memory accesses overlap, so only the longer of the two counts for a call. The
-        shorter one is returned as 0.
+        Arithmetic and memory accesses overlap, so only the longer of the two adds to a call's time.
+        The shorter time is returned as 0.
 
         Args:
             shapes: the calls.
@@ -90,7 +91,7 @@ class AttentionConstants:
                 two calls.
 
         Returns:
-            An array of shape (3, calls): launch, arithmetic, memory.
+            Seconds, as an array of shape (3, calls): launch, arithmetic, memory.
         """
         # 1. Arithmetic: tiles of queries fill the SMs in waves, and more keys per query amortise
         #    the fixed cost of a tile.
@@ -126,9 +127,9 @@ _LOW = AttentionConstants(0.01, -1.0, 1.0, 1e-7, 0.05, 0.0, 1.0, 1.0, 0.2)
 _HIGH = AttentionConstants(1.5, 2.0, 1e5, 1e-3, 1.2, 1.0, 1e9, 10.0, 2.0)
 """Upper bounds of the constants."""
 _LEAST_BANDWIDTH = 0.6
-"""Lower bound of ``memory`` in a fit to calls of the kinds ``context`` and ``full``. The times of
-few such calls depend on the bandwidth, so a smaller share would absorb errors in the predicted time
-of arithmetic."""
+"""Lower bound of ``memory`` for the kinds of calls ``context`` and ``full``. The times of few such
+calls depend on the bandwidth, so a smaller share would absorb errors in the predicted time of
+arithmetic."""
 
 _LINEAR = ("width", "waves")
 """Constants that are fitted directly; all others are fitted as logarithms."""
@@ -211,7 +212,7 @@ class AttentionFit:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """Read what :meth:`to_json` returned.
+        """Restore a fit from the document that :meth:`to_json` returned.
 
         Raises:
             AttributeError, KeyError, TypeError, ValueError: if the document is not a valid fit.
@@ -229,7 +230,7 @@ def fit_constants(
 ) -> AttentionConstants:
     """Fit the formula's constants to measured times, by robust least squares of log ratios.
 
-    Errors above about 10% count for less than their square.
+    Errors above about 10% weigh less than their square.
     """
     # SciPy is imported here because importing it takes longer than a prediction, and predictions do
     # not need it.
@@ -238,7 +239,7 @@ def fit_constants(
     names = list(vars(_START))
 
     def to_numbers(constants: AttentionConstants) -> list[float]:
-        """Return the numbers to fit: constants, most of them as logarithms."""
+        """Return the constants as the numbers to fit, most of them as logarithms."""
         values = vars(constants)
         return [values[name] if name in _LINEAR else math.log(values[name]) for name in names]
 
@@ -267,8 +268,8 @@ def features(shapes: AttentionShapes, kind: str, machine: Machine) -> Array:
     """Return the features that the trees test, as an array of shape (calls, features).
 
     The features are sizes of the call, products of sizes, query heads per key head, tiles per SM,
-    FLOPs, bytes, and the ratio of bytes to the size of the last-level cache. All but the width are
-    logarithms.
+    FLOPs, bytes, and the ratio of bytes to the size of the last-level cache. All features except
+    the width of a head are logarithms.
     """
     tiles = shapes.batch * shapes.heads * np.ceil(shapes.queries / _TILE)
     columns = [
@@ -290,7 +291,7 @@ def features(shapes: AttentionShapes, kind: str, machine: Machine) -> Array:
 
 
 def grown(rows: Array, residual: Array) -> Forest:
-    """Grow trees from at most :data:`_MOST_ROWS` calls, drawn at random.
+    """Fit the trees to at most :data:`_MOST_ROWS` calls, drawn at random.
 
     Args:
         rows: features of each call, as :func:`features` returns them.

@@ -146,7 +146,7 @@ def test_validate_also_tells_how_many_shapes_are_predicted_per_second(tmp_path: 
     speed = json.loads(answer.stdout)["shapes_per_second"]
     assert set(speed) == {"physics", "full"}
     assert min(speed.values()) > 0
-    assert "Shapes per second on one core" in analysis(*command).stdout
+    assert "Shapes predicted per second on one core" in analysis(*command).stdout
 
 
 @pytest.mark.parametrize(

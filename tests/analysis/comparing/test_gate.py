@@ -125,7 +125,7 @@ def test_a_shift_larger_than_runs_differ_by_counts(
     result = answer(steady, everything)
     assert (result.verdict, result.shift_verdict) == verdicts
     assert np.exp(result.log_ratio).mean() == pytest.approx(1.06, abs=0.01)
-    assert "it counts in each case" in gate_text(result)
+    assert "the ratio of each case includes it" in gate_text(result)
 
 
 def test_few_cases_of_one_process_each_tell_nothing() -> None:
@@ -136,7 +136,7 @@ def test_few_cases_of_one_process_each_tell_nothing() -> None:
     assert document["detectable"] is None
     assert document["cases"][0]["p"] is None
     json.dumps(document, allow_nan=False)
-    assert "three or more processes of each version" in gate_text(result)
+    assert "at least three processes of each version" in gate_text(result)
 
 
 @pytest.mark.parametrize(("old", "new"), [(1, 1), (1, 3), (3, 2)])
@@ -153,9 +153,10 @@ def test_fewer_than_three_processes_name_a_slower_case_but_does_not_fail(
     assert (result.verdict, result.case_verdicts[3]) == (CANNOT_TELL, UNCLEAR)
     assert result.more_processes[3] >= 1
     text = gate_text(result)
-    assert "slower, but in fewer than three processes of each version: 1\n" in text
+    assert "slower, but timed in fewer than three processes of a version: 1\n" in text
     assert text.endswith(
-        "Time three or more processes of each version, in turn, and give their folders."
+        "Time at least three processes of each version, alternating between the versions, and give "
+        "all their folders."
     )
 
 

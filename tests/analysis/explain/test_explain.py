@@ -109,7 +109,7 @@ def verdict_on(tmp_path: Path, plant: Callable[[GpuTrace], None], **options: Any
         (cuda_cores, "4096×4096×4096 fp32 nt",
          ["TF32 is expected to take", "CUDA cores instead of Tensor Cores"]),
         (transposes, "64×256×56×56", ["channels_last", "is spent on converting layouts"]),
-        (decode, "GPU idle for", ["launches kernels more slowly than the GPU computes them"]),
+        (decode, "GPU idle for", ["launches kernels more slowly than the GPU runs them"]),
         (split, "64×4096×4096", ["3.0× the expected time", "is spent on adding up the parts"]),
     ],
 )  # fmt: skip
@@ -179,7 +179,7 @@ def test_a_healthy_trace_has_no_finding(tmp_path: Path) -> None:
     assert verdict.findings == ()
     assert {entry.saves_us for entry in verdict.operations} == {0.0}
     text = str(TraceExplanation(verdict))
-    assert "Nothing to gain here." in text.splitlines()[0]
+    assert "No change would save time." in text.splitlines()[0]
     gemm = verdict.operations[0]
     assert gemm.expected is not None
     assert gemm.operation.each_us == pytest.approx(gemm.expected.time_us, rel=1e-3)
