@@ -41,7 +41,7 @@ def table_command(machine: MachineOption = None, results: ResultsOption = RESULT
 
 @app.command("report")
 def report_command(machine: MachineOption = None, results: ResultsOption = RESULTS) -> None:
-    """Write a recording's predictions, plots, recommendations, findings and HTML page.
+    """Write predictions, plots, recommendations and an HTML page.
 
     Print the findings.
     """

@@ -149,7 +149,7 @@ def default_constants(generation: str, dtype: str) -> Constants:
 
 @functools.cache
 def shipped_fits() -> dict[str, Any]:
-    """Return the content of shipped.json, which ``python -m tests.studies.shipping`` writes.
+    """Return the content of shipped.json, which a study of the public tables writes.
 
     Callers must not change the content. Its keys are:
 

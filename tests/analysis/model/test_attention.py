@@ -200,7 +200,7 @@ def test_damaged_fits_get_a_sentence(text: str, tmp_path: Path) -> None:
     ],
 )
 def test_what_is_no_call_gets_a_sentence(text: str) -> None:
-    with pytest.raises(UserError, match="--attention (takes|is)"):
+    with pytest.raises(UserError, match="--attention (as|is)"):
         parse_attention(text)
 
 
