@@ -60,7 +60,7 @@ families:  ## compare the Triton kernels with the vendor library, by class of sh
 		--budget "$${BUDGET:-8m}" $(fresh) $(on_device) --results results/families \
 	&& "$$py" -m analysis compare --kernels --results results/families
 
-rules:  ## judge the field's rules, after measuring what they need (BUDGET=5m MACHINE=slug)
+rules:  ## test common rules of thumb, after measuring what they need (BUDGET=5m MACHINE=slug)
 	@$(call python,page?); test -n "$$MACHINE" || { "$$py" -m sweeps run $$("$$py" -m analysis rules --sweeps) \
 		--add --budget "$${BUDGET:-5m}" $(fresh) $(on_device) \
 		--results results/rules --skip-recorded results \

@@ -160,10 +160,18 @@ def other_software(then: Mapping[str, str], now: Mapping[str, str]) -> str:
         then: versions in the recording, by component.
         now: versions in use, by component.
     """
-    for name in _SAME_SOFTWARE:
-        if then.get(name) != now.get(name):
-            return f"{name} is {now.get(name)} and was {then.get(name)}"
-    return ""
+    name = differing_software(then, now)
+    return f"{name} is {now.get(name)} and was {then.get(name)}" if name else ""
+
+
+def differing_software(first: Mapping[str, str], second: Mapping[str, str]) -> str:
+    """Return the first component whose versions keep two runs apart; empty if there is none.
+
+    Args:
+        first: versions of one run, by component.
+        second: versions of the other run, by component.
+    """
+    return next((name for name in _SAME_SOFTWARE if first.get(name) != second.get(name)), "")
 
 
 def write_whole(path: Path, content: str | bytes) -> None:

@@ -238,7 +238,7 @@ def _finish(folder: Path, table: PublicTable | None, tables: Sequence[PublicTabl
     from analysis.rules.rules_report import write_rules
     from analysis.validation.software import write_own_validation, write_validation
 
-    # 1. Write the files of a report, and the verdicts on the field's rules.
+    # 1. Write the files of a report, and the verdicts on rules of thumb.
     analysis = analyse(load(folder))
     write_predictions(analysis)
     write_plots(analysis)

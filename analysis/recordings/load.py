@@ -278,10 +278,11 @@ def load_run(folder: Path) -> dict[str, Any]:
     schema, protocol = run["schema"], run["protocol"]
     readable_protocol = OTHERS_PROTOCOL if "public" in run else PROTOCOL
     if schema != SCHEMA or protocol != readable_protocol:
+        again = "Import the table again" if "public" in run else "Measure again"
         raise UserError(
             f"{folder / 'run.json'} has schema {schema} and protocol {protocol}; this "
-            f"version reads schema {SCHEMA} and protocol {readable_protocol}. Measure again, or "
-            "read the folder with the version of Rooftile that wrote it."
+            f"version reads schema {SCHEMA} and protocol {readable_protocol}. {again}, or read "
+            "the folder with the version of Rooftile that wrote it."
         )
     return run
 

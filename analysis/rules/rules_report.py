@@ -39,7 +39,7 @@ def rules_markdown(rows: Sequence[RuleResult], machine: Machine, caption: str) -
     measured = [row for row in rows if row.verdict != NOT_MEASURED]
     not_measured = [row for row in rows if row.verdict == NOT_MEASURED]
     lines = [
-        f"# The field's rules on {plain(machine.name)}",
+        f"# Rules of thumb on {plain(machine.name)}",
         "",
         plain(caption).replace("  ·  ", ", ") + ".",
         "",

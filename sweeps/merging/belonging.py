@@ -12,7 +12,7 @@ from typing import Any
 from kernels.common.errors import UserError
 from sweeps.merging.source import MergeSource
 from sweeps.running.devices import find_different_limit
-from sweeps.store import other_software
+from sweeps.store import differing_software
 
 _REPORTED = ("name", "memory_bytes", "sources")
 """Facts of a machine that may differ between devices of one model."""
@@ -66,10 +66,12 @@ def _why_incompatible(first: MergeSource, second: MergeSource) -> str:
             f"{first.folder} and {second.folder} are recordings of machines that differ in {name} "
             f"({_formatted(value)} and {_formatted(other_value)}); leave one of them out."
         )
-    if why := other_software(first.record["software"], second.record["software"]):
+    versions, other_versions = first.record["software"], second.record["software"]
+    if component := differing_software(versions, other_versions):
         return (
-            f"{second.folder} and {first.folder} were measured with different software: {why}. "
-            "Measure one of them again with the other's versions."
+            f"{first.folder} was measured with {component} {versions.get(component)}, and "
+            f"{second.folder} with {component} {other_versions.get(component)}. Measure one of "
+            "them again with the other's version."
         )
     for gpu in second.gpus:
         different_limits = find_different_limit(gpu, first.gpus)

@@ -191,7 +191,7 @@ def living_in_slurm(ids: Sequence[str]) -> dict[str, str]:
     # squeue fails with this message for a job that ended long ago, which it no longer knows.
     if answer.returncode and "Invalid job id" not in answer.stderr:
         raise UserError(
-            f"squeue did not answer ({answer.stderr.strip()}); try again later.", exit_code=1
+            f"squeue failed ({answer.stderr.strip()}); try again later.", exit_code=1
         )
     # 2. Parse the answer, which has a line such as ``12_3|PD|Resources`` for each job. PD means
     # pending.

@@ -155,7 +155,7 @@ def with_another_limit(two: Path) -> None:
         ),
         (of_another_cache, "are recordings of machines that differ in l2_bytes"),
         (of_no_machine, "b: invalid machine description"),
-        (of_other_software, "torch is 2.12.0 and was 2.11.0. Measure one of them again"),
+        (of_other_software, "with torch 2.12.0. Measure one of them again"),
         (of_another_protocol, "b was measured with schema 1 and protocol 99, but this"),
         (in_shards, "b was measured in shards"),
         (without_samples, "b has no samples, as in a published recording"),

@@ -117,7 +117,7 @@ def test_which_jobs_live(monkeypatch: pytest.MonkeyPatch) -> None:
     answers(1, "", "slurm_load_jobs error: Invalid job id specified")
     assert living_in_slurm(["12_0"]) == {}
     answers(1, "", "slurm_load_jobs error: Unable to contact slurm controller")
-    with pytest.raises(UserError, match="squeue did not answer .*Unable to contact"):
+    with pytest.raises(UserError, match="squeue failed .*Unable to contact"):
         living_in_slurm(["12_0"])
     assert living_in_slurm([]) == {}
 
