@@ -50,12 +50,13 @@ def fleet_title(report: FleetReport) -> str:
             reasons = f"{unexplained} of them for an unknown reason"
         return f"{len(slow)} of {count} GPUs are slow, {reasons}"
     (gpu,) = slow
+    # The GPU may be slow in several kinds of anchor. The title is about the first of them.
     kind = gpu.slow[0]
-    speeds = report.speeds.kinds[kind].speed
-    lost = 1 - speeds[report.verdicts.index(gpu)]
+    relative_speeds = report.speeds.kinds[kind].speed
+    loss = 1 - relative_speeds[report.verdicts.index(gpu)]
     # An explanation is a code and words, separated by a colon.
     reason = gpu.explained.partition(": ")[2] if gpu.explained else "for an unknown reason"
-    return f"{gpu.name} is {lost:.0%} below the median in {KIND_WORDS[kind]}: {reason}"
+    return f"{gpu.name} is {loss:.0%} below the median in {KIND_WORDS[kind]}: {reason}"
 
 
 def draw_fleet(report: FleetReport) -> Figure | None:
@@ -101,13 +102,13 @@ def draw_fleet(report: FleetReport) -> Figure | None:
     # explains its speed.
     if any_clock:
         with_clock = order[has_clock]
-        clocks = np.exp(overall.clock[with_clock])
+        clocks = np.exp(overall.clock[with_clock])  # relative to the fleet's median
         _points(report, all_axes[1], with_clock, clocks)
-        shown = np.concatenate([clocks, overall.speed[with_clock]])
-        ends = [shown.min(), shown.max()]
+        coordinates = np.concatenate([clocks, overall.speed[with_clock]])
+        diagonal = [coordinates.min(), coordinates.max()]
         all_axes[1].plot(
-            ends,
-            ends,
+            diagonal,
+            diagonal,
             color=NEUTRAL,
             linewidth=1,
             linestyle=":",
@@ -127,14 +128,14 @@ def draw_fleet(report: FleetReport) -> Figure | None:
     return figure
 
 
-def _points(report: FleetReport, axes: Axes, order: np.ndarray, x: np.ndarray) -> None:
+def _points(report: FleetReport, axes: Axes, order: np.ndarray, x_values: np.ndarray) -> None:
     """Draw a marker at the speed of each GPU. Its colour and shape show the GPU's verdict.
 
     Args:
         report: the report with speeds and verdicts.
         axes: where to draw.
         order: positions of the GPUs in the report.
-        x: coordinate of each of these GPUs on the x axis.
+        x_values: coordinate of each of these GPUs on the horizontal axis.
     """
     speeds = report.speeds.kinds[report.speeds.overall].speed[order]
     verdicts = np.array([report.verdicts[i].verdict for i in order])
@@ -142,7 +143,7 @@ def _points(report: FleetReport, axes: Axes, order: np.ndarray, x: np.ndarray) -
         members = verdicts == verdict
         if members.any():
             axes.plot(
-                x[members],
+                x_values[members],
                 speeds[members],
                 marker,
                 color=color,

@@ -93,7 +93,11 @@ def draw_curve(curve: Sequence[CurvePoint], floor: Errors | None) -> Figure:
 
 
 def curve_title(curve: Sequence[CurvePoint]) -> str:
-    """Say how much the error falls with more rows for the calibration."""
+    """Return the title: the median error with the fewest and with the most calibration rows.
+
+    Args:
+        curve: at least one point of the learning curve.
+    """
     # The sentence is about the hold-out "rows", with which the curve begins.
     same_holdout = [point for point in curve if point.holdout == curve[0].holdout]
     fewest = min(same_holdout, key=lambda point: point.count)
@@ -105,7 +109,11 @@ def curve_title(curve: Sequence[CurvePoint]) -> str:
 
 
 def draw_scatter(rows: pd.DataFrame) -> Figure:
-    """Plot predicted against measured time, log-log; colours show the predicted limits."""
+    """Plot predicted against measured time, log-log; colours show the predicted limits.
+
+    Args:
+        rows: table from :func:`analysis.validation.validation_report.held_out_table`.
+    """
     error = rows["error"].abs()
     title = f"Predictions err by {error.median():.1%} (median) and {error.mean():.1%} (mean)"
     figure, (axes,) = panels(1, title, (8.0, 7.0))
@@ -116,7 +124,11 @@ def draw_scatter(rows: pd.DataFrame) -> Figure:
 def shapes_data(rows: pd.DataFrame) -> pd.DataFrame:
     """Return a table of mean absolute errors, with M as its rows and N·K as its columns.
 
-    M is rounded down to a power of two, N·K to a power of four. A cell without cases is NaN.
+    M is rounded down to a power of two, N·K to a power of four. Errors are fractions of the
+    measured time. A cell without cases is NaN.
+
+    Args:
+        rows: table from :func:`analysis.validation.validation_report.held_out_table`.
     """
     m = 2 ** np.floor(np.log2(rows["m"])).astype(int)
     weights = rows["n"].astype(float) * rows["k"]  # N·K is the number of weights
@@ -125,9 +137,13 @@ def shapes_data(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def draw_shapes(rows: pd.DataFrame) -> Figure:
-    """Draw a heat map of the mean error by M and N·K."""
-    data = shapes_data(rows)
-    cells = data.stack()
+    """Draw a heat map of the mean error by M and N·K.
+
+    Args:
+        rows: table from :func:`analysis.validation.validation_report.held_out_table`.
+    """
+    mean_errors = shapes_data(rows)
+    cells = mean_errors.stack()
     worst_m, worst_nk = cells.idxmax()
     title = (
         f"The error is largest for M from {worst_m} and N × K from 2^{int(np.log2(worst_nk))}: "
@@ -135,10 +151,12 @@ def draw_shapes(rows: pd.DataFrame) -> Figure:
     )
     figure, (axes,) = panels(1, title, (10.0, 7.0))
     image = axes.imshow(
-        100 * data.to_numpy(), origin="lower", aspect="auto", cmap="cividis", vmin=0
+        100 * mean_errors.to_numpy(), origin="lower", aspect="auto", cmap="cividis", vmin=0
     )
-    axes.set_xticks(range(len(data.columns)), [f"2^{int(np.log2(nk))}" for nk in data.columns])
-    axes.set_yticks(range(len(data.index)), [str(m) for m in data.index])
+    nk_labels = [f"2^{int(np.log2(nk))}" for nk in mean_errors.columns]
+    m_labels = [str(m) for m in mean_errors.index]
+    axes.set_xticks(range(len(nk_labels)), nk_labels)
+    axes.set_yticks(range(len(m_labels)), m_labels)
     axes.set(xlabel="N × K", ylabel="M, rounded down to a power of two")
     axes.grid(visible=False)
     figure.colorbar(image, ax=axes, label="mean error, %")
@@ -192,8 +210,12 @@ def draw_staircase(validation: Validation, rows: pd.DataFrame) -> Figure | None:
     n = int(steepest["n"])
     k = int(steepest["k"])
     m = int(steepest["m"])
-    step, expected = steepest["step"], steepest["predicted_step"]
-    title = f"One more row, M {m} → {m + 1}: measured {step:+.0%} time, predicted {expected:+.0%}"
+    measured_step = steepest["step"]
+    predicted_step = steepest["predicted_step"]
+    title = (
+        f"One more row, M {m} → {m + 1}: measured {measured_step:+.0%} time, "
+        f"predicted {predicted_step:+.0%}"
+    )
     # 2. Draw the predicted line, the measured points, and an arrow at this cliff.
     figure, (axes,) = panels(1, title, (11.0, 6.0))
     axes.plot(sizes, predicted * 1e6, **PREDICTION, label="predicted")
@@ -205,10 +227,10 @@ def draw_staircase(validation: Validation, rows: pd.DataFrame) -> Figure | None:
         markersize=8,
         label="measured; held out from the model",
     )
-    ends = line[line["m"].isin([m, m + 1])]["measured"].to_numpy()
+    cliff_times = line[line["m"].isin([m, m + 1])]["measured"].to_numpy()
     axes.annotate(
         f"{m} → {m + 1}",
-        (m, float(ends.mean())),
+        (m, float(cliff_times.mean())),
         xytext=(36, 0),
         textcoords="offset points",
         va="center",

@@ -18,7 +18,7 @@ from analysis.plots.style import (
     panels,
 )
 from analysis.plots.titles import roofline_title
-from analysis.slices.series import ENDS, roofline_series
+from analysis.slices.series import roofline_series
 from analysis.units import rate, rate_unit
 from kernels.common.counts import counted
 from kernels.machine import Machine
@@ -80,7 +80,8 @@ def draw(analysis: Analysis) -> Figure | None:
                 fillstyle="none",
             )
             if len(rows) <= MAX_VECTORS:
-                low, high = (rows.loc[drawn, end] * factor for end in ENDS)
+                low = rows.loc[drawn, "tflops_lo"] * factor
+                high = rows.loc[drawn, "tflops_hi"] * factor
                 error_bars(axes, intensity[drawn], low, high, color)
             axes.plot(
                 intensity[drawn],
@@ -102,7 +103,12 @@ def draw(analysis: Analysis) -> Figure | None:
 
 
 def _draw_legend(axes: Axes, rows: pd.DataFrame) -> None:
-    """Draw a legend of colours and markers, with the number of cases for each."""
+    """Draw a legend of colours and markers, with the number of cases for each.
+
+    Args:
+        axes: where to draw.
+        rows: table from :func:`analysis.slices.series.roofline_series`.
+    """
     # Lines without points give the legend its entries.
     for limit, (color, _) in LIMIT_STYLE.items():
         count = int((rows["limit"] == limit).sum())
@@ -132,7 +138,7 @@ def _draw_roofs(
     """
     left, right = ends
     origin = ", measured" if machine.kind == "cpu" else ""
-    slope = machine.bandwidth / 1e12 * factor
+    slope = machine.bandwidth / 1e12 * factor  # in the plot's unit per FLOP/byte
     # The slope ends at the last ridge. If all ridges are left of the plot or near its left end, the
     # slope is drawn up to twice that end, so that a part of it is visible.
     slope_end = max(roofs["ridge"].max(), 2 * left)

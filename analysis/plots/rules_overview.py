@@ -35,17 +35,19 @@ def overview_data(documents: Sequence[dict[str, Any]]) -> pd.DataFrame:
         The columns ``name`` (of the machine), ``statement``, ``effect``, ``lo``, ``hi`` and
         ``verdict`` (only the part before a colon).
     """
-    return pd.DataFrame(
-        [
-            {
+    rows = []
+    for document in documents:
+        for rule in document["rules"]:
+            row = {
                 "name": document["name"],
-                **{key: rule[key] for key in ("statement", "effect", "lo", "hi")},
+                "statement": rule["statement"],
+                "effect": rule["effect"],
+                "lo": rule["lo"],
+                "hi": rule["hi"],
                 "verdict": rule["verdict"].split(":")[0],
             }
-            for document in documents
-            for rule in document["rules"]
-        ]
-    )
+            rows.append(row)
+    return pd.DataFrame(rows)
 
 
 def write_overview(documents: Sequence[dict[str, Any]], folder: Path) -> Path:
@@ -85,6 +87,7 @@ def draw_overview(data: pd.DataFrame) -> Figure:
         for verdict, (color, marker) in _VERDICT_STYLE.items():
             judged = rows[rows["verdict"] == verdict]
             effect = judged["effect"].to_numpy(dtype=float)
+            # Matplotlib takes the distances from the effect to both ends of its interval.
             to_ends = [np.abs(judged[end].to_numpy(dtype=float) - effect) for end in ("lo", "hi")]
             panel.errorbar(
                 effect,
@@ -97,9 +100,11 @@ def draw_overview(data: pd.DataFrame) -> Figure:
             )
         panel.axvline(1, color=NEUTRAL, linewidth=1, zorder=0)
         panel.set_title(verbatim(textwrap.fill(statement, _TITLE_WIDTH)), loc="left", fontsize=12)
-        # Every panel shows at least the effects from 0.98 to 1.1.
+        # Every panel shows at least the effects from 0.98 to 1.1. The right end is 6% further from
+        # 1 than the highest interval, so that the cap of this interval is not at the panel's edge.
+        low = min(0.98, rows["lo"].min())
         high = max(rows["hi"].max(), 1.1)
-        panel.set_xlim(min(0.98, rows["lo"].min()), 1 + 1.06 * (high - 1))
+        panel.set_xlim(low, 1 + 1.06 * (high - 1))
         panel.set_xlabel("effect, as a ratio")
     # 3. Draw a legend of the verdicts that occur.
     axes[0].set_yticks(list(positions.values()), [verbatim(name) for name in positions])

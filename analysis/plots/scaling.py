@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from analysis.model.fitted import Analysis
 from analysis.plots.style import DTYPE_STYLE, NEUTRAL, PREDICTION, enough, error_bars, panels
 from analysis.plots.titles import alignment_title, square_title, steps_title
-from analysis.slices.series import DIMENSIONS, ENDS, alignment_series, square_series, steps_series
+from analysis.slices.series import DIMENSIONS, alignment_series, square_series, steps_series
 from analysis.units import rate_unit
 from kernels.config import ceil_div, large_tile, next_wave_edge
 from kernels.machine import Machine
@@ -30,7 +30,8 @@ def draw_square(analysis: Analysis) -> Figure | None:
     for dtype, group in rows.groupby("dtype", sort=False):
         color, marker = DTYPE_STYLE[str(dtype)]
         axes.plot(group["m"], group["tflops"] * factor, marker, color=color, label=str(dtype))
-        low, high = (group[end] * factor for end in ENDS)
+        low = group["tflops_lo"] * factor
+        high = group["tflops_hi"] * factor
         error_bars(axes, group["m"], low, high, color)
         predicted = group["predicted_tflops"] * factor
         axes.plot(group["m"], predicted, **{**PREDICTION, "color": color})
@@ -50,6 +51,13 @@ def edges(
     At a tile edge, one more element in the dimension ``along`` needs another row or column of
     tiles. At a wave edge, one more element needs another wave. Both lists are empty along K, which
     tiles do not divide.
+
+    Args:
+        machine: machine that runs the GEMMs.
+        dtype: dtype that determines the tile.
+        along: dimension that varies: m, n or k.
+        line: cases of the line, with the columns m, n and k. Only its first case determines the
+            fixed sizes.
     """
     if along == "k":
         return [], []
@@ -128,13 +136,13 @@ def draw_alignment(analysis: Analysis) -> Figure | None:
     for axes, along in zip(all_axes, dimensions, strict=True):
         for dtype, group in rows[rows["along"] == along].groupby("dtype", sort=False):
             color, marker = DTYPE_STYLE[str(dtype)]
-            bars = np.abs(
-                group[["relative_lo", "relative_hi"]].to_numpy().T - group["relative"].to_numpy()
-            )
+            # Matplotlib takes the distances from each value to both ends of its interval.
+            ends = group[["relative_lo", "relative_hi"]].to_numpy().T
+            to_ends = np.abs(ends - group["relative"].to_numpy())
             axes.errorbar(
                 group["offset"],
                 group["relative"],
-                yerr=bars,
+                yerr=to_ends,
                 color=color,
                 marker=marker,
                 linewidth=1.2,
@@ -142,6 +150,7 @@ def draw_alignment(analysis: Analysis) -> Figure | None:
                 label=str(dtype),
             )
         axes.axhline(1.0, color=NEUTRAL, linewidth=0.8)
+        # The sweep measures offsets from 0 to 16.
         axes.set(
             xlabel=f"{along.upper()} − {base}",
             xticks=range(0, 17, 4),

@@ -69,7 +69,17 @@ _SETTINGS: dict[str, Any] = {
 def panels(
     count: int, title: str, size: tuple[float, float] = (10.0, 6.0), share_y: bool = False
 ) -> tuple[Figure, Sequence[Axes]]:
-    """Return a figure of ``count`` panels side by side, in the style of all plots."""
+    """Return a figure of panels side by side, in the style of all plots.
+
+    Args:
+        count: number of panels.
+        title: title of the whole figure.
+        size: width and height of the figure, in inches.
+        share_y: True if all panels have the same y axis.
+
+    Returns:
+        The figure, and the axes of each panel from left to right.
+    """
     with plt.rc_context(_SETTINGS):
         figure, axes = plt.subplots(
             1, count, figsize=size, squeeze=False, sharey=share_y, layout="constrained"

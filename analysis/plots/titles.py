@@ -96,10 +96,12 @@ def alignment_title(rows: pd.DataFrame) -> str:
 def channels_title(rows: pd.DataFrame) -> str:
     """Return a title with the channel count that loses most to the next measured multiple of 8.
 
+    Channel counts are compared by their best speed in the same dtype.
+
     Args:
         rows: table from :func:`analysis.slices.series.channel_series`.
     """
-    lowest_ratio = 1.0
+    lowest_ratio = 1.0  # lowest speed so far, over that of the next multiple of 8
     title = "No channel count is slower than the next multiple of 8"
     for dtype, group in rows.groupby("dtype", sort=False):
         speeds = group.groupby("c")["tflops"].max()  # in ascending order of channels
@@ -131,7 +133,7 @@ def layouts_title(pairs: pd.DataFrame) -> str:
 
 
 def _listed(phrases: list[str]) -> str:
-    """Join phrases into a list for a sentence, such as ``a, b and c``."""
+    """Join phrases into a list for a sentence, such as ``a, b and c``; empty without phrases."""
     if len(phrases) < 2:
         return "".join(phrases)
     return f"{', '.join(phrases[:-1])} and {phrases[-1]}"

@@ -63,7 +63,8 @@ def draw_wave(basis: Basis, gemm: Gemm, line: pd.DataFrame, size: int | None = N
     line = line[line["m"] <= end]
     # Predict only at measured sizes and multiples of 16, because the cost of misalignment at other
     # sizes would hide the cliffs.
-    sizes = np.unique(np.r_[np.arange(_ROUND, end + 1, _ROUND), line["m"].to_numpy(dtype=int)])
+    round_sizes = np.arange(_ROUND, end + 1, _ROUND)
+    sizes = np.union1d(round_sizes, line["m"].to_numpy(dtype=int))
     predicted = _predicted(basis, gemm, sizes)
     figure, (axes,) = panels(1, _title(cliff, predicted, len(line)), (11.0, 6.5))
     # 2. Draw the predicted line, and the edges of the kernel that is predicted at the cliff or,
@@ -107,7 +108,10 @@ def _predicted(basis: Basis, gemm: Gemm, sizes: np.ndarray) -> pd.DataFrame:
 def _title(cliff: pd.Series | None, predicted: pd.DataFrame, measured: int) -> str:
     """Return the title: the cliff, or that none is significant, or the prediction at the largest M.
 
-    ``measured`` is the number of measured sizes.
+    Args:
+        cliff: the cliff, as :func:`cliff_at` returns it.
+        predicted: predictions in ascending order of M.
+        measured: number of measured sizes.
     """
     if cliff is None and measured:
         return f"No cliff is significant among {counted(measured, 'measured size')}"
@@ -125,7 +129,15 @@ def _title(cliff: pd.Series | None, predicted: pd.DataFrame, measured: int) -> s
 
 
 def _explain(axes: Axes, cliff: pd.Series, predicted: pd.DataFrame) -> None:
-    """Draw an arrow at the cliff, and write what the model predicts for both of its sizes."""
+    """Draw an arrow at the cliff, and write what the model predicts for both of its sizes.
+
+    If the model predicts different kernels for the two sizes, the text names this as the cause.
+
+    Args:
+        axes: where to draw.
+        cliff: the cliff, as :func:`cliff_at` returns it.
+        predicted: predictions that include both sizes of the cliff.
+    """
     middle = (cliff["time_us"] + cliff["after_us"]) / 2
     axes.annotate(
         f"{int(cliff['m'])} → {int(cliff['after'])}",
@@ -183,9 +195,13 @@ def _mark_edges(axes: Axes, row: pd.Series, predicted: pd.DataFrame, sms: int) -
     at_edge = np.searchsorted(sizes, edges)
     beyond_edge = np.minimum(np.searchsorted(sizes, edges, side="right"), len(sizes) - 1)
     edges = edges[is_same[at_edge] & is_same[beyond_edge]]
-    # 3. Distinguish edges that begin a wave from those that only begin a row of tiles.
+    # 3. Distinguish edges that begin a wave from those that only begin a row of tiles. Each SM
+    # computes one tile per wave.
     tile_rows = edges // height
-    is_wave = np.ceil((tile_rows + 1) * across / sms) > np.ceil(tile_rows * across / sms)
+    waves_at_edge = np.ceil(tile_rows * across / sms)
+    waves_beyond = np.ceil((tile_rows + 1) * across / sms)
+    is_wave = waves_beyond > waves_at_edge
+    # 4. Draw the edges of each kind, and count them in the legend.
     styles = (("tile", edges[~is_wave], ":", 0.7), ("wave", edges[is_wave], "--", 1.2))
     for name, marked, style, width in styles:
         count = len(marked)

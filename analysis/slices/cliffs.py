@@ -97,6 +97,7 @@ def confirmed_pairs(pairs: pd.DataFrame, others: Mapping[str, pd.DataFrame]) -> 
         confirmed.append(pairs.assign(again=other_ratio, by=name)[is_confirmed.to_numpy()])
     if not confirmed:
         return pairs.assign(again=np.nan, by="").head(0)
+    # If several tables confirm a pair, keep the row with the smallest change.
     combined = pd.concat(confirmed)
     combined["height"] = np.abs(np.log(combined["again"]))
     return combined.sort_values("height").drop_duplicates(shape).drop(columns="height")

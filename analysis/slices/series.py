@@ -90,10 +90,10 @@ def alignment_series(table: pd.DataFrame) -> pd.DataFrame:
     for along in DIMENSIONS:
         # The sweep varies one dimension from a base size to 16 more. Both other dimensions are
         # equal to the base.
-        first, second = (name for name in DIMENSIONS if name != along)
-        with_base = rows[rows[first] == rows[second]]
-        for base in sorted(with_base[first].unique()):
-            line = with_base[with_base[first] == base]
+        fixed, other_fixed = [name for name in DIMENSIONS if name != along]
+        with_base = rows[rows[fixed] == rows[other_fixed]]
+        for base in sorted(with_base[fixed].unique()):
+            line = with_base[with_base[fixed] == base]
             line = line[line[along].between(base, base + 16)]
             for dtype, group in line.groupby("dtype", sort=False):
                 at_base = group[group[along] == base]
@@ -113,13 +113,21 @@ def alignment_series(table: pd.DataFrame) -> pd.DataFrame:
 def _relative_speed(rows: pd.DataFrame, base: pd.Series) -> dict[str, pd.Series]:
     """Return the speed of each row over that of the base row; the base row gets exactly 1.
 
-    The keys are relative, relative_lo and relative_hi.
+    Args:
+        rows: cases with steady times, including the base.
+        base: the row of the base.
+
+    Returns:
+        The columns relative, and relative_lo and relative_hi, the ends of its 95% interval.
     """
     work = rows["flops"] / base["flops"]
     is_base = rows.index == base.name
+    # A ratio of times, base over row, becomes a ratio of speeds, row over base.
+    time_ratio = steady_ratio(base, rows)
     return {
-        name.replace("ratio", "relative"): (work * ratio).mask(is_base, 1.0)
-        for name, ratio in steady_ratio(base, rows).items()
+        "relative": (work * time_ratio["ratio"]).mask(is_base, 1.0),
+        "relative_lo": (work * time_ratio["ratio_lo"]).mask(is_base, 1.0),
+        "relative_hi": (work * time_ratio["ratio_hi"]).mask(is_base, 1.0),
     }
 
 
@@ -149,13 +157,15 @@ def layout_series(table: pd.DataFrame) -> pd.DataFrame:
     )
     nchw = pairs[[name + "_nchw" for name in _STEADY]].set_axis(_STEADY, axis=1)
     nhwc = pairs[[name + "_nhwc" for name in _STEADY]].set_axis(_STEADY, axis=1)
+    # A ratio of times, NCHW over NHWC, is the ratio of speeds, NHWC over NCHW.
+    ratios = steady_ratio(nchw, nhwc)
     label = [f"{row.c}×{row.h}×{row.w}→{row.kout}, {row.r}×{row.s}" for row in pairs.itertuples()]
     return pd.DataFrame(
         {
             "label": label,
             "dtype": pairs["dtype"],
             "pass": pairs["pass"],
-            **steady_ratio(nchw, nhwc),
+            **ratios,
         }
     )
 
@@ -195,7 +205,8 @@ def accuracy_series(table: pd.DataFrame) -> pd.DataFrame:
 
     Returns:
         The columns measured, low and high (the interval of the measured time), predicted, limit
-        (the predicted bottleneck), group, and error: predicted / measured − 1. Times are in µs.
+        (the predicted bottleneck), group (such as ``cublas gemm bf16``), and error: predicted /
+        measured − 1. Times are in µs.
     """
     names = {
         "time_us": "measured",
