@@ -27,22 +27,28 @@ def write_archive(results: Path, folders: Sequence[Path], limit: int = ARCHIVE_B
     example tables before plots. A file that would make the archive exceed ``limit`` bytes is left
     out, and ``left-out.txt`` in the archive names it. An old archive is replaced atomically.
 
+    Args:
+        results: folder of all machines' results, to which the archive is written. The names of
+            files in the archive are relative to it.
+        folders: the machine's folders in ``results``, the main one first.
+        limit: maximum size of the archive, in bytes.
+
     Returns:
         The path of the archive.
     """
     path = results / f"{folders[0].name}.tar.gz"
     buffer = io.BytesIO()
     left_out: list[str] = []
-    total = 0
+    packed_bytes = 0
     with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
         for file in _files(results, folders):
             name = str(file.relative_to(results))
             # Estimate what the file adds to the archive by compressing it separately.
-            size = len(gzip.compress(file.read_bytes()))
-            if total + size > limit:
+            compressed_bytes = len(gzip.compress(file.read_bytes()))
+            if packed_bytes + compressed_bytes > limit:
                 left_out.append(name)
                 continue
-            total += size
+            packed_bytes += compressed_bytes
             archive.add(file, arcname=name, filter=_anonymous)
         if left_out:
             text = "\n".join(left_out).encode() + b"\n"
@@ -54,13 +60,13 @@ def write_archive(results: Path, folders: Sequence[Path], limit: int = ARCHIVE_B
 
 
 def _files(results: Path, folders: Sequence[Path]) -> Iterator[Path]:
-    """Yield the files to pack, the most valuable first."""
+    """Yield the files to pack, the most valuable first, and equally valuable ones by path."""
     files = []
     for folder in folders:
         for file in folder.rglob("*"):
-            folder_names = set(file.relative_to(results).parts)
+            path_parts = set(file.relative_to(results).parts)
             is_hidden = file.name.startswith(".")
-            if file.is_file() and not is_hidden and not _LEFT_OUT & folder_names:
+            if file.is_file() and not is_hidden and not _LEFT_OUT & path_parts:
                 files.append(file)
     rank = {suffix: number for number, suffix in enumerate(_ORDER)}
     last = len(_ORDER)  # rank of a file with any other extension

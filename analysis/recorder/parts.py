@@ -6,7 +6,6 @@ ends only the command that it happens in.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from analysis.rules.catalogue import rule_sweeps
@@ -128,7 +127,7 @@ def all_parts() -> tuple[RecorderPart, ...]:
             (
                 _sweeps("defaults", _defaults(), (600, 50)),
                 _sweeps(
-                    "rules", (*rule_sweeps(),), (240, 30), "rules", "--skip-recorded {results}"
+                    "rules", tuple(rule_sweeps()), (240, 30), "rules", "--skip-recorded {results}"
                 ),
                 _command("profiles", "sweeps profile --results {results}/rules", (60, 15)),
                 _command("confirm", "analysis recommend --measure --budget 30s", (60, None)),
@@ -167,33 +166,36 @@ def _command(
     return RecorderStep(name, tuple(command.split()), seconds, output=output)
 
 
-def _analysis(
-    name: str, seconds: tuple[float | None, float | None], place: str = ""
-) -> RecorderStep:
+def _analysis(name: str, seconds: tuple[float | None, float | None]) -> RecorderStep:
     """Return a step that runs a command of ``analysis``, which needs results but no device."""
     return RecorderStep(
         f"analysis-{name}",
         ("analysis", name, "--machine", "{slug}"),
         seconds,
-        place=place,
         on_device=False,
     )
 
 
 def _sweeps(
     name: str,
-    sweeps: tuple[str, ...],
+    groups: tuple[str, ...],
     seconds: tuple[float | None, float | None],
     place: str = "",
     options: str = "",
 ) -> RecorderStep:
     """Return a step that measures sweeps, and adds the results to those already in its folder.
 
-    A string in ``sweeps`` may name several sweeps, separated by commas, which are planned together.
+    Args:
+        name: name of the step, without ``sweep-``.
+        groups: groups of sweeps. A group is one sweep, or several sweeps, separated by commas,
+            which are planned together.
+        seconds: expected seconds on a GPU and on a CPU, as in :class:`RecorderStep`.
+        place: folder below the results folder that the step writes to.
+        options: further options of ``sweeps run``, separated by spaces.
     """
-    command = ("sweeps", "run", *sweeps, "--add", *options.split())
-    measured = tuple(sweep for group in sweeps for sweep in group.split(","))
-    return RecorderStep(f"sweep-{name}", command, seconds, measured, place=place)
+    command = ("sweeps", "run", *groups, "--add", *options.split())
+    sweeps = tuple(sweep for group in groups for sweep in group.split(","))
+    return RecorderStep(f"sweep-{name}", command, seconds, sweeps, place=place)
 
 
 def _gpu_tests() -> tuple[RecorderStep, ...]:
@@ -217,9 +219,9 @@ def _checks() -> str:
 
     Each shape is parsed first, so that an invalid shape is found without a GPU.
     """
-    gemms: Iterable[str] = (Gemm.parse(text).spec() for text in CHECKED_GEMMS)
-    convs: Iterable[str] = (Conv.parse(text).spec() for text in CHECKED_CONVS)
-    return " ".join([*(f"--gemm {spec}" for spec in gemms), *(f"--conv {spec}" for spec in convs)])
+    gemms = [f"--gemm {Gemm.parse(text).spec()}" for text in CHECKED_GEMMS]
+    convs = [f"--conv {Conv.parse(text).spec()}" for text in CHECKED_CONVS]
+    return " ".join([*gemms, *convs])
 
 
 def _defaults() -> tuple[str, ...]:

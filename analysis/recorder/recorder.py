@@ -125,7 +125,7 @@ class RecorderState:
             return cls(path)
 
     def write(self, place: RecorderPlace) -> None:
-        """Write the state atomically."""
+        """Write the state atomically, together with the software of the recording's machine."""
         document = {
             "schema": 1,
             "software": dict(place.software),
@@ -254,9 +254,10 @@ class Recorder:
         """Return a line for each incomplete part, with the reason for each unfinished step."""
         lines = []
         for part in self._parts:
-            reasons = [self._unfinished_reason(step) for step in self._steps(part)]
-            if any(reasons):
-                lines.append(f"{part.name}: {'; '.join(filter(None, reasons))}")
+            steps = self._steps(part)
+            reasons = [reason for reason in map(self._unfinished_reason, steps) if reason]
+            if reasons:
+                lines.append(f"{part.name}: {'; '.join(reasons)}")
         return lines
 
     def can_resume(self) -> bool:
@@ -274,9 +275,10 @@ class Recorder:
             steps = self._steps(part)
             if not steps:
                 continue
-            done = "" if any(map(self._unfinished_reason, steps)) else " (done)"
+            is_unfinished = any(self._unfinished_reason(step) for step in steps)
+            suffix = "" if is_unfinished else " (done)"
             seconds = part_seconds(part, kind)
-            lines.append(f"{part.name:14} {seconds:5,.0f} s  {part.purpose}{done}")
+            lines.append(f"{part.name:14} {seconds:5,.0f} s  {part.purpose}{suffix}")
         return [*lines, total_line(self._parts, kind)]
 
     # --- State of the steps ---------------------------------------------------------------------
@@ -292,14 +294,15 @@ class Recorder:
         is left. Steps that failed in an earlier slice come last, because they may fail or hang
         again.
         """
-        steps = [step for part in self._parts for step in self._steps(part)]
-        failed = [step for step in steps if self._failed(step)]
-        steps = [step for step in steps if step not in failed]
-        for step in steps:
+        all_steps = [step for part in self._parts for step in self._steps(part)]
+        failed = [step for step in all_steps if self._failed(step)]
+        promising = [step for step in all_steps if step not in failed]
+        for step in promising:
             if self._unfinished_reason(step) and not self._used_up(step):
                 yield step
-        # A step may have failed since the loop above yielded it.
-        for step in steps:
+        # The caller runs each step before it asks for the next one, so a step may have failed since
+        # the loop above yielded it.
+        for step in promising:
             planned, _ = self._open_cases(step)
             if planned and not self._failed(step):
                 yield step
@@ -343,7 +346,12 @@ class Recorder:
         return ""
 
     def _open_cases(self, step: RecorderStep) -> tuple[int, int]:
-        """Return how many unmeasured cases of a step's sweeps are planned, and how many omitted."""
+        """Count the unmeasured cases of a step's sweeps.
+
+        Returns:
+            The number of cases that are planned but not yet measured, and the number that the plan
+            left out for lack of time. Both are 0 for a step without sweeps or without a run.
+        """
         folder = self._place.folder_of(step)
         if not step.sweeps or not (folder / "run.json").exists():
             return 0, 0
@@ -415,8 +423,8 @@ class Recorder:
     def _command(self, step: RecorderStep) -> list[str]:
         """Return a step's command with the machine, the results folder and the device filled in."""
         place = self._place
-        values = {"slug": place.folder_of(step).name, "results": str(place.results)}
-        command = [word.format(**values) for word in step.command]
+        placeholders = {"slug": place.folder_of(step).name, "results": str(place.results)}
+        command = [word.format(**placeholders) for word in step.command]
         if step.command[0] in ("sweeps", "analysis") and "--results" not in command:
             command += ["--results", str(place.results / step.place)]
         return command + (self._device if step.on_device else [])
@@ -424,7 +432,8 @@ class Recorder:
     def _anchors(self) -> dict[str, Any] | None:
         """Re-time anchor cases, to check that the machine is the same and as fast as before.
 
-        Return the report of ``sweeps doctor --again``; None if the check failed or did not end.
+        Returns:
+            The report of ``sweeps doctor --again``; None if the check failed or did not end.
         """
         command = ["sweeps", "doctor", "--again", "--json", "--results", str(self._place.results)]
         limit = min(_ANCHOR_SECONDS[self._place.kind], self._left / 2)
@@ -442,14 +451,14 @@ class Recorder:
 def total_line(parts: Sequence[RecorderPart], kind: str) -> str:
     """Return a line with the expected time of all parts, including the starts of their commands."""
     steps = [step for part in parts for step in part.steps if step.expected(kind) is not None]
-    seconds = sum(step.expected(kind) or 0.0 for step in steps)
-    starts = _START_SECONDS[kind] * len(steps)
-    total = f"{'in all':14} {seconds + starts:5,.0f} s"
-    return f"{total}, {starts:,.0f} of them to start {counted(len(steps), 'command')}"
+    step_seconds = sum(step.expected(kind) or 0.0 for step in steps)
+    start_seconds = _START_SECONDS[kind] * len(steps)
+    total = f"{'in all':14} {step_seconds + start_seconds:5,.0f} s"
+    return f"{total}, {start_seconds:,.0f} of them to start {counted(len(steps), 'command')}"
 
 
 def part_seconds(part: RecorderPart, kind: str) -> float:
-    """Return the expected seconds of a part on a kind of machine."""
+    """Return the expected seconds of a part on a kind of machine; a skipped step takes none."""
     return sum(step.expected(kind) or 0.0 for step in part.steps)
 
 

@@ -51,9 +51,13 @@ class CaseTimes:
     def from_summary(
         cls, seconds: float, deviation: float, count: int, problem: Workload | None = None
     ) -> CaseTimes:
-        """Convert the mean and the standard deviation of ``count`` samples, both in seconds."""
+        """Convert the mean and the standard deviation of ``count`` samples, both in seconds.
+
+        With fewer than two samples, or without a positive deviation, no scatter is known.
+        """
         if count < 2 or deviation <= 0:
             return cls(math.log(seconds), count=count, problem=problem)
+        # A small error of a logarithm equals the relative error of the mean.
         error = deviation / seconds / math.sqrt(count)
         return cls(math.log(seconds), error, count - 1, count, problem=problem)
 
@@ -61,9 +65,14 @@ class CaseTimes:
     def from_interval(
         cls, seconds: float, lo: float, hi: float, count: int, problem: Workload | None = None
     ) -> CaseTimes:
-        """Convert a median and its 95% interval in seconds; a NaN end means an unknown interval."""
+        """Convert a median and its 95% interval in seconds; a NaN end means an unknown interval.
+
+        ``count`` is the number of samples. An unknown number counts as 1, and the error then has
+        one degree of freedom.
+        """
         if math.isnan(lo + hi):
             return cls(math.log(seconds), count=count, problem=problem)
+        # Half of the interval is Z95 standard errors wide.
         error = math.log(hi / lo) / 2 / Z95
         return cls(math.log(seconds), error, max(1, count - 1), count, problem=problem)
 
@@ -88,16 +97,19 @@ class TimedProcess:
 def trimmed_mean(values: np.ndarray) -> tuple[float, float, float]:
     """Return the 20% trimmed mean of values, its standard error and degrees of freedom.
 
-    If fewer than two values are left after trimming, or the winsorised values are all equal, the
-    error is 0 and the degrees of freedom are infinite.
+    There must be at least one value. If fewer than two values are left after trimming, or the
+    winsorised values are all equal, the error is 0 and the degrees of freedom are infinite.
     """
+    # 1. Leave out the smallest and the largest values, and average the others.
     ordered = np.sort(values)
     count = len(ordered)
     cut = int(_TRIMMED * count)
     kept = count - 2 * cut
-    middle = float(ordered[cut : count - cut].mean())
+    mean = float(ordered[cut : count - cut].mean())
+    # 2. Winsorise: replace each value that was left out by the nearest value that was kept.
     winsorised = np.clip(ordered, ordered[cut], ordered[count - cut - 1])
     squares = float(((winsorised - winsorised.mean()) ** 2).sum())
     if kept < 2 or squares == 0:
-        return middle, 0.0, math.inf
-    return middle, math.sqrt(squares / kept / (kept - 1)), kept - 1
+        return mean, 0.0, math.inf
+    # 3. Compute the standard error of Tukey and McLaughlin from the winsorised squares.
+    return mean, math.sqrt(squares / kept / (kept - 1)), kept - 1

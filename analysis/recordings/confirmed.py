@@ -67,12 +67,14 @@ def confirmed_pairs(recording: Recording) -> list[Pair]:
                 raise
             # The pairs of another run are optional, so its damaged file is ignored.
             continue
-        between = _between(part.run.get("repeats"))
+        between, between_count = _between(part.run.get("repeats"))
         for (before, after), processes in ratios_by_pair.items():
             # Hand-written kernels change with the checkout, so those of other runs do not count.
             implementations = {implementation for _, implementation in (before, after)}
             if is_own or not implementations & HAND_WRITTEN.keys():
-                pairs.setdefault((before, after), Pair(before, after, tuple(processes), *between))
+                pair = Pair(before, after, tuple(processes), between, between_count)
+                # The runs are sorted, the best first, so the first pair is kept.
+                pairs.setdefault((before, after), pair)
     return list(pairs.values())
 
 
@@ -90,11 +92,15 @@ def _between(repeats: Mapping[str, Any] | None) -> tuple[float, int]:
         The standard deviation, and the number of cases that it is based on. The assumed value has
         the weight of two cases.
     """
-    cases, squares = _AS_CASES, _AS_CASES * _ASSUMED**2
+    # Each variance is weighted by its number of cases.
+    cases = _AS_CASES
+    weighted_variances = _AS_CASES * _ASSUMED**2
     if repeats:
+        # Older recordings only have ``between``.
+        measured = repeats.get("between_cases", repeats["between"])
         cases += repeats["cases"]
-        squares += repeats["cases"] * repeats.get("between_cases", repeats["between"]) ** 2
-    return math.sqrt(squares / cases), cases
+        weighted_variances += repeats["cases"] * measured**2
+    return math.sqrt(weighted_variances / cases), cases
 
 
 def _read_ratios(part: SourceRun) -> dict[tuple[Contender, Contender], list[tuple[float, ...]]]:
@@ -146,11 +152,12 @@ def _pair(
     """
     try:
         contenders = _contender(planned[row["case"]]), _contender(planned[row["against"]])
-        ratios = tuple(float(text) for text in row["log_ratios"].split())
+        log_ratios = tuple(float(text) for text in row["log_ratios"].split())
     except (ValueError, TypeError, KeyError, AttributeError):
         return None
-    are_usable = len(ratios) >= _LEAST_BLOCKS and all(map(math.isfinite, ratios))
-    return (contenders, ratios) if are_usable else None
+    if len(log_ratios) < _LEAST_BLOCKS or not all(map(math.isfinite, log_ratios)):
+        return None
+    return contenders, log_ratios
 
 
 def _contender(row: Mapping[str, object]) -> Contender:

@@ -82,16 +82,19 @@ class Faults:
             UserError: if all lines are damaged, or if several lines are damaged and they are more
                 than a tenth of all.
         """
-        # Count lines instead of rows, because several rows may come from one line.
+        # 1. Find the fault of each damaged line. Lines are counted instead of rows, because several
+        #    rows may come from one line.
         damaged_lines = self._lines[~self.sound].tolist()
         fault_of = dict(zip(damaged_lines, self._why[~self.sound], strict=True))
-        damaged, count = len(fault_of), len(set(self._lines.tolist()))
+        damaged = len(fault_of)
+        count = len(set(self._lines.tolist()))
         name = self._path.name
         sentences = tuple(
             f"{name} line {line} is damaged and was left out: {fault}."
             for line, fault in sorted(fault_of.items())
         )
-        # One damaged line is always tolerated, unless the file has no other line.
+        # 2. Refuse the file if too many lines are damaged. One damaged line is always tolerated,
+        #    unless the file has no other line.
         if sentences and (damaged > max(1, MOST_DAMAGED * count) or damaged == count):
             line, fault = min(fault_of.items())
             extent = (
@@ -100,6 +103,7 @@ class Faults:
             if count == 1:
                 extent = f"the only line of {self._path} is damaged"
             raise UserError(f"{extent}: {fault}. {self._remedy}")
+        # 3. Report the first lines one by one, and count the others.
         for sentence in sentences[:_NAMED]:
             _say_once(f"{self._path.parent}: {sentence}")
         if len(sentences) > _NAMED:
@@ -222,12 +226,19 @@ def _cells(
 
 
 def _converted(cells: Any, kind: str) -> tuple[pd.Series, NDArray[np.bool_]]:
-    """Return a column's values, and a mask of the cells that are not of the column's kind."""
+    """Return a column's values, and a mask of the cells that are not of the column's kind.
+
+    Empty cells and cells of another kind become missing values. A column of text is returned as it
+    is, without masked cells.
+
+    Args:
+        cells: cells of the column as text: a list or an Arrow array.
+        kind: kind of the column, as in :func:`read_csv`.
+    """
     text = pa.array(cells, pa.string())
     wrong = np.zeros(len(text), dtype=bool)
     if kind == "text":
         return text.to_pandas(), wrong
-    # An empty cell is a missing value.
     text = compute.if_else(compute.equal(text, ""), pa.scalar(None, pa.string()), text)
     # Most columns have no fault and are converted as a whole. In other columns, each distinct cell
     # is tried separately.

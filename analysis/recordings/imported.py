@@ -8,6 +8,7 @@ machine that the package of public tables contains.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -83,12 +84,14 @@ def read_collections(folder: Path) -> dict[str, pd.DataFrame]:
         raise _unreadable(path, error) from None
     if not sound.all():
         raise _unsound(path, sound)
-    return {str(source): part for source, part in rows.groupby("source", sort=False)}
+    return {str(source): collection for source, collection in rows.groupby("source", sort=False)}
 
 
 def _unreadable(path: Path, error: Exception) -> UserError:
     """Return the error to raise for an unreadable file; it quotes the first line of the cause."""
-    reason, *_ = str(error).splitlines() or ["empty"]
+    # An error without a text is described as "empty".
+    lines = str(error).splitlines()
+    reason = lines[0] if lines else "empty"
     return UserError(
         f"{path} cannot be read ({reason}); run {command('analysis import')} to write it again."
     )
@@ -104,8 +107,9 @@ def _are_sound(rows: pd.DataFrame) -> NDArray[np.bool_]:
 
 def _unsound(path: Path, sound: NDArray[np.bool_]) -> UserError:
     """Return the error to raise for a file with invalid rows; it names the first of them."""
+    first_unsound = int(np.argmin(sound))  # position of the first False
     return UserError(
-        f"row {int(np.argmin(sound)) + 1} of {path} has an invalid size or time; "
+        f"row {first_unsound + 1} of {path} has an invalid size or time; "
         f"run {command('analysis import')} to write it again."
     )
 
@@ -129,7 +133,8 @@ def read_imported(folder: Path) -> pd.DataFrame:
         raise _unreadable(path, error) from None
     if not sound.all():
         raise _unsound(path, sound)
-    values = {**_DEFAULTS, **table}
+    # Columns of the table replace the defaults.
+    values: dict[str, Any] = {**_DEFAULTS, **{name: table[name] for name in table}}
     flops = 2.0 * table["m"] * table["n"] * table["k"] * table.get("batch", 1)
     if "op" in table:
         # The formula only holds for GEMMs. A convolution's M already includes its batch.

@@ -166,15 +166,14 @@ def find_recording(machine: str | None, results: Path = RESULTS) -> Path:
     recorded = sorted(recorded_machines(results))
     if not recorded:
         raise UserError(f"nothing is recorded yet; run {target('sweep', 'run')} first.")
-    machine = slug_at(results, machine)
-    for folder in (results / machine, results / PUBLISHED / machine):
+    slug = slug_at(results, machine)
+    for folder in (results / slug, results / PUBLISHED / slug):
         if (folder / "run.json").exists():
             return folder
-    if is_complete(folder_of(results, machine)):
-        return folder_of(results, machine)
-    raise UserError(
-        f"{machine} has no recording; choose a recorded machine: {', '.join(recorded)}."
-    )
+    imported = folder_of(results, slug)
+    if is_complete(imported):
+        return imported
+    raise UserError(f"{slug} has no recording; choose a recorded machine: {', '.join(recorded)}.")
 
 
 def recording_folder(place: str | None, results: Path = RESULTS) -> Path:
@@ -218,8 +217,10 @@ def slug_at(results: Path, word: str) -> str:
     Raises:
         UserError: if the word matches no machine, or several machines.
     """
-    unknown = [word] if word.startswith("cpu-") else []
-    return slug_meant(word, [*known_machines(), *sorted(recorded_machines(results)), *unknown])
+    slugs = [*known_machines(), *sorted(recorded_machines(results))]
+    if word.startswith("cpu-"):
+        slugs.append(word)
+    return slug_meant(word, slugs)
 
 
 def library_rows(rows: pd.DataFrame) -> pd.DataFrame:

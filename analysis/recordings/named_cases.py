@@ -30,17 +30,22 @@ def timed_process(recording: Recording) -> TimedProcess:
     Raises:
         UserError: if a rounds.csv cannot be read, or is too badly damaged.
     """
+    # 1. Summarise each case that has times.
     samples = steady_samples(recording)
-    ok, failed = keyed(recording.ok), keyed(recording.rows[recording.rows["status"] != "ok"])
+    ok = keyed(recording.ok)
     times = {}
     for row, name, case in zip(ok.to_dict("records"), case_names(ok), case_ids(ok), strict=True):
         problem = problem_of(row)
-        if len(logs := samples.get(case, [])) >= CHECKPOINTS[0]:
-            times[name] = CaseTimes.from_samples(np.exp(logs).tolist(), problem)
+        log_samples = samples.get(case, [])
+        if len(log_samples) >= CHECKPOINTS[0]:
+            times[name] = CaseTimes.from_samples(np.exp(log_samples).tolist(), problem)
         else:
             time = seconds_of(row["time_us"])
-            lo, hi = seconds_of(row["time_lo_us"]), seconds_of(row["time_hi_us"])
+            lo = seconds_of(row["time_lo_us"])
+            hi = seconds_of(row["time_hi_us"])
             times[name] = CaseTimes.from_interval(time, lo, hi, sample_count(row), problem)
+    # 2. Say why each other case has no time.
+    failed = keyed(recording.rows[recording.rows["status"] != "ok"])
     reasons = failed["status"] + ": " + failed["message"].fillna("")
     lost = dict(zip(case_names(failed), reasons, strict=True))
     facts = {"machine": recording.machine.name, "run": str(recording.run["run"])}
@@ -76,8 +81,9 @@ def case_names(rows: pd.DataFrame) -> list[str]:
     columns = ("implementation", "choice", "mode", "cache", "fill", "sweep")
     names = []
     for problem, row in zip(workloads_of(rows), rows.to_dict("records"), strict=True):
-        values = [str(row[name]) for name in columns if row[name] not in ("", _USUAL.get(name))]
-        names.append(" ".join([str(problem), *values]))
+        settings = [row[column] for column in columns if row[column] != _USUAL.get(column)]
+        words = [str(problem), *(str(setting) for setting in settings if setting != "")]
+        names.append(" ".join(words))
     return names
 
 

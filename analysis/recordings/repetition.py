@@ -107,11 +107,13 @@ def repeated_ratio(one: MeasuredTime, other: MeasuredTime) -> tuple[float, float
     #    rounds in which both cases were sampled, changes of the machine's speed cancel.
     common = sorted(one.rounds.keys() & other.rounds.keys())
     if len(common) >= CHECKPOINTS[0]:
-        logs = [math.log(one.rounds[sample] / other.rounds[sample]) for sample in common]
-        middle, interval = median(logs), median_interval(logs)
+        log_ratios = [math.log(one.rounds[key] / other.rounds[key]) for key in common]
+        middle = median(log_ratios)
+        interval = median_interval(log_ratios)
         assert interval is not None  # it is None only for fewer than six values
         low, high = interval
-        below, above = middle - low, high - middle
+        below = middle - low
+        above = high - middle
     else:
         if math.isnan(one.lo + other.lo):
             return None
@@ -123,7 +125,8 @@ def repeated_ratio(one: MeasuredTime, other: MeasuredTime) -> tuple[float, float
         above = math.hypot(one_above, other_below)
     # 2. Widen the interval to that of a repetition.
     spread = Z95 * math.hypot(one.between_cases, other.between_cases)
-    lo, hi = middle - repeated(below, spread), middle + repeated(above, spread)
+    lo = middle - repeated(below, spread)
+    hi = middle + repeated(above, spread)
     return math.exp(middle), math.exp(lo), math.exp(hi)
 
 
@@ -183,11 +186,12 @@ def rounds_of(recording: Recording) -> dict[tuple[str, str], Rounds]:
     Raises:
         UserError: if a rounds.csv cannot be read, or is too badly damaged.
     """
-    return {
-        (part.run["run"], case): rounds
-        for part in recording.parts
-        for case, rounds in _read_rounds(part.folder / "rounds.csv", part.run["run"]).items()
-    }
+    rounds_by_case = {}
+    for part in recording.parts:
+        run = part.run["run"]
+        for case, rounds in _read_rounds(part.folder / "rounds.csv", run).items():
+            rounds_by_case[run, case] = rounds
+    return rounds_by_case
 
 
 def steady_times(
@@ -210,8 +214,11 @@ def steady_times(
         microseconds = rows[name].to_numpy(dtype=float, na_value=np.nan)
         return np.log(microseconds * 1e-6)
 
+    # 1. Take the recorded times and intervals. If the samples of a case are known, its time and its
+    #    interval come from the corrected samples instead.
     log_time = log_seconds("time_us")
-    log_lo, log_hi = log_seconds("time_lo_us"), log_seconds("time_hi_us")
+    log_lo = log_seconds("time_lo_us")
+    log_hi = log_seconds("time_hi_us")
     samples = steady_samples(recording)
     if samples:
         for i, case in enumerate(case_ids(rows)):
@@ -220,8 +227,10 @@ def steady_times(
             if interval is not None:
                 log_time[i] = median(corrected)
                 log_lo[i], log_hi[i] = interval
+    # 2. Convert the intervals to standard errors, and widen them to those of a repetition.
+    within = (log_hi - log_lo) / 2 / Z95
     between = rows["run"].map(between_cases(recording)).fillna(0.0).to_numpy(float)
-    return log_time, repeated((log_hi - log_lo) / 2 / Z95, between)
+    return log_time, repeated(within, between)
 
 
 def steady_samples(recording: Recording) -> dict[tuple[str, str], list[float]]:
@@ -233,21 +242,23 @@ def steady_samples(recording: Recording) -> dict[tuple[str, str], list[float]]:
     Raises:
         UserError: if a rounds.csv cannot be read, or is too badly damaged.
     """
-    logs = {
-        case: {sample: math.log(seconds) for sample, seconds in samples.items()}
-        for case, samples in rounds_of(recording).items()
-    }
-    slowness = _slowness_of_rounds(list(logs.values()))
-    return {
-        case: [log - slowness[sample] for sample, log in samples.items()]
-        for case, samples in logs.items()
-    }
+    logs_by_case = {}
+    for case, rounds in rounds_of(recording).items():
+        logs_by_case[case] = {key: math.log(seconds) for key, seconds in rounds.items()}
+    slowness = _slowness_of_rounds(list(logs_by_case.values()))
+    corrected = {}
+    for case, logs in logs_by_case.items():
+        corrected[case] = [log - slowness[place_and_round] for place_and_round, log in logs.items()]
+    return corrected
 
 
 def with_steady_times(rows: pd.DataFrame, recording: Recording) -> pd.DataFrame:
     """Add the columns ``steady_log`` and ``steady_error``, which :func:`steady_ratio` needs.
 
     Their values are the results of :func:`steady_times`.
+
+    Raises:
+        UserError: if a rounds.csv cannot be read, or is too badly damaged.
     """
     log, error = steady_times(rows, recording)
     return rows.assign(steady_log=log, steady_error=error)
@@ -263,12 +274,12 @@ def steady_ratio(before: pd.DataFrame, after: pd.DataFrame) -> dict[str, pd.Seri
     Returns:
         The column ``ratio``, and the ends of its interval, ``ratio_lo`` and ``ratio_hi``.
     """
-    log = before["steady_log"] - after["steady_log"]
-    error = Z95 * np.hypot(before["steady_error"], after["steady_error"])
+    log_ratio = before["steady_log"] - after["steady_log"]
+    half_width = Z95 * np.hypot(before["steady_error"], after["steady_error"])
     return {
-        "ratio": np.exp(log),
-        "ratio_lo": np.exp(log - error),
-        "ratio_hi": np.exp(log + error),
+        "ratio": np.exp(log_ratio),
+        "ratio_lo": np.exp(log_ratio - half_width),
+        "ratio_hi": np.exp(log_ratio + half_width),
     }
 
 
@@ -288,10 +299,10 @@ def _slowness_of_rounds(
         middle = median(list(logs.values()))
         for place_and_round, log in logs.items():
             deviations[place_and_round].append(log - middle)
-    return {
-        place_and_round: median(values) if len(values) >= _MIN_IN_ROUND else 0.0
-        for place_and_round, values in deviations.items()
-    }
+    slowness = {}
+    for place_and_round, log_ratios in deviations.items():
+        slowness[place_and_round] = median(log_ratios) if len(log_ratios) >= _MIN_IN_ROUND else 0.0
+    return slowness
 
 
 def case_ids(rows: pd.DataFrame) -> list[tuple[str, str]]:
@@ -336,13 +347,20 @@ def _read_rounds(path: Path, run: str) -> dict[str, Rounds]:
 
 
 def _rounds(run: str, row: Mapping[Any, Any]) -> Rounds | None:
-    """Parse the samples of a line; None if the line is damaged."""
+    """Parse the samples of a line; None if the line is damaged.
+
+    Args:
+        run: name of the run.
+        row: cells of the line by column; ``rounds`` and ``times_us`` are lists separated by spaces.
+    """
     # Every worker counts its own rounds, and may have resumed on another GPU, so the place names
     # both the worker and the GPU.
     place = f"{run} {row['worker']} {row['gpu']}"
     try:
         pairs = zip(row["rounds"].split(), row["times_us"].split(), strict=True)
-        rounds = {(place, int(number)): float(time) * 1e-6 for number, time in pairs}
+        rounds = {
+            (place, int(number)): float(microseconds) * 1e-6 for number, microseconds in pairs
+        }
     except ValueError:
         return None
     return rounds if all(0 < seconds < math.inf for seconds in rounds.values()) else None

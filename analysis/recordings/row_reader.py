@@ -60,6 +60,14 @@ def _check_origin(frame: pd.DataFrame, path: Path, run: str) -> None:
     """Refuse a file if more than a tenth of its rows have another schema or belong to another run.
 
     Fewer such rows are only left out as damaged.
+
+    Args:
+        frame: rows of the file without a fault.
+        path: path of the file, for error messages.
+        run: name of the run that the rows must belong to.
+
+    Raises:
+        UserError: if the file is refused.
     """
     if frame.empty:
         return
@@ -70,8 +78,10 @@ def _check_origin(frame: pd.DataFrame, path: Path, run: str) -> None:
             f"{path} has rows with schema {other_schema}; this version reads schema {SCHEMA}. "
             "Measure again, or read the file with the version of Rooftile that wrote it."
         )
-    other_runs = sorted(set(frame["run"].dropna()) - {run, ""}) or ["without a name"]
     if (frame["run"] != run).mean() > MOST_DAMAGED:
+        other_runs = sorted(set(frame["run"].dropna()) - {run, ""})
+        if not other_runs:
+            other_runs = ["without a name"]
         raise UserError(
             f"{path} has rows from runs other than that of its run.json ({', '.join(other_runs)}). "
             f"Rows from several runs cannot be mixed. {_REMEDY}"
@@ -79,7 +89,15 @@ def _check_origin(frame: pd.DataFrame, path: Path, run: str) -> None:
 
 
 def _record_faults(rows: pd.DataFrame, faults: Faults, run: str) -> None:
-    """Record the first fault of each row."""
+    """Record the first fault of each row.
+
+    A missing schema or run is a fault, too.
+
+    Args:
+        rows: rows of a measurements.csv.
+        faults: the faults found so far, to which those of the rows are added.
+        run: name of the run that the rows must belong to.
+    """
     faults.record((rows["schema"] != SCHEMA).fillna(True), "its schema differs")
     faults.record((rows["run"] != run).fillna(True), "it belongs to another run")
     for column, words in _WORDS.items():
@@ -140,12 +158,14 @@ def _record_problem_faults(frame: pd.DataFrame, faults: Faults) -> None:
 
     Most rows are GEMMs, so GEMMs are checked all at once.
     """
-    # 1. Find the rows that are certainly valid GEMMs.
+    # 1. Find the rows that are certainly valid GEMMs. The size of their three operands in bytes is
+    #    computed for the widest dtype.
     sizes = frame[["m", "n", "k", "batch"]].to_numpy(dtype=float, na_value=0.0)
     m, n, k, batch = sizes.T
     is_valid_gemm = (frame["op"] == "gemm").to_numpy(dtype=bool)
     is_valid_gemm &= ((sizes >= 1) & (sizes <= LARGEST_SIZE)).all(axis=1)
-    is_valid_gemm &= batch * (m * n + n * k + m * k) * _WIDEST <= LARGEST_BYTES
+    elements = batch * (m * n + n * k + m * k)
+    is_valid_gemm &= elements * _WIDEST <= LARGEST_BYTES
     is_valid_gemm &= frame["layout"].isin(GEMM_LAYOUTS).to_numpy(dtype=bool)
     # 2. Check each row's list of kernels. Many rows have the same list, so each distinct list is
     #    parsed only once.

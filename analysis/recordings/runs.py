@@ -64,12 +64,9 @@ def load_runs(folder: Path) -> Recording:
     # 2. Combine them. The result has the run.json of the run that most rows come from.
     rows = _best_rows(recordings, folder_run)
     counts = rows["run"].value_counts()
-    parts = [
-        part
-        for recording in recordings
-        for part in recording.parts
-        if counts.get(part.run["run"], 0)
-    ]
+    parts = []
+    for recording in recordings:
+        parts += [part for part in recording.parts if counts.get(part.run["run"], 0)]
     main = max(recordings, key=lambda recording: counts.get(recording.run["run"], 0))
     return replace(main, folder=folder, rows=rows, damaged=folder_run.damaged, parts=tuple(parts))
 
@@ -200,6 +197,7 @@ def health_lines(recording: Recording, error: float = 0.0) -> list[str]:
         error: median relative error of the predictions of held-out rows. A large error suggests
             that the times do not belong to the recorded shapes.
     """
+    # 1. Say how reliable the times are.
     lines = []
     if not recording.health and not recording.public:
         lines.append("Health: not judged; the recording predates the check.")
@@ -210,11 +208,13 @@ def health_lines(recording: Recording, error: float = 0.0) -> list[str]:
             f"The median error of held-out predictions is {error:.0%}, so the times may belong to "
             "other shapes."
         )
-    if count := len(recording.damaged):
+    if recording.damaged:
+        count = len(recording.damaged)
         present, past = ("is", "was") if count == 1 else ("are", "were")
         lines.append(
             f"{counted(count, 'line')} of measurements.csv {present} damaged and {past} left out."
         )
+    # 2. Name the runs, unless all times come from the folder's own run.
     if len(recording.parts) > 1:
         counts = recording.ok["run"].value_counts()
         runs = []

@@ -73,6 +73,7 @@ class KernelBenchmark:
         try:
             if self._benchmark.disabled:
                 result = self._benchmark.pedantic(timed.launch_on_copies())
+                # This raises an error if the result is wrong.
                 timed.error(result, timed.expected())
                 return result
             samples = timer_for(timed.gpu).time(timed, cache)
@@ -85,6 +86,8 @@ class KernelBenchmark:
             self._benchmark.extra_info["rel_error"] = samples.rel_error
         self._replay.load(samples.seconds)
         self._benchmark.pedantic(self._replay.take, rounds=len(samples.seconds))
+        # If the test requested ``benchmark`` before this fixture, the benchmark was created without
+        # the replaying timer, and its statistics are not those of the samples.
         if self._benchmark.stats["min"] != min(samples.seconds):
             pytest.fail(
                 "a test that uses kernel_benchmark must not also use benchmark; remove the fixture "
