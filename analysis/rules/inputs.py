@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from analysis.recordings.imported import folder_of, is_complete
+from analysis.recordings.imported import PLACE, is_complete
 from analysis.recordings.load import (
     PUBLISHED,
     Recording,
@@ -58,10 +58,10 @@ class RuleInputs:
 
 
 def rule_inputs(machine: str | None, results: Path = RESULTS) -> RuleInputs:
-    """Collect a machine's profiled steps, and its recordings of sweeps and of measurements for
-    rules.
+    """Collect what the rules of a machine are judged by: its recordings and profiled steps.
 
-    Only recordings with the same machine, PyTorch and driver as the newest recording are used.
+    The recordings are those of sweeps and those of measurements for rules. Only recordings with the
+    same machine, PyTorch and driver as the newest recording are used.
 
     Args:
         machine: name of the machine or a part of it; None for the machine that was measured last.
@@ -72,21 +72,22 @@ def rule_inputs(machine: str | None, results: Path = RESULTS) -> RuleInputs:
             rules by, or if a recording cannot be read.
     """
     # 1. Find the folders of the sweeps and of the measurements for rules.
+    asked_slug = None
     if machine is not None:
         recorded = recorded_machines(results / "rules") | recorded_machines(results)
-        machine = slug_meant(machine, [*known_machines(), *sorted(recorded)])
-    for_rules = _find(machine, results / "rules")
-    sweeps = _find(machine, results)
+        asked_slug = slug_meant(machine, [*known_machines(), *sorted(recorded)])
+    for_rules = _find(asked_slug, results / "rules")
+    sweeps = _find(asked_slug, results)
     # A published recording has its measurements for rules next to it, and is never mixed with a
     # user's own measurements.
     if sweeps is not None and sweeps.parent == results / PUBLISHED:
         if for_rules is None:
-            for_rules = _find(machine, results / PUBLISHED / "rules")
+            for_rules = _find(asked_slug, results / PUBLISHED / "rules")
         else:
             sweeps = None
     folders = [folder for folder in (for_rules, sweeps) if folder is not None]
     if not folders:
-        scope = f" of machine {machine!r}" if machine else ""
+        scope = f" of machine {asked_slug!r}" if asked_slug else ""
         raise UserError(
             f"there are no results{scope} to judge rules by; run {target('rules', 'record')} first."
         )
@@ -109,9 +110,10 @@ def rule_inputs(machine: str | None, results: Path = RESULTS) -> RuleInputs:
     ]
     steps = [step for recording in kept for step in read_profiled_steps(recording.folder)]
     # 4. Verdicts are written next to the sweeps, even if only measurements for rules are kept.
-    parents = (results, results / PUBLISHED, folder_of(results, slug).parent)
-    sweep_folders = (recording.folder for recording in kept if recording.folder.parent in parents)
-    return RuleInputs(kept, steps, folder=next(sweep_folders, results / slug))
+    parents = (results, results / PUBLISHED, results / PLACE)
+    sweep_folders = [recording.folder for recording in kept if recording.folder.parent in parents]
+    verdict_folder = sweep_folders[0] if sweep_folders else results / slug
+    return RuleInputs(kept, steps, verdict_folder)
 
 
 def _time_of_change(folder: Path) -> float:
@@ -156,7 +158,9 @@ def imported_rules(results: Path) -> list[dict[str, Any]]:
         UserError: if no rule was tested with an imported table.
     """
     documents: list[dict[str, Any]] = []
-    for folder in filter(is_complete, sorted(folder_of(results, "*").parent.glob("*"))):
+    for folder in sorted((results / PLACE).glob("*")):
+        if not is_complete(folder):
+            continue
         run = load_run(folder)
         rows = json.loads((folder / "rules.json").read_bytes())
         documents.append(

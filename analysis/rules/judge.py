@@ -129,6 +129,7 @@ class Evidence:
         rows = recording.ok.reset_index(drop=True)
         log_time, error = steady_times(rows, recording)
         gpus, _ = pd.factorize(places_of(rows[["worker", "gpu"]]))
+        # The columns have the order of the fields of a timed case.
         columns = (
             workloads_of(rows),
             rows["implementation"],
@@ -213,7 +214,16 @@ def _cases_with_times(
     """Return cases that have only a time: no sweep, no configuration and no interval."""
     rows = zip(workloads, implementations, seconds, strict=True)
     return [
-        TimedCase(workload, name, "", "", "", float(time), np.nan) for workload, name, time in rows
+        TimedCase(
+            workload,
+            implementation,
+            config="",
+            cache="",
+            sweep="",
+            seconds=float(time),
+            error=np.nan,
+        )
+        for workload, implementation, time in rows
     ]
 
 
@@ -225,6 +235,8 @@ def predicted_seconds(cases: Sequence[TimedCase], model: Model) -> Array:
     NaN.
     """
     machine = model.machine
+    # For each case: its GEMMs and convolutions with their counts, and the seconds that it takes if
+    # it only moves memory.
     products: list[Sequence[tuple[int, Any]]] = []
     memory_times = []
     for case in cases:
@@ -344,6 +356,8 @@ def _judge_rule(
 ) -> RuleResult:
     """Judge a rule by its matches among the cases of one run.
 
+    If the effect has no finite interval, the result says that the rule was not measured.
+
     Args:
         rule: rule to judge.
         evidence: evidence of the run, of which only the machine is used.
@@ -361,9 +375,11 @@ def _judge_rule(
         return not_measured(rule, on_gpu=True)
     log_predicted = pairs.log_predicted
     if rule.largest:
-        # The effect is that of one group, so the prediction must be of the same group.
-        best = next(name for name, effect in finding.groups.items() if effect is finding.effect)
-        log_predicted = pairs.by_group()[best].log_predicted
+        # The effect is that of exactly one group, so the prediction must be of the same group.
+        for name, members in pairs.by_group().items():
+            if finding.groups[name] is finding.effect:
+                log_predicted = members.log_predicted
+    # Pairs that the model cannot predict do not contribute to the predicted effect.
     log_predicted = log_predicted[np.isfinite(log_predicted)]
     return RuleResult(
         id=rule.id,

@@ -152,16 +152,16 @@ def rounded(
         first_case = cases[next(iter(by_size.values()))]  # all cases of a line have one dtype
         step = (units or {}).get(first_case.workload.dtype, unit)
         round_sizes = sorted(size for size in by_size if size % step == 0)
-        for size, i in by_size.items():
+        for size, position in by_size.items():
             if size % step == 0 or size % among:
                 continue
             above = [larger for larger in round_sizes if size < larger <= size * (1 + _REACH)]
             below = [smaller for smaller in round_sizes if size * (1 - _REACH) <= smaller < size]
             nearest = above[:1] if whole else [*above[:1], *below[-1:]]
             for round_size in nearest:
-                j = by_size[round_size]
-                work = 1.0 if whole else _work_ratio(cases[i], cases[j], "flops")
-                yield Match(i, j, work, words={"dim": dim})
+                following = by_size[round_size]
+                work = 1.0 if whole else _work_ratio(cases[position], cases[following], "flops")
+                yield Match(position, following, work, words={"dim": dim})
 
 
 def padded(
@@ -198,11 +198,11 @@ def doubled(
         claim: ratio that the rule's source claims; NaN if it claims no number.
     """
     for dim, by_size in _lines(cases, dims):
-        for size, i in by_size.items():
+        for size, against in by_size.items():
             if 2 * size in by_size:
-                j = by_size[2 * size]
-                work = _work_ratio(cases[i], cases[j], per)
-                yield Match(i, j, work, claim, {"dim": dim})
+                following = by_size[2 * size]
+                work = _work_ratio(cases[against], cases[following], per)
+                yield Match(against, following, work, claim, {"dim": dim})
 
 
 def threshold(
@@ -236,14 +236,17 @@ def threshold(
         large_size = min((size for size in by_size if size >= large), default=None)
         if large_size is None:
             continue
-        j = by_size[large_size]
-        for size, i in by_size.items():
-            is_wanted = not dtypes or cases[i].workload.dtype in dtypes
+        following = by_size[large_size]
+        for size, against in by_size.items():
+            is_wanted = not dtypes or cases[against].workload.dtype in dtypes
             if is_wanted and least <= size <= small:
-                work = _work_ratio(cases[i], cases[j], "flops")
+                work = _work_ratio(cases[against], cases[following], "flops")
                 words = {"dim": dim, "of": "speed"}
-                matches.append(Match(i, j, work, math.nan if over else claim, words))
-    yield from _speed_ups(cases, matches, over, claim) or matches
+                # If ``over`` is given, the claim is about speed-ups and not about speeds.
+                claimed_speeds = math.nan if over else claim
+                matches.append(Match(against, following, work, claimed_speeds, words))
+    speed_ups = _speed_ups(cases, matches, over, claim)
+    yield from speed_ups if speed_ups else matches
 
 
 def _speed_ups(
@@ -288,8 +291,11 @@ def edge(cases: Sequence[TimedCase], machine: Machine, kind: str) -> Iterator[Ma
         return
     for dim, by_size in _lines(cases, ("m", "n")):
         for small, large in itertools.pairwise(sorted(by_size)):
-            i, j = by_size[small], by_size[large]
-            before, after = cases[i].workload, cases[j].workload
+            # The case before the edge follows the advice, the case past it is against the advice.
+            following = by_size[small]
+            against = by_size[large]
+            before = cases[following].workload
+            after = cases[against].workload
             if large - small > _JUST_PAST or not isinstance(before, Gemm):
                 continue
             assert isinstance(after, Gemm)
@@ -297,11 +303,11 @@ def edge(cases: Sequence[TimedCase], machine: Machine, kind: str) -> Iterator[Ma
             tiles_after, waves_after = _tiles_and_waves(after, machine)
             more_waves = waves_after > waves_before
             if kind == "wave" and more_waves:
-                yield Match(j, i, 1.0, waves_after / waves_before, {"dim": dim})
+                yield Match(against, following, 1.0, waves_after / waves_before, {"dim": dim})
             # A CPU computes no waves, so all of its tile edges count.
             within_wave = machine.kind == "cpu" or not more_waves
             if kind == "tile" and tiles_after > tiles_before and within_wave:
-                yield Match(j, i, 1.0, math.nan, {"dim": dim})
+                yield Match(against, following, 1.0, math.nan, {"dim": dim})
 
 
 def intensity(cases: Sequence[TimedCase], machine: Machine) -> Iterator[Match]:
@@ -323,12 +329,13 @@ def intensity(cases: Sequence[TimedCase], machine: Machine) -> Iterator[Match]:
         key = name, case.workload.dtype
         if key not in largest or case.workload.bytes > cases[largest[key]].workload.bytes:
             largest[key] = i
-    for (name, dtype), i in largest.items():
-        j = largest.get(("linear, batch 512", dtype))
-        if j is not None and j != i:
-            low, high = cases[i].workload, cases[j].workload
+    for (name, dtype), against in largest.items():
+        following = largest.get(("linear, batch 512", dtype))
+        if following is not None and following != against:
+            low = cases[against].workload
+            high = cases[following].workload
             work = high.flops / low.flops
-            yield Match(i, j, work, roof(high) / roof(low), {"op": name})
+            yield Match(against, following, work, roof(high) / roof(low), {"op": name})
 
 
 def _intensity_name(workload: Workload) -> str:
@@ -378,10 +385,12 @@ def pairs_of(
         cases: timed cases of one run.
         matches: pairs of these cases. Either all or none have a control.
         by: kinds of words that together name the group of a pair, such as ``dtype`` or ``dim``.
-        predicted: predicted seconds of each case.
+        predicted: predicted seconds of each case; NaN if the model cannot predict it.
     """
-    cases, matches = list(cases), list(matches)
-    # 1. If the times of two cases are to be added, append a case with their sum.
+    # 1. If the times of two cases are to be added, append a case with their sum. The lists are
+    # copies, so that those of the caller do not change.
+    cases = list(cases)
+    matches = list(matches)
     for number, match in enumerate(matches):
         if match.plus is not None:
             first = cases[match.against]
@@ -463,11 +472,13 @@ def _lines(cases: Sequence[TimedCase], dims: Sequence[str]) -> Iterator[tuple[st
             workload = case.workload
             if not all(hasattr(workload, name) for name in tied):
                 continue
+            # Only the fields that do not change are left in ``values``, which is part of the key.
             values = _fields_of(workload)
             sizes = {values.pop(name) for name in tied}
             if len(sizes) == 1:  # fields that change together must be equal
+                (size,) = sizes
                 key = workload.op, tuple(values.items()), case.config, case.cache
-                lines[(*key, case.implementation, case.gpu)][sizes.pop()] = i
+                lines[(*key, case.implementation, case.gpu)][size] = i
         for by_size in lines.values():
             yield dim, by_size
 

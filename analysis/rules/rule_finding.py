@@ -84,15 +84,15 @@ class Pairs:
     def take(self, where: NDArray[np.intp]) -> Pairs:
         """Return the pairs at the given positions, with the same cases."""
         return Pairs(
-            self.log_time,
-            self.error,
-            self.against[where],
-            self.following[where],
-            self.log_work[where],
-            self.log_claim[where],
-            self.log_predicted[where],
-            [self.group[i] for i in where],
-            None if self.control is None else self.control[where],
+            log_time=self.log_time,
+            error=self.error,
+            against=self.against[where],
+            following=self.following[where],
+            log_work=self.log_work[where],
+            log_claim=self.log_claim[where],
+            log_predicted=self.log_predicted[where],
+            group=[self.group[i] for i in where],
+            control=None if self.control is None else self.control[where],
         )
 
     def by_group(self) -> dict[str, Pairs]:
@@ -169,17 +169,29 @@ def _measured_half_width(error: Array, weights: Array, level: float) -> float:
     """Return half the log interval of the mean ratio, from the measured errors of its cases.
 
     The result is NaN if a case with a nonzero weight has no measured error.
+
+    Args:
+        error: standard error of each case's log time; NaN if unknown.
+        weights: weight of each case in the mean log ratio.
+        level: one minus the coverage of the interval.
     """
     # A case whose weights cancel does not count, even if its error is unknown.
-    counted = np.where(weights != 0, error, 0.0)
-    return float(norm.ppf(1 - level / 2) * np.sqrt(np.sum((weights * counted) ** 2)))
+    counted_error = np.where(weights != 0, error, 0.0)
+    error_of_mean = np.sqrt(np.sum((weights * counted_error) ** 2))
+    return float(norm.ppf(1 - level / 2) * error_of_mean)
 
 
 def _scatter_half_width(ratios: Array, contrast: csr_array, weights: Array, level: float) -> float:
     """Return half the log interval of the mean ratio, from the scatter of the ratios.
 
     The result is infinite for a single pair, and if the pairs share cases so that s² cannot be
-    estimated.
+    estimated. :func:`mean_effect` explains the symbols.
+
+    Args:
+        ratios: log ratio of each pair.
+        contrast: sign of each case (column) in each pair's log ratio (row), which is D.
+        weights: weight of each case in the mean log ratio.
+        level: one minus the coverage of the interval.
     """
     n = len(ratios)
     # Covariance of the ratios, divided by s². Pairs that share a case are correlated.
@@ -194,9 +206,10 @@ def _scatter_half_width(ratios: Array, contrast: csr_array, weights: Array, leve
     )
     if n < 2 or trace <= 0 or trace_of_square <= 0:
         return float("inf")
-    variance = float(np.sum((ratios - ratios.mean()) ** 2) / trace)
+    variance = float(np.sum((ratios - ratios.mean()) ** 2) / trace)  # the estimate of s²
     freedom = trace**2 / trace_of_square
-    return float(t.ppf(1 - level / 2, freedom) * np.sqrt(variance * np.sum(weights**2)))
+    error_of_mean = np.sqrt(variance * np.sum(weights**2))
+    return float(t.ppf(1 - level / 2, freedom) * error_of_mean)
 
 
 def _independent_half_width(ratios: Array, level: float) -> float:
@@ -247,10 +260,12 @@ def find_verdict(
             within the tolerance, ``no longer`` if the whole interval is outside it, ``depends: …``
             if only some groups are outside, and ``holds, weaker`` otherwise.
     """
+    # 1. Compute the effect of each group and of all pairs.
     by_group = pairs.by_group()
     level = FAMILYWISE_ALPHA / len(by_group)  # Bonferroni
     groups = {name: mean_effect(members, level) for name, members in by_group.items()}
     effect = mean_effect(pairs)
+    # 2. Choose the effect that the claim is about, and average the claims of its pairs.
     claims = pairs.log_claim
     if largest:
         # Take the group with the largest significant gain. If no gain is significant, take the
@@ -260,6 +275,7 @@ def find_verdict(
         claims = by_group[best].log_claim
         effect = groups[best]
     claim = None if np.isnan(claims).all() else float(np.exp(np.nanmean(claims)))
+    # 3. Judge the claim.
     if tolerance is not None:
         verdict = _judge_equality(effect, groups, claim or 1.0, 1 + tolerance)
     elif largest:
@@ -278,9 +294,11 @@ def find_verdict(
 def _judge_claim(effect: Effect, claim: float | None) -> str:
     """Return the verdict on the claim that following the advice is faster.
 
-    ``claim`` is the claimed ratio; None if no number is claimed.
-
     A claimed ratio is not refuted if the effect's interval reaches 90% of the ratio.
+
+    Args:
+        effect: the effect to judge.
+        claim: the claimed ratio; None if no number is claimed.
     """
     if effect.sign < 0:
         return "no longer"

@@ -18,7 +18,12 @@ from sweeps.store import make_folder, write_whole
 def write_rules(inputs: RuleInputs, rows: Sequence[RuleResult]) -> list[Path]:
     """Write ``rules.csv``, ``.json`` and ``.md``, and ``tensor-cores.md`` if models were profiled.
 
-    Paths of the Markdown files.
+    Args:
+        inputs: recordings and profiled models of the machine, and the folder to write to.
+        rows: results of the rules.
+
+    Returns:
+        The paths of the Markdown files.
     """
     folder = inputs.folder
     machine = inputs.machine
@@ -35,7 +40,13 @@ def write_rules(inputs: RuleInputs, rows: Sequence[RuleResult]) -> list[Path]:
 
 
 def rules_markdown(rows: Sequence[RuleResult], machine: Machine, caption: str) -> str:
-    """Return the table of rules in Markdown; rules with a verdict come first."""
+    """Return the table of rules in Markdown; rules with a verdict come first.
+
+    Args:
+        rows: results of the rules.
+        machine: machine that the rules were judged on.
+        caption: source of the measurements, as :attr:`RuleInputs.caption` gives it.
+    """
     measured = [row for row in rows if row.verdict != NOT_MEASURED]
     not_measured = [row for row in rows if row.verdict == NOT_MEASURED]
     lines = [
@@ -82,10 +93,12 @@ def counts_sentence(rows: Sequence[RuleResult]) -> str:
 
 def terminal_table(rows: Sequence[RuleResult]) -> str:
     """Return one aligned line per rule, for a terminal."""
-    return "\n".join(
-        f"{row.id:18}{figures(row):24}{row.cases:6,}  {row.reason if row.unusable else row.verdict}"
-        for row in rows
-    )
+    lines = []
+    for row in rows:
+        # The verdict "not measured here" would hide that an unusable run measured the rule.
+        conclusion = row.reason if row.unusable else row.verdict
+        lines.append(f"{row.id:18}{figures(row):24}{row.cases:6,}  {conclusion}")
+    return "\n".join(lines)
 
 
 def _table_line(row: RuleResult) -> str:

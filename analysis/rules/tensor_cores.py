@@ -176,11 +176,12 @@ def step_markdown(step: TimedStep) -> str:
     if left_out:
         share = sum(operation.time_us for operation in left_out) / total
         lines.append(f"| {counted(len(left_out), 'other')} | | | | | | {share:.1%} |")
-    lines += ["", f"{step.matrix_share:.0%} of the time is in matrix operations."]
+    summary = f"{step.matrix_share:.0%} of the time is in matrix operations."
     if np.isfinite(step.bound):
-        lines[-1] += (
+        summary += (
             f" However fast they became, the whole step could be at most {step.bound:.2f}× as fast."
         )
+    lines += ["", summary]
     if step.kind == "gpu" and step.used_share is not None:
         lines.append(f"{step.used_share:.0%} of the eligible time is in Tensor Core kernels.")
     return "\n".join(lines) + "\n"
@@ -220,31 +221,37 @@ def _amdahl(steps: Sequence[TimedStep]) -> RuleResult:
         if exact_interval is None or fast_interval is None:
             continue
         ratio = median(list(exact.seconds)) / median(list(fast.seconds))
+        # The ratio is lowest if the FP32 step is fast and the TF32 step is slow.
         interval = exact_interval[0] / fast_interval[1], exact_interval[1] / fast_interval[0]
         speed_ups.append(_SpeedUp(ratio / exact.bound, interval, name, ratio, exact.bound))
     if not speed_ups:
         return not_measured(rule)
     # 2. Judge the rule by the model that comes closest to its bound.
     closest = max(speed_ups)
-    lo, hi = (end / closest.bound for end in closest.interval)
+    lowest_ratio, highest_ratio = closest.interval
+    lo = lowest_ratio / closest.bound
+    hi = highest_ratio / closest.bound
     if hi <= 1:
         verdict = "holds"
     elif lo > 1:
         verdict = "no longer"
     else:
         verdict = f"depends: {UNCERTAIN}"
-    listing = "; ".join(f"{s.model}: {s.ratio:.2f}× of at most {s.bound:.2f}×" for s in speed_ups)
+    listing = "; ".join(
+        f"{speed_up.model}: {speed_up.ratio:.2f}× of at most {speed_up.bound:.2f}×"
+        for speed_up in speed_ups
+    )
     return RuleResult(
-        rule.id,
-        rule.statement,
-        rule.source,
-        verdict,
-        closest.share_of_bound,
-        lo,
-        hi,
-        None,
-        len(speed_ups),
-        f"{rule.effect}; {listing}",
+        id=rule.id,
+        statement=rule.statement,
+        source=rule.source,
+        verdict=verdict,
+        effect=closest.share_of_bound,
+        lo=lo,
+        hi=hi,
+        predicted=None,
+        cases=len(speed_ups),
+        reason=f"{rule.effect}; {listing}",
     )
 
 
@@ -270,14 +277,14 @@ def _tc_used(steps: Sequence[TimedStep]) -> RuleResult:
     else:
         verdict = f"depends: {listing}"
     return RuleResult(
-        rule.id,
-        rule.statement,
-        rule.source,
-        verdict,
-        float(np.mean(list(known_shares.values()))),
-        low,
-        high,
-        None,
-        len(known_shares),
-        f"{rule.effect}, from the lowest to the highest; {listing}",
+        id=rule.id,
+        statement=rule.statement,
+        source=rule.source,
+        verdict=verdict,
+        effect=float(np.mean(list(known_shares.values()))),
+        lo=low,
+        hi=high,
+        predicted=None,
+        cases=len(known_shares),
+        reason=f"{rule.effect}, from the lowest to the highest; {listing}",
     )

@@ -146,7 +146,11 @@ class ProfiledOperation:
 
 
 def any_tensor_cores(kernels: Iterable[str]) -> bool | None:
-    """Return True if any kernel uses Tensor Cores; None if no kernel's name shows it."""
+    """Return True if the name of any kernel shows that it uses Tensor Cores.
+
+    Otherwise, the result is False if the name of any kernel shows that it uses none, and None if no
+    name shows either.
+    """
     uses = [read_name(name).tensor_cores for name in kernels]
     if any(uses):
         return True
@@ -217,9 +221,10 @@ class ProfileAccount:
 
     @property
     def matrix_share(self) -> float:
-        """Share of the operations' time that is spent in matrix operations."""
-        total = self.total_us
-        return sum(o.time_us for o in self.operations if o.matrix) / total if total else 0.0
+        """Share of the operations' time that is spent in matrix operations; 0 without any time."""
+        total_us = self.total_us
+        matrix_us = sum(operation.time_us for operation in self.operations if operation.matrix)
+        return matrix_us / total_us if total_us else 0.0
 
     @property
     def bound(self) -> float:
@@ -227,13 +232,14 @@ class ProfileAccount:
 
         The bound is infinite if there are no other operations.
         """
+        # A share below 1e-9 is a rounding error of the sum.
         other_share = 1 - self.matrix_share
         return 1 / other_share if other_share > 1e-9 else float("inf")
 
     @property
     def graph_us(self) -> float:
         """Time of the kernels of CUDA graphs in µs; their operations and shapes are not known."""
-        return sum(o.time_us for o in self.operations if o.op == GRAPH)
+        return sum(operation.time_us for operation in self.operations if operation.op == GRAPH)
 
 
 def account_of(paths: Sequence[Path]) -> ProfileAccount:
@@ -261,7 +267,7 @@ class _OperationSum:
     kernels: dict[str, float] = field(default_factory=dict)
 
     def add_kernels(self, kernels: Iterable[tuple[str, float]]) -> None:
-        """Add the kernels of one call."""
+        """Add the kernels of one call, each with its name and its time in ns."""
         self.calls += 1
         for name, ns in kernels:
             self.time_ns += ns
@@ -307,16 +313,17 @@ class _Sums:
         device, names = trace.device, trace.names
         kernels_by_call: dict[int, list[tuple[str, float]]] = defaultdict(list)
         for activity, operation in enumerate(joined.operation):
-            kernel = names[device.name[activity]], float(device.duration[activity])
+            kernel_name = names[device.name[activity]]
+            kernel = kernel_name, float(device.duration[activity])
             if operation != NOTHING:
                 product = products.around[operation]
                 call = operation if product == NOTHING else product
                 kernels_by_call[call].append(kernel)
                 continue
             is_kernel = device.kind[activity] == KERNEL
-            multiplies = is_kernel and read_name(kernel[0]).kind in MULTIPLYING
+            multiplies = is_kernel and read_name(kernel_name).kind in MULTIPLYING
             op = GRAPH if joined.in_graph[activity] else NO_OPERATION
-            self._gpu_sums[op, (), kernel[0], multiplies].add_kernels([kernel])
+            self._gpu_sums[op, (), kernel_name, multiplies].add_kernels([kernel])
         # 2. Add up the calls by name, shape and module.
         for call, kernels in kernels_by_call.items():
             for works, pass_kernels in _by_pass(products.works.get(call, ()), kernels):
@@ -337,6 +344,7 @@ class _Sums:
                 continue
             works = products.works.get(event, ())
             operation_sum = self._cpu_sums[_key(trace, joined, event, works)]
+            # The recorded times of inner operations may add up to more than that of the outer one.
             operation_sum.time_ns += max(joined.own_ns[event], 0)
             # An operation on a scalar only calls itself with a tensor. Both together are one call.
             inner = children[event]
@@ -355,27 +363,30 @@ class _Sums:
         If any trace has kernels, the times of traces without kernels are ignored.
         """
         on_gpu = bool(self._devices)
-        operations = [
-            ProfiledOperation(
-                key[0].removeprefix("aten::"),
-                key[1],
-                "" if key[0] in (GRAPH, NO_OPERATION) else key[2],
-                key[3],
-                total.calls,
-                total.time_ns / 1e3,
-                {name: ns / 1e3 for name, ns in total.kernels.items()},
+        sums = self._gpu_sums if on_gpu else self._cpu_sums
+        operations = []
+        for (op, works, module, is_matrix), total in sums.items():
+            # Without an operation, the place of the module is taken by the name of the kernel.
+            has_operation = op not in (GRAPH, NO_OPERATION)
+            operation = ProfiledOperation(
+                op=op.removeprefix("aten::"),
+                works=works,
+                module=module if has_operation else "",
+                matrix=is_matrix,
+                calls=total.calls,
+                time_us=total.time_ns / 1e3,
+                kernels={name: ns / 1e3 for name, ns in total.kernels.items()},
             )
-            for key, total in (self._gpu_sums if on_gpu else self._cpu_sums).items()
-        ]
+            operations.append(operation)
         return ProfileAccount(
-            "gpu" if on_gpu else "cpu",
-            tuple(self._names),
-            tuple(sorted(operations, key=lambda operation: -operation.time_us)),
-            tuple(self._devices if on_gpu else self._hosts),
-            self._without_kernel,
-            self._with_shapes,
-            self._with_strides,
-            self._left_out,
+            kind="gpu" if on_gpu else "cpu",
+            device_names=tuple(self._names),
+            operations=tuple(sorted(operations, key=lambda operation: -operation.time_us)),
+            devices=tuple(self._devices if on_gpu else self._hosts),
+            calls_without_kernel=self._without_kernel,
+            with_shapes=self._with_shapes,
+            with_strides=self._with_strides,
+            left_out=self._left_out,
         )
 
 
@@ -411,19 +422,20 @@ def _products(trace: TraceEvents, joined: TraceJoin) -> _ProductCalls:
     # 1. Find the calls whose inputs show what they compute.
     works_by_inputs = [works_of(inputs) for inputs in trace.inputs]
     inputs, parent = trace.host.inputs, joined.parent
-    works = {
+    all_works = {
         event: works_by_inputs[inputs[event]]
         for event in joined.order
         if inputs[event] != NOTHING and works_by_inputs[inputs[event]]
     }
     # 2. Leave out calls that contain another such call, as aten::linear contains aten::addmm.
     outer: set[int] = set()
-    for event in works:
+    for event in all_works:
         around = parent[event]
+        # Everything around an outer event is already in the set.
         while around != NOTHING and around not in outer:
             outer.add(around)
             around = parent[around]
-    works = {event: computed for event, computed in works.items() if event not in outer}
+    works = {event: computed for event, computed in all_works.items() if event not in outer}
     # 3. Find the call around each operation. Outer operations come first in the order, so the
     # result of a parent is known before its children.
     innermost = [NOTHING] * len(parent)
@@ -439,6 +451,8 @@ def _by_pass(
     works: tuple[Work, ...], kernels: Sequence[tuple[str, float]]
 ) -> list[tuple[tuple[Work, ...], list[tuple[str, float]]]]:
     """Divide a call's kernels between the two gradients of a convolution if their names allow it.
+
+    If any kernel uses Tensor Cores, problems in fp32 are returned in tf32.
 
     Args:
         works: problems that the call computes.
@@ -462,7 +476,8 @@ def _by_pass(
     times = dict.fromkeys(passes, 0.0)
     for name, ns in kernels:
         for pass_ in passes:
-            times[pass_] += ns if pass_ in name.lower() else 0.0
+            if pass_ in name.lower():
+                times[pass_] += ns
     if len(passes) < 2 or not all(times.values()):
         return [(works, list(kernels))]
     # 3. Give each pass its kernels, and a share of those that name no pass, such as transposes.
@@ -481,11 +496,12 @@ def _by_pass(
 
 
 def _device_times(trace: TraceEvents, joined: TraceJoin) -> list[DeviceTime]:
-    """Return the busy and idle time of each device of a trace."""
+    """Return the busy and idle time of each device of a trace, in order of the first activity."""
     # 1. Sort the activities of each device by the time at which they begin.
     device = trace.device
     by_device: dict[int, list[int]] = defaultdict(list)
-    for activity in sorted(range(len(device.begin)), key=device.begin.__getitem__):
+    in_order = sorted(range(len(device.begin)), key=lambda activity: device.begin[activity])
+    for activity in in_order:
         by_device[device.device[activity]].append(activity)
     # 2. Add up the gaps in which no activity is running. Of the activities so far, ``latest`` is
     # the one that ends last.
@@ -494,13 +510,17 @@ def _device_times(trace: TraceEvents, joined: TraceJoin) -> list[DeviceTime]:
     for activities in by_device.values():
         idle_us: dict[str, float] = defaultdict(float)
         latest = activities[0]
-        span_begin = end = device.begin[latest]
+        span_begin = device.begin[latest]
+        end = span_begin
         for activity in activities:
-            if device.begin[activity] > end:
+            activity_begin = device.begin[activity]
+            activity_end = activity_begin + device.duration[activity]
+            if activity_begin > end:
                 reason = _idle_reason(trace, joined, call_before, (latest, activity), end)
-                idle_us[reason] += (device.begin[activity] - end) / 1e3
-            if device.begin[activity] + device.duration[activity] >= end:
-                end, latest = device.begin[activity] + device.duration[activity], activity
+                idle_us[reason] += (activity_begin - end) / 1e3
+            if activity_end >= end:
+                end = activity_end
+                latest = activity
         span_us = (end - span_begin) / 1e3
         busy_us = span_us - sum(idle_us.values())
         times.append(DeviceTime(trace.path.name, span_us, busy_us, dict(idle_us)))
@@ -518,6 +538,7 @@ def _calls_before(trace: TraceEvents, joined: TraceJoin) -> dict[int, int]:
 
 
 def _end(host: HostEvents, event: int) -> int:
+    """Return the time at which a host event ends, in ns."""
     return host.begin[event] + host.duration[event]
 
 
