@@ -36,23 +36,26 @@ def build_editable(
     # 1. Build the project's normal wheel, and take its metadata except RECORD, which lists the
     # files of that wheel.
     with tempfile.TemporaryDirectory() as folder:
-        name: str = build_wheel(folder, config_settings)
-        with zipfile.ZipFile(Path(folder) / name) as wheel:
+        wheel_name: str = build_wheel(folder, config_settings)
+        with zipfile.ZipFile(Path(folder) / wheel_name) as wheel:
             metadata = {
                 member: wheel.read(member)
                 for member in wheel.namelist()
                 if ".dist-info/" in member and not member.endswith("/RECORD")
             }
-    # 2. Write a wheel with the metadata, the pointing module and a RECORD of both.
-    info_folder = next(iter(metadata)).partition("/")[0]
+    # 2. Write a wheel with the metadata, the pointing module and a RECORD of both. All metadata is
+    # in the same folder, so any of its files names that folder.
+    any_member = next(iter(metadata))
+    info_folder = any_member.partition("/")[0]
     members = {POINTING_MODULE: POINTER.encode(), **metadata}
     record = "".join(f"{path},{_digest(content)}\n" for path, content in members.items())
     # RECORD also lists itself, but without a hash and a size.
     members[f"{info_folder}/RECORD"] = f"{record}{info_folder}/RECORD,,\n".encode()
-    with zipfile.ZipFile(Path(wheel_directory) / name, "w", zipfile.ZIP_DEFLATED) as pointing_wheel:
+    target = Path(wheel_directory) / wheel_name
+    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as pointing_wheel:
         for path, content in members.items():
             pointing_wheel.writestr(path, content)
-    return name
+    return wheel_name
 
 
 def _digest(content: bytes) -> str:

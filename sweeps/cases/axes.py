@@ -46,6 +46,8 @@ PAIRS = ("stride", "padding", "dilation")
 _MAY_BE_ZERO = ("padding",)
 _MAX_VALUES = 20_000  # largest number of values of a range or a neighbourhood
 _K_BLOCK = 64  # assumed depth of a large tile, in elements along k
+_MULTIPLE = re.compile(r"(?:(\d+)\s*\*\s*)?([a-z_]+)")  # such as "4*m" or "m"
+_PAIR = re.compile(r"\d+x\d+")
 
 
 @dataclass(frozen=True)
@@ -92,17 +94,17 @@ def parse_size_axis(declared: Any, where: str, axis_name: str, sizes: Collection
         axis_name: name of the axis.
         sizes: names of the other sizes that this axis may be a multiple of.
 
+    Returns:
+        A table of keys becomes :class:`Edges` if it has the key ``edges``, and else a tuple of its
+        values. A string such as ``4*m`` or ``m`` becomes a :class:`Multiple`. Anything else becomes
+        a tuple of the declared values.
+
     Raises:
         UserError: if the value is not a valid axis of sizes.
     """
     if isinstance(declared, Mapping):
         return _parse_table(declared, where, axis_name)
-    # A string such as "4*m" or "m" makes this axis a multiple of another one.
-    multiple = (
-        re.fullmatch(r"(?:(\d+)\s*\*\s*)?([a-z_]+)", declared)
-        if isinstance(declared, str)
-        else None
-    )
+    multiple = _MULTIPLE.fullmatch(declared) if isinstance(declared, str) else None
     if multiple:
         factor, other_axis = multiple.groups()
         if other_axis not in sizes:
@@ -116,7 +118,8 @@ def parse_size_axis(declared: Any, where: str, axis_name: str, sizes: Collection
     minimum = 0 if axis_name in _MAY_BE_ZERO else 1
     for value in values:
         # A convolution's stride, padding and dilation may differ by direction, such as "2x1".
-        is_pair = axis_name in PAIRS and isinstance(value, str) and re.fullmatch(r"\d+x\d+", value)
+        may_be_pair = axis_name in PAIRS and isinstance(value, str)
+        is_pair = may_be_pair and _PAIR.fullmatch(value) is not None
         is_whole = isinstance(value, int) and not isinstance(value, bool)
         if not is_pair and not (is_whole and value >= minimum):
             raise UserError(f"{where} must be whole numbers of at least {minimum}, not {value!r}.")
@@ -127,6 +130,10 @@ def parse_size_axis(declared: Any, where: str, axis_name: str, sizes: Collection
 
 def resolution_order(axes: Mapping[str, Axis], where: str = "") -> list[str]:
     """Return the names of the axes, each one after the axes on which its values depend.
+
+    Args:
+        axes: the axes of a block, by name.
+        where: name of the file and the block, for the error message.
 
     Raises:
         UserError: if axes depend on each other, such as m on n and n on m.
@@ -150,18 +157,29 @@ def resolution_order(axes: Mapping[str, Axis], where: str = "") -> list[str]:
 
 
 def _needs(axis: Axis, along: str) -> set[str]:
-    """Return the names of the axes on which the values of an axis depend."""
+    """Return the names of the axes on which the values of an axis depend.
+
+    ``along`` is the name of the axis itself.
+    """
     if isinstance(axis, Multiple):
         return {axis.axis}
     if not isinstance(axis, Edges):
         return set()
-    # The tile depends on the dtype. A wave also depends on the result's other dimension. For a
-    # linear layer, the pass decides which size that is.
-    return {"dtype"} if axis.kind == "tiles" else {"dtype", "pass", *_ACROSS[along].values()}
+    # The tile depends on the dtype.
+    if axis.kind == "tiles":
+        return {"dtype"}
+    # A wave also depends on the result's other dimension. For a linear layer, the pass decides
+    # which size that is.
+    return {"dtype", "pass", *_ACROSS[along].values()}
 
 
 def _parse_table(table: Mapping[str, Any], where: str, along: str) -> Axis:
     """Parse an axis that is given as a table: a range, powers or a neighbourhood.
+
+    Args:
+        table: the TOML table, with whole numbers and perhaps the word ``edges``.
+        where: name of the file and of the key, for error messages.
+        along: name of the axis, which must have edges of the kind that the table requests.
 
     Raises:
         UserError: if the table has invalid keys or values.
@@ -169,6 +187,7 @@ def _parse_table(table: Mapping[str, Any], where: str, along: str) -> Axis:
     for key in table:
         if key not in _KEYS:
             raise UserError(f"{where} has an unknown key {key!r}; {nearest(key, _KEYS)}")
+    # The keys must be those that a form requires, with or without its optional ones.
     has_a_form = any(required <= set(table) <= required | optional for required, optional in _FORMS)
     if not has_a_form:
         choices = "; ".join(" ".join(sorted(required)) for required, _ in _FORMS)
@@ -250,28 +269,40 @@ def resolve_axis(
 def _near_edges(
     axis: Edges, resolved: Mapping[str, Any], machine: Machine, along: str
 ) -> list[int]:
-    """Return the values of an axis, and the sizes around every edge between its two ends."""
+    """Return the values of an axis, and the sizes around every edge between its two ends.
+
+    The values are in ascending order and without duplicates. :func:`resolve_axis` describes the
+    arguments.
+
+    Raises:
+        UserError: if the range is longer than :data:`_MAX_VALUES` tiles.
+    """
     low, high = axis.values[0], axis.values[-1]
     # 1. Find the tile's size along the axis, and along the result's other dimension.
     tile_rows, tile_columns = large_tile(machine.generation, str(resolved.get("dtype", "bf16")))
-    block, other_block = (tile_columns, tile_rows) if along == "n" else (tile_rows, tile_columns)
-    if along == "k":
-        block = _K_BLOCK
+    if along == "n":
+        tile_size, other_tile_size = tile_columns, tile_rows
+    elif along == "k":
+        tile_size, other_tile_size = _K_BLOCK, tile_columns  # waves have no edges along k
+    else:
+        tile_size, other_tile_size = tile_rows, tile_columns
     # The sets below have a value for each tile, so a very long range is refused first.
-    _checked_length(range(low, high + 1, block), f"the range of {axis.kind} along {along}")
+    tile_starts = range(low, high + 1, tile_size)
+    _checked_length(tile_starts, f"the range of {axis.kind} along {along}")
     # 2. Find the edges between the two ends.
     if axis.kind == "tiles":
-        edges = set(range(ceil_div(low, block) * block, high + 1, block))
+        first_edge = ceil_div(low, tile_size) * tile_size
+        edges = set(range(first_edge, high + 1, tile_size))
     else:
-        across = _ACROSS[along].get(resolved.get("pass", ""))
+        across_name = _ACROSS[along].get(resolved.get("pass", ""))
         # In a weight gradient the tokens are the reduction dimension, along which there are no
         # waves.
-        if across is None:
+        if across_name is None:
             return list(axis.values)
-        across_size = int(resolved[across])
+        across_size = int(resolved[across_name])
         edges = {
-            next_wave_edge(size, across_size, block, other_block, machine.sms)
-            for size in range(low, high + 1, block)
+            next_wave_edge(size, across_size, tile_size, other_tile_size, machine.sms)
+            for size in tile_starts
         }
     # 3. Add each edge, and the values one below and one above it. The last edge may lie beyond the
     # range.

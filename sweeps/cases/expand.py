@@ -44,8 +44,8 @@ def expand(sweep: Sweep, machine: Machine, library: Library, configured: Configu
     for block in sweep.blocks:
         if block.on not in (None, machine.kind):
             continue
-        for number, values in enumerate(_combinations(sweep, block, machine)):
-            if number == _MAX_COMBINATIONS:
+        for position, values in enumerate(_combinations(sweep, block, machine)):
+            if position == _MAX_COMBINATIONS:
                 raise UserError(
                     f"{sweep.name}.toml has a block with more than {_MAX_COMBINATIONS:,} "
                     "combinations; use larger steps."
@@ -56,20 +56,28 @@ def expand(sweep: Sweep, machine: Machine, library: Library, configured: Configu
             implementation = values["implementation"]
             if implementation == "library":
                 implementation = library(problem, machine)
-            timing_options = [values[key] for key in ("mode", "cache", "fill")]
             for config in configured(implementation, values["config"], problem, machine):
-                cases[Case(sweep.name, problem, implementation, config, *timing_options)] = None
+                case = Case(
+                    sweep.name,
+                    problem,
+                    implementation,
+                    config,
+                    mode=values["mode"],
+                    cache=values["cache"],
+                    fill=values["fill"],
+                )
+                cases[case] = None
     return list(cases)
 
 
 def _combinations(sweep: Sweep, block: Block, machine: Machine) -> Iterator[dict[str, Any]]:
     """Yield every combination of the values of a block's axes, as a dictionary by axis name.
 
-    The sizes vary fastest.
+    The sizes vary fastest. Sizes of a listed shape are strings, and those of an axis are numbers.
     """
-    names = resolution_order(block.axes)
-    sizes = [name for name in names if name in SIZES[sweep.op]]
-    words = [name for name in names if name not in SIZES[sweep.op]]
+    ordered_names = resolution_order(block.axes)
+    size_axes = [name for name in ordered_names if name in SIZES[sweep.op]]
+    word_axes = [name for name in ordered_names if name not in SIZES[sweep.op]]
 
     def extend(values: dict[str, Any], names: Sequence[str]) -> Iterator[dict[str, Any]]:
         """Yield ``values`` with every combination of the axes ``names`` added."""
@@ -85,23 +93,25 @@ def _combinations(sweep: Sweep, block: Block, machine: Machine) -> Iterator[dict
             yield from extend({**values, name: option}, later_names)
 
     if not block.shapes:
-        yield from extend({}, [*words, *sizes])
+        yield from extend({}, [*word_axes, *size_axes])
     for shape in block.shapes:
         shape_values = dict(zip(SHAPE[sweep.op], shape.split(","), strict=True))
-        yield from extend(shape_values, [*words, *sizes])
+        yield from extend(shape_values, [*word_axes, *size_axes])
 
 
 def _dtypes(declared: Sequence[str], machine: Machine) -> Sequence[str]:
     """Return the dtypes that a block's ``dtype`` axis selects on a machine.
+
+    ``declared`` has the words of the axis: dtypes, or only ``all`` or ``emulated``.
 
     Dtypes that the machine emulates are left out, because they would take most of the time. They
     are kept if the block names only emulated dtypes.
     """
     if declared == ["emulated"]:
         return machine.emulated
-    if declared == ["all"]:
-        declared = _DTYPES_OF[machine.kind]
-    return [dtype for dtype in declared if dtype not in machine.emulated] or declared
+    dtypes = _DTYPES_OF[machine.kind] if declared == ["all"] else declared
+    native_dtypes = [dtype for dtype in dtypes if dtype not in machine.emulated]
+    return native_dtypes if native_dtypes else dtypes
 
 
 def _problem(sweep: Sweep, values: Mapping[str, Any]) -> Workload:
@@ -110,30 +120,37 @@ def _problem(sweep: Sweep, values: Mapping[str, Any]) -> Workload:
     Raises:
         UserError: if the values do not describe a valid problem.
     """
-    size = {name: values[name] for name in SIZES[sweep.op]}
     dtype = values["dtype"]
+
+    def size(name: str) -> int:
+        """Return a size as a number. Sizes of listed shapes are strings."""
+        return int(values[name])
+
     try:
         if sweep.op == "gemm":
-            batch, m, n, k = (int(size[name]) for name in SIZES["gemm"])
-            return Gemm(m, n, k, dtype, values["layout"], batch)
+            return Gemm(size("m"), size("n"), size("k"), dtype, values["layout"], size("batch"))
         if sweep.op == "linear":
-            tokens, features_in, features_out = (int(size[name]) for name in SIZES["linear"])
-            return linear(tokens, features_in, features_out, dtype)[values["pass"]]
+            gemms_by_pass = linear(size("tokens"), size("features_in"), size("features_out"), dtype)
+            return gemms_by_pass[values["pass"]]
         if sweep.op == "layer":
-            n, c, h, w = (int(size[name]) for name in SIZES["layer"])
-            return Layer(values["layer"], n, c, h, w, dtype, values["layout"])
+            return Layer(
+                values["layer"],
+                size("images"),
+                size("c"),
+                size("h"),
+                size("w"),
+                dtype,
+                values["layout"],
+            )
         if sweep.op in SERIES:
-            count, m, n, k = (int(size[name]) for name in SIZES[sweep.op])
-            return Series(sweep.op, count, m, n, k, dtype)
+            return Series(sweep.op, size("count"), size("m"), size("n"), size("k"), dtype)
         if sweep.op == "lstm":
-            steps, minibatch, hidden, features = (int(size[name]) for name in SIZES["lstm"])
-            return Lstm(steps, minibatch, hidden, features, dtype)
+            return Lstm(size("steps"), size("minibatch"), size("hidden"), size("features"), dtype)
         # The first seven sizes, from images to the filter's width, are single numbers. Three more
         # may be pairs.
-        sizes = (int(size[name]) for name in SIZES["conv"][:7])
-        pairs = (parse_pair(str(size[name]), name) for name in PAIRS)
-        groups = int(size["groups"])
-        return Conv.build(sizes, pairs, groups, dtype, values["layout"], values["pass"])
+        sizes = (size(name) for name in SIZES["conv"][:7])
+        pairs = (parse_pair(str(values[name]), name) for name in PAIRS)
+        return Conv.build(sizes, pairs, size("groups"), dtype, values["layout"], values["pass"])
     except ValueError as error:
         raise UserError(f"{sweep.name}.toml declares an invalid problem: {error}") from None
 
@@ -144,9 +161,12 @@ def _meets(condition: Filter, problem: Workload, values: Mapping[str, Any]) -> b
 
     def value_of(side: str | float) -> Any:
         """Return the value of one side of the condition: a quantity, a size, or the side itself."""
+        if not isinstance(side, str):
+            return side
         if side in ("flops", "bytes", "intensity", "dtype"):
-            return getattr(problem, str(side))
-        # A word that is not the name of a size is a dtype, which stands for itself.
-        return float(values[side]) if isinstance(side, str) and side in values else side
+            return getattr(problem, side)
+        if side in values:
+            return float(values[side])
+        return side  # a dtype, which stands for itself
 
     return _COMPARE[sign](value_of(left), value_of(right))

@@ -140,7 +140,8 @@ def read_sweep(path: Path) -> Sweep:
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or error
+        # A UnicodeDecodeError has no ``strerror``.
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise UserError(f"{path} cannot be read ({reason}); check its path.") from None
     except tomllib.TOMLDecodeError as error:
         raise UserError(f"{path.name} is not valid TOML ({error}); correct it.") from None
@@ -176,7 +177,16 @@ def axis_names(op: str) -> tuple[str, ...]:
 
 
 def _read_block(block: Mapping[str, Any], op: str, where: str) -> Block:
-    """Check a ``[[block]]`` and return it; ``where`` names the file and block in errors."""
+    """Check a ``[[block]]`` and return it.
+
+    Args:
+        block: the TOML table of the block, with the shapes at the top of the file added.
+        op: the sweep's operation.
+        where: name of the file and the block, for error messages.
+
+    Raises:
+        UserError: if a key or a value is not valid, or an axis without a default is missing.
+    """
     # 1. Read the listed shapes and their variants.
     names = axis_names(op)
     _check_keys(block, ("on", "shapes", "vary", "where", *names), where)
@@ -188,8 +198,9 @@ def _read_block(block: Mapping[str, Any], op: str, where: str) -> Block:
         raise UserError(f"{where} has both shapes and {clashing[0]!r}; give only one of them.")
     if "vary" in block:
         shapes = _read_vary(block["vary"], shapes, op, where)
-    # 2. Read each axis, or take its default. An axis may be a multiple of another size of the
-    # block, whether that size is part of the listed shapes or an axis.
+    # 2. Read each axis, or take its default. By default, a linear layer is timed in all passes, and
+    # a convolution only forward. An axis may be a multiple of another size of the block, whether
+    # that size is part of the listed shapes or an axis.
     sizes = {name for name in SIZES[op] if name in block or (shapes and name in SHAPE[op])}
     axes: dict[str, Axis] = {}
     for name in names:
@@ -220,7 +231,11 @@ def _read_block(block: Mapping[str, Any], op: str, where: str) -> Block:
 
 
 def _check_words(axes: Mapping[str, Axis], op: str, where: str) -> None:
-    """Check the words of every axis that is not a size."""
+    """Check the words of every axis that is not a size.
+
+    Raises:
+        UserError: if an axis has a word that is not valid for the operation.
+    """
     valid_words = {
         "dtype": ("all", "emulated", *TIMED_DTYPES),
         "layer": tuple(LAYERS),
@@ -281,7 +296,19 @@ def _read_shapes(shapes: Any, op: str, where: str) -> tuple[str, ...]:
 
 
 def _read_vary(vary: Any, shapes: Sequence[str], op: str, where: str) -> tuple[str, ...]:
-    """Return each shape, followed by its variants, in which ``vary`` adds an offset to one size."""
+    """Return each shape, followed by its variants, in which ``vary`` adds an offset to one size.
+
+    Duplicates are left out.
+
+    Args:
+        vary: table with the offsets of each size that is varied, as one number or a list.
+        shapes: the listed shapes, such as ``4096,4096,1024``.
+        op: the sweep's operation.
+        where: name of the file and the block, for error messages.
+
+    Raises:
+        UserError: if there are no shapes, ``vary`` is not such a table, or a size would be below 1.
+    """
     if not shapes:
         raise UserError(f"{where} has vary but no shapes to change; add shapes, or remove vary.")
     _check_type(vary, dict, f"{where}: vary", "a table such as { n = [-1, 1] }")
@@ -289,21 +316,21 @@ def _read_vary(vary: Any, shapes: Sequence[str], op: str, where: str) -> tuple[s
     variants: dict[str, None] = {}  # the dictionary is used as a set that keeps its order
     for shape in shapes:
         variants[shape] = None
+        sizes = shape.split(",")
         for name, declared in vary.items():
-            sizes = shape.split(",")
             position = SHAPE[op].index(name)
             offsets = declared if isinstance(declared, list) else [declared]
             for offset in parse_axis(offsets, f"{where}: vary.{name}"):
                 if isinstance(offset, bool) or not isinstance(offset, int):
                     raise UserError(f"{where}: vary.{name} must be whole numbers, not {offset!r}.")
-                size = int(sizes[position]) + offset
-                if size < 1:
+                new_size = int(sizes[position]) + offset
+                if new_size < 1:
                     raise UserError(
                         f"{where}: vary.{name} is {offset}, which makes {name} of {shape!r} "
                         "smaller than 1; use a larger offset."
                     )
-                variant = [*sizes[:position], str(size), *sizes[position + 1 :]]
-                variants[",".join(variant)] = None
+                new_sizes = [*sizes[:position], str(new_size), *sizes[position + 1 :]]
+                variants[",".join(new_sizes)] = None
     return tuple(variants)
 
 
@@ -312,6 +339,9 @@ def _read_filter(text: Any, op: str, where: str) -> Filter:
 
     ``dtype`` is compared with a dtype. A size or quantity is compared with a number or with another
     size or quantity.
+
+    Raises:
+        UserError: if the text is not such a condition; ``where`` names the file and the block.
     """
     match = _CONDITION.fullmatch(text) if isinstance(text, str) else None
     names = (*SIZES[op], "flops", "bytes", "intensity", "dtype")

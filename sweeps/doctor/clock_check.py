@@ -7,6 +7,7 @@ shows only between processes, and a profiler slows the launches of the process t
 
 from __future__ import annotations
 
+import functools
 import math
 import random
 import statistics
@@ -37,7 +38,8 @@ Pass = tuple[dict[str, float], float]
 
 _GPU_SIZES = (16, 64, 128, 256, 384, 512, 1024, 2048, 4096)
 _CPU_SIZES = (64, 96, 128, 160, 192, 256, 320, 384, 512)
-_CPU_CONVS = ("2,32,14,14,32", "4,64,14,14,64")
+# Sizes n, c, h, w and kout, then a 3×3 filter with stride, padding, dilation and groups of 1.
+_CPU_CONVS = ("2,32,14,14,32,3,3,1,1,1,1", "4,64,14,14,64,3,3,1,1,1,1")
 _PASSES = 2
 _MAX_WEIGHTS = 32  # largest number of weight matrices that a CUDA graph rotates through
 _PROFILER_CASES = 8  # cases that are timed before and after a profiler is loaded
@@ -47,7 +49,8 @@ def clock_cases(machine: Any, count: int) -> list[Case]:
     """Return at most ``count`` cases that a standard timer can time within seconds each.
 
     On a GPU they are GEMMs in fp16 with a cold cache, because ``do_bench`` clears the cache. On a
-    CPU they are GEMMs and two convolutions in fp32 with a warm cache.
+    CPU they are GEMMs and two convolutions in fp32 with a warm cache. Every call chooses the same
+    cases.
     """
     rng = random.Random(0)
     if machine.kind == "gpu":
@@ -59,7 +62,7 @@ def clock_cases(machine: Any, count: int) -> list[Case]:
         cache = "cold"
     else:
         problems = [Gemm(size, size, size, "fp32") for size in _CPU_SIZES]
-        problems += [Conv.parse(f"{shape},3,3,1,1,1,1,fp32") for shape in _CPU_CONVS]
+        problems += [Conv.parse(f"{sizes},fp32") for sizes in _CPU_CONVS]
         cache = "warm"
     cases = [
         Case("clock", problem, library_for(problem, machine), cache=cache) for problem in problems
@@ -71,6 +74,11 @@ def check_clock(device: Device, count: int, note: Callable[[str], None]) -> dict
     """Run all comparisons, and return the content of ``clock.json``.
 
     ``results/README.md`` describes its entries.
+
+    Args:
+        device: the device that is timed.
+        count: largest number of cases in each comparison.
+        note: called with a sentence before each step, for the user.
     """
     machine, gpu = device.machine, device.gpu
     passes = []
@@ -110,7 +118,7 @@ def summarise(passes: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]
         ``passes_differ`` (median relative difference between the passes) and ``over_sampler``
         (median ratio of the timer's time to the sampler's, both in the first pass).
     """
-    result = {}
+    summaries = {}
     first, second = passes[0]["timers"], passes[1]["timers"]
     for name in first:
         first_us, second_us = first[name]["medians_us"], second[name]["medians_us"]
@@ -120,34 +128,47 @@ def summarise(passes: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]
         if not common:
             continue
         seconds = (first[name]["seconds"] + second[name]["seconds"]) / 2
-        result[name] = {
+        summaries[name] = {
             "seconds_per_case": seconds / len(first_us),
             "passes_differ": statistics.median(
                 abs(second_us[key] / first_us[key] - 1) for key in common
             ),
             "over_sampler": statistics.median(first_us[key] / sampler_us[key] for key in common),
         }
-    return result
+    return summaries
 
 
 def in_rounds(sampler: Sampler, subjects: Sequence[Subject]) -> Pass:
-    """Time subjects with the sampler, in shuffled rounds until all of them are finished."""
+    """Time subjects with the sampler, in shuffled rounds until all of them are finished.
+
+    The subjects themselves get no samples. A subject whose samples all show launch gaps has no
+    median in the result.
+    """
     begin = time.perf_counter()
     # 1. Copy the subjects without their earlier samples and without a checker.
-    fresh = [Subject(s.key, s.launch, s.sets, s.mode, s.cache, s.settings) for s in subjects]
+    fresh_subjects = [
+        Subject(
+            subject.key, subject.launch, subject.sets, subject.mode, subject.cache, subject.settings
+        )
+        for subject in subjects
+    ]
     # 2. Estimate the time of a launch of each, to choose the length of its batches.
-    for subject in fresh:
+    for subject in fresh_subjects:
         with subject.settings():
             sampler.fit(subject, sampler.estimate(subject.launch))
     # 3. Sample them.
     sampler.wake()
-    unfinished = list(fresh)
+    unfinished = list(fresh_subjects)
     while unfinished:
         random.shuffle(unfinished)
         for subject in unfinished:
             sampler.sample(subject)
         unfinished = [subject for subject in unfinished if not subject.finished]
-    medians = {s.key: statistics.median(s.samples) for s in fresh if s.samples}
+    medians = {
+        subject.key: statistics.median(subject.samples)
+        for subject in fresh_subjects
+        if subject.samples
+    }
     return medians, time.perf_counter() - begin
 
 
@@ -159,7 +180,7 @@ def one_by_one(
     medians = {}
     for subject in subjects:
         with subject.settings():
-            medians[subject.key] = measure(lambda subject=subject: subject.launch(0))  # type: ignore[misc]
+            medians[subject.key] = measure(functools.partial(subject.launch, 0))
     return medians, time.perf_counter() - begin
 
 
@@ -179,17 +200,17 @@ def _one_pass(machine: Any, gpu: int | None, count: int) -> dict[str, Any]:
     """
     bench, ready = open_bench(machine, gpu, clock_cases(machine, count))
     subjects = [result.subject for result in ready]
-    passes: dict[str, Pass] = {"sampler": in_rounds(bench.sampler, subjects)}
+    pass_by_timer: dict[str, Pass] = {"sampler": in_rounds(bench.sampler, subjects)}
     if gpu is not None:
-        passes["do_bench"] = one_by_one(do_bench, subjects)
+        pass_by_timer["do_bench"] = one_by_one(do_bench, subjects)
     else:
-        passes["blocked_autorange"] = one_by_one(blocked_autorange, subjects)
+        pass_by_timer["blocked_autorange"] = one_by_one(blocked_autorange, subjects)
     timers = {}
-    for timer, (medians, seconds) in passes.items():
+    for timer, (medians_s, seconds) in pass_by_timer.items():
         medians_us = {
-            str(result.case.problem): medians[result.case.id] * 1e6
+            str(result.case.problem): medians_s[result.case.id] * 1e6
             for result in ready
-            if result.case.id in medians
+            if result.case.id in medians_s
         }
         timers[timer] = {"seconds": seconds, "medians_us": medians_us}
     return {"timers": timers}
@@ -200,6 +221,8 @@ def _around_a_profiler(machine: Any, gpu: int | None, count: int) -> list[dict[s
 
     Return a row for each case that was timed both times.
     """
+    # A profiler slows launches, which shows most in the shortest ones. More cases than needed are
+    # therefore considered, and the smallest are used.
     by_size = sorted(clock_cases(machine, 4 * count), key=lambda case: case.problem.flops)
     cases = by_size[:count]
     bench, ready = open_bench(machine, gpu, cases)
@@ -228,7 +251,12 @@ def _replays(machine: Any, gpu: int, count: int) -> list[dict[str, Any]]:
     """Time about ``count`` evenly spaced GEMMs of the sweep ``public-grid`` with CUDA graphs.
 
     GEMMs that fail are left out.
+
+    Returns:
+        Rows with ``problem``, ``time_us`` (µs per launch) and ``weights`` (the number of weight
+        matrices that the launches of a graph rotate through).
     """
+    # 1. Choose the GEMMs.
     device = select_device("gpu", gpu).torch_name
     make_current(gpu)
     problems = list(
@@ -239,6 +267,7 @@ def _replays(machine: Any, gpu: int, count: int) -> list[dict[str, Any]]:
         )
     )
     spacing = math.ceil(len(problems) / count)
+    # 2. Time a graph of each, with one launch for each weight matrix.
     rows = []
     for problem in problems[::spacing]:
         assert isinstance(problem, Gemm)
@@ -247,20 +276,27 @@ def _replays(machine: Any, gpu: int, count: int) -> list[dict[str, Any]]:
         weight_bytes = problem.n * problem.k * dtype.itemsize
         weight_count = min(max(2, 2 * machine.l2_bytes // weight_bytes + 1), _MAX_WEIGHTS)
         try:
-            x = torch.randn(problem.m, problem.k, dtype=dtype, device=device)
+            activations = torch.randn(problem.m, problem.k, dtype=dtype, device=device)
             weights = [
                 torch.randn(problem.n, problem.k, dtype=dtype, device=device)
                 for _ in range(weight_count)
             ]
             out = torch.empty(problem.m, problem.n, dtype=dtype, device=device)
-
-            def launches(x: Any = x, weights: Any = weights, out: Any = out) -> None:
-                for weight in weights:
-                    torch.mm(x, weight.T, out=out)
-
+            launches = functools.partial(_multiply_by_each, activations, weights, out)
             seconds = graph_replays(launches, weight_count)
-        except RuntimeError:
+        except RuntimeError:  # such as an OutOfMemoryError
             torch.cuda.empty_cache()
             continue
         rows.append({"problem": str(problem), "time_us": seconds * 1e6, "weights": weight_count})
     return rows
+
+
+def _multiply_by_each(
+    activations: torch.Tensor, weights: Sequence[torch.Tensor], out: torch.Tensor
+) -> None:
+    """Launch one GEMM for each weight matrix (N, K) with the same activations (M, K).
+
+    Every result is written into ``out`` (M, N), so only the last one remains.
+    """
+    for weight in weights:
+        torch.mm(activations, weight.T, out=out)

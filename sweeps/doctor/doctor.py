@@ -50,10 +50,12 @@ def examine(device: Device, results: Path) -> list[DoctorFinding]:
     findings += _examine_triton(device)
     # The results folder may not exist yet, so the free space is that of its nearest parent.
     existing = next(path for path in (results, *results.parents) if path.exists())
-    free = shutil.disk_usage(existing).free
-    full = free < _MIN_DISK
-    remark = ": free some space, or choose another --results" if full else ""
-    findings.append(DoctorFinding(full, f"{free / 2**30:.1f} GiB free for results{remark}"))
+    free_bytes = shutil.disk_usage(existing).free
+    is_full = free_bytes < _MIN_DISK
+    remark = ": free some space, or choose another --results" if is_full else ""
+    findings.append(
+        DoctorFinding(is_full, f"{free_bytes / 2**30:.1f} GiB free for results{remark}")
+    )
     return findings
 
 
@@ -162,23 +164,25 @@ def examine_nvml(nvml: Any, handle: Any) -> Iterator[DoctorFinding]:
         except nvml.NVMLError:
             return None
 
-    now = ask(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM)
-    highest = ask(nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_SM)
-    if now is not None and highest is not None:
-        yield DoctorFinding(False, f"SM clock is {now:,} MHz now, {highest:,} MHz at most")
-    limit = ask(nvml.nvmlDeviceGetEnforcedPowerLimit, handle)
-    default_limit = ask(nvml.nvmlDeviceGetPowerManagementDefaultLimit, handle)
-    if limit is not None:  # both limits are in milliwatts
-        capped = default_limit is not None and limit < default_limit
-        note = f", below its default of {default_limit / 1e3:.0f} W" if capped else ""
-        yield DoctorFinding(capped, f"power limit {limit / 1e3:.0f} W{note}")
+    now_mhz = ask(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM)
+    highest_mhz = ask(nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_SM)
+    if now_mhz is not None and highest_mhz is not None:
+        yield DoctorFinding(False, f"SM clock is {now_mhz:,} MHz now, {highest_mhz:,} MHz at most")
+    limit_mw = ask(nvml.nvmlDeviceGetEnforcedPowerLimit, handle)
+    default_mw = ask(nvml.nvmlDeviceGetPowerManagementDefaultLimit, handle)
+    if limit_mw is not None:
+        is_capped = default_mw is not None and limit_mw < default_mw
+        remark = f", below its default of {default_mw / 1e3:.0f} W" if is_capped else ""
+        yield DoctorFinding(is_capped, f"power limit {limit_mw / 1e3:.0f} W{remark}")
     temperature = ask(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU)
     if temperature is not None:
-        remark = ": the clock may drop; wait, or improve the cooling" if temperature > _HOT else ""
-        yield DoctorFinding(temperature > _HOT, f"{temperature} °C{remark}")
-    ecc = ask(nvml.nvmlDeviceGetEccMode, handle)
-    if ecc is not None:
-        yield DoctorFinding(False, f"ECC {'on' if ecc[0] else 'off'}")
+        is_hot = temperature > _HOT
+        remark = ": the clock may drop; wait, or improve the cooling" if is_hot else ""
+        yield DoctorFinding(is_hot, f"{temperature} °C{remark}")
+    ecc_modes = ask(nvml.nvmlDeviceGetEccMode, handle)
+    if ecc_modes is not None:
+        current_mode = ecc_modes[0]  # the other mode would apply after a restart
+        yield DoctorFinding(False, f"ECC {'on' if current_mode else 'off'}")
     other_count = other_processes(nvml, handle)
     if other_count:
         yield DoctorFinding(

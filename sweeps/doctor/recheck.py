@@ -50,16 +50,16 @@ def choose_anchors(rows: Sequence[Mapping[str, str]], count: int) -> list[tuple[
         and row["op"] in ("gemm", "conv")
     ]
     converged = [row for row in usable if row["converged"] == "true"]
-    if len(converged) >= count:
-        usable = converged
-    if not usable:
+    candidates = converged if len(converged) >= count else usable
+    if not candidates:
         return []
     # 2. Sort the rows by time, and choose evenly spaced ones. If there are fewer rows than
     # ``count``, some positions coincide, and the set drops the duplicates.
-    usable.sort(key=lambda row: float(row["time_us"]))
-    last = len(usable) - 1
-    positions = sorted({round(i * last / max(1, count - 1)) for i in range(count)})
-    chosen = [usable[position] for position in positions]
+    candidates.sort(key=lambda row: float(row["time_us"]))
+    last = len(candidates) - 1
+    intervals = max(1, count - 1)  # between the chosen positions; one case has none
+    positions = sorted({round(i * last / intervals) for i in range(count)})
+    chosen = [candidates[position] for position in positions]
     return [(Case.from_columns(row), float(row["time_us"]) * 1e-6) for row in chosen]
 
 
@@ -90,6 +90,8 @@ def time_again(device: Device, folder: Path, count: int) -> dict[str, Any]:
     bench, ready = open_bench(machine, device.gpu, cases)
     subjects = [result.subject for result in ready]
     bench.sampler.wake()
+    # Eight samples of each case, in rounds, so that a short disturbance does not hit all samples of
+    # one case.
     for _ in range(CHECKPOINTS[1]):
         for subject in subjects:
             bench.sampler.sample(subject)
@@ -114,7 +116,9 @@ def judge_ratios(ratios: Sequence[float]) -> dict[str, Any]:
     if not ratios:
         return {**dict.fromkeys(("ratio", "lo", "hi", "same")), "cases": 0}
     ratio = median(ratios)
-    lo, hi = median_interval(ratios) or (None, None)
+    interval = median_interval(ratios)
+    lo, hi = (None, None) if interval is None else interval
+    # In logarithms, a slower and a faster machine are judged by the same factor.
     same = abs(math.log(ratio)) <= math.log1p(TOLERANCE)
     return {"cases": len(ratios), "ratio": ratio, "lo": lo, "hi": hi, "same": same}
 
