@@ -95,7 +95,7 @@ class PlainLease:
                 fcntl.flock(file, fcntl.LOCK_EX)
                 if self.owner != owner:
                     return False
-                file.truncate()
+                file.truncate()  # nothing was read through ``file``, so this removes all of it
                 file.write(_claim_text())
         except OSError:
             return False

@@ -37,6 +37,9 @@ def anchor_rows(
         anchors: plan entries of the anchors, from run.json.
         events: all events of the run.
         gpus: the list ``gpus`` of run.json, whose items have ``gpu``, ``id`` and ``node``.
+
+    Returns:
+        Rows of anchors.csv, in the order of their first samples.
     """
     # 1. Collect the samples of each row.
     samples_by_key: dict[tuple[str, Any, str, str], list[Event]] = defaultdict(list)
@@ -47,8 +50,8 @@ def anchor_rows(
     gpu_records = {record["gpu"]: record for record in gpus}
     cases = {entry.case.id: entry.case for entry in anchors}
     rows = []
-    for (worker, gpu, case, phase), every_sample in samples_by_key.items():
-        if case not in cases:
+    for (worker, gpu, case_id, phase), every_sample in samples_by_key.items():
+        if case_id not in cases:
             continue
         # Sustained work counts from the moment at which it is steady. All samples of a burst count.
         settled = settled_windows(every_sample)
@@ -65,7 +68,7 @@ def anchor_rows(
             "node": gpu_record.get("node", 0),
             "phase": phase,
             "time_utc": utc(samples[-1]["at"]),
-            **cases[case].columns(),
+            **cases[case_id].columns(),
             "samples": len(seconds),
             "time_us": median(seconds) * 1e6,
             "energy_j": _joules_per_launch(settled),
@@ -74,8 +77,8 @@ def anchor_rows(
         if interval is not None:
             row["time_lo_us"], row["time_hi_us"] = interval[0] * 1e6, interval[1] * 1e6
         for name in SENSORS:
-            values = [event[name] for event in samples if event.get(name) is not None]
-            row[name] = median(values) if values else None
+            readings = [event[name] for event in samples if event.get(name) is not None]
+            row[name] = median(readings) if readings else None
         rows.append(row)
     return rows
 
@@ -85,23 +88,36 @@ def steady_rows(
     anchors: Sequence[PlanEntry],
     events: Sequence[Event],
 ) -> list[dict[str, Any]]:
-    """Return a row for each sustained batch of the anchors' latest timing, in the events' order."""
+    """Return the rows of steady.csv: one for each sustained batch of the anchors' latest timing.
+
+    The rows are in the events' order. A sensor that was not read is None.
+
+    Args:
+        run: the run's name.
+        anchors: plan entries of the anchors, from run.json.
+        events: all events of the run.
+    """
     cases = {entry.case.id: entry.case for entry in anchors}
-    return [
-        {
-            "run": run,
-            "worker": event["worker"],
-            "gpu": event.get("gpu"),
-            **cases[event["case"]].columns(),
-            "elapsed_s": event["t"],
-            "time_us": event["s"] * 1e6,
-            "tflops": cases[event["case"]].problem.flops / event["s"] / 1e12,
-            **{name: event.get(name) for name in (*SENSORS, "joules")},
-            "throttled": ";".join(event.get("throttled", ())),
-        }
-        for event in latest_anchor_events(events)
-        if "t" in event and event["case"] in cases
-    ]
+    rows = []
+    for event in latest_anchor_events(events):
+        case = cases.get(event["case"])
+        is_sustained = "t" in event
+        if case is None or not is_sustained:
+            continue
+        rows.append(
+            {
+                "run": run,
+                "worker": event["worker"],
+                "gpu": event.get("gpu"),
+                **case.columns(),
+                "elapsed_s": event["t"],
+                "time_us": event["s"] * 1e6,
+                "tflops": case.problem.flops / event["s"] / 1e12,
+                **{name: event.get(name) for name in (*SENSORS, "joules")},
+                "throttled": ";".join(event.get("throttled", ())),
+            }
+        )
+    return rows
 
 
 def steady_report(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -137,7 +153,7 @@ def steady_report(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             {
                 "gpu": row["gpu"],
                 "problem": str(problem),
-                "tflops": problem.flops / row["time_us"] / 1e6,
+                "tflops": problem.flops / row["time_us"] / 1e6,  # 1 FLOP/µs is 1e6 FLOP/s
                 "share": burst["time_us"] / row["time_us"],
                 "lo": burst["time_lo_us"] / row["time_hi_us"] if has_interval else None,
                 "hi": burst["time_hi_us"] / row["time_lo_us"] if has_interval else None,
@@ -159,12 +175,12 @@ def _joules_per_launch(windows: Sequence[Event]) -> float | None:
 
     Return None if fewer than two batches have a reading, or if the counter did not increase.
     """
-    counted = [i for i, event in enumerate(windows) if event.get("joules") is not None]
-    if len(counted) < 2:
+    with_reading = [i for i, event in enumerate(windows) if event.get("joules") is not None]
+    if len(with_reading) < 2:
         return None
     # The counter is read at the end of each window. The launches of the first window are therefore
     # already part of its reading. Those of windows without a reading are part of a later one.
-    first, last = counted[0], counted[-1]
+    first, last = with_reading[0], with_reading[-1]
     launches = sum(event["n"] for event in windows[first + 1 : last + 1])
     joules: float = windows[last]["joules"] - windows[first]["joules"]
     return joules / launches if joules > 0 else None

@@ -57,7 +57,7 @@ def fold_rows(
 
 
 def rounds_table(
-    planned: Sequence[PlanEntry], known: Mapping[str, History]
+    planned: Sequence[PlanEntry], history_by_case: Mapping[str, History]
 ) -> list[dict[str, Any]]:
     """Return the rows of rounds.csv: the checked samples of each planned case, with their rounds.
 
@@ -66,14 +66,14 @@ def rounds_table(
     round. Samples without a recorded round are left out.
     """
     table = []
-    for case in dict.fromkeys(entry.case.id for entry in planned):
-        if case not in known:
+    for case_id in dict.fromkeys(entry.case.id for entry in planned):
+        if case_id not in history_by_case:
             continue
-        samples = [sample for sample in known[case].trusted if "r" in sample]
+        samples = [sample for sample in history_by_case[case_id].trusted if "r" in sample]
         if samples:
             table.append(
                 {
-                    "case": case,
+                    "case": case_id,
                     "worker": samples[0]["worker"],
                     "gpu": samples[0].get("gpu"),
                     "rounds": " ".join(str(sample["r"]) for sample in samples),
@@ -83,7 +83,9 @@ def rounds_table(
     return table
 
 
-def confirmed_table(events: Iterable[Event], known: Mapping[str, History]) -> list[dict[str, Any]]:
+def confirmed_table(
+    events: Iterable[Event], history_by_case: Mapping[str, History]
+) -> list[dict[str, Any]]:
     """Return the rows of confirmed.csv: log ratios of the times of re-timed pairs.
 
     There is one row for each process of each pair, with one log ratio for each block. A ratio is
@@ -96,9 +98,10 @@ def confirmed_table(events: Iterable[Event], known: Mapping[str, History]) -> li
 
     Args:
         events: events of a run.
-        known: the histories of the run's cases.
+        history_by_case: the histories of the run's cases.
     """
-    # 1. Collect the blocks of each pair and process. The start time identifies a process.
+    # 1. Collect the blocks of each pair, by the process that timed them. A process is identified by
+    # its start time.
     blocks_by_pair: dict[tuple[str, str], dict[float, list[Event]]] = defaultdict(
         lambda: defaultdict(list)
     )
@@ -107,16 +110,17 @@ def confirmed_table(events: Iterable[Event], known: Mapping[str, History]) -> li
             blocks_by_pair[event["case"], event["against"]][event["process"]].append(event)
     # 2. Make the rows of each pair from the processes that count.
     table = []
-    for (case, against), by_process in blocks_by_pair.items():
-        if any(case_id in known and known[case_id].outcome for case_id in (case, against)):
+    for (case_id, against_id), blocks_by_process in blocks_by_pair.items():
+        histories_of_pair = (history_by_case.get(case_id), history_by_case.get(against_id))
+        if any(history is not None and history.outcome for history in histories_of_pair):
             continue
-        for number, process in enumerate(_counting_processes(by_process), 1):
-            blocks = by_process[process]
+        for number, process in enumerate(_counting_processes(blocks_by_process), 1):
+            blocks = blocks_by_process[process]
             log_ratios = [_log_ratio(block["s"]) for block in blocks]
             table.append(
                 {
-                    "case": case,
-                    "against": against,
+                    "case": case_id,
+                    "against": against_id,
                     "process": number,
                     "worker": blocks[0]["worker"],
                     "gpu": blocks[0].get("gpu"),
@@ -178,17 +182,22 @@ def _measured_columns(
     machine: Machine | None,
     speeds: Mapping[SamplePlace, MachineSpeed],
 ) -> dict[str, Any]:
-    """Return the columns of a case with a time, or of an error if its time is impossible."""
+    """Return the columns of a case with a time, or of an error if its time is impossible.
+
+    The history must have trusted samples. :func:`fold_rows` describes the other arguments.
+    """
     # 1. Take the median and its interval.
     samples = history.trusted
     seconds = [sample["s"] for sample in samples]
     speed = speeds.get(place_of(samples[-1]), STEADY)
-    middle = median(seconds)
+    median_seconds = median(seconds)
     interval = speed.interval(seconds, [sample["at"] for sample in samples])
     # 2. Refuse a time that the machine cannot reach.
     problem = entry.case.problem
-    impossible, speed_remark = too_fast(entry.case, middle, machine) if machine else (False, "")
-    if impossible:
+    is_impossible, speed_remark = False, ""
+    if machine is not None:
+        is_impossible, speed_remark = too_fast(entry.case, median_seconds, machine)
+    if is_impossible:
         return _failed_columns({**samples[-1], "status": "error", "message": speed_remark})
     # 3. Make the columns.
     reasons = {reason for sample in samples for reason in sample.get("throttled", ())}
@@ -203,18 +212,18 @@ def _measured_columns(
         "time_utc": utc(samples[-1]["at"]),
         "worker": samples[-1]["worker"],
         "gpu": samples[-1].get("gpu"),
-        "time_us": middle * 1e6,
+        "time_us": median_seconds * 1e6,
         "samples": len(samples),
-        "converged": is_narrow(middle, interval),
-        "tflops": problem.flops / middle / 1e12,
-        "gbps": problem.bytes / middle / 1e9,
+        "converged": is_narrow(median_seconds, interval),
+        "tflops": problem.flops / median_seconds / 1e12,
+        "gbps": problem.bytes / median_seconds / 1e9,
         "throttled": ";".join(sorted(reasons)),
     }
     if interval is not None:
         row["time_lo_us"], row["time_hi_us"] = interval[0] * 1e6, interval[1] * 1e6
     for name in ("sm_mhz", "power_w", "temp_c"):
-        values = [sample[name] for sample in samples if sample.get(name) is not None]
-        row[name] = median(values) if values else None
+        readings = [sample[name] for sample in samples if sample.get(name) is not None]
+        row[name] = median(readings) if readings else None
     return row
 
 

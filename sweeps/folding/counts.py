@@ -19,20 +19,27 @@ The other reasons are ``done`` and ``budget``."""
 
 
 def count_by_sweep(
-    planned: Sequence[PlanEntry], rows: Sequence[Mapping[str, Any]], known: Mapping[str, History]
+    planned: Sequence[PlanEntry],
+    rows: Sequence[Mapping[str, Any]],
+    history_by_case: Mapping[str, History],
 ) -> dict[str, dict[str, int]]:
     """Count the planned, measured and open cases of each sweep.
 
     A case is open if it needs more samples or a check, or if its kernels are not named yet. More
     measuring time would therefore advance it.
+
+    Args:
+        planned: the run's cases.
+        rows: the run's rows of measurements.csv.
+        history_by_case: the histories of the run's cases, by case id.
     """
     counts: dict[str, dict[str, int]] = {}
     for entry in planned:
-        count = counts.setdefault(entry.case.sweep, {"planned": 0, "measured": 0, "open": 0})
-        count["planned"] += 1
-        history = known.get(entry.case.id, History())
+        sweep_counts = counts.setdefault(entry.case.sweep, {"planned": 0, "measured": 0, "open": 0})
+        sweep_counts["planned"] += 1
+        history = history_by_case.get(entry.case.id, History())
         if not history.closed or history.unnamed:
-            count["open"] += 1
+            sweep_counts["open"] += 1
     for row in rows:
         if row["status"] == "ok":
             counts[row["sweep"]]["measured"] += 1
@@ -73,9 +80,9 @@ class Tally:
         """
         self.histories = {entry.case.id: History() for entry in planned}
         self._unplanned: dict[str, History] = defaultdict(History)
-        self._seen: set[str] = set()
-        self._closed: set[str] = set()
-        self._costs: dict[str, float] = defaultdict(float)
+        self._seen: set[str] = set()  # planned cases with samples
+        self._closed: set[str] = set()  # planned cases that are finished
+        self._costs: dict[str, float] = defaultdict(float)  # seconds of the budget, by case
         self.spent = 0.0
         """Seconds of the budget that were spent.
 
@@ -86,24 +93,30 @@ class Tally:
 
     def add(self, event: Event) -> None:
         """Add an event of the shard."""
-        case = event["case"]
-        self.spent += event.get("cost", 0.0)
-        self._costs[case] += event.get("cost", 0.0)
+        case_id = event["case"]
+        # 1. Add up the time.
+        cost = event.get("cost", 0.0)
+        self.spent += cost
+        self._costs[case_id] += cost
         # A moved case starts over on another GPU, so the time spent on it no longer counts.
         if event["event"] == "moved":
-            self.spent -= self._costs.pop(case)
+            self.spent -= self._costs.pop(case_id)
         if event["event"] == "end":
             self._end = event
-        history = self.histories[case] if case in self.histories else self._unplanned[case]
+        # 2. Add the event to the case's history.
+        is_planned = case_id in self.histories
+        history = self.histories[case_id] if is_planned else self._unplanned[case_id]
         history.add(event)
-        if case in self.histories:
-            if event["event"] == "sample":
-                self._seen.add(case)
-            elif event["event"] == "moved":
-                self._seen.discard(case)
-                self._closed.discard(case)
-            if history.closed:
-                self._closed.add(case)
+        # 3. Update the progress, which only planned cases have.
+        if not is_planned:
+            return
+        if event["event"] == "sample":
+            self._seen.add(case_id)
+        elif event["event"] == "moved":
+            self._seen.discard(case_id)
+            self._closed.discard(case_id)
+        if history.closed:
+            self._closed.add(case_id)
 
     @property
     def complete(self) -> bool:

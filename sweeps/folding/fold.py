@@ -72,32 +72,34 @@ def fold(folder: Path, written: Iterable[Path] | None = None) -> dict[str, Any]:
             )
         # 2. Raise a CPU's ceilings to the highest that the run measured or reached.
         machine = Machine.from_json(record["machine"]) if record["machine"] else None
-        speeds, known = machine_speeds(events), histories(events)
-        ceilings: dict[str, Any] = {}
+        speeds = machine_speeds(events)
+        history_by_case = histories(events)
+        ceiling_entries: dict[str, Any] = {}
         if machine is not None:
-            raised = raise_ceilings(record, machine, events, planned, known)
+            raised = raise_ceilings(record, machine, events, planned, history_by_case)
             machine = raised.machine
             if raised.record is not None:
-                reached = {"peaks": dict(machine.peaks), "bandwidth": machine.bandwidth}
-                ceilings = {
-                    "machine": {**record["machine"], **reached},
+                raised_facts = {"peaks": dict(machine.peaks), "bandwidth": machine.bandwidth}
+                ceiling_entries = {
+                    "machine": {**record["machine"], **raised_facts},
                     "ceilings": raised.record,
                 }
         # 3. Write the tables.
         rows = fold_rows(record["run"], planned, events, machine, speeds)
         write_table(folder, rows)
-        write_rounds(folder, rounds_table(planned, known))
-        write_confirmed(folder, confirmed_table(events, known))
+        write_rounds(folder, rounds_table(planned, history_by_case))
+        write_confirmed(folder, confirmed_table(events, history_by_case))
         anchors = [PlanEntry.from_json(row) for row in record.get("anchors", ())]
         anchor_table = anchor_rows(record["run"], anchors, events, record.get("gpus", ()))
         if anchor_table:
             write_anchors(folder, anchor_table)
-        if steady_table := steady_rows(record["run"], anchors, events):
+        steady_table = steady_rows(record["run"], anchors, events)
+        if steady_table:
             write_steady(folder, steady_table)
         # 4. Count the cases and judge the run.
         statuses = [row["status"] for row in rows]
         folded = {
-            **ceilings,
+            **ceiling_entries,
             "counts": {
                 "planned": len(planned),
                 "measured": statuses.count("ok"),
@@ -105,13 +107,14 @@ def fold(folder: Path, written: Iterable[Path] | None = None) -> dict[str, Any]:
                 **{name: statuses.count(name) for name in ("wrong", "oom", "unsupported", "error")},
                 "damaged_lines": len(damaged),
             },
-            "sweeps": count_by_sweep(planned, rows, known),
+            "sweeps": count_by_sweep(planned, rows, history_by_case),
             "spent_s": round(spent_seconds(events), 3),
             "checking_s": round(checking_seconds(events), 3),
             "canary": canary_report(events),
-            "repeats": repeats_report(known),
+            "repeats": repeats_report(history_by_case),
         }
-        if steady := steady_report(anchor_table):
+        steady = steady_report(anchor_table)
+        if steady:
             folded["steady"] = steady
         folded["health"] = health(
             {**record, **folded}, machine, planned, rows, events, speeds.values()

@@ -97,12 +97,12 @@ def health(
         events: all events of the run.
         speeds: the machine's speed over the run, one for each worker and GPU.
     """
-    ok = [row for row in rows if row["status"] == "ok"]
+    measured = [row for row in rows if row["status"] == "ok"]
     host_events = [event for event in events if event["event"] == "host"]
     findings = [
         *_judge_repeats(record),
         *_judge_speed(max((speed.spread for speed in speeds), default=0.0)),
-        *_judge_rows(ok),
+        *_judge_rows(measured),
         *_judge_ticks(events, planned),
         *_judge_gpu_use(host_events),
         *_judge_merged(record),
@@ -128,18 +128,20 @@ def health_sentence(run: Mapping[str, Any]) -> str:
         run: the content of run.json, with ``health`` and ``repeats``.
     """
     verdict, reasons = run["health"]["verdict"], run["health"]["reasons"]
-    text = f"Health: {verdict}"
-    if repeats := run.get("repeats"):
-        if verdict == "noisy" and repeats["between"] < _BETWEEN.noisy:
-            text += f"; {reasons[0]}"
-        text += f"; repeated medians differ by {repeats['between']:.0%}"
-        if verdict == "noisy":
-            text += ", and intervals are widened accordingly"
-        elif verdict == UNUSABLE and repeats["between"] < _BETWEEN.unusable:
-            text += f", but {reasons[0]}"
-    elif reasons:
-        text += f"; {reasons[0]}"
-    return f"{text}."
+    repeats = run.get("repeats")
+    if not repeats:
+        worst_reason = f"; {reasons[0]}" if reasons else ""
+        return f"Health: {verdict}{worst_reason}."
+    between = repeats["between"]
+    difference = f"repeated medians differ by {between:.0%}"
+    if verdict == "noisy":
+        other_reason = f"; {reasons[0]}" if between < _BETWEEN.noisy else ""
+        return (
+            f"Health: {verdict}{other_reason}; {difference}, and intervals are widened accordingly."
+        )
+    if verdict == UNUSABLE and between < _BETWEEN.unusable:
+        return f"Health: {verdict}; {difference}, but {reasons[0]}."
+    return f"Health: {verdict}; {difference}."
 
 
 def _judge_repeats(record: Mapping[str, Any]) -> Iterator[HealthFinding]:
@@ -171,24 +173,25 @@ def _judge_speed(spread: float) -> Iterator[HealthFinding]:
     yield _SPEED.verdict(change), f"the machine's speed changed by {change:.0%}"
 
 
-def _judge_rows(ok: Sequence[Mapping[str, Any]]) -> Iterator[HealthFinding]:
+def _judge_rows(measured: Sequence[Mapping[str, Any]]) -> Iterator[HealthFinding]:
     """Judge how wide the intervals are and in how many cases the GPU throttled its clock.
 
-    If too few times have an interval, only that is reported. ``ok`` has the rows of the cases with
-    a time.
+    If too few times have an interval, only that is reported. ``measured`` has the rows of
+    measurements.csv with a time.
     """
-    widths = [
+    # Half the width of each interval, relative to its median.
+    half_widths = [
         (row["time_hi_us"] - row["time_lo_us"]) / 2 / row["time_us"]
-        for row in ok
+        for row in measured
         if "time_lo_us" in row
     ]
-    if len(widths) < _MIN_ROWS:
-        yield "noisy", f"too few times have an interval to judge the noise: {len(widths)}"
+    if len(half_widths) < _MIN_ROWS:
+        yield "noisy", f"too few times have an interval to judge the noise: {len(half_widths)}"
         return
-    half_width = float(np.median(widths))
+    half_width = float(np.median(half_widths))
     yield _HALF_WIDTH.verdict(half_width), f"half of the intervals are wider than ±{half_width:.0%}"
-    throttled = [row for row in ok if not RETRY.isdisjoint(row["throttled"].split(";"))]
-    share = len(throttled) / len(ok)
+    throttled = [row for row in measured if not RETRY.isdisjoint(row["throttled"].split(";"))]
+    share = len(throttled) / len(measured)
     yield _THROTTLED.verdict(share), f"the GPU throttled its clock in {share:.0%} of the cases"
 
 
@@ -206,9 +209,9 @@ def _judge_ticks(events: Sequence[Event], planned: Sequence[PlanEntry]) -> Itera
             batches[event["case"]].append(event["s"] * event["n"])
     # Whole ticks of 16 ms are also whole ticks of 4 ms. If several periods have the same count,
     # ``max`` takes the longest one.
-    counts = [(_cases_at_ticks(batches.values(), tick), tick) for tick in _TICKS]
-    count, tick = max(counts)
-    share = count / max(1, len(batches))
+    case_counts = [(_cases_at_ticks(batches.values(), tick), tick) for tick in _TICKS]
+    largest_count, tick = max(case_counts)
+    share = largest_count / max(1, len(batches))
     yield (
         _AT_TICKS.verdict(share),
         (
@@ -231,11 +234,12 @@ def _cases_at_ticks(batches: Iterable[Sequence[float]], tick: float) -> int:
     """
     # 1. Find the share of each case's batches that last whole ticks.
     shares = []
-    for seconds in batches:
-        judged = [s for s in seconds if tick / 2 < s < _MAX_TICKS * tick]
-        if 2 * len(judged) >= len(seconds):
+    for batch_seconds in batches:
+        judged = [seconds for seconds in batch_seconds if tick / 2 < seconds < _MAX_TICKS * tick]
+        if 2 * len(judged) >= len(batch_seconds):
             ticks = np.array(judged) / tick
-            shares.append(float(np.mean(np.abs(ticks - np.round(ticks)) < _NEAR_TICK)))
+            is_near_tick = np.abs(ticks - np.round(ticks)) < _NEAR_TICK
+            shares.append(float(np.mean(is_near_tick)))
     count = sum(share >= _MIN_SHARE_AT_TICK for share in shares)
     # 2. Compare the count with chance. The batches of a case last about equally long, so chance
     # puts a whole case near a tick about as often as a single batch: with probability
@@ -272,6 +276,7 @@ def _judge_merged(record: Mapping[str, Any]) -> Iterator[HealthFinding]:
     A disturbed recording might otherwise go unnoticed among quiet ones.
     """
     for verdict in VERDICTS[1:]:
+        # A recording that was never folded has no health.
         workers = [
             recording["worker"]
             for recording in record.get("merged", ())

@@ -116,7 +116,10 @@ class History:
         return bool(self.samples) and self.outcome is None and "kernel" not in self.facts
 
     def add(self, event: Event) -> None:
-        """Add an event of the case. After a ``moved`` event the case starts over on another GPU."""
+        """Add an event of the case. After a ``moved`` event the case starts over on another GPU.
+
+        Events of other kinds are ignored.
+        """
         match event["event"]:
             # ``hidden`` is False if gaps between launches may show, and missing otherwise.
             case "sample" if event.get("hidden", True):
@@ -137,6 +140,7 @@ class History:
             case "too-long":
                 self.too_long = True
             case "moved":
+                # Every attribute gets its initial value, in this object, which others refer to.
                 vars(self).update(vars(History()))
             case "crash":
                 self.crashes += 1

@@ -35,9 +35,10 @@ def min_seconds(case: Case, machine: Machine) -> float:
     # A burst that begins with an empty cache must read its operands from memory.
     reads_memory = case.cache == "cold" and case.mode == "burst" and machine.kind == "gpu"
     if reads_memory and isinstance(problem, Gemm) and machine.bandwidth:
-        a, b, _ = problem.operand_elements
-        moved = problem.batch * (a + b) * DTYPE_BYTES[problem.dtype]
-        seconds = max(seconds, moved / machine.bandwidth)
+        a_elements, b_elements, _ = problem.operand_elements
+        read_elements = problem.batch * (a_elements + b_elements)
+        read_bytes = read_elements * DTYPE_BYTES[problem.dtype]
+        seconds = max(seconds, read_bytes / machine.bandwidth)
     return seconds
 
 
@@ -53,6 +54,11 @@ def too_fast(case: Case, seconds: float, machine: Machine) -> tuple[bool, str]:
     clock and of the limit. Ceilings that were measured, or derived from what a device reports, may
     be wrong themselves. A time below their limit is therefore accepted, and the sentence is only a
     remark.
+
+    Args:
+        case: the case.
+        seconds: its measured time per launch.
+        machine: the machine on which it was measured.
     """
     minimum = min_seconds(case, machine)
     if _is_from_datasheet(machine):
@@ -62,8 +68,11 @@ def too_fast(case: Case, seconds: float, machine: Machine) -> tuple[bool, str]:
             f"a launch took {seconds * 1e6:.3g} µs, but {machine.name} needs at least "
             f"{minimum * 1e6:.3g} µs at its peak rates: what was timed is not this problem."
         )
-    share = minimum / seconds
-    if share <= _MEASURED_SLACK:
+    speed_over_ceiling = minimum / seconds
+    if speed_over_ceiling <= _MEASURED_SLACK:
         return False, ""
     source = "measured by the run" if machine.kind == "cpu" else "derived from its properties"
-    return False, f"the case reaches {share:.2f} times the machine's ceiling, which was {source}."
+    return False, (
+        f"the case reaches {speed_over_ceiling:.2f} times the machine's ceiling, which was "
+        f"{source}."
+    )

@@ -34,7 +34,7 @@ def raise_ceilings(
     machine: Machine,
     events: Iterable[Event],
     planned: Sequence[PlanEntry],
-    known: Mapping[str, History],
+    history_by_case: Mapping[str, History],
 ) -> RaisedCeilings:
     """Raise a CPU's ceilings to the highest measured ones, and its peaks to the speeds of GEMMs.
 
@@ -44,7 +44,7 @@ def raise_ceilings(
         machine: the machine's facts. A GPU is returned unchanged.
         events: all events of the run.
         planned: the run's cases.
-        known: the histories of these cases.
+        history_by_case: the histories of these cases.
     """
     if machine.kind != "cpu":
         return RaisedCeilings(machine, None)
@@ -62,18 +62,21 @@ def raise_ceilings(
     }
     # 2. Raise each peak to what the fastest GEMM reached.
     raised = {}
-    for dtype, entry in gemms_above_peak(planned, known, peaks).items():
-        problem, history = entry.case.problem, known[entry.case.id]
-        first = [sample["s"] for sample in history.trusted]
-        repeated = [sample["s"] for sample in history.repeats]
+    for dtype, entry in gemms_above_peak(planned, history_by_case, peaks).items():
+        problem, history = entry.case.problem, history_by_case[entry.case.id]
+        seconds = [sample["s"] for sample in history.trusted]
+        repeated_seconds = [sample["s"] for sample in history.repeats]
         # Another process must have timed the GEMM, too, and even the longest time of its interval
         # there must exceed the peak.
-        repeated_interval = median_interval(repeated)
-        if repeated_interval is None or problem.flops / repeated_interval[1] <= peaks[dtype]:
+        repeated_interval = median_interval(repeated_seconds)
+        if repeated_interval is None:
+            continue
+        _, longest_repeated = repeated_interval
+        if problem.flops / longest_repeated <= peaks[dtype]:
             continue
         # The peak is raised only to what both processes reached.
         raised[dtype] = {"case": str(problem), "from": peaks[dtype]}
-        peaks[dtype] = problem.flops / max(median(first), median(repeated))
+        peaks[dtype] = problem.flops / max(median(seconds), median(repeated_seconds))
     summary: dict[str, Any] = {"start": start}
     if raised:
         summary["raised"] = raised
@@ -81,7 +84,7 @@ def raise_ceilings(
 
 
 def gemms_above_peak(
-    planned: Sequence[PlanEntry], known: Mapping[str, History], peaks: Mapping[str, float]
+    planned: Sequence[PlanEntry], history_by_case: Mapping[str, History], peaks: Mapping[str, float]
 ) -> dict[str, PlanEntry]:
     """Return, for each dtype whose peak is exceeded, the GEMM that exceeds it the most.
 
@@ -89,13 +92,13 @@ def gemms_above_peak(
 
     Args:
         planned: the cases.
-        known: the histories of these cases.
+        history_by_case: the histories of these cases.
         peaks: FLOP/s by dtype.
     """
     to_exceed = dict(peaks)
     fastest: dict[str, PlanEntry] = {}
     for entry in planned:
-        problem, history = entry.case.problem, known.get(entry.case.id)
+        problem, history = entry.case.problem, history_by_case.get(entry.case.id)
         if not isinstance(problem, Gemm) or history is None or history.outcome is not None:
             continue
         interval = median_interval([sample["s"] for sample in history.trusted])

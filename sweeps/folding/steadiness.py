@@ -18,6 +18,7 @@ from sweeps.timing.speed import MachineSpeed, machine_speed
 from sweeps.timing.statistics import CHECKPOINTS, median, median_interval
 
 _MAX_REPEATED = 24  # cases that are re-timed at the end of a run
+_MIN_CANARY_SAMPLES = 8  # fewer samples say too little about drift and spread
 _MIN_REPEATED = 4  # fewer cases say too little about how well medians repeat
 _REPEATED_SHARE = 0.05  # share of the budget that is for re-timing
 # Shortest time for re-timing, in seconds. If a quarter of the budget is less, as when advice
@@ -25,6 +26,8 @@ _REPEATED_SHARE = 0.05  # share of the budget that is for re-timing
 _REPEATED_SECONDS = 2.0
 _FEW_CASES = 12  # up to this many cases, the expensive ones are re-timed as well
 _CUT = 3.0  # robust standard deviations at which a deviation is cut
+# Factor that makes the median absolute deviation of normal values their standard deviation.
+_NORMAL_MAD = 1.4826
 # Corrections of the median absolute deviation of few values, by their number.
 _FEW = {6: 1.200, 7: 1.140, 8: 1.129, 9: 1.107}
 
@@ -49,11 +52,11 @@ def machine_speeds(events: Iterable[Event]) -> dict[SamplePlace, MachineSpeed]:
 def canary_report(events: Iterable[Event]) -> dict[str, Any] | None:
     """Report how steady the machine was: the canary's spread and drift.
 
-    ``drift`` is the relative change of the median from the first quarter of the samples to the
-    last. ``certain`` is True if the intervals of these medians do not overlap. ``spread`` is the
-    range of the samples without the fastest and the slowest tenth, relative to the median. Samples
-    from several workers or GPUs are not mixed: the report covers only the worker and GPU with the
-    most samples.
+    ``samples`` is the number of samples, and ``median_us`` is their median in µs. ``drift`` is the
+    relative change of the median from the first quarter of the samples to the last. ``certain`` is
+    True if the intervals of these medians do not overlap. ``spread`` is the range of the samples
+    without the fastest and the slowest tenth, relative to the median. Samples from several workers
+    or GPUs are not mixed: the report covers only the worker and GPU with the most samples.
 
     Returns:
         The entry ``canary`` of run.json; None for fewer than eight samples.
@@ -64,7 +67,7 @@ def canary_report(events: Iterable[Event]) -> dict[str, Any] | None:
     for event in sorted(canaries, key=lambda event: event["at"]):
         by_place[place_of(event)].append(event["s"])
     seconds = max(by_place.values(), key=len, default=[])
-    if len(seconds) < 8:
+    if len(seconds) < _MIN_CANARY_SAMPLES:
         return None
     # 2. Compare the first quarter with the last one. Quarters of few samples have no interval.
     quarter = len(seconds) // 4
@@ -94,7 +97,7 @@ def repeating_seconds(budget: float) -> float:
 
 def choose_repeats(
     planned: Sequence[PlanEntry],
-    known: Mapping[str, History],
+    history_by_case: Mapping[str, History],
     budget: float,
     required: Collection[PlanEntry] = (),
 ) -> list[PlanEntry]:
@@ -105,17 +108,25 @@ def choose_repeats(
 
     Nothing is chosen, not even a required case, if any case was re-timed before, if too few cases
     have an interval, or if the time is too short for four of them.
+
+    Args:
+        planned: the run's cases, in the plan's order.
+        history_by_case: the histories of the run's cases, by case id.
+        budget: the run's budget in seconds, which decides how long re-timing may take.
+        required: entries to add to those that are chosen.
     """
     # 1. Find the candidates. Cases that are timed for advice count only if the plan has no
     # others, because their best candidates are re-timed anyway.
-    planned = [entry for entry in planned if entry.case.sweep != CONFIRM] or planned
-    if any(known[entry.case.id].repeats for entry in planned if entry.case.id in known):
-        return []
-    usable = [
-        entry
-        for entry in planned
-        if entry.case.id in known and len(known[entry.case.id].trusted) >= CHECKPOINTS[0]
+    not_for_advice = [entry for entry in planned if entry.case.sweep != CONFIRM]
+    eligible = not_for_advice if not_for_advice else planned
+    begun = [
+        (entry, history_by_case[entry.case.id])
+        for entry in eligible
+        if entry.case.id in history_by_case
     ]
+    if any(history.repeats for _, history in begun):
+        return []
+    usable = [entry for entry, history in begun if len(history.trusted) >= CHECKPOINTS[0]]
     candidates = usable
     if len(usable) > _FEW_CASES:
         median_cost = float(np.median([entry.expected for entry in usable]))
@@ -132,7 +143,7 @@ def choose_repeats(
     return []
 
 
-def repeats_report(known: Mapping[str, History]) -> dict[str, Any] | None:
+def repeats_report(history_by_case: Mapping[str, History]) -> dict[str, Any] | None:
     """Report how well medians repeat in another process, which re-timed some cases after the run.
 
     ``ratio`` is the median, over the cases, of the second median divided by the first. ``between``
@@ -151,7 +162,7 @@ def repeats_report(known: Mapping[str, History]) -> dict[str, Any] | None:
     # 1. Collect the log ratio of each case's two medians, and the variance that their noise
     # explains.
     log_ratios, variances = [], []
-    for history in known.values():
+    for history in history_by_case.values():
         if history.outcome is not None or not history.trusted:
             continue
         gpu = history.trusted[0].get("gpu")
@@ -164,42 +175,44 @@ def repeats_report(known: Mapping[str, History]) -> dict[str, Any] | None:
     if len(log_ratios) < _MIN_REPEATED:
         return None
     # 2. Subtract that variance from the mean square of the log ratios.
-    logs, noise = np.array(log_ratios), float(np.mean(variances))
-    middle = float(np.median(logs))
-    between = _mean_square(logs, noise) - noise
-    # The middle is estimated from the same cases, which costs one degree of freedom.
-    correction = len(logs) / (len(logs) - 1)
-    between_cases = correction * _mean_square(logs - middle, noise) - noise
+    deviations = np.array(log_ratios)  # from 0, the log ratio of two equal medians
+    noise_variance = float(np.mean(variances))
+    between_variance = _mean_square(deviations, noise_variance) - noise_variance
+    # 3. Do the same without the change that all cases share. That change is estimated from the same
+    # cases, which costs one degree of freedom.
+    shared_change = float(np.median(deviations))
+    correction = len(deviations) / (len(deviations) - 1)
+    mean_square = correction * _mean_square(deviations - shared_change, noise_variance)
+    between_cases_variance = mean_square - noise_variance
+    # Chance can make a difference of two variances negative.
     return {
         "cases": len(log_ratios),
-        "ratio": math.exp(middle),
-        "between": math.sqrt(max(0.0, between)),
-        "between_cases": math.sqrt(max(0.0, between_cases)),
+        "ratio": math.exp(shared_change),
+        "between": math.sqrt(max(0.0, between_variance)),
+        "between_cases": math.sqrt(max(0.0, between_cases_variance)),
     }
 
 
-def _mean_square(logs: NDArray[np.float64], noise: float) -> float:
+def _mean_square(deviations: NDArray[np.float64], noise_variance: float) -> float:
     """Return the mean square of deviations from 0, each cut at three robust standard deviations.
 
-    The robust standard deviation is taken to be at least the square root of ``noise``, a variance.
+    The robust standard deviation is taken to be at least the square root of ``noise_variance``.
     """
-    # 1.4826 makes the median absolute deviation of normal values their standard deviation.
-    deviation = max(1.4826 * float(np.median(np.abs(logs))), math.sqrt(noise))
-    cut = np.clip(logs, -_CUT * deviation, _CUT * deviation)
-    return float(np.mean(np.square(cut)))
+    robust_deviation = _NORMAL_MAD * float(np.median(np.abs(deviations)))
+    limit = _CUT * max(robust_deviation, math.sqrt(noise_variance))
+    return float(np.mean(np.square(np.clip(deviations, -limit, limit))))
 
 
 def _variance_of_median(values: NDArray[np.float64]) -> float:
-    """Return the variance of the median of ``values``.
+    """Return the variance of the median of ``values``, of which there must be at least two.
 
     The variance follows from the median absolute deviation, as for normally distributed values. The
     correction for few values is from Croux and Rousseeuw, "Time-efficient algorithms for two highly
     robust estimators of scale" (1992). The order-statistic interval is not used here. For six to
     eight values it is their whole range, which would give a variance several times as large.
     """
-    n = len(values)
-    deviation = float(np.median(np.abs(values - np.median(values))))
-    correction = _FEW.get(n, n / (n - 0.8))
-    # 1.4826 makes the median absolute deviation of normal values their standard deviation.
-    sigma = 1.4826 * correction * deviation
-    return math.pi / 2 * sigma**2 / n  # a median's variance is π/2 times that of a mean
+    count = len(values)
+    absolute_deviation = float(np.median(np.abs(values - np.median(values))))
+    correction = _FEW.get(count, count / (count - 0.8))
+    sigma = _NORMAL_MAD * correction * absolute_deviation
+    return math.pi / 2 * sigma**2 / count  # a median's variance is π/2 times that of a mean

@@ -46,10 +46,12 @@ def check_compatible(sources: Sequence[MergeSource]) -> None:
     folder_of_sample: dict[tuple[str, float, float], Path] = {}
     for source in sources:
         samples = _sample_keys(source)
-        for sample in samples & folder_of_sample.keys():
+        copied_samples = samples & folder_of_sample.keys()
+        if copied_samples:
+            any_copied = next(iter(copied_samples))  # one is enough to name the other folder
             raise UserError(
-                f"{folder_of_sample[sample]} and {source.folder} contain the same samples, so one "
-                "is a copy of the other; give each recording once."
+                f"{folder_of_sample[any_copied]} and {source.folder} contain the same samples, so "
+                "one is a copy of the other; give each recording once."
             )
         folder_of_sample |= dict.fromkeys(samples, source.folder)
 
@@ -61,7 +63,9 @@ def _why_incompatible(first: MergeSource, second: MergeSource) -> str:
             f"{first.folder} is a recording of {first.machine.slug}, and {second.folder} is one of "
             f"{second.machine.slug}; merge only recordings of one machine."
         )
-    for name, value, other_value in _differing_facts(first, second):
+    first_difference = next(_differing_facts(first, second), None)
+    if first_difference is not None:
+        name, value, other_value = first_difference
         return (
             f"{first.folder} and {second.folder} are recordings of machines that differ in {name} "
             f"({_formatted(value)} and {_formatted(other_value)}); leave one of them out."

@@ -94,6 +94,7 @@ def _merged_machine(sources: Sequence[MergeSource]) -> Machine:
     if machines[0].kind != "cpu":
         return machines[0]
     dtypes = dict.fromkeys(dtype for machine in machines for dtype in machine.peaks)
+    # A recording may lack the peak of a dtype, and then does not count for it.
     peaks = {
         dtype: max(machine.peaks[dtype] for machine in machines if dtype in machine.peaks)
         for dtype in dtypes
@@ -104,7 +105,11 @@ def _merged_machine(sources: Sequence[MergeSource]) -> Machine:
 
 def _anchors(sources: Sequence[MergeSource]) -> list[PlanEntry]:
     """Return the anchors of all recordings, each once."""
-    return list({entry.case.id: entry for source in sources for entry in source.anchors}.values())
+    anchors: dict[str, PlanEntry] = {}
+    for source in sources:
+        for entry in source.anchors:
+            anchors[entry.case.id] = entry
+    return list(anchors.values())
 
 
 def _merged_plan(sources: Sequence[MergeSource]) -> dict[str, Any]:

@@ -52,24 +52,30 @@ def merged_gpus(
     number_of_node: dict[Hashable, int] = {}
     merged: dict[int, dict[str, Any]] = {}  # by new number
     for i, (source, new_numbers) in enumerate(zip(sources, numbers, strict=True)):
-        hosts = {place["gpu"]: place.get("host") for place in source.places}
+        host_hashes = {place["gpu"]: place.get("host") for place in source.places}
         for gpu in source.gpus:
             new_number = new_numbers[gpu["gpu"]]
             if new_number in merged:  # the same card in an earlier recording
                 continue
             # Without a host's hash, nodes of different recordings count as different.
-            host: Hashable = hosts.get(gpu["gpu"]) or (i, gpu["node"])
-            node = number_of_node.setdefault(host, len(number_of_node))
+            node_key: Hashable = host_hashes.get(gpu["gpu"]) or (i, gpu["node"])
+            node = number_of_node.setdefault(node_key, len(number_of_node))
             merged[new_number] = {**gpu, "gpu": new_number, "node": node}
     return [merged[number] for number in sorted(merged)]
 
 
 def renumbered(event: Event, worker: str, numbers: Mapping[int, int]) -> Event:
-    """Return an event with the worker, GPU number and place number of the merged recording."""
-    event = {**event, "worker": worker}
+    """Return a copy of an event with the worker, GPU and place of the merged recording.
+
+    Args:
+        event: an event of one recording.
+        worker: the recording's worker in the merged recording.
+        numbers: the new number of each of the recording's GPUs, by its old number.
+    """
+    merged_event = {**event, "worker": worker}
     if event.get("gpu") is not None:
-        event["gpu"] = numbers[event["gpu"]]
+        merged_event["gpu"] = numbers[event["gpu"]]
     # The place of a CPU's run is a node, which keeps its number.
     if event["event"] == "place":
-        event["place"] = numbers.get(event["place"], event["place"])
-    return event
+        merged_event["place"] = numbers.get(event["place"], event["place"])
+    return merged_event
