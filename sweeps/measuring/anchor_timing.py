@@ -49,7 +49,7 @@ def time_anchors(
     """
     sampler = bench.sampler
 
-    def report(key: str, phase: str, seconds: float, reading: Reading, **more: Any) -> None:
+    def report(key: str, phase: str, launch_seconds: float, reading: Reading, **more: Any) -> None:
         """Emit the event of one sample, with its seconds per launch and its sensors."""
         sensors = {"sm_mhz": reading.sm_mhz, "power_w": reading.power_w, "temp_c": reading.temp_c}
         emit(
@@ -60,7 +60,7 @@ def time_anchors(
                 key,
                 0.0,
                 phase=phase,
-                s=seconds,
+                s=launch_seconds,
                 **more,
                 throttled=list(reading.throttled),
                 **sensors,
@@ -82,6 +82,7 @@ def time_anchors(
 
     def hold(subject: Subject, phase: str) -> None:
         """Run a sustained anchor for ``seconds``, and report each of its batches."""
+        # The last batch may end after ``seconds``, and a check of the result follows it.
         on_start([], seconds + 2 * subject.cost)
         try:
             windows = sampler.hold(subject, seconds)

@@ -184,8 +184,8 @@ def _norms(operands: Operands) -> tuple[float, float]:
     norm_a = torch.linalg.vector_norm(operands.a, dtype=torch.float32)
     norm_b = torch.linalg.vector_norm(operands.b, dtype=torch.float32)
     # The norms are stacked, so that the host waits for a GPU only once.
-    a, b = torch.stack([norm_a, norm_b]).tolist()
-    return a, b
+    both_norms = torch.stack([norm_a, norm_b]).tolist()
+    return both_norms[0], both_norms[1]
 
 
 def _result_view(result: Tensor, buffer: Tensor) -> Tensor:

@@ -96,6 +96,7 @@ def work(connection: Connection) -> None:
     os.register_at_fork(after_in_child=functools.partial(_close_in_fork, connection))
 
     def send(*message: object) -> None:
+        """Send a message to the parent."""
         if connection.closed:
             # This process is a forked copy, which must not continue to measure.
             os._exit(1)
@@ -130,10 +131,10 @@ def work(connection: Connection) -> None:
             assignment.known,
             bench,
             assignment.worker,
-            assignment.budget,
-            assignment.spent,
-            emit,
-            on_start,
+            budget=assignment.budget,
+            spent=assignment.spent,
+            emit=emit,
+            on_start=on_start,
             limit=assignment.until - time.monotonic(),
             longest=assignment.longest,
         )
@@ -164,9 +165,10 @@ def _first_line(error: Exception) -> str:
 
 
 def _make_bench(assignment: Assignment) -> Bench:
-    """Import the assignment's bench and create it."""
-    module, _, name = assignment.bench.partition(":")
-    make = getattr(importlib.import_module(module), name)
-    bench: Bench = make(cases=[entry.case for entry in assignment.planned], **assignment.arguments)
+    """Import the assignment's bench and create it for the cases of the assignment."""
+    module_name, _, callable_name = assignment.bench.partition(":")
+    make = getattr(importlib.import_module(module_name), callable_name)
+    cases = [entry.case for entry in assignment.planned]
+    bench: Bench = make(cases=cases, **assignment.arguments)
     bench.careful = assignment.careful
     return bench

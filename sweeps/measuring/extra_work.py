@@ -97,25 +97,18 @@ def _confirm_batch(
     emit: Callable[[Event], None],
     on_start: OnStart,
 ) -> None:
-    """Re-time a few pairs in rounds, with one block of every pair in each round."""
+    """Re-time a few pairs in rounds, with one block of every pair in each round.
+
+    ``process`` is the moment that identifies this process in the events. :func:`confirm_pairs`
+    describes the other arguments.
+    """
     sampler = bench.sampler
-    begin = sampler.now()
-    cases = list(dict.fromkeys(case for pair in pairs for case in pair))
-    ready: dict[Case, Subject] = {}
+    ready: dict[Case, Subject] = {}  # cases that can be timed and have not failed
 
     def fail(case: Case, status: str, message: str) -> None:
         """Report that a case failed, and drop it, so that its pairs get no further blocks."""
         ready.pop(case, None)
         emit(make_event(bench, worker, "outcome", case.id, 0.0, status=status, message=message))
-
-    # 1. Prepare each case once, even if it is in several pairs.
-    for result in bench.prepare(cases, {}, on_start):
-        if isinstance(result, Ready):
-            ready[result.case] = result.subject
-        else:
-            fail(result.case, result.status, result.message)
-    sampler.wake()
-    emit(make_event(bench, worker, "aside", cases[0].id, sampler.now() - begin))
 
     def take_block(first: Case, second: Case, is_last: bool) -> list[float]:
         """Return the seconds of one block's four samples: first, second, second, first.
@@ -132,7 +125,7 @@ def _confirm_batch(
                     samples.append(sampler.sample(ready[case]))
                 if all(sample.hidden for sample in samples):
                     break
-            else:
+            else:  # launch gaps show in every attempt
                 return []
             if is_last:
                 for case in (first, second):
@@ -142,6 +135,16 @@ def _confirm_batch(
             return []
         return [sample.seconds for sample in samples]
 
+    # 1. Prepare each case once, even if it is in several pairs.
+    begin = sampler.now()
+    cases = list(dict.fromkeys(case for pair in pairs for case in pair))
+    for result in bench.prepare(cases, {}, on_start):
+        if isinstance(result, Ready):
+            ready[result.case] = result.subject
+        else:
+            fail(result.case, result.status, result.message)
+    sampler.wake()
+    emit(make_event(bench, worker, "aside", cases[0].id, sampler.now() - begin))
     # 2. Take one block of every pair in each round, in a new order each time.
     shuffled = list(pairs)
     shuffle = random.Random(process).shuffle

@@ -83,20 +83,27 @@ class TimedKernel:
     @property
     def gpu(self) -> int | None:
         """Ordinal of the GPU with the first CUDA tensor among the arguments; None without one."""
-        tensors = [a for a in self.arguments if isinstance(a, Tensor) and a.is_cuda]
-        return tensors[0].get_device() if tensors else None
+        cuda_tensors = [
+            argument
+            for argument in self.arguments
+            if isinstance(argument, Tensor) and argument.is_cuda
+        ]
+        return cuda_tensors[0].get_device() if cuda_tensors else None
 
     @property
     def nbytes(self) -> int:
         """Total size in bytes of the tensors among the arguments."""
-        return sum(a.nbytes for a in self.arguments if isinstance(a, Tensor))
+        return sum(argument.nbytes for argument in self.arguments if isinstance(argument, Tensor))
 
     def launch_on_copies(self) -> Callable[[], Any]:
         """Return a callable that launches the kernel on new copies of its tensor arguments.
 
         A copy of a dense tensor has the same strides.
         """
-        copies = [a.detach().clone() if isinstance(a, Tensor) else a for a in self.arguments]
+        copies = [
+            argument.detach().clone() if isinstance(argument, Tensor) else argument
+            for argument in self.arguments
+        ]
         if self.prepares:
             launch: Callable[[], Any] = self.function(*copies)
             return launch
@@ -110,7 +117,13 @@ class TimedKernel:
         return expected
 
     def error(self, result: Any, expected: Tensor | None) -> float | None:
-        """Return the relative error of a result; None without a reference.
+        """Return the largest error of a result, relative to the largest absolute expected value.
+
+        If all expected values are 0, the error is absolute. Return None without a reference.
+
+        Args:
+            result: what a launch returned.
+            expected: what :meth:`expected` returned.
 
         Raises:
             WrongResultError: if the error is NaN or larger than the tolerance, or the result is not
@@ -118,13 +131,11 @@ class TimedKernel:
         """
         if expected is None:
             return None
-        if not isinstance(result, Tensor) or result.shape != expected.shape:
-            is_tensor = isinstance(result, Tensor)
-            returned = (
-                f"a tensor of shape {tuple(result.shape)}"
-                if is_tensor
-                else f"a {type(result).__name__}"
-            )
+        is_tensor = isinstance(result, Tensor)
+        if not is_tensor or result.shape != expected.shape:
+            returned = f"a {type(result).__name__}"
+            if is_tensor:
+                returned = f"a tensor of shape {tuple(result.shape)}"
             raise WrongResultError(
                 f"the kernel returned {returned}, but the reference returned a tensor of shape "
                 f"{tuple(expected.shape)}. Make both return the same shape."
@@ -132,8 +143,9 @@ class TimedKernel:
         tolerance = self.tolerance
         if tolerance is None:
             tolerance = _TOLERANCES.get(result.dtype, TOLERANCE["fp32"])
-        scale = float(expected.abs().max())
-        error = float((result.double() - expected).abs().max()) / (scale or 1.0)
+        largest_value = float(expected.abs().max())
+        scale = 1.0 if largest_value == 0.0 else largest_value
+        error = float((result.double() - expected).abs().max()) / scale
         if not error <= tolerance:  # `error > tolerance` would be False for NaN
             raise WrongResultError(
                 f"the result differs from the reference by {error:.2g} of the reference's largest "
@@ -159,20 +171,26 @@ class KernelTimer:
         if gpu is None:
             # Unlike select_device, this does not change the number of threads that PyTorch uses.
             machine = cpu_machine({"fp32": 0.0}, 0.0, torch.get_num_threads())
-            name, cache = "cpu", max(machine.l2_bytes, _LEAST_CACHE)
+            device_name = "cpu"
+            cache_bytes = max(machine.l2_bytes, _LEAST_CACHE)
         else:
             device = select_device("gpu", gpu)
-            machine, name, cache = device.machine, device.torch_name, device.machine.l2_bytes
+            machine, device_name = device.machine, device.torch_name
+            cache_bytes = machine.l2_bytes
             make_current(gpu)
-            clock = CudaClock(torch, name)
+            clock = CudaClock(torch, device_name)
             nvml = open_nvml()
-            handle = nvml and nvml_handle(nvml, torch.cuda.get_device_properties(gpu))
-            if nvml and handle is not None:
-                telemetry = NvmlTelemetry(nvml, handle)
+            if nvml is not None:
+                handle = nvml_handle(nvml, torch.cuda.get_device_properties(gpu))
+                if handle is not None:
+                    telemetry = NvmlTelemetry(nvml, handle)
         telemetry.start()
+        # Half of the host's memory, which is 0 if the host does not report it.
         self._host_memory = machine.memory_bytes // 2 or _DEFAULT_MEMORY
-        self._rotation = ResultRotation(cache)
-        self._sampler = Sampler(clock, Arena(name, cache, 0).flush, telemetry)
+        self._rotation = ResultRotation(cache_bytes)
+        # This arena only flushes the cache. It holds no operands, so it gets 0 bytes for them.
+        flush = Arena(device_name, cache_bytes, 0).flush
+        self._sampler = Sampler(clock, flush, telemetry)
 
     def time(self, kernel: TimedKernel, cache: str = "cold") -> KernelSamples:
         """Check a kernel, sample its time until the stopping rule is met, and check it again.
@@ -195,12 +213,12 @@ class KernelTimer:
         launches = _Launches([kernel.launch_on_copies()])
         warm_up_result = launches(0)
         seconds = self._sampler.estimate(launches, warmed_up=True)
-        sets = 1 if cache == "warm" else self._set_count(kernel.nbytes, seconds)
-        launches.all += [kernel.launch_on_copies() for _ in range(sets - 1)]
-        subject = Subject("kernel", launches, sets, cache=cache)
+        set_count = 1 if cache == "warm" else self._set_count(kernel.nbytes, seconds)
+        launches.all += [kernel.launch_on_copies() for _ in range(set_count - 1)]
+        subject = Subject("kernel", launches, set_count, cache=cache)
         # A kernel that allocates its result returns another tensor each time. The memory of such
         # results would stay in the cache, so it is rotated, too.
-        if self._gpu is not None and sets > 1 and launches(0) is not warm_up_result:
+        if self._gpu is not None and set_count > 1 and launches(0) is not warm_up_result:
             rotating = self._rotation.launch(launches, warm_up_result)
             subject.launch, subject.renew = rotating, rotating.renew
         # 3. Take samples until the stopping rule is met.
@@ -214,7 +232,7 @@ class KernelTimer:
             )
         # 4. Check a launch on new copies again, because a kernel may be right only at first.
         error = kernel.error(kernel.launch_on_copies()(), expected)
-        return KernelSamples(result, tuple(subject.samples), subject.launches, sets, error)
+        return KernelSamples(result, tuple(subject.samples), subject.launches, set_count, error)
 
     def _set_count(self, nbytes: int, seconds: float) -> int:
         """Return how many copies of the arguments a cold batch needs.

@@ -109,7 +109,8 @@ class Rounds:
         # when they are finished, because their launches hold memory.
         self._begun: dict[str, float] = {}
         # Sums over all cases prepared so far: planned seconds, and seconds spent on preparing.
-        self._expected = self._preparing = 0.0
+        self._expected = 0.0
+        self._preparing = 0.0
         self._canary: Subject | None = None
         self._canary_due = 0.0
         # If the canary crashed an earlier process, the run continues without one.
@@ -160,13 +161,17 @@ class Rounds:
                 self._take_sample(subject)
             # 4. Check the finished cases a last time, and close them.
             self._check([subject for subject in self._open if subject.finished])
-            self._open = [s for s in self._open if not (s.finished or s.key in self._failed)]
+            self._open = [
+                subject
+                for subject in self._open
+                if not subject.finished and subject.key not in self._failed
+            ]
         return "budget"
 
     @property
     def _spare_seconds(self) -> float:
         """Seconds left for samples, excluding those reserved for checks after the last samples."""
-        return self._left - sum(s.checking for s in self._open if s.samples)
+        return self._left - sum(subject.checking for subject in self._open if subject.samples)
 
     def _check(self, subjects: Sequence[Subject]) -> None:
         """Check cases again after their last samples, because a kernel may be right only at first.
@@ -190,22 +195,25 @@ class Rounds:
 
     def _promised_seconds(self) -> float:
         """Return the seconds needed until every open case has six samples."""
-        return sum(max(0, _MIN_SAMPLES - len(s.samples)) * s.cost for s in self._open)
+        return sum(
+            max(0, _MIN_SAMPLES - len(subject.samples)) * subject.cost for subject in self._open
+        )
 
     def _due_subjects(self) -> list[Subject]:
         """Return the open cases to sample in the next round: all, or only some if time is short."""
         # Six samples are the fewest that give an interval. While time is short, they have priority
         # over narrowing the intervals of other cases.
-        narrowing = sum(s.cost for s in self._open if len(s.samples) >= _MIN_SAMPLES)
-        is_short = self._promised_seconds() + narrowing > self._spare_seconds
+        incomplete = [subject for subject in self._open if len(subject.samples) < _MIN_SAMPLES]
+        complete = [subject for subject in self._open if len(subject.samples) >= _MIN_SAMPLES]
+        narrowing_seconds = sum(subject.cost for subject in complete)
+        is_short = self._promised_seconds() + narrowing_seconds > self._spare_seconds
         if not is_short:
             return list(self._open)
-        incomplete = self._affordable([s for s in self._open if len(s.samples) < _MIN_SAMPLES])
-        if incomplete:
-            return incomplete
+        affordable = self._affordable(incomplete)
+        if affordable:
+            return affordable
         # No further case can get six samples, so the time is used to narrow the other intervals.
-        complete = [s for s in self._open if len(s.samples) >= _MIN_SAMPLES]
-        return complete or list(self._open)
+        return complete if complete else list(self._open)
 
     def _affordable(self, subjects: Sequence[Subject]) -> list[Subject]:
         """Return the cases whose six samples fit in the time left.
@@ -214,7 +222,7 @@ class Rounds:
         cases would leave all of them without an interval.
         """
         chosen, spare_seconds = [], self._spare_seconds
-        for subject in sorted(subjects, key=lambda s: -len(s.samples)):
+        for subject in sorted(subjects, key=lambda subject: -len(subject.samples)):
             needed = (_MIN_SAMPLES - len(subject.samples)) * subject.cost
             if needed <= spare_seconds:
                 spare_seconds -= needed
@@ -359,12 +367,14 @@ class Rounds:
         """Measure a CPU's ceilings again, because the CPU may have been slow the last time."""
         ceilings = self._run_outside_cases(None, self._bench.ceilings)
         if ceilings is not None:
-            self._report("ceilings", "", 0.0, peaks=dict(ceilings[0]), bandwidth=ceilings[1])
+            peaks, bandwidth = ceilings
+            self._report("ceilings", "", 0.0, peaks=dict(peaks), bandwidth=bandwidth)
 
     def _run_outside_cases(self, name: str | None, work: Callable[[], _T]) -> _T | None:
-        """Do work that belongs to no case, and charge its time to the budget.
+        """Do work that belongs to no case, charge its time to the budget, and return its result.
 
-        If the work fails, return None, and the run continues.
+        If the work fails, return None, and the run continues. ``name`` is blamed if the work
+        crashes the process, such as :data:`CANARY`; None to blame no case.
 
         Raises:
             PoisonedError: if the device does not recover from the failure.

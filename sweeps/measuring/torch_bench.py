@@ -90,8 +90,9 @@ class TorchBench:
                     self._telemetry = NvmlTelemetry(nvml, handle)
         self._telemetry.start()
         # 2. Size the arena for the largest cases.
-        small = gpu is not None and machine.memory_bytes < _SMALL_BYTES
-        max_bytes = int((_SMALL_SHARE if small else _ARENA_SHARE) * self._free_memory())
+        is_small = gpu is not None and machine.memory_bytes < _SMALL_BYTES
+        buffer_share = _SMALL_SHARE if is_small else _ARENA_SHARE
+        max_bytes = int(buffer_share * self._free_memory())
         self._rotation = ResultRotation(machine.l2_bytes)
         self._arena = Arena(self._device, machine.l2_bytes, max_bytes)
         self.sampler = Sampler(
@@ -102,9 +103,9 @@ class TorchBench:
             # A launch takes at least as long as reading the bytes that only its operand set has.
             # This limits the number of launches in a batch, and therefore the number of sets.
             storage = _storage_of(case)
-            shortest = set_bytes(case.problem, case.shared_a, storage) / machine.bandwidth
-            sets = self._set_count(case, shortest)
-            self._arena.reserve(case.problem, sets, case.shared_a, storage)
+            own_bytes = set_bytes(case.problem, case.shared_a, storage)
+            set_count = self._set_count(case, own_bytes / machine.bandwidth)
+            self._arena.reserve(case.problem, set_count, case.shared_a, storage)
 
     def _free_memory(self) -> int:
         """Return the bytes of the GPU's free memory or, on a CPU, half of the host's memory.
@@ -127,6 +128,7 @@ class TorchBench:
             return 1
         set_count = self.sampler.launches(case.mode, seconds)
         if case.mode == "sustained":
+            # One set more, because only the other sets are used before a set is used again.
             beyond_cache = math.ceil(2 * self.machine.l2_bytes / set_bytes(case.problem)) + 1
             set_count = min(set_count, beyond_cache)
         return max(2, min(set_count, _MAX_SETS))
@@ -252,24 +254,24 @@ class TorchBench:
         if self.gpu is None and "kernel" not in history.facts:
             facts |= _kernels_on_cpu(functools.partial(launch, 0))
         capacity = self._arena.capacity(case.problem, case.shared_a, _storage_of(case))
-        sets = min(self._set_count(case, seconds), capacity)
-        if sets > 1:
-            launch = self._launch(case, implementation, sets)
+        set_count = min(self._set_count(case, seconds), capacity)
+        if set_count > 1:
+            launch = self._launch(case, implementation, set_count)
         # 4. Make the subject that the sampler times.
         subject = Subject(
-            case.id,
-            launch.bare,
-            sets,
-            case.mode,
-            case.cache,
-            launch.settings,
-            launch.paced,
-            earlier_samples,
-            len(history.exposed),
+            key=case.id,
+            launch=launch.bare,
+            sets=set_count,
+            mode=case.mode,
+            cache=case.cache,
+            settings=launch.settings,
+            paced=launch.paced,
+            samples=earlier_samples,
+            exposed=len(history.exposed),
             checker=checker.for_sets(launch),
             checking=checking,
         )
-        if sets > 1 and checker.allocates and self.gpu is not None:
+        if set_count > 1 and checker.allocates and self.gpu is not None:
             # Results are not rotated on a CPU. It has no hand-written kernels to compare with, and
             # its allocator may ask the system for new memory at each launch, which would be timed.
             rotating = self._rotation.launch(launch.bare, launch.sets[0].out)
@@ -280,15 +282,15 @@ class TorchBench:
         self.sampler.fit(subject, seconds)
         return Ready(case, subject, facts)
 
-    def _launch(self, case: Case, implementation: Implementation, sets: int) -> Launch:
-        """Bind a case's implementation to operand sets of the arena.
+    def _launch(self, case: Case, implementation: Implementation, set_count: int) -> Launch:
+        """Bind a case's implementation to ``set_count`` operand sets of the arena.
 
         Raises:
             ArenaFullError: if not even one set fits.
         """
         storage = _storage_of(case)
         self._arena.capacity(case.problem, storage=storage)  # raises an error if no set fits
-        operands = self._arena.sets(case.problem, sets, case.shared_a, storage)
+        operands = self._arena.sets(case.problem, set_count, case.shared_a, storage)
         return implementation.prepare(
             case.problem, operands, implementation.parse_config(case.config)
         )
@@ -330,6 +332,7 @@ def _open_sm_clock(sms: int, device: str) -> SmClock | None:
 
 def _storage_of(case: Case) -> Storage:
     """Return the storage of a case's operands; dense unless its config says otherwise."""
+    # An unknown implementation or an invalid config is reported when the case is prepared.
     with suppress(KeyError, UserError):
         config = implementations()[case.implementation].parse_config(case.config)
         if config is not None:

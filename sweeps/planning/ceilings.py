@@ -47,6 +47,7 @@ def measure_ceilings(machine: Machine, dtypes: Iterable[str]) -> tuple[dict[str,
     (:mod:`sweeps.folding.raised_ceilings`).
     """
     clock = CpuClock()
+    # 1. Measure the peaks with a GEMM of each dtype.
     peaks = {}
     for dtype in dtypes:
         size = _EMULATED_SIZE if dtype in machine.emulated else _SIZE
@@ -57,6 +58,7 @@ def measure_ceilings(machine: Machine, dtypes: Iterable[str]) -> tuple[dict[str,
         launch(0)
         with launch.settings():
             peaks[dtype] = problem.flops / _best_seconds(clock, launch.bare)
+    # 2. Measure the bandwidth with a copy.
     source = torch.ones(_COPY_BYTES // 4)  # PyTorch's default dtype has four bytes
     target = torch.empty_like(source)
     # The first copy is a warm-up, too: it makes the system provide the target's memory pages.
@@ -75,12 +77,11 @@ def _best_seconds(clock: CpuClock, launch: Callable[[int], object]) -> float:
 
 def emulated_sentence(machine: Machine) -> str:
     """Return a sentence about how slow each emulated dtype is; empty if no dtype is emulated."""
-    sentences = [
-        (
-            f"{dtype} runs at 1/{machine.peak('fp32') / machine.peak(dtype):.0f} of the speed of "
-            f"fp32, because this CPU has no {dtype} instructions. Sweeps leave it out; "
-            f"`--dtype {dtype}` measures it."
+    sentences = []
+    for dtype in machine.emulated:
+        slowdown = machine.peak("fp32") / machine.peak(dtype)
+        sentences.append(
+            f"{dtype} runs at 1/{slowdown:.0f} of the speed of fp32, because this CPU has no "
+            f"{dtype} instructions. Sweeps leave it out; `--dtype {dtype}` measures it."
         )
-        for dtype in machine.emulated
-    ]
     return " ".join(sentences)

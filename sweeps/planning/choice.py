@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -75,46 +76,58 @@ def sweep_cases(sweep: Sweep, machine: Machine, dtypes: Sequence[str] = ()) -> l
             cases, or declares an invalid problem.
     """
     if dtypes:
+        # Expanding leaves out the dtypes that the machine emulates, except those requested here.
         left_out = tuple(dtype for dtype in machine.emulated if dtype not in dtypes)
         cases = sweep_cases(sweep, replace(machine, emulated=left_out))
         return [case for case in cases if case.problem.dtype in dtypes]
+    return expand(sweep, machine, library_for, functools.partial(_chosen_configs, sweep.name))
 
-    def configured(name: str, declared: str, problem: Workload, machine: Machine) -> list[str]:
-        """Return, as strings, the configs that the sweep requests with the word ``declared``.
 
-        An empty string is the implementation's default config.
-        """
-        # 1. Find the implementation.
-        implementation = implementations().get(name)
-        if implementation is None and name in HAND_WRITTEN:
-            return []  # Triton is not installed, which `sweeps doctor` reports
-        if implementation is None:
-            raise UserError(
-                f"{sweep.name}.toml: implementation {name!r} is not known; "
-                f"{nearest(name, implementations())}"
-            )
-        # 2. If the word is a valid config itself, return it unchanged.
-        count = _candidate_count(declared)
-        if count == 0:
-            try:
-                implementation.parse_config(declared)
-            except UserError as error:
-                raise UserError(
-                    f"{sweep.name}.toml: config {declared!r} is invalid: {error}"
-                ) from None
-            return [declared]
-        # 3. Let the implementation choose its configs.
-        if implementation.supports(problem, machine) is not None:
-            return [""]  # a single case, whose row in measurements.csv says why it has no time
-        if declared != EXPERIMENTAL:
-            configs = implementation.configs(problem, machine)[:count]
-        else:
-            # The implementation lists experimental configs together with all others.
-            candidates = implementation.configs(problem, machine, experimental=True)
-            configs = [config for config in candidates if config and config.experimental]
-        return ["" if config is None else str(config) for config in configs]
+def _chosen_configs(
+    sweep_name: str, name: str, declared: str, problem: Workload, machine: Machine
+) -> list[str]:
+    """Return, as strings, the configs with which a sweep times a problem.
 
-    return expand(sweep, machine, library_for, configured)
+    An empty string is the implementation's default config. The list is empty for a hand-written
+    kernel if Triton is not installed, which ``sweeps doctor`` reports.
+
+    Args:
+        sweep_name: name of the sweep, for error messages.
+        name: name of the implementation.
+        declared: the sweep's word for the configs, such as ``best 4``.
+        problem: the problem to compute.
+        machine: machine that the sweep is expanded for.
+
+    Raises:
+        UserError: if the implementation is unknown or the config is invalid.
+    """
+    # 1. Find the implementation.
+    implementation = implementations().get(name)
+    if implementation is None and name in HAND_WRITTEN:
+        return []
+    if implementation is None:
+        raise UserError(
+            f"{sweep_name}.toml: implementation {name!r} is not known; "
+            f"{nearest(name, implementations())}"
+        )
+    # 2. If the word is a valid config itself, return it unchanged.
+    count = _candidate_count(declared)
+    if count == 0:
+        try:
+            implementation.parse_config(declared)
+        except UserError as error:
+            raise UserError(f"{sweep_name}.toml: config {declared!r} is invalid: {error}") from None
+        return [declared]
+    # 3. Let the implementation choose its configs.
+    if implementation.supports(problem, machine) is not None:
+        return [""]  # a single case, whose row in measurements.csv says why it has no time
+    if declared != EXPERIMENTAL:
+        configs = implementation.configs(problem, machine)[:count]
+    else:
+        # The implementation lists experimental configs together with all others.
+        candidates = implementation.configs(problem, machine, experimental=True)
+        configs = [config for config in candidates if config and config.experimental]
+    return ["" if config is None else str(config) for config in configs]
 
 
 def plan_rows(
@@ -141,8 +154,7 @@ def plan_rows(
     cases = {name: sweep_cases(sweep, machine) for name, sweep in choose_sweeps(names).items()}
     plan = make_plan(cases, machine, budget, cores=cores)
     zeros = {"planned": 0, "expected_s": 0.0, "checking_s": 0.0}
-    rows: dict[str, dict[str, Any]]
-    rows = {
+    rows: dict[str, dict[str, Any]] = {
         name: {"name": name, "cases": len(cases_of_sweep), **zeros}
         for name, cases_of_sweep in cases.items()
     }

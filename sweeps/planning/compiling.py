@@ -54,12 +54,13 @@ def kernel_key(case: Case) -> tuple[object, ...] | None:
         return None
     if isinstance(problem, Gemm):
         config = HAND_WRITTEN[case.implementation].parse(case.config)
-        has_partial_tiles = (problem.m % config.bm or problem.n % config.bn) > 0
+        # ``bm``, ``bn`` and ``bk`` are the sizes of a tile along m, n and k.
+        has_partial_tiles = problem.m % config.bm > 0 or problem.n % config.bn > 0
         has_partial_step = problem.k % config.bk > 0
-        sizes: tuple[int, ...] = (problem.m, problem.n, problem.k)
+        divided_sizes: tuple[int, ...] = (problem.m, problem.n, problem.k)
         variant: tuple[object, ...] = (problem.batch > 1, has_partial_tiles, has_partial_step)
     else:
-        sizes = (problem.c, problem.kout)
+        divided_sizes = (problem.c, problem.kout)
         other_sizes = (problem.n, problem.h, problem.w, problem.p, problem.q)
         variant = (
             problem.pass_,
@@ -70,9 +71,17 @@ def kernel_key(case: Case) -> tuple[object, ...] | None:
             problem.dilation,
             *(_specialised(size) for size in other_sizes),
         )
-    # An odd size has the divisor 1. Its class is (1,), which differs from 1, the class of size 1.
-    classes = tuple(1 if size == 1 else (math.gcd(size, 16),) for size in sizes)
-    return (case.implementation, case.config, problem.dtype, problem.layout, *variant, classes)
+    # A size's class is the largest power of two up to 16 that divides it. An odd size has the class
+    # (1,), which differs from 1, the class of size 1.
+    divisor_classes = tuple(1 if size == 1 else (math.gcd(size, 16),) for size in divided_sizes)
+    return (
+        case.implementation,
+        case.config,
+        problem.dtype,
+        problem.layout,
+        *variant,
+        divisor_classes,
+    )
 
 
 def _specialised(size: int) -> str:

@@ -49,17 +49,30 @@ def series_of(cases: Sequence[Case], together: Collection[Collection[str]] = ())
     first_with_key: dict[Hashable, int] = {}
     for i, case in enumerate(cases):
         for key in _keys(case, together):
-            series.merge(first_with_key.setdefault(key, i), i)
+            first = first_with_key.setdefault(key, i)
+            series.merge(first, i)
+
+    def joined_size(pair: tuple[int, int]) -> int:
+        """Return the number of cases in the series of both cases together."""
+        return int(series.subset_size(pair[0]) + series.subset_size(pair[1]))
+
     # 2. Join problems that are near each other, unless one series contains both already.
     for positions, near_positions in _near_pairs(cases):
         pairs = list(itertools.product(positions, near_positions))
-        if not any(series.connected(*pair) for pair in pairs):
-            # The cases of the two problems may be in several series. The two smallest series are
-            # joined, because small series are easier to distribute evenly.
-            series.merge(*min(pairs, key=lambda pair: sum(map(series.subset_size, pair))))
-    # 3. Number the series. ``series[i]`` is the position of a case that represents its series.
-    numbers: dict[int, int] = {}
-    return [numbers.setdefault(series[i], len(numbers)) for i in range(len(cases))]
+        if any(series.connected(first, second) for first, second in pairs):
+            continue
+        # The cases of the two problems may be in several series. The two smallest series are
+        # joined, because small series are easier to distribute evenly.
+        first, second = min(pairs, key=joined_size)
+        series.merge(first, second)
+    # 3. Number the series in the order of their first cases.
+    numbers: list[int] = []
+    number_of_series: dict[int, int] = {}
+    for i in range(len(cases)):
+        representative = series[i]  # position of the case that represents the series
+        number = number_of_series.setdefault(representative, len(number_of_series))
+        numbers.append(number)
+    return numbers
 
 
 def lines_of(cases: Sequence[Case]) -> list[list[int]]:
@@ -72,8 +85,8 @@ def lines_of(cases: Sequence[Case]) -> list[list[int]]:
     cases where they meet. Sizes that are on no line form one group each.
     """
     # 1. Collect the points, which are the sizes at which a sweep has cases, and all lines through
-    # them.
-    positions: dict[Hashable, list[int]] = defaultdict(list)
+    # them. The points of a line are the keys of a dictionary, which is used as an ordered set.
+    positions: dict[Hashable, list[int]] = defaultdict(list)  # of the cases at each point
     lines: dict[Hashable, dict[Hashable, None]] = defaultdict(dict)
     for i, case in enumerate(cases):
         columns = case.columns()
@@ -82,7 +95,8 @@ def lines_of(cases: Sequence[Case]) -> list[list[int]]:
         positions[point].append(i)
         for varied_name in sizes:
             fixed = tuple((name, value) for name, value in sizes.items() if name != varied_name)
-            lines[case.sweep, columns["op"], varied_name, fixed][point] = None
+            line_key = case.sweep, columns["op"], varied_name, fixed
+            lines[line_key][point] = None
     # 2. Take lines, the longest first, if they have a point that is on no line yet.
     groups: list[list[int]] = []
     uncovered = dict.fromkeys(positions)
@@ -126,14 +140,14 @@ def share_out(
         if case.id in taken:
             shard_of_series.setdefault(series, taken[case.id])
     # 2. Assign the other series.
-    loads = dict.fromkeys(range(1, shards + 1), 0.0)
+    shard_seconds = dict.fromkeys(range(1, shards + 1), 0.0)
     for series, shard in shard_of_series.items():
-        loads[shard] += series_seconds[series]
+        shard_seconds[shard] += series_seconds[series]
     free_series = series_seconds.keys() - shard_of_series.keys()
     for series in sorted(free_series, key=lambda number: (-series_seconds[number], number)):
-        shard = min(loads, key=loads.__getitem__)
+        shard = min(shard_seconds, key=lambda number: shard_seconds[number])
         shard_of_series[series] = shard
-        loads[shard] += series_seconds[series]
+        shard_seconds[shard] += series_seconds[series]
     return [
         taken.get(case.id, shard_of_series[series])
         for case, series in zip(cases, series_numbers, strict=True)
@@ -179,9 +193,11 @@ def _near_pairs(cases: Sequence[Case]) -> Iterator[tuple[list[int], list[int]]]:
     for i, case in enumerate(cases):
         problem, columns = case.problem, case.columns()
         if isinstance(problem, Gemm):
-            sizes, free_names = (problem.m, problem.n, problem.k), ("m", "n", "k")
+            free_names = ("m", "n", "k")
+            sizes = (problem.m, problem.n, problem.k)
         elif isinstance(problem, Conv):
-            sizes, free_names = (problem.n, problem.c, problem.kout), ("batch", "c", "kout")
+            free_names = ("batch", "c", "kout")
+            sizes = (problem.n, problem.c, problem.kout)
         else:
             continue
         fixed = tuple(value for name, value in _sizes(columns).items() if name not in free_names)

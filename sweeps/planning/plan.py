@@ -100,14 +100,16 @@ class PlanEntry:
             UserError: if the row does not describe a case.
         """
         fault = misfit(row, _PLANNED, "a case of the plan")
+        if fault:
+            raise UserError(f"{fault}. {START_OVER}")
         try:
-            if not fault:
-                case = Case.from_columns(row)
-                _ = case.id  # raises ValueError for text with half a surrogate pair
-                return cls(case, row["expected_s"], shard=row.get("shard"))
+            case = Case.from_columns(row)
+            _ = case.id  # raises ValueError for text with half a surrogate pair
         except (ValueError, TypeError, KeyError, OverflowError):
-            fault = "a case of the plan has missing or invalid values"
-        raise UserError(f"{fault}. {START_OVER}")
+            raise UserError(
+                f"a case of the plan has missing or invalid values. {START_OVER}"
+            ) from None
+        return cls(case, row["expected_s"], shard=row.get("shard"))
 
 
 def read_plan(plan: Mapping[str, Any]) -> list[PlanEntry]:
@@ -116,7 +118,8 @@ def read_plan(plan: Mapping[str, Any]) -> list[PlanEntry]:
     Raises:
         UserError: if the plan is damaged, or has a case that belongs to none of its shards.
     """
-    if fault := misfit(plan, _PLAN, "the plan in run.json"):
+    fault = misfit(plan, _PLAN, "the plan in run.json")
+    if fault:
         raise UserError(f"{fault}. {START_OVER}")
     planned = [PlanEntry.from_json(row) for row in plan["cases"]]
     # The entries of a plan with one shard may have no shard number.
@@ -187,6 +190,7 @@ class Costs:
         points = self.slower.get(kind_of(case)) if self.slower else None
         if not points:
             return 1.0
+        # Each row of the array has the FLOPs and the factor of one point.
         log_flops, log_factors = np.log(np.array(points)).T
         # Operations that only move memory have no FLOPs, and zero has no logarithm.
         log_case_flops = math.log(max(case.problem.flops, 1))
@@ -280,7 +284,7 @@ def make_plan(
     admitted: set[str] = set()
     while queues:
         if in_order:
-            name = next(iter(queues))
+            name = next(iter(queues))  # the first sweep that still has lines
         else:
             name = min(queues, key=lambda sweep: spent[sweep] / weights[sweep])
         line = queues[name].popleft()
@@ -311,7 +315,8 @@ def make_plan(
 class _Room:
     """Remainder of each shard's budget while a plan is made.
 
-    If ``naming`` is True, time is reserved for naming kernels at the end.
+    ``budget`` is the seconds of each shard. If ``naming`` is True, time is reserved for naming
+    kernels at the end.
     """
 
     def __init__(self, budget: float, naming: bool) -> None:
@@ -328,23 +333,22 @@ class _Room:
 
         If any of the cases does not fit, no time is taken.
         """
-        # 1. Add up the seconds that would be taken from the shards of these cases.
-        measuring: dict[int | None, float] = {}
-        naming: dict[int | None, float] = {}
+        # 1. Add up the seconds that would then be taken from the shards of these cases.
+        new_measuring: dict[int | None, float] = {}
+        new_naming: dict[int | None, float] = {}
         for entry in entries:
             shard = entry.shard
-            measured_before = measuring.get(shard, self._measuring[shard])
-            measuring[shard] = measured_before + entry.expected + entry.more
+            measuring_before = new_measuring.get(shard, self._measuring[shard])
+            new_measuring[shard] = measuring_before + entry.expected + entry.more
+            naming_before = new_naming.get(shard, self._naming[shard])
             case_naming = _NAMING_SECONDS + _cudnn_seconds(entry.case)
-            naming[shard] = min(
-                self._max_naming, naming.get(shard, self._naming[shard]) + case_naming
-            )
+            new_naming[shard] = min(self._max_naming, naming_before + case_naming)
         # 2. Take them if every shard has enough time.
-        for shard, seconds in measuring.items():
-            if seconds > _ADMITTED * (self._budget - naming[shard]):
+        for shard, seconds in new_measuring.items():
+            if seconds > _ADMITTED * (self._budget - new_naming[shard]):
                 return False
-        self._measuring |= measuring
-        self._naming |= naming
+        self._measuring |= new_measuring
+        self._naming |= new_naming
         return True
 
 
@@ -411,9 +415,12 @@ def _bit_reversal_order(values: Sequence[_T]) -> list[_T]:
     bits = max(1, (len(values) - 1).bit_length())
 
     def reversed_bits(position: int) -> int:
-        return int(f"{position:0{bits}b}"[::-1], 2)
+        """Return the number whose binary digits are those of the position in reverse order."""
+        binary_digits = f"{position:0{bits}b}"
+        return int(binary_digits[::-1], 2)
 
-    return [values[position] for position in sorted(range(len(values)), key=reversed_bits)]
+    positions = sorted(range(len(values)), key=reversed_bits)
+    return [values[position] for position in positions]
 
 
 def _with_costs(
@@ -435,15 +442,17 @@ def _with_costs(
     launch_seconds = costs.launch_seconds(cases, machine)
     planned: list[PlanEntry] = []
     for case, seconds in zip(cases, launch_seconds, strict=True):
-        # 1. Estimate the batch of launches that one sample times.
-        batch = max(seconds, _BURST_SECONDS[machine.kind])
+        # 1. Estimate the time of one sample, which is a batch of launches.
         if case.mode == "sustained":
-            batch = SUSTAINED_SETTLE + max(seconds, SUSTAINED_BATCH)
-        elif machine.kind == "cpu" and case.cache != "warm":
-            batch += 2 * machine.l2_bytes / machine.bandwidth  # the flush of the cache
+            sample_seconds = SUSTAINED_SETTLE + max(seconds, SUSTAINED_BATCH)
+        else:
+            sample_seconds = max(seconds, _BURST_SECONDS[machine.kind])
+            if machine.kind == "cpu" and case.cache != "warm":
+                # The cache is flushed before the batch.
+                sample_seconds += 2 * machine.l2_bytes / machine.bandwidth
         # 2. Add up the case's cost. Four launches come before the samples.
         checking = _checking_seconds(case, seconds, machine, costs)
-        cost = costs.prepare + 4 * seconds + _SAMPLES * batch + checking
+        cost = costs.prepare + 4 * seconds + _SAMPLES * sample_seconds + checking
         if machine.kind == "gpu":
             cost += _WAKE_SECONDS + _cudnn_seconds(case)
             # Only the first of the cases that share a kernel waits for the compiler.
@@ -451,7 +460,7 @@ def _with_costs(
             if key is not None and key not in compiled:
                 compiled.add(key)
                 cost += compile_seconds
-        more = (_PLANNED_SAMPLES - _SAMPLES) * batch
+        more = (_PLANNED_SAMPLES - _SAMPLES) * sample_seconds
         planned.append(PlanEntry(case, cost, checking, more))
     return planned
 
@@ -502,7 +511,10 @@ def expected_seconds(workloads: Sequence[Workload], machine: Machine) -> list[fl
         moving.append(moving_seconds(workload, machine) if is_supported else 0.0)
 
     def seconds_of(_: Sequence[int], problems: Sequence[Problem]) -> Array:
-        """Return the estimated seconds of each problem, with one time-model call per dtype."""
+        """Return the estimated seconds of each problem, with one time-model call per dtype.
+
+        The first argument has the positions of the problems' workloads, which are not needed here.
+        """
         seconds = np.empty(len(problems))
         for dtype in {problem.dtype for problem in problems}:
             positions = [i for i, problem in enumerate(problems) if problem.dtype == dtype]
