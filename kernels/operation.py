@@ -25,7 +25,8 @@ performance guide that states 2.25 FLOP per byte for it. PyTorch's max-pool also
 index for each element, which the minimum bytes do not include.
 """
 
-_PARAMETERS = ("layernorm", "batchnorm")  # layers with a scale and a shift for each channel
+# Layers with a scale and a shift for each channel.
+_LAYERS_WITH_PARAMETERS = ("layernorm", "batchnorm")
 
 GATES = 4
 """Number of gates in an LSTM: the input, forget, cell and output gates."""
@@ -102,7 +103,8 @@ class Layer(_OperationBase):
     @property
     def operand_elements(self) -> tuple[int, int, int]:
         """Numbers of elements in the activations, in scale and shift, and in the result."""
-        return self.elements, 2 * self.c * (self.op in _PARAMETERS), self.elements
+        parameters = 2 * self.c if self.op in _LAYERS_WITH_PARAMETERS else 0
+        return self.elements, parameters, self.elements
 
     @property
     def products(self) -> tuple[tuple[int, Gemm], ...]:
@@ -254,11 +256,11 @@ class Lstm(_OperationBase):
     @property
     def products(self) -> tuple[tuple[int, Gemm], ...]:
         """The GEMMs of the layer, as (number, GEMM): one over all steps, and one in each step."""
-        gates = GATES * self.hidden
+        gate_columns = GATES * self.hidden
         rows = self.steps * self.minibatch
         return (
-            (1, Gemm(rows, gates, self.features, self.dtype, "nt")),
-            (self.steps, Gemm(self.minibatch, gates, self.hidden, self.dtype, "nt")),
+            (1, Gemm(rows, gate_columns, self.features, self.dtype, "nt")),
+            (self.steps, Gemm(self.minibatch, gate_columns, self.hidden, self.dtype, "nt")),
         )
 
     @property
@@ -301,9 +303,9 @@ class Lstm(_OperationBase):
         """Create an LSTM from the columns that :meth:`columns` returned."""
         steps = int(row["batch"])
         minibatch = int(row["m"])
-        gates = int(row["n"])
+        gate_columns = int(row["n"])
         features = int(row["k"])
-        return cls(steps, minibatch, gates // GATES, features, row["dtype"])
+        return cls(steps, minibatch, gate_columns // GATES, features, row["dtype"])
 
     def __str__(self) -> str:
         return (
@@ -339,7 +341,10 @@ def as_problem(workload: Workload) -> Problem:
 
 
 def products_of(workload: Workload) -> tuple[tuple[int, Problem], ...]:
-    """Return the GEMMs or the convolution in a workload, each as (number of times, problem)."""
+    """Return the GEMMs or the convolution in a workload, each as (number of times, problem).
+
+    The result is empty for a memory-bound layer.
+    """
     return workload.products if isinstance(workload, Operation) else ((1, workload),)
 
 

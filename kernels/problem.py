@@ -264,12 +264,14 @@ class Conv:
         If the stride is larger than the filter, the filter skips pixels of the input. In passes
         that read the input, these pixels are not counted. The input's gradient is written whole.
         """
-        x, filters, y = self.operand_elements
-        if self.pass_ != "dgrad":
+        all_inputs, filters, outputs = self.operand_elements
+        if self.pass_ == "dgrad":
+            inputs = all_inputs
+        else:
             rows = _rows_read(self.h, self.p, self.r, self.stride[0])
             columns = _rows_read(self.w, self.q, self.s, self.stride[1])
-            x = self.n * self.c * rows * columns
-        return (x + filters + y) * DTYPE_BYTES[self.dtype]
+            inputs = self.n * self.c * rows * columns
+        return (inputs + filters + outputs) * DTYPE_BYTES[self.dtype]
 
     @property
     def intensity(self) -> float:
@@ -348,18 +350,17 @@ class Conv:
     def spec(self) -> str:
         """Return the value of ``--conv`` for this convolution, with all 14 fields."""
         values = [getattr(self, field.name) for field in fields(self)]
-        return ",".join(pair_text(v) if isinstance(v, tuple) else str(v) for v in values)
+        texts = [pair_text(value) if isinstance(value, tuple) else str(value) for value in values]
+        return ",".join(texts)
 
     def __str__(self) -> str:
-        unusual_geometry = "".join(
-            f" {name} {pair_text(value)}"
-            for name, value, default in (
-                ("stride", self.stride, (1, 1)),
-                ("padding", self.padding, (0, 0)),
-                ("dilation", self.dilation, (1, 1)),
-            )
-            if value != default
-        )
+        unusual_geometry = ""
+        if self.stride != (1, 1):
+            unusual_geometry += f" stride {pair_text(self.stride)}"
+        if self.padding != (0, 0):
+            unusual_geometry += f" padding {pair_text(self.padding)}"
+        if self.dilation != (1, 1):
+            unusual_geometry += f" dilation {pair_text(self.dilation)}"
         groups = f" groups {self.groups}" if self.groups > 1 else ""
         return (
             f"{self.pass_} {self.n}×{self.c}×{self.h}×{self.w} -> {self.kout}, "
@@ -403,7 +404,19 @@ class Conv:
         layout: str = "nhwc",
         pass_: str = "fprop",
     ) -> Conv:
-        """Create a convolution from (n, c, h, w, kout, r, s) and (stride, padding, dilation)."""
+        """Create a convolution from a sequence of its sizes and a sequence of its pairs.
+
+        Args:
+            sizes: (n, c, h, w, kout, r, s).
+            pairs: (stride, padding, dilation), each as (vertical, horizontal).
+            groups: number of groups.
+            dtype: dtype of the operands.
+            layout: ``nhwc`` or ``nchw``.
+            pass_: ``fprop``, ``dgrad`` or ``wgrad``.
+
+        Raises:
+            UserError: if one of the values is invalid.
+        """
         n, c, h, w, kout, r, s = sizes
         stride, padding, dilation = pairs
         return cls(n, c, h, w, kout, r, s, stride, padding, dilation, groups, dtype, layout, pass_)
@@ -467,6 +480,9 @@ def _parse_whole(text: str, name: str, form: str) -> int:
         text: the number.
         name: name of the number in ``form``, for the error message.
         form: form of the whole option, for the error message.
+
+    Raises:
+        UserError: if the text is not such a number.
     """
     if not is_whole(text) or int(text) < 1:
         raise UserError(f"{name} in {form} must be a whole number of at least 1, not {text!r}.")

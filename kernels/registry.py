@@ -44,12 +44,17 @@ def library_for(problem: Workload, machine: Machine) -> str:
     """Return the name of the vendor library that PyTorch calls for a problem.
 
     If no vendor library supports the problem on the machine, return the first library for this kind
-    of machine that computes the operation in at least one dtype.
+    of machine that computes the operation in at least one dtype. For each kind of machine, every
+    operation has such a library.
     """
     from kernels.library.vendor import libraries
 
     candidates = [
-        lib for lib in libraries() if lib.kind == machine.kind and problem.op in lib.serves
+        library
+        for library in libraries()
+        if library.kind == machine.kind and problem.op in library.serves
     ]
-    supporting = (lib for lib in candidates if lib.supports(problem, machine) is None)
-    return next(supporting, candidates[0]).name
+    for library in candidates:
+        if library.supports(problem, machine) is None:  # there is no reason against it
+            return library.name
+    return candidates[0].name

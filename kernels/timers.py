@@ -21,7 +21,8 @@ def do_bench(launch: Callable[[], object]) -> float:
     """
     from triton.testing import do_bench as triton_do_bench
 
-    return float(triton_do_bench(launch, return_mode="median")) * 1e-3
+    milliseconds = float(triton_do_bench(launch, return_mode="median"))
+    return milliseconds * 1e-3
 
 
 def graph_replays(launches: Callable[[], object], count: int, replays: int = 6) -> float:

@@ -122,7 +122,7 @@ def from_fit_scale(name: str, value: Any) -> Any:
 
 
 def mean_constants(sets: Sequence[Constants]) -> Constants:
-    """Average several sets of constants, each constant on the scale on which it is fitted."""
+    """Average one or more sets of constants, each constant on the scale on which it is fitted."""
     means: dict[str, float] = {}
     for name in BOUNDS:
         fitted = [to_fit_scale(name, getattr(constants, name)) for constants in sets]
@@ -142,9 +142,14 @@ def physical_bounds(machine: Machine) -> dict[str, tuple[float, float]]:
 
 
 def default_constants(generation: str, dtype: str) -> Constants:
-    """Return a generation's constants from ``constants.toml``, before any calibration."""
-    c = _constants(_entry(_constants_table()["like"].get(generation, generation), dtype))
-    return replace(c, **_misaligned_constants(generation, dtype))
+    """Return a generation's constants from ``constants.toml``, before any calibration.
+
+    A generation without measured constants gets those of a similar generation, except for the two
+    constants of misaligned rows.
+    """
+    measured_generation = _constants_table()["like"].get(generation, generation)
+    measured = _constants(_entry(measured_generation, dtype))
+    return replace(measured, **_misaligned_constants(generation, dtype))
 
 
 @functools.cache
@@ -205,8 +210,8 @@ def foreign_constants(
     if slug is not None and slug not in by_slug:
         suggestion = nearest(slug, by_slug)
         raise UserError(f"no constants are shipped for {slug!r} in {dtype}; {suggestion}")
-    # 2. Scale the constants of the selected machine, or of the first one.
-    origin = slug or next(iter(by_slug))
+    # 2. Scale the constants of the selected machine, or of the first one, which is the closest.
+    origin = next(iter(by_slug)) if slug is None else slug
     origin_machine = known_machine(origin)
     origin_constants = _constants(by_slug[origin])
     scaled = scaled_constants(origin_constants, origin_machine, machine, dtype)
@@ -232,35 +237,39 @@ def scaled_constants(
         dtype: dtype whose peaks are compared.
         exponent: exponent of the ratio between the two machines' FLOP/s per SM.
     """
-    facts = _constants_table()["facts"]
-    clock = here.boost_mhz / there.boost_mhz
+    # 1. Compare the two datasheets. Each ratio is the value of ``here`` relative to ``there``.
+    clock_ratio = here.boost_mhz / there.boost_mhz
     # If the measured machine does not have this dtype, as Volta does not have bf16, its peak in
     # fp16 is compared.
     peak_there = there.peaks.get(dtype) or there.peak("fp16")
-    arithmetic = (here.peak(dtype) / here.sms / (peak_there / there.sms)) ** exponent
+    sm_flops_ratio = (here.peak(dtype) / here.sms / (peak_there / there.sms)) ** exponent
+    # 2. Compare the facts of the two generations in constants.toml, which explains them.
+    facts = _constants_table()["facts"]
     facts_here = facts.get(here.generation, {})
     facts_there = facts.get(there.generation, {})
-    sharing = facts_here.get("share", 1.0) / facts_there.get("share", 1.0)
-    achievable = facts_here.get("achievable", 1.0) / facts_there.get("achievable", 1.0)
+    sharing_ratio = facts_here.get("share", 1.0) / facts_there.get("share", 1.0)
+    achievable_ratio = facts_here.get("achievable", 1.0) / facts_there.get("achievable", 1.0)
+    # 3. Scale the constants that depend on these ratios. The others are kept.
     return replace(
         c,
-        compute=min(c.compute * achievable, BOUNDS["compute"][1]),
-        feed=c.feed * arithmetic,
-        store=c.store * arithmetic,
-        l2=c.l2 * clock * here.sms / there.sms * sharing,
-        step=c.step / arithmetic,
+        compute=min(c.compute * achievable_ratio, BOUNDS["compute"][1]),
+        feed=c.feed * sm_flops_ratio,
+        store=c.store * sm_flops_ratio,
+        l2=c.l2 * clock_ratio * here.sms / there.sms * sharing_ratio,
+        step=c.step / sm_flops_ratio,
         **_misaligned_constants(here.generation, dtype),
     )
 
 
 def _misaligned_constants(generation: str, dtype: str) -> dict[str, float]:
-    """Return a generation's two constants for kernels that read misaligned rows.
+    """Return a generation's constants ``fallback`` and ``fallback_split``, by name.
 
-    Plain FMAs in fp32 need no bulk copies, so misaligned rows do not slow their loads.
+    Plain FMAs in fp32 need no bulk copies, so misaligned rows do not slow their loads. A generation
+    without facts in constants.toml, and fp32, get the defaults 0 and 1.
     """
-    facts = _constants_table()["facts"].get(generation, {})
-    if dtype == "fp32":
-        facts = {}
+    facts: dict[str, float] = {}
+    if dtype != "fp32":
+        facts = _constants_table()["facts"].get(generation, {})
     return {
         "fallback": facts.get("fallback", 0.0),
         "fallback_split": facts.get("fallback_split", 1.0),

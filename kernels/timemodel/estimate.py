@@ -107,14 +107,17 @@ class Shapes:
                 convolution for which Winograd's algorithm cannot be used is computed as its implied
                 GEMM.
         """
-        values = [_shape_row(problem, ALGORITHMS[algorithm]) for problem in problems]
-        # The shape is given, so that there are eleven columns even if there are no problems.
-        rows = np.array(values, dtype=np.float64).reshape(-1, 11)
-        flags = (
-            np.zeros(len(problems)) if flag is None else np.asarray(flag, dtype=np.float64)
-            for flag in (cached, sustained)
-        )
-        return cls(*rows.T, *flags)
+        # 1. Convert each problem to a row of the first eleven fields, in their order. The shape is
+        # given, so that there are eleven columns even if there are no problems.
+        tile = ALGORITHMS[algorithm]
+        rows = [_shape_row(problem, tile) for problem in problems]
+        columns = np.array(rows, dtype=np.float64).reshape(-1, 11).T
+        # 2. Convert the two flags. None stands for False everywhere.
+        no_flags = [False] * len(problems)
+        is_cached = np.asarray(no_flags if cached is None else cached, dtype=np.float64)
+        is_sustained = np.asarray(no_flags if sustained is None else sustained, dtype=np.float64)
+        arrays = [*columns, is_cached, is_sustained]
+        return cls(*arrays)
 
     def take(self, where: Any) -> Shapes:
         """Return the shapes at ``where``, which is any NumPy index of the arrays."""
@@ -145,18 +148,20 @@ def _shape_row(problem: Problem, tile: int) -> tuple[float, ...]:
     winograd = problem.winograd_gemm(tile) if tile else None
     if winograd is not None:
         return _winograd_row(problem, winograd, tile)
-    x, _, y = problem.operand_elements
-    # Tensor Core kernels compute channels last. Activations in another layout are transposed before
-    # and after, by one kernel each that reads and writes them once.
-    is_transposed = problem.layout == "nchw" and problem.dtype != "fp32"
-    helper_kernels, helper_bytes = (2, 2 * (x + y) * element) if is_transposed else (0, 0)
+    helper_kernels = 0
+    helper_bytes = 0
+    if problem.layout == "nchw" and problem.dtype != "fp32":
+        # Tensor Core kernels compute channels last. Activations in another layout are transposed
+        # before and after, by one kernel each that reads and writes them once.
+        inputs, _, outputs = problem.operand_elements
+        helper_kernels = 2
+        helper_bytes = 2 * (inputs + outputs) * element
     gemm = problem.implied_gemm
-    density = problem.flops / gemm.flops
     return _row(
         problem,
         gemm,
         problem.bytes,
-        density,
+        density=problem.flops / gemm.flops,
         helper_kernels=helper_kernels,
         helper_bytes=helper_bytes,
     )
@@ -332,8 +337,9 @@ def fastest(shapes: Shapes, tiles: Tiles, machine: Machine, peak: float, c: Cons
     The candidates are the ``tiles``. If the machine is a GPU and the shape has few tiles, the
     candidates also include each tile with K split (:data:`SPLITS`).
     """
-    best = Tiles(*np.empty((3, len(shapes))))
-    for start in range(0, len(shapes), _CHUNK):
+    count = len(shapes)
+    best = Tiles(bm=np.empty(count), bn=np.empty(count), split=np.empty(count))
+    for start in range(0, count, _CHUNK):
         chunk = slice(start, start + _CHUNK)
         times, split = candidate_times(shapes.take(chunk), tiles, machine, peak, c)
         best_tile = np.argmin(times, axis=1)  # the index of a tile for each shape
@@ -446,24 +452,30 @@ def _wave_count(tiles_per_sm: Array, c: Constants) -> Array:
 def _memory_seconds(
     shapes: Shapes, tiles: Tiles, count: Array, machine: Machine, c: Constants
 ) -> Array:
-    """Return the seconds of the memory traffic at the bandwidth that the active CTAs reach."""
+    """Return the seconds of the memory traffic at the bandwidth that the active CTAs reach.
+
+    ``count`` is the number of tiles of each shape.
+    """
+    # 1. Add up the traffic in bytes. The share of A that hits the cache falls smoothly, from
+    # ``resident`` for a small A to 0 for one that is much larger than the cache.
     resident_bytes = _RESIDENT_SHARE * machine.l2_bytes
-    ratio = (shapes.a_bytes / max(resident_bytes, 1.0)) ** 4
-    # The share of A that hits the cache falls smoothly, from ``resident`` for a small A to 0 for
-    # one that is much larger than the cache.
-    hits = shapes.a_bytes * (c.resident / (1 + ratio))
+    miss_odds = (shapes.a_bytes / max(resident_bytes, 1.0)) ** 4
+    hit_bytes = shapes.a_bytes * (c.resident / (1 + miss_odds))
     # A GEMM with one row is a matrix-vector multiplication, which does not repack B.
-    repacked = c.repack * shapes.batch * shapes.k * shapes.n * shapes.element * (shapes.m > 1)
-    traffic = shapes.bytes - hits + repacked + c.partials * _partial_bytes(shapes, tiles)
+    repacked_bytes = c.repack * shapes.batch * shapes.k * shapes.n * shapes.element * (shapes.m > 1)
+    partial_bytes = c.partials * _partial_bytes(shapes, tiles)
+    traffic = shapes.bytes - hit_bytes + repacked_bytes + partial_bytes
+    # 2. Divide it by the bandwidth, of which few active CTAs reach only a part.
     bandwidth = machine.bandwidth * c.dram * np.where(shapes.cached > 0, c.cached, 1.0)
-    active = np.minimum(count, machine.sms)
-    return traffic / bandwidth * (1 + c.ramp / active)
+    active_ctas = np.minimum(count, machine.sms)
+    return traffic / bandwidth * (1 + c.ramp / active_ctas)
 
 
 def _partial_bytes(shapes: Shapes, tiles: Tiles) -> Array:
     """Return the bytes that a split K's fp32 partial sums move: they are written and read once."""
-    result = shapes.batch * shapes.m * shapes.n
-    return np.where(tiles.split > 1, result * (2 * 4) * tiles.split, 0.0)
+    result_elements = shapes.batch * shapes.m * shapes.n
+    bytes_per_sum = 2 * 4  # four bytes, written and read
+    return np.where(tiles.split > 1, result_elements * bytes_per_sum * tiles.split, 0.0)
 
 
 def _slow_long_kernels(busy: Array, c: Constants) -> Array:

@@ -44,8 +44,9 @@ def tensor_stride(stride, UNIT: tl.constexpr):
 def grouped(tile, rows, columns, GROUP: tl.constexpr):
     """Return the (row, column) of tile number ``tile``.
 
-    Tiles are numbered column by column inside groups of GROUP rows of tiles. Concurrent CTAs then
-    read few different blocks of A and B, so most reads hit the L2 cache.
+    ``rows`` and ``columns`` are the numbers of tiles down and across. Tiles are numbered column by
+    column inside groups of GROUP rows of tiles. Concurrent CTAs then read few different blocks of A
+    and B, so most reads hit the L2 cache.
     """
     per_group = GROUP * columns
     first_row = tile // per_group * GROUP
@@ -63,7 +64,8 @@ def product(
 ):  # fmt: skip
     """Multiply rows m0… of A (M, K) by columns n0… of B (K, N) into an fp32 block (BM, BN).
 
-    The K steps run from ``first`` to ``last − 1``; there must be at least one.
+    The K steps run from ``first`` to ``last − 1``; there must be at least one. Strides are (row,
+    column) in elements. PRECISION is the ``input_precision`` of ``tl.dot``.
 
     - EVEN: M and N are multiples of BM and BN.
     - EVEN_K: K is a multiple of BK.
@@ -71,6 +73,7 @@ def product(
     - UPCAST: widen the operands to fp32, because Triton's interpreter multiplies bf16 as raw
       integers.
     """
+    # 1. Find the addresses of the first blocks of A and B, and the rows and columns that exist.
     m, n, k = tl.arange(0, BM), tl.arange(0, BN), tl.arange(0, BK)
     m_in, n_in = m0 + m < M, n0 + n < N
     if WIDE:
@@ -81,6 +84,7 @@ def product(
     a_block = m[:, None] * a_stride[0] + k[None, :] * a_stride[1]
     b_block = k[:, None] * b_stride[0] + n[None, :] * b_stride[1]
 
+    # 2. Sum over the K steps, with masks only where a block may reach beyond A or B.
     # If the loop could be empty, the sums would also be set on the edge that skips the loop. With
     # the code that Triton 3.6 generates, ptxas then waits for every wgmma (warning C7515).
     tl.assume(last > first)
@@ -109,7 +113,10 @@ def store(
     c_ptr, c_stride, m0, n0, total, M, N,
     BM: tl.constexpr, BN: tl.constexpr, EVEN: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Write a tile's sums at row m0, column n0 of C (M, N), in C's dtype."""
+    """Write a tile's sums at row m0, column n0 of C (M, N), in C's dtype.
+
+    The stride of C is (row, column) in elements. EVEN and WIDE are as in :func:`product`.
+    """
     m, n = tl.arange(0, BM), tl.arange(0, BN)
     m_in, n_in = m0 + m < M, n0 + n < N
     if WIDE:
@@ -133,17 +140,20 @@ def add_parts(
     The parts are added in order, so that the result has the same bits in every run. The first three
     axes are flattened into rows. Each program adds one block of ROWS × COLUMNS elements.
     """
+    # 1. Find the rows and columns of this program's block. Blocks are numbered row by row.
     across = tl.cdiv(D3, COLUMNS)
     block = tl.program_id(0).to(tl.int64)
     row = block // across * ROWS + tl.arange(0, ROWS)
     column = block % across * COLUMNS + tl.arange(0, COLUMNS)
     rows = tl.cast(D0, tl.int64) * D1 * D2
     inside = (row < rows)[:, None] & (column < D3)[None, :]
+    # 2. Add up the block over all parts, which lie one after another in memory.
     source = parts_ptr + row[:, None] * D3 + column[None, :]
     total = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
     for _ in range(parts):
         total += tl.load(source, mask=inside, other=0.0)
         source += rows * D3
+    # 3. Split each row's number into its three axes again, because out may have any strides.
     row_offset = row // (D1 * D2) * out_stride[0] + row // D2 % D1 * out_stride[1]
     row_offset += row % D2 * out_stride[2]
     target = out_ptr + row_offset[:, None] + column[None, :].to(tl.int64) * out_stride[3]

@@ -18,6 +18,7 @@ compute.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -223,6 +224,7 @@ def conv_data(
             r = tl.where(s == s_taps, r + 1, r)
             s = tl.where(s == s_taps, 0, s)
     else:
+        # A step may contain elements of several taps, so each element computes its own tap.
         for step in range(first, last):
             flat = step * BK + tl.arange(0, BK)
             tap, k = flat // depth, flat % depth
@@ -399,14 +401,15 @@ class TritonConv(TritonFamily):
         if aligned and DTYPE_BYTES[problem.dtype] == 2 and major in (9, 10):
             large = [(128, 256, 8, 4), (256, 128, 8, 4)]
             params = [*(tile for tile in large if _stays_in_tap(problem, tile[1], bk)), *params]
-        # 2. Make a config of each tile without a split, and with each split that makes sense.
+        # 2. Make a config of each tile without a split, and with each useful split.
         gemm = _computed_problem(problem).implied_gemm
         configs: list[TileConfig] = list(_gemm_candidates(problem, machine))
         for bm, bn, warps, stages in params:
             tiles = gemm.batch * ceil_div(gemm.m, bm) * ceil_div(gemm.n, bn)
             for split in SPLITS:
-                makes_sense = tiles * split <= 2 * machine.sms and gemm.k >= 2 * bk * split
-                if split == 1 or makes_sense:
+                has_two_waves_at_most = tiles * split <= 2 * machine.sms
+                has_two_steps = gemm.k >= 2 * bk * split
+                if split == 1 or (has_two_waves_at_most and has_two_steps):
                     config = ConvConfig(bm, bn, bk, stages, warps, split=split)
                     configs.append(config.fitted(problem.dtype, machine))
         return configs
@@ -447,7 +450,10 @@ class TritonConv(TritonFamily):
     def calls(
         self, problem: Problem, operands: Operands, config: TileConfig, scratch: Tensor
     ) -> list[LaunchSpec]:
-        """Return the launches that compute the result, or its parts and then their sum."""
+        """Return the launches that compute the result, or its parts and then their sum.
+
+        ``scratch`` is memory of the shape that :meth:`scratch` returns, for the parts.
+        """
         assert isinstance(problem, Conv)
         assert isinstance(config, ConvConfig)
         gemm = as_gemm(problem)
@@ -461,12 +467,16 @@ class TritonConv(TritonFamily):
             scratch = scratch.view(self._parts_shape(problem, config) or scratch.shape)
         parts = _parts(problem, config)
         if parts == 1:
-            target, strides = operands.out, (0, *operands.out.stride())
-        else:  # scratch is (part, …) with the channels last
-            part, outer, rows, columns, channels = scratch.stride()
-            target, strides = scratch, (part, outer, channels, rows, columns)
+            target = operands.out
+            target_strides = (0, *operands.out.stride())
+        else:
+            # Scratch is (part, …) with the channels last. The strides have the channels second,
+            # like those of the result.
+            target = scratch
+            part_stride, outer_stride, row_stride, column_stride, channel_stride = scratch.stride()
+            target_strides = (part_stride, outer_stride, channel_stride, row_stride, column_stride)
         make_call = _filter_call if problem.pass_ == "wgrad" else _data_call
-        calls = [make_call(problem, operands, config, target, strides)]
+        calls = [make_call(problem, operands, config, target, target_strides)]
         if parts > 1:
             calls.append(add_parts_call(scratch, operands.out.permute(0, 2, 3, 1)))
         return calls
@@ -492,15 +502,21 @@ def as_gemm(conv: Conv) -> Gemm | None:
 
 def _matrices(conv: Conv, operands: Operands) -> Operands | None:
     """Return the operands of :func:`as_gemm`'s GEMM as views; None if the tensors have gaps."""
-    try:  # view each tensor as a matrix of pixels by channels
-        a, b, out = (tensor.permute(0, 2, 3, 1).view(-1, tensor.shape[1]) for tensor in operands)
-    except RuntimeError:  # raised by PyTorch if no view has this shape
-        return None
-    return {
-        "fprop": Operands(a, b.T, out),
-        "dgrad": Operands(a, b, out),
-        "wgrad": Operands(b.T, a, out),
-    }[conv.pass_]
+    # 1. View each tensor as a matrix: activations as (pixels, channels), filters as (kout, c).
+    matrices = []
+    for tensor in operands:
+        try:
+            matrices.append(tensor.permute(0, 2, 3, 1).view(-1, tensor.shape[1]))
+        except RuntimeError:  # raised by PyTorch if no view has this shape
+            return None
+    # 2. Arrange the matrices as the operands of the GEMM. In wgrad, they are the input and the
+    # output's gradient, and the GEMM multiplies the transposed gradient by the input.
+    first, second, out = matrices
+    if conv.pass_ == "fprop":
+        return Operands(first, second.T, out)
+    if conv.pass_ == "dgrad":
+        return Operands(first, second, out)
+    return Operands(second.T, first, out)
 
 
 _TILED, _SPLITK, _PERSISTENT = TritonTiled(), TritonSplitK(), TritonPersistent()
@@ -508,7 +524,7 @@ _TILED, _SPLITK, _PERSISTENT = TritonTiled(), TritonSplitK(), TritonPersistent()
 
 def _gemm_family(config: ConvConfig) -> GemmFamily:
     """Return the GEMM family that computes a convolution whose config has ``gemm`` set."""
-    if config.ctas:
+    if config.ctas:  # only persistent kernels have a fixed number of CTAs
         return _PERSISTENT
     return _SPLITK if config.split > 1 else _TILED
 
@@ -580,8 +596,8 @@ def _data_call(
         depth, width = c_per_group, kout_per_group
         filter_stride = (group_stride, kout_stride, c_stride, r_stride, s_stride)
         out_size, spacing = (problem.p, problem.q), (1, 1)
-    part, image, channel, row, column = strides
-    out_stride = (part, image, row, column, channel)
+    part_stride, image_stride, channel_stride, row_stride, column_stride = strides
+    out_stride = (part_stride, image_stride, row_stride, column_stride, channel_stride)
     # 2. Find how far apart the taps are that one pixel uses: t · dilation is equal, modulo the
     # stride, for all these taps t.
     pairs = zip(spacing, problem.dilation, strict=True)
@@ -617,11 +633,13 @@ def _filter_call(
 
     ``strides`` are (part, channel of grad, channel of the source, r, s).
     """
+    # 1. Make the grid: all tiles of all groups, for each part.
     source, grad, _ = operands
     depth, width = problem.c // problem.groups, problem.kout // problem.groups
     gemm_columns = problem.r * problem.s * depth
     tiles = ceil_div(width, config.bm) * ceil_div(gemm_columns, config.bn)
     grid = (tiles * problem.groups, _parts(problem, config))
+    # 2. Convert sizes and strides to units.
     all_strides = (_group_strides(source, depth), _group_strides(grad, width), strides)
     units = _stride_units(depth, width, all_strides, problem.dtype)
     arguments = (
@@ -629,11 +647,14 @@ def _filter_call(
         depth // units[0], width // units[1], (problem.r, problem.s), problem.stride,
         problem.padding, problem.dilation, *in_units(all_strides, units[2]),
     )  # fmt: skip
-    image, _, row, column = grad.stride()
+    # 3. Set the kernel's compile-time options.
+    image_stride, _, row_stride, column_stride = grad.stride()
+    rows_are_dense = row_stride == problem.q * column_stride
+    images_are_dense = image_stride == problem.p * row_stride
     whole = _stays_in_tap(problem, config.bn, config.bk)
     options = {
         **_options(problem, operands, config, units, whole),
-        "DENSE": row == problem.q * column and image == problem.p * row,
+        "DENSE": rows_are_dense and images_are_dense,
     }
     return LaunchSpec(conv_filter, grid, arguments, options)
 
@@ -646,10 +667,10 @@ def _options(
     ``whole`` is what :func:`_stays_in_tap` returned.
     """
     # The reach is the offset of a tensor's last element from its first, in the largest tensor.
-    reach = max(
-        sum((size - 1) * abs(stride) for size, stride in zip(t.shape, t.stride(), strict=True))
-        for t in operands
-    )
+    reach = 0
+    for tensor in operands:
+        axes = zip(tensor.shape, tensor.stride(), strict=True)
+        reach = max(reach, sum((size - 1) * abs(stride) for size, stride in axes))
     return {
         "BM": config.bm,
         "BN": config.bn,
@@ -673,13 +694,18 @@ def _group_strides(tensor: Tensor, channels: int) -> tuple[int, ...]:
 
     ``channels`` is the number of channels in a group.
     """
-    image, channel, row, column = tensor.stride()
-    return channels * channel, image, row, column, channel
+    image_stride, channel_stride, row_stride, column_stride = tensor.stride()
+    group_stride = channels * channel_stride
+    return group_stride, image_stride, row_stride, column_stride, channel_stride
 
 
 def _stride_units(
     depth: int, width: int, strides: Iterable[tuple[int, ...]], dtype: str
 ) -> tuple[int, int, int]:
-    """Return the units for ``depth``, ``width``, and all strides other than 1, in elements."""
-    all_strides = [stride for tensor_strides in strides for stride in tensor_strides if stride != 1]
-    return wide_unit(dtype, depth), wide_unit(dtype, width), wide_unit(dtype, *all_strides)
+    """Return the units for ``depth``, ``width``, and all strides other than 1, in elements.
+
+    ``strides`` has the strides of each tensor.
+    """
+    all_strides = itertools.chain.from_iterable(strides)
+    stride_unit = wide_unit(dtype, *(stride for stride in all_strides if stride != 1))
+    return wide_unit(dtype, depth), wide_unit(dtype, width), stride_unit

@@ -152,6 +152,7 @@ class TritonFamily(ABC):
     ) -> Array:
         """Estimate the seconds of a problem with each config, to rank the configs."""
         gemm = problem.implied_gemm
+        # One row for each config, in the order of the fields of Tiles.
         rows = [(config.bm, config.bn, config.parts(gemm)) for config in configs]
         tiles = Tiles(*np.array(rows).T)
         shapes = Shapes.from_problems([problem] * len(configs))
@@ -192,8 +193,13 @@ class TritonFamily(ABC):
         return Launch(bare, operand_sets)
 
     def compile_ahead(self, cases: Sequence[tuple[Workload, Config | None]]) -> None:
-        """Compile all cases in parallel on the CPU cores; errors are raised only at the launch."""
+        """Compile all cases in parallel on the CPU cores, and return when all are compiled.
+
+        Cases whose config is not one of a Triton family are skipped. Errors are not raised here,
+        but at the launch of the case.
+        """
         with ThreadPoolExecutor(max(1, usable_processors() - 1)) as pool:
+            # 1. Compile the kernels. The inner context waits until all are compiled.
             kernels = []
             with triton.AsyncCompileMode(pool, ignore_errors=True):
                 for workload, config in cases:
@@ -201,6 +207,7 @@ class TritonFamily(ABC):
                         problem = as_problem(workload)
                         calls = self.unbound_calls(problem, meta_operands(problem), config)
                         kernels += [call.warmup() for call in calls]
+            # 2. Build their launchers. The outer context waits for them.
             for kernel in kernels:
                 pool.submit(_build_launcher, kernel)
 
@@ -220,9 +227,9 @@ def _build_launcher(kernel: Any) -> None:
     wait for the compiler at the first launch.
     """
     with suppress(Exception):  # the launch repeats a failure, and reports it
-        if hasattr(kernel, "result"):  # a kernel that is compiled in the background
-            kernel = kernel.result()
-        triton.runtime.driver.active.launcher_cls(kernel.src, kernel.metadata)
+        # A kernel that was compiled in the background is the result of a future.
+        compiled = kernel.result() if hasattr(kernel, "result") else kernel
+        triton.runtime.driver.active.launcher_cls(compiled.src, compiled.metadata)
 
 
 def meta_operands(problem: Problem, offset: int = 0) -> Operands:
@@ -266,10 +273,11 @@ def wide_unit(dtype: str, *values: int) -> int:
 
 def in_units(strides: Iterable[tuple[int, ...]], unit: int) -> list[tuple[int | None, ...]]:
     """Convert strides to units for :func:`kernels.triton.blocks.elements`; 1 becomes None."""
-    return [
-        tuple(None if stride == 1 else stride // unit for stride in tensor_strides)
-        for tensor_strides in strides
-    ]
+
+    def in_unit(stride: int) -> int | None:
+        return None if stride == 1 else stride // unit
+
+    return [tuple(map(in_unit, tensor_strides)) for tensor_strides in strides]
 
 
 def input_precision(dtype: str) -> str:

@@ -28,7 +28,8 @@ class Matrices(NamedTuple):
     @classmethod
     def from_operands(cls, operands: Operands) -> Matrices:
         """Build the matrices from operands, and add a batch dimension to those without one."""
-        return cls(*(t if t.dim() == 3 else t.unsqueeze(0) for t in operands))
+        batched = [operand if operand.dim() == 3 else operand.unsqueeze(0) for operand in operands]
+        return cls(*batched)
 
     @property
     def sizes(self) -> tuple[int, int, int, int]:
@@ -42,7 +43,13 @@ class Matrices(NamedTuple):
 
         The batch stride is 0 if there is only one matrix.
         """
-        return tuple((t.stride(0) if t.shape[0] > 1 else 0, t.stride(1), t.stride(2)) for t in self)
+        strides = []
+        for matrix in self:
+            batch_stride, row_stride, column_stride = matrix.stride()
+            if matrix.shape[0] == 1:
+                batch_stride = 0
+            strides.append((batch_stride, row_stride, column_stride))
+        return tuple(strides)
 
 
 class AlignmentUnits(NamedTuple):
@@ -88,8 +95,8 @@ class GemmFamily(TritonFamily):
     ) -> list[TileConfig]:
         """Return tiles of up to 128×256 for Tensor Cores, and smaller ones for fp32's plain FMAs.
 
-        Each tile has as many stages as the CTA's shared memory holds, from two up to the tile's
-        number in ``params``.
+        Each tile has as many stages as the CTA's shared memory holds: at least two, and at most two
+        to five, depending on the tile.
 
         Misaligned rows (not a multiple of 16 bytes) are copied a few elements at a time. Each copy
         passes through registers and needs its own address. A shallow K step and eight warps keep
@@ -105,7 +112,7 @@ class GemmFamily(TritonFamily):
         only if the rows of C are aligned.
         """
         assert isinstance(problem, Gemm)
-        # 1. List the parameters of the tiles: (bm, bn, warps, stages).
+        # 1. List the parameters of the tiles: (bm, bn, warps, largest number of stages).
         fma = problem.dtype == "fp32"
         misaligned = read_alignment(problem) < WIDE_BYTES
         if misaligned:
@@ -163,12 +170,11 @@ def gemm_options(problem: Gemm, matrices: Matrices, config: TileConfig) -> dict[
     """
     # The reach is an upper bound of the offsets, in elements, inside a block of A, B or C.
     blocks = ((config.bm, config.bk), (config.bk, config.bn), (config.bm, config.bn))
-    reach = max(
-        rows * row_stride + columns * column_stride
-        for (rows, columns), (_, row_stride, column_stride) in zip(
-            blocks, matrices.strides, strict=True
-        )
-    )
+    reach = 0
+    for block, strides in zip(blocks, matrices.strides, strict=True):
+        rows, columns = block
+        _, row_stride, column_stride = strides
+        reach = max(reach, rows * row_stride + columns * column_stride)
     _, m, n, k = matrices.sizes
     return {
         "UNITS": tuple(AlignmentUnits.from_matrices(matrices, problem.dtype)),

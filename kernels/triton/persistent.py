@@ -59,6 +59,7 @@ def fetch(matrix, z, row, column, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
           TRANSPOSED: tl.constexpr, BATCHED: tl.constexpr):  # fmt: skip
     """Load one block (ROWS, COLUMNS) through a TMA descriptor, with zeros outside the matrix.
 
+    The block begins at (row, column) of matrix ``z`` of the batch, which is ignored unless BATCHED.
     If TRANSPOSED, the descriptor has the axes (batch, columns, rows), as the matrix is stored.
     """
     if TRANSPOSED:
@@ -76,7 +77,10 @@ def fetch(matrix, z, row, column, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 @triton.jit
 def put(matrix, z, row, column, total, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
         BATCHED: tl.constexpr):  # fmt: skip
-    """Store sums (ROWS, COLUMNS) as a block through a TMA descriptor, in the matrix's dtype."""
+    """Store sums (ROWS, COLUMNS) as a block through a TMA descriptor, in the matrix's dtype.
+
+    Sums outside the matrix are not stored.
+    """
     result = total.to(matrix.dtype)
     if BATCHED:
         matrix.store([z, row, column], result.reshape(1, ROWS, COLUMNS))
@@ -193,13 +197,13 @@ class TritonPersistent(GemmFamily):
         # 1. Decide what the problem and the machine allow, for all tiles.
         major = machine.capability[0] if machine.capability else 0
         tf32 = problem.dtype == "tf32"
-        transposed = tf32 and problem.layout != "nt" and major in (9, 10)
-        tma = major >= _TMA_MAJOR and read_alignment(problem) == WIDE_BYTES and not transposed
+        must_transpose = tf32 and problem.layout != "nt" and major in (9, 10)
+        tma = major >= _TMA_MAJOR and read_alignment(problem) == WIDE_BYTES and not must_transpose
         # TMA cannot store a C with misaligned rows, which is then written with plain stores.
         plain_stores = problem.n * DTYPE_BYTES[problem.dtype] % WIDE_BYTES > 0
         may_halve = tma and not plain_stores and not (tf32 and major == 10)
-        may_specialise = tma and problem.dtype != "fp32" and problem.batch == 1
-        may_specialise = may_specialise and (not plain_stores or major == 9)
+        has_registers = not plain_stores or major == 9
+        may_specialise = tma and problem.dtype != "fp32" and problem.batch == 1 and has_registers
         # 2. List the variants of each tile, the preferred one first.
         configs: list[TileConfig] = []
         for tile in self.base_tiles(problem, machine, looped=not tma or plain_stores):
@@ -293,6 +297,7 @@ def _describe(matrix: Tensor, rows: int, columns: int) -> TensorDescriptor:
         The descriptor, without the batch dimension if its size is 1.
     """
     if _tma_order(matrix) == "t":
+        # The stored transpose has the block's rows as columns, and its columns as rows.
         matrix, rows, columns = matrix.mT, columns, rows
     shape = [*matrix.shape]
     stride = [*matrix.stride()[:2], 1]
@@ -308,15 +313,15 @@ def _tma_order(matrix: Tensor) -> str | None:
     None means that TMA cannot read the matrix. TMA requires that the first element, each matrix of
     the batch and each contiguous row start at a multiple of 16 bytes.
     """
-    size = matrix.element_size()
+    element_bytes = matrix.element_size()
     batch_stride, row_stride, column_stride = matrix.stride()
     if matrix.data_ptr() % WIDE_BYTES:
         return None
-    if matrix.shape[0] > 1 and batch_stride * size % WIDE_BYTES:
+    if matrix.shape[0] > 1 and batch_stride * element_bytes % WIDE_BYTES:
         return None
-    if column_stride == 1 and row_stride * size % WIDE_BYTES == 0:
+    if column_stride == 1 and row_stride * element_bytes % WIDE_BYTES == 0:
         return "n"
-    if row_stride == 1 and column_stride * size % WIDE_BYTES == 0:
+    if row_stride == 1 and column_stride * element_bytes % WIDE_BYTES == 0:
         return "t"
     return None
 

@@ -79,7 +79,7 @@ def mean_mhz(
         cycles = last[sm][0] - first[sm][0]
         nanoseconds = last[sm][1] - first[sm][1]
         if nanoseconds >= _LEAST_NANOSECONDS and cycles > 0:
-            clocks.append(cycles / nanoseconds * 1e3)
+            clocks.append(cycles / nanoseconds * 1e3)  # cycles per nanosecond are GHz
     return median(clocks) if clocks else None
 
 

@@ -67,8 +67,7 @@ class TritonSplitK(GemmFamily):
         for tile in self.base_tiles(problem, machine):
             tiles = tile_count(problem.m, problem.n, tile.bm, tile.bn, problem.batch)
             max_split = min(problem.k // (2 * tile.bk), 4 * machine.sms // tiles)
-            halved, *longer_splits = SPLITS
-            splits = [halved, *(split for split in longer_splits if split <= max_split)]
+            splits = [split for split in SPLITS if split == SPLITS[0] or split <= max_split]
             configs += [SplitConfig(**vars(tile), split=split) for split in splits]
         return configs
 
@@ -86,7 +85,7 @@ class TritonSplitK(GemmFamily):
         assert isinstance(config, SplitConfig)
         matrices = Matrices.from_operands(operands)
         batch, m, n, _ = matrices.sizes
-        grid = tile_count(m, n, config.bm, config.bn, batch), config.parts(problem)
+        grid = (tile_count(m, n, config.bm, config.bn, batch), config.parts(problem))
         a, b, c = matrices
         units = AlignmentUnits.from_matrices(matrices, problem.dtype)
         sizes, a_stride, b_stride, _ = units.arguments(matrices)
