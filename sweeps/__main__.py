@@ -97,11 +97,11 @@ def show_command(
     if not plan and not names:
         _list_sweeps(json)
         return
-    facts = known_machine(machine) if machine else measured_device(device, gpu).machine
+    selected = known_machine(machine) if machine else measured_device(device, gpu).machine
     if plan:
-        _show_plan(names or (), facts, budget, cores, json)
+        _show_plan(names or (), selected, budget, cores, json)
     elif names:
-        _show_cases(names[0], facts, json)
+        _show_cases(names[0], selected, json)
 
 
 def _list_sweeps(json: bool) -> None:
@@ -125,7 +125,7 @@ def _show_cases(name: str, machine: Machine, json: bool) -> None:
     from sweeps.planning.choice import choose_sweeps, sweep_cases
     from sweeps.planning.plan import expected_seconds, make_plan
 
-    (sweep,) = choose_sweeps([name]).values()
+    (sweep,) = choose_sweeps([name]).values()  # one name selects exactly one sweep
     cases = sweep_cases(sweep, machine)
     launch_seconds = expected_seconds([case.problem for case in cases], machine)
     # A budget of 1e9 seconds has room for every case.
@@ -148,19 +148,29 @@ def _show_cases(name: str, machine: Machine, json: bool) -> None:
     print(sweep.question)
     for case, seconds in zip(cases, launch_seconds, strict=True):
         print(f"  {case!s:64} {case.problem.bytes / 1e6:10,.2f} MB {seconds * 1e6:12,.1f} µs")
-    count = counted(len(cases), "case")
-    print(f"{count} on {machine.name}, about {total_seconds:,.0f} s to measure all of them")
+    print(
+        f"{counted(len(cases), 'case')} on {machine.name}, about {total_seconds:,.0f} s to measure "
+        "all of them"
+    )
 
 
 def _show_plan(
     names: Sequence[str], machine: Machine, budget: str | None, cores: int | None, json: bool
 ) -> None:
-    """Print how many cases of each sweep fit the budget, and their expected time."""
+    """Print how many cases of each sweep fit the budget, and their expected time.
+
+    Args:
+        names: sweeps to plan; if empty, the default sweeps.
+        machine: machine to plan for.
+        budget: measuring time as the user gave it, such as ``10m``; None means the default budget.
+        cores: number of CPU cores that the run may use; None means all.
+        json: True to print JSON instead of text.
+    """
     from sweeps.planning.choice import plan_rows
     from sweeps.running.request import DEFAULT_BUDGET
 
-    seconds = parse_seconds(budget) or DEFAULT_BUDGET[machine.kind]
-    rows = plan_rows(names, machine, seconds, cores)
+    budget_seconds = parse_seconds(budget) or DEFAULT_BUDGET[machine.kind]
+    rows = plan_rows(names, machine, budget_seconds, cores)
     if json:
         print_json(rows)
         return
@@ -169,10 +179,12 @@ def _show_plan(
             f"{row['name']:20} {row['cases']:5,} cases, {row['planned']:5,} in the plan, "
             f"about {row['expected_s']:6,.0f} s at six samples each"
         )
-    total = sum(row["expected_s"] for row in rows)
-    checking = sum(row["checking_s"] for row in rows)
-    share = f", {checking / total:.1%} of it for checking results" if total else ""
-    print(f"{total:,.0f} s in total{share}.")
+    total_seconds = sum(row["expected_s"] for row in rows)
+    checking_seconds = sum(row["checking_s"] for row in rows)
+    share_text = ""
+    if total_seconds:
+        share_text = f", {checking_seconds / total_seconds:.1%} of it for checking results"
+    print(f"{total_seconds:,.0f} s in total{share_text}.")
 
 
 @app.command("doctor")
@@ -218,7 +230,7 @@ def doctor_command(
     from kernels.device import select_device
     from sweeps.doctor.doctor import examine
 
-    if name + clock + again > 1:
+    if [name, clock, again].count(True) > 1:
         raise UserError("give only one of --name, --clock and --again.")
     if clock:
         _check_clock(cases, device, gpu, results, json)
@@ -244,21 +256,21 @@ def _name_machine(selected: Device, results: Path, json: bool) -> None:
     """Print the machine's name and its results folder."""
     from kernels.device import software
 
-    facts = selected.machine
-    folder = results / facts.slug
+    machine = selected.machine
+    folder = results / machine.slug
     if json:
         print_json(
             {
-                "slug": facts.slug,
-                "name": facts.name,
-                "kind": facts.kind,
+                "slug": machine.slug,
+                "name": machine.name,
+                "kind": machine.kind,
                 "gpu": selected.gpu,
                 "folder": str(folder),
                 "software": software(selected),
             }
         )
         return
-    print(f"{facts.name} ({facts.slug}): {folder}")
+    print(f"{machine.name} ({machine.slug}): {folder}")
 
 
 def _check_clock(cases: int | None, device: str, gpu: int, results: Path, json: bool) -> None:
@@ -389,10 +401,10 @@ def run_command(
     from sweeps.store import read_run
 
     # 1. Check the options.
-    seconds = parse_seconds(stop_after, "stop-after")
-    stop_at = None if seconds is None else began + seconds
-    for name in dtype or ():
-        check_option("--dtype", name, TIMED_DTYPES)
+    stop_after_seconds = parse_seconds(stop_after, "stop-after")
+    stop_at = None if stop_after_seconds is None else began + stop_after_seconds
+    for dtype_name in dtype or ():
+        check_option("--dtype", dtype_name, TIMED_DTYPES)
     request = Request(
         names=tuple(names or ()),
         budget=parse_seconds(budget),
@@ -423,6 +435,7 @@ def run_command(
         with LiveReporter() as live:
             # With --gpus, share() begins the run and starts a worker for each GPU.
             single_run = None if gpus else begin(request, note)
+            # One device is examined for all, because all devices of a run are of one model.
             first_device = next(iter(devices.values()))
             for finding in examine(first_device, results):
                 if finding.warning:
@@ -473,11 +486,10 @@ def merge_command(
     merged = merge(folders, into, results)
     folder, record = merged.folder, merged.record
     if merged.repeated:
-        cases = counted(len(merged.repeated), "case")
         note(
-            f"Timed in several recordings: {cases}. The merged table has the time from the "
-            "recording with the most samples, or none if a recording has a wrong result. To see "
-            "whether the times agree, run: "
+            f"Timed in several recordings: {counted(len(merged.repeated), 'case')}. The merged "
+            "table has the time from the recording with the most samples, or none if a recording "
+            "has a wrong result. To see whether the times agree, run: "
             f"{command('analysis compare')} {folders[0]} {folders[1]}"
         )
     note(counts_sentence(record))
@@ -528,10 +540,12 @@ def parse_shard(text: str) -> tuple[int, int]:
             the second.
     """
     match = re.fullmatch(r"(\d+)/(\d+)", text)
-    number, count = (int(match.group(1)), int(match.group(2))) if match else (0, 0)
-    if not 1 <= number <= count:
-        raise UserError(f"--shard takes I/N with I from 1 to N, such as 1/2, not {text!r}.")
-    return number, count
+    if match is not None:
+        number = int(match.group(1))
+        count = int(match.group(2))
+        if 1 <= number <= count:
+            return number, count
+    raise UserError(f"--shard takes I/N with I from 1 to N, such as 1/2, not {text!r}.")
 
 
 if __name__ == "__main__":

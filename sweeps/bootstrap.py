@@ -34,6 +34,8 @@ ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 STAMP = VENV / "rooftile-ready"
+PINS = ROOT / "constraints.txt"
+"""pip's constraints, which pin the versions of all requirements."""
 FAILED = ROOT / ".venv-failed"
 """File that says which optional extras could not be installed, and when.
 
@@ -98,7 +100,9 @@ def main(groups: list[str]) -> int:
         return 1
     for group in groups:
         if group.endswith("?"):
-            python = add_if_possible(needed, group.removesuffix("?")) or python
+            extended = add_if_possible(needed, group.removesuffix("?"))
+            if extended is not None:
+                python = extended
     print(python)
     return 0
 
@@ -162,7 +166,7 @@ def set_up(wanted: list[str], optional: bool = False, offline: bool = False) -> 
     if recorded_digest == _venv_digest():
         # 1. If .venv was made for this interpreter, install the requirements that .venv lacks.
         missing = [requirement for requirement in wanted if requirement not in installed]
-        if missing and (offline or not install(missing, _pins(), hurried=optional)):
+        if missing and (offline or not install(missing, _venv_pins(), hurried=optional)):
             return None
     else:
         # 2. Otherwise use this interpreter if it has all requirements.
@@ -180,6 +184,7 @@ def set_up(wanted: list[str], optional: bool = False, offline: bool = False) -> 
             is_made = replace_venv(None, wanted, optional)
         if not is_made:
             return None
+    # Record what .venv has now. A new .venv is recorded even if it lacked nothing.
     if missing or not installed:
         STAMP.write_text("\n".join([_venv_digest(), *installed, *wanted]), encoding="utf-8")
     return str(PYTHON)
@@ -201,11 +206,12 @@ def replace_venv(on_top_of: str | None, missing: list[str], hurried: bool = Fals
     if VENV.exists():
         shutil.rmtree(old_venv, ignore_errors=True)
         VENV.rename(old_venv)
-    if make_venv(on_top_of) and install(
-        missing, _pins(without_torch=on_top_of is not None), hurried
-    ):
-        shutil.rmtree(old_venv, ignore_errors=True)
-        return True
+    if make_venv(on_top_of):
+        # On top of another interpreter, .venv uses that interpreter's PyTorch and Triton.
+        pins = PINS if on_top_of is None else _write_pins_without_torch()
+        if install(missing, pins, hurried):
+            shutil.rmtree(old_venv, ignore_errors=True)
+            return True
     shutil.rmtree(VENV, ignore_errors=True)
     if old_venv.exists():
         old_venv.rename(VENV)
@@ -223,10 +229,10 @@ def requirements(groups: list[str]) -> list[str]:
         declared += project["optional-dependencies"][group]
     applicable = []
     for line in declared:
-        requirement, _, marker = (part.strip() for part in line.partition(";"))
+        requirement, _, marker = line.partition(";")
         # The only marker in pyproject.toml is the one for Linux.
-        if not marker or sys.platform == "linux":
-            applicable.append(requirement)
+        if not marker.strip() or sys.platform == "linux":
+            applicable.append(requirement.strip())
     return applicable
 
 
@@ -243,8 +249,9 @@ def probe(python: str, wanted: list[str]) -> tuple[list[str], bool]:
     )
     if answer.returncode:
         return wanted, False
-    missing, gpu = json.loads(answer.stdout.strip().splitlines()[-1])
-    return missing, gpu
+    # The report is the last line, because imported packages may print lines before it.
+    missing, sees_gpu = json.loads(answer.stdout.strip().splitlines()[-1])
+    return missing, sees_gpu
 
 
 def needs_gpu() -> bool:
@@ -252,8 +259,10 @@ def needs_gpu() -> bool:
 
     The result does not depend on whether PyTorch can use that GPU.
     """
-    devices = glob.glob("/dev/nvidia[0-9]*") or os.path.isdir("/proc/driver/nvidia/gpus")
-    return bool(devices) and os.environ.get("DEVICE") != "cpu"
+    if os.environ.get("DEVICE") == "cpu":
+        return False
+    device_files = glob.glob("/dev/nvidia[0-9]*")
+    return bool(device_files) or os.path.isdir("/proc/driver/nvidia/gpus")
 
 
 def make_venv(on_top_of: str | None = None) -> bool:
@@ -272,22 +281,28 @@ def make_venv(on_top_of: str | None = None) -> bool:
             "Python."
         )
         return False
-    site = _ask(PYTHON, "import sysconfig; print(sysconfig.get_path('purelib'))")
-    pointing = Path(site) / POINTING_MODULE
-    pointing.parent.mkdir(exist_ok=True)
-    pointing.write_text(POINTER, encoding="utf-8")
+    site_packages = Path(_ask(PYTHON, "import sysconfig; print(sysconfig.get_path('purelib'))"))
+    pointing_module = site_packages / POINTING_MODULE
+    pointing_module.parent.mkdir(exist_ok=True)
+    pointing_module.write_text(POINTER, encoding="utf-8")
     if on_top_of is not None:
         # --system-site-packages is not enough: if the other interpreter is in an environment, the
-        # option skips that environment and shows only the packages of its base interpreter.
-        base = _ask(
+        # option skips that environment and shows only the packages of its base interpreter. A .pth
+        # file adds the other interpreter's folders, which are named site- or dist-packages.
+        base_folders = _ask(
             on_top_of, "import sys; print(*(p for p in sys.path if 'packages' in p), sep='\\n')"
         )
-        (Path(site) / "rooftile-base.pth").write_text(base + "\n", encoding="utf-8")
+        base_file = site_packages / "rooftile-base.pth"
+        base_file.write_text(base_folders + "\n", encoding="utf-8")
     return True
 
 
 def _ask(python: str | Path, code: str) -> str:
-    """Run Python code in another interpreter, and return what it prints."""
+    """Run Python code in another interpreter, and return what it prints.
+
+    Raises:
+        subprocess.CalledProcessError: if the code fails.
+    """
     answer = subprocess.run([str(python), "-c", code], capture_output=True, text=True, check=True)
     return answer.stdout.strip()
 
@@ -332,23 +347,19 @@ def install(missing: list[str], pins: Path, hurried: bool = False) -> bool:
     return False
 
 
-def _pins(without_torch: bool | None = None) -> Path:
-    """Return the path of the file with pip's constraints.
+def _venv_pins() -> Path:
+    """Return the path of the constraints with which ``.venv`` was made."""
+    without_torch = VENV / PINS.name
+    return without_torch if without_torch.exists() else PINS
 
-    Args:
-        without_torch: True to write a copy into ``.venv`` without PyTorch and Triton, because
-            ``.venv`` uses those of another interpreter. False means the project's constraints, and
-            None the constraints with which ``.venv`` was made.
-    """
-    kept_pins = VENV / "constraints.txt"
-    if without_torch is None:
-        return kept_pins if kept_pins.exists() else ROOT / "constraints.txt"
-    if not without_torch:
-        return ROOT / "constraints.txt"
-    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+
+def _write_pins_without_torch() -> Path:
+    """Copy the constraints into ``.venv``, except for PyTorch and Triton, and return the path."""
+    lines = PINS.read_text(encoding="utf-8").splitlines()
     kept = [line for line in lines if line.partition("==")[0] not in ("torch", "triton")]
-    kept_pins.write_text("\n".join(kept) + "\n", encoding="utf-8")
-    return kept_pins
+    without_torch = VENV / PINS.name
+    without_torch.write_text("\n".join(kept) + "\n", encoding="utf-8")
+    return without_torch
 
 
 def _venv_digest() -> str:
@@ -356,7 +367,7 @@ def _venv_digest() -> str:
 
     If the digest changes, ``.venv`` must be made again.
     """
-    pins = (ROOT / "constraints.txt").read_text(encoding="utf-8")
+    pins = PINS.read_text(encoding="utf-8")
     parts = [sys.executable, sys.version, pins]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 

@@ -86,13 +86,7 @@ class AlikeLayers:
             # 1. If a call of this kind was traced before, only count this one.
             inputs, structure = tree_flatten((args, kwargs))
             tensors = [value for value in inputs if isinstance(value, Tensor)]
-            kinds = [
-                _kind(value) if isinstance(value, Tensor)
-                else value if isinstance(value, _SCALARS)
-                else type(value)
-                for value in inputs
-            ]  # fmt: skip
-            key = (str(structure), *kinds, torch.is_grad_enabled())
+            key = (str(structure), *map(_input_kind, inputs), torch.is_grad_enabled())
             if key in traced_calls:
                 traced_calls[key].layer.calls += 1
                 return traced_calls[key].outputs_like(tensors)
@@ -162,6 +156,15 @@ class _TracedCall:
         return tree_unflatten(leaves, self.tree)
 
 
+def _input_kind(value: Any) -> Any:
+    """Return what two inputs of a layer must have in common, so that one call can be skipped."""
+    if isinstance(value, Tensor):
+        return _kind(value)
+    if isinstance(value, _SCALARS):
+        return value
+    return type(value)  # other objects are assumed to differ only by type
+
+
 def _kind(tensor: Tensor) -> tuple[Any, ...]:
     """Return the properties in which two tensors must agree to replace one another in a trace."""
     return tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.requires_grad
@@ -169,7 +172,7 @@ def _kind(tensor: Tensor) -> tuple[Any, ...]:
 
 def _groups_of_identical(layers: list[nn.Module]) -> list[list[nn.Module]]:
     """Return the groups of two or more layers that differ only in their position."""
-    # For each group: the number and the facts of its first layer, and all its layers.
+    # For each group: the position and the facts of its first layer, and all its layers.
     groups: list[tuple[int, dict[str, Any], list[nn.Module]]] = []
     for number, layer in enumerate(layers):
         facts = _facts(layer)
@@ -177,7 +180,7 @@ def _groups_of_identical(layers: list[nn.Module]) -> list[list[nn.Module]]:
             if _differ_only_in_number(facts, number, first_facts, first_number):
                 group.append(layer)
                 break
-        else:
+        else:  # the layer fits no group, so it begins a new one
             groups.append((number, facts, [layer]))
     return [group for _, _, group in groups if len(group) > 1]
 
@@ -196,15 +199,20 @@ def _facts(layer: nn.Module) -> dict[str, Any]:
                 facts[f"{name}:{attribute}"] = value
         for kind, tensors in (("parameter", module._parameters), ("buffer", module._buffers)):
             for attribute, tensor in tensors.items():
-                shape = None if tensor is None else (tuple(tensor.shape), tensor.dtype)
-                facts[f"{name}:{kind}:{attribute}"] = shape
+                facts[f"{name}:{kind}:{attribute}"] = (
+                    None if tensor is None else (tuple(tensor.shape), tensor.dtype)
+                )
     return facts
 
 
 def _differ_only_in_number(
     facts: dict[str, Any], number: int, first_facts: dict[str, Any], first_number: int
 ) -> bool:
-    """Return True if two layers have the same properties, apart from positions in the list."""
+    """Return True if two layers have the same properties, apart from positions in the list.
+
+    ``facts`` and ``first_facts`` are the properties by name (:func:`_facts`). ``number`` and
+    ``first_number`` are the positions of the two layers in the list.
+    """
     if facts.keys() != first_facts.keys():
         return False
     return all(

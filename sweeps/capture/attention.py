@@ -21,8 +21,8 @@ NAME = "rooftile"
 def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool, window: int) -> Tensor:
     """Represent attention of queries, keys and values (batch, heads, length, width) in a trace.
 
-    The operation only determines the shape of its output. ``window`` is the number of keys that a
-    query sees; 0 means all of them.
+    The operation only determines the shape of its output, (batch, heads, queries, width of the
+    values). ``window`` is the number of keys that a query sees; 0 means all of them.
     """
     raise RuntimeError("rooftile::attention can only be traced with fake tensors, not computed.")
 
@@ -38,7 +38,10 @@ def _(q: Tensor, k: Tensor, v: Tensor, causal: bool, window: int) -> Tensor:
 def attention_backward(
     gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, causal: bool, window: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Represent the gradients of queries, keys and values in a trace."""
+    """Represent the gradients of queries, keys and values in a trace.
+
+    ``gradient`` is the gradient of the output. The other arguments are those of :func:`attention`.
+    """
     raise RuntimeError(
         "rooftile::attention_backward can only be traced with fake tensors, not computed."
     )
@@ -112,7 +115,8 @@ def _trace_pytorch(
 ) -> Tensor:
     """Call :func:`attention` with the arguments of PyTorch's function.
 
-    The operands may have no dimension for heads, and may have several batch dimensions.
+    The operands may have no dimension for heads, and may have several batch dimensions. Arguments
+    that affect neither shapes nor FLOPs, such as the dropout, are ignored.
     """
     q = _cast(query).reshape(-1, *_shape_with_heads(query)[-3:])
     k = _cast(key).reshape(-1, *_shape_with_heads(key)[-3:])
@@ -146,6 +150,9 @@ def for_transformers(
     **others: Any,
 ) -> tuple[Tensor, None]:
     """Trace attention with the arguments of transformers' ``AttentionInterface``.
+
+    If ``is_causal`` is None, the module says whether attention is causal, and the default is True.
+    The mask, the scaling and the dropout are ignored, because they do not affect shapes.
 
     Returns:
         The result (batch, length, heads, width), and None in place of the attention weights.

@@ -169,7 +169,7 @@ def _dimension(
         value: current value of the size.
         unit: growth that keeps the size divisible by every number of heads.
     """
-    # Most models allow the first value. Others allow only certain multiples or factors.
+    # Most models allow the first value. Others allow only multiples of 64 or 8, or factors of 2.
     values_to_try = (value + unit, value + 64, 2 * value, value // 2, value + 8)
     for changed_value in dict.fromkeys(values_to_try):  # each value once
         if changed_value < 1 or changed_value == value:

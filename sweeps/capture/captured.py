@@ -256,9 +256,9 @@ def with_names(captured: Captured, dimensions: Sequence[Dimension]) -> Captured:
         else:
             # A gradient has the sizes of its forward product in another order. The gradient of the
             # weight sums over the forward product's rows.
-            rows = "k" if product.pass_ == WGRAD else "m"
+            row_size = "k" if product.pass_ == WGRAD else "m"
             names = {
-                rows: forward_names["m"],
+                row_size: forward_names["m"],
                 out_size(product, forward): forward_names["n"],
                 in_size(product, forward): forward_names["k"],
             }
@@ -310,12 +310,12 @@ def _formula(position: int, size: str, value: int, dimensions: Sequence[Dimensio
         (dimension, slope) for dimension, slope in effects if slope * dimension.value == value
     ]
     # 1. The size is a multiple of all its dimensions multiplied together.
-    product = math.prod(dimension.value for dimension, _ in effects)
-    if value % product == 0 and len(sufficient) == len(effects):
-        factor = value // product
+    dimensions_multiplied = math.prod(dimension.value for dimension, _ in effects)
+    if value % dimensions_multiplied == 0 and len(sufficient) == len(effects):
+        factor = value // dimensions_multiplied
         factors = [str(factor)] if factor > 1 else []
         return "·".join([*factors, *(dimension.name for dimension, _ in sufficient)])
-    # 2. One dimension explains the size by itself, because the others depend on it or it on them.
+    # 2. One dimension explains the size by itself, because it and the others depend on each other.
     if sufficient:
         return _term(*sufficient[0])
     # 3. The size is a sum of multiples of its dimensions and a constant.

@@ -88,40 +88,45 @@ def convolutions_of(
     if not 1 <= spatial <= 2:
         raise KeyError("a convolution with more than two dimensions")
     ones = [1] * (2 - spatial)
-    image, taps = [*ones, *x.sizes[2:]], [*ones, *weight.sizes[2:]]
-    pads = [*([0] * len(ones)), *settings.padding]
-    steps, dilations = [*ones, *settings.stride], [*ones, *settings.dilation]
+    zeros = [0] * (2 - spatial)
+    image = [*ones, *x.sizes[2:]]
+    taps = [*ones, *weight.sizes[2:]]
+    padding = [*zeros, *settings.padding]
+    stride = [*ones, *settings.stride]
+    dilation = [*ones, *settings.dilation]
     # 2. Find the layout, which is NHWC if one of the tensors is contiguous only in that format.
     nhwc = x.is_channels_last() or weight.is_channels_last()
     # 3. Collect the sizes of the ordinary convolution that the call is a pass of.
-    channels, out = x.sizes[1], weight.sizes[0]
-    names = list(passes)
+    channels_in = x.sizes[1]
+    channels_out = weight.sizes[0]
+    ordinary_passes = list(passes)
     if settings.transposed:
         # A transposed convolution computes the gradient of an ordinary convolution's input. The
         # gradient of the transposed convolution's input is the ordinary forward pass.
-        channels, out = weight.sizes[1] * settings.groups, x.sizes[1]
-        output_pads = [*([0] * len(ones)), *settings.output_padding]
+        channels_in = weight.sizes[1] * settings.groups
+        channels_out = x.sizes[1]
+        output_padding = [*zeros, *settings.output_padding]
         # This is the formula for the output size in the documentation of ConvTranspose2d.
+        axes = zip(image, stride, padding, dilation, taps, output_padding, strict=True)
         image = [
-            (size - 1) * s - 2 * p + d * (t - 1) + o + 1
-            for size, s, p, d, t, o in zip(
-                image, steps, pads, dilations, taps, output_pads, strict=True
-            )
+            (size - 1) * step - 2 * pad + spacing * (tap_count - 1) + output_pad + 1
+            for size, step, pad, spacing, tap_count, output_pad in axes
         ]
-        names = [{"fprop": "dgrad", "dgrad": "fprop"}.get(name, name) for name in names]
+        swapped = {"fprop": "dgrad", "dgrad": "fprop"}
+        ordinary_passes = [swapped.get(name, name) for name in passes]
     conv = Conv(
         x.sizes[0],
-        channels,
+        channels_in,
         image[0],
         image[1],
-        out,
+        channels_out,
         taps[0],
         taps[1],
-        (steps[0], steps[1]),
-        (pads[0], pads[1]),
-        (dilations[0], dilations[1]),
+        (stride[0], stride[1]),
+        (padding[0], padding[1]),
+        (dilation[0], dilation[1]),
         settings.groups,
         dtype,
         "nhwc" if nhwc else "nchw",
     )
-    return [replace(conv, pass_=name) for name in names]
+    return [replace(conv, pass_=name) for name in ordinary_passes]

@@ -77,8 +77,8 @@ class HuggingFace:
         inputs = _inputs(model_class, config, step)
         # In a decoding step, the number of keys of the captured attention is corrected later, so
         # the model needs no cache with the keys of earlier tokens.
-        arguments = model_class.forward.__code__.co_varnames
-        if "use_cache" in arguments:
+        names_in_forward = model_class.forward.__code__.co_varnames
+        if "use_cache" in names_in_forward:
             inputs["use_cache"] = False
 
         def call() -> Any:
@@ -170,7 +170,9 @@ def _class_of(config: Any, entries: Mapping[str, Any]) -> Any:
 
     transformers.logging.set_verbosity_error()
     names = entries.get("architectures")
-    for name in names if isinstance(names, list) else ():
+    if not isinstance(names, list):
+        names = []
+    for name in names:
         candidate = getattr(transformers, str(name), None)
         if isinstance(candidate, type) and issubclass(candidate, transformers.PreTrainedModel):
             return candidate
@@ -210,7 +212,8 @@ def _build(model_class: Any, config: Any, step: ModelStep) -> Any:
             model.tie_weights()  # no_init_weights() skips this together with the initial values
             return model
         except Exception as error:  # each family raises its own error for what it lacks
-            first_failure = first_failure or error
+            if first_failure is None:
+                first_failure = error
     assert first_failure is not None
     raise UserError(
         f"the model cannot be built ({first_line(first_failure)}); correct its sizes, or give the "
@@ -226,8 +229,13 @@ def _inputs(model_class: Any, config: Any, step: ModelStep) -> dict[str, Any]:
     """
     name = model_class.main_input_name
     if name == "pixel_values":
+        # If a configuration states no size, 224 × 224 pixels in three colours are assumed.
         size = getattr(config, "image_size", 224)
-        height, width = size if isinstance(size, list | tuple) else (size, size)
+        if isinstance(size, list | tuple):
+            height, width = size
+        else:  # one number stands for both directions
+            height = size
+            width = size
         channels = getattr(config, "num_channels", 3)
         shape = (step.batch, channels, height, width)
         return {name: torch.empty(shape, dtype=step.parameter_dtype)}

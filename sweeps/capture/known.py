@@ -21,27 +21,33 @@ class Bottleneck(nn.Module):
 
     def __init__(self, channels: int, width: int, stride: int) -> None:
         super().__init__()
-        out = 4 * width
+        channels_out = 4 * width
         self.body = nn.Sequential(
             _convolution(channels, width, 1, 1),
             nn.ReLU(),
             _convolution(width, width, 3, stride),
             nn.ReLU(),
-            _convolution(width, out, 1, 1),
+            _convolution(width, channels_out, 1, 1),
         )
         # If the block changes the shape, the shortcut needs a convolution.
-        keeps_shape = channels == out and stride == 1
-        self.shortcut = nn.Identity() if keeps_shape else _convolution(channels, out, 1, stride)
+        if channels == channels_out and stride == 1:
+            self.shortcut: nn.Module = nn.Identity()
+        else:
+            self.shortcut = _convolution(channels, channels_out, 1, stride)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (n, channels, h, w) to (n, 4·width, h/stride, w/stride)."""
         return functional.relu(self.body(x) + self.shortcut(x))
 
 
-def _convolution(channels: int, out: int, size: int, stride: int) -> nn.Sequential:
-    """Build a padded convolution with ``size`` × ``size`` filters, followed by a batch norm."""
-    convolution = nn.Conv2d(channels, out, size, stride, size // 2, bias=False)
-    return nn.Sequential(convolution, nn.BatchNorm2d(out))
+def _convolution(channels_in: int, channels_out: int, taps: int, stride: int) -> nn.Sequential:
+    """Build a convolution with ``taps`` × ``taps`` filters, followed by a batch norm.
+
+    ``taps`` is odd. The padding is such that a stride of 1 keeps the size of the image.
+    """
+    padding = taps // 2
+    convolution = nn.Conv2d(channels_in, channels_out, taps, stride, padding, bias=False)
+    return nn.Sequential(convolution, nn.BatchNorm2d(channels_out))
 
 
 def resnet(
@@ -76,7 +82,8 @@ class UNet(nn.Module):
         widths = [width * 2**level for level in range(depth + 1)]
         input_widths = [3, *widths[:-1]]
         self.down = nn.ModuleList(
-            _pair(channels, out) for channels, out in zip(input_widths, widths, strict=True)
+            _pair(channels_in, channels_out)
+            for channels_in, channels_out in zip(input_widths, widths, strict=True)
         )
         self.rise = nn.ModuleList(
             nn.ConvTranspose2d(2 * channels, channels, 2, 2) for channels in reversed(widths[:-1])
@@ -98,44 +105,62 @@ class UNet(nn.Module):
         return self.last(x)
 
 
-def _pair(channels: int, out: int) -> nn.Sequential:
-    """Build the two 3×3 convolutions of one level of a U-Net."""
+def _pair(channels_in: int, channels_out: int) -> nn.Sequential:
+    """Build the two 3×3 convolutions of one level of a U-Net, which keep the size of the image."""
     return nn.Sequential(
-        _convolution(channels, out, 3, 1), nn.ReLU(), _convolution(out, out, 3, 1), nn.ReLU()
+        _convolution(channels_in, channels_out, 3, 1),
+        nn.ReLU(),
+        _convolution(channels_out, channels_out, 3, 1),
+        nn.ReLU(),
     )
 
 
 class Gpt2Block(nn.Module):
-    """One block of GPT-2 (Radford et al. 2019): attention and feed-forward, each after a norm."""
+    """One block of GPT-2 (Radford et al. 2019): attention and feed-forward, each after a norm.
+
+    ``ffn`` is the width of the feed-forward layer; 0 means 4 · ``hidden``.
+    """
 
     def __init__(self, hidden: int = 768, heads: int = 12, ffn: int = 0) -> None:
         super().__init__()
         _check_multiple("hidden", hidden, "heads", heads)
-        ffn = ffn or 4 * hidden
+        ffn_width = ffn or 4 * hidden
         self.heads = heads
-        self.norm_1, self.norm_2 = nn.LayerNorm(hidden), nn.LayerNorm(hidden)
-        self.qkv, self.out = nn.Linear(hidden, 3 * hidden), nn.Linear(hidden, hidden)
-        self.up, self.down = nn.Linear(hidden, ffn), nn.Linear(ffn, hidden)
+        self.norm_1 = nn.LayerNorm(hidden)
+        self.norm_2 = nn.LayerNorm(hidden)
+        self.qkv = nn.Linear(hidden, 3 * hidden)
+        self.out = nn.Linear(hidden, hidden)
+        self.up = nn.Linear(hidden, ffn_width)
+        self.down = nn.Linear(ffn_width, hidden)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (sequences, length, hidden) to the same shape."""
+        # 1. Attention: q, k and v are (sequences, heads, length, width of a head).
         n, length, hidden = x.shape
         qkv = self.qkv(self.norm_1(x)).view(n, length, 3, self.heads, hidden // self.heads)
         q, k, v = qkv.permute(2, 0, 3, 1, 4)
         attended = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out(attended.transpose(1, 2).reshape(n, length, hidden))
+        # 2. Feed-forward.
         wide = functional.gelu(self.up(self.norm_2(x)), approximate="tanh")
         return x + self.down(wide)
 
 
 class LlamaBlock(nn.Module):
-    """One block of Llama (Touvron et al. 2023): grouped-query attention, RoPE and gates."""
+    """One block of Llama (Touvron et al. 2023): grouped-query attention, RoPE and gates.
+
+    Each of the ``heads`` of queries, and of the ``kv_heads`` of keys and values, is ``head_width``
+    wide. ``ffn`` is the width of the feed-forward layer.
+    """
 
     def __init__(self, hidden: int, heads: int, kv_heads: int, ffn: int, head_width: int) -> None:
         super().__init__()
         _check_multiple("heads", heads, "kv_heads", kv_heads)
-        self.heads, self.kv_heads, self.width = heads, kv_heads, head_width
-        self.norm_1, self.norm_2 = nn.RMSNorm(hidden), nn.RMSNorm(hidden)
+        self.heads = heads
+        self.kv_heads = kv_heads
+        self.width = head_width
+        self.norm_1 = nn.RMSNorm(hidden)
+        self.norm_2 = nn.RMSNorm(hidden)
         self.q = nn.Linear(hidden, heads * self.width, bias=False)
         self.k = nn.Linear(hidden, kv_heads * self.width, bias=False)
         self.v = nn.Linear(hidden, kv_heads * self.width, bias=False)
@@ -146,17 +171,19 @@ class LlamaBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (sequences, length, hidden) to the same shape."""
+        # 1. Attention: q, k and v are (sequences, heads, length, width of a head).
         n, length, _ = x.shape
-        normalised = self.norm_1(x)
-        q = self.q(normalised).view(n, length, self.heads, self.width).transpose(1, 2)
-        k = self.k(normalised).view(n, length, self.kv_heads, self.width).transpose(1, 2)
-        v = self.v(normalised).view(n, length, self.kv_heads, self.width).transpose(1, 2)
+        attention_input = self.norm_1(x)
+        q = self.q(attention_input).view(n, length, self.heads, self.width).transpose(1, 2)
+        k = self.k(attention_input).view(n, length, self.kv_heads, self.width).transpose(1, 2)
+        v = self.v(attention_input).view(n, length, self.kv_heads, self.width).transpose(1, 2)
         mixed = functional.scaled_dot_product_attention(
             _rotated(q), _rotated(k), v, is_causal=True, enable_gqa=True
         )
         x = x + self.out(mixed.transpose(1, 2).reshape(n, length, -1))
-        normalised = self.norm_2(x)
-        return x + self.down(functional.silu(self.gate(normalised)) * self.up(normalised))
+        # 2. Feed-forward with a gate.
+        ffn_input = self.norm_2(x)
+        return x + self.down(functional.silu(self.gate(ffn_input)) * self.up(ffn_input))
 
 
 def _rotated(x: Tensor) -> Tensor:
@@ -173,7 +200,11 @@ def _check_multiple(name: str, size: int, divisor_name: str, divisor: int) -> No
 
 
 class LanguageModel(nn.Module):
-    """Language model that consists of an embedding, a sequence of blocks, and a head."""
+    """Language model that consists of an embedding, a sequence of blocks, and a head.
+
+    ``positions`` is the number of positions that have an embedding of their own; 0 means that the
+    model has no such embeddings.
+    """
 
     def __init__(
         self, blocks: list[nn.Module], norm: nn.Module, vocab: int, hidden: int, positions: int
@@ -181,7 +212,8 @@ class LanguageModel(nn.Module):
         super().__init__()
         self.embedding = nn.Embedding(vocab, hidden)
         self.positions = nn.Embedding(positions, hidden) if positions else None
-        self.blocks, self.norm = nn.ModuleList(blocks), norm
+        self.blocks = nn.ModuleList(blocks)
+        self.norm = norm
         self.head = nn.Linear(hidden, vocab, bias=False)
 
     def forward(self, tokens: Tensor) -> Tensor:

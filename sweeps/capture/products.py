@@ -46,7 +46,7 @@ def products_of(operations: Sequence[TracedOperation]) -> tuple[list[Product], l
         if works is None:
             unknown[operation.name] = None
             continue
-        for pass_, work in works:
+        for read_pass, work in works:
             # 1. Find the forward product. A gradient has the same autograd node as its forward
             # product, and a forward product is its own.
             position = len(products)
@@ -55,15 +55,17 @@ def products_of(operations: Sequence[TracedOperation]) -> tuple[list[Product], l
             else:
                 forward_position = position
                 forward_positions.setdefault(operation.node, position)
-            # 2. Find the role. A gradient has the role of its forward product.
+            # 2. Find the role and the pass. A gradient has the role of its forward product, whose
+            # sizes tell the two gradients apart.
             role = role_of(operation.module, work)
+            pass_ = read_pass
             if forward_position < position:
                 forward = products[forward_position]
                 role = forward.role
-                if pass_ in (DGRAD, WGRAD):
-                    pass_ = _gradient_of(work, forward.work, pass_)
+                if read_pass in (DGRAD, WGRAD):
+                    pass_ = _gradient_of(work, forward.work, read_pass)
             # 3. Add the product. The first operand of addmm is the bias, and the second the input.
-            inputs = operation.reads[1 if operation.name == "aten::addmm" else 0]
+            input_access = operation.reads[1 if operation.name == "aten::addmm" else 0]
             products.append(
                 Product(
                     work=work,
@@ -71,7 +73,7 @@ def products_of(operations: Sequence[TracedOperation]) -> tuple[list[Product], l
                     path=re.sub(r"\b\d+\b", "*", operation.module),
                     pass_=pass_,
                     count=operation.count,
-                    input_id=-1 if operation.backward else inputs.storage,
+                    input_id=-1 if operation.backward else input_access.storage,
                     forward_position=forward_position,
                     repeated=bool(operation.layers),
                 )
@@ -93,10 +95,11 @@ def _works(operation: TracedOperation) -> list[tuple[str, Work]] | None:
     if not is_product(operation):
         return []
     reader = _READERS.get(operation.name)
+    if reader is None:
+        return None
     try:
-        return None if reader is None else reader(operation)
-    # A reader raises this error for an unsupported dtype, and for more than two dimensions.
-    except KeyError:
+        return reader(operation)
+    except KeyError:  # raised for an unsupported dtype, and for more than two dimensions
         return None
 
 

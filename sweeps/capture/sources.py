@@ -57,9 +57,9 @@ class KnownModel:
         Raises:
             UserError: if the step decodes and the model takes images.
         """
-        factory = KNOWN[self.name]
-        model = _build(factory.build, {**self.sizes, **changes}, step)
-        if factory.takes == IMAGES:
+        known_model = KNOWN[self.name]
+        model = _build(known_model.build, {**self.sizes, **changes}, step)
+        if known_model.takes == IMAGES:
             refuse_decoding(self.name, step)
             images = torch.empty(step.batch, 3, 224, 224, dtype=step.parameter_dtype)
             images = images.to(memory_format=torch.channels_last)
@@ -167,7 +167,7 @@ def _import_factory(name: str, new_sizes: Mapping[str, int], inputs: Sequence[st
         UserError: if the factory cannot be imported or is not callable, or if inputs are missing or
             malformed.
     """
-    module, _, function = name.partition(":")
+    module_name, _, function_name = name.partition(":")
     if not inputs:
         raise UserError(
             f"{name} needs the inputs of the nn.Module that it returns; give each with --input, "
@@ -175,17 +175,19 @@ def _import_factory(name: str, new_sizes: Mapping[str, int], inputs: Sequence[st
         )
     sys.path.insert(0, "")  # also look for the module in the current folder
     try:
-        imported = importlib.import_module(module)
+        module = importlib.import_module(module_name)
     except Exception as error:  # a user's module may raise anything
         raise UserError(
-            f"{module!r} cannot be imported ({first_line(error)}); run this command in the folder "
-            "that contains the module, or correct the module."
+            f"{module_name!r} cannot be imported ({first_line(error)}); run this command in the "
+            "folder that contains the module, or correct the module."
         ) from None
     finally:
         sys.path.remove("")
-    build = getattr(imported, function, None)
+    build = getattr(module, function_name, None)
     if build is None:
-        raise UserError(f"{module} has no {function!r}; name one of its functions after the colon.")
+        raise UserError(
+            f"{module_name} has no {function_name!r}; name one of its functions after the colon."
+        )
     if not callable(build):
         raise UserError(f"{name} is not a function; name one that returns an nn.Module.")
     return Factory(name, build, new_sizes, tuple(map(_parse_input, inputs)))
@@ -217,12 +219,12 @@ def _parse_input(text: str) -> tuple[torch.dtype | None, tuple[int, ...]]:
 
 def _build(build: Callable[..., nn.Module], sizes: Mapping[str, int], step: ModelStep) -> nn.Module:
     """Build a module directly in its dtype, because converting fake tensors fails."""
-    before = torch.get_default_dtype()
+    default_dtype = torch.get_default_dtype()
     torch.set_default_dtype(step.parameter_dtype)
     try:
         return build(**sizes)
     finally:
-        torch.set_default_dtype(before)
+        torch.set_default_dtype(default_dtype)
 
 
 def _store_channels_last(model: nn.Module) -> None:

@@ -99,7 +99,7 @@ class ModelSource(Protocol):
 
 
 def tokens_of(step: ModelStep) -> tuple[str, ...]:
-    """Return the assumption about the input of a language model, in words."""
+    """Return the only assumption about the input of a language model, in words."""
     sequences = counted(step.batch, "sequence")
     return (f"a batch of {sequences} of {counted(step.length, 'token')}",)
 

@@ -131,13 +131,13 @@ class Trace(TorchDispatchMode):
         backward = node is not None and not torch.is_grad_enabled()
         if node is None or not backward:
             # This branch is also for operations that a checkpoint recomputes in the backward pass.
-            number = torch._C._autograd._get_sequence_nr() - 1
+            node_number = torch._C._autograd._get_sequence_nr() - 1
             module, layers = self._current_path(), tuple(self._layers.stack)
             # The first operation with a number made the node. Without gradients, no node is made.
-            self._places.setdefault(number, (module, layers))
+            self._places.setdefault(node_number, (module, layers))
         else:
-            number = node._sequence_nr()
-            module, layers = self._places.get(number, ("", ()))
+            node_number = node._sequence_nr()
+            module, layers = self._places.get(node_number, ("", ()))
         # 3. Record what the operation reads and writes.
         reads = tuple(map(self._access, inputs))
         input_storages = {access.storage for access in reads}
@@ -151,7 +151,7 @@ class Trace(TorchDispatchMode):
             args=args,
             result=result,
             module=module,
-            node=number,
+            node=node_number,
             backward=backward,
             layers=layers,
             reads=reads,
