@@ -34,9 +34,19 @@ MODELS = {
 
 
 def training_step(name: str, device: str, dtype: torch.dtype) -> Callable[[], None]:
-    """Return a function that computes a loss and all gradients of a model once."""
+    """Build a model of :data:`MODELS`, and return a function that runs one training step of it.
+
+    A step computes a loss and all gradients, from the same random inputs each time. There is no
+    optimizer, so the parameters never change. On a GPU, the step returns before the device is done.
+
+    Args:
+        name: name of the model.
+        device: name of a PyTorch device, such as ``cpu`` or ``cuda:0``.
+        dtype: type of the parameters and the inputs.
+    """
     model = MODELS[name]
     kind = "cpu" if device == "cpu" else "gpu"
+    # Convolutions are usually trained with their channels last. A transformer has no such choice.
     memory_format = torch.channels_last if name == "resnet50" else torch.preserve_format
     torch.manual_seed(0)
     net = model.build().to(device, dtype).to(memory_format=memory_format)
@@ -45,6 +55,9 @@ def training_step(name: str, device: str, dtype: torch.dtype) -> Callable[[], No
 
     def step() -> None:
         net.zero_grad(set_to_none=True)
-        net(inputs).float().square().mean().backward()
+        # The mean square of the outputs serves as the loss, so no labels are needed. It is computed
+        # in fp32, in which the sum over many outputs stays accurate.
+        loss = net(inputs).float().square().mean()
+        loss.backward()
 
     return step

@@ -33,7 +33,8 @@ TRACES = "traces"
 """Folder with the traces, in the folder that contains ``models.json``."""
 
 _DTYPES = {"gpu": ("fp32", "tf32", "bf16"), "cpu": ("fp32",)}  # by kind of machine
-_STORED = {"bf16": torch.bfloat16}  # type of the parameters by dtype; float32 if not listed
+# Type of the parameters by dtype; float32 if not listed.
+_PARAMETER_TYPES = {"bf16": torch.bfloat16}
 _MARK = "rooftile step"
 _KEPT = ("schemaVersion", "deviceProperties", "record_shapes", "displayTimeUnit")
 """Top-level entries of a trace that are kept, besides its events. The other entries name the host,
@@ -43,7 +44,10 @@ its processes and folders."""
 def profile_models(device: Device, folder: Path, note: Callable[[str], None]) -> dict[str, Any]:
     """Time training steps of each model in each dtype of the device, and trace one step of each.
 
-    The traces are written into the folder's sub-folder ``traces``.
+    Args:
+        device: the device to profile on. Dtypes that it does not support are left out.
+        folder: folder whose sub-folder ``traces`` gets the traces.
+        note: called with each sentence for the user.
 
     Returns:
         The document of ``models.json``.
@@ -57,8 +61,8 @@ def profile_models(device: Device, folder: Path, note: Callable[[str], None]) ->
         # 1. Build a step in each dtype.
         steps: dict[str, Callable[[], None]] = {}
         for dtype in dtypes:
-            stored = _STORED.get(dtype, torch.float32)
-            steps[dtype] = training_step(name, device.torch_name, stored)
+            parameter_type = _PARAMETER_TYPES.get(dtype, torch.float32)
+            steps[dtype] = training_step(name, device.torch_name, parameter_type)
         # 2. Time the steps in rounds over the dtypes. The first round is a warm-up.
         seconds: dict[str, list[float]] = {dtype: [] for dtype in dtypes}
         for round_number in range(STEPS + 1):
@@ -125,18 +129,22 @@ def _settings_of(dtype: str, kind: str) -> Iterator[None]:
 
 def _step_trace(step: Callable[[], None], dtype: str, kind: str) -> dict[str, Any]:
     """Return the trace of one step, without earlier events and entries that name the host."""
-    activity = torch.profiler.ProfilerActivity
 
-    def work() -> None:
+    def marked_step() -> None:
         with _settings_of(dtype, kind), torch.profiler.record_function(_MARK):
             step()
 
-    activities = [activity.CPU, *([activity.CUDA] if kind == "gpu" else [])]
-    document = profile_document(work, activities)
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if kind == "gpu":
+        activities.append(torch.profiler.ProfilerActivity.CUDA)
+    document = profile_document(marked_step, activities)
     events = document["traceEvents"]
+    # The step begins where its mark begins. Earlier events are those of the profiler's dummy
+    # launches and those that describe the host and its processes, some of which have no time.
     begin = next(event["ts"] for event in events if event.get("name") == _MARK)
-    kept = {name: document[name] for name in _KEPT if name in document}
-    return {**kept, "traceEvents": [event for event in events if event.get("ts", -1.0) >= begin]}
+    step_events = [event for event in events if "ts" in event and event["ts"] >= begin]
+    kept_entries = {name: document[name] for name in _KEPT if name in document}
+    return {**kept_entries, "traceEvents": step_events}
 
 
 def _write_trace(path: Path, document: Mapping[str, Any]) -> None:

@@ -42,12 +42,12 @@ class Arena:
         """
         self._device = device
         self._max_bytes = max_bytes
-        self._needed: dict[torch.dtype, list[int]] = {}  # bytes of [inputs, results]
+        self._needed: dict[torch.dtype, tuple[int, int]] = {}  # bytes of inputs and of results
         self._inputs: dict[torch.dtype, Tensor] = {}
         self._results: dict[torch.dtype, Tensor] = {}
         # Flushing reads this and never writes it: dirty lines would be written back to memory while
         # a kernel is timed.
-        self._flush = torch.ones(2 * cache_bytes // 4, device=device)
+        self._flush = torch.ones(2 * cache_bytes // torch.float32.itemsize, device=device)
 
     def reserve(
         self, problem: Workload, copies: int, shared_a: bool = False, storage: Storage = DENSE
@@ -58,15 +58,19 @@ class Arena:
         for that dtype, because the largest need determines the size of its memory. The other
         arguments are those of :meth:`capacity`.
         """
-        a_bytes, b_bytes, out_bytes = _spans(problem, storage)
+        a_bytes, b_bytes, out_bytes = _padded_bytes(problem, storage)
         if max(a_bytes + b_bytes, out_bytes) > self._max_bytes:  # not even one set fits
             return
         input_bytes = a_bytes + b_bytes + (copies - 1) * set_bytes(problem, shared_a, storage)
+        result_bytes = copies * out_bytes
         # A need above the limit is reduced to the limit. The problem then gets fewer sets, see
         # capacity().
-        needed = self._needed.setdefault(TORCH_DTYPES[problem.dtype], [0, 0])
-        needed[0] = max(needed[0], min(input_bytes, self._max_bytes))
-        needed[1] = max(needed[1], min(out_bytes * copies, self._max_bytes))
+        dtype = TORCH_DTYPES[problem.dtype]
+        earlier_input_bytes, earlier_result_bytes = self._needed.get(dtype, (0, 0))
+        self._needed[dtype] = (
+            max(earlier_input_bytes, min(input_bytes, self._max_bytes)),
+            max(earlier_result_bytes, min(result_bytes, self._max_bytes)),
+        )
 
     def capacity(self, problem: Workload, shared_a: bool = False, storage: Storage = DENSE) -> int:
         """Return how many operand sets of a problem, with different inputs, the arena can hold.
@@ -84,7 +88,7 @@ class Arena:
                 subclass torch.OutOfMemoryError.
         """
         inputs, results = self._memory(problem)
-        a_bytes, b_bytes, out_bytes = _spans(problem, storage)
+        a_bytes, b_bytes, out_bytes = _padded_bytes(problem, storage)
         first_set_bytes = a_bytes + b_bytes
         if first_set_bytes > inputs.nbytes or out_bytes > results.nbytes:
             raise ArenaFullError(
@@ -105,7 +109,7 @@ class Arena:
         """
         inputs, results = self._memory(problem)
         count_a, count_b, count_out = element_counts(problem, storage)
-        step_a, step_b, step_out = _padded(problem, storage)
+        step_a, step_b, step_out = _padded_counts(problem, storage)
         # The layout is A B A B …, or A B B … where the first operand is shared. Either way, B of
         # set i begins one A and i steps after the start.
         step = step_b if shared_a else step_a + step_b
@@ -153,7 +157,7 @@ class Arena:
             if dtype not in self._needed:
                 self.reserve(problem, 1)
             # If not even one set of the problem fits, nothing is reserved.
-            input_bytes, result_bytes = self._needed.get(dtype, [0, 0])
+            input_bytes, result_bytes = self._needed.get(dtype, (0, 0))
             inputs = torch.empty(input_bytes // dtype.itemsize, dtype=dtype, device=self._device)
             results = torch.empty(result_bytes // dtype.itemsize, dtype=dtype, device=self._device)
             self._fill(inputs)
@@ -162,20 +166,27 @@ class Arena:
 
 
 def set_bytes(problem: Workload, shared_a: bool = False, storage: Storage = DENSE) -> int:
-    """Return the bytes that the inputs of one additional operand set take in the arena."""
-    a, b, _ = _spans(problem, storage)
-    return b if shared_a else a + b
+    """Return the bytes that the inputs of one additional operand set take in the arena.
+
+    With ``shared_a``, an additional set has only a second operand.
+    """
+    a_bytes, b_bytes, _ = _padded_bytes(problem, storage)
+    return b_bytes if shared_a else a_bytes + b_bytes
 
 
-def _padded(problem: Workload, storage: Storage) -> tuple[int, int, int]:
+def _padded_counts(problem: Workload, storage: Storage) -> tuple[int, int, int]:
     """Return the element counts of A, B and the result, rounded up to align the next view."""
-    unit = _ALIGN // DTYPE_BYTES[problem.dtype]
-    a, b, out = (ceil_div(count, unit) * unit for count in element_counts(problem, storage))
-    return a, b, out
+    unit = _ALIGN // DTYPE_BYTES[problem.dtype]  # elements between two aligned addresses
+    count_a, count_b, count_out = element_counts(problem, storage)
+    return (
+        ceil_div(count_a, unit) * unit,
+        ceil_div(count_b, unit) * unit,
+        ceil_div(count_out, unit) * unit,
+    )
 
 
-def _spans(problem: Workload, storage: Storage) -> tuple[int, int, int]:
+def _padded_bytes(problem: Workload, storage: Storage) -> tuple[int, int, int]:
     """Return the bytes of A, B and the result in the arena, padding included."""
-    size = DTYPE_BYTES[problem.dtype]
-    a, b, out = (count * size for count in _padded(problem, storage))
-    return a, b, out
+    element_bytes = DTYPE_BYTES[problem.dtype]
+    count_a, count_b, count_out = _padded_counts(problem, storage)
+    return count_a * element_bytes, count_b * element_bytes, count_out * element_bytes

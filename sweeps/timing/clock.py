@@ -16,6 +16,10 @@ from sweeps.timing.gate import Gate, Spin, open_gate
 
 LaunchCall = Callable[[int], object]
 
+_WAKE_SECONDS = 0.3  # busy time after which a GPU's clocks and power are at their working level
+_WAKE_SIZE = 4096  # rows and columns of the matrices that keep the GPU busy
+_WAKE_LAUNCHES = 20  # multiplications between two looks at the time
+
 _TRIES = 4  # attempts to time a batch without visible launch gaps
 
 
@@ -109,8 +113,8 @@ class CpuClock:
         paced: bool = False,
     ) -> Timing:
         """Time the batch on the calling thread."""
-        begin = time.perf_counter_ns()
-        while settle and (time.perf_counter_ns() - begin) < settle * 1e9:
+        settling_began = time.perf_counter_ns()
+        while settle and (time.perf_counter_ns() - settling_began) < settle * 1e9:
             launch(indices[0])
         before()
         # Only the result of the last launch is needed. That launch is outside the loop, so that no
@@ -265,30 +269,32 @@ class CudaClock:
 
     def _settle(self, launch: LaunchCall, indices: Sequence[int], seconds: float) -> None:
         """Keep the device busy for a while, with one batch running and one queued behind it."""
-        start, previous = self.now(), None
-        while self.now() - start < seconds:
+        begin = self.now()
+        previous_end = None  # event at the end of the batch before
+        while self.now() - begin < seconds:
             for index in indices:
                 launch(index)
-            queued = self._cuda.Event()
-            queued.record()
-            if previous is not None:
-                previous.synchronize()
-            previous = queued
+            end = self._cuda.Event()
+            end.record()
+            # While the host waits here, the batch that it has just queued keeps the device busy.
+            if previous_end is not None:
+                previous_end.synchronize()
+            previous_end = end
 
     def wake(self) -> None:
-        """Multiply large matrices for 0.3 s, to bring clocks and power to their working level.
+        """Multiply large matrices for 0.3 s to bring clocks and power to their working level.
 
         The first call allocates the matrices, and later calls reuse them.
         """
         if self._wake_matrices is None:
             dtype = self._torch.float16
-            a = self._torch.randn(4096, 4096, device=self._device, dtype=dtype)
-            b = self._torch.randn(4096, 4096, device=self._device, dtype=dtype)
+            a = self._torch.randn(_WAKE_SIZE, _WAKE_SIZE, device=self._device, dtype=dtype)
+            b = self._torch.randn(_WAKE_SIZE, _WAKE_SIZE, device=self._device, dtype=dtype)
             self._wake_matrices = (a, b, self._torch.empty_like(a))
         a, b, out = self._wake_matrices
         begin = self.now()
-        while self.now() - begin < 0.3:
-            for _ in range(20):
+        while self.now() - begin < _WAKE_SECONDS:
+            for _ in range(_WAKE_LAUNCHES):
                 self._torch.mm(a, b, out=out)
             self._cuda.synchronize(self._device)
 

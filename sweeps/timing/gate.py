@@ -32,6 +32,9 @@ take longer than the smallest limit. If launches block (CUDA_LAUNCH_BLOCKING, a 
 is long enough. The limit is therefore halved after each spin that was as long as the limit but
 still too short."""
 
+_FIRST_CYCLES = 2_000_000  # length of the spins that measure the cycle rate, about 1 ms at 2 GHz
+_MEASURING_SPINS = 3  # the first one also loads the kernel, so its rate is wrong
+
 _WAIT_GEQ = 0  # CU_STREAM_WAIT_VALUE_GEQ: until (int32)(word - ticket) >= 0
 _DRIVER = "libcuda.so.1"
 
@@ -96,7 +99,7 @@ class HostFlag:
         threading.Thread(target=self._watch, daemon=True, name="gate").start()
 
     def close(self, seconds: float) -> None:
-        """Queue the wait for the next ticket."""
+        """Queue the wait for the next ticket; ``seconds`` is ignored."""
         self._ticket = (self._ticket + 1) % 2**32
         # This is set before the wait is queued, so that the thread can end the wait in any case.
         self._held = (self._ticket, self._now())
@@ -158,9 +161,9 @@ class Spin:
         self._factor = 1.0  # length of a spin relative to the expected queueing time
         self._limit = _MAX_LIMIT
         self._longest = False  # True if the latest spin was as long as the limit
-        self._cycles = 2_000_000
-        self._rate = 1e9  # cycles per second
-        for _ in range(3):  # the first one also loads the kernel, so its rate is wrong
+        self._cycles = _FIRST_CYCLES  # length of the latest spin
+        self._rate = 1e9  # cycles per second; a guess, which the first spins replace
+        for _ in range(_MEASURING_SPINS):
             first = torch.cuda.Event(enable_timing=True)
             self._start.record()
             self._cuda._sleep(self._cycles)
@@ -182,8 +185,9 @@ class Spin:
 
     def learn(self, first: Any, hidden: bool) -> None:
         """Update the cycle rate and the length of spins from this spin."""
-        elapsed = self._start.elapsed_time(first) * 1e-3
-        self._rate = self._cycles / max(elapsed, 1e-6)
+        elapsed_seconds = self._start.elapsed_time(first) * 1e-3
+        # The time may be 0, because events have a resolution of about 0.5 µs.
+        self._rate = self._cycles / max(elapsed_seconds, 1e-6)
         # The factor is halved after each hidden batch, so that one slow moment of the host has no
         # lasting cost.
         self._factor = max(1.0, self._factor / 2) if hidden else 2 * self._factor

@@ -77,22 +77,24 @@ class HostWatch:
         some of our processes have ended since the last look and none has started.
         """
         before = self._last
-        now = self._last = self._read()
-        if before.core_ticks is None or now.core_ticks is None:
+        after = self._read()
+        self._last = after
+        if before.core_ticks is None or after.core_ticks is None:
             return None
-        if now.our_ticks.keys() < before.our_ticks.keys():
+        # ``<`` means a proper subset: a process is missing, and none is new.
+        if after.our_ticks.keys() < before.our_ticks.keys():
             return None
         used_before, stolen_before, all_before = before.core_ticks
-        used_now, stolen_now, all_now = now.core_ticks
-        all_ticks = all_now - all_before
+        used_after, stolen_after, all_after = after.core_ticks
+        all_ticks = all_after - all_before
         if all_ticks <= 0:
             return None
         # The ticks of a process that has ended were added to those of the process that reaped it.
-        our_ticks = sum(now.our_ticks.values()) - sum(before.our_ticks.values())
-        others_ticks = max(0, used_now - used_before - our_ticks)
+        our_ticks = sum(after.our_ticks.values()) - sum(before.our_ticks.values())
+        others_ticks = max(0, used_after - used_before - our_ticks)
         return HostUse(
-            seconds=now.moment - before.moment,
-            steal=(stolen_now - stolen_before) / all_ticks,
+            seconds=after.moment - before.moment,
+            steal=(stolen_after - stolen_before) / all_ticks,
             others=others_ticks / all_ticks,
         )
 
@@ -109,11 +111,16 @@ class HostWatch:
         """Return the used, stolen and total ticks of all cores; None if they cannot be read."""
         try:
             line = (self._proc / "stat").read_text(encoding="ascii").splitlines()[0]
-            user, nice, system, idle, iowait, irq, softirq, steal = map(int, line.split()[1:9])
+            # The first line has the ticks of all cores, in the order of proc(5). The guest times at
+            # its end are already part of ``user`` and ``nice``.
+            ticks = [int(field) for field in line.split()[1:9]]
+            user, nice, system, idle, iowait, irq, softirq, steal = ticks
         except (OSError, ValueError, IndexError):
             return None
+        # Interrupts belong to no process, so their ticks do not count as used.
         used = user + nice + system
-        return used, steal, used + idle + iowait + irq + softirq + steal
+        total = used + idle + iowait + irq + softirq + steal
+        return used, steal, total
 
     def _ticks_of(self, pid: int) -> int | None:
         """Return the user and system ticks of a process and its reaped children.

@@ -115,12 +115,20 @@ def trace_gpu(launches: Iterable[LaunchOnce]) -> list[list[Kernel] | None]:
 def profile_document(
     work: Callable[[], object], activities: Sequence[torch.profiler.ProfilerActivity]
 ) -> dict[str, Any]:
-    """Call ``work``, and return PyTorch's trace of it with the shapes of its operations."""
+    """Call ``work``, and return PyTorch's trace of it, a JSON document with operations' shapes.
+
+    On a GPU, the trace begins with dummy launches, which come before everything that ``work`` does.
+
+    Args:
+        work: function to trace. It waits for the device before it returns, so that the trace has
+            all its kernels.
+        activities: what to record: calls on the CPU, kernels on the GPU, or both.
+    """
     with torch.profiler.profile(activities=activities, record_shapes=True) as profiler:
         # The records at the start of a session may be lost, so dummy launches come first.
         if torch.profiler.ProfilerActivity.CUDA in activities:
             for _ in range(_SACRIFICED):
-                torch.cuda._sleep(1000)
+                torch.cuda._sleep(1000)  # a kernel of 1,000 cycles, without operands
             torch.cuda.synchronize()
         work()
     with tempfile.TemporaryDirectory() as folder:
@@ -139,8 +147,8 @@ def split_trace(events: Sequence[Mapping[str, Any]], count: int) -> list[list[Ke
     """
     # 1. Find the mark of each call that launched a kernel, and of each operation around such calls.
     marks = _Marks(events)
-    calls: dict[Any, int] = {}
-    operations: dict[Any, int] = {}
+    mark_of_call: dict[Any, int] = {}  # by correlation
+    mark_of_operation: dict[Any, int] = {}  # by external id
     runtime_ends: dict[Any, float] = {}  # end of the last launch through the runtime, by thread
     for event in sorted(events, key=lambda event: float(event.get("ts", 0.0))):
         arguments = event.get("args", {})
@@ -148,14 +156,15 @@ def split_trace(events: Sequence[Mapping[str, Any]], count: int) -> list[list[Ke
         if mark is None:
             continue
         if event.get("cat") in _APIS and _LAUNCHES.search(event["name"]):
-            begin, thread = float(event["ts"]), event["tid"]
+            begin = float(event["ts"])
+            thread = event["tid"]
             if event["cat"] == "cuda_runtime":
                 runtime_ends[thread] = begin + float(event["dur"])
             elif begin <= runtime_ends.get(thread, -1.0):
                 continue  # the runtime call that made this driver call was counted already
-            calls[arguments.get("correlation")] = mark
+            mark_of_call[arguments.get("correlation")] = mark
         elif event.get("cat") in ("cpu_op", "user_annotation") and "External id" in arguments:
-            operations[arguments["External id"]] = mark
+            mark_of_operation[arguments["External id"]] = mark
     # 2. Give each kernel to the launch of its call.
     kernel_events = [event for event in events if event.get("cat") == "kernel"]
     kernel_events.sort(key=lambda event: float(event["ts"]))
@@ -164,15 +173,16 @@ def split_trace(events: Sequence[Mapping[str, Any]], count: int) -> list[list[Ke
     for event in kernel_events:
         arguments = event.get("args", {})
         call = arguments.get("correlation")
-        # If the call was not recorded, the mark of the operation around it is used.
-        mark = calls.get(call, operations.get(arguments.get("External id")))
+        mark = mark_of_call.get(call)
+        if mark is None:  # the call was not recorded, but perhaps the operation around it
+            mark = mark_of_operation.get(arguments.get("External id"))
         if mark is not None and mark < count:
             grid = tuple(arguments.get("grid", ()))
             kernels_by_mark[mark].append(Kernel(event["name"], event["dur"] * 1e-6, grid))
             recorded_calls.add(call)
     # 3. Return None for launches whose records are incomplete. If any launch has kernels, a launch
     # without kernels counts as one of them, because the records of its calls may have been lost.
-    incomplete = {mark for call, mark in calls.items() if call not in recorded_calls}
+    incomplete = {mark for call, mark in mark_of_call.items() if call not in recorded_calls}
     if recorded_calls:
         incomplete.update(mark for mark, kernels in enumerate(kernels_by_mark) if not kernels)
     return [None if mark in incomplete else kernels for mark, kernels in enumerate(kernels_by_mark)]
@@ -212,7 +222,9 @@ class _Marks:
         if last_begun < 0:
             return None
         span = self._spans[last_begun]
-        return span.number if moment <= span.end and event.get("tid") == span.thread else None
+        if moment > span.end or event.get("tid") != span.thread:
+            return None
+        return span.number
 
 
 def kernel_columns(kernels: Sequence[Kernel]) -> dict[str, Any]:

@@ -44,11 +44,13 @@ class BeatingPulse(Pulse):
 
         ``now`` returns the host's time and ``cpu`` the CPU time of all threads, both in seconds.
         """
-        self._now, self._cpu = now, cpu
+        self._now = now
+        self._cpu = cpu
         self._lock = threading.Lock()
-        self._beat = now(), cpu()  # host time and CPU time of the latest beat
-        self._continued = self._gaps = 0
-        self._lost = 0.0
+        self._last_beat = (now(), cpu())  # host time and CPU time, both in seconds
+        self._continued = 0  # number of SIGCONT signals
+        self._gaps = 0  # number of gaps that count as stops
+        self._lost = 0.0  # seconds of these gaps together
 
     def start(self) -> None:
         """Listen for SIGCONT, and beat on a separate thread."""
@@ -72,8 +74,10 @@ class BeatingPulse(Pulse):
         """Count a stop if the process used almost no CPU time in a gap since the last beat."""
         with self._lock:
             # The lock keeps two threads that beat at once from counting a gap twice.
-            last_time, last_cpu = self._beat
-            this_time, this_cpu = self._beat = self._now(), self._cpu()
+            last_time, last_cpu = self._last_beat
+            this_time = self._now()
+            this_cpu = self._cpu()
+            self._last_beat = (this_time, this_cpu)
             gap = this_time - last_time
             if gap > _GAP and this_cpu - last_cpu < _WORKING * gap:
                 self._gaps += 1

@@ -41,7 +41,13 @@ class ResultRotation:
         self._kept.extend(torch.empty_like(example) for _ in range(count))
 
     def replace(self, bare: Callable[[int], Tensor], index: int) -> Tensor:
-        """Release the oldest kept result, launch into its memory, and keep the new result."""
+        """Release the oldest kept result, launch into its memory, and keep the new result.
+
+        Args:
+            bare: function that launches on an operand set and allocates the result. PyTorch's
+                allocator gives it the released memory, because all results are shaped alike.
+            index: index of the operand set.
+        """
         if self._kept:
             self._kept.popleft()
         result = bare(index)

@@ -213,8 +213,9 @@ class Sampler:
             return first
         if not warmed_up:
             clock.time(launch, [0])
-        long_enough = clock.batch_seconds / 4
-        seconds, count = math.inf, 1
+        long_enough = clock.batch_seconds / 4  # a clock is accurate to 0.5% over a whole batch
+        seconds = math.inf  # the smallest time per launch so far
+        count = 1  # launches in the next batch
         while True:
             batch = functools.partial(clock.time, launch, [0] * count)
             seconds = min(seconds, self._time_unstopped(batch).seconds / count)
@@ -230,8 +231,10 @@ class Sampler:
 
         :meth:`fit` may then reduce their number.
         """
-        batch = SUSTAINED_BATCH if mode == "sustained" else self._clock.batch_seconds
-        return max(1, min(math.ceil(batch / max(seconds, 1e-9)), self._clock.max_launches))
+        batch_seconds = SUSTAINED_BATCH if mode == "sustained" else self._clock.batch_seconds
+        # The estimate may be 0 if the clock is too coarse for a launch.
+        needed = math.ceil(batch_seconds / max(seconds, 1e-9))
+        return max(1, min(needed, self._clock.max_launches))
 
     def fit(self, subject: Subject, seconds: float) -> None:
         """Set the number of launches in a subject's batch, and the expected cost of a sample.
@@ -302,14 +305,14 @@ class Sampler:
         else:
             subject.exposed += 1
         return Sample(
-            subject.key,
-            seconds,
-            subject.launches,
-            cost,
-            reading,
-            timing.hidden,
-            checked,
-            cost - subject.cost,
+            key=subject.key,
+            seconds=seconds,
+            launches=subject.launches,
+            cost=cost,
+            reading=reading,
+            hidden=timing.hidden,
+            checked=checked,
+            checking=cost - subject.cost,
         )
 
     def hold(self, subject: Subject, seconds: float) -> list[Window]:
@@ -325,25 +328,27 @@ class Sampler:
         """
         clock = self._clock
         windows: list[Window] = []
-        begin = now = clock.now()
+        begin = clock.now()
+        window_end = begin
         with subject.settings():
-            while now - begin < seconds:
+            while window_end - begin < seconds:
                 # Each batch starts one set further, as in _indices.
                 indices = [(len(windows) + i) % subject.sets for i in range(subject.launches)]
                 subject.renew(subject.launches)
                 timing = clock.time(subject.launch, indices, paced=True)
                 # A window lasts from the end of the window before it to the end of its own batch.
-                start, now = now, clock.now()
-                reading = self._telemetry.between(start, now)
+                window_begin = window_end
+                window_end = clock.now()
+                reading = self._telemetry.between(window_begin, window_end)
                 if timing.sm_mhz is not None:
                     reading = replace(reading, sm_mhz=timing.sm_mhz)
                 windows.append(
                     Window(
-                        start - begin,
-                        timing.seconds / subject.launches,
-                        subject.launches,
-                        reading,
-                        self._telemetry.joules(),
+                        begin=window_begin - begin,
+                        seconds=timing.seconds / subject.launches,
+                        launches=subject.launches,
+                        reading=reading,
+                        joules=self._telemetry.joules(),
                     )
                 )
         if subject.checker is not None:

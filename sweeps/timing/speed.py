@@ -70,16 +70,19 @@ class MachineSpeed:
             seconds: seconds of each of the case's samples.
             moments: time at which each sample was taken, in seconds.
         """
-        plain = median_interval(seconds)
-        if plain is None or not len(self.until):
-            return plain
-        corrected = median_interval(list(np.log(seconds) - self.at(moments)))
-        assert corrected is not None  # there are as many corrected samples as measured ones
-        # The samples are corrected to the machine's mean speed. A median over the run also depends
-        # on the median of the machine's speed, whose interval is added.
-        lo = math.exp(corrected[0] + self.lo)
-        hi = math.exp(corrected[1] + self.hi)
-        return min(plain[0], lo), max(plain[1], hi)
+        measured = median_interval(seconds)
+        if measured is None or not len(self.until):
+            return measured
+        measured_lo, measured_hi = measured
+        # The samples are corrected to the machine's mean speed, as log times.
+        corrected_logs = median_interval(list(np.log(seconds) - self.at(moments)))
+        assert corrected_logs is not None  # there are as many corrected samples as measured ones
+        log_lo, log_hi = corrected_logs
+        # A median over the run also depends on the median of the machine's speed, whose interval is
+        # added.
+        corrected_lo = math.exp(log_lo + self.lo)
+        corrected_hi = math.exp(log_hi + self.hi)
+        return min(measured_lo, corrected_lo), max(measured_hi, corrected_hi)
 
 
 STEADY = MachineSpeed(np.empty(0), np.empty(0))
@@ -126,12 +129,12 @@ def machine_speed(
     )
     if agreement <= _SIGNIFICANT * first_half.std() * second_half.std() / math.sqrt(count):
         return STEADY
-    fitted = fitted * min(1.0, agreement / float(fitted.var()))
+    reduced = fitted * min(1.0, agreement / float(fitted.var()))
     # 5. Describe each stretch, and the whole run.
     until = np.array([moment[stretch == i][-1] for i in range(count)])
-    lo, hi = _series_median_interval(fitted)
-    percentile_5, percentile_95 = np.quantile(fitted, [0.05, 0.95])
-    return MachineSpeed(until, fitted, lo, hi, float(percentile_95 - percentile_5))
+    lo, hi = _series_median_interval(reduced)
+    percentile_5, percentile_95 = np.quantile(reduced, [0.05, 0.95])
+    return MachineSpeed(until, reduced, lo, hi, float(percentile_95 - percentile_5))
 
 
 def _common_log_time(case: Whole, stretch: Whole, log_time: Array, count: int) -> Array:

@@ -43,22 +43,24 @@ the median."""
 def interval_rank(n: int) -> int:
     """Return the largest rank k whose interval has a coverage of at least 95%.
 
-    The interval is from the k-th smallest to the k-th largest of n samples. For
-    fewer than six samples, the rank is 0, because even their whole range covers less. The binomial
-    coefficients are computed from their logarithms. For the 71,400 errors of one table, exact
-    coefficients would have up to 71,400 bits each, and adding them would take hours.
+    The interval is from the k-th smallest to the k-th largest of n samples. For fewer than six
+    samples, the rank is 0, because even their whole range covers less.
     """
-    up_to_k, k = 0.0, 0
+    # The binomial coefficients are computed from their logarithms. For the 71,400 errors of one
+    # table, exact coefficients would have up to 71,400 bits each, and adding them would take hours.
+    k = 0
+    up_to_k = 0.0
     while True:
         log_binomial = lgamma(n + 1) - lgamma(k + 1) - lgamma(n - k + 1)
-        up_to_k += exp(log_binomial - n * log(2))  # P(Binomial(n, ½) ≤ k) = P(… < k + 1)
-        if 1 - 2 * up_to_k < LEVEL:  # rank k + 1 covers too little
+        up_to_k += exp(log_binomial - n * log(2))  # now P(Binomial(n, ½) ≤ k)
+        # At most k means less than k + 1, so this is the coverage of the rank k + 1.
+        if 1 - 2 * up_to_k < LEVEL:
             return k
         k += 1
 
 
 def median(samples: Sequence[float]) -> float:
-    """Return the middle value, or the mean of the two middle values."""
+    """Return the middle value, or the mean of the two middle values, of at least one sample."""
     ordered = sorted(samples)
     half = len(ordered) // 2
     return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
