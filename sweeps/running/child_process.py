@@ -71,7 +71,12 @@ class Child:
 
 
 def how_it_died(exit_code: int | None) -> str:
-    """Describe how a process ended, given its exit code, which is negative after a signal."""
+    """Describe how a process ended, as the end of a message.
+
+    Args:
+        exit_code: exit code of the process, or the negated number of the signal that ended it; None
+            if it is not known.
+    """
     if exit_code is None or exit_code >= 0:
         return f"exit code {exit_code}"
     try:

@@ -57,8 +57,8 @@ def arrive(folder: Path, results: Path, device: Device) -> tuple[int, list[dict[
     """
     # 1. Refuse a device whose limits differ.
     places = read_places(folder)
-    settings = _settings(device)
-    different_limits = find_different_limit(settings, places)
+    limits = _limits_of(device)
+    different_limits = find_different_limit(limits, places)
     if different_limits is not None:
         limit_here, limit_of_run = different_limits
         raise UserError(
@@ -74,7 +74,7 @@ def arrive(folder: Path, results: Path, device: Device) -> tuple[int, list[dict[
     place = next((place for place in places if place["id"] == device_id), None)
     if place is None:
         taken_numbers = {place["gpu"] for place in places}
-        number = device.gpu or 0
+        number = 0 if device.gpu is None else device.gpu
         if number in taken_numbers:  # a GPU of another node has this number
             number = max(taken_numbers) + 1
         nodes = list(dict.fromkeys([*(place["host"] for place in places), host]))
@@ -83,7 +83,7 @@ def arrive(folder: Path, results: Path, device: Device) -> tuple[int, list[dict[
             "id": device_id,
             "host": host,
             "node": nodes.index(host),
-            **settings,
+            **limits,
         }
         places.append(place)
         write_json(folder / _PLACES, {"places": places})
@@ -135,15 +135,20 @@ def read_places(folder: Path) -> list[dict[str, Any]]:
 
 
 def find_different_limit(
-    settings: Mapping[str, Any], places: Sequence[Mapping[str, Any]]
+    limits: Mapping[str, Any], places: Sequence[Mapping[str, Any]]
 ) -> tuple[str, str] | None:
     """Compare the power and clock limits of a GPU with those of the run's places.
 
     Return the first limit that differs as two texts: the GPU's limit and the places' limit. Return
     None if all limits agree. An unknown limit agrees with any other.
+
+    Args:
+        limits: the GPU's limits, ``power_limit_w`` and ``sm_limit_mhz``. A limit that is None or
+            missing is unknown.
+        places: places of the run, as :func:`arrive` returns them.
     """
     for name, words in _LIMITS.items():
-        limit = settings.get(name)
+        limit = limits.get(name)
         # The places agree with each other, so the first known limit stands for all of them.
         run_limit = next((place[name] for place in places if place.get(name)), None)
         if limit and run_limit and abs(limit / run_limit - 1) > _SAME_LIMIT:
@@ -157,9 +162,10 @@ def _salt(results: Path) -> str:
     with claimed(path):
         try:
             return path.read_text(encoding="ascii")
-        except (OSError, UnicodeDecodeError):
-            write_whole(path, secrets.token_hex(16))
-    return path.read_text(encoding="ascii")
+        except (OSError, UnicodeDecodeError):  # there is no salt yet, or the file is damaged
+            salt = secrets.token_hex(16)
+            write_whole(path, salt)
+            return salt
 
 
 def _hashed(salt: str, text: str) -> str:
@@ -177,27 +183,32 @@ def _identity(device: Device) -> str:
 
     properties = torch.cuda.get_device_properties(device.gpu)
     uuid = str(getattr(properties, "uuid", ""))
+    if uuid:
+        return uuid
     address = [getattr(properties, f"pci_{part}_id", "") for part in ("domain", "bus", "device")]
-    return uuid or f"{socket.gethostname()} {address} {device.gpu}"
+    return f"{socket.gethostname()} {address} {device.gpu}"
 
 
-def _settings(device: Device) -> dict[str, float | None]:
-    """Return the GPU's power limit (W) and SM clock limit (MHz); None for an unknown limit."""
-    settings: dict[str, float | None] = dict.fromkeys(_LIMITS)
+def _limits_of(device: Device) -> dict[str, float | None]:
+    """Return the limits ``power_limit_w`` and ``sm_limit_mhz`` of a device.
+
+    A limit that is unknown, such as that of a CPU, is None.
+    """
+    limits: dict[str, float | None] = dict.fromkeys(_LIMITS)
     nvml = None if device.gpu is None else open_nvml()
     if nvml is None:
-        return settings
+        return limits
     import torch
 
     handle = nvml_handle(nvml, torch.cuda.get_device_properties(device.gpu))
     # Drivers and NVML bindings drop queries over time. A limit that cannot be read stays None.
     with suppress(nvml.NVMLError, AttributeError):
         milliwatts = nvml.nvmlDeviceGetPowerManagementLimit(handle)
-        settings["power_limit_w"] = float(milliwatts) * 1e-3
+        limits["power_limit_w"] = float(milliwatts) * 1e-3
     with suppress(nvml.NVMLError, AttributeError):
         megahertz = nvml.nvmlDeviceGetApplicationsClock(handle, nvml.NVML_CLOCK_SM)
-        settings["sm_limit_mhz"] = float(megahertz)
-    return settings
+        limits["sm_limit_mhz"] = float(megahertz)
+    return limits
 
 
 def last_place(events: Iterable[Event]) -> int | None:
@@ -205,22 +216,24 @@ def last_place(events: Iterable[Event]) -> int | None:
 
     Return None if the shard was never measured.
     """
-    visits = [(event["at"], event["place"]) for event in events if event["event"] == "place"]
-    if not visits:
+    # Each arrival is a moment and the number of the place, so the largest one is the latest.
+    arrivals = [(event["at"], event["place"]) for event in events if event["event"] == "place"]
+    if not arrivals:
         return None
-    _, place = max(visits)
-    return place
+    _, latest_place = max(arrivals)
+    return latest_place
 
 
-def begun_elsewhere(planned: Sequence[PlanEntry], known: Mapping[str, History]) -> list[str]:
-    """Return the ids of cases that have events and whose series is not finished.
+def begun_elsewhere(planned: Sequence[PlanEntry], histories: Mapping[str, History]) -> list[str]:
+    """Return the ids of the cases that start over when their shard moves to another GPU.
 
-    The cases of a series are compared with each other (:mod:`sweeps.planning.lines`), so one GPU
-    must measure all of them.
+    These are the cases that have events and whose series is not finished. The cases of a series are
+    compared with each other (:mod:`sweeps.planning.lines`), so one GPU must measure all of them.
 
     Args:
         planned: the shard's cases.
-        known: the histories of these cases.
+        histories: the history of each of these cases, by id. All events in them are from GPUs that
+            the shard has left.
     """
     from sweeps.planning.lines import series_of  # imports SciPy, which most runs do not need
 
@@ -228,10 +241,12 @@ def begun_elsewhere(planned: Sequence[PlanEntry], known: Mapping[str, History]) 
     series_by_case = {
         entry.case.id: series for entry, series in zip(planned, series_numbers, strict=True)
     }
-    unfinished = {series for case, series in series_by_case.items() if not known[case].closed}
+    unfinished_series = {
+        series for case, series in series_by_case.items() if not histories[case].closed
+    }
     # A case without events has an empty history.
     return [
         case
         for case, series in series_by_case.items()
-        if series in unfinished and known[case] != History()
+        if series in unfinished_series and histories[case] != History()
     ]

@@ -189,7 +189,9 @@ def _run_for_advice(record: Mapping[str, Any], opening: _Opening, place: int) ->
     """
     machine = Machine.from_json(record["machine"])
     shard = (1, record["plan"]["shards"])
-    advice_ids = {case.id for make_cases in opening.sweeps.values() for case in make_cases(machine)}
+    advice_ids: set[str] = set()
+    for make_cases in opening.sweeps.values():
+        advice_ids.update(case.id for case in make_cases(machine))
     all_planned = read_plan(record["plan"])
     planned = [entry for entry in all_planned if entry.case.id in advice_ids]
     events, _ = read_events(opening.folder, shard)
@@ -282,12 +284,12 @@ def _record_to_resume(opening: _Opening) -> tuple[dict[str, Any] | None, str]:
     record = read_run(folder) if has_plan and not request.sets_all_aside else None
     # 2. Resume it, unless there is a reason not to.
     if not has_plan:
-        why = "the folder has samples but no plan"
+        reason = "the folder has samples but no plan"
     elif record is None or request.sets_aside(record):
-        why = "a fresh run was requested"
+        reason = "a fresh run was requested"
     else:
-        why = _why_not_resumed(record, opening)
-        if not why:
+        reason = _why_not_resumed(record, opening)
+        if not reason:
             read_plan(record["plan"])  # refuses a damaged plan before anything uses it
             if not opening.for_advice:
                 _check_same_plan(record["plan"], request, opening.sweeps)
@@ -296,13 +298,13 @@ def _record_to_resume(opening: _Opening) -> tuple[dict[str, Any] | None, str]:
         shards = record["plan"].get("shards", 1)
         if shards > 1 and shards == request.shard[1]:
             raise UserError(
-                f"{why}, so this node cannot join the run in {folder}. Use nodes with the same "
+                f"{reason}, so this node cannot join the run in {folder}. Use nodes with the same "
                 "software, or --fresh to set that run aside and start a new one.",
                 exit_code=1,
             )
     # 3. Otherwise the caller sets it aside, which must not happen while a process writes to it.
     refuse_if_running(folder)
-    return None, why
+    return None, reason
 
 
 def _why_not_resumed(record: dict[str, Any], opening: _Opening) -> str:
@@ -373,8 +375,8 @@ def _check_same_plan(plan: dict[str, Any], request: Request, sweeps: Mapping[str
             "resume it, or use --fresh to set it aside and start a new one."
         )
     planned_budget = plan["budget_s"] + plan.get("left_s", 0.0)
-    # A request without a budget resumes any plan.
-    if not adds and (request.budget or math.inf) < planned_budget:
+    requested_budget = request.budget or math.inf  # a request without a budget resumes any plan
+    if not adds and requested_budget < planned_budget:
         raise UserError(
             f"the run in this folder was planned with a budget of {planned_budget:,g} s, "
             f"not {request.budget:,g} s. Leave the budget out to resume the run, or use "
@@ -435,11 +437,12 @@ def _with_cases(
     planned_ids = {row["id"] for row in plan["cases"]}
     begun_sweeps = {row["sweep"] for row in plan["cases"]}
     cases = {name: make_cases(machine) for name, make_cases in sweeps.items()}
-    # A sweep that this run has begun is resumed, even if it was recorded elsewhere in the meantime.
-    elsewhere = {
+    recorded_sweeps = {
         *plan["recorded_elsewhere"],
         *_recorded_sweeps(cases, request, opening.device),
-    } - begun_sweeps
+    }
+    # A sweep that this run has begun is resumed, even if it was recorded elsewhere in the meantime.
+    elsewhere = recorded_sweeps - begun_sweeps
     lacking = {
         name: [case for case in all_cases if case.id not in planned_ids]
         for name, all_cases in cases.items()
@@ -456,17 +459,14 @@ def _with_cases(
         before=read_plan(plan),
         costs=Costs.from_json(plan.get("costs"), machine.kind),
     )
+    # Cases that did not fit before were considered again, so the new counts replace the old ones.
+    old_left_out = {name: count for name, count in plan["left_out"].items() if name not in sweeps}
     plan = {
         **plan,
         "budget_s": max(plan["budget_s"], budget),
         "sweeps": sorted({*plan["sweeps"], *sweeps}),
         "recorded_elsewhere": sorted(elsewhere),
-        # Cases that did not fit before were considered again, so the new count replaces the old
-        # one.
-        "left_out": {
-            **{name: count for name, count in plan["left_out"].items() if name not in sweeps},
-            **added.left_out,
-        },
+        "left_out": {**old_left_out, **added.left_out},
         "cases": [*plan["cases"], *(entry.to_json() for entry in added.planned)],
     }
     return {**record, "plan": plan}
@@ -484,15 +484,16 @@ def _new_record(opening: _Opening, note: Callable[[str], None]) -> dict[str, Any
     if device.gpu is None:
         note(f"Measuring the ceilings of {device.machine.name} …")
         device = with_measured_ceilings(device)
-        if sentence := emulated_sentence(device.machine):
+        sentence = emulated_sentence(device.machine)
+        if sentence:
             note(sentence)
     # 2. Plan the cases that are not recorded elsewhere.
     machine = device.machine
     budget = request.measuring_on(machine.kind)
-    cases = {name: make_cases(machine) for name, make_cases in sweeps.items()}
-    elsewhere = _recorded_sweeps(cases, request, device)
+    all_cases = {name: make_cases(machine) for name, make_cases in sweeps.items()}
+    elsewhere = _recorded_sweeps(all_cases, request, device)
     cases = {
-        name: cases_of_sweep for name, cases_of_sweep in cases.items() if name not in elsewhere
+        name: cases_of_sweep for name, cases_of_sweep in all_cases.items() if name not in elsewhere
     }
     costs = probe(cases, machine) if device.gpu is None else Costs.default(machine.kind)
     plan = make_plan(
@@ -579,7 +580,10 @@ def _recorded_sweeps(
     }
     # The sweeps of a group are compared within one recording. If one of them is incomplete, all of
     # them are measured here.
-    groups = [{*map(sweep_name, group)} for group in request.groups]
-    needed = incomplete.union(*(group for group in groups if incomplete & group))
+    needed = set(incomplete)
+    for names in request.groups:
+        group = {sweep_name(name) for name in names}
+        if incomplete & group:
+            needed |= group
     # A sweep without cases on this machine does not count as recorded.
     return [sweep for sweep in cases if cases[sweep] and sweep not in needed]

@@ -38,7 +38,7 @@ def probe(cases: Mapping[str, Sequence[Case]], machine: Machine) -> Costs:
         cases: the cases of each sweep, by its name.
         machine: the CPU, with its ceilings measured.
     """
-    default = Costs.default(machine.kind)
+    default_costs = Costs.default(machine.kind)
     chosen = _choose_cases([case for cases_of_sweep in cases.values() for case in cases_of_sweep])
     bench = TorchBench(machine, machine.kind, None, chosen)
     preparing_seconds: list[float] = []
@@ -53,25 +53,27 @@ def probe(cases: Mapping[str, Sequence[Case]], machine: Machine) -> Costs:
         if time.monotonic() - begin > _SECONDS:
             break
         started = time.monotonic()
-        (result,) = bench.prepare([case], {}, lambda ids, seconds: None)
+        # The bench announces each case before it prepares it. Nobody listens here.
+        (prepared,) = bench.prepare([case], {}, on_start=lambda ids, seconds: None)
         elapsed = time.monotonic() - started
-        if isinstance(result, Refusal):
+        if isinstance(prepared, Refusal):
             continue
-        launch_seconds = bench.sampler.estimate(result.subject.launch, warmed_up=True)
+        subject = prepared.subject
+        launch_seconds = bench.sampler.estimate(subject.launch, warmed_up=True)
         (expected,) = expected_seconds([case.problem], machine)
         if launch_seconds and expected:
             factor = min(max(launch_seconds / expected, 1 / _MAX_FACTOR), _MAX_FACTOR)
             factors[kind_of(case)].append((float(case.problem.flops), factor))
         # The time of preparing includes a check and a launch. The check includes a launch, too.
-        preparing_seconds.append(max(0.0, elapsed - result.subject.checking - launch_seconds))
+        preparing_seconds.append(max(0.0, elapsed - subject.checking - launch_seconds))
         moving_seconds.append(checked_bytes(case) / machine.bandwidth)
-        checking_seconds.append(result.subject.checking - launch_seconds)
+        checking_seconds.append(subject.checking - launch_seconds)
     if not preparing_seconds:
-        return default
+        return default_costs
     # 2. Fit the costs. A check takes a fixed time plus a multiple of the time to move its bytes.
-    check, passes = _fit_line(np.array(moving_seconds), np.array(checking_seconds))
+    check, passes = _fit_checks(np.array(moving_seconds), np.array(checking_seconds))
     return replace(
-        default,
+        default_costs,
         prepare=float(np.median(preparing_seconds)),
         check=check,
         passes=passes,
@@ -88,20 +90,31 @@ def _choose_cases(cases: Sequence[Case]) -> list[Case]:
     for case in cases:
         if case.mode == "burst" and case.problem.flops:
             kinds[kind_of(case)].append(case)
+    for kind_cases in kinds.values():
+        kind_cases.sort(key=lambda case: case.problem.flops)
     # The dictionary serves as an ordered set. A kind with few cases has the same case at two
     # quantiles.
     chosen: dict[Case, None] = {}
     for quantile in _SIZES:
         for kind_cases in kinds.values():
-            kind_cases.sort(key=lambda case: case.problem.flops)
-            chosen[kind_cases[int(quantile * (len(kind_cases) - 1))]] = None
+            index = int(quantile * (len(kind_cases) - 1))
+            chosen[kind_cases[index]] = None
     return list(chosen)
 
 
-def _fit_line(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
-    """Fit a line by least squares. Return its intercept and slope, both at least 0."""
-    # If all x are equal, any slope fits equally well.
-    slope = float(np.polyfit(x, y, 1)[0]) if np.ptp(x) > 0 else 0.0
-    slope = max(0.0, slope)
-    intercept = max(0.0, float(np.mean(y - slope * x)))
-    return intercept, slope
+def _fit_checks(moving_seconds: np.ndarray, checking_seconds: np.ndarray) -> tuple[float, float]:
+    """Fit a line through the times of checks by least squares.
+
+    Return the fixed seconds of a check, which are the line's intercept, and the line's slope. Both
+    are at least 0.
+
+    Args:
+        moving_seconds: time that moving each check's bytes would take at full bandwidth.
+        checking_seconds: measured time of each check.
+    """
+    slope = 0.0
+    # If all checks move the same bytes, any slope fits equally well.
+    if np.ptp(moving_seconds) > 0:
+        slope = max(0.0, float(np.polyfit(moving_seconds, checking_seconds, 1)[0]))
+    fixed_seconds = max(0.0, float(np.mean(checking_seconds - slope * moving_seconds)))
+    return fixed_seconds, slope

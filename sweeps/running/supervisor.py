@@ -102,6 +102,7 @@ def _supervisor(run: Run, reporter: Reporter, note: Callable[[str], None]) -> It
         try:
             yield _Supervisor(run, log, events, reporter, note)
         finally:
+            # The samples are folded by the plan in run.json. Tests also carry out runs without one.
             if run.peers is None and (run.folder / "run.json").exists():
                 # A second Ctrl-C must not stop the folding halfway.
                 with undisturbed():
@@ -227,8 +228,11 @@ class _Supervisor:
         If a process dies, the next one leaves out the complete pairs and the pairs of the case that
         was running.
         """
+        # Each pair of entries, by the ids of its two cases.
         remaining = {tuple(entry.case.id for entry in pair): pair for pair in pairs}
         while remaining:
+            # While the process runs, _record() counts the blocks of each pair. If the process dies,
+            # _crashed_confirming() finds the case that is to blame or has to be run by itself.
             self._blamed.clear()
             self._blocks.clear()
             careful_before = len(self._careful)
@@ -258,11 +262,11 @@ class _Supervisor:
         run, tally = self._run, self._tally
         # 1. Find the limits. Kernels are named last, and measuring must leave time for that.
         seconds_left = run.budget - tally.spent
-        until = math.inf
         if run.stop_at is not None:
             seconds_left = min(seconds_left, run.stop_at - time.monotonic())
-            until = run.stop_at - self._naming_reserve(seconds_left)
-        budget = run.budget - self._naming_reserve(seconds_left)
+        reserve = self._naming_reserve(seconds_left)
+        budget = run.budget - reserve
+        until = math.inf if run.stop_at is None else run.stop_at - reserve
         # 2. Run children. After a crash, the next one continues.
         announced = False
         while not tally.complete:
@@ -295,14 +299,17 @@ class _Supervisor:
 
         Once in a run is enough, because the result describes the machine and not a case.
         """
-        histories, machine = self._tally.histories, self._run.arguments.get("machine")
-        exceeding: dict[str, PlanEntry] = {}
+        # 1. Choose the cases.
+        histories = self._tally.histories
+        machine = self._run.arguments.get("machine")
+        above_peak: dict[str, PlanEntry] = {}  # by dtype
         if machine is not None and machine.kind == "cpu":
             # A peak is raised to what a case reached only if another process reaches it as well.
-            exceeding = gemms_above_peak(self._run.planned, histories, machine.peaks)
-        chosen = choose_repeats(self._run.planned, histories, self._run.budget, exceeding.values())
+            above_peak = gemms_above_peak(self._run.planned, histories, machine.peaks)
+        chosen = choose_repeats(self._run.planned, histories, self._run.budget, above_peak.values())
         if not chosen or not self._run.repeats:
             return
+        # 2. Leave them out if too little time is left.
         if self._run.stop_at is not None:
             seconds_left = self._run.stop_at - time.monotonic()
             seconds_left -= self._naming_reserve(seconds_left)
@@ -310,6 +317,7 @@ class _Supervisor:
             # time is required.
             if seconds_left < self._starting + 2 * sum(entry.expected for entry in chosen):
                 return
+        # 3. Re-time them.
         self._note(f"Re-timing {counted(len(chosen), 'case')} in a new process …")
         naming = self._naming_reserve(self._run.budget)
         self._reporter.begin("Repeating", repeating_seconds(self._run.budget), naming)
@@ -396,7 +404,8 @@ class _Supervisor:
     def _listen(self, child: Child, work: str) -> str | None:
         """Receive a child's messages until the child ends, and act on them.
 
-        Return why it ended, or None if it died or failed.
+        :func:`sweeps.measuring.child.work` describes the messages. Return why the child ended, or
+        None if it died or failed.
 
         Raises:
             UserError: if a measuring child failed, or the last of several children in a row
@@ -411,7 +420,8 @@ class _Supervisor:
                     child.patience = max(self._run.min_patience, _PATIENCE * expected)
                 case "event":
                     (event,) = content
-                    child.samples += event["event"] == "sample"
+                    if event["event"] == "sample":
+                        child.samples += 1
                     self._record(event)
                     if work == "measure":
                         self._tally.report(self._reporter, self._run.budget)
@@ -428,16 +438,15 @@ class _Supervisor:
                 case "poisoned":  # the child's context on the GPU is broken, so it ends itself
                     self._handle_death(child, work, str(content[0]))
                     return None
-                case _ if work != "measure":  # a failure of other work does not end the run
+                # The other message is ``failed``. A failure of side work does not end the run.
+                case _ if work != "measure":
                     self._note(f"The process that {_SIDE_WORK[work]} stopped: {content[0]}")
                     return None
                 case _:
-                    problem = (
-                        "The measuring process stopped"
-                        if self._measured
-                        else "Nothing could be measured"
-                    )
-                    raise UserError(f"{problem}: {content[0]}", exit_code=1)
+                    outcome = "Nothing could be measured"
+                    if self._measured:
+                        outcome = "The measuring process stopped"
+                    raise UserError(f"{outcome}: {content[0]}", exit_code=1)
         return None
 
     def _next_message(self, child: Child, work: str) -> tuple[Any, ...] | None:
@@ -477,9 +486,10 @@ class _Supervisor:
                 self._note_end(work, how)
 
     def _record(self, event: Event) -> None:
-        """Append an event to the shard's sample file, and count it."""
+        """Append an event to the shard's sample file, and update everything that counts events."""
         self._log.append(event)
-        self._measured |= event["event"] == "sample"
+        if event["event"] == "sample":
+            self._measured = True
         self._tally.add(event)
         if event["event"] == "confirm":
             self._blocks[event["case"], event["against"]] += 1
@@ -507,20 +517,28 @@ class _Supervisor:
                 )
             return
         # 2. Record the crash of the case that is to blame.
-        (case,) = child.cases
-        cost = round(time.monotonic() - child.since, 6)
-        where = {"case": case, "worker": self._run.worker}
-        self._record({"event": "crash", **where, "cost": cost, "message": how})
+        (case_id,) = child.cases
+        self._record(
+            {
+                "event": "crash",
+                "case": case_id,
+                "worker": self._run.worker,
+                "cost": round(time.monotonic() - child.since, 6),
+                "message": how,
+            }
+        )
         # The canary is not in the plan and has no experimental feature.
-        planned = next((entry.case for entry in self._run.planned if entry.case.id == case), None)
-        self._note(f"The measuring process ended during {planned or 'the canary GEMM'}: {how}.")
+        cases = {entry.case.id: entry.case for entry in self._run.planned}
+        case = cases.get(case_id)
+        label = "the canary GEMM" if case is None else str(case)
+        self._note(f"The measuring process ended during {label}: {how}.")
         # 3. Give the case up after its second crash. If it has an experimental feature, give it up
         # after the first, together with all unfinished cases that have this feature.
-        crashes = self._tally.all()[case].crashes
-        feature = feature_of(planned) if planned else None
+        crashes = self._tally.all()[case_id].crashes
+        feature = None if case is None else feature_of(case)
         if crashes >= _MAX_CRASHES or feature:
             times = f"{crashes} times " if crashes > 1 else ""
-            self._fail(case, "error", f"the process ended {times}during this case: {how}.")
+            self._fail(case_id, "error", f"the process ended {times}during this case: {how}.")
         if feature:
             self._refuse_feature(feature, how)
 
@@ -530,7 +548,8 @@ class _Supervisor:
         A case is complete without these names.
         """
         if len(child.cases) == 1:
-            self._give_up_naming(*child.cases)
+            (case,) = child.cases
+            self._give_up_naming(case)
         self._note_end("name", how)
 
     def _crashed_confirming(self, child: Child, how: str) -> None:

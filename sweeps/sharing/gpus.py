@@ -26,14 +26,16 @@ def choose_gpus(text: str, kind: str = "auto") -> dict[int, Device]:
     """
     import torch
 
-    if text != ALL and re.fullmatch(r"\d{1,4}(,\d{1,4})*", text) is None:
-        raise UserError(f"--gpus takes all, or numbers such as 0,3, not {text[:40]!r}.")
+    # 1. Find the numbers.
     if text == ALL:
         is_cpu = select_device(kind).gpu is None
         count = 1 if is_cpu else torch.cuda.device_count()
         numbers = list(range(count))
-    else:
+    elif re.fullmatch(r"\d{1,4}(,\d{1,4})*", text):
         numbers = [int(number) for number in text.split(",")]
+    else:
+        raise UserError(f"--gpus takes all, or numbers such as 0,3, not {text[:40]!r}.")
+    # 2. Find the devices, and refuse those that cannot share a run.
     devices = {number: select_device(kind, number) for number in numbers}
     # A number that occurs twice in the text occurs only once in the dictionary.
     if len(devices) < len(numbers):

@@ -42,16 +42,20 @@ def interference(events: Sequence[Event]) -> SharedSlowdown | None:
     Args:
         events: events of the shards that were measured at the same time.
     """
-    # 1. Collect the times of each anchor by worker (each has one GPU) and by phase.
+    # 1. Collect the seconds of the samples: first by anchor and worker, which has one GPU, and then
+    # by phase.
     seconds: dict[tuple[str, str], dict[str, list[float]]]
     seconds = defaultdict(lambda: defaultdict(list))
     for event in latest_anchor_events(events):
         seconds[event["case"], event["worker"]][event["phase"]].append(event["s"])
     # 2. Compare the two phases.
     gpu_ratios: dict[str, list[float]] = defaultdict(list)
-    for (anchor, _), phases in seconds.items():
-        if {ALONE, TOGETHER} <= phases.keys():
-            gpu_ratios[anchor].append(median(phases[TOGETHER]) / median(phases[ALONE]))
+    for (anchor, _), by_phase in seconds.items():
+        if ALONE in by_phase and TOGETHER in by_phase:
+            gpu_ratios[anchor].append(median(by_phase[TOGETHER]) / median(by_phase[ALONE]))
     anchor_ratios = [median(ratios) for ratios in gpu_ratios.values()]
     interval = median_interval(anchor_ratios)
-    return None if interval is None else SharedSlowdown(median(anchor_ratios), *interval)
+    if interval is None:
+        return None
+    lo, hi = interval
+    return SharedSlowdown(median(anchor_ratios), lo, hi)

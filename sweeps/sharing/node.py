@@ -80,8 +80,9 @@ def share(
     """
     # 1. Count the shards, and number those of this node.
     node_number, nodes = node
-    first_gpu, device = next(iter(gpus.items()))
-    folder = request.results / device.machine.slug
+    # All GPUs are of one model, so any of them tells the run's folder. The run is planned on it.
+    first_gpu = next(iter(gpus))
+    folder = request.results / gpus[first_gpu].machine.slug
     total = _count_shards(folder, request, nodes, len(gpus))
     shards_per_node = total // nodes
     first_shard = (node_number - 1) * shards_per_node + 1
@@ -172,6 +173,7 @@ class _Parent:
         self._due: deque[int] = deque()  # unfinished shards that no worker carries out
         self._deaths: Counter[int] = Counter()  # number of workers that failed or died, by shard
         self._failure = ""  # how the latest of these workers ended
+        self._gates: Gates  # set by _start_all() before any worker starts
 
     def carry_out(self) -> None:
         """Start a worker for each GPU that gets a shard, and later workers for the other shards.
@@ -215,8 +217,8 @@ class _Parent:
         if not unfinished:
             return
         self._take_part()  # finds the GPUs that take part
-        events = {shard: self._events(shard) for shard in unfinished}
-        last_places = {shard: last_place(events[shard]) for shard in unfinished}
+        shard_events = {shard: self._events(shard) for shard in unfinished}
+        last_places = {shard: last_place(events) for shard, events in shard_events.items()}
         assigned = _assigned(self._places, last_places)
         self._due.extend(shard for shard in unfinished if shard not in assigned.values())
         self._idle.update(dict.fromkeys(gpu for gpu in self._places if gpu not in assigned))
@@ -226,15 +228,15 @@ class _Parent:
         # them together with others before, in the shard that it resumes.
         all_timed_before = all(
             last_places[shard] == self._places[gpu]
-            and any(event.get("phase") == TOGETHER for event in events[shard])
+            and any(event.get("phase") == TOGETHER for event in shard_events[shard])
             for gpu, shard in assigned.items()
         )
         has_time = self._seconds_left() > _ANCHOR_SECONDS
-        anchors = len(assigned) > 1 and has_time and not all_timed_before
+        time_anchors = len(assigned) > 1 and has_time and not all_timed_before
         # 3. Start the workers. The gates ask whether the GPUs have to take turns.
         self._gates = Gates(assigned, lambda: self._must_take_turns([*assigned.values()]))
         for gpu, shard in assigned.items():
-            self._start(gpu, shard, anchors)
+            self._start(gpu, shard, time_anchors)
 
     def _seconds_left(self) -> float:
         """Return the seconds until this call must end; infinity if there is no limit."""
@@ -271,12 +273,12 @@ class _Parent:
         """Return how messages name a GPU, or a worker on a CPU."""
         return f"worker {gpu}" if self._gpus[gpu].gpu is None else f"GPU {gpu}"
 
-    def _start(self, gpu: int, shard: int, anchors: bool) -> None:
-        """Start a worker for a shard on a GPU; ``anchors`` says whether it times the anchors."""
+    def _start(self, gpu: int, shard: int, time_anchors: bool) -> None:
+        """Start a worker for a shard on a GPU. It times the anchors first if it is told to."""
         context = get_context("spawn")  # a forked process would inherit CUDA's and OpenMP's state
         parent_end, worker_end = context.Pipe()
         request = replace(self._request, shard=(shard, self._total), gpu=gpu)
-        job = WorkerJob(request, len(self._gpus), os.getpid(), anchors)
+        job = WorkerJob(request, len(self._gpus), os.getpid(), time_anchors)
         process = context.Process(target=work, args=(worker_end, job), name="rooftile-gpu")
         process.start()
         # If this process kept the worker's end open, recv() would not notice the worker's death.
@@ -358,7 +360,7 @@ class _Parent:
             self._idle.pop(gpu, None)
             if self._deaths[shard]:
                 self._note(f"Shard {shard} continues on {self._label(gpu)}.")
-            self._start(gpu, shard, anchors=False)
+            self._start(gpu, shard, time_anchors=False)
 
     def _must_take_turns(self, shards: list[int]) -> bool:
         """Return True if the anchors show that the GPUs slow one another down.
@@ -374,16 +376,21 @@ class _Parent:
             f"as long (95% interval {slowdown.lo:.2f} to {slowdown.hi:.2f}). The {who} therefore "
             f"take turns, so the run needs {len(shards)} times the budget."
         )
-        # run.json lists the nodes on which the GPUs take turns.
+        self._record_turns()
+        return True
+
+    def _record_turns(self) -> None:
+        """Add this node to the nodes on which the GPUs take turns, which run.json lists."""
         with planning(self._folder):
             record = read_run(self._folder)
-            numbers = {*self._places.values()}
-            nodes = {place["node"] for place in record.get("gpus", ()) if place["gpu"] in numbers}
-            # The run.json of a CPU has no list of GPUs, and its node has the number 0.
-            nodes = nodes or {0}
-            record["turns"] = sorted({*record.get("turns", ()), *nodes})
+            places_here = {*self._places.values()}
+            nodes_here = {
+                place["node"] for place in record.get("gpus", ()) if place["gpu"] in places_here
+            }
+            if not nodes_here:  # the run.json of a CPU lists no GPUs, and its node has the number 0
+                nodes_here = {0}
+            record["turns"] = sorted({*record.get("turns", ()), *nodes_here})
             write_run(self._folder, record)
-        return True
 
     def _stop_all(self) -> None:
         """Tell all workers to end, as after an interrupt, and kill those that take too long."""
@@ -418,12 +425,13 @@ def _assigned(places: Mapping[int, int], last_places: Mapping[int, int | None]) 
         It returns True if the GPU may get that shard.
         """
         for gpu, place in places.items():
-            suitable = [
-                shard for shard, last_place in unassigned.items() if is_suitable(place, last_place)
-            ]
-            if gpu not in assigned and suitable:
-                assigned[gpu] = suitable[0]
-                del unassigned[suitable[0]]
+            if gpu in assigned:
+                continue
+            for shard, previous_place in unassigned.items():
+                if is_suitable(place, previous_place):
+                    assigned[gpu] = shard
+                    del unassigned[shard]
+                    break
 
     # 1. Give each GPU the shard that it measured before.
     assign(lambda place, last_place: place == last_place)

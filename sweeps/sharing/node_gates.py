@@ -50,7 +50,11 @@ class Gates:
 
     def _let_go(self) -> list[int]:
         """Return the workers that may proceed now, and mark them as no longer waiting."""
-        proceeding = self._first_alone() or self._all_at(TOGETHER) or self._to_measure()
+        proceeding = self._first_alone()
+        if not proceeding:
+            proceeding = self._all_at(TOGETHER)
+        if not proceeding:
+            proceeding = self._to_measure()
         self._waiting.difference_update(proceeding)
         return proceeding
 

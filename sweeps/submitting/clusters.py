@@ -32,6 +32,7 @@ SIGNAL_SECONDS = 120
 In these seconds, the job writes its last samples and folds all samples into the tables."""
 
 _MAX_REQUEUES = 100  # requeues of one job, which resumes from its files each time
+_MAX_RUNNING_JOBS = 1000  # jobs of an array that may run at once; submitit's default is 256
 _SQUEUE_SECONDS = 60.0  # time after which squeue counts as not answering
 
 
@@ -133,7 +134,14 @@ class Cluster:
 
 
 def _parameters(kind: str, resources: Resources) -> Mapping[str, Any]:
-    """Return the parameters for submitit, which ignores those that are None."""
+    """Return the parameters of submitit's executor for one job per node.
+
+    submitit ignores those that are None, and the cluster's default then applies.
+
+    Args:
+        kind: one of :data:`CLUSTERS`. Only Slurm takes a partition, an account and the like.
+        resources: what each job requests. A job without GPUs also leaves its cores to the cluster.
+    """
     # In a checkout, Python finds the package only from the checkout's folder. Jobs start there.
     start_folder = {} if FOLDER is None else {"chdir": str(FOLDER)}
     slurm_only = {
@@ -141,18 +149,18 @@ def _parameters(kind: str, resources: Resources) -> Mapping[str, Any]:
         "slurm_account": resources.account,
         "slurm_exclusive": resources.exclusive or None,
         "slurm_signal_delay_s": SIGNAL_SECONDS,
-        "slurm_array_parallelism": 1000,
+        "slurm_array_parallelism": _MAX_RUNNING_JOBS,
         "slurm_additional_parameters": {"requeue": True, **start_folder},
     }
-    return {
+    parameters = {
         "name": JOB_NAME,
         "nodes": 1,
         "tasks_per_node": 1,
         "timeout_min": resources.minutes,
         "gpus_per_node": resources.gpus_per_node or None,
         "cpus_per_task": resources.cpus_per_gpu * resources.gpus_per_node or None,
-        **(slurm_only if kind == "slurm" else {}),
     }
+    return {**parameters, **slurm_only} if kind == "slurm" else parameters
 
 
 def living_in_slurm(ids: Sequence[str]) -> dict[str, str]:

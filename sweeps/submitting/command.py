@@ -116,22 +116,19 @@ def submit_command(
                 "--print cannot be combined with --fresh; add --fresh to the printed script if you "
                 "need it."
             )
-        options = [
-            *chosen,
-            *(["--budget", budget] if budget else []),
-            "--results",
-            str(results.resolve()),
-            "--device",
-            device,
-            *([] if gpu_ids else ["--no-gpu-ids"]),
-        ]
+        options = [*chosen]
+        if budget:
+            options += ["--budget", budget]
+        options += ["--results", str(results.resolve()), "--device", device]
+        if not gpu_ids:
+            options.append("--no-gpu-ids")
         print(sbatch_script(options, resources, nodes), end="")
         return
     # 3. Submit the jobs and follow them.
     request = Request(
-        chosen,
-        seconds,
-        results,
+        names=chosen,
+        budget=seconds,
+        results=results,
         fresh=fresh,
         device=device,
         identify=gpu_ids,

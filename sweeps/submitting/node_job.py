@@ -87,6 +87,7 @@ class NodeJob:
         """
         if self.visible is not None:
             os.environ["CUDA_VISIBLE_DEVICES"] = self.visible
+        # CUDA reads the variable when it is first used, so these modules are imported only now.
         from sweeps.sharing.gpus import ALL, choose_gpus
         from sweeps.sharing.node import share
 

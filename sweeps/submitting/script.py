@@ -22,6 +22,7 @@ def sbatch_script(options: Sequence[str], resources: Resources, nodes: int) -> s
         nodes: the number of tasks.
     """
     gpus = resources.gpus_per_node
+    # A flag that is None is left out. On a CPU, zero GPUs and their zero cores become None, too.
     flags = {
         "job-name": JOB_NAME,
         "array": f"1-{nodes}",
@@ -36,14 +37,17 @@ def sbatch_script(options: Sequence[str], resources: Resources, nodes: int) -> s
     }
     stop_minutes = max(1, resources.minutes - _CLOSING_MINUTES)
     command = [sys.executable, *command_words(["sweeps", "run"])]
-    lines = [
-        "#!/bin/bash",
-        *(f"#SBATCH --{name}={value}" for name, value in flags.items() if value is not None),
-        *(["#SBATCH --exclusive"] if resources.exclusive else []),
-        "#SBATCH --requeue",
-        "",
-        "# Submit this script again to resume unfinished work.",
-        *([] if FOLDER is None else [f"cd {shlex.quote(str(FOLDER))} || exit 1"]),
+    # 1. Write what the job requests.
+    lines = ["#!/bin/bash"]
+    lines += [f"#SBATCH --{name}={value}" for name, value in flags.items() if value is not None]
+    if resources.exclusive:
+        lines.append("#SBATCH --exclusive")
+    lines.append("#SBATCH --requeue")
+    # 2. Write what each task runs. In a checkout, Python finds the package only from its folder.
+    lines += ["", "# Submit this script again to resume unfinished work."]
+    if FOLDER is not None:
+        lines.append(f"cd {shlex.quote(str(FOLDER))} || exit 1")
+    lines += [
         # ``exec`` replaces the shell, so that Slurm's signals reach the program itself. It then
         # writes its samples and folds.
         f"exec {shlex.join(command)} \\",

@@ -126,6 +126,8 @@ class _Submission:
         self._look()
         for run in self._runs.values():
             run.refuse_other_sweeps(self._request)
+        # A run's shards need a job until they have used up the larger of this call's budget and
+        # the plan's budget. A call without a budget leaves that to the plan.
         budget = self._request.measuring or 0.0
         due = [
             node for node in self._nodes if node not in living and self._runs[node].is_open(budget)
@@ -158,13 +160,13 @@ class _Submission:
             UserError: if there are such jobs, and this call starts a fresh run or has another
                 number of nodes; or if Slurm does not answer.
         """
-        jobs: dict[int, str] = {}
-        nodes = 0
+        jobs: dict[int, str] = {}  # id of each node's job
+        node_count = 0
         # 1. Read the list of jobs. If it cannot be read, there is no earlier call to follow.
         with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
             text = (jobs_folder(self._results) / _LIST).read_text(encoding="utf-8")
             document = json.loads(text)
-            nodes = int(document["nodes"])
+            node_count = int(document["nodes"])
             jobs = {int(node): str(job) for node, job in document["jobs"].items()}
         # Only Slurm jobs continue after the process that submitted them has ended.
         if self._cluster.kind != "slurm" or not jobs:
@@ -172,11 +174,11 @@ class _Submission:
         # 2. Ask which of the jobs are alive, and refuse a call that does not fit them.
         living = self._cluster.living([*jobs.values()])
         self._ids = {node: job for node, job in jobs.items() if job in living}
-        if self._ids and (self._request.fresh or nodes != len(self._nodes)):
+        if self._ids and (self._request.fresh or node_count != len(self._nodes)):
             raise UserError(
-                f"an earlier submission of {counted(nodes, 'node')} still has jobs that are queued "
-                f"or running ({', '.join(self._ids.values())}); wait for them, or cancel them with "
-                "scancel."
+                f"an earlier submission of {counted(node_count, 'node')} still has jobs that are "
+                f"queued or running ({', '.join(self._ids.values())}); wait for them, or cancel "
+                "them with scancel."
             )
         return {*self._ids}
 
@@ -188,10 +190,13 @@ class _Submission:
         """
         is_slurm = self._cluster.kind == "slurm"
         if is_slurm:
-            nodes, later_nodes = due, []
+            count = len(due)
+        elif living:
+            count = 0  # another job still occupies this machine
         else:
-            count = 0 if living else 1
-            nodes, later_nodes = due[:count], due[count:]
+            count = 1
+        nodes = due[:count]
+        later_nodes = due[count:]
         if not nodes:
             return later_nodes
         submitted = self._cluster.submit(self._work, nodes)
@@ -261,8 +266,9 @@ class _Submission:
 
     def _missing(self, budget: float) -> Iterator[str]:
         """Yield a sentence for each node that is unfinished or of another GPU model than most."""
-        # The folder of a run is named after the GPU model.
-        folder_of_most = next(iter(self._folders), None)
+        # The folder of a run is named after the GPU model. Perhaps no node has one yet.
+        folders = self._folders
+        folder_of_most = folders[0] if folders else None
         output = jobs_folder(self._results) / "output"
         for number, run in self._runs.items():
             label = f"Node {number} of {len(self._nodes)}"
