@@ -26,16 +26,16 @@ def die_with_parent() -> None:
 def is_stopped(pid: int | None) -> bool:
     """Return True if a process is stopped (SIGSTOP, Ctrl-Z).
 
-    Return False if it has ended, and on systems other than Linux.
+    Return False if it has ended or has not started (None), and on systems other than Linux.
     """
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return False
-    return _after_name(stat)[0] == "T"
+    return _fields_after_name(stat)[0] == "T"
 
 
-def _after_name(stat: str) -> list[str]:
+def _fields_after_name(stat: str) -> list[str]:
     """Return the fields of ``/proc/PID/stat`` that follow the name: state, parent, …
 
     The name is in parentheses, and may contain spaces and parentheses itself.
@@ -53,7 +53,7 @@ def descendants(pid: int) -> list[int]:
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError, ValueError, IndexError):  # the process has ended meanwhile
             stat = path.read_text(encoding="utf-8", errors="replace")
-            parent = int(_after_name(stat)[1])
+            parent = int(_fields_after_name(stat)[1])
             children.setdefault(parent, []).append(int(path.parent.name))
     # 2. Follow the children from the given process.
     descendant_ids: list[int] = []
@@ -95,8 +95,12 @@ def undisturbed() -> Iterator[None]:
         KeyboardInterrupt: after the block, if a signal came during it.
     """
     received: list[int] = []
+
+    def remember(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+
     old_handlers = {
-        number: signal.signal(number, lambda received_number, _: received.append(received_number))
+        number: signal.signal(number, remember)
         for number in (*_TERMINATING, signal.SIGINT)
         # A signal that is ignored, such as SIGHUP under nohup, stays ignored.
         if signal.getsignal(number) is not signal.SIG_IGN

@@ -60,7 +60,7 @@ class LiveReporter:
             transient=True,
             disable=not self._console.is_terminal,
         )
-        self._last = time.monotonic()
+        self._printed_at = time.monotonic()  # moment of the last line, or of the start
 
     def __enter__(self) -> LiveReporter:
         self.begin("Preparing", None)
@@ -76,8 +76,10 @@ class LiveReporter:
         self._bar.stop()
 
     def begin(self, phase: str, seconds: float | None, after: float = 0.0) -> None:
-        """Show a phase in place of the one before it."""
-        self._phase, self._after = phase, after
+        """Show a phase in place of the one before it; see :meth:`Reporter.begin`."""
+        self._phase = phase
+        self._after = after
+        # Moment at which the call should end, including later phases; infinite if it is not known.
         self._until = math.inf if seconds is None else time.monotonic() + seconds + after
         for task in self._bar.task_ids:
             self._bar.remove_task(task)
@@ -90,8 +92,8 @@ class LiveReporter:
             self._until = now + left + self._after
         for task in self._bar.task_ids:
             self._bar.update(task, completed=done, total=total, until=self._until)
-        if not self._console.is_terminal and now - self._last >= _PLAIN_SECONDS:
-            self._last = now
+        if not self._console.is_terminal and now - self._printed_at >= _PLAIN_SECONDS:
+            self._printed_at = now
             self._print_line(done, total, self._until - now)
 
     def _print_line(self, done: int, total: int, left: float) -> None:

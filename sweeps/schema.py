@@ -228,7 +228,15 @@ def problem_columns(problem: Workload) -> dict[str, Any]:
 
 
 def problem_of(row: Mapping[str, Any]) -> Workload:
-    """Build a problem from its columns; the inverse of :func:`problem_columns`."""
+    """Build a problem from its columns; the inverse of :func:`problem_columns`.
+
+    Values may be texts, as in a CSV file.
+
+    Raises:
+        KeyError: if a column is missing, or the operation is unknown.
+        ValueError: if a size is not a whole number.
+        UserError: if the columns describe a problem that cannot exist.
+    """
     if row["op"] == "gemm":
         m = int(row["m"])
         n = int(row["n"])
@@ -237,6 +245,7 @@ def problem_of(row: Mapping[str, Any]) -> Workload:
         return Gemm(m, n, k, row["dtype"], row["layout"], batch)
     if row["op"] != "conv":
         return operation_of(row)
+    # The columns are in the order in which Conv.build takes their values.
     sizes = (int(row[name]) for name in ("batch", "c", "h", "w", "kout", "r", "s"))
     pairs = (parse_pair(str(row[name]), name) for name in ("stride", "padding", "dilation"))
     groups = int(row["groups"])
@@ -248,6 +257,7 @@ def fault_of_event(event: Any) -> str:
     kind = event.get("event") if isinstance(event, dict) else None
     if not isinstance(kind, str):
         return "it is not an event"
+    # A block of a re-timed pair has two samples of each case. misfit() cannot check a length.
     if kind == "confirm" and isinstance(event.get("s"), list) and len(event["s"]) != 4:
         return "its list 's' does not have four times"
     return misfit(event, _EVENTS.get(kind, _ANY))

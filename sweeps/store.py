@@ -99,9 +99,16 @@ def read_run(folder: Path) -> dict[str, Any]:
 
 
 def _read_cases(path: Path) -> list[Any]:
-    """Return the planned cases that a plan.jsonl file lists."""
-    lines = enumerate(_read_text(path).split("\n"), 1)
-    return [_parse_json(line, f"{path} line {number}") for number, line in lines if line]
+    """Return the planned cases that a plan.jsonl file lists, one per line.
+
+    Raises:
+        UserError: if the file cannot be read, or a line is not JSON.
+    """
+    cases = []
+    for number, line in enumerate(_read_text(path).split("\n"), 1):
+        if line:
+            cases.append(_parse_json(line, f"{path} line {number}"))
+    return cases
 
 
 def _read_text(path: Path) -> str:
@@ -139,8 +146,11 @@ def write_run(folder: Path, run: Mapping[str, Any]) -> None:
         UserError: if a file cannot be written, for example because the disk is full.
     """
     plan = dict(run["plan"])
-    if plan["cases"]:  # an imported table has no plan
-        lines = [json.dumps(case, ensure_ascii=False) + "\n" for case in plan.pop("cases")]
+    # An imported table has no plan. Its empty list of cases stays in run.json, so that nobody looks
+    # for a plan.jsonl.
+    if plan["cases"]:
+        cases = plan.pop("cases")
+        lines = [json.dumps(case, ensure_ascii=False) + "\n" for case in cases]
         _write_changed(folder / PLAN, "".join(lines))
     write_json(folder / "run.json", {**run, "plan": plan})
 
@@ -459,10 +469,14 @@ def set_aside(folder: Path) -> Path:
         number += 1
         old_run = folder / "runs" / f"{stamp}-{number}"
     make_folder(old_run)
+
     # The samples are moved first, and run.json and the plan last. If the move is interrupted, no
     # samples stay behind that a new plan would count as its own.
-    ranks = {"samples": -1, "run.json": 1, PLAN: 2}
-    for entry in sorted(folder.iterdir(), key=lambda entry: (ranks.get(entry.name, 0), entry.name)):
+    def moving_order(entry: Path) -> tuple[int, str]:
+        ranks = {"samples": -1, "run.json": 1, PLAN: 2}
+        return ranks.get(entry.name, 0), entry.name
+
+    for entry in sorted(folder.iterdir(), key=moving_order):
         # This process holds the claim on planning, whose file therefore stays.
         if entry.name not in ("runs", _PLANNING + SUFFIX):
             entry.rename(old_run / entry.name)

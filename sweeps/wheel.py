@@ -57,7 +57,8 @@ def rewritten(source: str) -> str:
                 if in_namespace(alias.name) != alias.name:
                     raise ValueError(f"line {node.lineno}: write `from … import` for {alias.name}.")
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            index, statement = node.lineno - 1, f"from {node.module} import"
+            index = node.lineno - 1
+            statement = f"from {node.module} import"
             if statement not in lines[index]:
                 raise ValueError(f"line {node.lineno}: write `{statement}` on one line.")
             lines[index] = lines[index].replace(
