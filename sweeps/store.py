@@ -253,6 +253,9 @@ class SampleLog:
             raise UserError(
                 f"{self.path} is a folder and should be a file; move it away."
             ) from None
+        except OSError as error:
+            self._claim.release()
+            raise _write_error(self.path, error) from None
         size = os.fstat(self._file).st_size
         if size and os.pread(self._file, 1, size - 1) != b"\n":
             # A crash cut the last line short. It is ended here, so that the next line is separate.

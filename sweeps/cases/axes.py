@@ -258,12 +258,29 @@ def resolve_axis(
         resolved: the values of the block's axes that are already resolved, by name.
         machine: machine whose tiles and SMs decide where the edges are.
         along: name of the axis.
+
+    Raises:
+        UserError: if the axis is a multiple of a size such as ``2x1``, or has too many edges.
     """
     if isinstance(axis, Multiple):
-        return [axis.factor * int(resolved[axis.axis])]
+        return [axis.factor * single_size(resolved[axis.axis], axis.axis)]
     if isinstance(axis, Edges):
         return _near_edges(axis, resolved, machine, along)
     return list(axis)
+
+
+def single_size(value: Any, name: str) -> int:
+    """Return a size that is a single number.
+
+    Raises:
+        UserError: if the size has two numbers, one for each direction, such as ``2x1``.
+    """
+    if _PAIR.fullmatch(str(value)):
+        raise UserError(
+            f"{name} is {value}, which cannot be multiplied or compared; give one number, or "
+            "remove the multiple or the filter."
+        )
+    return int(value)
 
 
 def _near_edges(

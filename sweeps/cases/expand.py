@@ -10,7 +10,7 @@ from kernels.common.errors import UserError
 from kernels.machine import Machine
 from kernels.operation import SERIES, Layer, Lstm, Series, Workload
 from kernels.problem import Conv, Gemm, linear, parse_pair
-from sweeps.cases.axes import PAIRS, resolution_order, resolve_axis
+from sweeps.cases.axes import PAIRS, resolution_order, resolve_axis, single_size
 from sweeps.cases.case import Case
 from sweeps.cases.spec import SHAPE, SIZES, Block, Filter, Sweep
 
@@ -166,7 +166,7 @@ def _meets(condition: Filter, problem: Workload, values: Mapping[str, Any]) -> b
         if side in ("flops", "bytes", "intensity", "dtype"):
             return getattr(problem, side)
         if side in values:
-            return float(values[side])
+            return single_size(values[side], side)
         return side  # a dtype, which stands for itself
 
     return _COMPARE[sign](value_of(left), value_of(right))

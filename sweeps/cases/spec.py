@@ -288,9 +288,12 @@ def _read_shapes(shapes: Any, op: str, where: str) -> tuple[str, ...]:
     _check_type(shapes, list, f"{where}: shapes", "a list of strings")
     for shape in shapes:
         sizes = str(shape).split(",")
-        # A size such as 2x1 is a stride, padding or dilation that differs by direction.
-        are_numbers = all(re.fullmatch(r"\d+(x\d+)?", size) for size in sizes)
-        if len(sizes) != len(SHAPE[op]) or not are_numbers:
+        # A stride, padding or dilation may differ by direction, such as 2x1.
+        are_numbers = len(sizes) == len(SHAPE[op]) and all(
+            re.fullmatch(r"\d+(x\d+)?" if name in PAIRS else r"\d+", size)
+            for name, size in zip(SHAPE[op], sizes, strict=True)
+        )
+        if not are_numbers:
             raise UserError(f"{where}: shapes are written {','.join(SHAPE[op])}, not {shape!r}.")
     return tuple(shapes)
 

@@ -99,7 +99,7 @@ class Cluster:
         except FailedJobError as error:
             # The last line of the error is the cluster's reason.
             lines = [line for line in str(error).splitlines() if line.strip()]
-            reason = lines[-1].strip().rstrip(".")
+            reason = lines[-1].strip().rstrip(".") if lines else "it gave no reason"
             raise UserError(
                 f"The cluster refused the jobs: {reason}. Correct the options and submit again."
             ) from None
@@ -198,9 +198,7 @@ def living_in_slurm(ids: Sequence[str]) -> dict[str, str]:
         raise UserError(f"squeue did not answer ({error}); try again later.", exit_code=1) from None
     # squeue fails with this message for a job that ended long ago, which it no longer knows.
     if answer.returncode and "Invalid job id" not in answer.stderr:
-        raise UserError(
-            f"squeue failed ({answer.stderr.strip()}); try again later.", exit_code=1
-        )
+        raise UserError(f"squeue failed ({answer.stderr.strip()}); try again later.", exit_code=1)
     # 2. Parse the answer, which has a line such as ``12_3|PD|Resources`` for each job. PD means
     # pending.
     living: dict[str, str] = {}

@@ -157,6 +157,7 @@ HEAD = 'question = "Why?"\nop = "gemm"\n'
         (HEAD + "[[block]]\nm = 1\nn = 1\nk = 1\nconfig = 5\n", "config must be a string, not 5"),
         (HEAD + "[[block]]\nshapes = ['1,2,3']\nm = 4\n", "both shapes and 'm'"),
         (HEAD + "[[block]]\nshapes = ['1,2,q']\n", "shapes are written m,n,k, not '1,2,q'"),
+        (HEAD + "[[block]]\nshapes = ['2x1,2,3']\n", "shapes are written m,n,k, not '2x1,2,3'"),
         (HEAD + "[[block]]\nshapes = '1,2,3'\n", "must be a list of strings"),
         (HEAD + "[[block]]\nshapes = ['1,2,3']\nvary = {nn = [1]}\n",
          "block 1: vary has an unknown key 'nn'; did you mean 'n'"),
@@ -306,6 +307,29 @@ def test_other_operations_have_axes_of_their_own(write: Any) -> None:
     assert lstm == [Lstm(2, 4, 8, 16, "bf16")]
     with pytest.raises(UserError, match="layer is 'rely'; did you mean 'relu'"):
         problems_of('op = "layer"\n[[block]]\nlayer = "rely"\nimages = 8\nc = 6\nh = 1\nw = 1\n')
+
+
+@pytest.mark.parametrize(
+    ("sizes", "line", "words"),
+    [
+        (
+            "shapes = ['3,9,9,8,3,3,2x1,1,1,1']",
+            "where = ['stride <= 2']",
+            "stride is 2x1, which cannot be multiplied or compared",
+        ),
+        (
+            "c = 8\nh = 9\nw = 9\nkout = 8\nr = 3\ns = 3\nstride = 1\npadding = '1x0'",
+            "groups = 'padding'",
+            "padding is 1x0, which cannot be multiplied or compared",
+        ),
+    ],
+)
+def test_a_size_with_two_numbers_is_neither_compared_nor_multiplied(
+    write: Any, sizes: str, line: str, words: str
+) -> None:
+    sweep = write(f'question = "Why?"\nop = "conv"\n[[block]]\nimages = 1\n{sizes}\n{line}\n')
+    with pytest.raises(UserError, match=words):
+        cases_of(sweep)
 
 
 def test_an_impossible_problem_names_its_file(write: Any) -> None:
