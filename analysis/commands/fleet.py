@@ -44,10 +44,10 @@ def fleet_command(
     from analysis.fleet.fleet_report import report_json, report_text
 
     place = RESULTS if folder is None else folder
-    share = share_of(margin, "margin")
+    margin_fraction = share_of(margin, "margin")
     documents = []
     for number, recording in enumerate(anchor_folders(place)):
-        report, plot = report_on(recording, share)
+        report, plot = report_on(recording, margin_fraction)
         documents.append(report_json(report))
         if not json:
             separator = "\n" if number else ""  # an empty line between two reports

@@ -123,6 +123,13 @@ def import_command(
 def _import_file(path: Path, machine: str, defaults: FileDefaults, results: Path) -> None:
     """Import a user's file as a recording.
 
+    Args:
+        path: a file of times, the table of a published study, or a recording: its folder or its
+            measurements.csv.
+        machine: slug of the machine that the file was measured on; ``all`` if no slug was given.
+        defaults: dtype and layout of rows that do not name them; empty if they are not given.
+        results: folder of all machines' results.
+
     Raises:
         UserError: if an option is missing or wrong, the file cannot be read, or ``results`` already
             has the machine's own recording.
@@ -144,14 +151,14 @@ def _import_file(path: Path, machine: str, defaults: FileDefaults, results: Path
         )
     # 2. Read the file, unless it is already imported. Recordings are read like public tables.
     is_recording = path.is_dir() or path.name == "measurements.csv"
-    table = path / "measurements.csv" if path.is_dir() else path
-    if is_recording and not table.exists():
+    measurements = path / "measurements.csv" if path.is_dir() else path
+    if is_recording and not measurements.exists():
         raise UserError(
             f"{path} has no measurements.csv; give a CSV file with times or the "
             "folder of a recording."
         )
-    folder = folder_of(results, target.slug)
-    if path.exists() and is_complete(folder) and is_same_file(folder, path, defaults):
+    earlier = folder_of(results, target.slug)
+    if path.exists() and is_complete(earlier) and is_same_file(earlier, path, defaults):
         note(f"{target.slug}: already imported, {path}.")
         return
     timings = None if is_recording else read_timings(path, defaults)
@@ -159,7 +166,7 @@ def _import_file(path: Path, machine: str, defaults: FileDefaults, results: Path
         timings = read_public(path, target)
     # 3. Write the recording, and all results that are computed from it.
     folder = write_timings(timings, path, defaults, target, results)
-    print(f"{target.slug}: {_finish(folder, None, ())}")
+    print(f"{target.slug}: {_write_results(folder)}")
     note(f"{target.slug}: {timings.how}, {timings.cache}; {folder}.")
 
 
@@ -190,7 +197,15 @@ def _is_imported(table: PublicTable, folder: Path) -> bool:
 def _import_all(
     tables: Mapping[str, PublicTable], all_tables: Sequence[PublicTable], results: Path
 ) -> None:
-    """Import tables in parallel, one per core, because fitting a correction keeps a core busy."""
+    """Import tables in parallel, one per core, because fitting a correction keeps a core busy.
+
+    Prints a summary of each table as soon as it is imported.
+
+    Args:
+        tables: the tables to import, by the slugs of their machines; at least one.
+        all_tables: all public tables, against which the imported ones are validated.
+        results: folder of all machines' results.
+    """
     machines = counted(len(tables), "machine")
     note(f"Calibrating on the public tables of {machines}, one or two minutes each:")
     workers = min(len(tables), len(os.sched_getaffinity(0)))
@@ -203,31 +218,41 @@ def _import_all(
             print(f"{jobs[job]}: {job.result()}")
 
 
-def _import_one(table: PublicTable, tables: Sequence[PublicTable], results: Path) -> str:
+def _import_one(table: PublicTable, all_tables: Sequence[PublicTable], results: Path) -> str:
     """Write a table's recording and all results that are computed from it; return a summary.
 
     If a user's file was imported for the machine, the file remains the recording, and the table
     becomes its prior.
+
+    Args:
+        table: the table to import.
+        all_tables: all public tables. Those of the same machine are saved as further collections.
+        results: folder of all machines' results.
     """
     machine = known_machine(table.slug)
     folder = folder_of(results, table.slug)
-    others = [other for other in tables if other.slug == table.slug and other.path != table.path]
+    others = [
+        other for other in all_tables if other.slug == table.slug and other.path != table.path
+    ]
     write_collections([table, *others], machine, results)
     fits = attention_basis.fit_tables(find_attention_tables(table.slug), machine)
     write_json(folder / attention_basis.FILE, attention_basis.fits_to_json(fits))
     if not is_of_file(folder):
         write_imported(table, machine, results)
-        return _finish(folder, table, tables)
-    return _finish(folder, None, ())
+        return _write_results(folder, table, all_tables)
+    return _write_results(folder)
 
 
-def _finish(folder: Path, table: PublicTable | None, tables: Sequence[PublicTable]) -> str:
-    """Calibrate an imported recording, write its results, and return a summary.
+def _write_results(
+    folder: Path, table: PublicTable | None = None, all_tables: Sequence[PublicTable] = ()
+) -> str:
+    """Calibrate an imported recording, write its results, and return a summary of the import.
 
     Args:
         folder: folder of the recording.
         table: the table that was imported; None for a user's file.
-        tables: all public tables, against which ``table`` is validated; empty for a user's file.
+        all_tables: all public tables, against which ``table`` is validated; empty for a user's
+            file.
     """
     from analysis.advice.table import build_table, write_table
     from analysis.commands.page import add_page
@@ -253,15 +278,15 @@ def _finish(folder: Path, table: PublicTable | None, tables: Sequence[PublicTabl
     if table is None:
         write_own_validation(folder)
     else:
-        write_validation(folder, table, tables)
+        write_validation(folder, table, all_tables)
     # 3. Summarise the import, with the errors for the operation and dtype with the most rows.
     summary = f"{counted(analysis.measured, 'row')}, {analysis.recording.run['public']['source']}"
-    fit = max(analysis.model.fits.values(), key=lambda fit: fit.rows)
-    if fit.median is None or fit.mean is None or fit.p95 is None:
+    largest = max(analysis.model.fits.values(), key=lambda fit: fit.rows)
+    if largest.median is None or largest.mean is None or largest.p95 is None:
         return summary
     return (
-        f"{summary}; held-out errors: median {fit.median:.1%}, mean {fit.mean:.1%}, "
-        f"95th percentile {fit.p95:.0%}"
+        f"{summary}; held-out errors: median {largest.median:.1%}, mean {largest.mean:.1%}, "
+        f"95th percentile {largest.p95:.0%}"
     )
 
 

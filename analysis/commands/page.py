@@ -102,6 +102,10 @@ def add_page(analysis: Analysis, advice: list[Advice] | None = None) -> Path | N
     """Write the page at the end of another command, and return its path.
 
     If an extra is missing or a file is damaged, print a note and return None.
+
+    Args:
+        analysis: the recording, with the model fitted to it.
+        advice: its recommendation table; None to compute it.
     """
     missing = lacks_page()
     if missing:
@@ -162,7 +166,9 @@ def _read_rules(folder: Path) -> list[RuleResult]:
         return []
     try:
         rows = [RuleResult(**row) for row in json.loads(path.read_bytes())]
-        if not all(map(_is_sound, rows)) or len({row.id for row in rows}) < len(rows):
+        has_repeated_ids = len({row.id for row in rows}) < len(rows)
+        # Invalid values are reported like text that is not JSON.
+        if has_repeated_ids or not all(_is_sound(row) for row in rows):
             raise ValueError
     except (OSError, ValueError, TypeError, OverflowError, RecursionError):
         raise UserError(f"{path} cannot be read; judge the rules again to rewrite it.") from None
@@ -179,12 +185,14 @@ def _is_sound(row: RuleResult) -> bool:
         ValueError: if a ratio is text that is not a number.
         OverflowError: if a ratio is an integer that is too large for a float.
     """
-    effect = [ratio for ratio in (row.effect, row.lo, row.hi) if ratio is not None]
-    ratios = effect if row.predicted is None else [*effect, row.predicted]
+    effect_and_interval = [ratio for ratio in (row.effect, row.lo, row.hi) if ratio is not None]
+    ratios = list(effect_and_interval)
+    if row.predicted is not None:
+        ratios.append(row.predicted)
     texts = (row.id, row.statement, row.source, row.verdict, row.reason)
     return (
         all(0 < float(ratio) < math.inf for ratio in ratios)
-        and len(effect) in (0, 3)
+        and len(effect_and_interval) in (0, 3)
         and all(isinstance(text, str) for text in texts)
         and isinstance(row.cases, int)
     )

@@ -87,12 +87,14 @@ def plot_command(
 
     Names select some of these plots. The plot `wave` explains wave quantisation for one N and K.
     """
+    # 1. Check the options that both kinds of plot have.
     kinds = tuple(formats or ("png", "svg"))
     for kind in kinds:
         check_option("--format", kind, _FORMATS)
     if _WAVE in (names or []) and names != [_WAVE]:
         raise UserError("the plot wave is drawn by itself; leave the other names out.")
     has_size = bool(n or k or m)
+    # 2. Draw the wave plot, or list the cliffs that it could show.
     if names == [_WAVE]:
         is_contradictory = (find and has_size) or (json and not find)
         if sweep is not None or is_contradictory:
@@ -111,6 +113,7 @@ def plot_command(
             )
         print(_draw_wave_plot(basis, Gemm(1, n, k, dtype or "bf16"), m, kinds, output, results))
         return
+    # 3. Draw the plots of the recording, which have none of the wave plot's options.
     if find or has_size or output or json:
         raise UserError(
             "--n, --k, --m, --find, --output and --json are only for `plot wave`; leave them out."
@@ -179,22 +182,23 @@ def _draw_wave_plot(
     from analysis.plots.style import save
     from analysis.plots.wave import cliff_at, draw_wave
 
-    rows = _plain_gemms(basis, gemm.dtype)
-    line = rows[(rows["n"] == gemm.n) & (rows["k"] == gemm.k)]
+    gemms = _plain_gemms(basis, gemm.dtype)
+    # All rows have one N and K, so they differ only in M.
+    rows = gemms[(gemms["n"] == gemm.n) & (gemms["k"] == gemm.k)]
     if m_before_cliff is not None:
-        if m_before_cliff not in set(line["m"]):
+        if m_before_cliff not in set(rows["m"]):
             raise UserError(
                 f"M {m_before_cliff} was not measured with N {gemm.n} and K {gemm.k}; give "
                 "another --m."
             )
-        if cliff_at(line, m_before_cliff) is None:
+        if cliff_at(rows, m_before_cliff) is None:
             raise UserError(
                 f"no M just above {m_before_cliff} was measured with N {gemm.n} and K {gemm.k}; "
                 "give another --m."
             )
-    if line.empty:
+    if rows.empty:
         note("No GEMM with this N and K was measured, so the plot shows only predictions.")
-    figure = draw_wave(basis, gemm, line, m_before_cliff)
+    figure = draw_wave(basis, gemm, rows, m_before_cliff)
     slug = basis.model.machine.slug
     folder = output or (basis.folder or results / slug) / "plots"
     caption = f"{basis.model.machine.name}  ·  {basis.source}"
@@ -207,6 +211,12 @@ def _print_cliffs(basis: Basis, dtype: str, results: Path, json: bool) -> None:
 
     If other collections of public times exist for the machine, only cliffs that one of them
     confirms are printed.
+
+    Args:
+        basis: measurements of the machine.
+        dtype: dtype of the GEMMs.
+        results: folder of all machines' results.
+        json: True to print JSON instead of text.
 
     Raises:
         UserError: if no GEMM in the dtype was measured, or a recording cannot be read.
@@ -225,7 +235,7 @@ def _print_cliffs(basis: Basis, dtype: str, results: Path, json: bool) -> None:
     others = read_collections(folder_of(results, basis.model.machine.slug))
     if basis.kind == "public":  # the first collection is the one that the rows come from
         others = dict(list(others.items())[1:])
-    count = len(pairs)
+    pair_count = len(pairs)
     if others:
         pairs = confirmed_pairs(pairs, others)
     # 2. Print the largest cliffs among them, as JSON or as text.
@@ -246,7 +256,7 @@ def _print_cliffs(basis: Basis, dtype: str, results: Path, json: bool) -> None:
                 f"{confirmation}"
             )
     confirmed = f", {len(pairs):,} of them confirmed by another collection" if others else ""
-    note(f"{counted(count, 'pair')} of neighbouring sizes{confirmed}. {basis.source}.")
+    note(f"{counted(pair_count, 'pair')} of neighbouring sizes{confirmed}. {basis.source}.")
 
 
 def _records(frame: pd.DataFrame) -> Any:

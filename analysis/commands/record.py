@@ -170,22 +170,28 @@ def plan_lines(parts: Sequence[RecorderPart], machine: str, cores: int | None) -
     Raises:
         UserError: if the cases cannot be planned, for example because the GPU is not known.
     """
-    names = [name for part in parts for step in part.steps for name in step.sweeps]
-    # A budget of a day is enough for every case of every sweep.
-    command = ["sweeps", "show", "--plan", *dict.fromkeys(names), "--json"]
+    # 1. Plan each sweep once, although several steps may run it. A budget of a day is enough for
+    #    every case of every sweep.
+    steps = [step for part in parts for step in part.steps]
+    sweeps = list(dict.fromkeys(name for step in steps for name in step.sweeps))
+    command = ["sweeps", "show", "--plan", *sweeps, "--json"]
     command += ["--machine", machine, "--budget", "24h"]
-    command += ["--cores", str(cores)] if cores else []
-    planned = {row["name"]: row for row in _ask_json(command)} if names else {}
+    if cores:
+        command += ["--cores", str(cores)]
+    plan_of_sweep: dict[str, Any] = {}
+    if sweeps:
+        plan_of_sweep = {row["name"]: row for row in _ask_json(command)}
+    # 2. Write a line for each part and for each of its steps.
     lines = []
     for part in parts:
         lines.append(f"{part.name}: {part_seconds(part, 'gpu'):,.0f} s; {part.purpose}")
         for step in part.steps:
             line = f"  {step.name:22} {step.expected('gpu'):5,.0f} s"
             if step.sweeps:
-                rows = [planned[name] for name in dict.fromkeys(step.sweeps)]
-                cases = sum(row["cases"] for row in rows)
-                needed = sum(row["expected_s"] for row in rows)
-                line += f" for {counted(cases, 'case')} ({needed:,.0f} s at six samples each)"
+                plans = [plan_of_sweep[name] for name in dict.fromkeys(step.sweeps)]
+                cases = sum(plan["cases"] for plan in plans)
+                needed_s = sum(plan["expected_s"] for plan in plans)
+                line += f" for {counted(cases, 'case')} ({needed_s:,.0f} s at six samples each)"
             lines.append(line)
     return [*lines, total_line(parts, "gpu")]
 

@@ -85,7 +85,9 @@ def rules_command(
         rows, written = _judge_table(table, machine, dtype, plots)
     else:
         rows, written = _judge_and_write(machine, results)
-        if page := renewed_page(written[0].parent):
+        folder = written[0].parent  # all files are in one folder
+        page = renewed_page(folder)
+        if page is not None:
             written = [*written, page]
     if json:
         print_json([row.to_json() for row in rows])
@@ -96,7 +98,13 @@ def rules_command(
 
 
 def _show_imported(results: Path, plots: Path | None, json: bool) -> None:
-    """Print the verdicts on the rules for every imported table; plot them if a folder is given."""
+    """Print the verdicts on the rules for every imported table, and plot them.
+
+    Args:
+        results: folder of all machines' results.
+        plots: folder for the plot; None for no plot.
+        json: True to print JSON instead of text.
+    """
     from analysis.plots.rules_overview import write_overview
     from analysis.rules.inputs import imported_rules
 
@@ -139,9 +147,16 @@ def _judge_and_write(
 def _judge_table(
     path: Path, slug: str | None, dtype: str | None, plots: Path | None
 ) -> tuple[Sequence[RuleResult], Sequence[Path]]:
-    """Judge the rules that a public table has data for.
+    """Judge the rules that a public table has data for, and draw the cheat sheet.
 
-    Return the results, and the paths of the cheat sheet's files if a folder for plots is given.
+    Args:
+        path: the table.
+        slug: machine whose rows are used; None if no machine was given.
+        dtype: dtype of the rows; None for bf16 if it is present, else the only dtype.
+        plots: folder for the cheat sheet; None for no cheat sheet.
+
+    Returns:
+        The results, and the files of the cheat sheet.
 
     Raises:
         UserError: if no machine is given, or the table has no rows for the machine and dtype.
@@ -155,4 +170,6 @@ def _judge_table(
     machine = known_machine(slug)
     source = read_source(path, machine, dtype)
     rows = judge_all([Evidence.from_public(source, Model(machine))])
-    return rows, [] if plots is None else write_table_sheet(rows, machine, source, plots)
+    if plots is None:
+        return rows, []
+    return rows, write_table_sheet(rows, machine, source, plots)

@@ -198,10 +198,10 @@ def validate_command(
     measured_values = judge_measured(validation, repeated, counts) if repeated and counts else {}
     tested = validation.tested
     query = Query.with_implementations(tested.problems, tested.implementations, tested.warm)
-    speed = _shapes_per_second(validation.model, query)
+    rates = _shapes_per_second(validation.model, query)
     # 3. Print everything, as JSON or as text.
     if json:
-        document = {**validation.to_json(), "shapes_per_second": speed}
+        document = {**validation.to_json(), "shapes_per_second": rates}
         if advice_value is not None:
             document["advice"] = advice_value.to_json()
         if advice_value is not None and measured_values:
@@ -212,11 +212,11 @@ def validate_command(
         return
     print(validation_text(validation))
     print(
-        f"Shapes predicted per second on one core: {speed['physics']:,.0f} with only the time "
-        f"formula, {speed['full']:,.0f} with the whole model."
+        f"Shapes predicted per second on one core: {rates['physics']:,.0f} with only the time "
+        f"formula, {rates['full']:,.0f} with the whole model."
     )
-    advice_lines = advice_text(advice_value, measured_values) if advice_value else ""
-    for text in (curve_text(points, floor), advice_lines):
+    text_on_advice = advice_text(advice_value, measured_values) if advice_value else ""
+    for text in (curve_text(points, floor), text_on_advice):
         if text:
             print(f"\n{text}")
 
@@ -275,15 +275,17 @@ def _shapes_per_second(model: Model, query: Query) -> dict[str, float]:
     """
     # Only the shapes of one group are timed, because one fit predicts them.
     group = str(query.groups()[0])
-    cases = query.take(np.flatnonzero(query.groups() == group)[:_TIMED_SHAPES])
+    positions = np.flatnonzero(query.groups() == group)[:_TIMED_SHAPES]
+    cases = query.take(positions)
     inputs = Inputs.from_query(model.machine, cases)
     fit = model.fits[group]
     rates = {}
-    variants = ("physics", None, None), ("full", fit.residual, fit.offsets)
-    for name, residual, offsets in variants:
+    corrections = {"physics": (None, None), "full": (fit.residual, fit.offsets)}
+    for name, (residual, offsets) in corrections.items():
         began = time.perf_counter()
         estimate, spread = corrected_estimate(inputs, fit.constants, residual, offsets)
         # The ends of the interval belong to a prediction, so they are computed and timed, too.
-        _ = estimate.time * np.exp(fit.low * spread), estimate.time * np.exp(fit.high * spread)
+        _lo = estimate.time * np.exp(fit.low * spread)
+        _hi = estimate.time * np.exp(fit.high * spread)
         rates[name] = len(cases.problems) / (time.perf_counter() - began)
     return rates

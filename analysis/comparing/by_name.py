@@ -50,16 +50,17 @@ def compare_by_name(changes: CaseChanges, lost: dict[str, str]) -> NamedComparis
     """
     # The limit only affects the verdict on the shift, which is not used here.
     _, counted_shift = judge_shift(changes.shift, 0.0)
-    log = changes.deviation + counted_shift
-    half = stats.t.isf(_OUTSIDE, changes.freedom) * changes.error
+    log_ratio = changes.deviation + counted_shift
+    half_width = stats.t.isf(_OUTSIDE, changes.freedom) * changes.error
     table = pd.DataFrame(
         {
             "name": changes.names,
             "old_us": np.exp(changes.old) * 1e6,
             "new_us": np.exp(changes.new) * 1e6,
-            "ratio": np.exp(log),
-            "ratio_lo": np.exp(log - half),
-            "ratio_hi": np.exp(np.minimum(log + half, LARGEST_LOG)),
+            "ratio": np.exp(log_ratio),
+            "ratio_lo": np.exp(log_ratio - half_width),
+            # With few degrees of freedom, the upper end may be too large for a double.
+            "ratio_hi": np.exp(np.minimum(log_ratio + half_width, LARGEST_LOG)),
         }
     )
     verdicts = ratio_verdicts(table["ratio"], table["ratio_lo"], table["ratio_hi"])
@@ -67,7 +68,11 @@ def compare_by_name(changes: CaseChanges, lost: dict[str, str]) -> NamedComparis
 
 
 def named_json(comparison: NamedComparison) -> dict[str, Any]:
-    """Return the whole comparison for JSON."""
+    """Return the whole comparison for JSON.
+
+    The common shift is a ratio, new over old, or None if it was not estimated. What is not known
+    about a case is None.
+    """
     shift = comparison.changes.shift
     cases = comparison.table.astype(object)
     return {
@@ -88,8 +93,9 @@ def named_text(comparison: NamedComparison) -> str:
         lines.append(f"common shift of all cases: {signed_percent(math.expm1(shift.log))}")
     for verdict, ascending in (("slower", False), ("faster", True), ("ambiguous", False)):
         rows = table[table["verdict"] == verdict].sort_values("ratio", ascending=ascending)
-        lines += ["", f"{verdict}: {len(rows):,}"] if len(rows) else []
-        lines += [_case(row) for row in rows.head(_MAX_LISTED).to_dict("records")]
+        if len(rows):
+            lines += ["", f"{verdict}: {len(rows):,}"]
+        lines += [_case_line(row) for row in rows.head(_MAX_LISTED).to_dict("records")]
     if comparison.lost:
         lines += ["", f"no longer timed: {len(comparison.lost):,}"]
         listed = list(comparison.lost.items())[:_MAX_LISTED]
@@ -97,9 +103,10 @@ def named_text(comparison: NamedComparison) -> str:
     return "\n".join(lines)
 
 
-def _case(row: Mapping[Any, Any]) -> str:
-    ends = ""
+def _case_line(row: Mapping[Any, Any]) -> str:
+    """Format a case: its ratio, the interval if there is one, both times and its name."""
+    interval = ""
     if not math.isnan(row["ratio_lo"]):
-        ends = f" [{row['ratio_lo']:.3f}, {row['ratio_hi']:.3f}]"
+        interval = f" [{row['ratio_lo']:.3f}, {row['ratio_hi']:.3f}]"
     old, new = microseconds(row["old_us"]), microseconds(row["new_us"])
-    return f"  {row['ratio']:.3f}{ends}  {old} → {new} µs  {row['name']}"
+    return f"  {row['ratio']:.3f}{interval}  {old} → {new} µs  {row['name']}"

@@ -105,10 +105,11 @@ def estimate_changes(old: Sequence[TimedProcess], new: Sequence[TimedProcess]) -
         new: processes of the later version, at least one.
     """
     names = common_names([*old, *new])
-    sides = [_Side.from_processes(side, names) for side in (old, new)]
+    old_side = _Side.from_processes(old, names)
+    new_side = _Side.from_processes(new, names)
     if len(old) + len(new) > 2:
-        return _from_replicates(names, sides)
-    return _from_pair(names, sides)
+        return _from_replicates(names, old_side, new_side)
+    return _from_pair(names, old_side, new_side)
 
 
 def common_names(processes: Sequence[TimedProcess]) -> tuple[str, ...]:
@@ -119,7 +120,14 @@ def common_names(processes: Sequence[TimedProcess]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class _Side:
-    """Times of one side as arrays of shape (cases, processes)."""
+    """Times of one side as arrays of shape (cases, processes).
+
+    Attributes:
+        logs: logarithm of the time in seconds.
+        errors: standard error of each logarithm within its process.
+        freedom: degrees of freedom of each standard error.
+        counts: number of samples.
+    """
 
     logs: Reals
     errors: Reals
@@ -128,21 +136,26 @@ class _Side:
 
     @classmethod
     def from_processes(cls, processes: Sequence[TimedProcess], names: Sequence[str]) -> _Side:
-        table: list[list[CaseTimes]] = [[p.cases[name] for p in processes] for name in names]
-        shape = len(names), len(processes)
+        """Arrange the times of the named cases, all of which were timed in each process."""
+        times_of_cases: list[list[CaseTimes]] = [
+            [process.cases[name] for process in processes] for name in names
+        ]
 
-        def column(attribute: str) -> Reals:
-            values = [[getattr(times, attribute) for times in row] for row in table]
-            return np.array(values, dtype=float).reshape(shape)
+        def arranged(attribute: str) -> Reals:
+            """Return one attribute of all times, of shape (cases, processes)."""
+            values = [[getattr(times, attribute) for times in row] for row in times_of_cases]
+            return np.array(values, dtype=float).reshape(len(names), len(processes))
 
-        return cls(column("log"), column("error"), column("freedom"), column("count"))
+        return cls(arranged("log"), arranged("error"), arranged("freedom"), arranged("count"))
 
     @property
     def size(self) -> int:
+        """Number of processes."""
         return self.logs.shape[1]
 
     @property
     def mean(self) -> Reals:
+        """Mean log time of each case over the processes."""
         return np.asarray(self.logs.mean(axis=1))
 
     @property
@@ -151,23 +164,31 @@ class _Side:
         return np.asarray((self.errors**2).sum(axis=1) / self.size**2)
 
 
-def _rounds(sides: Sequence[_Side]) -> Reals:
-    return np.minimum(*(side.counts.mean(axis=1) for side in sides))
+def _rounds(old: _Side, new: _Side) -> Reals:
+    """Return each case's mean number of samples per process, on the side where it is smaller."""
+    return np.minimum(old.counts.mean(axis=1), new.counts.mean(axis=1))
 
 
 # --- One process on each side ---------------------------------------------------------------------
 
 
-def _from_pair(names: tuple[str, ...], sides: Sequence[_Side]) -> CaseChanges:
-    old, new = (side.mean for side in sides)
-    within = sides[0].within + sides[1].within
-    freedom = _pooled_freedom(sides)
-    deviation = ratios = new - old
+def _from_pair(names: tuple[str, ...], old: _Side, new: _Side) -> CaseChanges:
+    """Estimate the changes from one process on each side.
+
+    The scatter between processes is estimated from that of the cases' ratios. With fewer than
+    :data:`MIN_CASES` cases it is unknown, and the deviations are the whole log ratios.
+    """
+    # 1. Compute the log ratios, and their variance within the processes.
+    log_ratios = new.mean - old.mean
+    within = old.within + new.within
+    freedom = _pooled_freedom(old, new)
+    # 2. Compare each case with the others, and estimate the total variance of its deviation.
     shift: CommonShift | None = None
+    deviation = log_ratios
     if len(names) >= MIN_CASES:
-        middle, _, _ = robust_centre(ratios, within, freedom)
-        shift = CommonShift(middle, math.nan, math.nan)
-        deviation, common, extra = _deviations_from_others(ratios, within, freedom)
+        centre, _, _ = robust_centre(log_ratios, within, freedom)
+        shift = CommonShift(centre, math.nan, math.nan)
+        deviation, common, extra = _deviations_from_others(log_ratios, within, freedom)
         # Cases with little scatter within a process show the variance between processes best. The
         # error of its estimate is that of a variance as large as the harmonic mean of the cases'
         # variances, so no case is assumed to scatter less than that mean.
@@ -178,26 +199,30 @@ def _from_pair(names: tuple[str, ...], sides: Sequence[_Side]) -> CaseChanges:
     else:
         usual = total = np.full(len(names), np.nan)
         usual_freedom = math.nan
+    # 3. Combine the degrees of freedom of both variances (Welch–Satterthwaite).
     with np.errstate(divide="ignore", invalid="ignore"):
         total_freedom = total**2 / (within**2 / freedom + usual**2 / usual_freedom)
     return CaseChanges(
         names=names,
-        old=old,
-        new=new,
+        old=old.mean,
+        new=new.mean,
         deviation=deviation,
         within=within,
         between=total - within,
         freedom=total_freedom,
-        rounds=_rounds(sides),
+        rounds=_rounds(old, new),
         shift=shift,
         processes=(1, 1),
     )
 
 
-def _pooled_freedom(sides: Sequence[_Side]) -> Reals:
-    """Return the degrees of freedom of both sides' summed variance (Welch–Satterthwaite)."""
-    variances = np.hstack([side.errors**2 for side in sides])
-    freedom = np.hstack([side.freedom for side in sides])
+def _pooled_freedom(old: _Side, new: _Side) -> Reals:
+    """Return the degrees of freedom of the variance within both processes (Welch–Satterthwaite).
+
+    They are infinite for a case without any variance.
+    """
+    variances = np.hstack([old.errors**2, new.errors**2])
+    freedom = np.hstack([old.freedom, new.freedom])
     with np.errstate(divide="ignore", invalid="ignore"):
         pooled = variances.sum(axis=1) ** 2 / (variances**2 / freedom).sum(axis=1)
     return np.where(np.isfinite(pooled), pooled, np.inf)
@@ -256,6 +281,7 @@ def robust_centre(values: Reals, variances: Reals, freedom: Reals) -> tuple[floa
     """
 
     def scores(centre: float, extra: float) -> Reals:
+        """Return the distances from the centre in standard deviations of a normal value."""
         total = np.maximum(variances + extra, _TINY)
         # A value whose variance is from few samples has the tails of a t distribution. It counts
         # as the normal value of the same probability.
@@ -267,21 +293,27 @@ def robust_centre(values: Reals, variances: Reals, freedom: Reals) -> tuple[floa
         return np.asarray(special.ndtri(probabilities))
 
     def surplus(extra: float, centre: float) -> float:
+        """Return by how much the values scatter more than ``extra`` explains; 0 at the solution."""
         capped = np.minimum(scores(centre, extra) ** 2, _CUT**2)
         degrees = len(values) / (len(values) - 1)  # the centre is estimated from the same values
         return float(degrees * capped.mean() - _CUT_SQUARE)
 
-    centre, extra, weights = float(np.median(values)), 0.0, np.ones(len(values))
-    widest = 4 * float(np.ptp(values)) ** 2 + _TINY
+    centre = float(np.median(values))
+    extra = 0.0
+    weights = np.ones(len(values))
+    widest = 4 * float(np.ptp(values)) ** 2 + _TINY  # more variance than the values can have
     for _ in range(_STEPS):
         previous_centre, previous_extra = centre, extra
+        # 1. Find the additional variance that explains the scatter around the current centre.
         extra = 0.0
         if surplus(0.0, centre) > 0:
             extra = float(optimize.brentq(surplus, 0.0, widest, args=(centre,), xtol=1e-14))
+        # 2. Weight each value by its inverse variance, or by less if it is far from the centre.
         deviations = np.sqrt(np.maximum(variances + extra, _TINY))
         distances = np.maximum(np.abs(values - centre) / deviations, _CUT)
         weights = _CUT / distances / deviations**2
         centre = float((weights * values).sum() / weights.sum())
+        # 3. Stop when neither estimate changes any more.
         if abs(centre - previous_centre) < 1e-9 and abs(extra - previous_extra) < 1e-12:
             break
     return centre, extra, weights
@@ -292,63 +324,78 @@ def _from_others(values: Reals, weights: Reals, variances: Reals) -> tuple[Reals
 
     The mean excludes the value itself, because a changed case would otherwise move its own
     reference.
+
+    Args:
+        values: one value for each case.
+        weights: weight of each value in the mean.
+        variances: variance of each value.
     """
-    others = (weights * values).sum() - weights * values
+    weighted_sum_of_others = (weights * values).sum() - weights * values
+    mean_of_others = weighted_sum_of_others / np.maximum(weights.sum() - weights, _TINY)
+    # The variance is approximated by that of a mean whose weights are the inverse variances.
     precision = 1 / np.maximum(variances, _TINY)
-    return (
-        values - others / np.maximum(weights.sum() - weights, _TINY),
-        1 / np.maximum(precision.sum() - precision, _TINY),
-    )
+    variance_of_mean = 1 / np.maximum(precision.sum() - precision, _TINY)
+    return values - mean_of_others, variance_of_mean
 
 
 # --- Several processes on a side ------------------------------------------------------------------
 
 
-def _from_replicates(names: tuple[str, ...], sides: Sequence[_Side]) -> CaseChanges:
-    old, new = (side.mean for side in sides)
-    freedom = float(sum(side.size - 1 for side in sides))
+def _from_replicates(names: tuple[str, ...], old: _Side, new: _Side) -> CaseChanges:
+    """Estimate the changes from several processes on at least one side.
+
+    The scatter between processes is measured for each case. With fewer than :data:`MIN_CASES` cases
+    it is not compared with that of other cases, and the deviations are the whole log ratios.
+    """
+    freedom = float((old.size - 1) + (new.size - 1))
     # Variance of the difference between both sides' means, if each process has the variance 1.
-    weight = sum(1 / side.size for side in sides)
-    ratios = new - old
-    within = np.hstack([side.errors**2 for side in sides]).mean(axis=1)
-    residuals = np.hstack([side.logs - side.mean[:, None] for side in sides])
+    weight = 1 / old.size + 1 / new.size
+    log_ratios = new.mean - old.mean
+    within = np.hstack([old.errors**2, new.errors**2]).mean(axis=1)
+    # Differences of the processes from the mean of their side, of shape (cases, all processes).
+    residuals = np.hstack([old.logs - old.mean[:, None], new.logs - new.mean[:, None]])
     shift: CommonShift | None = None
-    deviation, prior_freedom = ratios, 0.0
-    common = np.zeros(len(names))
+    deviation, prior_freedom = log_ratios, 0.0
+    common = np.zeros(len(names))  # variance of the centre that a case is compared with
     if len(names) >= MIN_CASES:
         # 1. Remove from each process the change that all its cases share.
         levels = np.median(residuals, axis=0)
         residuals = residuals - levels
-        # 2. Estimate how much that change differs between processes of one side. This is the
-        #    error of the common shift.
-        parts = np.split(levels, [sides[0].size])
-        squares = sum(float(((part - part.mean()) ** 2).sum()) for part in parts)
-        # 3. Shrink each case's variance towards the usual one.
-        degrees = len(names) / (len(names) - 1)
+        # 2. Shrink each case's variance towards the usual one. The factor makes up for the levels,
+        #    which are estimated from the same cases.
+        factor = len(names) / (len(names) - 1)
         variances, prior_freedom = moderated(
-            degrees * (residuals**2).sum(axis=1) / freedom, freedom, within
+            factor * (residuals**2).sum(axis=1) / freedom, freedom, within
         )
-        middle, _, weights = robust_centre(ratios, weight * variances, np.full(len(names), np.inf))
-        deviation, common = _from_others(ratios, weights, weight * variances)
-        shift = CommonShift(middle, math.nan, math.nan)
-        if min(side.size for side in sides) > 1:
-            shift = CommonShift(middle, math.sqrt(weight * squares / freedom), freedom)
+        # 3. Compare each case with the others.
+        centre, _, weights = robust_centre(
+            log_ratios, weight * variances, np.full(len(names), np.inf)
+        )
+        deviation, common = _from_others(log_ratios, weights, weight * variances)
+        # 4. Estimate the error of the common shift: how much the levels of the processes differ
+        #    within a side. It is unknown if a side has only one process.
+        shift = CommonShift(centre, math.nan, math.nan)
+        if min(old.size, new.size) > 1:
+            squares = 0.0
+            for side_levels in np.split(levels, [old.size]):
+                squares += float(((side_levels - side_levels.mean()) ** 2).sum())
+            shift = CommonShift(centre, math.sqrt(weight * squares / freedom), freedom)
     else:
         variances = np.maximum((residuals**2).sum(axis=1) / freedom, within)
     variances = np.maximum(variances, _LEAST)
     between = np.maximum(variances - within, 0.0)
     return CaseChanges(
         names=names,
-        old=old,
-        new=new,
+        old=old.mean,
+        new=new.mean,
         deviation=deviation,
         within=weight * np.minimum(within, variances),
         between=weight * between + common,
         # No variance has more degrees of freedom than all cases together.
         freedom=np.full(len(names), min(freedom + prior_freedom, freedom * len(names))),
-        rounds=_rounds(sides),
+        rounds=_rounds(old, new),
         shift=shift,
-        processes=(sides[0].size, sides[1].size),
+        processes=(old.size, new.size),
     )
 
 
@@ -368,20 +415,33 @@ def moderated(variances: Reals, freedom: float, within: Reals) -> tuple[Reals, f
         The new variances, and the degrees of freedom of the usual variance. These are infinite if
         the measured variances differ from the usual ones only by chance.
     """
-    expected = float(special.digamma(freedom / 2) - math.log(freedom / 2))
+    # The logarithm of a measured variance differs from that of the true variance by this bias on
+    # average, and scatters by chance with this variance.
+    bias = float(special.digamma(freedom / 2) - math.log(freedom / 2))
+    chance_variance = float(special.polygamma(1, freedom / 2))
     logs = np.log(np.maximum(variances, _TINY))
 
+    # 1. Find the variance that processes add to a typical case: with it, the measured variances
+    #    differ from the usual ones on average only by the bias.
     def excess(added: float) -> float:
-        return float((logs - np.log(within + added)).mean()) - expected
+        return float((logs - np.log(within + added)).mean()) - bias
 
     largest = max(float(variances.max()), float(within.max()), 1e-12) * 1e3
     added = largest * 1e-12
     if excess(added) > 0:
         added = float(optimize.brentq(excess, added, largest, xtol=1e-18))
     usual = within + added
-    spread = float(np.var(logs - np.log(usual), ddof=1)) - float(special.polygamma(1, freedom / 2))
+    # 2. Estimate how far the ratios of measured to usual variances scatter beyond chance.
+    spread = float(np.var(logs - np.log(usual), ddof=1)) - chance_variance
     if spread <= 0:
         return usual, np.inf
-    prior = 2 * float(optimize.brentq(lambda x: float(special.polygamma(1, x)) - spread, 1e-3, 1e8))
+
+    # 3. Find the degrees of freedom of a usual variance that would scatter as much.
+    def spread_difference(half_freedom: float) -> float:
+        return float(special.polygamma(1, half_freedom)) - spread
+
+    prior = 2 * float(optimize.brentq(spread_difference, 1e-3, 1e8))
+    # 4. Average both variances, weighted by their degrees of freedom. The usual variance is a mean
+    #    of logarithms, and the scale corrects it for their bias.
     scale = math.exp(float(special.digamma(prior / 2)) - math.log(prior / 2))
     return (prior * scale * usual + freedom * variances) / (prior + freedom), prior

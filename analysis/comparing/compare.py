@@ -171,7 +171,12 @@ def ratio_verdicts(ratio: pd.Series, lo: pd.Series, hi: pd.Series) -> np.ndarray
 
 
 def summarise(comparison: Comparison) -> list[dict[str, Any]]:
-    """Return one row per operation, class, dtype and implementation, then one for all cases."""
+    """Return one row per operation, class, dtype and implementation, and one for all cases.
+
+    A row has the number of cases, the number with each verdict, the geometric mean of their ratios
+    (``ratio``) and the largest ratio (``worst``). In the row for all cases, which comes last, the
+    other four columns are ``all``.
+    """
     table = comparison.table
     columns = ["op", "class", "dtype", "implementation"]
     groups = [
@@ -233,8 +238,9 @@ def comparison_text(comparison: Comparison) -> str:
     # 2. List the most changed cases, and those that are no longer timed.
     for verdict, ascending in (("slower", False), ("faster", True)):
         rows = table[table["verdict"] == verdict].sort_values("ratio", ascending=ascending)
-        lines += ["", f"{verdict}: {len(rows):,}"] if len(rows) else []
-        lines += [_case(row) for row in rows.head(_MAX_LISTED).to_dict("records")]
+        if len(rows):
+            lines += ["", f"{verdict}: {len(rows):,}"]
+        lines += [_case_line(row) for row in rows.head(_MAX_LISTED).to_dict("records")]
     lines += [
         (
             f"no longer timed: {problem_of(row)} {row['implementation']} {row['config']} "
@@ -257,7 +263,8 @@ def comparison_text(comparison: Comparison) -> str:
     return "\n".join(lines)
 
 
-def _case(row: dict[Any, Any]) -> str:
+def _case_line(row: dict[Any, Any]) -> str:
+    """Format a case: its ratio with the interval, both times, and what was timed."""
     config = f" {row['config']}" if row["config"] else ""
     return (
         f"  {row['ratio']:.3f} [{row['ratio_lo']:.3f}, {row['ratio_hi']:.3f}]  "

@@ -111,23 +111,23 @@ def summarise(table: pd.DataFrame) -> list[dict[str, Any]]:
     """
     summary = []
     for (op, family), rows in table.groupby(["op", "family"], sort=False):
-        classes = [(str(name), part) for name, part in rows.groupby("class", sort=True)]
-        for name, part in [*classes, ("all", rows)]:
-            worst = part.loc[part["ratio"].idxmin()]
-            shares = part["found"].dropna()
+        classes = [(str(name), members) for name, members in rows.groupby("class", sort=True)]
+        for name, members in [*classes, ("all", rows)]:
+            worst = members.loc[members["ratio"].idxmin()]
+            speed_shares = members["found"].dropna()
             summary.append(
                 {
                     "op": op,
                     "family": family,
                     "class": name,
-                    "shapes": len(part),
-                    "ratio": geometric_mean(part["ratio"]),
-                    "wins": float((part["ratio"] > 1).mean()),
-                    "clear_wins": float((part["ratio_lo"] > 1).mean()),
+                    "shapes": len(members),
+                    "ratio": geometric_mean(members["ratio"]),
+                    "wins": float((members["ratio"] > 1).mean()),
+                    "clear_wins": float((members["ratio_lo"] > 1).mean()),
                     "worst": float(worst["ratio"]),
                     "worst_shape": str(worst["problem"]),
-                    "searched": len(shares),
-                    "found": geometric_mean(shares) if len(shares) else None,
+                    "searched": len(speed_shares),
+                    "found": geometric_mean(speed_shares) if len(speed_shares) else None,
                 }
             )
     return summary
@@ -173,15 +173,23 @@ def _fully_searched(recording: Recording) -> set[tuple[Problem, str]]:
 
 
 def _with_search(
-    table: pd.DataFrame, rows: pd.DataFrame, complete: set[tuple[Problem, str]]
+    table: pd.DataFrame, search_rows: pd.DataFrame, complete: set[tuple[Problem, str]]
 ) -> pd.DataFrame:
-    """Add ``found`` and ``best_config`` for the shapes and families that were fully searched."""
+    """Add ``found`` and ``best_config`` for the shapes and families that were fully searched.
+
+    Args:
+        table: one row per shape and family, with the chosen config.
+        search_rows: rows of the sweeps that time every config.
+        complete: the fully searched shapes and families, from :func:`_fully_searched`.
+    """
     keys = ["problem", "family"]
-    rows = rows.rename(columns={"implementation": "family"})
-    rows = rows[[key in complete for key in zip(rows["problem"], rows["family"], strict=True)]]
-    best = _fastest(rows, keys)[["time_us", "config"]]
+    candidates = search_rows.rename(columns={"implementation": "family"})
+    shapes_and_families = zip(candidates["problem"], candidates["family"], strict=True)
+    candidates = candidates[[key in complete for key in shapes_and_families]]
+    best = _fastest(candidates, keys)[["time_us", "config"]]
     best.columns = pd.Index(["best_us", "best_config"])
-    searched = _fastest(rows, [*keys, "config"])[["time_us"]].rename(
+    # The chosen config is compared by its time in the search, like the other candidates.
+    searched = _fastest(candidates, [*keys, "config"])[["time_us"]].rename(
         columns={"time_us": "searched_us"}
     )
     table = table.join(best, on=keys).join(searched, on=[*keys, "config"])
@@ -212,13 +220,16 @@ def _markdown(recording: Recording, summary: list[dict[str, Any]]) -> str:
             "",
             "| family | class | shapes | ratio | wins | clear wins | worst | at | chosen/best |",
             "|---|---|---|---|---|---|---|---|---|",
-            *(_row(row) for row in summary if row["op"] == op),
+            *(_table_line(row) for row in summary if row["op"] == op),
         ]
     return "\n".join([*lines, ""])
 
 
-def _row(row: dict[str, Any]) -> str:
-    share = "–" if row["found"] is None else f"{row['found']:.1%} of {row['searched']}"
+def _table_line(row: dict[str, Any]) -> str:
+    """Format a row of the summary as a line of the Markdown table."""
+    chosen_over_best = "–"
+    if row["found"] is not None:
+        chosen_over_best = f"{row['found']:.1%} of {row['searched']}"
     cells = [
         row["family"],
         row["class"],
@@ -228,6 +239,6 @@ def _row(row: dict[str, Any]) -> str:
         f"{row['clear_wins']:.0%}",
         f"{row['worst']:.2f}",
         row["worst_shape"],
-        share,
+        chosen_over_best,
     ]
     return table_row(cells)

@@ -117,8 +117,10 @@ class GateResult:
 
     def interval(self) -> tuple[Reals, Reals]:
         """Return the ends of the 95% interval of each ratio, new over old; NaN if unknown."""
-        half = stats.t.isf(0.025, self.changes.freedom) * self.changes.error
-        return np.exp(self.log_ratio - half), np.exp(np.minimum(self.log_ratio + half, LARGEST_LOG))
+        half_width = stats.t.isf(0.025, self.changes.freedom) * self.changes.error
+        # With few degrees of freedom, the upper end may be too large for a double.
+        log_hi = np.minimum(self.log_ratio + half_width, LARGEST_LOG)
+        return np.exp(self.log_ratio - half_width), np.exp(log_hi)
 
     def count(self, verdict: str) -> int:
         """Return the number of cases with a verdict."""
@@ -146,11 +148,12 @@ def judge_changes(
     """
     limit = math.log1p(threshold)
     are_enough = _are_enough(changes.processes)
-    shift_verdict, counted = judge_shift(changes.shift, limit)
+    shift_verdict, counted_shift = judge_shift(changes.shift, limit)
     if shift_verdict == SLOWER and not are_enough:
         shift_verdict = UNCLEAR
     error, freedom = changes.error, changes.freedom
-    # 1. Find the cases that are slower than the others beyond doubt.
+    # 1. Find the cases that are slower than the others beyond doubt. The error of a case may be 0,
+    #    so a tiny number takes its place in the division.
     p = stats.t.sf(changes.deviation / np.maximum(error, 1e-300), freedom)
     has_error = np.isfinite(error)
     found = np.zeros(len(p), dtype=bool)
@@ -159,11 +162,11 @@ def judge_changes(
         found = has_error & (adjusted <= _FALSE_CASES)
     # 2. Find those of them whose ratio reaches the threshold, and the cases that are below it.
     detectable = _reach(freedom, _FALSE_CASES / len(p)) * error
-    total = changes.deviation + counted
-    highest = total + stats.t.isf(_FALSE_BELOW, freedom) * error
+    log_ratio = changes.deviation + counted_shift
+    highest = log_ratio + stats.t.isf(_FALSE_BELOW, freedom) * error
     with np.errstate(invalid="ignore"):
-        is_slower = found & (total >= limit) & are_enough
-        is_below = (highest < limit) | (~found & (detectable <= limit - counted))
+        is_slower = found & (log_ratio >= limit) & are_enough
+        is_below = (highest < limit) | (~found & (detectable <= limit - counted_shift))
     verdicts = np.select([is_slower, is_below], [SLOWER, BELOW], UNCLEAR).tolist()
     # 3. Combine the verdicts on the cases and on the shift.
     lost = lost or {}
@@ -177,7 +180,7 @@ def judge_changes(
         verdict=verdict,
         threshold=threshold,
         changes=changes,
-        counted=counted,
+        counted=counted_shift,
         shift_verdict=shift_verdict,
         case_verdicts=tuple(verdicts),
         found=found,
@@ -198,18 +201,29 @@ def judge_shift(shift: CommonShift | None, limit: float) -> tuple[str, float]:
 
     Ratios leave out a shift that may only be a difference between runs. If such a shift reaches the
     threshold, the verdict is :data:`UNCLEAR`. Without a shift, the verdict is an empty string.
+
+    Args:
+        shift: the common shift; None if it was not estimated.
+        limit: logarithm of the ratio that is the threshold.
+
+    Returns:
+        The verdict, and the counted part as a logarithm: the whole shift, or 0.
     """
     if shift is None:
         return "", 0.0
+    reaches_limit = shift.log >= limit
     if not math.isnan(shift.error):
-        sure = stats.t.isf(_FALSE_SHIFT, shift.freedom) * shift.error
-        if abs(shift.log) > sure:
-            return SLOWER if shift.log >= limit else BELOW, shift.log
-    return UNCLEAR if shift.log >= limit else BELOW, 0.0
+        critical = stats.t.isf(_FALSE_SHIFT, shift.freedom) * shift.error
+        if abs(shift.log) > critical:
+            return (SLOWER if reaches_limit else BELOW), shift.log
+    return (UNCLEAR if reaches_limit else BELOW), 0.0
 
 
 def _reach(freedom: Any, probability: float) -> Any:
     """Return the detectable change, in standard errors, of a test with this error probability.
+
+    ``freedom`` is the degrees of freedom of the standard error: a number, or an array with one
+    element per case. The result has the same shape.
 
     A change of ``k`` estimated standard errors is found in a new run if its test statistic exceeds
     the critical value ``t``. The standard error of this run, in which ``k`` is expressed, and that
@@ -219,8 +233,10 @@ def _reach(freedom: Any, probability: float) -> Any:
     solved for ``k``. The quantile ``q`` comes from a t distribution, because the estimates are not
     quite normal.
     """
-    critical = stats.t.isf(probability, freedom)
-    quantile = stats.t.ppf(POWER, freedom)
+    critical = stats.t.isf(probability, freedom)  # t
+    quantile = stats.t.ppf(POWER, freedom)  # q
+    # Squaring both sides gives a quadratic equation in k. With s = 1 - q² / (2 freedom), its larger
+    # solution is k = (t + sqrt(t² (1 - s²) + s q²)) / s.
     sureness = 1 - quantile**2 / (2 * np.maximum(freedom, 1.0))
     root = np.sqrt(critical**2 * (1 - sureness**2) + sureness * quantile**2)
     return (critical + root) / sureness
@@ -231,28 +247,35 @@ def _more_rounds(changes: CaseChanges, limit: float) -> Reals:
 
     The number is NaN if rounds do not help, or if more than ten times as many would be needed.
     """
-    room = (
-        limit / _reach(changes.freedom, _FALSE_CASES / len(changes.names))
-    ) ** 2 - changes.between
+    # The threshold is detectable if the standard error is at most this large. The variance between
+    # processes uses up a part of its square, and rounds can reduce only the variance within them.
+    largest_error = limit / _reach(changes.freedom, _FALSE_CASES / len(changes.names))
+    allowed_within = largest_error**2 - changes.between
     with np.errstate(divide="ignore", invalid="ignore"):
-        factor = changes.within / room
-        helps = (room > 0) & (factor <= _MOST_ROUNDS)
+        factor = changes.within / allowed_within
+        helps = (allowed_within > 0) & (factor <= _MOST_ROUNDS)
         more = np.ceil(np.maximum(factor - 1, 0) * changes.rounds)
     return np.where(helps, more, np.nan)
 
 
 def _more_processes(changes: CaseChanges, limit: float) -> Reals:
-    """Return the number of further processes per side that each case needs; NaN if over 100."""
-    false, now = _FALSE_CASES / len(changes.names), changes.processes
-    least = max(0, _LEAST_PROCESSES - min(now))
-    variance = (changes.within + changes.between) / sum(1 / size for size in now)
+    """Return the number of further processes per side that each case needs; NaN beyond 100.
+
+    The number is also NaN if the scatter between processes is unknown.
+    """
+    probability = _FALSE_CASES / len(changes.names)
+    sizes = changes.processes
+    least = max(0, _LEAST_PROCESSES - min(sizes))
+    # Variance of a single process; the variance of a difference of means falls with 1/old + 1/new.
+    variance = (changes.within + changes.between) / sum(1 / size for size in sizes)
     more = np.full(len(changes.names), np.nan)
+    # Count down, so that the smallest sufficient number is the one that remains.
     for extra in range(_MOST_PROCESSES, least - 1, -1):
-        sizes = [size + extra for size in now]
+        larger_sizes = [size + extra for size in sizes]
         freedom = changes.freedom + 2 * extra
-        error = np.sqrt(variance * sum(1 / size for size in sizes))
+        error = np.sqrt(variance * sum(1 / size for size in larger_sizes))
         with np.errstate(invalid="ignore"):
-            more = np.where(_reach(freedom, false) * error <= limit, extra, more)
+            more = np.where(_reach(freedom, probability) * error <= limit, extra, more)
     return more
 
 
@@ -304,11 +327,12 @@ def gate_json(result: GateResult) -> dict[str, Any]:
 
 def gate_text(result: GateResult) -> str:
     """Return the answer, the detectable slowdown, the common shift, and the cases to look at."""
-    changes, cases = result.changes, len(result.changes.names)
+    changes = result.changes
+    cases = counted(len(changes.names), "case")
     threshold = _percent(math.log1p(result.threshold))
     old, new = changes.processes
     lines = [
-        f"{result.verdict}: {result.count(SLOWER):,} of {counted(cases, 'case')} slower by "
+        f"{result.verdict}: {result.count(SLOWER):,} of {cases} slower by "
         f"{threshold} or more, {result.count(BELOW):,} below that, "
         f"{result.count(UNCLEAR):,} unclear",
         _detectable_sentence(result, old, new),
@@ -334,6 +358,7 @@ def gate_text(result: GateResult) -> str:
 
 
 def _detectable_sentence(result: GateResult, old: int, new: int) -> str:
+    """Say what slowdown these runs detect; ``old`` and ``new`` are the numbers of processes."""
     runs = f"{old} old and {new} new process{'es' if new > 1 else ''}"
     largest = _largest(result.detectable)
     if math.isnan(largest):
@@ -345,6 +370,7 @@ def _detectable_sentence(result: GateResult, old: int, new: int) -> str:
 
 
 def _shift_sentence(result: GateResult, shift: CommonShift) -> str:
+    """Say how large the common shift is, whether it counts in each case, and why."""
     text = f"common shift of all cases: {signed_percent(math.expm1(shift.log))}"
     if result.counted:
         return (
@@ -363,22 +389,27 @@ def _shift_sentence(result: GateResult, shift: CommonShift) -> str:
 
 
 def _listed(result: GateResult, cases: np.ndarray, title: str, order: Reals) -> list[str]:
-    """Return the lines about the chosen cases, in descending order of their values in ``order``."""
+    """Return a title and a line for each of the chosen cases; nothing if no case is chosen.
+
+    Args:
+        result: the result of the gate.
+        cases: mask of the chosen cases.
+        title: what the chosen cases have in common.
+        order: a value of every case; the case with the largest value comes first.
+    """
     chosen = [i for i in np.argsort(-order, kind="stable") if cases[i]]
     if not chosen:
         return []
     lo, hi = result.interval()
     lines = ["", f"{title}: {len(chosen):,}"]
     for i in chosen[:_MAX_LISTED]:
-        ends = "" if math.isnan(lo[i]) else f" [{lo[i]:.3f}, {hi[i]:.3f}]"
-        old, new = (
-            microseconds(math.exp(log) * 1e6)
-            for log in (result.changes.old[i], result.changes.new[i])
-        )
+        interval = "" if math.isnan(lo[i]) else f" [{lo[i]:.3f}, {hi[i]:.3f}]"
+        old = microseconds(math.exp(result.changes.old[i]) * 1e6)
+        new = microseconds(math.exp(result.changes.new[i]) * 1e6)
         detectable = result.detectable[i]
         detectable_text = "" if math.isnan(detectable) else f", detectable {_percent(detectable)}"
         lines.append(
-            f"  {math.exp(result.log_ratio[i]):.3f}{ends}  {old} → {new} µs{detectable_text}  "
+            f"  {math.exp(result.log_ratio[i]):.3f}{interval}  {old} → {new} µs{detectable_text}  "
             f"{result.changes.names[i]}"
         )
     if len(chosen) > _MAX_LISTED:

@@ -267,7 +267,8 @@ def _machine_of(account: ProfileAccount) -> str:
             f"the traces are from several kinds of GPUs ({', '.join(slugs)}); explain them one by "
             "one, or name a machine with --machine."
         )
-    return next(iter(slugs))
+    (slug,) = slugs
+    return slug
 
 
 def judge_account(
@@ -316,8 +317,9 @@ def judge_account(
     # 4. Add the idle time of the GPU to the findings.
     findings = [*map(_operation_finding, large), *_idle_findings(account)]
     findings.sort(key=lambda finding: -finding.saves_us)
+    # 5. Name the source of the expected times, or the machine's basis if there are several sources.
     sources = {entry.expected.source for entry in operations if entry.expected is not None}
-    source = basis.source if len(sources) != 1 else next(iter(sources))
+    source = sources.pop() if len(sources) == 1 else basis.source
     return TraceVerdict(
         files, machine, account, tuple(operations), tuple(findings), source, slowdown
     )
@@ -350,8 +352,10 @@ def _grouped_by_size(
     groups: dict[object, list[ExplainedOperation]] = {}
     for entry in explained:
         if entry.finding:
+            changed = _changed_size(entry)
             # An operation without exactly one size to change is a group by itself.
-            groups.setdefault(_changed_size(entry) or id(entry), []).append(entry)
+            key = id(entry) if changed is None else changed
+            groups.setdefault(key, []).append(entry)
     return list(groups.values())
 
 
@@ -581,7 +585,8 @@ def _savings_at_this_size(
 def _sum_of(parts: Sequence[ExpectedTime | None]) -> ExpectedTime | None:
     """Return the sum of the expected times of all parts of a call.
 
-    Return None if the time of any part is not known, or if there are no parts.
+    Its source is that of the first part. Return None if one of the times is not known, or if there
+    are no parts.
     """
     known_parts = [part for part in parts if part is not None]
     if not known_parts or len(known_parts) < len(parts):
@@ -630,7 +635,11 @@ def _bandwidth_share(operation: ProfiledOperation, machine: Machine) -> float | 
 
 
 def kernel_reasons(operation: ProfiledOperation, tensor_cores: str | None) -> list[str]:
-    """Return possible reasons why an operation is slow, judging by its kernels and their times."""
+    """Return possible reasons why an operation is slow, judging by its kernels and their times.
+
+    ``tensor_cores`` is the result of :func:`tensor_core_use`. The list is empty if nothing about
+    the kernels is unusual.
+    """
     reasons = []
     if tensor_cores == ELIGIBLE:
         reasons.append("its kernel uses CUDA cores instead of Tensor Cores")
@@ -653,9 +662,10 @@ def kernel_reasons(operation: ProfiledOperation, tensor_cores: str | None) -> li
 
 def _transposed_share(operation: ProfiledOperation) -> float:
     """Return the share of an operation's time that kernels need to convert the layout of images."""
-    total = sum(operation.kernels.values())
-    converting = [us for name, us in operation.kernels.items() if _CONVERTS.search(name)]
-    return sum(converting) / total if total else 0.0
+    kernel_us = operation.kernels
+    total_us = sum(kernel_us.values())
+    converting_us = sum(us for name, us in kernel_us.items() if _CONVERTS.search(name))
+    return converting_us / total_us if total_us else 0.0
 
 
 def _best_change(
@@ -680,9 +690,11 @@ def _best_change(
         # If a call computes both gradients of a convolution, its time is divided among them in
         # proportion to their expected times.
         traced_us = operation.each_us * times[work].time_us / expected.time_us
+        # The gain applies to the traced time.
+        gained_us = traced_us * (1 - 1 / (1 + change.gain.value))
         # A call that already takes no longer than the other size should take saves nothing.
         after_us = slowdown * times[work].time_us / (1 + change.gain.value)
-        saves_us = min(traced_us * (1 - 1 / (1 + change.gain.value)), traced_us - after_us)
+        saves_us = min(gained_us, traced_us - after_us)
         if saves_us > 0:
             changes.append((change, operation.calls * saves_us))
     return max(changes, key=lambda item: item[1], default=None)

@@ -103,7 +103,8 @@ class TraceExplanation:
         if verdict.findings:
             lines += ["", *finding_lines(verdict)]
         lines += ["", *aligned_lines(_table(verdict))]
-        if (left_out := len(verdict.operations) - _MOST_ROWS) > 0:
+        left_out = len(verdict.operations) - _MOST_ROWS
+        if left_out > 0:
             lines.append(f"… and {left_out:,} more; --json and --csv list all operations.")
         lines += ["", *_closing(verdict)]
         if not account.with_shapes:
@@ -114,7 +115,8 @@ class TraceExplanation:
 def _operation(account: ProfileAccount, entry: ExplainedOperation) -> dict[str, Any]:
     """Return an operation as a record for JSON and CSV.
 
-    ``total_us`` and ``saves_us`` are for all calls; all other times are for one call.
+    ``total_us`` and ``saves_us`` are for all calls; all other times are for one call. What is not
+    known is None.
     """
     operation, expected, advice = entry.operation, entry.expected, entry.advice
     return {
@@ -132,15 +134,15 @@ def _operation(account: ProfileAccount, entry: ExplainedOperation) -> dict[str, 
         "tensor_cores": entry.tensor_cores,
         "peak_share": entry.peak_share,
         "bandwidth_share": entry.bandwidth_share,
-        "predicted_us": expected and expected.time_us,
-        "lo_us": expected and expected.lo_us,
-        "hi_us": expected and expected.hi_us,
+        "predicted_us": None if expected is None else expected.time_us,
+        "lo_us": None if expected is None else expected.lo_us,
+        "hi_us": None if expected is None else expected.hi_us,
         "finding": entry.finding or None,
         "change": entry.change or None,
-        "verdict": advice and advice.verdict,
-        "probability": advice and advice.probability,
-        "gain": advice and advice.gain.value,
-        "reason": advice and advice.reason,
+        "verdict": None if advice is None else advice.verdict,
+        "probability": None if advice is None else advice.probability,
+        "gain": None if advice is None else advice.gain.value,
+        "reason": None if advice is None else advice.reason,
         "saves_us": entry.saves_us,
     }
 
@@ -149,9 +151,9 @@ def headline(verdict: TraceVerdict) -> str:
     """Summarise a verdict: the traced time, and the largest saving."""
     account = verdict.account
     traces = verdict.files[0] if len(verdict.files) == 1 else f"{len(verdict.files)} traces"
-    counted = "kernels" if account.kind == "gpu" else "operations"
+    noun = "kernels" if account.kind == "gpu" else "operations"
     title = (
-        f"{traces} on {verdict.machine.slug}: {duration(account.total_us)} of {counted} in "
+        f"{traces} on {verdict.machine.slug}: {duration(account.total_us)} of {noun} in "
         f"{duration(account.span_us)}"
     )
     if not account.with_shapes and not verdict.findings:
@@ -173,7 +175,8 @@ def finding_lines(verdict: TraceVerdict) -> list[str]:
         f"{finding.subject}: {finding.text}. Saves up to {_saving(verdict, finding.saves_us)}."
         for finding in verdict.findings[:_MOST_FINDINGS]
     ]
-    if (left_out := len(verdict.findings) - _MOST_FINDINGS) > 0:
+    left_out = len(verdict.findings) - _MOST_FINDINGS
+    if left_out > 0:
         lines.append(f"{counted(left_out, 'more finding')} would save less.")
     return lines
 

@@ -109,6 +109,7 @@ def as_xla_perf_table(recording: Recording) -> bytes:
             f"{' or '.join(_XLA_TYPES)}, and an XLA table can hold only such GEMMs. Give a "
             "recording with such GEMMs."
         )
+    # 1. Collect the FLOP/s of each shape (batch, M, N, K), by the dtypes in XLA's notation.
     speeds: dict[tuple[int, int, int, int], dict[str, int]] = {}
     for row in rows.to_dict("records"):
         gemm = problem_of(row)
@@ -119,10 +120,11 @@ def as_xla_perf_table(recording: Recording) -> bytes:
         types = f"{xla_type}x{xla_type}->{xla_type}"  # of both operands and of the result
         # The fastest layout counts.
         speed_by_types[types] = max(speed, speed_by_types.get(types, 0))
+    # 2. Write one entry for each shape.
     lines = ["entries {", f'  key: "{recording.machine.arch}"', "  value {"]
     for (batch, m, n, k), speed_by_types in sorted(speeds.items()):
-        lines += ["    entries {", f"      b: {batch}", f"      m: {m}", f"      n: {n}"]
-        lines += [f"      k: {k}"]
+        lines.append("    entries {")
+        lines += [f"      b: {batch}", f"      m: {m}", f"      n: {n}", f"      k: {k}"]
         lines += [
             f'      flops {{ key: "{types}" value: {speed} }}'
             for types, speed in sorted(speed_by_types.items())
@@ -170,17 +172,21 @@ def _plain(value: Any) -> Any:
 def _stats(samples_us: Sequence[float], row: Mapping[Any, Any]) -> dict[str, Any]:
     """Return the statistics of a case in seconds, under pytest-benchmark's names.
 
+    ``samples_us`` has the samples in µs; it is empty if none were recorded. ``row`` has the case's
+    columns of measurements.csv.
+
     Without samples, the mean is set to the median, and the minimum and maximum to the ends of the
     interval. If there is no interval, these are also set to the median. The standard deviation is
     set to the value that would give the case's interval.
     """
     if samples_us:
-        data = [value * 1e-6 for value in samples_us]
-        return {**_statistics(data), "data": data, "iterations": 1}
+        samples_s = [sample_us * 1e-6 for sample_us in samples_us]
+        return {**_statistics(samples_s), "data": samples_s, "iterations": 1}
     time = seconds_of(row.get("time_us"))
     lo = seconds_of(row.get("time_lo_us"))
     hi = seconds_of(row.get("time_hi_us"))
     times = CaseTimes.from_interval(time, lo, hi, sample_count(row))
+    # The error is that of the logarithm, so its product with the time is the error in seconds.
     deviation = times.error * time * math.sqrt(times.count)
     least = time if math.isnan(lo) else lo
     most = time if math.isnan(hi) else hi
@@ -192,27 +198,30 @@ def _stats(samples_us: Sequence[float], row: Mapping[Any, Any]) -> dict[str, Any
     }  # fmt: skip
 
 
-def _statistics(data: Sequence[float]) -> dict[str, Any]:
-    """Return the statistics that pytest-benchmark computes from samples.
+def _statistics(samples_s: Sequence[float]) -> dict[str, Any]:
+    """Return the statistics that pytest-benchmark computes from samples in seconds, at least one.
 
     Quartiles follow Hazen's definition, as in pytest-benchmark.
     """
-    ordered, count = sorted(data), len(data)
+    # 1. Compute the mean, the standard deviation and the quartiles.
+    ordered = sorted(samples_s)
+    count = len(ordered)
     mean = statistics.mean(ordered)
     deviation = statistics.stdev(ordered) if count > 1 else 0.0
     first, third = map(float, np.quantile(ordered, [0.25, 0.75], method="hazen"))
     iqr = third - first
-    low = bisect_left(ordered, first - 1.5 * iqr)
-    high = bisect_right(ordered, third + 1.5 * iqr)
-    # Count the values that differ from the mean by more than the standard deviation, and those
-    # that lie more than 1.5 interquartile ranges outside the quartiles.
-    stddev_outliers = sum(not mean - deviation <= value <= mean + deviation for value in ordered)
-    iqr_outliers = low + count - high
+    # 2. Count the samples that differ from the mean by more than the standard deviation.
+    stddev_outliers = sum(not mean - deviation <= sample <= mean + deviation for sample in ordered)
+    # 3. Count the samples that lie more than 1.5 interquartile ranges outside the quartiles. The
+    #    others are ordered[first_inside:end_inside].
+    first_inside = bisect_left(ordered, first - 1.5 * iqr)
+    end_inside = bisect_right(ordered, third + 1.5 * iqr)
+    iqr_outliers = first_inside + count - end_inside
     return {
         "min": ordered[0], "max": ordered[-1], "mean": mean, "stddev": deviation, "rounds": count,
         "median": statistics.median(ordered), "iqr": iqr, "q1": first, "q3": third,
         "iqr_outliers": iqr_outliers, "stddev_outliers": stddev_outliers,
         "outliers": f"{stddev_outliers};{iqr_outliers}",
-        "ld15iqr": ordered[low], "hd15iqr": ordered[min(high, count) - 1], "ops": 1 / mean,
-        "total": sum(ordered),
+        "ld15iqr": ordered[first_inside], "hd15iqr": ordered[min(end_inside, count) - 1],
+        "ops": 1 / mean, "total": sum(ordered),
     }  # fmt: skip

@@ -240,9 +240,9 @@ def _fleet(
         run: the run.json of the recording.
     """
     # 1. Identify each device by its id, or by its node, GPU number and worker if it has no id.
-    place = table["worker"]
-    for name in _ORDINALS:
-        place = table[name].fillna(-1).astype(str) + " " + place
+    node = table["node"].fillna(-1).astype(str)
+    gpu = table["gpu"].fillna(-1).astype(str)
+    place = node + " " + gpu + " " + table["worker"]
     table = table.assign(device=table["gpu_id"].where(table["gpu_id"] != "", place))
     # 2. Keep the latest run of each anchor on each device, and the run's latest time in each phase.
     table = table.sort_values("time_utc", kind="stable")
@@ -264,6 +264,7 @@ def _fleet(
     shape = (len(PHASES), len(device_numbers), len(used_cases))
 
     def arranged(values: Any, empty: Any = np.nan) -> Any:
+        """Return one value per row as an array; ``empty`` stands where nothing was measured."""
         array = np.full(shape, empty)
         array[position] = np.asarray(values)
         return array

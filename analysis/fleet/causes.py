@@ -85,10 +85,14 @@ def reasons(speeds: AnchorSpeeds, i: int) -> list[str]:
 
 
 def _clock_causes(fleet: Fleet, speeds: AnchorSpeeds, i: int) -> Iterator[tuple[str, str]]:
-    """Yield each cause that lowers the device's clock, as a code and in words."""
+    """Yield each cause that lowers the clock of device ``i``, as a code and in words.
+
+    Unknown limits and readings are NaN. Comparisons with NaN are False, so they are not causes.
+    """
     device = fleet.devices[i]
     # 1. Check for a clock limit that somebody set, and for abnormal reasons that were reported.
-    mhz, usual_mhz = device.sm_limit_mhz, _usual_limit(fleet, "sm_limit_mhz")
+    mhz = device.sm_limit_mhz
+    usual_mhz = _usual_limit(fleet, "sm_limit_mhz")
     if mhz < _LOWER * usual_mhz:
         yield "clock limit", f"it is limited to {mhz:,.0f} MHz, the others to {usual_mhz:,.0f} MHz"
     for reason in reasons(speeds, i):
@@ -96,7 +100,8 @@ def _clock_causes(fleet: Fleet, speeds: AnchorSpeeds, i: int) -> Iterator[tuple[
             yield reason, f"it reported {reason}"
     # 2. Check the power. If the power limit is unknown, a power cap that the device reported is a
     #    cause, unless most others reported one, too.
-    watts, usual_watts = device.power_limit_w, _usual_limit(fleet, "power_limit_w")
+    watts = device.power_limit_w
+    usual_watts = _usual_limit(fleet, "power_limit_w")
     power = float(speeds.sensors["power_w"][i])
     if watts < _LOWER * usual_watts:
         yield (

@@ -125,10 +125,12 @@ def _verdict(
     """
     if not slow:
         verdict = THROTTLED if throttled else ORDINARY
-        sentence = _not_slow(speeds, i, name, len(fleet.devices) >= MIN_GPUS, throttled)
+        sentence = _not_slow_sentence(
+            speeds, i, name, throttled, has_enough_devices=len(fleet.devices) >= MIN_GPUS
+        )
         return DeviceVerdict(name, verdict, slow, "", throttled, None, sentence)
     cause = _cause(fleet, speeds, i, slow, margin)
-    in_spread = _in_spread(speeds, i) if speeds.overall in slow else None
+    in_spread = _is_in_spread(speeds, i) if speeds.overall in slow else None
     sentence = _slow_sentence(speeds, i, name, slow, cause.words, in_spread)
     return DeviceVerdict(name, SLOW, slow, cause.code, throttled, in_spread, sentence)
 
@@ -205,8 +207,8 @@ def _cause(
     )
 
 
-def _in_spread(speeds: FleetSpeeds, i: int) -> bool | None:
-    """Return whether a normal fleet of this size plausibly has a device this slow.
+def _is_in_spread(speeds: FleetSpeeds, i: int) -> bool | None:
+    """Return True if a normal fleet of this size plausibly has a device this slow.
 
     Return None if the spread is unknown.
     """
@@ -222,8 +224,13 @@ def _in_spread(speeds: FleetSpeeds, i: int) -> bool | None:
     return bool(expected_as_slow >= _CHANCE)
 
 
-def _not_slow(
-    speeds: FleetSpeeds, i: int, name: str, enough: bool, throttled: tuple[str, ...]
+def _not_slow_sentence(
+    speeds: FleetSpeeds,
+    i: int,
+    name: str,
+    throttled: tuple[str, ...],
+    *,
+    has_enough_devices: bool,
 ) -> str:
     """Return the sentence about a device that is not significantly slow.
 
@@ -231,11 +238,11 @@ def _not_slow(
         speeds: speeds of the fleet.
         i: position of the device.
         name: name of the device.
-        enough: True if there are at least three devices, so that they can be compared.
         throttled: abnormal reasons for throttling that the device reported.
+        has_enough_devices: True if there are enough devices to compare it with.
     """
     throttling = f"{name} throttled ({', '.join(throttled)})" if throttled else ""
-    if not enough or not speeds.overall:
+    if not has_enough_devices or not speeds.overall:
         if throttling:
             return f"{throttling}."
         return f"There are too few other GPUs to compare {name} with."

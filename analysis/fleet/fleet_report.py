@@ -150,22 +150,27 @@ def _known(value: Any) -> float | None:
 
 
 def findings(report: FleetReport) -> list[str]:
-    """Return sentences about the whole fleet: slow GPUs, slow nodes and interference."""
+    """Describe the fleet as a whole in sentences.
+
+    They say how the GPUs compare, which nodes are slow as a whole, whether GPUs slow each other
+    down, and on which nodes they took turns.
+    """
     speeds, count = report.speeds, len(report.verdicts)
     sentences = []
     if count == 1:
         sentences.append("There is only one GPU, so it cannot be compared with others.")
     elif count < MIN_GPUS:
-        sentences += _pair(report)
+        sentences += _pair_sentences(report)
     elif speeds.overall:
-        sentences.append(_summary(report))
-    sentences += _nodes(report)
-    turns = report.anchors.recording.run.get("turns", [])
-    return [*sentences, *_disturbed(speeds.interference, count), *_took_turns(turns)]
+        sentences.append(_summary_sentence(report))
+    sentences += _slow_node_sentences(report)
+    sentences += _interference_sentences(speeds.interference, count)
+    nodes_with_turns = report.anchors.recording.run.get("turns", [])
+    return [*sentences, *_turns_sentences(nodes_with_turns)]
 
 
-def _took_turns(nodes: Sequence[int]) -> Iterator[str]:
-    """Yield a sentence that names the nodes whose GPUs took turns, if any."""
+def _turns_sentences(nodes: Sequence[int]) -> Iterator[str]:
+    """Yield a sentence that names the nodes whose GPUs took turns; nothing if there are none."""
     if nodes:
         noun = "node" if len(nodes) == 1 else "nodes"
         listed = ", ".join(map(str, nodes[:_LISTED_NODES]))
@@ -176,7 +181,7 @@ def _took_turns(nodes: Sequence[int]) -> Iterator[str]:
         )
 
 
-def _summary(report: FleetReport) -> str:
+def _summary_sentence(report: FleetReport) -> str:
     """Say how many GPUs are slow, and how much the GPUs differ from one another."""
     speeds, count = report.speeds, len(report.verdicts)
     counts = Counter(verdict.verdict for verdict in report.verdicts)
@@ -190,8 +195,11 @@ def _summary(report: FleetReport) -> str:
     return f"{clause}: significantly more than {100 * report.margin:.3g}% below the median.{spread}"
 
 
-def _pair(report: FleetReport) -> list[str]:
-    """Say which of two GPUs is slower; nothing shows which of the two is normal."""
+def _pair_sentences(report: FleetReport) -> list[str]:
+    """Say which of two GPUs is slower, and by how much; return nothing if no speed is known.
+
+    With only two GPUs, nothing shows which of them is normal.
+    """
     if not report.speeds.overall:
         return []
     overall = report.speeds.kinds[report.speeds.overall]
@@ -201,8 +209,9 @@ def _pair(report: FleetReport) -> list[str]:
     ratio = math.exp(overall.log[slower] - overall.log[faster])
     # Each speed is relative to the middle between both, so its interval is half as wide as that of
     # the ratio.
-    half = overall.half[slower] + overall.half[faster]
-    least, most = 1 - ratio * math.exp(half), 1 - ratio * math.exp(-half)
+    half_width = overall.half[slower] + overall.half[faster]
+    least = 1 - ratio * math.exp(half_width)
+    most = 1 - ratio * math.exp(-half_width)
     if not least > 0:  # also true for NaN, an unknown end of the interval
         return [f"{slower_name} and {faster_name} do not differ significantly in {kind}."]
     return [
@@ -211,21 +220,28 @@ def _pair(report: FleetReport) -> list[str]:
     ]
 
 
-def _nodes(report: FleetReport) -> Iterator[str]:
-    """Yield a sentence for each node whose GPUs are all slow, if there are several nodes."""
-    are_slow: dict[int | None, list[bool]] = {}
+def _slow_node_sentences(report: FleetReport) -> Iterator[str]:
+    """Yield a sentence on each node with several GPUs, all of which are slow.
+
+    Yield nothing if there is only one node, because it cannot be compared with others.
+    """
+    verdicts_of_node: dict[int | None, list[str]] = {}
     for device, verdict in zip(report.anchors.fleet.devices, report.verdicts, strict=True):
-        are_slow.setdefault(device.node, []).append(verdict.verdict == SLOW)
-    # A single node cannot be compared with others.
-    if len(are_slow) == 1:
+        verdicts_of_node.setdefault(device.node, []).append(verdict.verdict)
+    if len(verdicts_of_node) == 1:
         return
-    for node, flags in are_slow.items():
-        if len(flags) > 1 and all(flags):
-            yield f"All {len(flags)} GPUs of node {node} are slow, which points to the node."
+    for node, verdicts in verdicts_of_node.items():
+        if len(verdicts) > 1 and all(verdict == SLOW for verdict in verdicts):
+            yield f"All {len(verdicts)} GPUs of node {node} are slow, which points to the node."
 
 
-def _disturbed(interference: Sequence[Interference], count: int) -> list[str]:
-    """Return sentences that say whether the GPUs of each node slow each other down."""
+def _interference_sentences(interference: Sequence[Interference], count: int) -> list[str]:
+    """Say whether the GPUs of a node slow each other down.
+
+    Args:
+        interference: slowdown on each node whose anchors were timed in both phases.
+        count: number of GPUs; a single GPU has no sentence.
+    """
     if not interference and count == 1:
         return []
     if not interference:
@@ -299,25 +315,25 @@ def _table(report: FleetReport) -> Iterator[str]:
     """Yield the lines of the table: the head, the slowest GPUs, and a summary of the others."""
     speeds = report.speeds
     overall = speeds.kinds[speeds.overall]
-    others = [kind for kind in speeds.kinds if kind != speeds.overall]
+    other_kinds = [kind for kind in speeds.kinds if kind != speeds.overall]
     sensors = [name for name in _SENSOR_HEADS if np.isfinite(overall.sensors[name]).any()]
     slowest_first = report.slowest_first
     listed, unlisted = slowest_first[:_LISTED], slowest_first[_LISTED:]
     # 1. Write the head: name, speed, interval, speeds in other kinds, sensors, verdict.
     width = max(len(report.verdicts[i].name) for i in listed)
-    heads = [*others, *(_SENSOR_HEADS[name] for name in sensors)]
-    head = "".join(f"{name:>8}" for name in heads)
+    names = [*other_kinds, *(_SENSOR_HEADS[name] for name in sensors)]
+    head = "".join(f"{name:>8}" for name in names)
     yield f"{'':{width}}{'speed':>8}  {'95%':15}{head}  verdict"
     # 2. Write a line for each of the slowest GPUs.
     for i in listed:
         verdict = report.verdicts[i]
         speed = _percent(overall.speed[i])
         interval = f"{_percent(overall.lo[i])} – {_percent(overall.hi[i])}"
-        cells = [_percent(speeds.kinds[kind].speed[i]) for kind in others]
+        cells = [_percent(speeds.kinds[kind].speed[i]) for kind in other_kinds]
         cells += [_whole(overall.sensors[name][i]) for name in sensors]
         row = "".join(f"{cell:>8}" for cell in cells)
         yield f"{verdict.name:{width}}{speed:>8}  {interval:15}{row}  {verdict.verdict}"
-    # 3. Summarise the others in a line.
+    # 3. Summarise the other GPUs in a line.
     if unlisted:
         speeds_of_others = overall.speed[unlisted]
         speeds_of_others = speeds_of_others[np.isfinite(speeds_of_others)]

@@ -151,8 +151,9 @@ def fleet_speeds(fleet: Fleet) -> FleetSpeeds:
     kinds = {kind: speeds[kind] for kind in KINDS if kind in speeds}
     # 2. Choose the first kind that was timed on at least half of the devices, or else the first.
     known_counts = {kind: int(np.isfinite(kinds[kind].log).sum()) for kind in kinds}
-    usual = [kind for kind, known in known_counts.items() if 2 * known >= len(fleet.devices)]
-    overall = next(iter(usual or kinds), "")
+    common_kinds = [kind for kind in kinds if 2 * known_counts[kind] >= len(fleet.devices)]
+    candidates = common_kinds or list(kinds)
+    overall = candidates[0] if candidates else ""
     # 3. Estimate how much the devices differ in that kind.
     spread = math.nan
     if overall and known_counts[overall] >= _MIN_SPREAD:
@@ -213,15 +214,15 @@ class _Medians:
     scatter: float
 
 
-def _medians(values: Array, errors: Array, scatter: float = math.nan) -> _Medians:
+def _medians(values: Array, errors: Array, usual_scatter: float = math.nan) -> _Medians:
     """Return the median of each row and its variance; unknown values are NaN.
 
     Args:
         values: array with one row per device or node, and one column per anchor.
         errors: standard error of each value, in an array of the same shape.
-        scatter: the standard deviation of a single value around its row's median, used if no row
-            has several values. Otherwise it is estimated from all rows with several values. If a
-            row has at least six values and scatters more, its own scatter is used.
+        usual_scatter: the standard deviation of a single value around its row's median, used if no
+            row has several values. Otherwise it is estimated from all rows with several values. If
+            a row has at least six values and scatters more, its own scatter is used.
     """
     # 1. Compute the median of each row, and the distances of the row's values from it.
     count = np.isfinite(values).sum(axis=1).astype(float)
@@ -234,6 +235,7 @@ def _medians(values: Array, errors: Array, scatter: float = math.nan) -> _Median
     # 2. Estimate the scatter of single values from all rows together. For a row of many values, its
     #    own scatter is used if that is larger.
     has_several = count > 1
+    scatter = usual_scatter
     if has_several.any():
         scatter = _deviation_from_zero(residuals[has_several])
     deviations = np.full(len(values), scatter)
@@ -248,7 +250,10 @@ def _medians(values: Array, errors: Array, scatter: float = math.nan) -> _Median
 
 
 def _deviation_from_zero(values: Array) -> float:
-    """Estimate the standard deviation of normal values around 0 from their absolute values."""
+    """Estimate the standard deviation of normal values around 0 from their absolute values.
+
+    At least one of the values is known; the others are NaN.
+    """
     return _MAD * float(np.median(np.abs(values[np.isfinite(values)])))
 
 
@@ -305,8 +310,11 @@ def _speeds(
     # 2. Compare two devices with each other, and more devices with the fleet's median. The speed
     #    of a device is the median over its anchors.
     if device_count == 2:
+        # Both arrays have one row: how much longer the second device takes than the first.
+        differences = log_times[1:] - log_times[:1]
+        difference_errors = np.hypot(errors[0], errors[1])[np.newaxis]
+        medians = _medians(differences, difference_errors, scatter)
         # The middle between two devices is half their difference away from each of them.
-        medians = _medians(log_times[1:] - log_times[:1], np.hypot(*errors)[None], scatter)
         log_speed = np.array([0.5, -0.5]) * medians.median
         variance = np.repeat(medians.variance / 2 + time_deviation**2, 2)
         halves = np.repeat(Z95 * np.sqrt(medians.variance + 2 * time_deviation**2) / 2, 2)
@@ -352,7 +360,12 @@ def _median_variance(log: Array, variance: Array) -> float:
 def _changes(fleet: Fleet, anchors: NDArray[np.bool_]) -> tuple[Array, Array]:
     """Return the log ratio of times in parallel to times alone, and its standard error.
 
-    Both arrays have the shape (devices, anchors).
+    Both arrays have the shape (devices, chosen anchors). They are NaN where an anchor was not timed
+    in both phases.
+
+    Args:
+        fleet: the times of all anchors.
+        anchors: mask of the chosen anchors.
     """
     logs, errors = fleet.log_time[:, :, anchors], fleet.error[:, :, anchors]
     return logs[_TOGETHER] - logs[_ALONE], np.hypot(errors[_ALONE], errors[_TOGETHER])
@@ -360,11 +373,10 @@ def _changes(fleet: Fleet, anchors: NDArray[np.bool_]) -> tuple[Array, Array]:
 
 def _groups(fleet: Fleet) -> dict[int | None, NDArray[np.intp]]:
     """Return the positions of each node's devices, in the order in which the nodes appear."""
-    nodes = [device.node for device in fleet.devices]
-    return {
-        node: np.array([i for i, other in enumerate(nodes) if other == node])
-        for node in dict.fromkeys(nodes)
-    }
+    positions: dict[int | None, list[int]] = {}
+    for i, device in enumerate(fleet.devices):
+        positions.setdefault(device.node, []).append(i)
+    return {node: np.array(members) for node, members in positions.items()}
 
 
 def _deviation_between_times(fleet: Fleet) -> float:
@@ -389,12 +401,14 @@ def _deviation_between_times(fleet: Fleet) -> float:
     #    twice the variance of one.
     count = int(np.isfinite(residuals).sum())
     degrees = count - compared_nodes
-    squares, weight = _ASSUMED_AS * _ASSUMED**2, _ASSUMED_AS
+    sum_of_squares = _ASSUMED_AS * _ASSUMED**2
+    weight = _ASSUMED_AS
     if degrees > 0:
+        # Subtracting the medians also removes a part of the noise.
         noise = medians.variance * degrees / count
-        squares += count * _spread(residuals, noise) ** 2 / 2
+        sum_of_squares += count * _spread(residuals, noise) ** 2 / 2
         weight += degrees
-    return math.sqrt(squares / weight)
+    return math.sqrt(sum_of_squares / weight)
 
 
 def _interference(fleet: Fleet, time_deviation: float) -> tuple[Interference, ...]:
@@ -431,8 +445,9 @@ def _node_changes(
 ) -> list[SpeedChange] | None:
     """Return how much longer the given anchors take on each node while all its devices work.
 
-    The result is None if none of these anchors was timed in both phases on any device. The ratio of
-    a node is NaN if its devices timed none of the anchors in both phases.
+    The nodes are in the order of :func:`_groups`. The result is None if none of these anchors was
+    timed in both phases on any device. The ratio of a node is NaN if its devices timed none of the
+    anchors in both phases.
 
     Args:
         fleet: the times of all anchors.
@@ -460,7 +475,16 @@ def _node_changes(
 
 
 def _error_of_median(errors: Array) -> Array:
-    """Return the standard error of each anchor's median over a node's devices."""
+    """Return the standard error of each anchor's median over a node's devices.
+
+    The result is NaN for an anchor without a known error.
+
+    Args:
+        errors: standard errors, of shape (devices, anchors); NaN where unknown.
+    """
     count = np.isfinite(errors).sum(axis=0)
-    squares = _MEDIAN_FACTOR * np.nansum(errors**2, axis=0)
-    return np.sqrt(np.divide(squares, count**2, out=np.full(len(count), np.nan), where=count > 0))
+    unknown = np.full(len(count), np.nan)
+    # The variance of a mean is the sum of the variances over the squared count.
+    sums = _MEDIAN_FACTOR * np.nansum(errors**2, axis=0)
+    variance = np.divide(sums, count**2, out=unknown, where=count > 0)
+    return np.sqrt(variance)

@@ -30,7 +30,11 @@ _FILES = {
 
 @dataclass(frozen=True)
 class AttentionTable:
-    """One table: times of one kind of call, on one GPU, with one version of one framework."""
+    """One table: times of one kind of call, on one GPU, with one version of one framework.
+
+    ``slug`` is that of the GPU, and ``kind`` is one of the kinds of calls in
+    :mod:`analysis.attention_shapes`.
+    """
 
     path: Path
     slug: str
@@ -55,16 +59,18 @@ def find_attention_tables(machine: str | None = None) -> list[AttentionTable]:
     """
     folders, _, _ = package_folders()
     latest: dict[tuple[str, str, str], AttentionTable] = {}
-    for kind, name in _FILES.items():
-        for path in sorted(path for root in folders for path in root.rglob(name)):
+    for kind, file_name in _FILES.items():
+        paths: list[Path] = []
+        for folder in folders:
+            paths += folder.rglob(file_name)
+        for path in sorted(paths):
             table = _read_table(path, kind)
             if table is None:
                 continue
             key = table.slug, table.framework, kind
+            version = version_numbers(table.version)
             previous = latest.get(key)
-            if previous is None or (
-                version_numbers(previous.version) < version_numbers(table.version)
-            ):
+            if previous is None or version_numbers(previous.version) < version:
                 latest[key] = table
     return [table for table in latest.values() if machine in (None, table.slug)]
 

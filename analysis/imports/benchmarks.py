@@ -66,8 +66,10 @@ class NamePattern:
             if name in fields:
                 raise UserError(f"--pattern has the field {name!r} twice; remove one.")
             fields.append(name)
+            # A number may be a pair such as 2x1, for example for a stride.
             value = r"[A-Za-z0-9.]+" if name in _WORDS else r"\d+(?:x\d+)?"
-            expression += f"{re.escape(text[end : match.start()])}(?P<{name}_>{value})"
+            text_before = re.escape(text[end : match.start()])
+            expression += f"{text_before}(?P<{name}>{value})"
             end = match.end()
         if not fields:
             raise UserError(
@@ -85,7 +87,7 @@ class NamePattern:
         match = self.expression.search(name)
         if match is None:
             return None
-        cells = {key.removesuffix("_"): cell for key, cell in match.groupdict().items()}
+        cells = match.groupdict()
         if "kout" in cells:
             cells["op"] = "conv"
         if "dtype" in cells:
@@ -161,7 +163,7 @@ def read_benchmarks(path: Path, pattern: NamePattern | None = None) -> TimedProc
     """
     # 1. Recognise the format, and read the cases.
     document = _load(path)
-    readers = [reader for needed, reader in _FORMATS if needed <= document.keys()]
+    readers = [reader for needed_keys, reader in _FORMATS if needed_keys <= document.keys()]
     if not readers:
         raise UserError(
             f"{path} has no known format. Known formats are the JSON of pytest-benchmark, NVBench "
@@ -184,12 +186,16 @@ def read_benchmarks(path: Path, pattern: NamePattern | None = None) -> TimedProc
     if pattern is not None:
         times = {name: replace(case, problem=pattern.problem(name)) for name, case in times.items()}
         if all(case.problem is None for case in times.values()):
+            first_name, *_ = times
             raise UserError(
                 f"--pattern {pattern.text!r} matches no case name in {path}; one name is "
-                f"{next(iter(times))!r}. Write a pattern that matches this name."
+                f"{first_name!r}. Write a pattern that matches this name."
             )
         times = named_by_problem(str(path), times)
-        lost = {str(pattern.problem(name) or name): why for name, why in lost.items()}
+        lost = {}
+        for name, reason in cases.lost.items():
+            problem = pattern.problem(name)
+            lost[name if problem is None else str(problem)] = reason
     known_facts = {name: fact for name, fact in facts.items() if fact}
     return TimedProcess(str(path), times, lost, known_facts)
 
@@ -204,21 +210,27 @@ def named_by_problem(source: str, cases: Mapping[str, CaseTimes]) -> dict[str, C
     Raises:
         UserError: if two cases would get the same name, because they have the same problem.
     """
-    named: dict[str, CaseTimes] = {}
-    names: dict[str, str] = {}
+    renamed: dict[str, CaseTimes] = {}
+    old_names: dict[str, str] = {}  # by new name
     for name, case in cases.items():
         new_name = name if case.problem is None else str(case.problem)
-        if new_name in named:
+        if new_name in renamed:
             raise UserError(
-                f"{source}: {names[new_name]!r} and {name!r} have the same problem, {new_name}. "
-                "Leave --pattern out, or add the part in which these names differ to the pattern."
+                f"{source}: {old_names[new_name]!r} and {name!r} have the same problem, "
+                f"{new_name}. Leave --pattern out, or add the part in which these names differ "
+                "to the pattern."
             )
-        names[new_name] = name
-        named[new_name] = case
-    return named
+        old_names[new_name] = name
+        renamed[new_name] = case
+    return renamed
 
 
 def _load(path: Path) -> dict[str, Any]:
+    """Read a JSON object, with only printable characters in its text.
+
+    Raises:
+        UserError: if the file cannot be read, is not JSON, or has something other than an object.
+    """
     try:
         document = printable(json.loads(path.read_bytes()))
     except OSError as error:
@@ -243,8 +255,10 @@ def _load(path: Path) -> dict[str, Any]:
 def _read_pytest_benchmark(document: Mapping[str, Any], cases: _Cases) -> dict[str, str]:
     """Read times in seconds; pytest-benchmark leaves failed benchmarks out of the file."""
     for entry in document["benchmarks"]:
-        name, stats = str(entry["fullname"]), entry["stats"]
-        if samples := stats.get("data"):
+        name = str(entry["fullname"])
+        stats = entry["stats"]
+        samples = stats.get("data")
+        if samples:
             cases.add_samples(name, samples)
         else:
             cases.add_summary(name, float(stats["mean"]), float(stats["stddev"]), stats["rounds"])
@@ -278,22 +292,27 @@ def _read_nvbench(document: Mapping[str, Any], cases: _Cases) -> dict[str, str]:
                 cases.lost[name] = str(state.get("skip_reason", "skipped"))
                 continue
             # 1. Take the samples if their file exists.
-            values = {
+            summaries = {  # by tag; each has values by name
                 summary["tag"]: {item["name"]: item["value"] for item in summary["data"]}
                 for summary in state["summaries"] or []
             }
-            if _NV_SAMPLES in values and (file := _sample_file(values[_NV_SAMPLES], cases.path)):
+            file = None
+            if _NV_SAMPLES in summaries:
+                file = _sample_file(summaries[_NV_SAMPLES], cases.path)
+            if file is not None:
                 cases.add_samples(name, np.fromfile(file, "<f4").astype(float).tolist())
                 continue
             # 2. Otherwise take the mean and the standard deviation.
-            kind = "gpu" if "nv/cold/time/gpu/mean" in values else "cpu"
-            if f"nv/cold/time/{kind}/mean" not in values:
+            kind = "gpu" if "nv/cold/time/gpu/mean" in summaries else "cpu"
+            if f"nv/cold/time/{kind}/mean" not in summaries:
                 cases.lost[name] = "it has no isolated (cold) time"
                 continue
-            mean = float(values[f"nv/cold/time/{kind}/mean"]["value"])
-            noise = values.get(f"nv/cold/time/{kind}/stdev/relative", {}).get("value", "nan")
-            count = int(values.get(_NV_COUNT, {}).get("value", 1))
-            cases.add_summary(name, mean, mean * float(noise), count)
+            mean = float(summaries[f"nv/cold/time/{kind}/mean"]["value"])
+            deviation = summaries.get(f"nv/cold/time/{kind}/stdev/relative", {})
+            relative_deviation = float(deviation.get("value", "nan"))
+            count = int(summaries.get(_NV_COUNT, {}).get("value", 1))
+            cases.add_summary(name, mean, mean * relative_deviation, count)
+    # The version may be missing, and each object that contains it may be null.
     version = ((document.get("meta") or {}).get("version") or {}).get("nvbench") or {}
     return {
         "machine": ", ".join(dict.fromkeys(filter(None, used_devices))),
@@ -327,6 +346,7 @@ _SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 def _read_google(document: Mapping[str, Any], cases: _Cases) -> dict[str, str]:
     """Read wall-clock times: one sample per repetition, or the aggregates if only these exist."""
+    # 1. Add the samples, and collect the aggregates (mean, stddev and others) of each name.
     aggregates: dict[str, dict[str, Any]] = {}
     for entry in document["benchmarks"]:
         name = str(entry.get("run_name", entry["name"]))
@@ -337,17 +357,20 @@ def _read_google(document: Mapping[str, Any], cases: _Cases) -> dict[str, str]:
             aggregates.setdefault(name, {})[str(entry["aggregate_name"])] = entry
         else:
             cases.add_samples(name, [_google_seconds(entry)])
+    # 2. Add the mean and the standard deviation of cases without samples.
     for name, entries in aggregates.items():
         if name not in cases.times and "mean" in entries:
-            deviation = _google_seconds(entries["stddev"]) if "stddev" in entries else math.nan
-            mean = entries["mean"]
-            repetitions = int(mean.get("repetitions", mean.get("iterations", 1)))
-            cases.add_summary(name, _google_seconds(mean), deviation, repetitions)
+            mean_entry = entries["mean"]
+            deviation = math.nan
+            if "stddev" in entries:
+                deviation = _google_seconds(entries["stddev"])
+            repetitions = int(mean_entry.get("repetitions", mean_entry.get("iterations", 1)))
+            cases.add_summary(name, _google_seconds(mean_entry), deviation, repetitions)
+    # 3. Describe the machine by its CPUs. The name of the host says nothing about it.
     context = document["context"]
-    # The host's name is not used, because it says nothing about the machine.
-    cpus, clock = context.get("num_cpus"), context.get("mhz_per_cpu")
+    cpus, mhz = context.get("num_cpus"), context.get("mhz_per_cpu")
     return {
-        "machine": f"{cpus} CPUs at {clock} MHz" if cpus and clock else "",
+        "machine": f"{cpus} CPUs at {mhz} MHz" if cpus and mhz else "",
         "date": str(context.get("date", "")),
         "program": f"Google Benchmark {context.get('library_version', '')}".strip(),
     }
@@ -363,12 +386,16 @@ _TORCH_NAMES = ("label", "sub_label", "description", "env")
 
 
 def _read_torch(document: Mapping[str, Any], cases: _Cases) -> dict[str, str]:
-    """Read ``times`` (seconds per run) or ``raw_times`` (seconds of ``number_per_run`` runs)."""
+    """Read ``times`` (seconds per run) or ``raw_times`` (seconds of ``number_per_run`` runs).
+
+    A measurement is named after its labels and its number of threads, or after its statement.
+    """
     for entry in document["measurements"]:
-        parts = [str(entry[key]) for key in _TORCH_NAMES if entry.get(key)]
-        if (threads := int(entry.get("num_threads") or 1)) > 1:
-            parts.append(f"{threads} threads")
-        name = ", ".join(parts) or str(entry.get("stmt") or "unnamed")
+        labels = [str(entry[key]) for key in _TORCH_NAMES if entry.get(key)]
+        threads = int(entry.get("num_threads") or 1)
+        if threads > 1:
+            labels.append(f"{threads} threads")
+        name = ", ".join(labels) or str(entry.get("stmt") or "unnamed")
         samples = entry.get("times")
         if samples is None:
             runs = int(entry["number_per_run"])

@@ -68,8 +68,7 @@ def checked(path: Path, cells: pd.DataFrame, library: str) -> pd.DataFrame:
         converted.append(_convert_convolutions(rows[~is_gemm]))
     combined = pd.concat(converted).sort_index().reset_index(drop=True)
     for name in combined:
-        kind, *_ = COLUMNS.get(name, ("",))
-        if kind == "whole":
+        if name in COLUMNS and COLUMNS[name][0] == "whole":
             # A size that does not apply to an operation is a missing value.
             combined[name] = pd.to_numeric(combined[name], errors="coerce").astype("Int64")
     return combined
@@ -84,8 +83,11 @@ def _convert_gemms(rows: pd.DataFrame) -> pd.DataFrame:
 
 def _convert_convolutions(rows: pd.DataFrame) -> pd.DataFrame:
     """Fill in the defaults of convolutions, and add the sizes of their implicit GEMMs."""
-    problems = [problem_columns(problem_of(_conv_record(row))) for row in rows.to_dict("records")]
-    return rows.assign(**pd.DataFrame(problems, index=rows.index))
+    records = []
+    for row in rows.to_dict("records"):
+        conv = problem_of(_conv_record(row))
+        records.append(problem_columns(conv))
+    return rows.assign(**pd.DataFrame(records, index=rows.index))
 
 
 def _conv_record(row: Mapping[Any, Any]) -> dict[str, Any]:
@@ -149,7 +151,8 @@ def _gemm_faults(cells: pd.DataFrame) -> list[_CellCheck]:
     layout = cells["layout"] if "layout" in cells else pd.Series("", index=cells.index)
     is_layout = layout.str.lower().isin(("", *GEMM_LAYOUTS))  # an empty cell means the default
     # Sizes are converted to floats, because products of large integers would overflow.
-    m, n, k, batch = (pd.to_numeric(cells[name], errors="coerce") * 1.0 for name in names)
+    numbers = {name: pd.to_numeric(cells[name], errors="coerce") * 1.0 for name in names}
+    m, n, k, batch = numbers["m"], numbers["n"], numbers["k"], numbers["batch"]
     fits = _WIDEST * batch * (m * k + k * n + m * n) <= LARGEST_BYTES
     return [
         *sizes,
@@ -159,7 +162,11 @@ def _gemm_faults(cells: pd.DataFrame) -> list[_CellCheck]:
 
 
 def _conv_faults(cells: pd.DataFrame) -> list[_CellCheck]:
-    """Return the checks that only convolutions need."""
+    """Return the checks that only convolutions need.
+
+    Sizes are checked one by one. Whether they describe a convolution together is only known when
+    one is constructed.
+    """
     sizes = [_CellCheck(_is_size(cells[name]), name, "not a size") for name in CONV_SIZES]
     is_conv = []
     for row in cells.to_dict("records"):

@@ -68,8 +68,9 @@ def _is_single_shape(shapes: object) -> bool:
     A tuple of several shapes begins with a shape, not with a size. A bare number is not a shape, so
     :func:`_as_problem` rejects it.
     """
-    first = shapes[0] if isinstance(shapes, tuple) and shapes else shapes
-    return isinstance(first, Real)
+    if isinstance(shapes, tuple) and shapes:
+        return isinstance(shapes[0], Real)
+    return isinstance(shapes, Real)
 
 
 def _as_problem(shape: object) -> Problem:
@@ -81,13 +82,17 @@ def _as_problem(shape: object) -> Problem:
     if isinstance(shape, (Gemm, Conv)):
         return shape
     if isinstance(shape, (tuple, list)):
-        shape = ",".join(_cell(field) for field in shape).rstrip(",")
-    if not isinstance(shape, str):
+        # Missing fields at the end, such as None for the layout, have their defaults.
+        text = ",".join(_cell(field) for field in shape).rstrip(",")
+    elif isinstance(shape, str):
+        text = shape
+    else:
         raise UserError(
             f"{shape!r} is not a shape; give text such as '8192,50257,768,bf16', or a tuple."
         )
-    parse = Gemm.parse if shape.count(",") < _MOST_GEMM_FIELDS else Conv.parse
-    return parse(shape)
+    if text.count(",") < _MOST_GEMM_FIELDS:
+        return Gemm.parse(text)
+    return Conv.parse(text)
 
 
 def read_problems(path: Path) -> list[Problem]:
@@ -130,7 +135,8 @@ def _problems_of_frame(frame: pd.DataFrame) -> list[Problem]:
     for name in ("problem", "shape"):
         if name in frame and "m" not in frame:
             return as_problems(list(frame[name]))
-    described = frame[[name for name in frame.columns if name in {*_GEMM, *_CONV, *_SIZES}]]
+    columns = {*_GEMM, *_CONV, *_SIZES}
+    described = frame[[name for name in frame.columns if name in columns]]
     _check_header("the DataFrame", list(described.columns))
     rows: Sequence[Mapping[str, Any]] = described.to_dict("records")
     problems = []

@@ -77,8 +77,9 @@ class PublicRows:
         """
         first_tiles = []
         for names in self.kernels:
-            tiles = (read_name(name).tile_text() for name in names)
-            first_tiles.append(next((tile for tile in tiles if tile), ""))
+            tiles = [read_name(name).tile_text() for name in names]
+            known_tiles = [tile for tile in tiles if tile]
+            first_tiles.append(known_tiles[0] if known_tiles else "")
         # A third number, the tile's depth along K, is left out.
         return ["x".join(tile.split("x")[:2]) for tile in first_tiles]
 
@@ -97,7 +98,7 @@ class PublicRows:
 
     @classmethod
     def joined(cls, parts: Sequence[PublicRows]) -> PublicRows:
-        """Concatenate several selections of rows from one source."""
+        """Concatenate one or more selections of rows from one source, in the given order."""
         first = parts[0]
         return replace(
             first,
@@ -311,7 +312,7 @@ def _from_recording(folder: Path) -> _FileRows:
     )
 
 
-def _aiconfigurator(frame: pd.DataFrame, path: Path) -> _FileRows:
+def _from_aiconfigurator(frame: pd.DataFrame, path: Path) -> _FileRows:
     """Convert AIConfigurator's GEMMs ``y = x Wᵀ`` with x (m, k) and W (n, k), our layout nt.
 
     Latencies are in milliseconds. The cache is not flushed between replays, so ``import`` treats
@@ -333,7 +334,7 @@ def _aiconfigurator(frame: pd.DataFrame, path: Path) -> _FileRows:
     )
 
 
-def _neusight_linear(frame: pd.DataFrame, path: Path) -> _FileRows:
+def _from_neusight_linear(frame: pd.DataFrame, path: Path) -> _FileRows:
     """Convert NeuSight's linear layers, which ran in FP32 without TF32.
 
     The output of a layer is (B·M)×K, and its contraction runs over N. Latencies are in
@@ -350,7 +351,7 @@ def _neusight_linear(frame: pd.DataFrame, path: Path) -> _FileRows:
     )
 
 
-def _neusight_conv(frame: pd.DataFrame, path: Path) -> _FileRows:
+def _from_neusight_conv(frame: pd.DataFrame, path: Path) -> _FileRows:
     """Convert NeuSight's convolutions: forward passes in FP32 and NCHW.
 
     Latencies are in milliseconds. The filter's size is in the column "Kernel_Szie", which is
@@ -369,7 +370,7 @@ def _neusight_conv(frame: pd.DataFrame, path: Path) -> _FileRows:
     # Images and filters are square.
     for n, c, size, kout, r, stride, padding in frame[names].astype(int).itertuples(index=False):
         pairs = [(stride, stride), (padding, padding), (1, 1)]
-        problems.append(_conv((n, c, size, size, kout, r, r), pairs, "fp32", "fprop"))
+        problems.append(_build_conv((n, c, size, size, kout, r, r), pairs, "fp32", "fprop"))
     return _FileRows(
         devices=frame["Device"].tolist(),
         dtypes=["fp32"] * len(frame),
@@ -389,19 +390,19 @@ def _neusight_kernels(frame: pd.DataFrame) -> list[tuple[str, ...]]:
     return [tuple(name for name in text.split(";") if name) for text in lists]
 
 
-def _deepbench_gemm(frame: pd.DataFrame, path: Path) -> _FileRows:
+def _from_deepbench_gemm(frame: pd.DataFrame, path: Path) -> _FileRows:
     """Convert DeepBench's GEMMs. Times are in milliseconds.
 
     The matrices are column-major, so DeepBench's M and N are our n and m, and our layout is its
     transB followed by its transA.
     """
     dtype = _deepbench_dtype(path)
-    problems = [
-        Gemm(int(n), int(m), int(k), dtype, f"{tb}{ta}".lower())
-        for m, n, k, ta, tb in zip(
-            frame["M"], frame["N"], frame["K"], frame["transA"], frame["transB"], strict=True
-        )
+    layouts = [
+        f"{trans_b}{trans_a}".lower()
+        for trans_a, trans_b in zip(frame["transA"], frame["transB"], strict=True)
     ]
+    sizes = zip(frame["N"], frame["M"], frame["K"], layouts, strict=True)  # in our order
+    problems = [Gemm(int(m), int(n), int(k), dtype, layout) for m, n, k, layout in sizes]
     return _FileRows(
         devices=[None] * len(frame),
         dtypes=[dtype] * len(frame),
@@ -417,7 +418,7 @@ _DEEPBENCH_PASSES = {
 }  # fmt: skip
 
 
-def _deepbench_conv(frame: pd.DataFrame, path: Path) -> _FileRows:
+def _from_deepbench_conv(frame: pd.DataFrame, path: Path) -> _FileRows:
     """Convert DeepBench's convolutions in NCHW.
 
     A row has one time for each pass, in milliseconds. The time of a pass that was not run is
@@ -442,9 +443,9 @@ def _deepbench_conv(frame: pd.DataFrame, path: Path) -> _FileRows:
     shapes = frame[names].astype(int).itertuples(index=False, name=None)
     for shape, (_, row) in zip(shapes, frame.iterrows(), strict=True):
         *sizes, stride_h, stride_w, pad_h, pad_w = shape
-        pairs = [(stride_h, stride_w), (pad_h, pad_w), (1, 1)]
+        pairs = [(stride_h, stride_w), (pad_h, pad_w), (1, 1)]  # the dilation is 1
         for column, pass_ in _DEEPBENCH_PASSES.items():
-            problems.append(_conv(sizes, pairs, dtype, pass_))
+            problems.append(_build_conv(sizes, pairs, dtype, pass_))
             milliseconds = pd.to_numeric(row[column], errors="coerce")
             seconds.append(float(milliseconds) * 1e-3)
     return _FileRows(
@@ -458,7 +459,11 @@ def _deepbench_conv(frame: pd.DataFrame, path: Path) -> _FileRows:
 
 
 def _deepbench_dtype(path: Path) -> str:
-    """Return the dtype of a DeepBench table, which only the file's name contains."""
+    """Return the dtype of a DeepBench table, which only the file's name contains.
+
+    Raises:
+        UserError: if the name contains neither fp16 nor fp32.
+    """
     match = re.search(r"fp16|fp32", path.name)
     if match is None:
         raise UserError(
@@ -468,7 +473,7 @@ def _deepbench_dtype(path: Path) -> str:
     return match.group()
 
 
-def _conv(
+def _build_conv(
     sizes: Sequence[int], pairs: Sequence[tuple[int, int]], dtype: str, pass_: str
 ) -> Conv | None:
     """Return a convolution in NCHW with one group; None if its sizes are invalid.
@@ -486,10 +491,10 @@ def _conv(
 
 
 _FORMATS: tuple[tuple[set[str], Callable[[pd.DataFrame, Path], _FileRows]], ...] = (
-    ({"device", "gemm_dtype", "m", "n", "k", "latency"}, _aiconfigurator),
-    ({"OPName", "Latency", "Device", "Kernels", "B", "M", "N", "K"}, _neusight_linear),
-    ({"Latency", "Device", "Kernels", "Input_Channel", "Kernel_Szie"}, _neusight_conv),
-    ({"M", "N", "K", "transA", "transB", "time_ms"}, _deepbench_gemm),
-    ({"W", "H", "C", "N", "K", *_DEEPBENCH_PASSES}, _deepbench_conv),
+    ({"device", "gemm_dtype", "m", "n", "k", "latency"}, _from_aiconfigurator),
+    ({"OPName", "Latency", "Device", "Kernels", "B", "M", "N", "K"}, _from_neusight_linear),
+    ({"Latency", "Device", "Kernels", "Input_Channel", "Kernel_Szie"}, _from_neusight_conv),
+    ({"M", "N", "K", "transA", "transB", "time_ms"}, _from_deepbench_gemm),
+    ({"W", "H", "C", "N", "K", *_DEEPBENCH_PASSES}, _from_deepbench_conv),
 )
 """Columns that identify each format of public tables, and the function that reads it."""
