@@ -13,7 +13,7 @@ from analysis.advice.verdict import PREDICTED
 from analysis.model.basis import Basis
 from kernels.problem import Problem
 
-_LEAST = 0.1  # no size is assumed to shrink to less than this share of itself
+_SMALLEST_SHARE = 0.1  # no size is assumed to shrink to less than this share of itself
 
 
 @dataclass(frozen=True)
@@ -42,13 +42,15 @@ def answers_to(problems: Sequence[Problem], basis: Basis, question: Question) ->
         UserError: if the machine's recording cannot be read, if the machine is a CPU that does not
             support a problem's dtype, or if the size constraints of the query do not fit a problem.
     """
-    # A size may grow by the allowance and, for a choose query, also shrink by it. This factor
-    # covers both, for sizes that shrink to no less than a tenth.
-    factor = max(1 + question.allowance, 1 / max(1 - question.allowance, _LEAST))
-    measured = measurements_near(basis, problems, factor)
+    # A size may grow by the allowance and, for a choose query, also shrink by it. The measurements
+    # have to cover both, so the larger of the two factors counts.
+    growth = 1 + question.allowance
+    shrinkage = 1 / max(1 - question.allowance, _SMALLEST_SHARE)
+    measured = measurements_near(basis, problems, max(growth, shrinkage))
     answers = []
     for problem in problems:
         advice = advise(problem, basis.model, measured, basis.library(problem), question)
-        origin = basis.kind_and_source(problem, measured=advice.evidence != PREDICTED)
-        answers.append(Answer(advice, *origin))
+        is_measured = advice.evidence != PREDICTED
+        kind, source = basis.kind_and_source(problem, measured=is_measured)
+        answers.append(Answer(advice, kind, source))
     return answers

@@ -13,20 +13,21 @@ from sweeps.capture.captured import Attention
 
 CAUSAL, FULL, DECODE = "causal", "full", "decode"
 _FORM = "B,S,HEADS,KV_HEADS,HEAD_DIM,dtype[,causal|full|decode]"
+_FIELDS_WITH_MASK = 7  # number of fields in this form if the mask is given
 
 
 def parse_attention(text: str) -> Attention:
     """Parse an attention call from the command line, such as ``8,2048,32,8,128,bf16,causal``.
 
     The call has B sequences of S tokens each. With ``decode``, each sequence has only one query,
-    which attends to its S keys.
+    which attends to its S keys. Without a mask, the call is ``causal``.
 
     Raises:
         UserError: if the text does not have this form, or the number of KV heads does not divide
             the number of heads.
     """
     fields = text.split(",")
-    if len(fields) < 7:  # no mask is given
+    if len(fields) < _FIELDS_WITH_MASK:
         fields.append(CAUSAL)
     *sizes, dtype, mask = fields
     if len(sizes) != 5 or not all(is_whole(size) and int(size) for size in sizes):
@@ -35,15 +36,15 @@ def parse_attention(text: str) -> Attention:
             "8,2048,32,8,128,bf16."
         )
     check_option("--attention", mask, (CAUSAL, FULL, DECODE))
-    batch, tokens, heads, kv_heads, width = map(int, sizes)
+    batch, tokens, heads, kv_heads, head_width = [int(size) for size in sizes]
     return Attention(
         batch,
         heads,
         kv_heads,
         queries=1 if mask == DECODE else tokens,
         keys=tokens,
-        width=width,
-        value_width=width,
+        width=head_width,
+        value_width=head_width,
         dtype=dtype,
         causal=mask == CAUSAL,
     )
@@ -67,21 +68,20 @@ def attention_row(work: Attention, basis: Basis, framework: str | None) -> dict[
     if framework is not None:
         check_option("--attention-kernel", framework, FRAMEWORKS)
     time = attention_basis.predict(work, framework)
-    rate = work.flops / time.seconds
-    limits = {"compute": "arithmetic", "memory": "memory", "launch": "launching"}
+    flops_per_second = work.flops / time.seconds
+    peak_share = flops_per_second / peak_of(machine)
+    limit_words = {"compute": "arithmetic", "memory": "memory", "launch": "launching"}
     return {
         "machine": machine.slug,
         "problem": work.spec(),
         "time_us": time.seconds * 1e6,
         "lo_us": time.lo * 1e6,
         "hi_us": time.hi * 1e6,
-        "tflops": rate / 1e12,
+        "tflops": flops_per_second / 1e12,
         "limit": time.limit,
-        "peak_share": rate / peak_of(machine),
+        "peak_share": peak_share,
         "evidence": "predicted",
         "basis": attention_basis.kind,
         "source": attention_basis.source(framework),
-        "explanation": (
-            f"limited by {limits[time.limit]}, {rate / peak_of(machine):.0%} of the peak"
-        ),
+        "explanation": f"limited by {limit_words[time.limit]}, {peak_share:.0%} of the peak",
     }

@@ -28,6 +28,7 @@ _WIDTHS = 0.0025 * 2.0 ** np.arange(9)  # standard deviations of the half-normal
 _CENTRES = 0.01 * 2.0 ** np.arange(5)  # log gains around which the normal components lie
 _PSEUDO = 0.1  # pseudo-observations that are added to those of each component
 _ITERATIONS = 300  # maximum number of iterations that fit the weights
+_CONVERGED = 1e-5  # the fit ends if no weight changes by more than this in one iteration
 _LEAST_ERROR = 2e-4  # smallest standard error of a log ratio that the grid resolves
 _CUT = 1  # number of sorted blocks of a process that are left out at each end
 _DEGREES = 10  # maximum degrees of freedom of an error that is estimated from many pairs
@@ -116,12 +117,13 @@ def _squared_error(blocks: Sequence[float]) -> float:
 
     The formula is that of Yuen, "The two-sample trimmed t for unequal population variances" (1974).
     """
-    n = len(blocks)
+    block_count = len(blocks)
+    kept_share = 1 - 2 * _CUT / block_count
     trimmed = _trimmed(blocks)
     # The smallest and the largest block are replaced by the values next to them in sorted order.
     winsorized = np.clip(blocks, trimmed[0], trimmed[-1])
-    squared = float(np.var(winsorized, ddof=1)) / ((1 - 2 * _CUT / n) ** 2 * n)
-    return max(squared, _LEAST_ERROR**2)
+    squared_error = float(np.var(winsorized, ddof=1)) / (kept_share**2 * block_count)
+    return max(squared_error, _LEAST_ERROR**2)
 
 
 def expect(measured: Sequence[MeasuredRatio]) -> list[ExpectedRatio]:
@@ -176,7 +178,7 @@ def _fit_weights(densities: NDArray[np.float64]) -> NDArray[np.float64]:
         membership /= np.maximum(membership.sum(axis=1, keepdims=True), 1e-300)
         counts = membership.sum(axis=0) + _PSEUDO
         new_weights = counts / counts.sum()
-        if np.abs(new_weights - weights).max() < 1e-5:
+        if np.abs(new_weights - weights).max() < _CONVERGED:
             break
         weights = new_weights
     return weights
@@ -188,9 +190,13 @@ def _grid_and_components() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
 
     The probabilities have one row per component and one column per grid point.
     """
-    # The grid extends from −2.5 to 2.5. Its points are 1e-5 apart near 0, and 0.05 at the ends.
-    positive = np.sinh(np.linspace(0, math.asinh(2.5 / 5e-4), 500)) * 5e-4
+    # 1. Build the grid from −2.5 to 2.5. The hyperbolic sine makes its points 1e-5 apart near 0,
+    #    and 0.05 at the ends. The negative half mirrors the positive one without its 0.
+    scale = 5e-4
+    positive = np.sinh(np.linspace(0, math.asinh(2.5 / scale), 500)) * scale
     grid = np.concatenate([-positive[:0:-1], positive])
+    # 2. Compute the densities of the components. A density times the spacing of the grid is the
+    #    probability of a grid point, up to a constant factor.
     spacing = np.gradient(grid)
     densities = []
     for side in (1, -1):
@@ -202,4 +208,5 @@ def _grid_and_components() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     densities += [
         np.exp(-0.5 * ((grid - centre) / (centre / 2)) ** 2) * spacing for centre in _CENTRES
     ]
+    # 3. Normalise each component.
     return grid, np.array([density / density.sum() for density in densities])

@@ -27,12 +27,12 @@ class AdviceFinding:
     @property
     def best(self) -> Advice:
         """Advice with the largest gain."""
-        return max(self.advice, key=lambda a: a.gain.value)
+        return max(self.advice, key=lambda answer: answer.gain.value)
 
     @property
     def weight(self) -> float:
         """Sum of all gains, by which findings with the same verdict are sorted."""
-        return sum(a.gain.value for a in self.advice)
+        return sum(answer.gain.value for answer in self.advice)
 
     def text(self) -> str:
         """Format the finding: ``**likely**, fp32, N: make it a multiple of 64; 4% to 8% (…).``
@@ -41,17 +41,19 @@ class AdviceFinding:
         follow, unless they are negligible.
         """
         best = self.best
-        gains = sorted(a.gain.value for a in self.advice)
-        gain_range = f"{gains[0]:.0%}"
-        example = f"{best.problem} with {best.change or best.implementation}"
-        if len(gains) > 1:
+        gains = sorted(answer.gain.value for answer in self.advice)
+        best_text = f"{best.problem} with {best.change or best.implementation}"
+        if len(gains) == 1:
+            gain_range = f"{gains[0]:.0%}"
+            example = best_text
+        else:
             gain_range = f"{gains[0]:.0%} to {gains[-1]:.0%}"
-            example = f"{len(gains):,} shapes, such as {example}"
+            example = f"{len(gains):,} shapes, such as {best_text}"
         # A gain per FLOP already accounts for more FLOPs.
         if best.question == "choose":
             cost = " per FLOP"
         else:
-            extra_flops = max(a.extra_flops for a in self.advice)
+            extra_flops = max(answer.extra_flops for answer in self.advice)
             is_printable = extra_flops >= 5e-4  # less would be printed as 0.0%
             cost = f" for up to {extra_flops:.1%} more FLOPs" if is_printable else ""
         return f"**{best.verdict}**, {self._action()}; {gain_range}{cost} ({example})."
@@ -61,24 +63,30 @@ class AdviceFinding:
         best = self.best
         if not best.changed:
             return f"{best.problem.dtype}: use {best.implementation} instead"
-        dims = _dimensions(best)
-        names = " and ".join(name.upper() for name in dims)
-        make = "make it a multiple" if len(dims) == 1 else "make them multiples"
+        dimensions = _dimensions(best)
+        names = " and ".join(name.upper() for name in dimensions)
+        if len(dimensions) == 1:
+            make_multiple, other_size = "make it a multiple", "another size nearby"
+        else:
+            make_multiple, other_size = "make them multiples", "other sizes nearby"
         step = self._step()
         if _cause(best) == "alignment":
-            unit = max(_UNIT, WIDE_BYTES // DTYPE_BYTES[best.problem.dtype])
-            action = f"{make} of {unit}; misalignment costs time"
+            # In fp8, a multiple of 8 is still misaligned.
+            aligned_elements = max(_UNIT, WIDE_BYTES // DTYPE_BYTES[best.problem.dtype])
+            action = f"{make_multiple} of {aligned_elements}; misalignment costs time"
         elif step is not None and step >= _CLEAR_STEP:
-            action = f"{make} of {step}"
+            action = f"{make_multiple} of {step}"
         else:
-            action = "another size nearby" if len(dims) == 1 else "other sizes nearby"
+            action = other_size
         return f"{best.problem.dtype}, {names}: {action}"
 
     def _step(self) -> int | None:
         """Return the largest of :data:`_STEPS` that divides all new sizes; None if no step does."""
-        sizes = [getattr(a.instead, name) for a in self.advice for name in a.changed]
-        common = math.gcd(*sizes)
-        return next((step for step in _STEPS if common % step == 0), None)
+        new_sizes = [
+            getattr(answer.instead, name) for answer in self.advice for name in answer.changed
+        ]
+        divisor = math.gcd(*new_sizes)
+        return next((step for step in _STEPS if divisor % step == 0), None)
 
 
 def findings(advice: Sequence[Advice]) -> list[AdviceFinding]:
@@ -111,7 +119,7 @@ def findings_lines(advice: Sequence[Advice]) -> list[str]:
     """Return a Markdown list of at most ten findings, followed by lines with counts.
 
     One line counts the remaining findings, if there are any. The last line counts the queries whose
-    answer is to leave the shape as it is.
+    answer is to leave the shape as it is, and names their four most frequent reasons.
     """
     groups = findings(advice)
     lines = [f"- {finding.text()}" for finding in groups[:MAX_FINDINGS]]
@@ -122,8 +130,8 @@ def findings_lines(advice: Sequence[Advice]) -> list[str]:
     query_count = f"{len(unchanged):,} of {len(advice):,} queries"
     reasons = Counter(answer.reason for answer in unchanged).most_common(4)
     reason_text = "; ".join(f"{count:,}: {reason}" for reason, count in reasons)
-    in_brackets = f" ({reason_text})" if reason_text else ""
-    lines.append(f"- **leave it** is the answer for {query_count}{in_brackets}.")
+    reasons_in_brackets = f" ({reason_text})" if reason_text else ""
+    lines.append(f"- **leave it** is the answer for {query_count}{reasons_in_brackets}.")
     return lines
 
 

@@ -101,18 +101,18 @@ def peak(analysis: Analysis) -> Headline | None:
         if not math.isnan(gemm.lo):
             interval = f" ({_interval_text(rate(gemm.lo), rate(gemm.hi))})"
         texts.append(f"{gemm.dtype} {rate(gemm.tflops)}{interval}, {gemm.share:.0%} of the peak")
-    raised = (analysis.recording.run.get("ceilings") or {}).get("raised") or {}
-    raised_peaks = "".join(
-        (
-            f" The {dtype} peak was raised from {rate(change['from'] / 1e12)}: "
-            f"{change['case']} was faster than the measured peak in two processes."
+    sentences = [f"Fastest GEMMs: {'; '.join(texts)}."]
+    ceilings = analysis.recording.run.get("ceilings") or {}
+    raised_peaks = ceilings.get("raised") or {}
+    for dtype, raised in raised_peaks.items():
+        sentences.append(
+            f"The {dtype} peak was raised from {rate(raised['from'] / 1e12)}: {raised['case']} was "
+            "faster than the measured peak in two processes."
         )
-        for dtype, change in raised.items()
-    )
     best = max(fastest, key=lambda gemm: gemm.tflops)
     return Headline(
         "peak",
-        f"Fastest GEMMs: {'; '.join(texts)}.{raised_peaks}",
+        " ".join(sentences),
         best.tflops,
         best.lo,
         best.hi,
@@ -146,6 +146,7 @@ def fastest_gemms(analysis: Analysis) -> list[FastestGemm]:
         ceiling = analysis.recording.machine.peak(str(dtype)) / 1e12
         # A measured ceiling is itself uncertain, so no GEMM is reported to exceed it.
         share = min(1.0, row["tflops"] / ceiling)
+        # FLOPs per µs are 1e-6 TFLOP/s. The longest time gives the lowest speed.
         lo = row["flops"] / row["time_hi_us"] / 1e6
         hi = row["flops"] / row["time_lo_us"] / 1e6
         fastest.append(FastestGemm(str(dtype), row["tflops"], lo, hi, share, len(rows)))
@@ -156,26 +157,26 @@ def steady(analysis: Analysis) -> Headline | None:
     """Report the speed of a sustained run as a share of the speed in short bursts.
 
     If there are several sustained runs, as on several GPUs, the one with the median share is
-    reported.
+    reported. Return None if no sustained run was timed.
     """
     entries = sorted(analysis.recording.run.get("steady") or (), key=lambda entry: entry["share"])
     if not entries:
         return None
     entry = entries[len(entries) // 2]
-    value = float(entry["share"])
+    share = float(entry["share"])
     lo = math.nan if entry["lo"] is None else float(entry["lo"])
     hi = math.nan if entry["hi"] is None else float(entry["hi"])
     interval = "" if math.isnan(lo) else f" ({_percent_interval(lo, hi)})"
     formats = {"sm_mhz": "{:,.0f} MHz", "power_w": "{:,.0f} W", "energy_j": "{:.3g} J per GEMM"}
     # A machine may lack some of the sensors.
-    sensors = [text.format(entry[name]) for name, text in formats.items() if entry[name]]
-    readings = f" ({', '.join(sensors)})" if sensors else ""
+    readings = [text.format(entry[name]) for name, text in formats.items() if entry[name]]
+    readings_in_brackets = f" ({', '.join(readings)})" if readings else ""
     return Headline(
         "steady",
         f"Sustained runs of {entry['problem']} settle at {rate(entry['tflops'])}, "
-        f"{value:.0%}{interval} of burst speed{readings}. Times are burst times unless their mode "
-        "is sustained.",
-        value,
+        f"{share:.0%}{interval} of burst speed{readings_in_brackets}. Times are burst times unless "
+        "their mode is sustained.",
+        share,
         lo,
         hi,
         len(entries),
@@ -186,7 +187,8 @@ def alignment(table: pd.DataFrame) -> Headline | None:
     """Report the speed of sizes that are not a multiple of eight, and a multiple that suffices.
 
     Dimensions are reported separately if each has enough sizes. The value, the interval and the
-    count of the headline are those of the slowest dimension.
+    count of the headline are those of the slowest dimension. Return None if the recording has too
+    few such sizes.
     """
     rows = alignment_series(table)
     if rows.empty:
@@ -200,10 +202,10 @@ def alignment(table: pd.DataFrame) -> Headline | None:
         groups = {"": misaligned}
     means = {name: _mean_ratio(group) for name, group in groups.items()}
     texts = []
-    for name, (value, lo, hi) in means.items():
+    for name, (speed, lo, hi) in means.items():
         along = f" along {name}" if name else ""
-        texts.append(f"{value:.0%} ({_percent_interval(lo, hi)}){along}")
-    speeds = {name: value for name, (value, _, _) in means.items()}
+        texts.append(f"{speed:.0%} ({_percent_interval(lo, hi)}){along}")
+    speeds = {name: speed for name, (speed, _, _) in means.items()}
     slowest = min(speeds, key=lambda name: speeds[name])
     affected = rows[rows["along"] == slowest.lower()] if slowest else rows
     return Headline(
@@ -226,27 +228,33 @@ def _sufficient_multiple(rows: pd.DataFrame) -> str:
         multiple: float(np.log(rows.loc[rows["offset"] % multiple == 0, "relative"]).mean())
         for multiple in _MULTIPLES
     }
-    # The difference of two log speeds is about the relative difference of the speeds.
-    least = mean_log_speed[_MULTIPLES[-1]] - _HARDLY
-    multiple = next(multiple for multiple in _MULTIPLES if mean_log_speed[multiple] >= least)
-    if multiple == 1:
+    # The difference of two log speeds is about the relative difference of the speeds. The largest
+    # multiple always reaches this speed.
+    sufficient_log_speed = mean_log_speed[_MULTIPLES[-1]] - _HARDLY
+    smallest = next(
+        multiple for multiple in _MULTIPLES if mean_log_speed[multiple] >= sufficient_log_speed
+    )
+    if smallest == 1:
         return "on average, alignment hardly matters"
-    return f"on average, multiples of {multiple} lose less than {_HARDLY:.0%}"
+    return f"on average, multiples of {smallest} lose less than {_HARDLY:.0%}"
 
 
 def layout(table: pd.DataFrame) -> Headline | None:
-    """Report the speed of NHWC convolutions relative to NCHW, as a geometric mean."""
+    """Report the speed of NHWC convolutions relative to NCHW, as a geometric mean.
+
+    Return None if too few convolutions were measured in both layouts.
+    """
     pairs = layout_series(table)
     if len(pairs) < _LEAST:
         return None
-    value, lo, hi = _mean_ratio(pairs, "ratio")
+    mean, lo, hi = _mean_ratio(pairs, "ratio")
     faster = int((pairs["ratio_lo"] > 1).sum())
     slower = int((pairs["ratio_hi"] < 1).sum())
     return Headline(
         "layout",
-        f"NHWC is {value:.2f}× as fast as NCHW (geometric mean over {len(pairs)} pairs, "
+        f"NHWC is {mean:.2f}× as fast as NCHW (geometric mean over {len(pairs)} pairs, "
         f"{lo:.2f}–{hi:.2f}): clearly faster in {faster}, clearly slower in {slower}.",
-        value,
+        mean,
         lo,
         hi,
         len(pairs),
@@ -257,36 +265,56 @@ def size(table: pd.DataFrame) -> Headline | None:
     """Report the size from which square GEMMs reach nearly their best speed, for each dtype.
 
     The value, the interval and the count of the headline are those of the first dtype. If no
-    measured size reaches this speed, the largest measured size is given instead.
+    measured size reaches this speed, the largest measured size is given instead. Return None if no
+    dtype has enough square GEMMs.
     """
     rows = square_series(table)
-    texts, figures = [], []
+    texts = []
+    figures = []  # value, interval and count of the headline, for each dtype
     for dtype, group in rows.groupby("dtype", sort=False):
         if len(group) < _LEAST:
             continue
         # The upper ends of the speeds' intervals give the lower end of the size, and vice versa.
-        value, lo, hi = (
-            fast_from(group, speeds) for speeds in ("tflops", "tflops_hi", "tflops_lo")
-        )
-        # None: even the largest size is too slow, so only a lower bound is known.
+        # A size is None if even the largest measured size is too slow.
+        fast_size = fast_from(group, "tflops")
+        lo = fast_from(group, "tflops_hi")
+        hi = fast_from(group, "tflops_lo")
         largest = int(group["m"].max())
-        if value is None:
+        if fast_size is None:
             texts.append(f"above M = {largest} in {dtype}")
         else:
-            interval = "" if lo == hi else f" ({lo}–{hi})" if hi else f" ({lo} or more)"
-            texts.append(f"at M = {value}{interval} in {dtype}")
-        figures.append((value or largest, lo or largest, hi or largest, len(group)))
+            texts.append(f"at M = {fast_size}{_size_interval(lo, hi)} in {dtype}")
+        figures.append((fast_size or largest, lo or largest, hi or largest, len(group)))
     if not texts:
         return None
+    value, lo_of_value, hi_of_value, count = figures[0]
     return Headline(
         "size",
         f"Square GEMMs reach {NEARLY:.0%} of their best speed {', '.join(texts)}.",
-        *figures[0],
+        value,
+        lo_of_value,
+        hi_of_value,
+        count,
     )
 
 
+def _size_interval(lo: int | None, hi: int | None) -> str:
+    """Format the interval of a size, such as `` (512–1024)``; empty if its ends are equal.
+
+    If ``hi`` is None, the size may also be larger than all measured ones.
+    """
+    if lo == hi:
+        return ""
+    if hi is None:
+        return f" ({lo} or more)"
+    return f" ({lo}–{hi})"
+
+
 def accuracy(analysis: Analysis) -> Headline | None:
-    """Report the errors of held-out predictions and, if it is certain, the machine's drift."""
+    """Report the errors of held-out predictions and, if it is certain, the machine's drift.
+
+    The value is the median error. Return None if too few cases were held out.
+    """
     errors = analysis.errors.dropna()
     interval = median_interval(errors.tolist())
     if len(errors) < _LEAST or interval is None:
@@ -296,12 +324,12 @@ def accuracy(analysis: Analysis) -> Headline | None:
     drift = ""
     if canary and canary.get("certain"):
         drift = f"; the machine drifted by {canary['drift']:+.1%} during the run"
-    value = float(errors.median())
+    median = float(errors.median())
     return Headline(
         "accuracy",
-        f"Predictions of {len(errors):,} held-out cases: median error {value:.1%} "
+        f"Predictions of {len(errors):,} held-out cases: median error {median:.1%} "
         f"({100 * lo:.1f}–{hi:.1%}), 95th percentile {errors.quantile(0.95):.0%}{drift}.",
-        value,
+        median,
         lo,
         hi,
         len(errors),
@@ -356,11 +384,11 @@ def sizes_line(advice: Sequence[Advice]) -> str:
     """Say how many queries are answered with a better size or implementation."""
     confirmed = sum(answer.verdict == DO_IT for answer in advice)
     likely = sum(answer.verdict == LIKELY for answer in advice)
-    shapes = len({answer.problem for answer in advice})
+    shapes = counted(len({answer.problem for answer in advice}), "shape")
     if not confirmed and not likely:
-        return f"{counted(shapes, 'shape')} checked: no better size is nearby."
+        return f"{shapes} checked: no better size is nearby."
     return (
-        f"{len(advice):,} queries (pad and choose for {counted(shapes, 'shape')}): "
+        f"{len(advice):,} queries (pad and choose for {shapes}): "
         f"{confirmed:,} confirmed and {counted(likely, 'likely improvement')}."
     )
 
@@ -382,9 +410,9 @@ def _mean_ratio(rows: pd.DataFrame, name: str = "relative") -> tuple[float, floa
     # A ratio without an interval adds no uncertainty of its own.
     errors = np.nan_to_num((log_hi - log_lo) / 2 / Z95)
     variance = (np.var(logs, ddof=1) + np.mean(errors**2)) / len(logs)
-    half = stats.t.ppf(0.975, len(logs) - 1) * math.sqrt(variance)
+    half_interval = stats.t.ppf(0.975, len(logs) - 1) * math.sqrt(variance)
     mean = float(logs.mean())
-    return math.exp(mean), math.exp(mean - half), math.exp(mean + half)
+    return math.exp(mean), math.exp(mean - half_interval), math.exp(mean + half_interval)
 
 
 def _interval_text(lo: str, hi: str) -> str:

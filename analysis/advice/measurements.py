@@ -67,7 +67,7 @@ class Measurements:
                 if implementation == other_implementation:
                     self._confirmed[kind, problem, option] = ratio
                 # Other implementations are only re-timed at the original sizes, so both kinds of
-                # queries compare them alike.
+                # queries compare them alike. They are therefore stored only once.
                 elif kind == "pad":
                     self._other_implementations.setdefault(before, []).append(
                         (other_implementation, ratio)
@@ -143,8 +143,8 @@ class Measurements:
             return None
         before = min((before_times[name] for name in common), key=_seconds)
         after = min((after_times[name] for name in common), key=_seconds)
-        have_no_interval = math.isnan(before.lo) and math.isnan(after.lo)
-        if not have_no_interval or before.place != after.place:
+        has_interval = not (math.isnan(before.lo) and math.isnan(after.lo))
+        if has_interval or before.place != after.place:
             return None
         return before.time / after.time
 
@@ -209,9 +209,10 @@ def _expected_ratios(pairs: Sequence[Pair], kind: str) -> dict[tuple[Contender, 
     and no size of the second problem may be below that of the first.
     """
     # 1. Select the pairs, and convert their log ratios of times to log ratios of what is compared.
+    #    A time ratio times ``work`` is a ratio of speeds for ``choose``, and of times for ``pad``.
     relevant: list[Pair] = []
-    works: list[float] = []
-    log_gains: list[list[list[float]]] = []
+    works: list[float] = []  # one for each relevant pair
+    log_gains: list[list[list[float]]] = []  # by pair, process and block
     for pair in pairs:
         before_problem, _ = pair.before
         after_problem, _ = pair.after
@@ -221,10 +222,11 @@ def _expected_ratios(pairs: Sequence[Pair], kind: str) -> dict[tuple[Contender, 
             work = 1.0
         else:
             continue
+        log_work = math.log(work)
         relevant.append(pair)
         works.append(work)
         log_gains.append(
-            [[log_ratio + math.log(work) for log_ratio in blocks] for blocks in pair.log_ratios]
+            [[log_ratio + log_work for log_ratio in blocks] for blocks in pair.log_ratios]
         )
     # 2. Compute the expected gains, and convert them back to time ratios.
     gains = from_processes(
@@ -289,23 +291,27 @@ def read_measurements(rows: pd.DataFrame, recording: Recording) -> Measurements:
     row_rounds = [no_rounds] * len(rows)
     if rounds:
         row_rounds = [rounds.get(case, no_rounds) for case in case_ids(rows)]
-    columns = (
+    seconds_of_rows = rows["time_us"].to_numpy(dtype=float, na_value=np.nan) * 1e-6
+    lows_of_rows = rows["time_lo_us"].to_numpy(dtype=float, na_value=np.nan) * 1e-6
+    highs_of_rows = rows["time_hi_us"].to_numpy(dtype=float, na_value=np.nan) * 1e-6
+    run_deviations = between_processes(recording)
+    run_case_deviations = between_cases(recording)
+    imported_by_user = recording.public and not recording.is_public_table
+    # 2. Convert each row to a measured time with its interval.
+    times: dict[Problem, dict[str, MeasuredTime]] = {}
+    all_times: dict[Contender, list[MeasuredTime]] = {}
+    for problem, name, run, place, samples, seconds, lo, hi in zip(
         problems_of(rows),
         rows["implementation"],
         rows["run"].fillna(""),
         places_of(rows),
         row_rounds,
-        rows["time_us"].to_numpy(dtype=float, na_value=np.nan) * 1e-6,
-        rows["time_lo_us"].to_numpy(dtype=float, na_value=np.nan) * 1e-6,
-        rows["time_hi_us"].to_numpy(dtype=float, na_value=np.nan) * 1e-6,
-    )
-    run_deviations = between_processes(recording)
-    run_case_deviations = between_cases(recording)
-    # 2. Convert each row to a measured time with its interval.
-    times: dict[Problem, dict[str, MeasuredTime]] = {}
-    all_times: dict[Contender, list[MeasuredTime]] = {}
-    for problem, name, run, place, samples, seconds, lo, hi in zip(*columns, strict=True):
-        if math.isnan(lo) and recording.public and not recording.is_public_table:
+        seconds_of_rows,
+        lows_of_rows,
+        highs_of_rows,
+        strict=True,
+    ):
+        if math.isnan(lo) and imported_by_user:
             time = MeasuredTime.single(seconds, place)
         else:
             time = MeasuredTime(

@@ -79,9 +79,11 @@ def question_of(
     """
     if pad is not None and choose is not None:
         raise UserError("give either --pad or --choose, not both.")
-    kind, given = ("pad", pad) if choose is None else ("choose", choose)
-    allowance = Question.allowance if given is None else share_of(given, kind, MOST)
-    return Question(kind, allowance, constraints)
+    if choose is not None:
+        return Question("choose", share_of(choose, "choose", MOST), constraints)
+    if pad is not None:
+        return Question("pad", share_of(pad, "pad", MOST), constraints)
+    return Question(constraints=constraints)
 
 
 MOST = 10.0
@@ -117,12 +119,14 @@ def options_of_each(
 
     def predict(option_lists: Sequence[list[Problem]]) -> list[pd.DataFrame]:
         """Predict the options of each problem, with a single query for all problems."""
-        all_options = [option for options in option_lists for option in options]
-        names = [
-            name for name, options in zip(libraries, option_lists, strict=True) for _ in options
-        ]
-        query = Query.with_implementations(all_options, names, measured.warm)
-        frame = model.predict(query).frame() if names else pd.DataFrame()
+        all_options: list[Problem] = []
+        library_of_each: list[str] = []
+        for library, options in zip(libraries, option_lists, strict=True):
+            all_options += options
+            library_of_each += [library] * len(options)
+        query = Query.with_implementations(all_options, library_of_each, measured.warm)
+        frame = model.predict(query).frame() if all_options else pd.DataFrame()
+        # Cut the rows of all options into one frame for each problem.
         bounds = itertools.accumulate(map(len, option_lists), initial=0)
         return [
             frame.iloc[start:end].reset_index(drop=True)
@@ -163,12 +167,13 @@ def _first_options(
 ) -> tuple[list[Problem], bool]:
     """Return all options if there are few; otherwise, measured ones and changes of a single size.
 
-    The second value is True if no further options have to be generated.
+    The options begin with the problem itself. The second value is True if no further options have
+    to be generated.
     """
-    less = -question.allowance if question.choose else 0.0
+    smallest_growth = -question.allowance if question.choose else 0.0
     near = [
         option
-        for option in measured.near(problem, less, question.allowance)
+        for option in measured.near(problem, smallest_growth, question.allowance)
         if question.constraints.allow(problem, option) and question.allows_flops(problem, option)
     ]
     sizes = sizes_near(
@@ -199,12 +204,13 @@ def _combinations_of_best(
         question: the query.
     """
     problem = options[0]
-    time = dict(zip(options, frame["time_us"], strict=True))
+    time_us_of = dict(zip(options, frame["time_us"], strict=True))
 
     def best_sizes(name: str) -> list[int]:
         """Return the current size of a dimension, and its best sizes if no other size changes."""
         candidates = [option for option in options if set(changed(problem, option)) <= {name}]
-        candidates.sort(key=lambda option: time[option] / question.work(problem, option))
+        # The time per unit of work ranks the options of both kinds of queries.
+        candidates.sort(key=lambda option: time_us_of[option] / question.work(problem, option))
         best = [getattr(option, name) for option in candidates[:_BEST_SIZES]]
         return sorted({getattr(problem, name), *best})
 
@@ -212,7 +218,7 @@ def _combinations_of_best(
     return [
         option
         for option in combined
-        if option not in time and question.allows_flops(problem, option)
+        if option not in time_us_of and question.allows_flops(problem, option)
     ]
 
 

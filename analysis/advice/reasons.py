@@ -59,10 +59,10 @@ def why(
             instead of being computed in waves.
     """
     # 1. Compute the parts of the causes in the model, and attribute the remainder to a cause.
-    total = math.log1p(gain)
+    log_gain = math.log1p(gain)
     log_work = math.log(option.flops / problem.flops)
     parts = _known_parts(before, after, log_work, choose, kind)
-    remainder = total - sum(parts.values())
+    remainder = log_gain - sum(parts.values())
     if remainder > 0 and problem.alignment < WIDE_BYTES and option.alignment > problem.alignment:
         parts[_alignment_cause(problem, option, assumed)] = remainder
     elif kind == "gpu" and _kernel(before) != _kernel(after):
@@ -71,39 +71,51 @@ def why(
         parts["a cause unknown to the model" if measured else _SIMILAR] = remainder
     # 2. Convert the parts to percentage points, and name only the large ones. A gain of exactly 0
     #    has no parts.
-    points = {name: 100 * gain * part / total for name, part in parts.items()} if total else {}
-    least = max(_LEAST_POINTS, _LEAST_SHARE * 100 * gain)
-    causes = {name: value for name, value in points.items() if value >= least}
-    costs = {name: value for name, value in points.items() if value <= -least}
+    points: dict[str, float] = {}
+    if log_gain:
+        points = {cause: 100 * gain * part / log_gain for cause, part in parts.items()}
+    least_points = max(_LEAST_POINTS, _LEAST_SHARE * 100 * gain)
+    causes = {cause: value for cause, value in points.items() if value >= least_points}
+    costs = {cause: value for cause, value in points.items() if value <= -least_points}
+    # 3. Write the causes, the largest first, and then what reduces the gain.
     if not causes:
         return "many small causes"
     if len(causes) == 1 and not costs:
         (only_cause,) = causes
         return f"because of {only_cause}"
-    largest_first = sorted(causes, key=lambda name: -causes[name])
+    largest_first = sorted(causes, key=lambda cause: -causes[cause])
     gained = " and ".join(
-        f"{counted(round(causes[name]), 'point')} from {name}" for name in largest_first
+        f"{counted(round(causes[cause]), 'point')} from {cause}" for cause in largest_first
     )
-    lost = "".join(f", minus {-value:.0f} from {name}" for name, value in costs.items())
+    lost = "".join(f", minus {-value:.0f} from {cause}" for cause, value in costs.items())
     return gained + lost
 
 
 def _known_parts(
     before: Mapping[str, Any], after: Mapping[str, Any], log_work: float, choose: bool, kind: str
 ) -> dict[str, float]:
-    """Return the parts of a gain's logarithm that the model explains.
+    """Return the parts of a gain's logarithm that the model explains, by cause in words.
 
-    ``log_work`` is the log of the ratio of FLOPs, option over problem. If arithmetic is the
-    limit, more FLOPs take more time. If memory is the limit, only bytes take time, so more FLOPs
-    for the same bytes increase a gain per FLOP (``choose``).
+    The result is empty if the model explains no part. If arithmetic is the limit, more FLOPs take
+    more time. If memory is the limit, only bytes take time, so more FLOPs for the same bytes
+    increase a gain per FLOP.
+
+    Args:
+        before: the model's prediction of the problem.
+        after: the model's prediction of the option.
+        log_work: logarithm of the ratio of FLOPs, option over problem.
+        choose: True if the gain is per FLOP.
+        kind: kind of the machine, ``gpu`` or ``cpu``.
     """
     # 1. Memory is the limit before and after the change.
     if before["limit"] == "memory" and after["limit"] == "memory":
         log_bytes = math.log(before["bytes"] / after["bytes"])
         if choose:
             log_bytes += log_work
-        bytes_text = "fewer bytes" if log_bytes >= 0 else "more bytes"
-        return {f"{bytes_text} per FLOP" if choose else bytes_text: log_bytes}
+        cause = "fewer bytes" if log_bytes >= 0 else "more bytes"
+        if choose:
+            cause += " per FLOP"
+        return {cause: log_bytes}
     # 2. Launching is a limit, or memory is the limit only before or only after the change. The
     #    model cannot divide such a gain into parts.
     if before["limit"] not in _OF_ARITHMETIC or after["limit"] not in _OF_ARITHMETIC:
@@ -112,8 +124,8 @@ def _known_parts(
     #    are not a separate part.
     tile_gain = math.log(after["tile_efficiency"] / before["tile_efficiency"])
     area_gain = tile_gain if choose else tile_gain - log_work
-    shares = [f"{row['tile_efficiency']:.0%}" for row in (before, after)]
-    tile_text = f"{_fullness(tile_gain)} tiles ({shares[0]} → {shares[1]} of their area)"
+    areas = f"{before['tile_efficiency']:.0%} → {after['tile_efficiency']:.0%} of their area"
+    tile_text = f"{_fullness(tile_gain)} tiles ({areas})"
     # If the tiles are fuller but their total area still grows, the additional FLOPs cost the time.
     if area_gain < 0 <= tile_gain:
         tile_text = f"{math.expm1(log_work):.1%} more FLOPs"
@@ -123,8 +135,9 @@ def _known_parts(
         tiles_each = f"{before['waves']} → {after['waves']} tiles each"
         wave_text = f"{degree} evenly loaded threads ({tiles_each})"
     else:
-        waves = [f"{row['waves']}, {row['tail_efficiency']:.0%} full" for row in (before, after)]
-        wave_text = f"{_fullness(wave_gain)} waves ({waves[0]} → {waves[1]})"
+        waves_before = f"{before['waves']}, {before['tail_efficiency']:.0%} full"
+        waves_after = f"{after['waves']}, {after['tail_efficiency']:.0%} full"
+        wave_text = f"{_fullness(wave_gain)} waves ({waves_before} → {waves_after})"
     return {tile_text: area_gain, wave_text: wave_gain}
 
 
@@ -152,11 +165,15 @@ def _kernel_cause(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
 
 def _alignment_cause(problem: Problem, option: Problem, assumed: bool) -> str:
     """Name the changed sizes that are misaligned, and say if their price is ``assumed``."""
-    unit = WIDE_BYTES // DTYPE_BYTES[problem.dtype]
-    misaligned = [d.upper() for d in changed(problem, option) if getattr(problem, d) % unit]
+    aligned_elements = WIDE_BYTES // DTYPE_BYTES[problem.dtype]
+    misaligned = [
+        name.upper()
+        for name in changed(problem, option)
+        if getattr(problem, name) % aligned_elements
+    ]
     caveat = "; the price is assumed, because no such sizes were measured" if assumed else ""
     verb = "is not a multiple" if len(misaligned) == 1 else "are not multiples"
-    return f"alignment ({' and '.join(misaligned)} {verb} of {unit}{caveat})"
+    return f"alignment ({' and '.join(misaligned)} {verb} of {aligned_elements}{caveat})"
 
 
 def why_not(row: Mapping[str, Any], question: Question, uncertain: bool) -> str:
@@ -172,5 +189,7 @@ def why_not(row: Mapping[str, Any], question: Question, uncertain: bool) -> str:
         return "too little is known about nearby sizes to recommend one; --measure would time them"
     if question.choose:
         return "no size within the limits is expected to raise the speed enough"
-    bound = {"launch": "launch-bound: ", "memory": "memory-bound: "}.get(row["limit"], "")
-    return f"{bound}no larger size within the limits is expected to save enough time"
+    # These two limits are themselves a reason why a larger size does not help.
+    prefixes = {"launch": "launch-bound: ", "memory": "memory-bound: "}
+    prefix = prefixes.get(row["limit"], "")
+    return f"{prefix}no larger size within the limits is expected to save enough time"

@@ -164,23 +164,24 @@ def _advise_among(
     candidates: Options, model: Model, measured: Measurements, library: str, question: Question
 ) -> Advice:
     """Return the best advice among given options, the first of which is the problem itself."""
-    # 1. Choose the best other size. Position 0 is the problem itself.
+    # 1. Choose the best size. Position 0 is the problem itself.
     options, frame = candidates
     problem = options[0]
     fit = model.fit(group_of(library, problem))
     choices = weigh(problem, options, frame, fit, measured, question)
     best = best_choice(choices)
+    is_other_size = best > 0
     option = options[best]
     choice = choices[best]
     # 2. Another implementation of the same shape may be better than any other size.
     alternative = _other_implementation(problem, measured, library, question)
     if alternative is not None:
         rank = _rank(alternative.verdict, alternative.gain, 0.0)
-        if not best or rank > choice.rank:
+        if not is_other_size or rank > choice.rank:
             return alternative
     # 3. Explain the change and report its gain, or explain why no change is recommended.
     is_measured = choice.evidence != PREDICTED
-    if best:
+    if is_other_size:
         verdict_on_change = choice.verdict
         evidence = choice.evidence
         predicted_gain = choice.predicted
@@ -309,7 +310,7 @@ def weigh(
     measured: Measurements,
     question: Question,
 ) -> list[Choice]:
-    """Return each option's gain over the problem, with its evidence.
+    """Return each option's gain over the problem from the best evidence, in the options' order.
 
     Args:
         problem: the original problem.
@@ -320,11 +321,16 @@ def weigh(
         question: the query.
     """
     times_us = frame["time_us"].to_numpy()
-    spreads = [fit.spread(*ends) for ends in zip(frame["lo_us"], frame["hi_us"], strict=True)]
+    spreads = [
+        fit.spread(lo_us, hi_us)
+        for lo_us, hi_us in zip(frame["lo_us"], frame["hi_us"], strict=True)
+    ]
     choices = []
     for option, time_us, spread in zip(options, times_us, spreads, strict=True):
         work = question.work(problem, option)
-        ratio = predicted_ratio(problem, option, (times_us[0], time_us), (spreads[0], spread), fit)
+        both_times = (times_us[0], time_us)
+        both_spreads = (spreads[0], spread)
+        ratio = predicted_ratio(problem, option, both_times, both_spreads, fit)
         predicted = gain_of(ratio, work)
         gain, evidence = predicted, PREDICTED
         if (confirmed := measured.confirmed(problem, option, question.kind)) is not None:
@@ -363,9 +369,11 @@ def best_choice(choices: Sequence[Choice]) -> int:
     If any choice was re-timed, only re-timed choices are compared, because the most promising
     choices were selected for re-timing.
     """
-    candidates = range(1, len(choices))
+    candidates = list(range(1, len(choices)))
     confirmed = [i for i in candidates if choices[i].evidence == CONFIRMED]
-    best = max(confirmed or candidates, key=lambda i: choices[i].rank, default=0)
+    if confirmed:
+        candidates = confirmed
+    best = max(candidates, key=lambda i: choices[i].rank, default=0)
     if choices[best].verdict == LEAVE_IT:
         return 0
     return best
@@ -376,15 +384,17 @@ def assumes_alignment(problem: Problem, option: Problem, fit: Fit) -> bool:
     return fit.aligned_only and option.alignment > problem.alignment
 
 
-def _with_assumed_price(log_ratio: float, fit: Fit, spread: float) -> tuple[float, float]:
+def _error_with_assumed_price(log_ratio: float, fit: Fit, spread: float) -> tuple[float, float]:
     """Return the 90% range of a log ratio's error if the price of misalignment is assumed.
 
     The true price may be anything from zero to twice the assumed one. All other errors are computed
     as if both shapes had the ``spread`` of the aligned one, which is given.
     """
-    low, high = fit.ratio_range(True, (spread, spread))
-    price = max(log_ratio, 0.0)
-    return -math.hypot(low, price), math.hypot(high, price)
+    low, high = fit.ratio_range(near=True, spreads=(spread, spread))
+    # All of the predicted gain may come from the assumed price. If the true price is zero, this
+    # gain vanishes, and if it is twice the assumed one, the gain doubles.
+    price_error = max(log_ratio, 0.0)
+    return -math.hypot(low, price_error), math.hypot(high, price_error)
 
 
 def _error(
@@ -405,11 +415,12 @@ def _error(
     """
     size_ratios = [getattr(option, name) / getattr(problem, name) for name in dimensions(problem)]
     if max(size_ratios) > 1 + NEAR or min(size_ratios) < 1 / (1 + NEAR):
-        return fit.ratio_range(False, spreads)
+        return fit.ratio_range(near=False, spreads=spreads)
     if fit.has_like(problem) and fit.has_like(option):
-        low, high = fit.ratio_range(True, spreads)
+        low, high = fit.ratio_range(near=True, spreads=spreads)
     else:
-        low, high = fit.ratio_range(True, (fit.typical_spread, fit.typical_spread))
+        typical_spreads = (fit.typical_spread, fit.typical_spread)
+        low, high = fit.ratio_range(near=True, spreads=typical_spreads)
         low = min(low, UNCALIBRATED_PAIR[0])
         high = max(high, UNCALIBRATED_PAIR[1])
     if min(size_ratios) < 1:
@@ -435,10 +446,11 @@ def predicted_ratio(
     """
     problem_time, option_time = times
     ratio = problem_time / option_time
-    low, high = _error(problem, option, fit, spreads)
     if assumes_alignment(problem, option, fit):
         _, option_spread = spreads
-        low, high = _with_assumed_price(math.log(ratio), fit, option_spread)
+        low, high = _error_with_assumed_price(math.log(ratio), fit, option_spread)
+    else:
+        low, high = _error(problem, option, fit, spreads)
     return ratio, ratio * math.exp(low), ratio * math.exp(high)
 
 

@@ -134,10 +134,13 @@ class SizeIndex:
         """Return the positions of problems whose sizes are in a window around those of ``problem``.
 
         For a size s of ``problem``, the window extends from s × (1 + ``less``) to s × (1 +
-        ``more``), so a negative ``less`` allows smaller sizes.
+        ``more``), so a negative ``less`` allows smaller sizes. The result is in increasing order,
+        and empty if no problem of this kind is in the window.
         """
-        empty = np.empty(0, dtype=np.intp), np.empty((0, len(dimensions(problem))))
-        positions, sizes = self._kinds.get(kind_of(problem), empty)
+        kind = kind_of(problem)
+        if kind not in self._kinds:
+            return np.empty(0, dtype=np.intp)
+        positions, sizes = self._kinds[kind]
         center = np.array(sizes_of(problem))
         inside = (sizes >= center * (1 + less)) & (sizes <= center * (1 + more))
         return positions[inside.all(axis=1)]
@@ -177,6 +180,7 @@ def sizes_near(
             for step in _steps(problem, name, tiles, constraints)
         }
         candidates = {int(ceil_div(size, step)) * step for step in steps}
+        # If the size is a multiple of a large step, its nearest multiple is the size itself.
         candidates |= {int(size // step + 1) * step for step in steps & _LARGE_STEPS}
         if constraints.any_size and high - low <= _EVERY:
             candidates |= set(range(low, high + 1))
@@ -196,21 +200,30 @@ def sizes_near(
 def _steps(
     problem: Problem, name: str, tiles: Sequence[int], constraints: SizeConstraints
 ) -> set[int]:
-    """Return the numbers whose multiples are proposed as sizes of a dimension."""
+    """Return the numbers whose multiples are proposed as sizes of the dimension ``name``.
+
+    The numbers do not yet account for :attr:`SizeConstraints.multiple`.
+    """
     steps = {*_MULTIPLES, *tiles}
     if getattr(problem, name) < 2 * _MULTIPLES[0]:
         steps.add(_OF_SMALL)
     if role(problem, name) == "vocabulary":
-        steps |= {*_OF_VOCABULARY}
-    return steps | {1, 2, 4} if constraints.any_size else steps
+        steps.update(_OF_VOCABULARY)
+    if constraints.any_size:
+        steps |= {1, 2, 4}
+    return steps
 
 
 def _across(low: int, high: int, multiple: int) -> set[int]:
-    """Return at most seven sizes across a window, all multiples of one step."""
+    """Return at most seven sizes from ``low`` to ``high``, which are all the multiples of one step.
+
+    The step is a multiple of ``multiple``.
+    """
     steps = [math.lcm(step, multiple) for step in _MULTIPLES]
     # A very wide window has too many multiples even of the largest step, so it needs a larger step.
-    coarse = steps[-1] * int(ceil_div(high - low, _WINDOW_SIZES * steps[-1]))
-    step = next((step for step in steps if high - low <= _WINDOW_SIZES * step), coarse)
+    largest_step = steps[-1] * int(ceil_div(high - low, _WINDOW_SIZES * steps[-1]))
+    wide_enough = [step for step in steps if high - low <= _WINDOW_SIZES * step]
+    step = wide_enough[0] if wide_enough else largest_step
     first = int(ceil_div(low, step)) * step
     return set(range(first, high + 1, step))
 

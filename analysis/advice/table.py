@@ -67,7 +67,7 @@ def build_table(analysis: Analysis) -> list[Advice]:
         return []
     if recording.is_public_table:
         model = for_any_framework(model)
-    measured = _measured(recording)
+    measured = _table_measurements(recording)
     problems = _problems_to_answer(recording, measured)
     return [
         answer
@@ -84,7 +84,7 @@ def open_trials(analysis: Analysis, count: int) -> list[Trial]:
     expected gain would not be worth a change are left out.
     """
     recording, model = analysis.recording, analysis.model
-    measured = _measured(recording)
+    measured = _table_measurements(recording)
     problems = _problems_to_answer(recording, measured)
     trials = []
     for question in QUESTIONS:
@@ -96,7 +96,7 @@ def open_trials(analysis: Analysis, count: int) -> list[Trial]:
     return trials
 
 
-def _measured(recording: Recording) -> Measurements:
+def _table_measurements(recording: Recording) -> Measurements:
     """Return the measured times of a recording, from which its table is computed.
 
     If a recording has more than :data:`MOST_ROWS` rows, only the times of shapes near the table's
@@ -106,16 +106,22 @@ def _measured(recording: Recording) -> Measurements:
     if len(rows) > MOST_ROWS:
         problems = problems_of(_sample_rows(recording))
         for pair in confirmed_pairs(recording):
-            problems += [problem for problem, _ in (pair.before, pair.after)]
+            before, _ = pair.before
+            after, _ = pair.after
+            problems += [before, after]
         rows = rows_near(rows, problems, _REACH, many=True)
     return read_measurements(rows, recording)
 
 
 def _sample_rows(recording: Recording) -> pd.DataFrame:
-    """Draw a sample of the problems that a vendor library computed; return one row for each."""
+    """Draw a sample of the problems that a vendor library computed; return one row for each.
+
+    The sample is always the same, and its rows keep their order. It has all problems if there are
+    no more than :data:`_DRAWN`.
+    """
     shapes = _table_rows(recording).drop_duplicates(_SHAPE)
-    order = np.random.default_rng(0).permutation(len(shapes))[:_DRAWN]
-    return shapes.iloc[np.sort(order)]
+    drawn = np.random.default_rng(0).permutation(len(shapes))[:_DRAWN]
+    return shapes.iloc[np.sort(drawn)]
 
 
 def _library_problems(recording: Recording) -> dict[Problem, str]:
@@ -170,10 +176,12 @@ def write_table(analysis: Analysis, advice: Sequence[Advice]) -> None:
 
 def recommendations_markdown(analysis: Analysis, advice: Sequence[Advice]) -> str:
     """Format the changes worth making as Markdown; shapes to leave are counted, not listed."""
+    # 1. Introduce the recording. The caption of its plots separates its parts by dots.
+    caption = plain(analysis.recording.caption()).replace("  ·  ", ", ")
     lines = [
         f"# Which shapes to use on {plain(analysis.recording.machine.name)}",
         "",
-        plain(analysis.recording.caption()).replace("  ·  ", ", ") + ".",
+        f"{caption}.",
         "",
     ]
     for text in health_of(analysis):
@@ -181,11 +189,12 @@ def recommendations_markdown(analysis: Analysis, advice: Sequence[Advice]) -> st
     steady = _steadiness(analysis.recording)
     if analysis.recording.unusable:
         return "\n".join([*lines, "These times do not support any advice.", "", *steady])
+    # 2. Summarise the advice, then list the changes that each query recommends.
     lines += [*findings_lines(advice), "", _LEGEND, ""]
     shape_count = len(_table_rows(analysis.recording).drop_duplicates(_SHAPE))
     for question in QUESTIONS:
         answers = [answer for answer in advice if answer.question == question.kind]
-        count = Counter(answer.verdict for answer in answers)
+        verdict_counts = Counter(answer.verdict for answer in answers)
         is_sample = shape_count > _MOST and len(answers) < shape_count
         sample = " (the re-timed ones, and others drawn at random)" if is_sample else ""
         lines += [
@@ -193,13 +202,16 @@ def recommendations_markdown(analysis: Analysis, advice: Sequence[Advice]) -> st
             "",
             f"Sizes and FLOPs within {question.allowance:.1%} of the original were checked "
             f"for {len(answers):,} of {counted(shape_count, 'measured shape')}{sample}. "
-            "Result: "
-            f"{count[DO_IT]:,} to do, {count[LIKELY]:,} likely, {count[LEAVE_IT]:,} to leave. "
-            f"{_GAINS[question.kind]}",
+            f"Result: {verdict_counts[DO_IT]:,} to do, {verdict_counts[LIKELY]:,} likely, "
+            f"{verdict_counts[LEAVE_IT]:,} to leave. {_GAINS[question.kind]}",
             "",
         ]
         for op in ("gemm", "conv"):
-            changes = [a for a in answers if a.verdict != LEAVE_IT and a.problem.op == op]
+            changes = [
+                answer
+                for answer in answers
+                if answer.verdict != LEAVE_IT and answer.problem.op == op
+            ]
             lines += _folded(_markdown_table(changes), len(changes))
     return "\n".join([*lines, *steady])
 
@@ -244,8 +256,8 @@ def _row(answer: Advice) -> str:
         f"{verdict_text(answer.verdict, answer.probability)}, {answer.evidence}",
         answer.change or "unchanged size",
         answer.roles,
-        _gain(answer.measured_gain, answer.measured_lo, answer.measured_hi),
-        _gain(answer.predicted_gain, answer.predicted_lo, answer.predicted_hi),
+        _gain_text(answer.measured_gain, answer.measured_lo, answer.measured_hi),
+        _gain_text(answer.predicted_gain, answer.predicted_lo, answer.predicted_hi),
         f"{answer.extra_flops:+.1%}",
         f"{answer.extra_bytes:+.1%}",
         answer.implementation,
@@ -254,7 +266,7 @@ def _row(answer: Advice) -> str:
     return table_row(cells)
 
 
-def _gain(gain: float | None, lo: float | None, hi: float | None) -> str:
+def _gain_text(gain: float | None, lo: float | None, hi: float | None) -> str:
     """Format a gain and its interval as ``+12.0% [+8.1%, +15.9%]``, or as a dash if it is None."""
     if gain is None or lo is None or hi is None:
         return "–"

@@ -43,6 +43,8 @@ def measurements_near(
     # Only a few of up to a million rows are near, and reading all the others would take long.
     near = replace(recording, rows=rows_near(recording.rows, problems, factor))
     measured = read_measurements(near.products, recording)
+    # Options that were not measured are predicted in the model's cache state, warm or cold. The
+    # state of the recording may differ from it.
     measured.warm = basis.warm
     return measured
 
@@ -76,18 +78,21 @@ def times_of(problems: Sequence[Problem], basis: Basis) -> list[dict[str, Any]]:
     for problem, library, row in zip(problems, libraries, frame.to_dict("records"), strict=True):
         measured_time = measured.times_of(problem).get(library)
         fit = basis.model.fit(group_of(library, problem))
-        time = _predicted_time(row) if measured_time is None else _measured(measured_time, row, fit)
+        if measured_time is None:
+            answer = _predicted_time(row)
+        else:
+            answer = _with_reported_interval(measured_time, row, fit)
         kind, source = basis.kind_and_source(problem, measured=measured_time is not None)
         rows.append(
             {
                 "problem": problem.spec(),
                 **problem_columns(problem),
                 "machine": basis.model.machine.slug,
-                "time_us": time.time * 1e6,
-                "tflops": problem.flops / time.time / 1e12,
+                "time_us": answer.time * 1e6,
+                "tflops": problem.flops / answer.time / 1e12,
                 **{name: row[name] for name in _PREDICTED},
-                "lo_us": time.lo * 1e6,
-                "hi_us": time.hi * 1e6,
+                "lo_us": answer.lo * 1e6,
+                "hi_us": answer.hi * 1e6,
                 "explanation": explain(row, basis.model.machine.kind) + _remarks(problem, basis),
                 "evidence": "predicted" if measured_time is None else "measured",
                 "basis": kind,
@@ -102,7 +107,9 @@ def _predicted_time(row: Mapping[str, Any]) -> MeasuredTime:
     return MeasuredTime(row["time_us"] * 1e-6, row["lo_us"] * 1e-6, row["hi_us"] * 1e-6)
 
 
-def _measured(measured_time: MeasuredTime, row: Mapping[str, Any], fit: Fit) -> MeasuredTime:
+def _with_reported_interval(
+    measured_time: MeasuredTime, row: Mapping[str, Any], fit: Fit
+) -> MeasuredTime:
     """Return a measured time with the interval that is reported for it.
 
     If the measurement has an interval, the answer's interval covers the time that a second run
@@ -115,8 +122,10 @@ def _measured(measured_time: MeasuredTime, row: Mapping[str, Any], fit: Fit) -> 
         fit: fit of the model, which has the errors of its predictions.
     """
     seconds = measured_time.time
-    if not math.isnan(measured_time.lo):
-        return MeasuredTime(seconds, *measured_time.repetition)
+    has_interval = not math.isnan(measured_time.lo)
+    if has_interval:
+        lo, hi = measured_time.repetition
+        return MeasuredTime(seconds, lo, hi)
     # The user's framework may differ from that of the table, so the interval lies around the time
     # that is expected with the user's framework. Its ends are multiples of the prediction's spread.
     spread = fit.spread(row["lo_us"], row["hi_us"])

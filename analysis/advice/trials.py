@@ -146,10 +146,13 @@ def pairs_to_confirm(
         implementation_gains: dict[Contender, float] = {}
         for contender in trial.contenders[1:]:
             gain = _explored_gain(trial, contender, explored)
-            if gain is not None:
-                problem, _ = contender
-                gains = implementation_gains if problem == trial.problem else size_gains
-                gains[contender] = gain
+            if gain is None:
+                continue
+            problem, _ = contender
+            if problem == trial.problem:
+                implementation_gains[contender] = gain
+            else:
+                size_gains[contender] = gain
         # 2. Yield the best of each. Trials of two queries may share a pair.
         for gains in (size_gains, implementation_gains):
             if not gains:
@@ -176,10 +179,12 @@ def pair_seconds(trial: Trial, seconds: Mapping[Contender, tuple[float, float]])
     ``seconds`` has two times for each contender: the seconds to explore it, and the seconds to
     re-time it in a pair.
     """
-    longest_half = max(
-        half_of_pair for _, half_of_pair in (seconds[contender] for contender in trial.contenders)
-    )
-    return 2 * longest_half
+    retiming_seconds = []
+    for contender in trial.contenders:
+        _, to_retime = seconds[contender]
+        retiming_seconds.append(to_retime)
+    # No half of a pair takes longer than the slowest contender.
+    return 2 * max(retiming_seconds)
 
 
 def affordable(
@@ -194,16 +199,20 @@ def affordable(
         budget: seconds for exploring all contenders of the trials, and for re-timing the costliest
             pair of each trial.
     """
-    explore_seconds = {contender: to_explore for contender, (to_explore, _) in seconds.items()}
+    seconds_to_explore = {contender: to_explore for contender, (to_explore, _) in seconds.items()}
+    remaining_seconds = budget
     chosen: list[Trial] = []
-    counted: set[Contender] = set()
+    already_explored: set[Contender] = set()
     for trial in sorted(trials, key=lambda trial: -trial.promise):
         # Trials may share contenders, which are explored once.
-        new_contenders = [contender for contender in trial.contenders if contender not in counted]
-        exploring = sum(explore_seconds[contender] for contender in new_contenders)
+        new_contenders = [
+            contender for contender in trial.contenders if contender not in already_explored
+        ]
+        exploring = sum(seconds_to_explore[contender] for contender in new_contenders)
         cost = exploring + pair_seconds(trial, seconds)
-        if cost <= budget:
-            budget -= cost
-            counted.update(new_contenders)
+        # A trial that does not fit is skipped, because a cheaper one may still fit.
+        if cost <= remaining_seconds:
+            remaining_seconds -= cost
+            already_explored.update(new_contenders)
             chosen.append(trial)
     return chosen

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from analysis.advice.measurements import Measurements
-from analysis.advice.times import _measured
+from analysis.advice.times import _with_reported_interval
 from analysis.model.fit import Fit, SoftwareRange
 from analysis.model.shift import CollectionPair, Shift
 from analysis.recordings.repetition import MeasuredTime, places_of
@@ -53,7 +53,7 @@ def test_a_time_of_others_has_the_interval_of_what_other_software_should_take() 
     spread = 3 * fit.typical_spread
     row = {f"{name}_us": 9.0 * np.exp(end * spread) for name, end in
            (("lo", fit.low), ("hi", fit.high))}  # fmt: skip
-    found = _measured(known, row, fit)
+    found = _with_reported_interval(known, row, fit)
     # The time remains that of the table. The interval lies around a time that is shifted by half of
     # the difference between the collections.
     assert found.time == 1e-5
@@ -61,4 +61,5 @@ def test_a_time_of_others_has_the_interval_of_what_other_software_should_take() 
     assert np.log(found.hi / 1e-5) == pytest.approx(-0.04 + fit.high * spread)
     # A time with an interval keeps it, widened to that of a repetition.
     again = MeasuredTime(1e-5, 0.99e-5, 1.01e-5)
-    assert (_measured(again, row, fit).lo, _measured(again, row, fit).hi) == again.repetition
+    widened = _with_reported_interval(again, row, fit)
+    assert (widened.lo, widened.hi) == again.repetition
