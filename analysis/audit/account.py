@@ -140,15 +140,15 @@ class Account:
     def rows(self) -> list[AccountLine]:
         """Lines merged by role, path, pass and shape; those that take longest come first."""
         counts: dict[tuple[object, ...], int] = {}
-        first: dict[tuple[object, ...], AccountLine] = {}
+        first_lines: dict[tuple[object, ...], AccountLine] = {}
         for line in self.lines:
             product = line.product
             key = (product.role, product.path, product.pass_, product.work)
             counts[key] = counts.get(key, 0) + product.count
-            first.setdefault(key, line)
+            first_lines.setdefault(key, line)
         rows = [
             replace(line, product=replace(line.product, count=counts[key]))
-            for key, line in first.items()
+            for key, line in first_lines.items()
         ]
         # The time of a row that is not counted is NaN. Such rows come last.
         return sorted(rows, key=lambda row: math.inf if math.isnan(row.total_us) else -row.total_us)
@@ -166,13 +166,13 @@ class Account:
     @property
     def by_role(self) -> dict[str, float]:
         """Time of the step in µs by role, largest first; other operations are the last entry."""
-        time_of: dict[str, float] = {}
+        role_us: dict[str, float] = {}
         for line in self.counted:
             role = line.product.role
-            time_of[role] = time_of.get(role, 0.0) + line.total_us
-        longest_first = sorted(time_of, key=lambda role: -time_of[role])
-        roles = {role: time_of[role] for role in longest_first}
-        return {**roles, OTHER_OPERATIONS: sum(other.time_us for other in self.other)}
+            role_us[role] = role_us.get(role, 0.0) + line.total_us
+        longest_first = sorted(role_us, key=lambda role: -role_us[role])
+        sorted_role_us = {role: role_us[role] for role in longest_first}
+        return {**sorted_role_us, OTHER_OPERATIONS: sum(other.time_us for other in self.other)}
 
     @property
     def step_us(self) -> float:
@@ -232,7 +232,7 @@ def account_of(captured: Captured, runtime: Runtime, basis: Basis) -> Account:
     distinct = list(
         dict.fromkeys(problem for problem in problem_of.values() if problem is not None)
     )
-    rows = dict(zip(distinct, times_of(distinct, basis), strict=True))
+    answer_to = dict(zip(distinct, times_of(distinct, basis), strict=True))
     # 2. Find what is known about attention in each dtype, unless the user assumes a share of the
     #    peak.
     attention_bases: dict[str, AttentionBasis | None] = {}
@@ -254,7 +254,7 @@ def account_of(captured: Captured, runtime: Runtime, basis: Basis) -> Account:
             lines.append(_attention_line(product, product.work, runtime, machine, attention_bases))
         else:
             assert problem is not None
-            lines.append(_problem_line(product, problem, rows[problem], basis))
+            lines.append(_problem_line(product, problem, answer_to[problem], basis))
     missing = [f"attention: {line.product.work}" for line in lines if math.isnan(line.time_us)]
     # 4. Add the bytes of all other operations. Only a step with a backward pass has an optimizer.
     moved = captured.moved_fused if runtime.kind == COMPILE else captured.moved
@@ -273,25 +273,39 @@ def account_of(captured: Captured, runtime: Runtime, basis: Basis) -> Account:
         other=other,
         parameters=captured.parameters,
         not_counted=tuple(dict.fromkeys((*captured.uncounted, *missing))),
+        # All attention of a step nearly always has one dtype, so the first source is enough.
         attention=sources[0] if sources else "",
     )
 
 
 def _problem_line(
-    product: Product, problem: Problem, row: Mapping[str, Any], basis: Basis
+    product: Product, problem: Problem, answer: Mapping[str, Any], basis: Basis
 ) -> AccountLine:
     """Return the account's line of a GEMM or convolution.
 
-    ``row`` is the answer about ``problem`` from :func:`analysis.advice.times.times_of`.
+    ``answer`` is the answer about ``problem`` from :func:`analysis.advice.times.times_of`.
     """
+    seconds = answer["time_us"] * 1e-6
     peak = basis.model.machine.peak(product.work.dtype)
-    share = product.work.flops / (row["time_us"] * 1e-6) / peak
-    times = row["time_us"], row["lo_us"], row["hi_us"]
-    if row["evidence"] == "measured":
-        return AccountLine(product, *times, "measured", row["limit"], share)
-    fit = basis.model.fit(group_of(basis.library(problem), problem))
-    in_sums = (fit.sum_low, fit.sum_high) if fit.has_like(problem) else (1.0, 1.0)
-    return AccountLine(product, *times, row["basis"], row["limit"], share, in_sums)
+    in_sums = (1.0, 1.0)
+    if answer["evidence"] == "measured":
+        source = "measured"
+    else:
+        source = answer["basis"]
+        # The factors for sums were fitted to measured shapes, so they hold only for similar ones.
+        fit = basis.model.fit(group_of(basis.library(problem), problem))
+        if fit.has_like(problem):
+            in_sums = (fit.sum_low, fit.sum_high)
+    return AccountLine(
+        product,
+        time_us=answer["time_us"],
+        lo_us=answer["lo_us"],
+        hi_us=answer["hi_us"],
+        basis=source,
+        limit=answer["limit"],
+        peak_share=product.work.flops / seconds / peak,
+        in_sums=in_sums,
+    )
 
 
 def _attention_line(
@@ -329,15 +343,35 @@ def _attention_line(
             spread=time.spread,
         )
     if work.queries < _LEAST_QUERIES:
-        return AccountLine(product, math.nan, math.nan, math.nan, "not counted", "", math.nan)
+        return AccountLine(
+            product,
+            time_us=math.nan,
+            lo_us=math.nan,
+            hi_us=math.nan,
+            basis="not counted",
+            limit="",
+            peak_share=math.nan,
+        )
     share = runtime.attention or ASSUMED_SHARE
     time_us = work.flops / (share * peak) * 1e6
-    lo_us, hi_us = time_us / ATTENTION_RANGE, time_us * ATTENTION_RANGE
-    return AccountLine(product, time_us, lo_us, hi_us, "assumed", "compute", share)
+    return AccountLine(
+        product,
+        time_us=time_us,
+        lo_us=time_us / ATTENTION_RANGE,
+        hi_us=time_us * ATTENTION_RANGE,
+        basis="assumed",
+        limit="compute",
+        peak_share=share,
+    )
 
 
 def attention_time(work: Attention, basis: AttentionBasis, framework: str | None) -> AttentionTime:
-    """Predict attention's time; in a backward pass, it is :data:`BACKWARD` times as long."""
+    """Predict the time of an attention call from the fits to measured calls.
+
+    Only forward passes were measured. A backward pass is assumed to take :data:`BACKWARD` times as
+    long, so its interval is wider by :data:`ATTENTION_RANGE` in both directions. ``framework``
+    computes the attention; None if it is not known.
+    """
     time = basis.predict(work, framework)
     if work.pass_ == FORWARD:
         return time
@@ -352,15 +386,16 @@ def reached_bandwidth(basis: Basis) -> float:
     """Return the memory bandwidth that large GEMMs reach, in bytes per second.
 
     It is the nominal bandwidth times a constant of the model, which is fitted to the machine's
-    measurements if there are any.
+    measurements if there are any. The constant is that of GEMMs in the first of bf16, fp16 and fp32
+    that the machine supports.
 
     Raises:
-        UserError: if the machine supports none of bf16, fp16 and fp32.
+        UserError: if the machine supports none of these dtypes.
     """
     machine = basis.model.machine
     for dtype in ("bf16", "fp16", "fp32"):
         if dtype in machine.peaks:
-            problem = Gemm(8192, 8192, 8192, dtype)
-            fit = basis.model.fit(group_of(basis.library(problem), problem))
+            large_gemm = Gemm(8192, 8192, 8192, dtype)
+            fit = basis.model.fit(group_of(basis.library(large_gemm), large_gemm))
             return machine.bandwidth * fit.constants.dram
     raise UserError(f"{machine.name} supports none of bf16, fp16 and fp32; name another machine.")

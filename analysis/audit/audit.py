@@ -107,12 +107,12 @@ class LeverSearch:
 @contextlib.contextmanager
 def _without_collection() -> Iterator[None]:
     """Postpone garbage collection, which would take a fifth of the time that many captures need."""
-    enabled = gc.isenabled()
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if enabled:
+        if was_enabled:
             gc.enable()
 
 
@@ -184,12 +184,12 @@ def audit(
             )
         machine = basis.model.machine
         memory = memory_of(captured, runtime, machine, trains)
-        options = [] if memory.fits else what_fits(captured, runtime, machine, trains, step.batch)
+        remedies = [] if memory.fits else what_fits(captured, runtime, machine, trains, step.batch)
         report = AuditReport(
             title=_title(source, step),
             account=account,
             memory=memory,
-            fits_with=options,
+            fits_with=remedies,
             levers=levers,
             refused=refused,
             warnings=_warnings(source, step),
@@ -239,7 +239,8 @@ def _title(source: ModelSource, step: ModelStep) -> str:
 
     A file is named without its folders.
     """
-    name = source.name if ":" in source.name else Path(source.name).name
+    is_factory = ":" in source.name  # such as ``module:factory``, which is not a path
+    name = source.name if is_factory else Path(source.name).name
     sizes = f"batch {step.batch}"
     if step.mode == "decode":
         sizes += f", after {counted(step.seq, 'token')}"

@@ -64,7 +64,7 @@ def products_frame(account: Account) -> pd.DataFrame:
 
     Times are for one instance, in µs; shares are of the step's time.
     """
-    return pd.DataFrame([_product(account, row) for row in account.rows])
+    return pd.DataFrame([_product_record(account, row) for row in account.rows])
 
 
 def levers_frame(levers: Sequence[Lever]) -> pd.DataFrame:
@@ -72,7 +72,7 @@ def levers_frame(levers: Sequence[Lever]) -> pd.DataFrame:
     return pd.DataFrame([lever_json(lever) for lever in levers])
 
 
-def _product(account: Account, row: AccountLine) -> dict[str, Any]:
+def _product_record(account: Account, row: AccountLine) -> dict[str, Any]:
     """Return one matrix operation as a record; times and shares are None if it is not counted."""
     product = row.product
     is_counted = not math.isnan(row.time_us)
@@ -99,10 +99,14 @@ def lever_json(lever: Lever) -> dict[str, Any]:
 
     If the lever changes several dimensions, ``from`` and ``to`` have a value for each.
     """
-    before: Any = {name: old for name, (old, _) in lever.changes.items()}
-    after: Any = {name: new for name, (_, new) in lever.changes.items()}
+    before: Any
+    after: Any
     if len(lever.changes) == 1:
-        before, after = next(iter(lever.changes.values()))
+        (only_change,) = lever.changes.values()
+        before, after = only_change
+    else:
+        before = {name: old for name, (old, _) in lever.changes.items()}
+        after = {name: new for name, (_, new) in lever.changes.items()}
     return {
         "dimension": lever.name,
         "from": before,
@@ -124,20 +128,27 @@ def lever_json(lever: Lever) -> dict[str, Any]:
 
 
 def audit_json(report: AuditReport, mode: str) -> dict[str, Any]:
-    """Return the whole audit as one JSON document."""
+    """Return the whole audit as one JSON document.
+
+    ``mode`` is the kind of step, such as ``train``.
+    """
     account = report.account
-    low, high = account.interval_us
+    lo_us, hi_us = account.interval_us
+    other_records = [
+        {"what": other.what, "bytes": other.bytes, "time_us": other.time_us}
+        for other in account.other
+    ]
     return {
         "machine": account.machine,
         "mode": mode,
         "source": report.source,
         "assumptions": list(report.assumptions),
         "not_counted": list(account.not_counted),
-        "products": [_product(account, row) for row in account.rows],
-        "other": [{"what": o.what, "bytes": o.bytes, "time_us": o.time_us} for o in account.other],
+        "products": [_product_record(account, row) for row in account.rows],
+        "other": other_records,
         "step_us": account.step_us,
-        "lo_us": low,
-        "hi_us": high,
+        "lo_us": lo_us,
+        "hi_us": hi_us,
         "flops": account.flops,
         "parameters": account.parameters,
         "levers": [lever_json(lever) for lever in report.levers],
@@ -260,7 +271,12 @@ def sources(report: AuditReport) -> str:
 
 
 def as_comparison(reports: Sequence[AuditReport]) -> str:
-    """Compare machines: a paragraph for each machine, and a table with the time of each role."""
+    """Compare machines: a paragraph for each machine, and a table with the time of each role.
+
+    The reports are about the same step on different machines, so the warnings and assumptions of
+    the first report hold for all of them.
+    """
+    # 1. Build the table, with one column for each machine.
     accounts = [report.account for report in reports]
     table = [["", *(account.machine for account in accounts)]]
     role_times = [account.by_role for account in accounts]
@@ -272,6 +288,7 @@ def as_comparison(reports: Sequence[AuditReport]) -> str:
             time_us = times.get(role, 0.0)
             cells.append(f"{duration(time_us)}, {time_us / account.step_us:.0%}")
         table.append([role, *cells])
+    # 2. Write the paragraphs, each with the first two levers, and then the table.
     lines = []
     for report in reports:
         lines += [f"{report.title} on {report.account.machine}", *summary_lines(report)]
@@ -289,12 +306,17 @@ def as_comparison(reports: Sequence[AuditReport]) -> str:
 
 
 def aligned_lines(table: Sequence[Sequence[str]]) -> list[str]:
-    """Format rows of cells as lines with aligned columns."""
-    widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in table
-    ]
+    """Format rows of cells as lines with aligned columns.
+
+    The table has at least one row, and all rows have the same number of cells.
+    """
+    column_count = len(table[0])
+    widths = [max(len(row[column]) for row in table) for column in range(column_count)]
+    lines = []
+    for row in table:
+        padded = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        lines.append("  ".join(padded).rstrip())
+    return lines
 
 
 def as_text(report: AuditReport) -> str:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product as combinations
 
 from sweeps.capture.captured import FORWARD, Attention, Captured, Dimension, GroupedGemm
 
@@ -51,11 +51,19 @@ class _Heads:
     hidden: int
 
     def can_follow(self, before: _Heads, tp: int) -> bool:
-        """Return True if a model with the heads ``before`` can be built with these heads."""
-        if min(self.heads, self.kv_heads, self.width) < 1 or self.heads % self.kv_heads:
+        """Return True if a model with the heads ``before`` can be built with these heads.
+
+        ``tp`` is the number of GPUs that share the heads.
+        """
+        if min(self.heads, self.kv_heads, self.width) < 1:
             return False
+        # Each key/value head serves the same number of query heads.
+        if self.heads % self.kv_heads:
+            return False
+        # Each GPU gets the same number of heads.
         if self.heads % tp or self.kv_heads % tp:
             return False
+        # Only a width that is a multiple of 8 is aligned in 16 bits.
         if self.width != before.width and self.width % 8:
             return False
         # If the number of heads divides the hidden size, it must still do so after the change.
@@ -100,28 +108,40 @@ def candidates(
         values = _widths(dimension, captured, tp, multiple)
     if _only_grows(dimension.name) or value >= _VOCABULARY:
         values = [new for new in values if new > value]
-    others = {new for new in values if new > 0 and new != value}
-    return sorted(new for new in others if _fits([(dimension, new)], captured, tp))
+    new_values = {new for new in values if new > 0 and new != value}
+    return sorted(new for new in new_values if _can_be_built([(dimension, new)], captured, tp))
 
 
 def pairs_of(captured: Captured, dimensions: Sequence[Dimension], tp: int = 1) -> Iterator[Changes]:
     """Yield joint changes of dimensions that belong together.
 
     One kind changes the hidden size and the number of heads, at an unchanged head width. The other
-    kind changes the number of heads and the head width, at an unchanged total width.
+    kind changes the number of heads and the head width, at an unchanged total width. A model
+    without attention has no such changes.
+
+    Args:
+        captured: the original model.
+        dimensions: dimensions that may change.
+        tp: tensor-parallel degree.
     """
     # 1. Sort the dimensions by what they change.
-    head_counts = [d for d in dimensions if _grows(d, captured, "heads")]
-    kv_head_counts = [
-        d for d in dimensions if _grows(d, captured, "kv_heads") and d not in head_counts
-    ]
-    head_widths = [d for d in dimensions if _is_head_width(d, captured)]
-    # Any other dimension that makes heads wider is a hidden size.
-    hidden_sizes = [
-        d
-        for d in dimensions
-        if _grows(d, captured, "width") and d not in (*head_counts, *head_widths)
-    ]
+    head_counts: list[Dimension] = []
+    kv_head_counts: list[Dimension] = []
+    head_widths: list[Dimension] = []
+    hidden_sizes: list[Dimension] = []
+    for dimension in dimensions:
+        changes_heads = _grows(dimension, captured, "heads")
+        is_head_width = _is_head_width(dimension, captured)
+        if changes_heads:
+            head_counts.append(dimension)
+        elif _grows(dimension, captured, "kv_heads"):
+            kv_head_counts.append(dimension)
+        if is_head_width:
+            head_widths.append(dimension)
+        # Any other dimension that makes heads wider is a hidden size.
+        elif not changes_heads and _grows(dimension, captured, "width"):
+            hidden_sizes.append(dimension)
+    # The first layer with attention stands for all of them.
     first_layer = next(_heads_of(captured), None)
     if first_layer is None:
         return
@@ -130,7 +150,7 @@ def pairs_of(captured: Captured, dimensions: Sequence[Dimension], tp: int = 1) -
     coupled_kv_heads = kv_head_counts if before.kv_heads == before.heads else []
     proposals: list[Values] = []
     # 2. Propose hidden sizes, each with the number of heads that keeps the width of a head.
-    for hidden, heads in combinations(hidden_sizes, head_counts):
+    for hidden, heads in itertools.product(hidden_sizes, head_counts):
         if hidden.value % heads.value == 0:
             width = hidden.value // heads.value
             # Try from 2 heads fewer to 3 heads more, which is about an eighth of the heads of GPT-2
@@ -151,9 +171,13 @@ def pairs_of(captured: Captured, dimensions: Sequence[Dimension], tp: int = 1) -
                 proposals.append([(heads, count), *coupled])
     # 4. Yield the proposals that change several dimensions and can be built.
     for values in proposals:
-        changes = {d.name: (d.value, value) for d, value in values if value != d.value}
+        changes = {
+            dimension.name: (dimension.value, value)
+            for dimension, value in values
+            if value != dimension.value
+        }
         are_positive = all(value > 0 for _, value in values)
-        if len(changes) > 1 and are_positive and _fits(values, captured, tp):
+        if len(changes) > 1 and are_positive and _can_be_built(values, captured, tp):
             yield changes
 
 
@@ -167,7 +191,8 @@ def _widths(dimension: Dimension, captured: Captured, tp: int, multiple: int | N
     value = dimension.value
     if _grows(dimension, captured, "experts"):
         return [count for count in range(value, 2 * value + 1) if count % math.lcm(8, tp) == 0]
-    # 1. Head widths that grow with the dimension have to stay multiples of 8.
+    # 1. Head widths that grow with the dimension have to stay multiples of 8. If a head grows by
+    #    ``slope``, the dimension has to grow in steps of 8 / slope. Without heads, the unit is 1.
     slopes = _slopes(dimension, captured, "width")
     unit = math.lcm(1, *(max(1, round(8 / slope)) for slope in slopes))
     # 2. Choose the numbers to try multiples of, the preferred ones first.
@@ -195,16 +220,19 @@ def _widths(dimension: Dimension, captured: Captured, tp: int, multiple: int | N
 def _gated_sizes(dimension: Dimension, captured: Captured) -> Iterator[int]:
     """Yield the usual width of each gated feed-forward layer whose width is the dimension."""
     for (position, size), slope in dimension.slopes.items():
-        gated = captured.products[position]
+        product = captured.products[position]
         # If one GEMM computes both the gate and the up projection, it has two features for each
         # feature of the layer.
-        if gated.role in ("gate", "gate_up") and size == "n" and slope in (1.0, 2.0):
-            hidden = gated.sizes["k"]
+        if product.role in ("gate", "gate_up") and size == "n" and slope in (1.0, 2.0):
+            hidden = product.sizes["k"]
             yield math.ceil(_GATED * hidden / _GATED_MULTIPLE) * _GATED_MULTIPLE
 
 
-def _fits(values: Values, captured: Captured, tp: int) -> bool:
-    """Return True if the model's heads and experts can be built with new values of dimensions."""
+def _can_be_built(values: Values, captured: Captured, tp: int) -> bool:
+    """Return True if the model's heads and experts can be built with new values of dimensions.
+
+    Each of ``tp`` GPUs gets the same number of heads and of experts.
+    """
     for position, product in enumerate(captured.products):
         is_forward = product.forward_position == position
         if isinstance(product.work, GroupedGemm) and is_forward:
@@ -264,7 +292,7 @@ def _heads_of(captured: Captured) -> Iterator[tuple[dict[str, tuple[int, str]], 
     A place is the position of an operation and the name of one of its sizes. The hidden size is the
     input width of the last query projection before the attention; 0 if there is none.
     """
-    projection_position = -1  # none yet
+    projection_position = -1  # no query projection yet
     hidden_size = 0
     for position, product in enumerate(captured.products):
         if product.pass_ != FORWARD:
@@ -272,7 +300,8 @@ def _heads_of(captured: Captured) -> Iterator[tuple[dict[str, tuple[int, str]], 
         if product.role in ("q", "qkv"):
             projection_position = position
             hidden_size = product.sizes["k"]
-        if isinstance(work := product.work, Attention):
+        work = product.work
+        if isinstance(work, Attention):
             places = {name: (position, name) for name in ("heads", "kv_heads", "width")}
             places["hidden"] = (projection_position, "k")
             yield places, _Heads(work.heads, work.kv_heads, work.width, hidden_size)

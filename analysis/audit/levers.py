@@ -39,6 +39,7 @@ from sweeps.capture.captured import Captured, Dimension, Product
 _CAPTURED = 2  # number of the best estimated candidates for which the model is captured
 _CLOSE = 0.01  # largest difference from the best estimated gain at which the second is captured
 _NEGLIGIBLE = 0.05  # evidence for at most this share of the changed time is ignored
+_NAMED_ROLES = 4  # maximum number of roles that a reason names
 
 Capture = Callable[[Mapping[str, int]], Captured]
 """Function that captures the model again with other sizes."""
@@ -194,10 +195,15 @@ class _Baseline:
     def from_account(
         cls, captured: Captured, capture: Capture, runtime: Runtime, basis: Basis, account: Account
     ) -> _Baseline:
-        """Create a baseline with measurements that are close in size to the model's operations."""
+        """Create a baseline with the measurements that are close in size to its operations.
+
+        Their sizes differ by at most twice the reach of a width, because some dimensions, such as
+        the number of heads, may change by more than the reach.
+        """
         problems = dict.fromkeys(as_problem(line.product.work) for line in account.lines)
         without_attention = [problem for problem in problems if problem is not None]
-        measured = measurements_near(basis, without_attention, 1 + 2 * REACH)
+        largest_ratio = 1 + 2 * REACH
+        measured = measurements_near(basis, without_attention, largest_ratio)
         return cls(captured, capture, runtime, basis, account, measured)
 
     def lever(self, changes: Mapping[str, tuple[int, int]]) -> Lever | None:
@@ -221,8 +227,7 @@ class _Baseline:
         if len(account.lines) != len(self.account.lines):
             raise UserError(
                 "with these sizes, the model has a different number of operations, so its time "
-                "cannot "
-                "be compared."
+                "cannot be compared."
             )
         # 2. Find the operations that change. Operations that are not counted cannot be compared.
         pairs: list[tuple[AccountLine, AccountLine]] = []
@@ -278,7 +283,7 @@ class _Baseline:
             self.basis,
         )
         changes: list[SumChange] = []
-        unsure_us = 0.0
+        unsure_attention_us = 0.0  # half width of the interval of the attention's change
         time_by_evidence = dict.fromkeys((PREDICTED, MEASURED, CONFIRMED), 0.0)  # weakest first
         for (old, new), predicted in zip(pairs, predictions, strict=True):
             evidence = PREDICTED
@@ -290,8 +295,10 @@ class _Baseline:
                 interval = ratio * math.exp(-spread), ratio * math.exp(spread)
                 change = SumChange(old.total_us, (ratio, *interval))
                 if not spread:
-                    # The times come from an assumed share of the peak, which may be wrong.
-                    unsure_us += abs(new.total_us - old.total_us) * (ATTENTION_RANGE - 1)
+                    # The times come from an assumed share of the peak, which may be wrong. It is
+                    # then wrong for all calls in the same way, so their uncertainties add up.
+                    change_us = abs(new.total_us - old.total_us)
+                    unsure_attention_us += change_us * (ATTENTION_RANGE - 1)
             elif (measurement := self._measured_ratio(old, new)) is not None:
                 ratio_and_interval, evidence = measurement
                 change = SumChange(old.total_us, ratio_and_interval)
@@ -304,11 +311,12 @@ class _Baseline:
         other_before_us = sum(operations.time_us for operations in self.account.other)
         other_after_us = sum(operations.time_us for operations in changed_account.other)
         more_other_us = other_after_us - other_before_us
-        # Operations of attention are wrong in the same way, so their uncertainties were added up.
-        # Those of attention and of all other operations are independent.
-        unsure_us = math.hypot(unsure_us, abs(more_other_us) * (MOVED_RANGE - 1))
+        unsure_other_us = abs(more_other_us) * (MOVED_RANGE - 1)
+        # The uncertainties of attention and of all other operations are independent.
+        unsure_us = math.hypot(unsure_attention_us, unsure_other_us)
         gain = gain_of_step(self.account.step_us, changes, more_other_us, unsure_us)
-        # 3. Find the weakest evidence for more than a negligible share of this time.
+        # 3. Find the weakest evidence for more than a negligible share of the changed time. There
+        #    are three kinds of evidence, so at least one has such a share.
         changed_before_us = math.fsum(change.before for change in changes)
         changed_after_us = math.fsum(change.after for change in changes)
         weakest = next(
@@ -326,8 +334,10 @@ class _Baseline:
         Samples of a re-timed pair are preferred to other measurements.
         """
         before, after = as_problem(old.product.work), as_problem(new.product.work)
+        # Only attention has no problem, and the caller treats attention separately.
         assert before is not None
         assert after is not None
+        # The confirmed ratio is one of times for both kinds of queries, so either answers.
         for kind in ("pad", "choose"):
             if (ratio := self.measured.confirmed(before, after, kind)) is not None:
                 return ratio, CONFIRMED
@@ -341,8 +351,10 @@ def ratios_of(
 ) -> list[tuple[tuple[float, float, float], tuple[float, float]] | None]:
     """Predict the time ratio of each pair, the first problem over the second.
 
-    Each ratio comes with its 90% interval, and with factors that widen the interval of the second
-    time in sums, below and above it. The result for attention, which has no problem, is None.
+    Returns:
+        For each pair, first the ratio with its 90% interval, as (ratio, lo, hi), then the factors
+        that widen the interval of the second time in sums, as (below, above). For attention, which
+        has no problem, the result is None.
     """
     problems = list(
         dict.fromkeys(problem for pair in pairs for problem in pair if problem is not None)
@@ -350,19 +362,20 @@ def ratios_of(
     if not problems:
         return [None] * len(pairs)
     predicted = basis.model.predict(basis.query(problems))
-    position = {problem: i for i, problem in enumerate(problems)}
+    position_of = {problem: i for i, problem in enumerate(problems)}
     ratios: list[tuple[tuple[float, float, float], tuple[float, float]] | None] = []
     for before, after in pairs:
         if before is None or after is None:
             ratios.append(None)
             continue
-        i, j = position[before], position[after]
+        position, new_position = position_of[before], position_of[after]
         fit = basis.model.fit(group_of(basis.library(before), before))
         spreads = (
-            fit.spread(predicted.lo[i], predicted.hi[i]),
-            fit.spread(predicted.lo[j], predicted.hi[j]),
+            fit.spread(predicted.lo[position], predicted.hi[position]),
+            fit.spread(predicted.lo[new_position], predicted.hi[new_position]),
         )
-        times = float(predicted.estimate.time[i]), float(predicted.estimate.time[j])
+        seconds = predicted.estimate.time
+        times = (float(seconds[position]), float(seconds[new_position]))
         # The factors for sums were fitted to measured shapes, so they hold only for similar ones.
         were_measured = fit.has_like(before) and fit.has_like(after)
         in_sums = (fit.change_low, fit.change_high) if were_measured else (1.0, 1.0)
@@ -408,13 +421,15 @@ def _promising(
     """
     # 1. Collect the forward problems at the current value and at each candidate that is possible.
     values = candidates(dimension, captured, baseline.runtime.tp, multiple)
-    # If more heads are narrower, sizes are not linear in the dimension, and are not estimated.
-    if len(values) < _CAPTURED or any(slope < 0 for slope in dimension.slopes.values()):
+    # A single candidate needs no estimate. If more heads are narrower, sizes are not linear in the
+    # dimension, and cannot be estimated.
+    some_size_shrinks = any(slope < 0 for slope in dimension.slopes.values())
+    if len(values) < _CAPTURED or some_size_shrinks:
         return values
     current = _resized(captured, dimension, dimension.value, baseline.runtime)
     if current is None:
         return []
-    candidate_counts: dict[int, list[tuple[Problem, int]]] = {}
+    candidate_counts: dict[int, list[tuple[Problem, int]]] = {}  # by value, as for ``current``
     for value in values:
         counts = _resized(captured, dimension, value, baseline.runtime)
         if counts is not None:
@@ -556,9 +571,11 @@ def _reason(
         more_flops: how many more FLOPs the step has, as a fraction.
     """
     roles = list(dict.fromkeys(before.product.role for before, _ in pairs))
-    role_names = ", ".join([*roles[:4], "…"] if len(roles) > 4 else roles)
-    speed = f"{abs(products_gain):.1%} {'faster' if products_gain >= 0 else 'slower'}"
-    sentences = [f"{share:.0%} of the step ({role_names}) becomes {speed}."]
+    if len(roles) > _NAMED_ROLES:
+        roles = [*roles[:_NAMED_ROLES], "…"]
+    direction = "faster" if products_gain >= 0 else "slower"
+    speed = f"{abs(products_gain):.1%} {direction}"
+    sentences = [f"{share:.0%} of the step ({', '.join(roles)}) becomes {speed}."]
     alignment = _better_alignment(pairs)
     if alignment is not None:
         sentences.append(f"The lengths of rows become multiples of {alignment} bytes.")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -103,11 +102,14 @@ def kv_cache_bytes(captured: Captured) -> int:
         # queries than keys. Any other attention is not cached.
         if not work.causal and work.queries >= work.keys:
             continue
-        tokens = work.batch * min(work.keys, work.window or work.keys)
-        width = work.kv_heads * (work.width + work.value_width)
+        cached_keys = min(work.keys, work.window or work.keys)
         if compressed:
-            width = compressed[0].sizes["n"]
-        total += product.count * tokens * width * DTYPE_BYTES[work.dtype]
+            # The compressed form is assumed to be equally wide in all layers.
+            elements_per_token = compressed[0].sizes["n"]
+        else:
+            elements_per_token = work.kv_heads * (work.width + work.value_width)
+        elements = work.batch * cached_keys * elements_per_token
+        total += product.count * elements * DTYPE_BYTES[work.dtype]
     return total
 
 
@@ -116,28 +118,30 @@ def what_fits(
 ) -> list[str]:
     """Return command-line options of ``audit``, each of which makes a step fit in memory.
 
+    The options are the largest batch that fits, recomputing, and the smallest number of GPUs. The
+    result is empty if none of them helps.
+
     The arguments are those of :func:`memory_of`; ``batch`` is the step's number of sequences.
     """
-    return list(_fitting(captured, runtime, machine, trains, batch))
-
-
-def _fitting(
-    captured: Captured, runtime: Runtime, machine: Machine, trains: bool, batch: int
-) -> Iterator[str]:
-    """Yield the options of :func:`what_fits`: a smaller batch, recomputing, or more GPUs."""
+    options = []
+    # 1. Only activations and the KV cache grow with the batch, in proportion to it.
     memory = memory_of(captured, runtime, machine, trains)
-    fixed = memory.weights + memory.gradients + memory.optimizer
-    per_sequence = (memory.total - fixed) / batch
-    largest_batch = int((memory.available - fixed) // max(per_sequence, 1.0))
+    fixed_bytes = memory.weights + memory.gradients + memory.optimizer
+    bytes_per_sequence = (memory.total - fixed_bytes) / batch
+    largest_batch = int((memory.available - fixed_bytes) // max(bytes_per_sequence, 1.0))
     if largest_batch >= 1:
-        yield f"--batch {largest_batch}"
+        options.append(f"--batch {largest_batch}")
+    # 2. Only training keeps activations that can be recomputed.
     if trains and not runtime.recompute:
-        recomputing = memory_of(captured, replace(runtime, recompute=True), machine, trains)
-        if recomputing.fits:
-            yield "--recompute"
+        recomputing = replace(runtime, recompute=True)
+        if memory_of(captured, recomputing, machine, trains).fits:
+            options.append("--recompute")
+    # 3. Try more GPUs than the step uses now.
     for degree in _DEGREES:
-        if degree > runtime.tp:
-            split = replace(runtime, tp=degree)
-            if memory_of(captured, split, machine, trains).fits:
-                yield f"--tp {degree}"
-                return
+        if degree <= runtime.tp:
+            continue
+        split = replace(runtime, tp=degree)
+        if memory_of(captured, split, machine, trains).fits:
+            options.append(f"--tp {degree}")
+            break
+    return options

@@ -159,7 +159,7 @@ def _fused(products: list[Product], role: str) -> list[Product]:
     complete = [group for group in groups.values() if len(group) == len(FUSIONS[role])]
     # 2. The first GEMM of each group, its leader, gets the output features of the other GEMMs.
     leader_of = {position: group[0] for group in complete for position in group}
-    more_features = {}
+    more_features: dict[int, int] = {}  # by position of the leader
     for leader, *others in complete:
         works = [products[other].work for other in others]
         more_features[leader] = sum(work.n for work in works if isinstance(work, Gemm))
@@ -172,6 +172,7 @@ def _fused(products: list[Product], role: str) -> list[Product]:
         if product.forward_position != leader:
             continue
         if leader in more_features:
+            # The fused sizes are sums over several layers, so no dimension names them.
             wide = _wider(product, products[leader], more_features[leader])
             product = replace(wide, role=role, names={})
         new_positions[position] = len(kept)

@@ -44,7 +44,10 @@ class SumChange(NamedTuple):
 
 
 def summed(parts: Sequence[tuple[float, float, float]]) -> TimeSum:
-    """Add up times that are given with their intervals, as (time, lo, hi)."""
+    """Add up times that are given with their 90% intervals, as (time, lo, hi).
+
+    The sum has the unit of the times. The lower end of its interval is at least 0.
+    """
     total = math.fsum(time for time, _, _ in parts)
     halves_below = np.array([time - lo for time, lo, _ in parts])
     halves_above = np.array([hi - time for time, _, hi in parts])
