@@ -242,13 +242,19 @@ def _note_sources(answers: Sequence[tuple[str, str, str]]) -> None:
     Args:
         answers: machine, problem and source of each answer.
     """
-    problems_by_source: dict[str, dict[str, list[str]]] = {}  # by machine, then by source
+    # 1. Collect the problems by machine, then by source. Several machines may answer about the same
+    # problem.
+    sources_of_machines: dict[str, dict[str, list[str]]] = {}
     for machine, problem, source in answers:
-        problems_by_source.setdefault(machine, {}).setdefault(source, []).append(problem)
-    for machine, by_source in problems_by_source.items():
-        for source, names in by_source.items():
-            which = f", {' and '.join(dict.fromkeys(names))}" if len(by_source) > 1 else ""
-            note(f"{machine}{which}: {source}.")
+        sources = sources_of_machines.setdefault(machine, {})
+        sources.setdefault(source, []).append(problem)
+    # 2. Print one note for each machine and source.
+    for machine, sources in sources_of_machines.items():
+        for source, problems in sources.items():
+            subject = machine
+            if len(sources) > 1:
+                subject += f", {' and '.join(dict.fromkeys(problems))}"
+            note(f"{subject}: {source}.")
 
 
 def _print_answers(answers: Sequence[Advice]) -> None:

@@ -232,6 +232,7 @@ def audit_command(
 
     # 2. Audit the model on each machine or, with --measure, on this machine after measuring.
     def audit_on(*bases: Basis) -> list[Audit]:
+        """Audit the model on each basis, with the options of this command."""
         return audit(source, step, run_options, list(bases), search)
 
     if measure:
@@ -312,11 +313,12 @@ def measured_audit(
     (measured,) = audit_on(usable(run.folder, request))
     planned = {(entry.case.problem, entry.case.implementation) for entry in run.planned}
     pairs = []
-    for lever in measured.levers[:1]:
-        for before, after in lever.pairs[:_CONFIRMED_PAIRS]:
+    best = measured.levers[0] if measured.levers else None
+    if best is not None and best.gain.value > 0:
+        for before, after in best.pairs[:_CONFIRMED_PAIRS]:
             pair = (before, basis.library(before)), (after, basis.library(after))
             # With measured times, the best lever may be another one, whose problems were not timed.
-            if lever.gain.value > 0 and planned.issuperset(pair):
+            if planned.issuperset(pair):
                 pairs.append(pair)
     if not pairs:
         note("Nothing was re-timed: the best change brings no gain, or it was not timed.")
@@ -328,23 +330,28 @@ def measured_audit(
 def _tries(arguments: list[str]) -> dict[str, list[int]]:
     """Return the sizes of each dimension from arguments such as ``hidden=4096,4224``.
 
+    If several arguments name a dimension, their sizes are joined.
+
     Raises:
         UserError: if an argument does not have this form, or if there are too many combinations.
     """
     tries: dict[str, list[int]] = {}
     for text in arguments:
-        name, _, values = text.partition("=")
-        sizes = values.split(",")
-        if not name or not all(is_whole(size) and int(size) for size in sizes):
+        name, _, sizes_text = text.partition("=")
+        size_texts = sizes_text.split(",")
+        if not name or not all(is_whole(size) and int(size) for size in size_texts):
             raise UserError(f"--try is {text!r}; give sizes such as hidden=4096,4224.")
-        tries.setdefault(name, []).extend(map(int, sizes))
-    if math.prod(map(len, tries.values())) > _MOST_TRIES:
+        tries.setdefault(name, []).extend(int(size) for size in size_texts)
+    combination_count = math.prod(len(sizes) for sizes in tries.values())
+    if combination_count > _MOST_TRIES:
         raise UserError(f"--try has more than {_MOST_TRIES} combinations; give fewer values.")
     return tries
 
 
 def _sizes(arguments: list[str]) -> dict[str, int]:
     """Return the size of each dimension from arguments such as ``hidden=4096``.
+
+    If several arguments name a dimension, the last one counts.
 
     Raises:
         UserError: if an argument does not have this form.

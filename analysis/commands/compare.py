@@ -121,6 +121,9 @@ def _compare_by_name(
     """Compare cases by name; with a gate, print its verdict and exit with the verdict's code.
 
     Without a gate, exit with 1 if any case is slower or no longer timed.
+
+    Raises:
+        UserError: if the gate is not a share above 0, and in the cases of :func:`_read_changes`.
     """
     from analysis.comparing.by_name import compare_by_name, named_json, named_text
     from analysis.comparing.gate import EXIT_CODES, gate_json, gate_text, judge_changes
@@ -143,8 +146,9 @@ def _compare_by_name(
         print_json(gate_json(answer))
     else:
         print(gate_text(answer))
-    if code := EXIT_CODES[answer.verdict]:
-        raise typer.Exit(code)
+    exit_code = EXIT_CODES[answer.verdict]
+    if exit_code != 0:
+        raise typer.Exit(exit_code)
 
 
 def _read_changes(
@@ -172,31 +176,33 @@ def _read_changes(
         process.facts["machine"] for process in processes if process.facts.get("machine")
     )
     if len(machines) > 1:
-        if any("run" in process.facts for process in processes):  # of a recording
+        # Only the facts of a recording name a run.
+        if any("run" in process.facts for process in processes):
             raise UserError(
                 f"the results come from {' and '.join(machines)}; give results of one machine."
             )
         note(f"The results name different machines: {', '.join(machines)}.")
     # 2. Find the cases that all results have, and those that are no longer timed.
     shared = common_names(processes)
-    before = {name for process in old_processes for name in process.cases}
-    after = {name for process in new_processes for name in process.cases}
+    old_names = {name for process in old_processes for name in process.cases}
+    new_names = {name for process in new_processes for name in process.cases}
     lost = {
         name: reason
         for process in new_processes
         for name, reason in process.lost.items()
-        if name in before and name not in after
+        if name in old_names and name not in new_names
     }
     if not shared:
-        for side, cases in ((old, before), (new, after)):
-            if not cases:
-                raise UserError(f"{side} has no case with a time. Measure it again.")
+        for place, names in ((old, old_names), (new, new_names)):
+            if not names:
+                raise UserError(f"{place} has no case with a time. Measure it again.")
+        # The first name in alphabetical order is an example that is always the same.
         raise UserError(
             f"{old} and {new} have no timed case in common: for example, {old} has "
-            f"{min(before)!r}, and {new} has {min(after)!r}. Compare results of the same cases, or "
-            "give a --pattern that matches the cases of both."
+            f"{min(old_names)!r}, and {new} has {min(new_names)!r}. Compare results of the same "
+            "cases, or give a --pattern that matches the cases of both."
         )
-    left_out = len((before | after) - set(shared) - set(lost))
+    left_out = len((old_names | new_names) - set(shared) - set(lost))
     if left_out:
         cases_are = counted(left_out, "case that is", "cases that are")
         note(f"Left out: {cases_are} not in every result.")
@@ -210,6 +216,12 @@ def _read_changes(
 def _read_processes(place: str, pattern: NamePattern | None, results: Path) -> list[TimedProcess]:
     """Read all results of one side of the comparison as timed processes.
 
+    Args:
+        place: a file of benchmark results, a machine's slug, the folder of a recording, or a folder
+            of several results.
+        pattern: pattern of the problem in case names; None to match cases by name.
+        results: folder with the results of all machines.
+
     Raises:
         UserError: if a result cannot be read, or a folder has no results.
     """
@@ -219,6 +231,7 @@ def _read_processes(place: str, pattern: NamePattern | None, results: Path) -> l
     path = Path(place)
     if path.is_file():
         return [read_benchmarks(path, pattern)]
+    # A place that is neither a file nor a folder is a machine's slug.
     if not path.is_dir() or (path / "run.json").exists():
         recording = recording_at(place, results)
         if recording.unusable:

@@ -12,7 +12,7 @@ from kernels.cli import note, parse_seconds
 from kernels.common.errors import UserError
 from kernels.common.program import target
 from kernels.problem import Problem
-from sweeps.cases.case import CONFIRM
+from sweeps.cases.case import CONFIRM, Contender
 
 if TYPE_CHECKING:
     from analysis.advice.options import Question
@@ -68,7 +68,7 @@ def measure_best_guesses(
     # 1. Load this machine's recording; only a usable one shows which changes are promising.
     began = time.monotonic()
     if gpus:
-        gpu = next(iter(choose_gpus(gpus, device)))
+        gpu = next(iter(choose_gpus(gpus, device)))  # only the first of them is used
     request = Request(results=results, device=device, gpu=gpu)
     slug = select_device(device, gpu).machine.slug
     recording = load_runs(find_recording(slug, results))
@@ -77,36 +77,35 @@ def measure_best_guesses(
     if recording.unusable:
         note("No change is re-timed: the run is unusable. Run the sweep again.")
         return
-    # 2. Find trials, and estimate the time that each takes. Candidates that an interrupted call has
-    # already timed are not timed again, so their first time is set to 0.
-    seconds = parse_seconds(budget)
-    if seconds is None:
-        seconds = left_for_confirming(results / slug)
+    # 2. Find trials, and estimate the time that each takes.
+    whole_budget = parse_seconds(budget)  # seconds
+    if whole_budget is None:
+        whole_budget = left_for_confirming(results / slug)
     note("Looking for the most promising changes …")
     trials = open_trials(analyse_machine(slug, results), GUESSES)
     # Subtract the time that has passed in this call. It is mainly the time of the search, and a
     # large part of a CPU's small budget. At least half of the budget remains.
-    seconds = max(seconds / 2, seconds - (time.monotonic() - began))
+    remaining = max(whole_budget / 2, whole_budget - (time.monotonic() - began))
     rows = recording.products
     explored = read_measurements(rows[rows["sweep"] == CONFIRM], recording)
     contenders = [contender for trial in trials for contender in trial.contenders]
-    cost = seconds_of(contenders, machine_here(request))
-    for (problem, implementation), (_, confirming) in cost.items():
-        if implementation in explored.times_of(problem):
-            cost[problem, implementation] = (0.0, confirming)
+    cost: dict[Contender, tuple[float, float]] = {}
+    for contender, (exploring, confirming) in seconds_of(contenders, machine_here(request)).items():
+        problem, implementation = contender
+        # Candidates that an interrupted call has already timed are not timed again.
+        is_explored = implementation in explored.times_of(problem)
+        cost[contender] = (0.0 if is_explored else exploring, confirming)
     # 3. Measure the most promising trials that fit the budget, and keep time to re-time the best.
-    chosen = affordable(trials, cost, seconds)
+    chosen = affordable(trials, cost, remaining)
     if not chosen:
-        reason = (
-            "the budget is too small even for one change; give a larger --budget"
-            if trials
-            else "no further change is expected to bring a gain"
-        )
+        reason = "no further change is expected to bring a gain"
+        if trials:
+            reason = "the budget is too small even for one change; give a larger --budget"
         note(f"No change is re-timed: {reason}.")
         return
     note(f"Measuring the best candidates for {len(chosen):,} of {len(trials):,} queries …")
-    exploring_seconds = seconds - sum(pair_seconds(trial, cost) for trial in chosen)
-    measure(chosen, replace(request, budget=max(exploring_seconds, 1.0)))
+    confirming_seconds = sum(pair_seconds(trial, cost) for trial in chosen)
+    measure(chosen, replace(request, budget=max(remaining - confirming_seconds, 1.0)))
 
 
 def measure_questions(
@@ -187,7 +186,9 @@ def basis_here(machine: str | None, request: Request) -> Basis:
         )
     if slug in recorded_machines(request.results) | known_machines().keys():
         return find_basis(slug, request.results)
-    return Basis(Model(machine_here(request)), "none", "measured now", calibrated=False)
+    # Nothing is known about this machine before its first measurement.
+    model = Model(machine_here(request))
+    return Basis(model, kind="none", source="measured now", calibrated=False)
 
 
 def usable(folder: Path, request: Request) -> Basis:
@@ -228,7 +229,7 @@ def measure(trials: Sequence[Trial], request: Request, quickly: bool = False) ->
     try:
         # 1. Time the candidates.
         contenders = [contender for trial in trials for contender in trial.contenders]
-        run = explore(request, contenders, note, quickly)
+        run = explore(request, contenders, note, quickly=quickly)
         recording = load(run.folder)
         rows = recording.products
         timed = rows[rows["sweep"] == CONFIRM]

@@ -54,13 +54,13 @@ def export_command(
     recording = load(recording_folder(place, results))
     if recording.ok.empty:
         raise UserError(f"{recording.folder} has no case with a time. Measure it again.")
-    ending, write = FORMATS[to]
-    data = write(recording)
+    extension, write = FORMATS[to]
+    content = write(recording)
     if str(output) == "-":
-        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.write(content)
         return
-    path = output or Path(f"{recording.machine.slug}.{ending}")
+    path = output or Path(f"{recording.machine.slug}.{extension}")
     if (path.exists() and not path.is_file()) or not path.parent.is_dir():
         raise UserError(f"{path} cannot be written; name a file in an existing folder with -o.")
-    write_whole(path, data)
+    write_whole(path, content)
     print(path)
