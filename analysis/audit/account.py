@@ -165,14 +165,18 @@ class Account:
 
     @property
     def by_role(self) -> dict[str, float]:
-        """Time of the step in µs by role, largest first; other operations are the last entry."""
+        """Time of the step in µs by role, largest first.
+
+        The last entry is that of all other operations. It also has the time of the matrix
+        operations whose role is unknown, because these have the same name.
+        """
         role_us: dict[str, float] = {}
         for line in self.counted:
             role = line.product.role
             role_us[role] = role_us.get(role, 0.0) + line.total_us
+        others_us = role_us.pop(OTHER_OPERATIONS, 0.0) + sum(other.time_us for other in self.other)
         longest_first = sorted(role_us, key=lambda role: -role_us[role])
-        sorted_role_us = {role: role_us[role] for role in longest_first}
-        return {**sorted_role_us, OTHER_OPERATIONS: sum(other.time_us for other in self.other)}
+        return {**{role: role_us[role] for role in longest_first}, OTHER_OPERATIONS: others_us}
 
     @property
     def step_us(self) -> float:
