@@ -116,6 +116,11 @@ def package_folders() -> tuple[list[Path], str, str]:
 def read_table(path: Path, package: str = "", licence: str = "") -> PublicTable:
     """Read what a table covers: its GPU, framework and version, and whether it is complete.
 
+    Args:
+        path: the Parquet file.
+        package: name and version of the package that the file comes with; empty for a single file.
+        licence: licence of the package; empty for a single file.
+
     Raises:
         UserError: if the file cannot be read, is not a table of GEMMs, or has no rows.
     """
@@ -130,7 +135,8 @@ def read_table(path: Path, package: str = "", licence: str = "") -> PublicTable:
     except FileNotFoundError:
         raise UserError(f"{path} does not exist; give a gemm_perf.parquet.") from None
     except (OSError, pa.ArrowException) as error:
-        reason = (str(error).splitlines() or ["empty"])[0]
+        lines = str(error).splitlines()
+        reason = lines[0] if lines else "empty"
         raise UserError(
             f"{path} is not a table that can be read ({reason}); give a gemm_perf.parquet."
         ) from None
@@ -150,7 +156,11 @@ def read_table(path: Path, package: str = "", licence: str = "") -> PublicTable:
 
 
 def _is_complete(folder: Path) -> bool:
-    """Return True unless the collection_meta.yaml in a table's folder calls it incomplete."""
+    """Return True unless the collection_meta.yaml in a table's folder calls it incomplete.
+
+    A missing or differently structured file does not call it incomplete.
+    """
+    # The publishers of the table write this file, so it may have any form.
     tables = _read_yaml(folder / "collection_meta.yaml").get("tables")
     entry = tables.get(_TABLE) if isinstance(tables, dict) else None
     if not isinstance(entry, dict):
@@ -169,10 +179,11 @@ def _later_versions(folder: Path) -> tuple[str, ...]:
     for path in folder.parent.glob("*/reuse.yaml"):
         entries = _read_yaml(path).get("reuse")
         # The publishers of the table write this file, so it may have any form.
-        entries = entries if isinstance(entries, list) else []
-        if any(
-            isinstance(entry, dict) and reused_table.items() <= entry.items() for entry in entries
-        ):
+        if not isinstance(entries, list):
+            continue
+        mappings = [entry for entry in entries if isinstance(entry, dict)]
+        # An entry may also have other keys, so only these two are compared.
+        if any(reused_table.items() <= entry.items() for entry in mappings):
             versions.append(path.parent.name)
     return tuple(sorted(versions, key=version_numbers))
 
@@ -213,12 +224,21 @@ def choose_tables(tables: Sequence[PublicTable]) -> dict[str, PublicTable]:
 
 
 def _rank(table: PublicTable, tables_of_slug: Sequence[PublicTable]) -> tuple[Any, ...]:
-    """Return the sort key of a table; the best table of a machine has the largest key."""
+    """Return the sort key of a table; the best table of a machine has the largest key.
+
+    The parts of the key are whether the table has enough rows, whether it is complete, the
+    preference for its framework (0 for the most preferred, otherwise negative), and its version.
+
+    Args:
+        table: the table.
+        tables_of_slug: all tables of the machine, including ``table``.
+    """
     most_rows = max(candidate.rows for candidate in tables_of_slug)
     has_enough = table.rows >= _ENOUGH * most_rows
-    name = table.framework.lower()
-    preference = -_PREFERRED.index(name) if name in _PREFERRED else -len(_PREFERRED)
-    return has_enough, table.complete, preference, version_numbers(table.version)
+    framework = table.framework.lower()
+    # A framework that is not listed comes after all listed ones.
+    place = _PREFERRED.index(framework) if framework in _PREFERRED else len(_PREFERRED)
+    return has_enough, table.complete, -place, version_numbers(table.version)
 
 
 def version_numbers(text: str) -> tuple[int, ...]:
@@ -235,11 +255,13 @@ def read_rows(table: PublicTable, *dtypes: str) -> pd.DataFrame:
         table: the table.
         dtypes: dtypes to read, by our names; bf16 if no dtype is given.
     """
-    columns = ["gemm_dtype", "m", "n", "k", "latency"]
-    frame = pd.read_parquet(table.path, columns=columns)
-    frame = frame.assign(dtype=frame["gemm_dtype"].map(DTYPES), time_us=frame["latency"] * 1e3)
-    frame = frame[frame["dtype"].isin(dtypes or ("bf16",)) & (frame["latency"] > 0)]
-    return frame[["m", "n", "k", "dtype", "time_us"]].reset_index(drop=True)
+    wanted_dtypes = dtypes or ("bf16",)
+    published = pd.read_parquet(table.path, columns=["gemm_dtype", "m", "n", "k", "latency"])
+    rows = published.assign(
+        dtype=published["gemm_dtype"].map(DTYPES), time_us=published["latency"] * 1e3
+    )
+    rows = rows[rows["dtype"].isin(wanted_dtypes) & (rows["latency"] > 0)]
+    return rows[["m", "n", "k", "dtype", "time_us"]].reset_index(drop=True)
 
 
 def gemms_of(rows: pd.DataFrame) -> list[Gemm]:

@@ -71,15 +71,21 @@ def read_timings(path: Path, defaults: FileDefaults) -> FileTimings | None:
     header = _header(path)
     if _is_tritonbench(header):
         return _read_tritonbench(path, defaults)
-    names = {name.strip().strip('"') for name in header.split(",")}
-    if {"Provider", "OperationKind", "Operation", "Disposition", "Runtime"} <= names:
+    column_names = {name.strip().strip('"') for name in header.split(",")}
+    if column_names >= _CUTLASS_COLUMNS:
         return _read_cutlass(path)
-    if "time_us" in {name.lower() for name in names}:
+    # In a plain file, the names of the columns may be in upper or lower case.
+    if "time_us" in {name.lower() for name in column_names}:
         return _read_plain(path, defaults)
     return None
 
 
 def _header(path: Path) -> str:
+    """Return the first line of a file, without white space around it; empty for an empty file.
+
+    Raises:
+        UserError: if the file cannot be read, or is not text in UTF-8.
+    """
     try:
         with path.open(encoding="utf-8-sig") as file:
             return file.readline().strip()
@@ -87,7 +93,7 @@ def _header(path: Path) -> str:
         raise UserError(f"{path} cannot be read ({error}); give a CSV file in UTF-8.") from None
 
 
-def _read(path: Path, separator: str = ",", lower: bool = False) -> pd.DataFrame:
+def _read_cells(path: Path, separator: str = ",", *, lower: bool = False) -> pd.DataFrame:
     """Read all cells as text, with the line number in the added column ``line``.
 
     Spaces before a cell are removed, and lines without content are left out. An empty cell becomes
@@ -140,7 +146,7 @@ def _read(path: Path, separator: str = ",", lower: bool = False) -> pd.DataFrame
 
 def _read_plain(path: Path, defaults: FileDefaults) -> FileTimings:
     """Read a plain CSV file, which a user wrote with a column ``time_us``."""
-    frame = _read(path, lower=True)
+    frame = _read_cells(path, lower=True)
     # 1. Fill the cells and columns that the file lacks: with the user's dtype and layout, and with
     #    the project's defaults.
     for name, default in {**_DEFAULTS, "dtype": defaults.dtype, "layout": defaults.layout}.items():
@@ -156,8 +162,10 @@ def _read_plain(path: Path, defaults: FileDefaults) -> FileTimings:
     frame["op"] = op.mask(op == "", default_op)
     # 3. Require the columns of the operations that occur, and check the cells.
     needed = ["dtype", "time_us"]
-    needed += [name for name in _SIZES if (frame["op"] == "gemm").any()]
-    needed += [name for name in CONV_SIZES if (frame["op"] == "conv").any()]
+    if (frame["op"] == "gemm").any():
+        needed += _SIZES
+    if (frame["op"] == "conv").any():
+        needed += CONV_SIZES
     if missing := [name for name in needed if name not in frame]:
         raise UserError(
             f"{path} has no column {missing[0]!r}. A file of times needs the columns {HEADER}, and "
@@ -173,6 +181,9 @@ def _read_plain(path: Path, defaults: FileDefaults) -> FileTimings:
 _CUTLASS_DTYPES = {"f16": "fp16", "bf16": "bf16", "f32": "fp32", "tf32": "tf32"}
 _PASSED = ("passed", "not_verified")  # dispositions of kernels that ran and were not found wrong
 _CUTLASS_KINDS = ("gemm", "conv2d")
+_CUTLASS_COLUMNS = {"Provider", "OperationKind", "Operation", "Disposition", "Runtime"}
+"""Columns by which a file of the profiler is recognised."""
+
 _CUTLASS_CONV = (
     "conv_kind", "n", "h", "w", "c", "k", "r", "s", "stride_h", "stride_w", "pad_h", "pad_w",
     "dilation_h", "dilation_w", "Activation",
@@ -189,9 +200,11 @@ def _read_cutlass(path: Path) -> FileTimings:
     is in milliseconds and was measured over back-to-back launches.
     """
     # 1. Read the kernels that ran.
-    frame = _read(path)
+    frame = _read_cells(path)
+    # The profiler writes one file per kind of operation. Only a file of GEMMs has operands A, B, C.
     has_gemms = "A" in frame
-    needed = ("Status", *((*_SIZES, "A", "B", "C") if has_gemms else _CUTLASS_CONV))
+    columns_of_kind = (*_SIZES, "A", "B", "C") if has_gemms else _CUTLASS_CONV
+    needed = ("Status", *columns_of_kind)
     if missing := [name for name in needed if name not in frame]:
         raise UserError(f"{path} has no column {missing[0]!r}; let the profiler write it again.")
     ran = frame["Disposition"].isin(_PASSED) & frame["Status"].isin(("success", ""))
@@ -207,9 +220,12 @@ def _read_cutlass(path: Path) -> FileTimings:
     is_tf32 = operation.str.contains("tf32", case=False) & (cells["dtype"] == "fp32")
     cells["dtype"] = cells["dtype"].mask(is_tf32, "tf32")
     cells["implementation"] = frame["Provider"].str.lower()
-    cells["cache"], cells["mode"], cells["config"] = "warm", "burst", ""
+    cells["cache"] = "warm"
+    cells["mode"] = "burst"
+    cells["config"] = ""
     cells["time_us"] = pd.to_numeric(frame["Runtime"], errors="coerce") * 1e3
-    cells["kernel"], cells["line"] = operation, frame["line"]
+    cells["kernel"] = operation
+    cells["line"] = frame["line"]
     # The profiler has more dtypes than we do. Rows in other dtypes are sound, so they are dropped
     # without a report.
     cells = cells[cells["dtype"].isin(DTYPE_BYTES)]
@@ -229,14 +245,21 @@ def _read_cutlass(path: Path) -> FileTimings:
 
 
 def _cutlass_gemms(frame: pd.DataFrame) -> pd.DataFrame:
-    """Translate the profiler's columns of GEMMs to ours."""
+    """Translate the profiler's columns of GEMMs to ours: problem, dtype and layout, all as text.
+
+    The dtype is empty if it is not one of ours, or if A and B have different dtypes.
+    """
     a_dtype, a_order = _dtype_and_order(frame["A"])
     b_dtype, b_order = _dtype_and_order(frame["B"])
     _, c_order = _dtype_and_order(frame["C"])
     # The operands of Cᵀ = Bᵀ Aᵀ are Bᵀ and Aᵀ. Bᵀ is row-major, our letter n, if B is column-major.
     is_transposed = c_order == "column"
-    first = _letter(a_order).mask(is_transposed, _letter(b_order, "column"))
-    second = _letter(b_order).mask(is_transposed, _letter(a_order, "column"))
+    first_letter = _layout_letters(a_order, "row").mask(
+        is_transposed, _layout_letters(b_order, "column")
+    )
+    second_letter = _layout_letters(b_order, "row").mask(
+        is_transposed, _layout_letters(a_order, "column")
+    )
     return pd.DataFrame(
         {
             "op": "gemm",
@@ -245,7 +268,7 @@ def _cutlass_gemms(frame: pd.DataFrame) -> pd.DataFrame:
             "k": frame["k"],
             "batch": _cells_or_one(frame, "batch_count"),
             "dtype": a_dtype.map(_CUTLASS_DTYPES).where(a_dtype == b_dtype, ""),
-            "layout": first + second,
+            "layout": first_letter + second_letter,
         }
     ).fillna({"dtype": ""})
 
@@ -263,17 +286,28 @@ def _dtype_and_order(column: pd.Series) -> tuple[pd.Series, pd.Series]:
     return parts[0], parts[2]
 
 
-def _letter(order: pd.Series, untransposed: str = "row") -> pd.Series:
-    """Return each operand's layout letter: ``n`` if its storage order is ``untransposed``.
+def _layout_letters(orders: pd.Series, untransposed: str) -> pd.Series:
+    """Return the layout letter of one operand in each row.
 
-    The letter is ``t`` for the other order, and empty for an unknown order.
+    The letter is ``n`` if the operand is stored in the order ``untransposed``, ``t`` if it is
+    stored in the other order, and empty if the order is unknown.
+
+    Args:
+        orders: storage order of the operand in each row, ``row`` or ``column``.
+        untransposed: the order of an operand that is not transposed.
     """
-    return order.map({"row": "t", "column": "t"} | {untransposed: "n"}).fillna("")
+    letters = {"row": "t", "column": "t"}
+    letters[untransposed] = "n"
+    return orders.map(letters).fillna("")
 
 
 def _cutlass_convs(frame: pd.DataFrame) -> pd.DataFrame:
-    """Translate the profiler's columns of convolutions to ours."""
+    """Translate the profiler's columns of convolutions to ours, all as text.
+
+    The dtype is empty if it is not one of ours.
+    """
     dtype, layout = _dtype_and_order(frame["Activation"])
+    # Our cells hold the values of both directions, such as ``1x1``.
     pairs = {
         ours: frame[f"{theirs}_h"] + "x" + frame[f"{theirs}_w"]
         for ours, theirs in (("stride", "stride"), ("padding", "pad"), ("dilation", "dilation"))
@@ -323,24 +357,28 @@ def _read_tritonbench(path: Path, defaults: FileDefaults) -> FileTimings:
             f"{path} is a TritonBench CSV file, which does not name its dtype; give --dtype."
         )
     # 1. Read the sizes, which are the numbers in the first column.
-    frame = _read(path, ";")
-    shape = frame.columns[0]
-    names = _TRITONBENCH_SHAPES[shape]
-    sizes = frame[shape].str.findall(r"\d+").str[: len(names)]
-    columns = [
-        pd.Series([row[i] if len(row) > i else "" for row in sizes], index=frame.index)
-        for i in range(len(names))
-    ]
-    base = {"op": "gemm", "batch": "1", **dict(zip(names, columns, strict=True))}
+    frame = _read_cells(path, ";")
+    shape_column = frame.columns[0]
+    size_names = _TRITONBENCH_SHAPES[shape_column]
+    numbers_by_row = frame[shape_column].str.findall(r"\d+").str[: len(size_names)]
+    sizes: dict[str, pd.Series] = {}
+    for position, size_name in enumerate(size_names):
+        # A damaged shape may have too few numbers. An empty cell is then reported below.
+        cells = [numbers[position] if len(numbers) > position else "" for numbers in numbers_by_row]
+        sizes[size_name] = pd.Series(cells, index=frame.index)
     # 2. Make a row of each implementation's latency.
-    parts = []
-    for metric in (name for name in frame.columns if name.endswith(_LATENCY)):
+    rows_by_implementation = []
+    for metric in frame.columns:
+        if not metric.endswith(_LATENCY):
+            continue
         name = metric.removesuffix(_LATENCY)
         # Newer versions write ``0.0123 (±1.5%)``. A failed case has an error message or is empty.
         milliseconds = frame[metric].str.extract(_MILLISECONDS, expand=False)
-        part = pd.DataFrame(
+        rows_of_name = pd.DataFrame(
             {
-                **base,
+                "op": "gemm",
+                "batch": "1",  # replaced if the file has the sizes of batches
+                **sizes,
                 "dtype": defaults.dtype,
                 "layout": defaults.layout or "nn",
                 "implementation": "cublas" if name in _ATEN else name,
@@ -351,9 +389,9 @@ def _read_tritonbench(path: Path, defaults: FileDefaults) -> FileTimings:
                 "line": frame["line"],
             }
         )
-        parts.append(part[milliseconds.notna()])
+        rows_by_implementation.append(rows_of_name[milliseconds.notna()])
     # 3. Check the rows, and keep the median of repeated ones.
-    rows = middle(checked(path, pd.concat(parts), "cublas"))
+    rows = middle(checked(path, pd.concat(rows_by_implementation), "cublas"))
     return FileTimings(rows, "latency of TritonBench, cache flushed before each launch", "cold")
 
 

@@ -33,6 +33,11 @@ _HOW = "mean of 6 CUDA-graph replays, nothing flushed, clocks not fixed"
 def write_imported(table: PublicTable, machine: Machine, results: Path) -> Path:
     """Write a table's rows, and a run.json that says where they come from; return the folder.
 
+    Args:
+        table: the table.
+        machine: the machine that the table names.
+        results: the folder of all machines' results.
+
     Raises:
         UserError: if the machine does not support a dtype of the table, the folder cannot be made,
             or the disk is full.
@@ -51,7 +56,7 @@ def write_imported(table: PublicTable, machine: Machine, results: Path) -> Path:
         "how": _HOW,
         "cache": CACHE,
     }
-    return _write(rows, public, machine, results)
+    return _write_recording(rows, public, machine, results)
 
 
 def write_timings(
@@ -81,7 +86,7 @@ def write_timings(
         "how": timings.how,
         "cache": timings.cache,
     }
-    return _write(timings.rows, public, machine, results)
+    return _write_recording(timings.rows, public, machine, results)
 
 
 def is_same_file(folder: Path, path: Path, defaults: FileDefaults) -> bool:
@@ -91,7 +96,12 @@ def is_same_file(folder: Path, path: Path, defaults: FileDefaults) -> bool:
 
 
 def _digest(path: Path, defaults: FileDefaults) -> str:
-    """Return a hash of the file's content and the defaults, as 16 hexadecimal digits."""
+    """Return a hash of the file's content and the defaults, as 16 hexadecimal digits.
+
+    Args:
+        path: a file, or a folder of results, whose measurements.csv counts as its content.
+        defaults: dtype and layout that the user gave.
+    """
     file = path if path.is_file() else path / "measurements.csv"
     content = file.read_bytes() + repr(defaults).encode()
     return hashlib.sha256(content).hexdigest()[:16]
@@ -117,8 +127,25 @@ def write_collections(tables: Sequence[PublicTable], machine: Machine, results: 
     write_whole(folder / COLLECTIONS, _as_parquet(pd.concat(collections, ignore_index=True)))
 
 
-def _write(rows: pd.DataFrame, public: dict[str, Any], machine: Machine, results: Path) -> Path:
-    """Write the rows and run.json, and remove the validation of an earlier import."""
+def _write_recording(
+    rows: pd.DataFrame, public: dict[str, Any], machine: Machine, results: Path
+) -> Path:
+    """Write the rows and run.json, and remove the validation of an earlier import.
+
+    Args:
+        rows: the imported times, one row per case.
+        public: where the times come from; becomes the key ``public`` of run.json, together with the
+            number of rows.
+        machine: the machine that was timed.
+        results: the folder of all machines' results.
+
+    Returns:
+        The folder of the recording.
+
+    Raises:
+        UserError: if the machine does not support a dtype of the rows, the folder cannot be made,
+            or the disk is full.
+    """
     for dtype in rows["dtype"].unique():
         machine.peak(dtype)  # raises an error for a dtype that the machine does not support
     folder = folder_of(results, machine.slug)
