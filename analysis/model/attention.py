@@ -99,8 +99,9 @@ class AttentionConstants:
         waves = tiles / machine.sms
         # Fewer tiles than SMs still take the time of one wave.
         timed_waves = np.maximum(self.waves * np.ceil(waves) + (1 - self.waves) * waves, 1.0)
-        share = self.share * (shapes.width / 128) ** self.width / (1 + self.half / shapes.seen)
-        arithmetic = shapes.flops(kind) / (peak_of(machine) * share * waves / timed_waves)
+        peak_share = self.share * (shapes.width / 128) ** self.width / (1 + self.half / shapes.seen)
+        # waves / timed_waves is the share of the SMs' time in which they have a tile.
+        arithmetic = shapes.flops(kind) / (peak_of(machine) * peak_share * waves / timed_waves)
         # 2. Memory: a call that moves only a few bytes does not reach the full bandwidth.
         moved_bytes = shapes.bytes()
         hits: Array | float = 0.0  # share of the bytes that come from the cache
@@ -170,14 +171,16 @@ class AttentionFit:
             kind: kind of the calls, one of :data:`analysis.attention_shapes.KINDS`.
             machine: the machine that was measured.
         """
+        # 1. Draw the calls to fit at random. The fit is judged on all others.
         order = np.random.default_rng(0).permutation(len(seconds))
         training_count = min(_MOST_ROWS, round(_TRAINING_SHARE * len(seconds)))
         training, held_out = order[:training_count], order[training_count:]
+        # 2. Fit the formula, then grow trees from its errors.
         training_shapes = shapes.where(training)
         constants = fit_constants(training_shapes, seconds[training], kind, machine)
         residual = np.log(seconds[training] / constants.seconds(training_shapes, kind, machine))
         forest = grown(features(training_shapes, kind, machine), residual)
-        # judged() replaces the ends of the interval, which are 0 here.
+        # 3. Judge the fit. judged() replaces the ends of the interval, which are 0 here.
         fit = cls(constants, 0.0, 0.0, len(seconds), forest)
         return fit.judged(shapes.where(held_out), seconds[held_out], kind, machine)
 
@@ -201,7 +204,11 @@ class AttentionFit:
         return time * np.exp(log_ratios)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fit as a JSON document."""
+        """Return the fit as a JSON document, with constants rounded to six significant digits.
+
+        Measurements do not determine constants more precisely, and fewer digits make a smaller
+        file.
+        """
         constants = {name: float(f"{value:.6g}") for name, value in vars(self.constants).items()}
         document: dict[str, Any] = {
             "constants": constants, "low": self.low, "high": self.high, "calls": self.calls,

@@ -81,6 +81,9 @@ class AttentionBasis:
     def framework(self, named: str | None) -> str:
         """Return the framework to assume: the named one, or the first of FRAMEWORKS with fits.
 
+        Args:
+            named: framework that the user named; None if the user named none.
+
         Raises:
             UserError: if there are no fits for the named framework.
         """
@@ -94,7 +97,14 @@ class AttentionBasis:
         return named
 
     def source(self, named: str | None) -> str:
-        """Describe the framework and the tables behind a prediction, in words for the user."""
+        """Describe the framework and the tables behind a prediction, in words for the user.
+
+        Args:
+            named: framework that the user named; None if the user named none.
+
+        Raises:
+            UserError: if there are no fits for the named framework.
+        """
         framework = self.framework(named)
         tables = "public tables" if self.kind == "public" else "constants from public tables"
         origin = "" if self.measured_on == self.machine.slug else f" of {self.measured_on}"

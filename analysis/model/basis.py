@@ -181,12 +181,14 @@ def find_basis(machine: str | None, results: Path) -> Basis:
 
 def _measured_basis(machine: str | None, results: Path) -> Basis:
     """Find the best basis as :func:`find_basis` does, but only with fits for measured dtypes."""
+    slug = None
     if machine is not None:
+        # A caller in Python may give something else, such as a list of machines.
         if not isinstance(machine, str):
             raise UserError(f"--machine is {machine!r}; give one machine, such as nvidia-h200.")
-        machine = slug_at(results, machine)
-    if machine is None or machine in recorded_machines(results):
-        folder = find_recording(machine, results)
+        slug = slug_at(results, machine)
+    if slug is None or slug in recorded_machines(results):
+        folder = find_recording(slug, results)
         run = load_run(folder)
         # A run whose only sweep is CONFIRM has just the times of pad/choose queries, which are too
         # few to fit a model.
@@ -196,12 +198,12 @@ def _measured_basis(machine: str | None, results: Path) -> Basis:
         if not reason:
             return _basis_from_recording(folder)
         # The times of the run are unusable, so use a public table or constants.
-        machine = run["machine"]["slug"]
-        if is_complete(folder_of(results, machine)):
-            return _basis_from_recording(folder_of(results, machine))
-        if machine not in known_machines():
-            raise UserError(f"{reason}. Measure {machine} again when it is quiet.", exit_code=1)
-    return _basis_from_constants(known_machine(machine))
+        slug = run["machine"]["slug"]
+        if is_complete(folder_of(results, slug)):
+            return _basis_from_recording(folder_of(results, slug))
+        if slug not in known_machines():
+            raise UserError(f"{reason}. Measure {slug} again when it is quiet.", exit_code=1)
+    return _basis_from_constants(known_machine(slug))
 
 
 def _with_missing_dtypes(basis: Basis) -> Basis:
@@ -224,14 +226,17 @@ def _with_missing_dtypes(basis: Basis) -> Basis:
         if dtype not in TWINS or implementation in HAND_WRITTEN:
             continue
         measured_prior = Prior(fit, basis.kind, basis.source, UNKNOWN, basis.warm)
-        targets = [TWINS[dtype], "tf32"] if dtype == DTYPE else [TWINS[dtype]]
-        for target in targets:
-            name = f"{implementation} {operation} {target}"
-            if name not in fits and target in machine.peaks:
-                shared = shared_prior(measured_prior, machine, dtype, target)
-                if shared is not None:
-                    fits[name] = shared.fit
-                    origins[name] = Origin(shared.kind, shared.source, shared.warm)
+        other_dtypes = [TWINS[dtype]]
+        if dtype == DTYPE:
+            other_dtypes.append("tf32")
+        for other_dtype in other_dtypes:
+            other_group = f"{implementation} {operation} {other_dtype}"
+            if other_group in fits or other_dtype not in machine.peaks:
+                continue
+            shared = shared_prior(measured_prior, machine, dtype, other_dtype)
+            if shared is not None:
+                fits[other_group] = shared.fit
+                origins[other_group] = Origin(shared.kind, shared.source, shared.warm)
     # 2. Add the priors of the dtypes that are still missing. Model.fit would find the same fits
     #    later, but their origins must say here that they predict warm times.
     for group in (f"{LIBRARY} gemm {dtype}" for dtype in machine.peaks):
@@ -254,18 +259,20 @@ def machine_rows(results: Path) -> list[dict[str, Any]]:
 
 def _machine_row(slug: str, basis: Basis) -> dict[str, Any]:
     """Return the entry of one machine for ``machines --json``."""
-    largest = max(basis.model.fits.values(), key=lambda fit: fit.rows, default=None)
-    # Constants that were carried over from another machine have 0 rows.
-    rows = None if largest is None or largest.rows == 0 else largest.rows
+    machine = basis.model.machine
+    # A model that only has constants has no fits.
+    fits = basis.model.fits.values()
+    largest = max(fits, key=lambda fit: fit.rows, default=None)
     return {
         "slug": slug,
-        "name": basis.model.machine.name,
+        "name": machine.name,
         "basis": basis.kind,
-        "rows": rows,
+        # Constants that were carried over from another machine have 0 rows.
+        "rows": None if largest is None or largest.rows == 0 else largest.rows,
         "source": basis.source,
-        "median": largest and largest.median,
-        "mean": largest and largest.mean,
-        "p95": largest and largest.p95,
+        "median": None if largest is None else largest.median,
+        "mean": None if largest is None else largest.mean,
+        "p95": None if largest is None else largest.p95,
     }
 
 
@@ -331,18 +338,23 @@ def _basis_from_recording(folder: Path) -> Basis:
 
 
 def _recorded_basis(folder: Path, run: Mapping[str, Any], model: Model) -> Basis:
-    """Return the basis from a recording and the model that was fitted to it."""
+    """Return the basis from a recording and the model that was fitted to it.
+
+    Args:
+        folder: folder of the recording.
+        run: content of its run.json.
+        model: the model, without adaptations to users of another framework.
+    """
     public = run.get("public")  # None if Rooftile measured the times
     warm = public is not None and public["cache"] == "warm"
     # Measurements by Rooftile, and those in a user's file, show the framework that the user runs.
     is_user_data = public is None or public["framework"] == FILE
-    source = f"measured {run['run'][:10]}"
-    if public:
-        count = public["rows"]
-        rows = (
-            f"{counted(count, 'row')} from" if is_user_data else f"{counted(count, 'public row')},"
-        )
-        source = f"{rows} {public['source']}, {public['cache']}"
+    if not public:
+        source = f"measured {run['run'][:10]}"
+    elif is_user_data:
+        source = f"{counted(public['rows'], 'row')} from {public['source']}, {public['cache']}"
+    else:
+        source = f"{counted(public['rows'], 'public row')}, {public['source']}, {public['cache']}"
     if not is_user_data:
         model = for_any_framework(model)
     # Name each prior once, even if the fits of several groups started from it.
@@ -372,12 +384,13 @@ def for_any_framework(model: Model) -> Model:
     fits = {}
     for group, fit in model.fits.items():
         dtype = group.split()[-1]
-        fit = fit.for_software(software_of(slug, dtype), shift_of(slug, group))
+        adapted = fit.for_software(software_of(slug, dtype), shift_of(slug, group))
         # The factors for kinds of shapes were learned from bf16 GEMMs. They are also used for fp16,
         # which runs on the same arithmetic units, but not for other dtypes.
         if dtype in TWINS:
-            fit = replace(fit, groups=factors_of_prior("public", model.machine.generation))
-        fits[group] = fit
+            factors = factors_of_prior("public", model.machine.generation)
+            adapted = replace(adapted, groups=factors)
+        fits[group] = adapted
     return Model(model.machine, fits)
 
 

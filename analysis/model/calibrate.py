@@ -107,13 +107,16 @@ def calibrate_query(
             from the best prior that needs no imported table.
     """
     groups = query.groups()
-    unknown = [""] * len(seconds)
-    known_algorithms = np.array(unknown if algorithms is None else algorithms, dtype=object)
+    if algorithms is None:
+        algorithms = [""] * len(seconds)
+    known_algorithms = np.array(algorithms, dtype=object)
     fits: dict[str, Fit] = {}
     parts: list[PartialPrediction] = []
     for group in dict.fromkeys(groups):
-        rows = np.flatnonzero(groups == group)
-        prior = (priors or {}).get(group) or prior_without_tables(machine, group)
+        rows = np.flatnonzero(groups == group)  # positions of the group's cases in the query
+        prior = priors.get(group) if priors else None
+        if prior is None:
+            prior = prior_without_tables(machine, group)
         default_folds = _FOLDS_OF_MANY if len(rows) > MANY_ROWS else _FOLDS
         fits[group], group_parts = _calibrate_group(
             machine, query, seconds, known_algorithms, rows, folds or default_folds, prior
@@ -147,8 +150,10 @@ def _calibrate_group(
         The fit with its errors and intervals, and the held-out predictions of each fold.
     """
     # 1. Predict each fold with a fit to the other folds, then fit all cases of the group.
-    fold = np.array([_fold_of(query.problems[int(i)], folds) for i in rows])
-    fold_estimates = _predict_folds(machine, query, seconds, known_algorithms, rows, fold, prior)
+    fold_numbers = np.array([_fold_of(query.problems[int(i)], folds) for i in rows])
+    fold_estimates = _predict_folds(
+        machine, query, seconds, known_algorithms, rows, fold_numbers, prior
+    )
     fitted = fit_group(machine, query.take(rows), seconds[rows], known_algorithms[rows], prior)
     # If any fold was predicted without trees, because the other folds had too few cases to grow
     # them, held-out errors do not show how good trees are. The group then has no trees.
@@ -162,6 +167,7 @@ def _calibrate_group(
     )
     log_ratio = np.log(times.measured / times.predicted)
     spread = np.concatenate([part.spread for part in fold_estimates])
+    # Each pair is a small GEMM and the padding of it that is predicted to be fastest.
     small, large = neighbours(query.take(positions), times.predicted)
     pair_spread = np.hypot(spread[small], spread[large])
     ratio_errors = (log_ratio[small] - log_ratio[large]) / pair_spread
@@ -174,8 +180,9 @@ def _calibrate_group(
         aligned_only=all(priced_alignment(problem) >= WIDE_BYTES for problem in problems),
         layout=_only_layout(problems),
     )
-    # 4. Give each held-out prediction its interval. The arrays have the cases of all folds, one
-    #    fold after the other, so they are split like the estimates.
+    # 4. Give each held-out prediction its interval, which comes from all other cases of the group.
+    #    The arrays have the cases of all folds, one fold after the other, so they are split like
+    #    the estimates.
     low, high = _leave_one_out_ranges(log_ratio / spread, *_prior_range(prior, len(rows) - 1))
     cuts = np.cumsum([len(part.positions) for part in fold_estimates])[:-1]
     fold_lows = np.split(low * spread, cuts)
@@ -205,7 +212,7 @@ def _predict_folds(
     seconds: Array,
     known_algorithms: NDArray[Any],
     rows: NDArray[np.intp],
-    fold: NDArray[np.intp],
+    fold_numbers: NDArray[np.intp],
     prior: Prior,
 ) -> list[_FoldEstimate]:
     """Predict each fold of a group's cases with a fit to the other folds.
@@ -216,12 +223,13 @@ def _predict_folds(
         seconds: measured seconds of each case.
         known_algorithms: the algorithm that computed each case, empty where it is not known.
         rows: positions of the group's cases in the query.
-        fold: fold number of each of these cases.
+        fold_numbers: fold number of each of these cases.
         prior: the prior from which the fits start.
     """
     fold_estimates: list[_FoldEstimate] = []
-    for number in np.unique(fold):
-        held_out, training = rows[fold == number], rows[fold != number]
+    for number in np.unique(fold_numbers):
+        held_out = rows[fold_numbers == number]
+        training = rows[fold_numbers != number]
         fitted = fit_group(
             machine,
             query.take(training),
@@ -258,7 +266,7 @@ def _fold_of(problem: Problem, folds: int) -> int:
 def _fit_with_sum_errors(
     fit: Fit, times: Times, spread: Array, small: NDArray[np.intp], large: NDArray[np.intp]
 ) -> Fit:
-    """Add the factors for intervals of sums of times to a fit.
+    """Return the fit with the factors for intervals of sums of times.
 
     The factors ``change_low`` and ``change_high`` are for sums in which paddings replace GEMMs.
 
@@ -269,17 +277,19 @@ def _fit_with_sum_errors(
         small: positions of GEMMs that have a padding, as in :func:`neighbours`.
         large: position of the padding of each of these GEMMs.
     """
+    # 1. Sums in which nothing is replaced need the interval of each case, in seconds.
     lo = times.predicted * np.exp(fit.low * spread)
     hi = times.predicted * np.exp(fit.high * spread)
     sum_low, sum_high = sum_factors(times, lo, hi)
-    # The error of a pair is positive if the padding takes less time than the model predicts from
-    # the measured time of the small GEMM.
+    # 2. Sums in which paddings replace GEMMs need the interval of each padding. The error of a pair
+    #    is positive if the padding takes less time than the model predicts from the measured time
+    #    of the small GEMM, so the upper end for pairs gives the lower half of the interval.
     before = Times(times.predicted[small], times.measured[small])
     after = Times(times.predicted[large], times.measured[large])
     pair_spread = np.hypot(spread[small], spread[large])
-    less = after.predicted * (1 - np.exp(-fit.pair_high * pair_spread))
-    more = after.predicted * (np.exp(-fit.pair_low * pair_spread) - 1)
-    change_low, change_high = change_factors(before, after, less, more)
+    lower_half = after.predicted * (1 - np.exp(-fit.pair_high * pair_spread))
+    upper_half = after.predicted * (np.exp(-fit.pair_low * pair_spread) - 1)
+    change_low, change_high = change_factors(before, after, lower_half, upper_half)
     return replace(
         fit,
         sum_low=sum_low,
@@ -292,7 +302,7 @@ def _fit_with_sum_errors(
 def _fit_with_errors(
     fitted: Fitted, log_ratio: Array, spread: Array, ratio_errors: Array, prior: Prior
 ) -> Fit:
-    """Combine a fit with the errors of its held-out predictions and the resulting intervals.
+    """Return a fit with the errors of its held-out predictions and the resulting intervals.
 
     Args:
         fitted: result of a fit to all cases of the group.
@@ -301,7 +311,7 @@ def _fit_with_errors(
         ratio_errors: errors of time ratios, as in :func:`pair_errors`.
         prior: the prior from which the fit started.
     """
-    error = np.abs(np.exp(-log_ratio) - 1)
+    error = np.abs(np.exp(-log_ratio) - 1)  # |predicted / measured − 1| of each case
     low, high = _range(log_ratio / spread, *_prior_range(prior, len(log_ratio)))
     pair_low, pair_high = _range(ratio_errors, *_prior_pair_range(prior, high - low))
     # The constants of a warm prior come from public tables. If the fit has weights for these
@@ -318,15 +328,20 @@ def _fit_with_errors(
         rows=len(log_ratio),
         pairs=len(ratio_errors),
         start=start,
-        groups=_faded(prior.fit.groups, len(log_ratio)),
+        groups=_weakened_factors(prior.fit.groups, len(log_ratio)),
         median=float(np.median(error)),
         mean=float(np.mean(error)),
         p95=float(np.quantile(error, 0.95)),
     )
 
 
-def _faded(groups: Mapping[str, tuple[float, float]], rows: int) -> dict[str, tuple[float, float]]:
+def _weakened_factors(
+    groups: Mapping[str, tuple[float, float]], rows: int
+) -> dict[str, tuple[float, float]]:
     """Return the prior's factors for kinds of shapes, moved towards 1 by ``rows`` measured cases.
+
+    The more cases were measured, the more the interval comes from them instead of the prior, to
+    which the factors belong.
 
     Args:
         groups: factors of the lower and of the upper end of the interval, by kind of shape.
@@ -421,11 +436,12 @@ def _leave_one_out_ranges(
 
     Leaving an error out ensures that no case widens the interval by which it is judged.
     """
-    n = len(errors)
-    # _conformal_ends takes ⌊(n + 1)·5%⌋ of n errors. Here one error is left out.
-    k = int(n * _TAIL)
+    count = len(errors)
+    # The k of _conformal_ends is ⌊(n + 1)·5%⌋ for n errors. Here one error is left out, so n is
+    # ``count`` − 1.
+    k = int(count * _TAIL)
     if k == 0:  # _conformal_ends has other rules for so few errors
-        ranges = [_range(np.delete(errors, i), prior_low, prior_high) for i in range(n)]
+        ranges = [_range(np.delete(errors, i), prior_low, prior_high) for i in range(count)]
         return np.array([low for low, _ in ranges]), np.array([high for _, high in ranges])
     # Sorting the sort order gives the rank of each error, from 0.
     rank = np.argsort(np.argsort(errors, kind="stable"), kind="stable")
@@ -433,8 +449,8 @@ def _leave_one_out_ranges(
     # If the error that is left out is among the k smallest, the k-th smallest of the others is the
     # (k+1)-th smallest of all errors; otherwise it is the k-th. The same holds for the largest.
     low = np.where(rank < k, ordered[k], ordered[k - 1])
-    high = np.where(rank >= n - k, ordered[-k - 1], ordered[-k])
-    return _blended(low, high, n - 1, prior_low, prior_high)
+    high = np.where(rank >= count - k, ordered[-k - 1], ordered[-k])
+    return _blended(low, high, count - 1, prior_low, prior_high)
 
 
 def pair_errors(
@@ -483,15 +499,17 @@ def neighbours(query: Query, predicted: Array) -> tuple[NDArray[np.intp], NDArra
             conditions = (query.configs[index], query.cached[index], query.sustained[index])
             key = (problem.layout, problem.batch, *conditions)
             same_conditions.setdefault(key, []).append(index)
-    # 2. Find the pairs in each group. The empty pair of arrays is for a query without GEMMs.
-    pairs = [(np.empty(0, dtype=np.intp),) * 2]
+    # 2. Find the pairs in each group. The empty arrays are for a query without GEMMs.
+    small_parts = [np.empty(0, dtype=np.intp)]
+    large_parts = [np.empty(0, dtype=np.intp)]
     for indices in same_conditions.values():
         members = np.array(indices, dtype=np.intp)
-        sizes = np.array([[getattr(query.problems[i], d) for d in "mnk"] for i in members])
+        gemms = [query.problems[i].implied_gemm for i in indices]
+        sizes = np.array([(gemm.m, gemm.n, gemm.k) for gemm in gemms])
         small, large = _best_pads(sizes, predicted[members])
-        pairs.append((members[small], members[large]))
-    smalls, larges = zip(*pairs, strict=True)
-    return np.concatenate(smalls), np.concatenate(larges)
+        small_parts.append(members[small])
+        large_parts.append(members[large])
+    return np.concatenate(small_parts), np.concatenate(large_parts)
 
 
 def _best_pads(sizes: NDArray[np.int_], predicted: Array) -> tuple[NDArray[np.intp], ...]:

@@ -68,6 +68,7 @@ class Inputs:
             algorithms: the algorithm that computed each case, empty where it is not known. None if
                 no algorithm is known.
         """
+        # 1. Describe the shapes. Operands are only read from the cache if all of them fit into it.
         in_cache = [
             warm and problem.bytes <= machine.l2_bytes
             for warm, problem in zip(query.cached, query.problems, strict=True)
@@ -75,6 +76,7 @@ class Inputs:
         shapes = Shapes.from_problems(query.problems, in_cache, query.sustained)
         # All cases of a group share the implementation, the operation and the dtype of the first.
         first = query.problems[0]
+        # 2. Look up the tiles that the configs of a hand-written kernel name.
         tiles = None
         config_type = HAND_WRITTEN.get(query.implementations[0])
         if config_type is not None and all(query.configs):
@@ -84,9 +86,10 @@ class Inputs:
                 for config, problem in zip(configs, query.problems, strict=True)
             ]
             tiles = Tiles(*np.array(tile_rows, dtype=np.float64).T)
+        # 3. Describe the shapes for Winograd's algorithms, if the library may choose one of them.
+        #    These algorithms were only observed in fp32. No public table has the kernel names of
+        #    16-bit convolutions, which would show the algorithm.
         winograd = {}
-        # Winograd's algorithms were only observed in fp32. No public table has the kernel names of
-        # 16-bit convolutions, which would show the algorithm.
         on_gpu_library = config_type is None and machine.kind == "gpu"
         if on_gpu_library and isinstance(first, Conv) and first.dtype == "fp32":
             for name in list(ALGORITHMS)[1:]:  # the first one is the implicit GEMM
@@ -113,9 +116,9 @@ class Inputs:
         else:
             guess = self._fastest(self.shapes, constants)
         for name, shapes in self.winograd.items():
-            transformed = self._fastest(shapes, constants)
+            algorithm_number = list(ALGORITHMS).index(name)
             transformed = replace(
-                transformed, algorithm=np.full(len(shapes), list(ALGORITHMS).index(name))
+                self._fastest(shapes, constants), algorithm=np.full(len(shapes), algorithm_number)
             )
             # If the algorithm is not known, assume that the library chooses the fastest.
             is_chosen = (self.algorithms == "") & (transformed.time < guess.time)
@@ -123,7 +126,12 @@ class Inputs:
         return guess
 
     def settled(self, guess: Estimate) -> Inputs:
-        """Fix each case to the tile and the algorithm that an estimate chose."""
+        """Return the inputs with each case fixed to the tile and algorithm that an estimate chose.
+
+        Args:
+            guess: result of :meth:`estimate`. An estimate of the returned inputs does not search
+                for the fastest tile again.
+        """
         shapes = self.shapes
         for name, transformed in self.winograd.items():
             shapes = shapes.where(transformed, guess.algorithm == list(ALGORITHMS).index(name))
@@ -169,6 +177,8 @@ class Inputs:
                 :class:`analysis.model.offsets.CollectionEstimates`; None without public tables.
         """
         shapes, machine = self.shapes, self.machine
+        # The columns are in the order of the list above. ``density`` is the useful share of the
+        # multiply-adds, and right of the ridge point, arithmetic limits the speed.
         flops = 2 * shapes.batch * shapes.m * shapes.n * shapes.k * shapes.density
         intensity = flops / shapes.bytes
         ridge = machine.peak(self.dtype) / machine.bandwidth
@@ -193,11 +203,21 @@ class Inputs:
         if not isinstance(self.problems[0], Conv):
             return []
         convolutions = [problem for problem in self.problems if isinstance(problem, Conv)]
-        sizes = [
-            (c.n, c.p, c.q, c.r * c.s, c.stride[0] * c.stride[1], c.alignment) for c in convolutions
+        rows = [
+            (
+                conv.n,
+                conv.p,
+                conv.q,
+                conv.r * conv.s,
+                conv.stride[0] * conv.stride[1],
+                conv.alignment,
+            )
+            for conv in convolutions
         ]
-        images, height, width, *details = np.array(sizes, dtype=float).T
-        columns = [np.log2(column) for column in (images, height * width, *details)]
+        images, height, width, filter_area, both_strides, alignment = np.array(rows, dtype=float).T
+        quantities = (images, height * width, filter_area, both_strides, alignment)
+        columns = [np.log2(quantity) for quantity in quantities]
+        # The implicit GEMM comes first, then Winograd's algorithms.
         by_algorithm = (self.shapes, *self.winograd.values())
         columns += [
             np.log(self._fastest(shapes, constants).time / guess.time) for shapes in by_algorithm

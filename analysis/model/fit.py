@@ -294,9 +294,10 @@ class Fit:
         if data["low"] == data["high"]:
             raise ValueError("low and high are equal: the interval is empty")
         # Older files also have min_spread, which is always 0.
-        data = {name: value for name, value in data.items() if name != "min_spread"}
+        attributes = {name: value for name, value in data.items() if name != "min_spread"}
         residual, offsets = data["residual"], data.get("offsets")
         groups = data.get("groups", {})
+        # ``residual`` and ``offsets`` are None if the fit has no such trees, and stay None.
         converted = {
             "constants": Constants.from_json(data["constants"]),
             "residual": residual and Residual.from_json(residual),
@@ -304,4 +305,4 @@ class Fit:
             "groups": {name: (below, above) for name, (below, above) in groups.items()},
             "shift": Shift.from_json(data["shift"]) if data.get("shift") else Shift(),
         }
-        return cls(**{**data, **converted})
+        return cls(**{**attributes, **converted})

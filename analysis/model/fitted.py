@@ -101,16 +101,19 @@ def analyse(recording: Recording) -> Analysis:
     Raises:
         UserError: if the recording has no measured case.
     """
-    rows = recording.products.reset_index(drop=True)
-    measured = len(rows)
-    rows = with_steady_times(rows.iloc[sampled_positions(rows)].reset_index(drop=True), recording)
+    # 1. Choose the cases to analyse.
+    measured = recording.products.reset_index(drop=True)
+    sample = measured.iloc[sampled_positions(measured)].reset_index(drop=True)
+    rows = with_steady_times(sample, recording)
     if rows.empty:
         raise UserError(
             f"{recording.folder} has no measured case yet. Run {target('sweep', 'run')}. If the "
             f"sweep has already run, use {command('sweeps doctor')} to look for the cause."
         )
+    # 2. Fit the model to them, and predict each of them with a fit to others.
     calibration = calibrate(recording.machine, rows, priors_for(recording, rows))
     predicted = calibration.held_out.frame().add_prefix(PREDICTED)
+    # 3. Join the measurements, the properties of their problems, and the predictions.
     problems = problems_of(rows)
     properties = pd.DataFrame(
         {
@@ -118,14 +121,14 @@ def analyse(recording: Recording) -> Analysis:
             "least_bytes": [float(problem.bytes) for problem in problems],
             "intensity": [problem.intensity for problem in problems],
             "group": [
-                group_of(name, problem)
-                for name, problem in zip(rows["implementation"], problems, strict=True)
+                group_of(implementation, problem)
+                for implementation, problem in zip(rows["implementation"], problems, strict=True)
             ],
         }
     )
     table = pd.concat([rows, properties, predicted], axis=1)
     table["predicted_tflops"] = table["flops"] / table["predicted_time_us"] / 1e6
-    return Analysis(recording, calibration, table, measured)
+    return Analysis(recording, calibration, table, len(measured))
 
 
 def write_predictions(analysis: Analysis) -> None:

@@ -116,17 +116,17 @@ def fit_group(
         )
     # 2. Fit the constants to the sample, together with the weights of public tables.
     if len(sample):
-        inputs = Inputs.from_query(machine, query.take(sample), algorithms[sample])
+        sample_inputs = Inputs.from_query(machine, query.take(sample), algorithms[sample])
         # Without public tables, no weights are fitted and all cases count the same.
         regressors = np.empty((len(sample), 0))
         sureness = np.ones(len(sample))
         prior_weights: list[float] = []
         if estimates is not None and offsets is not None:
-            sampled = estimates.take(sample)
-            regressors = sampled.regressors(same_machine)
+            sample_estimates = estimates.take(sample)
+            regressors = sample_estimates.regressors(same_machine)
             prior_weights = Offsets.weights_by_column(same_machine, prior.weights)
-            sureness = prior.spread.misfit / prior.fit.spreads(offsets.spread(sampled))
-        rows = _FitRows(inputs, seconds[sample], regressors, sureness)
+            sureness = prior.spread.misfit / prior.fit.spreads(offsets.spread(sample_estimates))
+        rows = _FitRows(sample_inputs, seconds[sample], regressors, sureness)
         constants, weights = _solve(rows, constants, prior_weights, prior.spread)
         if estimates is not None:
             offsets = Offsets.from_regression(prior.collections, same_machine, weights)
@@ -210,7 +210,14 @@ class _FitRows(NamedTuple):
     sureness: Array
 
     def misfit(self, constants: Constants, weights: Sequence[float]) -> float:
-        """Estimate the standard deviation of a fit's errors from their median absolute value."""
+        """Estimate the standard deviation of a fit's errors from their median absolute value.
+
+        Errors are log(predicted / measured), each multiplied by the case's sureness.
+
+        Args:
+            constants: the fitted constants.
+            weights: the fitted weight of each column of ``regressors``.
+        """
         log_ratios = np.log(self.inputs.estimate(constants).time / self.seconds)
         log_ratios = log_ratios + self.regressors @ np.array(weights)
         return _MAD_TO_STD * float(np.median(np.abs(self.sureness * log_ratios)))
@@ -230,15 +237,15 @@ def _solve(
     Returns:
         The fitted constants, and the fitted weights in the order of ``prior_weights``.
     """
-    first = _solve_with(spread.misfit, rows, start, prior_weights, spread)
+    constants, weights = _solve_with(spread.misfit, rows, start, prior_weights, spread)
     if len(rows.seconds) < _MIN_ROWS_FOR_MISFIT:
-        return first
+        return constants, weights
     # If the formula fits the cases clearly better than the prior expects, each case contains more
     # information about the constants. A second fit with the smaller misfit gives the prior less
     # weight.
-    misfit = max(rows.misfit(*first), _LEAST_MISFIT)
+    misfit = max(rows.misfit(constants, weights), _LEAST_MISFIT)
     if misfit > _CLEARLY_LESS * spread.misfit:
-        return first
+        return constants, weights
     return _solve_with(misfit, rows, start, prior_weights, spread)
 
 

@@ -48,8 +48,10 @@ def shape_group(problem: Problem) -> str:
         kind = "misaligned"
     elif gemm.n < NARROW_N:
         kind = "narrow"
+    elif gemm.n >= VOCABULARY_N:
+        kind = "vocabulary"
     else:
-        kind = "vocabulary" if gemm.n >= VOCABULARY_N else "aligned"
+        kind = "aligned"
     return f"{kind}, few M" if gemm.m < FEW_ROWS else kind
 
 
@@ -90,6 +92,7 @@ def group_factors(collections: Sequence[GroupErrors]) -> dict[str, tuple[float, 
                 errors.append(relative)
         if not errors:
             continue
+        # The weights of a collection's shapes sum to 1.
         weights = [np.full(len(relative), 1 / len(relative)) for relative in errors]
         low, high = np.quantile(
             np.concatenate(errors),
@@ -101,7 +104,9 @@ def group_factors(collections: Sequence[GroupErrors]) -> dict[str, tuple[float, 
         #    factors. The fewer collections show them, the closer the factors are moved to 1.
         required = np.clip([-low, high], *_BOUNDS)
         prior_weight = np.where(required > 1, _PRIOR_WIDER, _PRIOR_NARROWER)
-        below, above = required ** (len(errors) / (len(errors) + prior_weight))
+        # An exponent below 1 moves a factor to 1 on a logarithmic scale.
+        measured_share = len(errors) / (len(errors) + prior_weight)
+        below, above = required**measured_share
         factors[group] = (float(below), float(above))
     return factors
 

@@ -64,12 +64,12 @@ class Collection:
                 left out.
         """
         sizes = sizes_of(self.gemms)
-        removed = set(map(tuple, shapes.tolist()))
-        kept = np.array([tuple(size) not in removed for size in sizes.tolist()], dtype=bool)
-        for column, values in enumerate(levels):
-            kept &= ~np.isin(sizes[:, column], values)
-        gemms = list(itertools.compress(self.gemms, kept))
-        return replace(self, gemms=gemms, seconds=self.seconds[kept])
+        removed = {(m, n, k) for m, n, k in shapes.tolist()}
+        is_kept = np.array([(m, n, k) not in removed for m, n, k in sizes.tolist()], dtype=bool)
+        for column, removed_sizes in enumerate(levels):
+            is_kept &= ~np.isin(sizes[:, column], removed_sizes)
+        gemms = list(itertools.compress(self.gemms, is_kept))
+        return replace(self, gemms=gemms, seconds=self.seconds[is_kept])
 
     def fitted(self, settings: TreeSettings) -> CollectionTrees:
         """Fit constants to the collection and grow its trees."""
@@ -152,18 +152,25 @@ def priors_for(recording: Recording, rows: pd.DataFrame) -> dict[str, Prior]:
 
 
 def _nearby_collections(results: Path, machine: Machine, dtype: str) -> Iterator[Collection]:
-    """Yield the collections of the machine, then those of at most three siblings."""
+    """Yield the collections of the machine, then those of at most three siblings.
+
+    Siblings without imported tables in the dtype do not count towards the three.
+    """
+    yield from _read_machine(results, machine, dtype)
     siblings = [
         candidate
         for candidate in known_machines().values()
         if candidate.generation == machine.generation and candidate.slug != machine.slug
     ]
-    yield from _read_machine(results, machine, dtype)
-    by_sibling = (_read_machine(results, sibling, dtype) for sibling in siblings)
-    # The limit counts only siblings with imported tables.
-    not_empty = filter(None, by_sibling)
-    for collections in itertools.islice(not_empty, _MOST_SIBLINGS):
+    siblings_with_tables = 0
+    for sibling in siblings:
+        collections = _read_machine(results, sibling, dtype)
+        if not collections:
+            continue
         yield from collections
+        siblings_with_tables += 1
+        if siblings_with_tables == _MOST_SIBLINGS:
+            return
 
 
 def _read_machine(results: Path, machine: Machine, dtype: str) -> list[Collection]:

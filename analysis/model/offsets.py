@@ -197,7 +197,12 @@ class CollectionEstimates(NamedTuple):
 
     @classmethod
     def from_trees(cls, collections: Sequence[CollectionTrees], inputs: Inputs) -> Self:
-        """Predict GEMMs with each collection's formula and trees."""
+        """Predict GEMMs with each collection's formula and trees.
+
+        Args:
+            collections: at least one collection.
+            inputs: the cases, all of them GEMMs.
+        """
 
         def estimate_with(collection: CollectionTrees) -> Estimate:
             return inputs.estimate(collection.constants_on(inputs.machine, inputs.dtype))
@@ -232,6 +237,9 @@ class CollectionEstimates(NamedTuple):
             same_machine: for each collection, True if it was measured on the machine itself. Such a
                 collection has one weight and one column for each kind of limit. A sibling's
                 collection has only one weight and one column.
+
+        Returns:
+            An array of shape (cases, weights), with the columns in the order of the collections.
         """
         # Each collection's column keeps a second axis, so that it can be multiplied by the shares.
         columns = self.columns.T[:, :, None]
@@ -269,13 +277,16 @@ class Offsets:
                 sibling's collection has a single weight for all kinds of limits.
             weights: weight of each column of :meth:`CollectionEstimates.regressors`.
         """
-        remaining_weights = iter(weights)
         weights_by_collection = []
+        first = 0  # position of the collection's first weight
         for is_same in same_machine:
             if is_same:
-                weights_by_collection.append(tuple(next(remaining_weights) for _ in _KINDS))
+                after_last = first + len(_KINDS)
+                weights_by_collection.append(tuple(weights[first:after_last]))
             else:
-                weights_by_collection.append((next(remaining_weights),) * len(_KINDS))
+                after_last = first + 1
+                weights_by_collection.append((weights[first],) * len(_KINDS))
+            first = after_last
         return cls(tuple(collections), tuple(weights_by_collection))
 
     @staticmethod
@@ -314,7 +325,9 @@ class Offsets:
         :data:`_USUAL_DISAGREEMENT`.
         """
         weighted = estimates.deviations * self._weights_by_case(estimates)
-        return np.hypot(1.0, np.hypot.reduce(weighted, axis=1) / _USUAL_DISAGREEMENT)
+        # The deviations of different collections are independent, so they add up in quadrature.
+        disagreement = np.hypot.reduce(weighted, axis=1)
+        return np.hypot(1.0, disagreement / _USUAL_DISAGREEMENT)
 
     def _weights_by_case(self, estimates: CollectionEstimates) -> Array:
         """Return each collection's weight (columns) in each case (rows)."""
@@ -352,6 +365,7 @@ class Offsets:
             raise ValueError(fault)
         collections = tuple(CollectionTrees.from_json(entry) for entry in data["collections"])
         weights = tuple(tuple(row) for row in data["weights"])
-        if not collections or [len(row) for row in weights] != [len(_KINDS)] * len(collections):
+        weight_counts = [len(row) for row in weights]
+        if not collections or weight_counts != [len(_KINDS)] * len(collections):
             raise ValueError("each collection must have one weight for each kind of limit")
         return cls(collections, weights)

@@ -171,9 +171,11 @@ def explain(row: Mapping[str, Any], kind: str = "gpu") -> str:
     algorithm = f"Winograd over {side}x{side} outputs, " if side else ""
     split = f", K split into {row['split']} parts" if row["split"] > 1 else ""
     if kind == "cpu":
-        waves, slots = f", at most {row['waves']:,} per thread", "threads' time"
+        waves = f", at most {row['waves']:,} per thread"
+        slots = "threads' time"
     else:
-        waves = f"{',' if split else ''} in {counted(row['waves'], 'wave')}"
+        comma = "," if split else ""  # ends the clause about the split of K
+        waves = f"{comma} in {counted(row['waves'], 'wave')}"
         slots = "waves' slots"
     tiles = counted(row["tiles"], "tile")
     return (

@@ -196,18 +196,20 @@ def prior_from_tables(
         query: shapes to be measured or predicted. The query determines how much the trees typically
             disagree.
     """
+    # 1. Make a prior without offsets, which knows the weights of the collections.
     leading = leaders(machine, [collection.machine for collection in collections])
     prior = Prior(
         Fit(collections[0].constants_on(machine, dtype)),
         "public",
         "public tables",
         Spread.from_shipped("public"),
-        True,
-        tuple(collections),
-        tuple(leading),
+        warm=True,
+        collections=tuple(collections),
+        leading=tuple(leading),
     )
-    # A shape for which the trees disagree as much as usual gets the typical error. The scale of the
-    # fit converts the trees' disagreement to that error.
+    # 2. Replace its fit by one with offsets and intervals. A shape for which the trees disagree as
+    #    much as usual gets the typical error. The scale of the fit converts the trees' disagreement
+    #    to that error.
     offsets = Offsets.from_weights(collections, prior.weights)
     spreads = offsets.spread(offsets.estimates(Inputs.from_query(machine, query)))
     typical_spread = float(np.median(spreads))
@@ -253,13 +255,20 @@ def software_of(slug: str, dtype: str = DTYPE) -> SoftwareRange:
     if dtype == "fp8":
         # Even a prediction without any model error must get the interval UNCALIBRATED. Its spread
         # is SOFTWARE_ERROR, and the spread of a pair of such predictions is √2 times as large.
-        low, high = (end / SOFTWARE_ERROR for end in UNCALIBRATED)
-        pair_low, pair_high = (end / math.sqrt(2) / SOFTWARE_ERROR for end in UNCALIBRATED_PAIR)
-        return SoftwareRange(low, high, pair_low, pair_high)
+        low, high = UNCALIBRATED
+        pair_low, pair_high = UNCALIBRATED_PAIR
+        return SoftwareRange(
+            low / SOFTWARE_ERROR,
+            high / SOFTWARE_ERROR,
+            pair_low / math.sqrt(2) / SOFTWARE_ERROR,
+            pair_high / math.sqrt(2) / SOFTWARE_ERROR,
+        )
     shipped = shipped_fits()
-    software = SoftwareRange(**shipped["software"])
-    measured = shipped["machines"].get(slug)
-    return software.joined(SoftwareRange(**measured["software"])) if measured else software
+    over_all_machines = SoftwareRange(**shipped["software"])
+    if slug not in shipped["machines"]:
+        return over_all_machines
+    on_this_machine = SoftwareRange(**shipped["machines"][slug]["software"])
+    return over_all_machines.joined(on_this_machine)
 
 
 def factors_of_prior(kind: str, generation: str) -> dict[str, tuple[float, float]]:
@@ -318,8 +327,12 @@ def prior_without_tables(machine: Machine, group: str) -> Prior:
         machine: the machine whose times are predicted.
         group: implementation, operation and dtype, as in :func:`analysis.model.query.group_of`.
     """
-    prior = _measured_prior(machine, group) or _twin_prior(machine, group)
-    return prior or _default(machine, group)
+    prior = _measured_prior(machine, group)
+    if prior is None:
+        prior = _twin_prior(machine, group)
+    if prior is None:
+        prior = _default_prior(machine, group)
+    return prior
 
 
 def _measured_prior(machine: Machine, group: str) -> Prior | None:
@@ -338,35 +351,36 @@ def _measured_prior(machine: Machine, group: str) -> Prior | None:
         fit = Fit.from_json(entry["groups"][group])
         if group == GROUP:
             fit = replace(fit, groups=factors_of_prior("shipped", machine.generation))
-        source = f"shipped constants, fitted to {fit.rows:,} public rows, {entry['source']}"
-        return Prior(fit, "shipped", f"{source}, warm", Spread.from_shipped("shipped"), True)
+        source = f"shipped constants, fitted to {fit.rows:,} public rows, {entry['source']}, warm"
+        return Prior(fit, "shipped", source, Spread.from_shipped("shipped"), warm=True)
     # 2. Use the constants of the nearest sibling. How far such constants are off, and how far their
     #    mean is off, was only learned for bf16 GEMMs.
     if group != GROUP or DTYPE not in machine.peaks:
         return None
-    fits = {
+    measured_fits = {
         slug: Fit.from_json(data["groups"][GROUP]) for slug, data in shipped["machines"].items()
     }
-    sibling = nearest_sibling(machine, fits)
+    sibling = nearest_sibling(machine, measured_fits)
     if sibling is not None:
-        learned = SoftwareRange(**shipped["generation"])
+        sibling_range = SoftwareRange(**shipped["generation"])
         source = (
             f"constants of {sibling.slug}, scaled, warm; interval learned from "
-            f"{len(sibling_pairs(fits))} pairs of GPUs of the same generation"
+            f"{len(sibling_pairs(measured_fits))} pairs of GPUs of the same generation"
         )
-        fit = carried_fit(fits[sibling.slug], sibling, machine, learned)
+        fit = carried_fit(measured_fits[sibling.slug], sibling, machine, sibling_range)
         fit = replace(fit, groups=factors_of_prior("shipped", machine.generation))
-        return Prior(fit, "generation", source, Spread.from_shipped("sibling"), True)
+        return Prior(fit, "generation", source, Spread.from_shipped("sibling"), warm=True)
     # 3. Use the mean of all generations.
-    learned = SoftwareRange(**shipped["generations"])
-    fit = mean_fit({slug: fit.constants for slug, fit in fits.items()}, machine, learned)
+    mean_range = SoftwareRange(**shipped["generations"])
+    constants_by_slug = {slug: measured.constants for slug, measured in measured_fits.items()}
+    fit = mean_fit(constants_by_slug, machine, mean_range)
     source = (
-        f"mean of the constants of {len(fits)} GPUs, scaled, warm; interval learned by leaving "
-        "each GPU's generation out"
+        f"mean of the constants of {len(measured_fits)} GPUs, scaled, warm; interval learned by "
+        "leaving each GPU's generation out"
     )
-    measured_generations = {known_machine(slug).generation for slug in fits}
+    measured_generations = {known_machine(slug).generation for slug in measured_fits}
     kind = "generation" if machine.generation in measured_generations else "none"
-    return Prior(fit, kind, source, Spread.from_shipped("generation"), True)
+    return Prior(fit, kind, source, Spread.from_shipped("generation"), warm=True)
 
 
 def _twin_prior(machine: Machine, group: str) -> Prior | None:
@@ -377,11 +391,13 @@ def _twin_prior(machine: Machine, group: str) -> Prior | None:
     public tables.
     """
     operation, _, dtype = group.rpartition(" ")
-    twin = TWINS.get(dtype, DTYPE if dtype == "tf32" else None)
+    twin = DTYPE if dtype == "tf32" else TWINS.get(dtype)
     if twin is None or dtype not in machine.peaks or twin not in machine.peaks:
         return None
     twin_prior = _measured_prior(machine, f"{operation} {twin}")
-    return twin_prior and shared_prior(twin_prior, machine, twin, dtype)
+    if twin_prior is None:
+        return None
+    return shared_prior(twin_prior, machine, twin, dtype)
 
 
 def shared_prior(twin_prior: Prior, machine: Machine, twin: str, dtype: str) -> Prior | None:
@@ -403,14 +419,14 @@ def shared_prior(twin_prior: Prior, machine: Machine, twin: str, dtype: str) -> 
             f"with an interval of {_FACTOR_OF_TWO}"
         )
         fit = Fit(twin_prior.fit.constants, aligned_only=True)
-        return Prior(fit, twin_prior.kind, source, UNKNOWN, twin_prior.warm)
+        return Prior(fit, twin_prior.kind, source, UNKNOWN, warm=twin_prior.warm)
     if machine.peaks[dtype] != machine.peaks[twin]:
         return None
     source = f"{twin_prior.source}; {dtype} uses the fit of {twin}, which has the same peak"
     return replace(twin_prior, fit=twin_prior.fit.stretched(_TWIN_WIDER), source=source)
 
 
-def _default(machine: Machine, group: str) -> Prior:
+def _default_prior(machine: Machine, group: str) -> Prior:
     """Return a prior from the default constants of the machine's generation.
 
     Its interval is a factor of two either way, except that it is narrower for fp32 GEMMs on a GPU

@@ -91,8 +91,9 @@ class Residual:
         """
         seen, unseen = data["seen"], data["unseen"]
         # A recording may come from an untrusted source, so its numbers are checked.
-        if not all(isinstance(x, float) and 0 < x < math.inf for x in (seen, unseen)):
-            raise ValueError("seen or unseen is not a finite number above 0")
+        for number in (seen, unseen):
+            if not isinstance(number, float) or not 0 < number < math.inf:
+                raise ValueError("seen or unseen is not a finite number above 0")
         if "trees" in data:
             return cls(Forest.from_json(data["trees"]), seen, unseen)
         features, log_ratios = np.array(data["features"]), np.array(data["log_ratios"])
@@ -128,23 +129,25 @@ def fit_residual(
         return None
     # 1. Predict held-out rows. To decide only whether to keep the trees, without shrinking them, a
     #    fifth of the trees in each fold is enough.
-    trees = _TREES if shrunk else _TREES // _FOLDS
-    kept_trees = _TREES
+    judging_trees = _TREES if shrunk else _TREES // _FOLDS
+    final_trees = _TREES
     share_of_features = 1.0
     if (part_of or count) > MANY_ROWS:
         if part_of:
-            kept_trees = _TREES_OF_A_FOLD
+            final_trees = _TREES_OF_A_FOLD
         share_of_features = _FEATURES_OF_MANY
         sample = np.random.default_rng(0).permutation(count)[:MANY_ROWS]
         judged_rows, training_rows = np.split(sample, [len(sample) // _FOLDS])
-        forest = _grow(features[training_rows], log_ratios[training_rows], trees, share_of_features)
-        predicted, deviation = forest.predict(features[judged_rows])
+        judging_forest = _grow(
+            features[training_rows], log_ratios[training_rows], judging_trees, share_of_features
+        )
+        predicted, deviation = judging_forest.predict(features[judged_rows])
     else:
         judged_rows = np.arange(count)
         # A first cross-validation finds outliers. They are clipped before the second one.
-        first_predicted, _ = _predict_held_out(features, log_ratios, trees)
+        first_predicted, _ = _predict_held_out(features, log_ratios, judging_trees)
         log_ratios = _clip_outliers(log_ratios, first_predicted)
-        predicted, deviation = _predict_held_out(features, log_ratios, trees)
+        predicted, deviation = _predict_held_out(features, log_ratios, judging_trees)
     # 2. Decide whether to keep the trees, and by which factor to shrink their predictions.
     truth = log_ratios[judged_rows]
     if shrunk:
@@ -156,7 +159,7 @@ def fit_residual(
     if not is_kept:
         return None
     # 3. Grow the final trees from all rows, and measure their disagreement.
-    forest = _grow(features, log_ratios, kept_trees, share_of_features).scaled(factor)
+    forest = _grow(features, log_ratios, final_trees, share_of_features).scaled(factor)
     _, deviation_when_seen = forest.predict(features[judged_rows])
     seen = max(float(np.median(deviation_when_seen)), _MIN_SPREAD)
     unseen = float(np.median(np.hypot(factor * deviation, seen)))
@@ -214,8 +217,10 @@ def _clip_outliers(log_ratios: Array, predicted: Array) -> Array:
     median = np.median(log_ratios)
     limit = _MAX_DEVIATIONS * _robust_deviation(log_ratios - median)
     error = log_ratios - predicted
-    outlier = np.abs(error) > _MAX_DEVIATIONS * _robust_deviation(error)
-    return np.where(outlier, np.clip(log_ratios, median - limit, median + limit), log_ratios)
+    is_outlier = np.abs(error) > _MAX_DEVIATIONS * _robust_deviation(error)
+    # An outlier near the median is within the limit, so it keeps its value.
+    clipped = np.clip(log_ratios, median - limit, median + limit)
+    return np.where(is_outlier, clipped, log_ratios)
 
 
 def _robust_deviation(errors: Array) -> float:

@@ -122,14 +122,20 @@ def _knot(siblings: Sequence[Sequence[CollectionPair]]) -> tuple[float, float]:
     Returns:
         The median of log(seconds in the table), and the expected log ratio.
     """
-    weights = [
-        np.full(len(pair.seconds), 1 / len(pairs) / len(pair.seconds))
-        for pairs in siblings
-        for pair in pairs
-    ]
-    all_pairs = list(itertools.chain.from_iterable(siblings))
-    seconds = np.concatenate([pair.seconds for pair in all_pairs])
-    log_ratios = np.concatenate([pair.log_ratios for pair in all_pairs])
-    median = np.quantile(log_ratios, 0.5, weights=np.concatenate(weights), method="inverted_cdf")
+    # 1. Put the shapes of all pairs into one array. The weights of a sibling's shapes sum to 1.
+    seconds_by_pair: list[Array] = []
+    log_ratios_by_pair: list[Array] = []
+    weights_by_pair: list[Array] = []
+    for pairs in siblings:
+        for pair in pairs:
+            shapes = len(pair.seconds)
+            seconds_by_pair.append(pair.seconds)
+            log_ratios_by_pair.append(pair.log_ratios)
+            weights_by_pair.append(np.full(shapes, 1 / len(pairs) / shapes))
+    seconds = np.concatenate(seconds_by_pair)
+    log_ratios = np.concatenate(log_ratios_by_pair)
+    weights = np.concatenate(weights_by_pair)
+    # 2. Take the weighted median of the log ratios, and shrink it towards zero.
+    median = np.quantile(log_ratios, 0.5, weights=weights, method="inverted_cdf")
     shrinkage = len(siblings) / (len(siblings) + _ASSUMED_SIBLINGS)
     return float(np.median(np.log(seconds))), shrinkage * float(median)

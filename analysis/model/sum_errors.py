@@ -87,9 +87,12 @@ def sum_factors(times: Times, lo: Array, hi: Array) -> tuple[float, float]:
     """
     if len(lo) < _MIN_CASES:
         return 1.0, 1.0
+    # 1. Draw steps. Both arrays have the shape (steps, cases in a step): ``rows`` are positions of
+    #    cases, and ``counts`` how often each occurs in the step.
     rng = np.random.default_rng(0)
     counts = simulated_counts(rng, _DRAWS)
     rows = rng.integers(0, len(lo), counts.shape)
+    # 2. Compare the error of each sum with its interval.
     error = (counts * (times.measured - times.predicted)[rows]).sum(axis=-1)
     below = half_interval_of_sum(counts * (times.predicted - lo)[rows], LEVEL_CORRELATION)
     above = half_interval_of_sum(counts * (hi - times.predicted)[rows], LEVEL_CORRELATION)
