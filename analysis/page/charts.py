@@ -34,6 +34,9 @@ _TOOLS = "pan,wheel_zoom,box_zoom,reset,save"
 # Factors by which the roofline's axes are extended beyond the largest values, which leaves room for
 # the labels of the roofs.
 _INTENSITY_MARGIN, _PEAK_MARGIN = 1.3, 1.6
+_LOG_MARGIN = 1.5  # factor between the outermost values and the ends of a logarithmic axis
+_RULES_HEIGHT = 90  # height of the rules' chart without any rule: its axis and tools, in pixels
+_RULE_HEIGHT = 22  # height of one rule in this chart, in pixels
 _MIN_TERA = 1.0  # highest peak in TFLOP/s below which speeds are drawn in GFLOP/s
 _GOOD, _BAD = "#0072B2", "#D55E00"  # blue and vermilion, distinguishable with any colour vision
 
@@ -169,7 +172,7 @@ def accuracy(source: ColumnDataSource, points: pd.DataFrame) -> figure:
         x_range=_log_range(points["time_us"]),
         y_range=(-min(100.0, top), top),
     )
-    for error in (-10, 10):
+    for error in (-10, 10):  # in %, the same band as in the plot of a recording's accuracy
         chart.add_layout(
             Span(location=error, dimension="width", line_color=NEUTRAL, line_dash="dashed")
         )
@@ -277,7 +280,7 @@ def rules(rows: Sequence[RuleResult], number: int) -> figure:
         f"rules-{number}",
         "effect, as a ratio",
         "",
-        height=90 + 22 * len(judged),
+        height=_RULES_HEIGHT + _RULE_HEIGHT * len(judged),
         y_range=names,
         log_x=True,
     )
@@ -351,20 +354,20 @@ def _add_interaction(chart: figure, dots: object) -> None:
 
 
 def _log_range(values: pd.Series) -> tuple[float, float]:
-    """Return the ends of a logarithmic axis that shows all positive values.
+    """Return the ends of a logarithmic axis that shows all finite positive values with a margin.
 
-    Without positive values, the ends are 0.1 and 10, so that the axis can be drawn.
+    Without such values, the ends are 0.1 and 10, so that the axis can be drawn.
     """
     positive = values[(values > 0) & np.isfinite(values)]
     if positive.empty:
         return 0.1, 10.0
-    return float(positive.min()) / 1.5, float(positive.max()) * 1.5
+    return float(positive.min()) / _LOG_MARGIN, float(positive.max()) * _LOG_MARGIN
 
 
 def _figure(
     name: str,
-    x: str,
-    y: str,
+    x_label: str,
+    y_label: str,
     height: int,
     log_x: bool = False,
     log_y: bool = False,
@@ -376,8 +379,8 @@ def _figure(
 
     Args:
         name: name by which the script finds the chart.
-        x: label of the x axis.
-        y: label of the y axis.
+        x_label: label of the x axis.
+        y_label: label of the y axis.
         height: height in pixels.
         log_x: whether the x axis is logarithmic.
         log_y: whether the y axis is logarithmic; otherwise it is linear, or categorical if
@@ -392,8 +395,8 @@ def _figure(
         toolbar_location="above",
         x_axis_type="log" if log_x else "linear",
         y_axis_type="log" if log_y else "auto",
-        x_axis_label=x,
-        y_axis_label=y,
+        x_axis_label=x_label,
+        y_axis_label=y_label,
         background_fill_color=None,
         border_fill_color=None,
         **ranges,

@@ -89,10 +89,11 @@ def tiles(report: PageReport) -> list[Tile]:
     if report.advice:
         confirmed = sum(answer.verdict == DO_IT for answer in report.advice)
         likely = sum(answer.verdict == LIKELY for answer in report.advice)
-        value, note = f"{confirmed:,} confirmed", f"and {likely:,} likely"
-        if not confirmed:
-            value, note = f"{likely:,} likely", "none re-timed yet"
-        figures.append(Tile("changes that gain", value, note))
+        title = "changes that gain"
+        if confirmed:
+            figures.append(Tile(title, f"{confirmed:,} confirmed", f"and {likely:,} likely"))
+        else:
+            figures.append(Tile(title, f"{likely:,} likely", "none re-timed yet"))
     return figures
 
 
@@ -139,6 +140,7 @@ def neighbourhood(report: PageReport) -> str:
     # the time as well.
     rows = bursts(library_rows(report.analysis.table), recording.cache)
     rows = rows[(rows["op"] == "gemm") & (rows["config"].fillna("") == "")]
+    # Cliffs along every dimension are looked for in the same rows.
     largest_cliff = steepest(dict.fromkeys(DIMENSIONS, rows))
     if largest_cliff is None:
         return "No time rises significantly from one measured size to a neighbouring one."
@@ -162,7 +164,7 @@ def rules(report: PageReport) -> str:
         return "No rule was judged for this recording."
     counts = Counter(rule.verdict.partition(":")[0] for rule in with_verdict)
     # Commas separate the verdicts, so the comma within "holds, weaker" is removed.
-    phrases = [f"{verdict.replace(',', '')} {count}" for verdict, count in counts.most_common()]
+    phrases = [f"{words.replace(',', '')} {count}" for words, count in counts.most_common()]
     return f"Verdicts on {counted(len(with_verdict), 'rule')}: {', '.join(phrases)}."
 
 
@@ -184,9 +186,13 @@ def tensor_cores(report: PageReport) -> str:
 
 
 def side_by_side(reports: list[PageReport]) -> str:
-    """Say how many times as fast the second recording is, over the cases of both recordings."""
-    first_times = _fastest(reports[0])
-    second_times = _fastest(reports[1])
+    """Say how many times as fast the second recording is as the first, over their common cases.
+
+    Args:
+        reports: at least two reports; all but the first two are ignored.
+    """
+    first_times = _shortest_times(reports[0])
+    second_times = _shortest_times(reports[1])
     common = sorted(first_times.keys() & second_times.keys())
     if not common:
         return "The recordings cannot be compared, because they have no case in common."
@@ -197,7 +203,7 @@ def side_by_side(reports: list[PageReport]) -> str:
     )
 
 
-def _fastest(report: PageReport) -> dict[tuple[object, ...], float]:
+def _shortest_times(report: PageReport) -> dict[tuple[object, ...], float]:
     """Return the shortest time in µs over all implementations, by problem, mode and cache."""
     points = points_of(report.analysis)
     # Keep the cases with a time and a prediction, which are those with an intensity.

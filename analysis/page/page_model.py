@@ -97,9 +97,11 @@ def page_model(basis: Basis, measured: Iterable[Problem]) -> dict[str, Any]:
     by_trees: dict[tuple[int, int], list[PageGroup]] = {}
     for group in groups:
         if group.has_trees:
-            by_trees.setdefault((id(group.fit.residual), id(group.fit.offsets)), []).append(group)
+            # Trees are large, so they are compared by identity.
+            trees = (id(group.fit.residual), id(group.fit.offsets))
+            by_trees.setdefault(trees, []).append(group)
     # 2. Export the trees themselves, or smaller ones if all trees together are too large, or if
-    # they belong to offsets, which the script does not compute.
+    # they belong to offsets, which the script does not compute. Shared trees count once.
     too_large = sum(sharing[0].nodes for sharing in by_trees.values()) > MOST_NODES
     problems = list(measured) if too_large else []
     tree_numbers: dict[str, int] = {}
@@ -198,14 +200,23 @@ def _smaller_trees(
         measured: problems that were measured, of any group; empty if only random GEMMs are used.
     """
     # 1. Compute what the large trees return for measured and random shapes.
-    outputs = []
+    features_by_group: list[Array] = []
+    corrections_by_group: list[Array] = []
+    log_spreads_by_group: list[Array] = []
     for group in sharing:
         members = [problem for problem in measured if _is_like(problem, group.problem)]
-        outputs.append(_large_tree_outputs(basis, group, members))
-    features, corrections, log_spreads = map(np.concatenate, zip(*outputs, strict=True))
-    # 2. Grow the small trees from most of the shapes.
-    held_out = min(_HELD_OUT, len(features) // 5)
-    is_training = np.random.default_rng(0).permutation(len(features)) >= held_out
+        group_features, group_corrections, group_log_spreads = _large_tree_outputs(
+            basis, group, members
+        )
+        features_by_group.append(group_features)
+        corrections_by_group.append(group_corrections)
+        log_spreads_by_group.append(group_log_spreads)
+    features = np.concatenate(features_by_group)
+    corrections = np.concatenate(corrections_by_group)
+    log_spreads = np.concatenate(log_spreads_by_group)
+    # 2. Grow the small trees from most of the shapes. At most a fifth of them is held out.
+    held_out_count = min(_HELD_OUT, len(features) // 5)
+    is_training = np.random.default_rng(0).permutation(len(features)) >= held_out_count
     time = Forest.grown(features[is_training], corrections[is_training], _TREES, _LEAF)
     spread = Forest.grown(
         features[is_training], log_spreads[is_training], _SPREAD_TREES, _SPREAD_LEAF

@@ -48,6 +48,7 @@ def points_of(analysis: Analysis) -> pd.DataFrame:
         ``--gemm`` or ``--conv`` takes.
     """
     table = analysis.table
+    # Name of each column on the page, and the predicted column that it comes from.
     estimates = {
         "predicted_us": "time_us",
         "predicted_lo_us": "lo_us",
@@ -55,6 +56,7 @@ def points_of(analysis: Analysis) -> pd.DataFrame:
         "waves": "waves",
         "tiles": "tiles",
     }
+    # A tile that is known from the measurement takes precedence over the predicted one.
     predicted = table.assign(
         **{name: table[PREDICTED + column] for name, column in estimates.items()},
         limit=table[f"{PREDICTED}limit"],
@@ -101,7 +103,14 @@ def _joined(points: pd.DataFrame, names: list[str]) -> pd.Series:
 
 
 def columns_of(points: pd.DataFrame) -> dict[str, Any]:
-    """Return the points for JSON: strings as positions in a list of words, NaN as None."""
+    """Return the points for JSON: each column's values by its name.
+
+    A column of :data:`TEXTS` has a list of distinct words, and for each point the position of its
+    word in this list. Every other column has a list of numbers, with None instead of NaN.
+
+    Args:
+        points: the points, as :func:`points_of` returns them.
+    """
     columns: dict[str, Any] = {}
     for name in TEXTS:
         codes, words = pd.factorize(points[name].astype("string").fillna(""))
@@ -110,6 +119,7 @@ def columns_of(points: pd.DataFrame) -> dict[str, Any]:
         values = points[name].to_numpy(dtype=float, na_value=np.nan)
         if name in TIMES:
             values = _rounded(values, _TIME_DIGITS)
+        # The page computes speeds from the number of FLOPs, which is known exactly.
         elif name in ESTIMATES and name != "flops":
             values = _rounded(values, _DIGITS)
         columns[name] = [_number(value) for value in values]

@@ -27,29 +27,32 @@ def draw(analysis: Analysis) -> Figure | None:
         f"Held-out cases have a median error of {error.median():.1%}, a mean of "
         f"{error.mean():.1%} and a 95th percentile of {error.quantile(0.95):.0%}"
     )
-    figure, (left, right) = panels(2, title, (13.0, 6.0))
-    many = len(rows) > MAX_VECTORS
-    size = 2 if many else 4
-    scatter_predicted(left, rows, size=size, alpha=0.7)
+    figure, (time_panel, error_panel) = panels(2, title, (13.0, 6.0))
+    # Many points are drawn smaller, and as pixels, because a file of so many shapes would be large.
+    has_many_points = len(rows) > MAX_VECTORS
+    marker_size = 2 if has_many_points else 4
+    # 1. Plot predicted against measured time.
+    scatter_predicted(time_panel, rows, size=marker_size, alpha=0.7)
+    # 2. Plot the relative error in % against measured time.
     for band, shade in ERROR_BANDS:
-        right.axhspan(-100 * band, 100 * band, color=NEUTRAL, alpha=shade, linewidth=0)
+        error_panel.axhspan(-100 * band, 100 * band, color=NEUTRAL, alpha=shade, linewidth=0)
     for limit, (color, marker) in LIMIT_STYLE.items():
         cases = rows[rows["limit"] == limit]
-        right.plot(
+        error_panel.plot(
             cases["measured"],
             100 * cases["error"],
             marker,
             color=color,
-            markersize=size,
+            markersize=marker_size,
             alpha=0.7,
-            rasterized=many,
+            rasterized=has_many_points,
         )
     # The axis shows 99% of the errors with a margin of 5%, and always both bands. No error is below
     # −100%.
     top = float(max(30.0, 105 * error.quantile(0.99)))
-    right.set(
+    error_panel.set(
         xscale="log",
-        xlim=left.get_xlim(),
+        xlim=time_panel.get_xlim(),
         ylim=(-min(100.0, top), top),
         xlabel="measured time, µs",
         ylabel="predicted / measured − 1, %",

@@ -19,6 +19,9 @@ _COLORS = (
     "#7A5195", "#A6761D",
 )  # fmt: skip
 _HATCHED = "#BBBBBB"
+# Height of a bar, and distance from its centre to the line below it. The distance between the
+# centres of two bars is 1.
+_BAR_HEIGHT, _BELOW_BAR = 0.6, 0.38
 _CAPTION = (
     "GEMMs, convolutions and attention are measured or predicted. Hatched times are estimates from "
     "the bytes moved. Lines below the bars are 90% intervals."
@@ -56,7 +59,7 @@ def plot_step(accounts: Mapping[str, Account], title: str, folder: Path) -> Path
                 row,
                 time / 1e3,
                 left=left,
-                height=0.6,
+                height=_BAR_HEIGHT,
                 edgecolor="white",
                 color=colors[role] if is_colored else _HATCHED,
                 hatch="" if is_colored else "//",
@@ -65,8 +68,8 @@ def plot_step(accounts: Mapping[str, Account], title: str, folder: Path) -> Path
             labelled.add(role)
             left += time / 1e3
         # The interval of the step's time is drawn just below the bar.
-        low, high = (end / 1e3 for end in account.interval_us)
-        axes.plot([low, high], [row + 0.38] * 2, color=NEUTRAL, linewidth=2)
+        low_us, high_us = account.interval_us
+        axes.plot([low_us / 1e3, high_us / 1e3], [row + _BELOW_BAR] * 2, color=NEUTRAL, linewidth=2)
     axes.set(yticks=range(len(accounts)), yticklabels=list(accounts), xlabel="time of a step, ms")
     axes.invert_yaxis()
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.3), ncol=5, frameon=False)
@@ -88,7 +91,7 @@ def drawn_roles(account: Account) -> dict[str, float]:
 
 def step_finding(accounts: Mapping[str, Account]) -> str:
     """Name the role that takes most of the step on the first machine, except other operations."""
-    account = next(iter(accounts.values()))
+    account = next(iter(accounts.values()))  # mappings keep their order, so this is the first one
     times_us = drawn_roles(account)
     times_us.pop(OTHER_OPERATIONS, None)
     largest = max(times_us, key=lambda role: times_us[role])
@@ -120,9 +123,10 @@ def plot_levers(levers: Mapping[str, Sequence[Lever]], title: str, folder: Path)
     Returns:
         Path of the PNG file.
     """
-    # Without levers, an empty panel is drawn.
+    # Without machines, an empty panel is drawn. The machine with the most levers sets the height.
     panel_count = max(len(levers), 1)
-    row_count = max([1, *map(len, levers.values())])
+    lever_counts = [len(machine_levers) for machine_levers in levers.values()]
+    row_count = max([1, *lever_counts])
     size = (9.0 * panel_count, 2.0 + 0.45 * row_count)
     figure, axes = panels(panel_count, f"{title}: {levers_finding(levers)}", size)
     for panel, (machine, machine_levers) in zip(axes, levers.items(), strict=False):
@@ -131,9 +135,10 @@ def plot_levers(levers: Mapping[str, Sequence[Lever]], title: str, folder: Path)
             is_worthwhile = lever.verdict != LEAVE_IT
             line_color = _COLORS[0] if is_worthwhile else _HATCHED
             point_color = _COLORS[0] if is_worthwhile else NEUTRAL
-            value, low, high = (100 * fraction for fraction in lever.gain)
-            panel.plot([low, high], [position] * 2, color=line_color, linewidth=3)
-            panel.plot(value, position, "o" if is_worthwhile else "s", color=point_color)
+            marker = "o" if is_worthwhile else "s"
+            ends_percent = [100 * lever.gain.lo, 100 * lever.gain.hi]
+            panel.plot(ends_percent, [position] * 2, color=line_color, linewidth=3)
+            panel.plot(100 * lever.gain.value, position, marker, color=point_color)
         panel.axvline(0.0, color=NEUTRAL, linewidth=1)
         panel.set(
             yticks=positions,

@@ -32,12 +32,14 @@ def sheet_data(rows: Sequence[RuleResult], facts: bool = False) -> pd.DataFrame:
         A table with the fields of :class:`RuleResult` as columns; it has no rows if no effect is
         significant.
     """
-    rules = all_rules()
-    shown = [row.to_json() for row in rows if _is_certain(row) and (facts or rules[row.id].worth)]
+    catalogue = all_rules()
+    significant = [row for row in rows if _is_certain(row)]
+    # A rule without ``worth`` describes the machine.
+    shown = [row.to_json() for row in significant if facts or catalogue[row.id].worth]
     frame = pd.DataFrame(shown, columns=list(RuleResult.__dataclass_fields__))
     # Half the speed is as large an effect as twice the speed.
-    sizes = np.abs(np.log(frame["effect"].to_numpy(dtype=float)))
-    largest_first = np.argsort(-sizes, kind="stable")
+    effect_sizes = np.abs(np.log(frame["effect"].to_numpy(dtype=float)))
+    largest_first = np.argsort(-effect_sizes, kind="stable")
     return frame.iloc[largest_first].head(_MAX_RULES_SHOWN).reset_index(drop=True)
 
 
@@ -53,7 +55,9 @@ def write_cheat_sheet(inputs: RuleInputs, rows: Sequence[RuleResult]) -> list[Pa
         A list with the path of the PNG file; empty if no effect is significant.
     """
     figure = draw_sheet(rows, inputs.machine, facts=inputs.public)
-    return [] if figure is None else [save(figure, inputs.caption, inputs.folder, "cheat-sheet")]
+    if figure is None:
+        return []
+    return [save(figure, inputs.caption, inputs.folder, "cheat-sheet")]
 
 
 def write_table_sheet(
@@ -73,8 +77,10 @@ def write_table_sheet(
     # Only a few rules can be tested with a public table, so rules that describe the machine are
     # included.
     figure = draw_sheet(rows, machine, facts=True)
+    if figure is None:
+        return []
     caption = f"{machine.name}  ·  {source.dtype}  ·  {source.name}, {len(source):,} rows"
-    return [] if figure is None else [save(figure, caption, folder, "cheat-sheet")]
+    return [save(figure, caption, folder, "cheat-sheet")]
 
 
 def what_to_do(row: Mapping[Hashable, Any]) -> str:
@@ -112,6 +118,7 @@ def draw_sheet(rows: Sequence[RuleResult], machine: Machine, facts: bool = False
     # 1. Draw a bar from 1 to each effect, with its interval; the largest effect is at the top.
     positions = np.arange(len(data))[::-1]
     effects = data["effect"].to_numpy(dtype=float)
+    # matplotlib expects the distances from each effect to the two ends of its interval.
     to_ends = [np.abs(data[end].to_numpy(dtype=float) - effects) for end in ("lo", "hi")]
     colors = ["#0072B2" if effect > 1 else "#D55E00" for effect in effects]
     axes.barh(positions, effects - 1, left=1, height=0.32, color=colors)
@@ -128,7 +135,8 @@ def draw_sheet(rows: Sequence[RuleResult], machine: Machine, facts: bool = False
     axes.set_xticks(ticks, [f"{tick:g}×" for tick in ticks])
     axes.minorticks_off()
     axes.set_xlabel("gain from following the rule; lines are 95% intervals")
-    # 3. Write the advice above each bar, with the verdict up to its colon.
+    # 3. Write the advice above each bar, with the verdict up to its colon. The x position is a
+    #    share of the axes' width, and the y position is in bars, whose distance is 1.
     for position, row in zip(positions, data.to_dict("records"), strict=True):
         note = f"{what_to_do(row)}  ({row['effect']:.2f}×, {row['verdict'].partition(':')[0]})"
         axes.text(

@@ -20,30 +20,32 @@ from analysis.slices.series import ENDS, channel_series, layout_series
 from analysis.units import rate_unit
 from kernels.problem import PASSES
 
+_DTYPE_DISTANCE = 0.18  # vertical distance of two dtypes' points, as a share of a row
+
 
 def draw_channels(analysis: Analysis) -> Figure | None:
-    """Plot speed against the number of channels.
+    """Plot measured and predicted speed against the number of channels, for each dtype.
 
-    Large points are multiples of 8.
-
-    The result is None if no dtype has enough points.
+    Large points are multiples of 8. The result is None if no dtype has enough points.
     """
     rows = enough(channel_series(analysis.table), "dtype")
     if rows.empty:
         return None
     first = rows.iloc[0]  # all rows have the same filter, image size and batch
     figure, (axes,) = panels(1, channels_title(rows))
-    factor, unit = rate_unit(float(rows["tflops"].max()))
+    factor, unit = rate_unit(float(rows["tflops"].max()))  # TFLOP/s times the factor is in the unit
     for dtype, group in rows.groupby("dtype", sort=False):
         color, marker = DTYPE_STYLE[str(dtype)]
         is_multiple = group["c"] % 8 == 0
         measured = group["tflops"] * factor
         predicted = group["predicted_tflops"] * factor
         axes.plot(group["c"], predicted, **{**PREDICTION, "color": color})
-        low, high = (group[end] * factor for end in ENDS)
+        low_end, high_end = ENDS
+        low = group[low_end] * factor
+        high = group[high_end] * factor
         error_bars(axes, group["c"], low, high, color)
-        others = ~is_multiple
-        axes.plot(group["c"][others], measured[others], marker, color=color, markersize=4)
+        is_other = ~is_multiple
+        axes.plot(group["c"][is_other], measured[is_other], marker, color=color, markersize=4)
         axes.plot(
             group["c"][is_multiple],
             measured[is_multiple],
@@ -81,14 +83,17 @@ def draw_layouts(analysis: Analysis) -> Figure | None:
         for number, dtype in enumerate(dtypes):
             group = pairs[(pairs["pass"] == pass_) & (pairs["dtype"] == dtype)]
             color, marker = DTYPE_STYLE[dtype]
-            # Points of different dtypes are shifted a little, so that they do not overlap.
-            shift = 0.18 * (number - (len(dtypes) - 1) / 2)
+            # Points of different dtypes are shifted by a part of a row, so that they do not
+            # overlap. The dtypes of a row are centred on it.
+            shift = _DTYPE_DISTANCE * (number - (len(dtypes) - 1) / 2)
             positions = np.array([labels.index(label) for label in group["label"]]) + shift
-            bars = np.abs(group[["ratio_lo", "ratio_hi"]].to_numpy().T - group["ratio"].to_numpy())
+            # matplotlib expects the distances from each ratio to the two ends of its interval.
+            ends = group[["ratio_lo", "ratio_hi"]].to_numpy().T
+            to_ends = np.abs(ends - group["ratio"].to_numpy())
             axes.errorbar(
                 group["ratio"],
                 positions,
-                xerr=bars,
+                xerr=to_ends,
                 color=color,
                 marker=marker,
                 linestyle="none",
