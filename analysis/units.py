@@ -30,4 +30,5 @@ def microseconds(value: float) -> str:
 
 def signed_percent(share: float) -> str:
     """Format a fraction as a signed percentage, such as +3.9% or -0.4%, but never -0.0%."""
+    # Adding zero turns the negative zero of a small negative share into +0.0.
     return f"{round(share, 3) + 0.0:+.1%}"

@@ -59,6 +59,7 @@ _LATEST = 1e16  # largest time in µs: three centuries, so that every clock in u
 _LONGEST_NS = 100_000 * 10**9  # an event of more than a day is damaged
 _LONGEST_SPAN_NS = _LONGEST_NS  # a trace of more than a day is damaged, too
 _LARGEST_ID = 2**62  # ids are kept as signed 64-bit integers
+_ROUNDING_NS = 2  # times of 13 digits in µs have errors of up to a nanosecond at either end
 _SLACK_NS = 1000  # earlier versions of PyTorch round times down to µs
 _LONGEST_NAME = 1000  # characters of a name that are kept; template kernels' names have hundreds
 _LONGEST_ARGUMENTS = 10_000  # characters of an operation's inputs; longer ones are left out
@@ -190,23 +191,28 @@ def read_trace(path: Path) -> TraceEvents:
     return trace
 
 
-def _device_names(properties: Any, used: Collection[int]) -> tuple[str, ...]:
-    """Return the names of the GPUs that have events.
+def _device_names(device_list: Any, used_ids: Collection[int]) -> tuple[str, ...]:
+    """Return the names of the GPUs that have events, without repetitions.
 
-    If the trace lists none of these GPUs, the result has the names of all GPUs of the node.
+    If the trace lists none of these GPUs, the result has the names of all GPUs of the node. Damaged
+    entries and GPUs without a name are ignored.
 
     Args:
-        properties: the trace's list of the node's GPUs.
-        used: ids of the devices with events.
+        device_list: the trace's list of the node's GPUs, which may be missing or damaged.
+        used_ids: ids of the devices with events.
     """
-    entries = properties if isinstance(properties, list) else []
-    names: dict[int, str] = {}
+    entries = device_list if isinstance(device_list, list) else []
+    name_by_id: dict[int, str] = {}
     for entry in entries:
-        name = _short_text(entry.get("name")) if isinstance(entry, dict) else ""
+        if not isinstance(entry, dict):
+            continue
+        name = _short_text(entry.get("name"))
         if name:
-            names[_id(entry.get("id"))] = name
-    used_names = [name for device, name in names.items() if device in used]
-    return tuple(dict.fromkeys(used_names or names.values()))
+            name_by_id[_id(entry.get("id"))] = name
+    names = [name for device_id, name in name_by_id.items() if device_id in used_ids]
+    if not names:
+        names = list(name_by_id.values())
+    return tuple(dict.fromkeys(names))
 
 
 class _Columns:
@@ -238,8 +244,8 @@ class _Columns:
             return
         # 2. Leave out and count events with impossible times or without a name.
         begin, duration = _time_ns(event.get("ts")), _time_ns(event.get("dur"))
-        text = _short_text(name)
-        if begin is None or duration is None or duration > _LONGEST_NS or not text:
+        short_name = _short_text(name)
+        if begin is None or duration is None or duration > _LONGEST_NS or not short_name:
             self._trace.left_out += 1
             return
         arguments = event.get("args")
@@ -247,9 +253,9 @@ class _Columns:
             arguments = {}
         # 3. Add the event to its columns.
         if device_kind is not None:
-            self._add_device(device_kind, text, begin, duration, event, arguments)
+            self._add_device(device_kind, short_name, begin, duration, event, arguments)
         elif host_kind is not None:
-            self._add_host(host_kind, text, begin, duration, event, arguments)
+            self._add_host(host_kind, short_name, begin, duration, event, arguments)
         if len(self._trace.host.begin) + len(self._trace.device.begin) > _MOST_EVENTS:
             raise UserError(
                 f"{self._trace.path} has more than {_MOST_EVENTS:,} operations and kernels. Record "
@@ -265,6 +271,16 @@ class _Columns:
         event: Mapping[str, Any],
         arguments: Mapping[str, Any],
     ) -> None:
+        """Add an event of the host to its columns.
+
+        Args:
+            kind: ``OPERATION``, ``ANNOTATION``, ``MODULE`` or ``LAUNCH``.
+            name: printable name of the event.
+            begin: time at which the event began, in ns.
+            duration: duration in ns.
+            event: the whole event.
+            arguments: the event's ``args``; empty if it has none.
+        """
         host = self._trace.host
         if kind == MODULE:
             name = _INSTANCE.sub("", name.removeprefix(_MODULE_NAME))
@@ -291,12 +307,22 @@ class _Columns:
         event: Mapping[str, Any],
         arguments: Mapping[str, Any],
     ) -> None:
+        """Add an event of a device to its columns.
+
+        Args:
+            kind: ``KERNEL``, ``COPY`` or ``MEMSET``.
+            name: printable name of the event.
+            begin: time at which the event began, in ns.
+            duration: duration in ns.
+            event: the whole event.
+            arguments: the event's ``args``; empty if it has none.
+        """
         device = self._trace.device
         # Traces show each device as a process, whose number is that of the device.
-        number = arguments.get("device", event.get("pid"))
+        device_id = arguments.get("device", event.get("pid"))
         device.kind.append(kind)
         device.name.append(self._number_of(name))
-        device.device.append(_id(number))
+        device.device.append(_id(device_id))
         device.begin.append(begin)
         device.duration.append(duration)
         device.external.append(_id(arguments.get("External id")))
@@ -318,15 +344,18 @@ class _Columns:
         """
         if not MATRIX.search(name.removeprefix("aten::")):
             return NOTHING
-        parts = [arguments.get(key, []) for key in _INPUT_KEYS]
-        if not all(isinstance(part, list) for part in parts) or not all(parts[:2]):
+        # Each of these lists has one element per argument, or is empty if the trace lacks it.
+        described = [arguments.get(key, []) for key in _INPUT_KEYS]
+        if not all(isinstance(column, list) for column in described):
             return NOTHING
-        key = f"{name} {parts}"
-        if len(key) > _LONGEST_ARGUMENTS:
+        dims, types, strides, settings = described
+        if not dims or not types:
             return NOTHING
-        if key not in self._inputs:
-            self._inputs[key] = len(self._trace.inputs)
-            dims, types, strides, settings = parts
+        signature = f"{name} {described}"
+        if len(signature) > _LONGEST_ARGUMENTS:
+            return NOTHING
+        if signature not in self._inputs:
+            self._inputs[signature] = len(self._trace.inputs)
             self._trace.inputs.append(
                 OperationInputs(
                     name,
@@ -336,7 +365,7 @@ class _Columns:
                     tuple(map(str, settings)),
                 )
             )
-        return self._inputs[key]
+        return self._inputs[signature]
 
 
 def _time_ns(value: Any) -> int | None:
@@ -417,10 +446,9 @@ def join(trace: TraceEvents) -> TraceJoin:
     # 2. Find the call that launched each device event, and whether it launched a CUDA graph.
     calls = [event for event in order if host.kind[event] == LAUNCH]
     call_by_correlation = {host.correlation[event]: event for event in calls}
-    launch = [
-        call_by_correlation.get(number, NOTHING) if number != NOTHING else NOTHING
-        for number in trace.device.correlation
-    ]
+    # Calls without an id are entered under NOTHING, and must not be linked to device events.
+    call_by_correlation[NOTHING] = NOTHING
+    launch = [call_by_correlation.get(number, NOTHING) for number in trace.device.correlation]
     in_graph = [
         bool(graph) or (call != NOTHING and "GraphLaunch" in trace.names[host.name[call]])
         for graph, call in zip(trace.device.graph, launch, strict=True)
@@ -432,26 +460,26 @@ def join(trace: TraceEvents) -> TraceJoin:
         if host.kind[event] == OPERATION and host.external[event] != NOTHING
     }
     device_operations = []
-    for activity, call in enumerate(launch):
-        if in_graph[activity]:
+    for device_event, call in enumerate(launch):
+        if in_graph[device_event]:
             device_operations.append(NOTHING)
             continue
         operation = nesting.parent[call] if call != NOTHING else NOTHING
         while operation != NOTHING and host.kind[operation] == ANNOTATION:
             operation = nesting.parent[operation]
         if operation == NOTHING:
-            operation = operation_by_id.get(trace.device.external[activity], NOTHING)
+            operation = operation_by_id.get(trace.device.external[device_event], NOTHING)
         device_operations.append(operation)
     return TraceJoin(
-        operations,
-        calls,
-        nesting.parent,
-        nesting.own_ns,
-        nesting.module,
-        nesting.modules,
-        device_operations,
-        launch,
-        in_graph,
+        order=operations,
+        calls=calls,
+        parent=nesting.parent,
+        own_ns=nesting.own_ns,
+        module=nesting.module,
+        modules=nesting.modules,
+        operation=device_operations,
+        launch=launch,
+        in_graph=in_graph,
     )
 
 
@@ -484,16 +512,20 @@ def _nest(trace: TraceEvents, order: Sequence[int]) -> _Nesting:
             thread = host.thread[event]
             running.clear()
         # 1. Remove the events that are not around this one, because they ended before it began or
-        # end before it does. A time of 13 digits in µs has an error of up to a nanosecond, so
-        # overlaps of less than 2 ns do not count. A launch is timed on CUDA's clock, so it may seem
-        # to end after its operation.
-        end = host.begin[event] + host.duration[event]
-        ends_within = end - _SLACK_NS if host.kind[event] != LAUNCH else 0
-        while running and running[-1][0] < max(host.begin[event] + 2, ends_within):
-            running.pop()
-        _, around, path = running[-1] if running else (0, NOTHING, NOTHING)
-        # 2. A module extends the path of modules.
+        # end before it does. Overlaps within the rounding of times do not count. A launch is timed
+        # on CUDA's clock, so it may seem to end after its operation.
         kind = host.kind[event]
+        begin = host.begin[event]
+        end = begin + host.duration[event]
+        earliest_end = begin + _ROUNDING_NS  # of an event around this one
+        if kind != LAUNCH:
+            earliest_end = max(earliest_end, end - _SLACK_NS)
+        while running and running[-1][0] < earliest_end:  # the first number is the event's end
+            running.pop()
+        operation, path = NOTHING, NOTHING
+        if running:
+            _, operation, path = running[-1]
+        # 2. A module extends the path of modules.
         if kind == MODULE:
             key = path, host.name[event]
             if key not in paths:
@@ -501,14 +533,14 @@ def _nest(trace: TraceEvents, order: Sequence[int]) -> _Nesting:
                 name = trace.names[host.name[event]]
                 modules.append(f"{modules[path]}.{name}" if path != NOTHING else name)
             path = paths[key]
-        parent[event], module[event] = around, path
+        parent[event], module[event] = operation, path
         # 3. The time of an operation or annotation does not count for the one around it.
         if kind in (OPERATION, ANNOTATION):
-            if around != NOTHING:
-                own_ns[around] -= host.duration[event]
-            around = event
+            if operation != NOTHING:
+                own_ns[operation] -= host.duration[event]
+            operation = event
         if kind != LAUNCH:
-            running.append((end, around, path))
+            running.append((end, operation, path))
     return _Nesting(parent, own_ns, module, modules)
 
 
@@ -518,13 +550,14 @@ def _pass_modules_on(host: HostEvents, operations: Sequence[int], nesting: _Nest
     Operations without modules get the modules of their parents, which may be gradients.
     """
     parent, module = nesting.parent, nesting.module
-    forward = {
-        host.sequence[event]: module[event]
-        for event in sorted(operations, key=host.begin.__getitem__)
-        if host.sequence[event] != NOTHING and not host.backward[event]
-    }
+    # Several forward operations may have the number of one autograd node. The latest one decides.
+    module_by_sequence: dict[int, int] = {}
+    for event in sorted(operations, key=lambda event: host.begin[event]):
+        if host.sequence[event] != NOTHING and not host.backward[event]:
+            module_by_sequence[host.sequence[event]] = module[event]
+    # Parents come before their children, so a child may get the module that its parent just got.
     for event in operations:
         if module[event] == NOTHING and host.backward[event]:
-            module[event] = forward.get(host.sequence[event], NOTHING)
+            module[event] = module_by_sequence.get(host.sequence[event], NOTHING)
         if module[event] == NOTHING and parent[event] != NOTHING:
             module[event] = module[parent[event]]

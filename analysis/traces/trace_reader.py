@@ -106,11 +106,13 @@ class _Window:
     """Part of a file's text, from which values are read one after another."""
 
     def __init__(self, file: IO[str], path: Path) -> None:
-        self._file, self._path = file, path
+        self._file = file
+        self._path = path
         # Names of kernels and files may have control characters, which strict JSON forbids.
         self._decode = json.JSONDecoder(strict=False).raw_decode
-        self._text, self._position = "", 0
-        self._values = 0
+        self._text = ""
+        self._position = 0  # position in the text of the next character to read
+        self._values_read = 0  # number of values that were read from the file so far
 
     def next_character(self) -> str:
         """Return the next character that is not white space, without moving past it.
@@ -152,7 +154,7 @@ class _Window:
             if may_continue and self._read_on():
                 continue
             self._position = end
-            self._values += 1
+            self._values_read += 1
             return value
 
     def items(self) -> Iterator[Any]:
@@ -173,8 +175,8 @@ class _Window:
     def damaged(self) -> UserError:
         """Return the error for text that is not JSON, ends too early, or has too long a value."""
         return UserError(
-            f"{self._path} is damaged or incomplete after {self._values:,} JSON values. Copy the "
-            "trace again, or record it again."
+            f"{self._path} is damaged or incomplete after {self._values_read:,} JSON values. Copy "
+            "the trace again, or record it again."
         )
 
     def not_a_trace(self) -> UserError:

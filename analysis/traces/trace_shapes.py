@@ -111,50 +111,74 @@ def _mv(inputs: OperationInputs, first: int) -> list[Work]:
 
 
 def _grouped(inputs: OperationInputs) -> list[Work]:
-    """Return the GEMM of a grouped operation, which multiplies once for each expert."""
+    """Return the GEMM of a grouped operation, which multiplies once for each expert.
+
+    The dimensions of A and B tell which of three problems the operation computes:
+
+    - A (experts, m, k) and B (experts, k, n): a batch of GEMMs of one size;
+    - A (m, k) and B (experts, k, n): each row of A times the weight of the row's expert;
+    - A (n, m) and B (m, k): the gradient of each expert's weight, summed over the expert's rows.
+    """
     a, b = _stored(inputs, 0), _stored(inputs, 1)
-    dtype, layout = _dtype(inputs, 0), _letter(a) + _letter(b)
+    dtype = _dtype(inputs, 0)
+    layout = _letter(a) + _letter(b)
     if len(a.sizes) == 3 and len(b.sizes) == 3:
         return _gemm(inputs, 0)
-    # Each of the rows (m, k) is multiplied by the weight (k, n) of its expert.
     if len(a.sizes) == 2 and len(b.sizes) == 3:
-        return [GroupedGemm(a.sizes[0], b.sizes[2], b.sizes[1], b.sizes[0], dtype, layout)]
-    # The gradient of each expert's weight is A (n, rows) times B (rows, k) over the expert's rows.
-    # The input after A and B (and their scales) has the end of each expert's rows.
+        m = a.sizes[0]
+        experts, k, n = b.sizes
+        return [GroupedGemm(m, n, k, experts, dtype, layout)]
+    # Only a vector of integers after A and B (and their scales) tells the number of experts: it has
+    # the end of each expert's rows.
     experts = next(
         sizes[0]
-        for sizes, kind in zip(inputs.dims[2:], inputs.types[2:], strict=False)
-        if kind == "int" and len(sizes) == 1
+        for sizes, type_name in zip(inputs.dims[2:], inputs.types[2:], strict=False)
+        if type_name == "int" and len(sizes) == 1
     )
-    rows, n = a.sizes[1], a.sizes[0]
-    return [GroupedGemm(rows, n, b.sizes[1], experts, dtype, layout, WGRAD)]
+    n, m = a.sizes[0], a.sizes[1]
+    k = b.sizes[1]
+    return [GroupedGemm(m, n, k, experts, dtype, layout, WGRAD)]
 
 
-def _attention(inputs: OperationInputs, first: int, causal: int, pass_: str) -> list[Work]:
+def _attention(inputs: OperationInputs, first: int, causal_position: int, pass_: str) -> list[Work]:
     """Return the attention problem that an operation computes.
 
     Args:
         inputs: inputs of the operation.
-        first: position of the queries (batch, heads, queries, width); the keys and the values
-            follow.
-        causal: position of the setting ``is_causal``.
+        first: position of the queries (batch, heads, queries, width). The keys (batch, kv_heads,
+            keys, width) and the values (batch, kv_heads, keys, value_width) follow.
+        causal_position: position of the setting ``is_causal``.
         pass_: pass to return, :data:`FORWARD` or :data:`BACKWARD`.
     """
-    q, k, v = (_stored(inputs, first + i).sizes for i in range(3))
-    batch, heads, queries, width = q
-    is_causal = inputs.settings[causal] == "True"
-    dtype = _dtype(inputs, first)
-    work = Attention(batch, heads, k[1], queries, k[2], width, v[3], dtype, is_causal, pass_=pass_)
+    query_sizes = _stored(inputs, first).sizes
+    key_sizes = _stored(inputs, first + 1).sizes
+    value_sizes = _stored(inputs, first + 2).sizes
+    batch, heads, queries, width = query_sizes
+    work = Attention(
+        batch=batch,
+        heads=heads,
+        kv_heads=key_sizes[1],
+        queries=queries,
+        keys=key_sizes[2],
+        width=width,
+        value_width=value_sizes[3],
+        dtype=_dtype(inputs, first),
+        causal=inputs.settings[causal_position] == "True",
+        pass_=pass_,
+    )
     check_positive(work, ("batch", "heads", "kv_heads", "queries", "keys", "width", "value_width"))
     return [work]
 
 
 def _integers(text: str) -> tuple[int, ...]:
-    """Return the whole numbers in a setting such as ``[1, 1]`` or ``1``."""
+    """Return the whole numbers in a setting such as ``[1, 1]`` or ``1``; ``[]`` has none."""
     match = _NUMBERS.fullmatch(text)
     if match is None:
         raise ValueError("the setting is not a list of whole numbers")
-    return tuple(int(part) for part in (match.group(1) or "").split(",") if part)
+    numbers = match.group(1)
+    if numbers is None:
+        return ()
+    return tuple(int(number) for number in numbers.split(","))
 
 
 def _convolution(
@@ -173,39 +197,44 @@ def _convolution(
         first: position of the image.
         passes: passes that the operation computes.
     """
+    image, weight = _stored(inputs, first), _stored(inputs, first + 1)
+    dimensions = len(image.sizes) - 2  # the image is (n, c, …)
 
     def setting(name: str) -> tuple[int, ...]:
+        """Return the whole numbers of a setting."""
         return _integers(inputs.settings[setting_positions[name]])
-
-    x, weight = _stored(inputs, first), _stored(inputs, first + 1)
-    dimensions = len(x.sizes) - 2
-    ones, zeros = (1,) * dimensions, (0,) * dimensions
 
     def per_dimension(name: str) -> tuple[int, ...]:
         """Return a setting with one number per dimension; a single number is repeated."""
         numbers = setting(name)
         return numbers * dimensions if len(numbers) == 1 else numbers
 
-    # Filters are (kout, c / groups, r, s), so the sizes give the number of groups.
-    groups = (
-        setting("groups")[0] if "groups" in setting_positions else x.sizes[1] // weight.sizes[1]
-    )
+    # 1. Read the settings that not every operation takes.
+    if "groups" in setting_positions:
+        groups = setting("groups")[0]
+    else:
+        # Filters are (kout, c / groups, …), so the sizes give the number of groups.
+        groups = image.sizes[1] // weight.sizes[1]
+    dilation = (1,) * dimensions
+    if "dilation" in setting_positions:
+        dilation = per_dimension("dilation")
     is_transposed = False
     if "transposed" in setting_positions:
         is_transposed = inputs.settings[setting_positions["transposed"]] == "True"
-    output_padding = zeros
+    output_padding = (0,) * dimensions
     if "output_padding" in setting_positions:
         output_padding = per_dimension("output_padding")
+    # 2. Derive the problems from these and the other settings.
     convolution_settings = ConvolutionSettings(
         stride=per_dimension("stride"),
         padding=per_dimension("padding"),
-        dilation=per_dimension("dilation") if "dilation" in setting_positions else ones,
+        dilation=dilation,
         transposed=is_transposed,
         output_padding=output_padding,
         groups=groups,
     )
     dtype = _dtype(inputs, first)
-    return list(convolutions_of(x, weight, convolution_settings, dtype, passes))
+    return list(convolutions_of(image, weight, convolution_settings, dtype, passes))
 
 
 # Positions of the settings among the arguments of each convolution operation of PyTorch.
@@ -219,19 +248,22 @@ _DEPTHWISE_SETTINGS = {"stride": 4, "padding": 5, "dilation": 6}
 _SLOW_SETTINGS = {"stride": 4, "padding": 5}  # PyTorch's slow_conv2d, on one thread of a CPU
 
 
-def _gradients(inputs: OperationInputs, settings: dict[str, int], mask_position: int) -> list[Work]:
+def _gradients(
+    inputs: OperationInputs, setting_positions: dict[str, int], mask_position: int
+) -> list[Work]:
     """Return the gradients of a convolution that a call computes.
 
     The argument at ``mask_position`` says which gradients the call computes (input, filter, bias),
     such as ``[True, True, False]``.
     """
     mask = inputs.settings[mask_position].strip("[]").split(", ")
+    # The bias, the last entry of the mask, is not a convolution, so it has no partner here.
     passes = [
-        name
-        for name, is_computed in zip(("dgrad", "wgrad"), mask, strict=False)
+        pass_
+        for pass_, is_computed in zip(("dgrad", "wgrad"), mask, strict=False)
         if is_computed == "True"
     ]
-    return _convolution(inputs, settings, first=1, passes=passes)
+    return _convolution(inputs, setting_positions, first=1, passes=passes)
 
 
 _Reader = Callable[[OperationInputs], list[Work]]
