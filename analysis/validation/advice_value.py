@@ -107,29 +107,32 @@ def judge_advice(validation: Validation, draws: int = DRAWS) -> AdviceValue:
     Raises:
         UserError: if no shape has enough neighbours to choose from, or if no shape has a padding.
     """
-    # Draw shapes with enough neighbours to choose from, and shapes with a padding.
+    # Draw shapes with enough neighbours to choose from, and shapes with a padding. The generators
+    # stop once enough shapes are drawn, because each search for neighbours reads all shapes.
     rows = _HeldOutRows(validation)
     rng = np.random.default_rng(validation.seed)
-    shuffled = [int(i) for i in rng.permutation(len(rows.flops))]
-    with_neighbours = (i for i in shuffled if len(rows.near(i, -_REACH)) >= _MIN_MEMBERS)
-    with_padding = (i for i in shuffled if len(rows.near(i, 0.0)) > 1)
+    shuffled = [int(shape) for shape in rng.permutation(len(rows.flops))]
+    with_neighbours = (
+        shape for shape in shuffled if len(rows.near(shape, -_REACH)) >= _MIN_MEMBERS
+    )
+    with_padding = (shape for shape in shuffled if len(rows.near(shape, 0.0)) > 1)
     centres = list(itertools.islice(with_neighbours, draws))
-    small_shapes = list(itertools.islice(with_padding, draws))
-    if not centres or not small_shapes:
+    paddable = list(itertools.islice(with_padding, draws))
+    if not centres or not paddable:
         raise UserError(
             f"{validation.source.name} has too few neighbouring shapes to judge advice; give "
             "another file, or leave out --advice."
         )
     regret, choose_claims = _judge_choosing(rows, centres)
-    padding, hindsight, pad_claims = _judge_padding(rows, small_shapes)
-    overclaimed = [claim.gain < claim.low for claim in (*choose_claims, *pad_claims)]
+    padding, hindsight, pad_claims = _judge_padding(rows, paddable)
+    is_overclaimed = [claim.gain < claim.low for claim in (*choose_claims, *pad_claims)]
     return AdviceValue(
         neighbourhoods=len(centres),
         regret=regret,
-        pads=len(small_shapes),
+        pads=len(paddable),
         padding=padding,
         hindsight=hindsight,
-        overclaimed=float(np.mean(overclaimed)) if overclaimed else None,
+        overclaimed=float(np.mean(is_overclaimed)) if is_overclaimed else None,
     )
 
 
@@ -145,34 +148,36 @@ def _judge_choosing(
     Returns:
         The mean regret of each rule, and the claimed and measured gains of the advised changes.
     """
-    speeds = rows.flops / rows.seconds
+    speeds = rows.flops / rows.seconds  # in FLOP/s
     predicted_speeds = rows.flops / rows.predicted
     regrets: dict[str, list[float]] = {}
     claims = []
     for original in centres:
         members = rows.near(original, -_REACH)
-        advised, low = rows.decide(original, members, "choose")
+        advised, claimed_low = rows.decide(original, members, "choose")
         picks = {
             "advice": advised,
             "best_guess": max(members, key=lambda j: predicted_speeds[j]),
             "biggest": max(members, key=lambda j: rows.flops[j]),
             "as_asked": original,
         }
-        for name, pick in picks.items():
-            regrets.setdefault(name, []).append(1 - speeds[pick] / speeds[members].max())
+        fastest_speed = speeds[members].max()
+        for rule, pick in picks.items():
+            regrets.setdefault(rule, []).append(1 - speeds[pick] / fastest_speed)
         if advised != original:
-            claims.append(_Claim(low, speeds[advised] / speeds[original] - 1))
-    return {name: float(np.mean(values)) for name, values in regrets.items()}, claims
+            claims.append(_Claim(claimed_low, speeds[advised] / speeds[original] - 1))
+    mean_regrets = {rule: float(np.mean(of_rule)) for rule, of_rule in regrets.items()}
+    return mean_regrets, claims
 
 
 def _judge_padding(
-    rows: _HeldOutRows, small_shapes: Sequence[int]
+    rows: _HeldOutRows, paddable: Sequence[int]
 ) -> tuple[dict[str, Padding], float, list[_Claim]]:
     """Compare the time of the padding that each rule picks with that of the original shape.
 
     Args:
         rows: the held-out shapes.
-        small_shapes: positions of the shapes to pad.
+        paddable: positions of the shapes to pad.
 
     Returns:
         The value of each rule, the mean gain of the best padding in hindsight, and the claimed and
@@ -181,19 +186,19 @@ def _judge_padding(
     best_gains = []
     picks: dict[str, list[int]] = {"advice": [], "best_guess": []}
     claims = []
-    for original in small_shapes:
+    for original in paddable:
         members = rows.near(original, 0.0)
-        advised, low = rows.decide(original, members, "pad")
-        guess = min(members, key=lambda j: rows.predicted[j])
-        is_worthwhile = rows.predicted[original] / rows.predicted[guess] - 1 >= MIN_GAIN
+        advised, claimed_low = rows.decide(original, members, "pad")
         picks["advice"].append(advised)
-        picks["best_guess"].append(guess if is_worthwhile else original)
+        guess = min(members, key=lambda j: rows.predicted[j])
+        predicted_gain = rows.predicted[original] / rows.predicted[guess] - 1
+        picks["best_guess"].append(guess if predicted_gain >= MIN_GAIN else original)
         best_gains.append(rows.seconds[original] / rows.seconds[members].min() - 1)
         if advised != original:
-            claims.append(_Claim(low, rows.seconds[original] / rows.seconds[advised] - 1))
+            claims.append(_Claim(claimed_low, rows.seconds[original] / rows.seconds[advised] - 1))
     padding = {
-        name: _padding_value(rows.seconds, small_shapes, picked, best_gains)
-        for name, picked in picks.items()
+        rule: _padding_value(rows.seconds, paddable, picked, best_gains)
+        for rule, picked in picks.items()
     }
     return padding, float(np.mean(best_gains)), claims
 
@@ -269,17 +274,7 @@ def judge_measured(
         ("choose", -_REACH, _MIN_MEMBERS),
         ("pad", 0.0, 2),
     ):
-        drawn: list[tuple[int, list[int]]] = []
-        for original in measured_twice:
-            if len(drawn) == draws:
-                break
-            members = [
-                j
-                for j in rows.near(original, smallest_difference)
-                if np.isfinite(repeated_seconds[j])
-            ]
-            if len(members) >= fewest:
-                drawn.append((original, members))
+        drawn = _draw_neighbourhoods(rows, measured_twice, smallest_difference, fewest, draws)
         if not drawn:
             raise UserError(
                 f"{repeated.name} shares too few shapes with {validation.source.name} to judge "
@@ -290,11 +285,12 @@ def judge_measured(
         #    queries.
         work = rows.flops if query_kind == "choose" else np.ones(len(rows.flops))
         speeds = work / rows.seconds
+        repeated_speeds = work / repeated_seconds
         for original, members in drawn:
             others = [j for j in members if j != original]
             guesses = sorted(others, key=lambda j: rows.predicted[j] / work[j])
             for count in counts:
-                pick = _best_measured(original, guesses[:count], work / repeated_seconds)
+                pick = _best_measured(original, guesses[:count], repeated_speeds)
                 if query_kind == "choose":
                     regrets[count].append(1 - speeds[pick] / speeds[members].max())
                 else:
@@ -309,16 +305,45 @@ def judge_measured(
     }
 
 
-def _best_measured(original: int, candidates: Sequence[int], speed: Array) -> int:
+def _draw_neighbourhoods(
+    rows: _HeldOutRows,
+    measured_twice: Sequence[int],
+    smallest_difference: float,
+    fewest: int,
+    draws: int,
+) -> list[tuple[int, list[int]]]:
+    """Return the first shapes with enough neighbours, each with its neighbours and itself.
+
+    Args:
+        rows: the held-out shapes.
+        measured_twice: positions of the shapes to draw from, in the order in which they are tried.
+            Neighbours that are not among them are left out.
+        smallest_difference: as in :meth:`_HeldOutRows.near`.
+        fewest: smallest number of shapes in a neighbourhood.
+        draws: largest number of neighbourhoods to return.
+    """
+    usable = set(measured_twice)
+    drawn: list[tuple[int, list[int]]] = []
+    for original in measured_twice:
+        if len(drawn) == draws:
+            break
+        members = [j for j in rows.near(original, smallest_difference) if j in usable]
+        if len(members) >= fewest:
+            drawn.append((original, members))
+    return drawn
+
+
+def _best_measured(original: int, candidates: Sequence[int], speeds: Array) -> int:
     """Return the fastest candidate, or the original if none gains at least :data:`MIN_GAIN`.
 
     Args:
         original: position of the original shape.
         candidates: positions of the measured candidates.
-        speed: measured speed of all held-out shapes.
+        speeds: measured speed of all held-out shapes, in any unit.
     """
-    best = max((original, *candidates), key=lambda j: float(speed[j]))
-    return best if speed[best] / speed[original] - 1 >= MIN_GAIN else original
+    best = max((original, *candidates), key=lambda j: float(speeds[j]))
+    gain = speeds[best] / speeds[original] - 1
+    return best if gain >= MIN_GAIN else original
 
 
 class _HeldOutRows:

@@ -22,6 +22,11 @@ from analysis.validation.error_summary import Errors
 from kernels.machine import Machine
 from kernels.timemodel.estimate import Array
 
+# Constants of the baseline "three_constants", from which the fit of "four_fitted" starts.
+_PEAK_SHARE = 0.75
+_BANDWIDTH_SHARE = 0.8
+_LAUNCH_SECONDS = 3e-6
+
 
 def baseline_errors(
     model: Model, calibrated: PublicRows, tested: PublicRows, query: Query
@@ -42,14 +47,15 @@ def baseline_errors(
     arithmetic, memory = floors
     baselines: dict[str, Array | None] = {
         "datasheet": np.maximum(arithmetic, memory),
-        # The constants are shares of peak and bandwidth, and the seconds of a launch.
-        "three_constants": np.maximum(arithmetic / 0.75, memory / 0.8) + 3e-6,
+        "three_constants": (
+            np.maximum(arithmetic / _PEAK_SHARE, memory / _BANDWIDTH_SHARE) + _LAUNCH_SECONDS
+        ),
         "four_fitted": None,
         "physics": Model(machine, without_trees).predict(query).estimate.time,
     }
     if len(calibrated):
-        law = _fit_four_constants(_floors(calibrated, machine), calibrated.seconds)
-        baselines["four_fitted"] = law(floors)
+        predict_seconds = _fit_four_constants(_floors(calibrated, machine), calibrated.seconds)
+        baselines["four_fitted"] = predict_seconds(floors)
     return {
         name: None if seconds is None else _finite_errors(seconds, tested.seconds)
         for name, seconds in baselines.items()
@@ -99,11 +105,17 @@ def _fit_four_constants(
     def residuals(log_constants: Array) -> Array:
         return np.log(law(log_constants, floors) / seconds)
 
+    # Each list has the share of peak, the share of bandwidth, the launch in seconds, and the
+    # exponent.
+    start = [_PEAK_SHARE, _BANDWIDTH_SHARE, _LAUNCH_SECONDS, 3.0]
+    lowest = [0.01, 0.01, 1e-7, 0.5]
+    highest = [1.2, 1.2, 1e-4, 30.0]
+    # Errors above about 5% count linearly instead of squared, so that outliers do not dominate.
     fitted = least_squares(
         residuals,
-        np.log([0.75, 0.8, 3e-6, 3.0]),
+        np.log(start),
         loss="soft_l1",
         f_scale=0.05,
-        bounds=(np.log([0.01, 0.01, 1e-7, 0.5]), np.log([1.2, 1.2, 1e-4, 30.0])),
+        bounds=(np.log(lowest), np.log(highest)),
     ).x
     return lambda any_floors: law(fitted, any_floors)

@@ -204,23 +204,23 @@ def validate(
     """
     # 1. Divide the rows into those that may be calibrated on and those that may be tested.
     query = Query.with_implementations(source.problems, source.implementations, source.warm)
-    start, constants_from = foreign_constants(machine, source.dtype, constants)
+    other_constants, constants_from = foreign_constants(machine, source.dtype, constants)
     pool, tested = split_rows(source, holdout, seed)
-    if holdout == "folds" or calibrate is None:
-        calibrate = len(pool)
-    if calibrate > len(pool):
+    count = len(pool) if holdout == "folds" or calibrate is None else calibrate
+    if count > len(pool):
         raise UserError(
-            f"--calibrate is {calibrate}, but {source.name} has only {counted(len(pool), 'row')} "
+            f"--calibrate is {count}, but {source.name} has only {counted(len(pool), 'row')} "
             f"to calibrate on; give at most {len(pool)}."
         )
     # 2. Calibrate on rows that are chosen by their features only. Without calibration, the model is
     #    the formula with constants of another machine.
     calibration_rows = np.empty(0, dtype=np.intp)
-    model = Model(machine, {group: Fit(start) for group in dict.fromkeys(query.groups())})
-    if calibrate:
-        features = Inputs.from_query(machine, query.take(pool)).design(start)
-        calibration_rows = pool[choose_rows(features, calibrate, seed)]
-        prior = Prior.bare(start, _spread(machine, source.dtype))
+    groups = dict.fromkeys(query.groups())
+    model = Model(machine, {group: Fit(other_constants) for group in groups})
+    if count:
+        features = Inputs.from_query(machine, query.take(pool)).design(other_constants)
+        calibration_rows = pool[choose_rows(features, count, seed)]
+        prior = Prior.bare(other_constants, _spread(machine, source.dtype))
         calibration = calibrate_query(
             machine,
             query.take(calibration_rows),
@@ -254,7 +254,7 @@ def validate(
         tested=held_out,
         prediction=prediction,
         model=model,
-        constants_from="" if calibrate else constants_from,
+        constants_from="" if count else constants_from,
         baselines=baselines,
     )
 

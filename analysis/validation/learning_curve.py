@@ -79,7 +79,7 @@ def noise_floor(first: PublicRows, second: PublicRows) -> Errors:
             f"{first.name} and {second.name} have no shape in common; give two tables of the same "
             "shapes."
         )
-    first_seconds, second_seconds = np.array(times_of_both).T
+    first_seconds, second_seconds = np.array(times_of_both).T  # one column per table
     # Both measurements contribute equally to the noise of the difference, so the standard deviation
     # of each is 1/√2 of that of the difference.
     noise = (second_seconds / first_seconds - 1) / math.sqrt(2)

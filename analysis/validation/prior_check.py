@@ -179,7 +179,7 @@ def _validate_once(
     """
     # 1. Choose the rows to calibrate on, without looking at times.
     query = Query.plain(source.problems, LIBRARY, warm=True)
-    start, _ = foreign_constants(machine, source.dtype)
+    other_constants, _ = foreign_constants(machine, source.dtype)
     pool, tested = _split(source, holdout, seed)
     count = len(pool) if calibrate is None else calibrate
     if count > len(pool):
@@ -192,20 +192,23 @@ def _validate_once(
     group = str(query.groups()[0])
     calibration_rows = np.empty(0, dtype=np.intp)
     if count:
-        features = Inputs.from_query(machine, query.take(pool)).design(start)
+        features = Inputs.from_query(machine, query.take(pool)).design(other_constants)
         calibration_rows = pool[choose_rows(features, count, seed)]
     # 2. Fit the public collections, without shapes that are tested or calibrated on. The withheld
     #    values of M, N and K are those that no row of the pool has.
-    sizes = sizes_of(source.problems)
+    sizes = sizes_of(source.problems)  # columns: M, N and K
     excluded = sizes[np.concatenate([tested, calibration_rows])]
-    levels = []
+    withheld_levels = []
     if holdout == "levels":
-        levels = [
+        withheld_levels = [
             np.setdiff1d(sizes[:, column], sizes[pool, column]) for column in range(sizes.shape[1])
         ]
+    collections = list(named)
     if not count:  # without calibration, only the leading collections are used
-        named = [named[i] for i in leaders(machine, [collection.machine for collection in named])]
-    trees = fitted_all(machine, [collection.without(excluded, levels) for collection in named])
+        machines = [collection.machine for collection in named]
+        collections = [named[position] for position in leaders(machine, machines)]
+    remaining = [collection.without(excluded, withheld_levels) for collection in collections]
+    trees = fitted_all(machine, remaining)  # a collection with too few shapes has none
     if named and not trees:
         raise UserError(
             "the tables of --prior have too few shapes other than those under test; add another "
@@ -213,7 +216,7 @@ def _validate_once(
         )
     # 3. Calibrate with the collections as the prior, or predict with the prior only.
     if count:
-        prior = Prior.bare(start, Spread.from_shipped("generation"))
+        prior = Prior.bare(other_constants, Spread.from_shipped("generation"))
         if trees:
             prior = prior_from_tables(machine, source.dtype, trees, query.take(calibration_rows))
         model = calibrate_query(
@@ -273,18 +276,18 @@ def _combine_folds(folds: Sequence[Validation], seed: int) -> Validation:
     the first fold, and there are no baselines.
     """
     predictions = []
-    begin = 0
+    rows_before = 0  # number of tested rows in the folds before this one
     for fold in folds:
         prediction = fold.prediction
-        rows = begin + np.arange(len(fold.tested))
+        rows = rows_before + np.arange(len(fold.tested))  # positions among all tested rows
         log_low = np.log(prediction.lo / prediction.estimate.time)
         log_high = np.log(prediction.hi / prediction.estimate.time)
         predictions.append(PartialPrediction(rows, prediction.estimate, log_low, log_high))
-        begin += len(fold.tested)
+        rows_before += len(fold.tested)
     return replace(
         folds[0],
         seed=seed,
         tested=PublicRows.joined([fold.tested for fold in folds]),
-        prediction=Prediction.from_parts(begin, predictions),
+        prediction=Prediction.from_parts(rows_before, predictions),
         baselines=dict.fromkeys(folds[0].baselines),
     )

@@ -108,9 +108,13 @@ class CollectionErrors:
         """Return the lower and the upper end of each shape's interval, as log ratios."""
         # A kind of shape without an entry has the range of all shapes.
         factors = np.array([interval.factors.get(name, (1.0, 1.0)) for name in self.groups])
-        below, above = factors.reshape(-1, 2).T
+        # The columns are the factors of the lower and the upper end. Without shapes, the array has
+        # no second axis until it is reshaped.
+        low_factors, high_factors = factors.reshape(-1, 2).T
         software = interval.software
-        return software.low * self.spreads * below, software.high * self.spreads * above
+        low = software.low * self.spreads * low_factors
+        high = software.high * self.spreads * high_factors
+        return low, high
 
     def inside(self, interval: ErrorRange) -> NDArray[np.bool_]:
         """Return a mask of the shapes whose measured times are inside their intervals."""
@@ -147,7 +151,10 @@ class ErrorRange(NamedTuple):
 
 
 def compare_tables(table: PublicTable, other: PublicTable) -> CollectionPair:
-    """Compare the times of two public tables of one machine at the shapes that both have."""
+    """Compare the times of two public tables of one machine at the shapes that both have.
+
+    The seconds are those of ``table``, and the log ratios are log(other / table).
+    """
     other_times = median_times(other).rename("other_us")
     rows = pd.concat([median_times(table), other_times], axis=1, join="inner")
     seconds = rows["measured_us"].to_numpy() * 1e-6
@@ -296,7 +303,8 @@ def judged_row(collection: CollectionErrors, interval: ErrorRange) -> dict[str, 
     """Return the errors of one collection and the coverage of an interval, as a JSON document.
 
     The coverage is the share of the shapes whose times are inside the interval.
-    ``coverage_by_group`` has the coverage and the number of shapes for each kind of shape.
+    ``coverage_by_group`` has the coverage and the number of shapes for each kind of shape. If the
+    collection is compared with an imported table, ``coverage_90_seen`` and ``repeated`` are added.
     """
     inside = collection.inside(interval)
     low, high = collection.ends(interval)

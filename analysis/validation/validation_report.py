@@ -58,11 +58,11 @@ def validation_text(validation: Validation) -> str:
     errors by limit, by M, by class of shapes and by algorithm, the share of times inside the 90%
     interval, and the share of tiles that agree.
     """
-    document = validation.to_json()
     skipped = ", ".join(
         f"{count:,} {_SKIPPED.get(reason, reason)}"
         for reason, count in validation.source.skipped.items()
     )
+    left_out = f"; rows left out: {skipped}" if skipped else ""
     if len(validation.calibrated):
         basis = f"calibrated on {counted(len(validation.calibrated), 'row')}"
     elif validation.constants_from:
@@ -72,7 +72,7 @@ def validation_text(validation: Validation) -> str:
     lines = [
         f"{validation.source.name}, {validation.source.dtype}, {validation.machine.name}: "
         f"{basis}, tested on {counted(len(validation.tested), 'row')} "
-        f"(hold-out: {validation.holdout})" + (f"; rows left out: {skipped}" if skipped else ""),
+        f"(hold-out: {validation.holdout}){left_out}",
         "",
         _line("", "rows", "median", "mean", "p95"),
         _error_line("this model", validation.errors),
@@ -87,7 +87,7 @@ def validation_text(validation: Validation) -> str:
         lines += [
             _error_line(f"  {name}", errors) for name, errors in validation.by_algorithm.items()
         ]
-    lines += ["", f"The 90% interval contains {document['coverage_90']:.1%} of the held-out times."]
+    lines += ["", f"The 90% interval contains {validation.coverage:.1%} of the held-out times."]
     if validation.tile_agreement is not None:
         lines.append(
             f"The predicted tile agrees with the kernel name in {validation.tile_agreement:.1%} of "
@@ -144,30 +144,26 @@ def advice_text(worth: AdviceValue, measured: Mapping[int, MeasuredValue] | None
         _line(f"  {_RULES.get(name, name)}", f"{regret:.2%}")
         for name, regret in worth.regret.items()
     ]
-    lines += [
-        (
-            f"Pad queries, following the {_RULES.get(name, name)}: {pad.moved:,} of "
-            f"{counted(worth.pads, 'shape')} were padded. The mean gain is {pad.gain:.2%} (best "
-            f"possible: {worth.hindsight:.2%}), and the 95th percentile of the loss is "
-            f"{pad.loss_p95:.1%}. This rule pads {pad.found:.0%} of the shapes that could gain at "
-            "least 5%."
+    for name, padding in worth.padding.items():
+        lines.append(
+            f"Pad queries, following the {_RULES.get(name, name)}: {padding.moved:,} of "
+            f"{counted(worth.pads, 'shape')} were padded. The mean gain is {padding.gain:.2%} "
+            f"(best possible: {worth.hindsight:.2%}), and the 95th percentile of the loss is "
+            f"{padding.loss_p95:.1%}. This rule pads {padding.found:.0%} of the shapes that could "
+            "gain at least 5%."
         )
-        for name, pad in worth.padding.items()
-    ]
     if worth.overclaimed is not None:
         lines.append(
             f"{worth.overclaimed:.0%} of the advised changes gained less than the lower end of the "
             "claimed interval."
         )
-    lines += [
-        (
-            f"With the best {'candidate' if count == 1 else f'{count} candidates'} measured, the "
-            f"mean regret of choose queries is {value.choose_regret:.2%}. The mean gain of pad "
-            f"queries is {value.pad_gain:.2%}, and the 95th percentile of their loss is "
-            f"{value.pad_loss_p95:.1%}."
+    for count, value in (measured or {}).items():
+        candidates = "candidate" if count == 1 else f"{count} candidates"
+        lines.append(
+            f"With the best {candidates} measured, the mean regret of choose queries is "
+            f"{value.choose_regret:.2%}. The mean gain of pad queries is {value.pad_gain:.2%}, and "
+            f"the 95th percentile of their loss is {value.pad_loss_p95:.1%}."
         )
-        for count, value in (measured or {}).items()
-    ]
     return "\n".join(lines)
 
 
