@@ -51,14 +51,15 @@ def list_command(
     rows: list[dict[str, Any]] = []
     for name, implementation in implementations().items():
         for op in implementation.ops:
-            reasons = {
+            # For each dtype, the reason why it is not supported, or None if it is.
+            refusals = {
                 dtype: implementation.supports(_plain_problem(op, dtype), machine)
                 for dtype in TIMED_DTYPES
             }
-            supported = [dtype for dtype, reason in reasons.items() if reason is None]
+            supported = [dtype for dtype, refusal in refusals.items() if refusal is None]
             # Every machine computes fp32, so the reason for fp32 holds for the implementation as a
             # whole.
-            reason = None if supported else reasons["fp32"]
+            reason = None if supported else refusals["fp32"]
             rows.append({"implementation": name, "op": op, "supports": supported, "reason": reason})
     if json:
         print_json(rows)
@@ -200,11 +201,12 @@ def compile_command(
     rows = compile_rows(arch or ARCHES, every, names, show)
     if json:
         print_json([asdict(row) for row in rows])
+    document = compile_markdown(rows)
     if write is not None:
-        write.write_text(compile_markdown(rows), encoding="utf-8")
+        write.write_text(document, encoding="utf-8")
     failures = [row for row in rows if not row.ok]
     note(f"{counted(len(rows), 'kernel')} compiled; {len(failures):,} with a problem.")
-    differences = [] if recorded is None else differing_cells(recorded, compile_markdown(rows))
+    differences = [] if recorded is None else differing_cells(recorded, document)
     for line in differences:
         note(
             f"{line}. To accept the changes, run: "
@@ -230,7 +232,20 @@ def _plain_problem(op: str, dtype: str) -> Workload:
     if op == "gemm":
         return Gemm(1024, 1024, 1024, dtype)
     if op == "conv":
-        return Conv(8, 64, 28, 28, 64, 3, 3, (1, 1), (1, 1), (1, 1), 1, dtype)
+        return Conv(
+            n=8,
+            c=64,
+            h=28,
+            w=28,
+            kout=64,
+            r=3,
+            s=3,
+            stride=(1, 1),
+            padding=(1, 1),
+            dilation=(1, 1),
+            groups=1,
+            dtype=dtype,
+        )
     if op == "lstm":
         return Lstm(steps=16, minibatch=64, hidden=1024, features=1024, dtype=dtype)
     if op in SERIES:

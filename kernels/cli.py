@@ -17,6 +17,7 @@ from kernels.common.errors import UserError
 from kernels.common.program import needs_extra
 from kernels.problem import Conv, Gemm, Problem
 
+_SHOWN_CHARACTERS = 40  # longest part of a wrong time that an error message repeats
 _MAX_SECONDS = 365 * 24 * 3600.0  # longest time that an option accepts: one year
 
 GemmOption = Annotated[
@@ -62,10 +63,12 @@ def parse_seconds(text: str | None, option: str = "budget") -> float | None:
     if not text:
         return None
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([smh]?)", text)
-    # A string of more than 40 characters is refused here, because the message about times above a
-    # year repeats the whole text.
-    if match is None or len(text) > 40 or not float(match.group(1)):
-        raise UserError(f"--{option} is {text[:40]!r}; give a time such as 90s, 10m or 2h.")
+    # A longer text is refused here, because the message about times above a year repeats the whole
+    # text.
+    is_too_long = len(text) > _SHOWN_CHARACTERS
+    if match is None or is_too_long or float(match.group(1)) == 0:
+        shown = text[:_SHOWN_CHARACTERS]
+        raise UserError(f"--{option} is {shown!r}; give a time such as 90s, 10m or 2h.")
     number, unit = match.groups()
     seconds = float(number) * {"": 1, "s": 1, "m": 60, "h": 3600}[unit]
     if seconds > _MAX_SECONDS:

@@ -49,12 +49,13 @@ class Config:
         """Parse the text that :meth:`__str__` writes; keys that are left out keep their default.
 
         Raises:
-            UserError: if a key is not known, or its value is neither a whole number nor on or off.
+            UserError: if the text is empty, a key is not known, or a value is neither a whole
+                number nor on or off.
         """
         field_names = [f.name for f in fields(cls)]  # type: ignore[arg-type]
         values: dict[str, int | bool] = {}
-        for part in text.split(";"):
-            key, _, word = part.partition("=")
+        for setting in text.split(";"):
+            key, _, word = setting.partition("=")
             if key not in field_names:
                 raise UserError(f"config key {key!r} is not known; {nearest(key, field_names)}")
             if word in ("on", "off"):
@@ -319,10 +320,10 @@ def tile_efficiency(m: Any, n: Any, bm: Any, bn: Any) -> Any:
 
 
 def tail_efficiency(tiles: Any, slots: Any) -> Any:
-    """Return the share of slots, over all waves, that a tile fills; at most 1.
+    """Return the share of the slots of all waves that have a tile to compute; at most 1.
 
-    ``slots`` is the number of tiles in a full wave. The share is below 1 if the last wave leaves
-    slots idle.
+    ``tiles`` is the number of tiles, and ``slots`` the number of tiles in a full wave. The share is
+    below 1 if the last wave leaves slots idle.
     """
     return tiles / (ceil_div(tiles, slots) * slots)
 

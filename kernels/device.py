@@ -154,14 +154,14 @@ def _is_built_for(capability: tuple[int, int], arches: list[str]) -> bool:
     if not arches:  # the architectures are not known, so assume that it runs
         return True
     for arch in arches:
-        kind, _, number = arch.partition("_")
+        kind, _, digits = arch.partition("_")
         # The last digit is the minor version: sm_120 is 12.0.
-        match = re.match(r"(\d+)(\d)", number)
+        match = re.match(r"(\d+)(\d)", digits)
         if match is None:
             continue
-        built = int(match.group(1)), int(match.group(2))
-        same_major = built[0] == capability[0]
-        if built <= capability and (kind == "compute" or same_major):
+        built_for = int(match.group(1)), int(match.group(2))
+        same_major = built_for[0] == capability[0]
+        if built_for <= capability and (kind == "compute" or same_major):
             return True
     return False
 

@@ -183,66 +183,73 @@ def machine_of_arch(arch: str) -> Machine:
 @functools.cache
 def _slug_of_device_name() -> dict[str, str]:
     """Return the slugs in machines.toml, by the device name that a GPU's driver reports."""
+    slugs: dict[str, str] = {}
     with _whole_table() as table:
-        return {
-            name: slug
-            for slug, entry in table.items()
-            if slug != "sources"
-            for name in entry["device_names"]
-        }
+        table.pop("sources", None)  # the only entry that is not a machine
+        for slug, entry in table.items():
+            for name in entry["device_names"]:
+                slugs[name] = slug
+    return slugs
 
 
 def slug_of_device(name: str) -> str:
     """Return the slug of a GPU, given the name that its driver reports.
 
-    If ``machines.toml`` does not list the name, the slug is made from the name.
+    If ``machines.toml`` does not list the name, the slug is made from the name. A name without
+    letters and digits gives ``unnamed-gpu``.
     """
-    return _slug_of_device_name().get(name) or _dashes(name) or "unnamed-gpu"
+    listed_slug = _slug_of_device_name().get(name)
+    if listed_slug:
+        return listed_slug
+    return _dashes(name) or "unnamed-gpu"
 
 
 def _inherited(table: Mapping[str, Any], slug: str) -> dict[str, Any]:
     """Return a slug's entry, completed with the facts of the entry that its key ``like`` names."""
     entry = dict(table[slug])
-    if "like" in entry:
-        base = _inherited(table, entry.pop("like"))
-        entry = {**base, **entry, "tflops": {**base["tflops"], **entry.get("tflops", {})}}
-    return entry
+    if "like" not in entry:
+        return entry
+    base = _inherited(table, entry.pop("like"))
+    # The rates are merged dtype by dtype, because an entry may state only those that differ.
+    tflops = {**base["tflops"], **entry.get("tflops", {})}
+    return {**base, **entry, "tflops": tflops}
 
 
 def _from_entry(slug: str, entry: Mapping[str, Any], sources: Mapping[str, str]) -> Machine:
     """Create a machine from its entry in machines.toml.
 
-    A fact that has a source is a pair: its value, and the key of its source in ``sources``.
+    A fact that has a source is a pair: its value, and the key of its source in ``sources``. The
+    file has the bandwidth in GB/s and peaks in TFLOP/s; the units of sizes are parts of their keys.
     """
-    values: dict[str, Any] = {}
+    facts: dict[str, Any] = {}
     citations: dict[str, str] = {}
     for key, fact in entry.items():
         if key in ("device_names", "tflops"):  # these two are read below
             continue
         if isinstance(fact, list):
-            values[key], source = fact
+            facts[key], source = fact
             citations[key] = sources[source]
         else:
-            values[key] = fact
+            facts[key] = fact
     peaks: dict[str, float] = {}
     for dtype, (tflops, source) in entry["tflops"].items():
         peaks[dtype] = tflops * 1e12
         citations[f"peak {dtype}"] = sources[source]
-    major, minor = values["capability"].split(".")
+    major, minor = facts["capability"].split(".")
     return Machine(
         slug=slug,
         name=entry["device_names"][0],
         kind="gpu",
-        generation=values["generation"],
+        generation=facts["generation"],
         capability=(int(major), int(minor)),
-        sms=values["sms"],
-        tensor_mhz=values["tensor_mhz"],
-        boost_mhz=values["boost_mhz"],
-        bandwidth=values["bandwidth"] * 1e9,
-        l2_bytes=values["l2_mib"] << 20,
-        shared_sm_bytes=values["shared_sm_kib"] << 10,
-        shared_cta_bytes=values["shared_cta_kib"] << 10,
-        memory_bytes=int(values["memory_gb"] * 1e9),
+        sms=facts["sms"],
+        tensor_mhz=facts["tensor_mhz"],
+        boost_mhz=facts["boost_mhz"],
+        bandwidth=facts["bandwidth"] * 1e9,
+        l2_bytes=facts["l2_mib"] << 20,
+        shared_sm_bytes=facts["shared_sm_kib"] << 10,
+        shared_cta_bytes=facts["shared_cta_kib"] << 10,
+        memory_bytes=int(facts["memory_gb"] * 1e9),
         peaks=peaks,
         sources=citations,
     )
@@ -448,16 +455,22 @@ def cpu_threads() -> int:
 
 
 def usable_cores(cpuinfo: str | None = None) -> int:
-    """Count the physical cores that this process may use, within its container's CPU quota."""
+    """Count the physical cores that this process may use, within its container's CPU quota.
+
+    The count is at least 1, and a fraction of a core in the quota is rounded up.
+
+    Args:
+        cpuinfo: text of Linux's ``/proc/cpuinfo``; None reads the file of this machine.
+    """
     usable = _usable_processors()
     text = _cpuinfo() if cpuinfo is None else cpuinfo
     # The text has a block of lines for each logical processor. Processors of the same core have the
     # same physical id and core id.
     cores = set()
     for block in text.split("\n\n"):
-        numbers = dict(re.findall(r"^([\w ]+?)\s*:\s*(\d+)$", block, re.MULTILINE))
-        if int(numbers.get("processor", -1)) in usable and "core id" in numbers:
-            cores.add((numbers.get("physical id"), numbers["core id"]))
+        ids = dict(re.findall(r"^([\w ]+?)\s*:\s*(\d+)$", block, re.MULTILINE))
+        if int(ids.get("processor", -1)) in usable and "core id" in ids:
+            cores.add((ids.get("physical id"), ids["core id"]))
     # If the system does not describe cores, each logical processor counts as one.
     count = len(cores) or len(usable)
     return max(1, math.ceil(min(count, _quota_cores())))
@@ -477,6 +490,7 @@ def _usable_processors() -> set[int]:
 
 def _quota_cores() -> float:
     """Return how many cores the container's CPU quota allows; infinity if there is no quota."""
+    # The file may be missing, and without a quota its first word is "max".
     with suppress(OSError, ValueError):
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
         return int(quota) / int(period)

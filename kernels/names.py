@@ -104,28 +104,37 @@ _CLUSTER = re.compile(r"nvjet_\w*?_\d+x\d+_\d+x\d+_(\d+)x(\d+)_")
 def read_name(name: str) -> KernelName:
     """Return the facts in a kernel's name, which is spelled as a profiler prints it."""
     # 1. Recognise the kind and the library by the first pattern that matches.
-    low = name.lower()
-    kind = next((kind for kind, pattern in _KIND_PATTERNS if re.search(pattern, low)), "other")
-    library = next((lib for lib, pattern in _LIBRARY_PATTERNS if re.search(pattern, low)), None)
+    lowered = name.lower()
+    kind = _first_match(_KIND_PATTERNS, lowered) or "other"
+    library = _first_match(_LIBRARY_PATTERNS, lowered)
     # 2. Read the other facts. Tile, stages, split of K and Tensor Cores are read only for the kinds
     # of kernels that can have them.
     multiplies = kind in ("gemm", "conv", "winograd", "fft", "attention", "gemv")
-    tile, depth = _tile(low) if kind in ("gemm", "conv", "winograd", "fft") else (None, None)
-    stage_matches = (pattern.search(low) for pattern in _STAGES)
-    stages = next((int(match.group(1)) for match in stage_matches if match), None)
-    cluster = _CLUSTER.search(low)
-    align = re.search(r"_align(\d+)", low)
+    tile: tuple[int, int] | None = None
+    depth: int | None = None
+    if kind in ("gemm", "conv", "winograd", "fft"):
+        tile, depth = _tile(lowered)
+    cluster = _CLUSTER.search(lowered)
+    align = re.search(r"_align(\d+)", lowered)
     return KernelName(
         kind=kind,
         library=library,
         tile=tile,
         depth=depth,
-        stages=stages if multiplies else None,
+        stages=_stages(lowered) if multiplies else None,
         cluster=(int(cluster.group(1)), int(cluster.group(2))) if cluster else None,
-        split_k=_split_k(low) if multiplies else None,
+        split_k=_split_k(lowered) if multiplies else None,
         alignment=int(align.group(1)) if align else None,
-        tensor_cores=_tensor_cores(low) if multiplies and library not in _CPU else None,
+        tensor_cores=_tensor_cores(lowered) if multiplies and library not in _CPU else None,
     )
+
+
+def _first_match(patterns: Sequence[tuple[str, str]], lowered: str) -> str | None:
+    """Return the word of the first (word, pattern) that a lower-case name matches, or None."""
+    for word, pattern in patterns:
+        if re.search(pattern, lowered):
+            return word
+    return None
 
 
 def conv_algorithm(kernels: Sequence[str]) -> str:
@@ -145,48 +154,61 @@ def conv_algorithm(kernels: Sequence[str]) -> str:
     """
     kinds = {read_name(name).kind for name in kernels}
     if "winograd" in kinds:
-        low = " ".join(kernels).lower()
-        has_large_tile = re.search(r"winograd_nonfused|winogradforward\w*4x4", low)
+        all_names = " ".join(kernels).lower()
+        has_large_tile = re.search(r"winograd_nonfused|winogradforward\w*4x4", all_names)
         return "winograd-4x4" if has_large_tile else "winograd-2x2"
     if "fft" in kinds:
         return "fft"
     return "implicit-gemm" if kinds & {"conv", "gemm"} else ""
 
 
-def _tile(low: str) -> tuple[tuple[int, int] | None, int | None]:
-    """Return a kernel's tile and its K elements per step, as far as the name shows them."""
+def _tile(lowered: str) -> tuple[tuple[int, int] | None, int | None]:
+    """Return a kernel's tile and its K elements per step; None for what the name does not show.
+
+    Like the functions below, it reads the name in lower case.
+    """
     tile: tuple[int, int] | None = None
     depth: int | None = None
     for pattern in _TILES:
-        match = pattern.search(low)
+        match = pattern.search(lowered)
         if match is None:
             continue
         numbers = [int(number) for number in match.groups()]
         # A pattern gives only the depth, only the tile, or both. The first pattern that gives a
         # fact decides it.
         if "depth" in pattern.groupindex:
-            depth = depth or numbers[0]
+            if not depth:
+                depth = numbers[0]
         elif tile is None:
             tile = numbers[0], numbers[1]
-            if len(numbers) > 2:
-                depth = depth or numbers[2]
+            if len(numbers) > 2 and not depth:
+                depth = numbers[2]
     return tile, depth
 
 
-def _split_k(low: str) -> bool | None:
+def _stages(lowered: str) -> int | None:
+    """Return a kernel's number of pipeline stages; None if its name does not show it."""
+    for pattern in _STAGES:
+        match = pattern.search(lowered)
+        if match is not None:
+            return int(match.group(1))
+    return None
+
+
+def _split_k(lowered: str) -> bool | None:
     """Return whether a kernel splits K; None if its name does not show it."""
-    if "splitk" in low:
+    if "splitk" in lowered:
         return True
     # An nvjet kernel that splits K says so in its name.
-    return False if "nvjet" in low else None
+    return False if "nvjet" in lowered else None
 
 
-def _tensor_cores(low: str) -> bool | None:
+def _tensor_cores(lowered: str) -> bool | None:
     """Return whether a kernel uses Tensor Cores; None if its name does not show it."""
     # The name of an xmma kernel lists its types. Only kernels that multiply by plain FMAs have ffma
     # in their names. All other xmma kernels use Tensor Cores.
-    if "xmma" in low:
-        return "ffma" not in low
-    if _TENSOR_CORES.search(low):
+    if "xmma" in lowered:
+        return "ffma" not in lowered
+    if _TENSOR_CORES.search(lowered):
         return True
-    return False if _NO_TENSOR_CORES.search(low) else None
+    return False if _NO_TENSOR_CORES.search(lowered) else None

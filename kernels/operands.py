@@ -46,10 +46,10 @@ def _without_offset(problem: Workload, storage: Storage) -> tuple[int, int, int]
         counts = []
         for rows, columns, letter in _matrices(problem):
             stored_rows, row_length = _stored(rows, columns, letter)
-            leading: int = ceil_div(row_length, storage.ld_multiple) * storage.ld_multiple
-            counts.append(problem.batch * stored_rows * leading)
-        a, b, c = counts
-        return a, b, c
+            row_stride = _row_stride(row_length, storage.ld_multiple)
+            counts.append(problem.batch * stored_rows * row_stride)
+        count_a, count_b, count_out = counts
+        return count_a, count_b, count_out
     if isinstance(problem, Operation):
         return problem.operand_elements
     # The pass decides which two tensors it reads and which one it writes.
@@ -63,21 +63,21 @@ def view_operands(
     """View three flat tensors as operands; :func:`element_counts` gives the tensors' sizes."""
     a, b, out = a[storage.offset :], b[storage.offset :], out[storage.offset :]
     if isinstance(problem, Gemm):
-        views = (
-            _matrix(flat, *matrix, problem.batch, storage.ld_multiple)
-            for flat, matrix in zip((a, b, out), _matrices(problem), strict=True)
-        )
-        return Operands(*views)
+        matrices = [
+            _matrix(flat, rows, columns, letter, problem.batch, storage.ld_multiple)
+            for flat, (rows, columns, letter) in zip((a, b, out), _matrices(problem), strict=True)
+        ]
+        return Operands(*matrices)
     if isinstance(problem, Operation):
         return _view_operation(problem, a, b, out)
     shapes = conv_shapes(problem)
     # The letters name the convolution's tensors that are the two operands and the result.
     names = {"fprop": "xwy", "dgrad": "ywx", "wgrad": "xyw"}[problem.pass_]
-    views = (
+    images = [
         _image(flat, shapes[name], problem.layout)
         for flat, name in zip((a, b, out), names, strict=True)
-    )
-    return Operands(*views)
+    ]
+    return Operands(*images)
 
 
 def _view_operation(operation: Operation, a: Tensor, b: Tensor, out: Tensor) -> Operands:
@@ -89,9 +89,11 @@ def _view_operation(operation: Operation, a: Tensor, b: Tensor, out: Tensor) -> 
         return Operands(image, b.view(2, -1), result)  # one row of scales, and one of shifts
     if isinstance(operation, Series):
         count, m, n, k = operation.count, operation.m, operation.n, operation.k
-        projections = operation.op == "projections"
-        x = a.view(m, k) if projections else a.view(count, m, k)
-        weights = b.view(count, n, k) if projections else b.view(n, k)
+        # Projections share one input, and timesteps share one weight.
+        if operation.op == "projections":
+            x, weights = a.view(m, k), b.view(count, n, k)
+        else:
+            x, weights = a.view(count, m, k), b.view(n, k)
         return Operands(x, weights, out.view(count, m, n))
     lstm = operation
     return Operands(
@@ -141,13 +143,28 @@ def _stored(rows: int, columns: int, letter: str) -> tuple[int, int]:
     return (rows, columns) if letter == "n" else (columns, rows)
 
 
+def _row_stride(row_length: int, ld_multiple: int) -> int:
+    """Return the elements from one stored row to the next: a row and, if needed, a gap."""
+    multiples: int = ceil_div(row_length, ld_multiple)
+    return multiples * ld_multiple
+
+
 def _matrix(
     flat: Tensor, rows: int, columns: int, letter: str, batch: int, ld_multiple: int
 ) -> Tensor:
-    """View flat memory as a matrix (rows, columns), or a batch of them, without the gaps."""
+    """View flat memory as a matrix (rows, columns), or a batch of them, without the gaps.
+
+    Args:
+        flat: the memory, with gaps, in one dimension.
+        rows: rows of the logical matrix.
+        columns: columns of the logical matrix.
+        letter: letter of the layout: ``n`` if rows are stored contiguously, ``t`` if columns are.
+        batch: number of matrices. The view of a single matrix has no batch dimension.
+        ld_multiple: number of elements of which the distance between stored rows is a multiple.
+    """
     stored_rows, row_length = _stored(rows, columns, letter)
-    leading: int = ceil_div(row_length, ld_multiple) * ld_multiple
-    shape = (batch, stored_rows, leading) if batch > 1 else (stored_rows, leading)
+    row_stride = _row_stride(row_length, ld_multiple)
+    shape = (batch, stored_rows, row_stride) if batch > 1 else (stored_rows, row_stride)
     matrix = flat.view(shape)[..., :row_length]
     return matrix if letter == "n" else matrix.transpose(-1, -2)
 

@@ -53,7 +53,15 @@ def check_size(value: int, what: str) -> None:
 def check_positive(problem: object, names: tuple[str, ...]) -> None:
     """Refuse sizes that are not whole numbers from 1 to :data:`LARGEST_SIZE`.
 
-    NumPy integers are replaced by Python integers, which do not overflow.
+    The problem is changed in place: its NumPy integers are replaced by Python integers, which do
+    not overflow.
+
+    Args:
+        problem: a dataclass with sizes, which may be frozen.
+        names: names of the fields to check.
+
+    Raises:
+        UserError: if a field is not such a number.
     """
     for name in names:
         value = getattr(problem, name)

@@ -8,4 +8,6 @@ def counted(count: int, singular: str, plural: str = "") -> str:
 
     If ``plural`` is empty, the plural is the singular with an ``s``.
     """
-    return f"{count:,} {singular if count == 1 else plural or singular + 's'}"
+    if count == 1:
+        return f"{count:,} {singular}"
+    return f"{count:,} {plural or f'{singular}s'}"

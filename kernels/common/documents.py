@@ -14,7 +14,7 @@ Keys that a shape does not name are ignored.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,13 +74,21 @@ def misfit(value: Any, shape: Any, where: str = "it") -> str:
         if not isinstance(value, list | tuple):
             return f"{where} is {_shown(value)}, not a list"
         faults = (misfit(item, shape[0], f"{where}[{i}]") for i, item in enumerate(value))
-        return next(filter(None, faults), "")
+        return _first(faults)
     if not isinstance(value, dict):
         return f"{where} is {_shown(value)}, not a mapping"
     if isinstance(shape, Each):
         faults = (misfit(item, shape.shape, f"{where}.{key}") for key, item in value.items())
-        return next(filter(None, faults), "")
+        return _first(faults)
     return _misfit_of_keys(value, shape, where)
+
+
+def _first(faults: Iterable[str]) -> str:
+    """Return the first text that is not empty, or "" if all are; later texts are not made."""
+    for fault in faults:
+        if fault:
+            return fault
+    return ""
 
 
 def _misfit_of_keys(value: Mapping[str, Any], shape: Mapping[str, Any], where: str) -> str:

@@ -24,6 +24,7 @@ INSTRUCTIONS = (
 BULK_COPY = "complete_tx::bytes"
 """Text that occurs in a TMA copy into shared memory, and nowhere else."""
 
+_WARP_THREADS = 32
 _PATTERN = dict(INSTRUCTIONS)
 _BLOCK = re.compile(r"^\$L__(BB\d+_\d+):(.*)$")
 _FALL_THROUGH = re.compile(r"^// %bb\.\d+:(.*)$")
@@ -65,6 +66,7 @@ def inner_loop(ptx: str, warps: int) -> InnerLoop:
         warps: number of warps that multiply; in a specialised kernel, those of one consumer group,
             because each group has a separate loop.
     """
+    # The first family that occurs is preferred to the others, so it is the one that multiplies.
     instruction = next((name for name, pattern in INSTRUCTIONS if re.search(pattern, ptx)), "")
     constants = {name: int(value) for name, value in _CONSTANT.findall(ptx)}
     products, copied = 0, 0
@@ -74,10 +76,12 @@ def inner_loop(ptx: str, warps: int) -> InnerLoop:
         products += _products(loop, instruction, warps, constants)
         # A thread copies to shared memory (cp.async), or it loads a vector of values (ld.global).
         thread_bytes = [int(size, 16) for size in _CP_ASYNC.findall(text)]
-        thread_bytes += [int(n or 1) * int(bits) // 8 for n, bits in _LOAD.findall(text)]
+        for vector_length, element_bits in _LOAD.findall(text):
+            # A load without a vector length, such as ``.v4``, reads one value.
+            thread_bytes.append(int(vector_length or 1) * int(element_bits) // 8)
         # A barrier announces how many bytes TMA will bring, for one block or for several.
         bulk_bytes = [int(size) for size in _BULK.findall(text)]
-        copied += sum(bulk_bytes) + 32 * warps * sum(thread_bytes)
+        copied += sum(bulk_bytes) + _WARP_THREADS * warps * sum(thread_bytes)
         copy_widths += thread_bytes
         if bulk_bytes:
             copy_widths.append(sum(bulk_bytes) // text.count(BULK_COPY))
@@ -91,14 +95,15 @@ def _products(loop: Iterable[str], instruction: str, warps: int, constants: dict
         if not instruction or not re.search(_PATTERN[instruction], line):
             continue
         if instruction == "fma":
-            total += 32 * warps * (2 if "f32x2" in line else 1)
+            total += _WARP_THREADS * warps * (2 if "f32x2" in line else 1)
         elif instruction == "tcgen05":
             match = _TENSOR_CORE_5.search(line)
             if match:
                 kind, register = match.groups()
                 # The instruction descriptor has N / 8 from bit 17 and M / 16 from bit 24.
                 descriptor = constants[register]
-                n, m = (descriptor >> 17 & 0x3F) * 8, (descriptor >> 24 & 0x1F) * 16
+                n = (descriptor >> 17 & 0x3F) * 8
+                m = (descriptor >> 24 & 0x1F) * 16
                 k = 8 if kind == "tf32" else 16  # the elements in 32 bytes of an operand
                 total += m * n * k
         else:
@@ -118,11 +123,15 @@ def _loops(ptx: str) -> list[list[str]]:
     # LLVM's notes on a block are comments in the block's first line and in the lines after it. They
     # say that the block is the header of a loop, or they name the header of the loop around it.
     loop_header = ""  # header of the innermost loop around the current line, or empty
-    label, notes, in_notes = "", "", False
+    label = ""  # label of the current block; empty if no branch leads to it
+    notes = ""  # LLVM's notes on the current block, as far as they were read
+    in_notes = False  # whether the current line belongs to the notes
     for line in ptx.splitlines():
         block = _BLOCK.match(line)
         if block or _FALL_THROUGH.match(line):
-            label, notes, in_notes = block.group(1) if block else "", line, True
+            label = block.group(1) if block else ""
+            notes = line
+            in_notes = True
         elif in_notes and line.lstrip().startswith("//"):
             notes += line
         else:

@@ -167,19 +167,27 @@ def compile_rows(
 def _jobs(arch: str, every_candidate: bool) -> list[_Job]:
     """Return the calls to compile for an architecture; see :func:`compile_rows`."""
     machine = machine_of_arch(arch)
-    families = [f for f in all_implementations().values() if isinstance(f, TritonFamily)]
+    families = [
+        implementation
+        for implementation in all_implementations().values()
+        if isinstance(implementation, TritonFamily)
+    ]
     jobs = []
     for family, alignment in itertools.product(families, (_ALIGNED, _MISALIGNED)):
+        problems: list[Problem] = []
         for op in family.ops:
-            for problem in _gemms(alignment) if op == "gemm" else _convs(alignment):
-                if family.refusal(problem) is not None:
-                    continue
-                # The first config is the one that would be chosen.
-                configs = family.configs(problem, machine, every_candidate)
-                for rank, config in enumerate(configs if every_candidate else configs[:1]):
-                    if isinstance(config, TileConfig):
-                        chosen = rank == 0
-                        jobs.append(_Job(family.name, config, problem, alignment, arch, chosen))
+            problems += _gemms(alignment) if op == "gemm" else _convs(alignment)
+        for problem in problems:
+            if family.refusal(problem) is not None:
+                continue
+            configs = family.configs(problem, machine, every_candidate)
+            # The first config is the one that would be chosen.
+            if not every_candidate:
+                configs = configs[:1]
+            for rank, config in enumerate(configs):
+                if isinstance(config, TileConfig):
+                    chosen = rank == 0
+                    jobs.append(_Job(family.name, config, problem, alignment, arch, chosen))
     return jobs
 
 
@@ -194,10 +202,24 @@ def _gemms(alignment: int) -> list[Problem]:
 
 def _convs(alignment: int) -> list[Problem]:
     """Return all passes of a ResNet's 3 × 3 convolution, with one channel fewer if misaligned."""
-    c = _CONV_CHANNELS if alignment == _ALIGNED else _CONV_CHANNELS - 1
-    sizes = (32, c, _CONV_SIZE, _CONV_SIZE, c, 3, 3)
+    channels = _CONV_CHANNELS if alignment == _ALIGNED else _CONV_CHANNELS - 1
     return [
-        Conv(*sizes, (1, 1), (1, 1), (1, 1), 1, dtype, "nhwc", pass_)
+        Conv(
+            n=32,
+            c=channels,
+            h=_CONV_SIZE,
+            w=_CONV_SIZE,
+            kout=channels,
+            r=3,
+            s=3,
+            stride=(1, 1),
+            padding=(1, 1),
+            dilation=(1, 1),
+            groups=1,
+            dtype=dtype,
+            layout="nhwc",
+            pass_=pass_,
+        )
         for dtype, pass_ in itertools.product(TIMED_DTYPES, PASSES)
     ]
 
@@ -398,12 +420,16 @@ def _complaints(job: _Job, machine: Machine, facts: _Facts) -> list[str]:
     if getattr(job.config, "specialize", False) and not facts.moves_registers:
         complaints.append("the kernel has no specialised warps.")
     if job.alignment == _ALIGNED:
-        work = (("computes", "multiply-adds"), ("copies", "bytes"))
-        for (verb, noun), share in zip(work, _loop_shares(job, facts.loop), strict=True):
-            if not math.isclose(share, 1, rel_tol=_SLACK):
-                complaints.append(
-                    f"the inner loop {verb} {share:.2f} times the {noun} that the tile needs."
-                )
+        products, copied = _loop_shares(job, facts.loop)
+        if not math.isclose(products, 1, rel_tol=_SLACK):
+            complaints.append(
+                f"the inner loop computes {products:.2f} times the multiply-adds that the tile "
+                "needs."
+            )
+        if not math.isclose(copied, 1, rel_tol=_SLACK):
+            complaints.append(
+                f"the inner loop copies {copied:.2f} times the bytes that the tile needs."
+            )
     return complaints
 
 

@@ -56,6 +56,7 @@ def compile_markdown(rows: Sequence[CompileRow]) -> str:
 
 def _family_table(rows: Sequence[CompileRow], arches: Sequence[str]) -> list[str]:
     """Return the lines of one family's table: a line for each dtype and alignment of operands."""
+    # The rows of each cell, by the line's dtype and alignment, and then by architecture.
     cells: dict[tuple[str, int], dict[str, list[CompileRow]]] = {}
     for row in rows:
         by_arch = cells.setdefault((row.dtype, row.alignment), {})
@@ -103,18 +104,21 @@ def _cell(rows: Sequence[CompileRow]) -> str:
     """Return the text of the cell for all rows of a dtype, alignment and architecture."""
     if not rows:
         return "–"
+    # A row whose compilation failed has no matrix instruction.
     instruction = ", ".join(dict.fromkeys(row.mma or "failed" for row in rows))
+    registers = max(row.registers for row in rows)
     spilled = max(row.spill_bytes for row in rows)
     spills = f", {spilled} B spilled" if spilled else ""
     narrowest = min(row.copy_bytes for row in rows)
+    # A thread copies at most 16 bytes, so a wider copy is a whole block that TMA copies.
     copies = "TMA" if narrowest > WIDE_BYTES else f"{narrowest} B"
-    shared = max(row.shared_bytes for row in rows) / 1024
+    shared_kib = max(row.shared_bytes for row in rows) / 1024
     longest_loop = max(rows, key=lambda row: row.instructions)
     waits = ", waits" if any(row.waits_for_all for row in rows) else ""
     launches = max(row.launches for row in rows)
     kernel_count = f", {launches} kernels" if launches > 1 else ""
     return (
-        f"{instruction} {max(row.registers for row in rows)}{spills}<br>{copies}, {shared:.0f} KiB"
+        f"{instruction} {registers}{spills}<br>{copies}, {shared_kib:.0f} KiB"
         f"<br>{longest_loop.instructions}:{longest_loop.matrix}{waits}{kernel_count}"
     )
 

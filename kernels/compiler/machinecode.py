@@ -138,18 +138,24 @@ def _best_path(loop: Sequence[_Line], begin: int, labels: dict[str, int]) -> Loo
     The best path has the most matrix instructions. Among paths with equally many, the shortest
     is the best. Backward branches inside the loop are ignored: they repeat a wait for a barrier, or
     belong to another loop. If no path reaches the last line, :data:`NO_LOOP` is returned.
+
+    Args:
+        loop: lines of the loop.
+        begin: position of the loop's first line in the whole code.
+        labels: for each label, the position in the whole code of the instruction after it.
     """
     # The list holds the best path to each line, without that line, or None if no path reaches it.
     best: list[_Path | None] = [None] * len(loop)
     best[0] = _Path(0, 0, 0)
     for position, line in enumerate(loop):
-        path = best[position]
-        if path is None:
+        before = best[position]
+        if before is None:
             continue
-        path = _Path(path.matrix + line.matrix, path.minus_lines - 1, path.waits + line.waits)
+        path = _Path(before.matrix + line.matrix, before.minus_lines - 1, before.waits + line.waits)
         if position == len(loop) - 1:
             return LoopCode(-path.minus_lines, path.matrix, path.waits > 0)
         next_positions = [position + 1] if line.falls_through else []
+        # A line that does not branch gets a negative target, which is never ahead.
         target = labels.get(line.target, -1) - begin
         if target > position:
             next_positions.append(target)

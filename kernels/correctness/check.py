@@ -62,8 +62,11 @@ class CheckRow:
 
 
 def check_all(names: Iterable[str], problems: Iterable[Problem], device: Device) -> list[CheckRow]:
-    """Check each named implementation on each problem; a failure is reported as a row."""
-    names, problems = list(names), list(problems)
+    """Check each named implementation on each problem; a failure is reported as a row.
+
+    The rows are in the order of the problems, with all implementations of one problem together.
+    """
+    names, problems = list(names), list(problems)  # both are iterated several times
     make_current(device.gpu)
     if device.gpu is not None:
         for name in names:

@@ -83,21 +83,21 @@ def remainders(
     if isinstance(problem, Layer | Lstm):
         return None
     signs = _signs(seed, sets[0].a.device)
-    # The number of multiplications per element is an average, because the pixels of a strided
-    # gradient do not all have the same number.
-    length = problem.flops / 2 / sets[0].out.numel()
+    # Number of products that are added to one element of the result. It is an average, because the
+    # pixels of a strided gradient do not all have the same number.
+    terms = problem.flops / 2 / sets[0].out.numel()
     largest_squares: list[Tensor] = []  # all tensors together have one number for each set
     with library_settings("fp32", LibraryConfig()), torch.no_grad():
         if isinstance(problem, Conv):
             for operands, result in zip(sets, results, strict=True):
-                variance = length * _mean_square(operands.a) * _mean_square(operands.b)
+                variance = terms * _mean_square(operands.a) * _mean_square(operands.b)
                 sides = _tested_sides(_conv_sides(problem, operands, result), side)
                 per_side = [_remainder(tested, signs, variance).amax() for tested in sides]
                 largest_squares.append(torch.stack(per_side).amax(0, keepdim=True))
         else:
-            for part in _stackable_slices(sets):
-                a, b, y = _stack_sets(problem, sets[part], results[part])
-                variance = length * _mean_square(a, (-2, -1)) * _mean_square(b, (-2, -1))
+            for stacked in _stackable_slices(sets):
+                a, b, y = _stack_sets(problem, sets[stacked], results[stacked])
+                variance = terms * _mean_square(a, (-2, -1)) * _mean_square(b, (-2, -1))
                 # The columns of Y = A·B are summed, or those of its transpose Yᵀ = Bᵀ·Aᵀ.
                 sides = [
                     _Side(torch.matmul, a, b, y, folded_axis=-1, result_axis=-1, cut=-2),
@@ -137,8 +137,12 @@ def _tested_sides(sides: list[_Side], only: int | None) -> list[_Side]:
     A sum over one element would compute the whole result again. If ``only`` is 0 or 1, a single one
     of these sides is returned; None selects all of them.
     """
-    sides = [side for side in sides if side.folded.shape[side.folded_axis] > 1] or sides[:1]
-    return sides if only is None else [sides[only % len(sides)]]
+    useful = [side for side in sides if side.folded.shape[side.folded_axis] > 1]
+    if not useful:
+        useful = sides[:1]
+    if only is None:
+        return useful
+    return [useful[only % len(useful)]]  # if there is only one useful side, both numbers mean it
 
 
 def _remainder(side: _Side, signs: Tensor, variance: Tensor) -> Tensor:
@@ -194,19 +198,20 @@ def _signed_sums(tensor: Tensor, axis: int, signs: Tensor) -> Tensor:
     cube = stored.reshape(math.prod(outer), -1, math.prod(inner))
     # A sum needs at most as many vectors as it has terms. With a single term, for example, every
     # sign gives the same square.
-    signs = signs[:, : cube.shape[1]]
+    needed_signs = signs[:, : cube.shape[1]]
     # 2. Sum each block of the axis.
-    blocks = []
+    block_sums = []
     for block in cube.split(_BLOCK, 1):
         # Cut along the longer of the two other axes, because the summed axis must stay whole.
-        longest = 0 if len(block) > block.shape[2] else 2
-        weights = signs[: block.shape[1]]
+        cut_axis = 0 if len(block) > block.shape[2] else 2
+        weights = needed_signs[: block.shape[1]]
         sums = [
             _sum_block(part.float(), weights)
-            for part in block.split(_positions_at_once(block, longest), longest)
+            for part in block.split(_positions_at_once(block, cut_axis), cut_axis)
         ]
-        blocks.append(torch.cat(sums, longest))
-    folded = torch.cat(blocks, 1).reshape(*outer, -1, *inner)
+        block_sums.append(torch.cat(sums, cut_axis))
+    # The sums of all blocks and vectors take the place of the axis.
+    folded = torch.cat(block_sums, 1).reshape(*outer, -1, *inner)
     # 3. Restore the logical order of the axes.
     return folded.permute([order.index(i) for i in range(tensor.dim())])
 
@@ -256,11 +261,14 @@ def _stack_sets(
     y = _stacked(results)
     if isinstance(problem, Series):
         b = b.mT  # weights are stored (n, k)
-        # The operand that all GEMMs of a set share is one matrix, which is expanded to all of them.
-        a = a.unsqueeze(1) if a.dim() == 3 else a
-        b = b.unsqueeze(1) if b.dim() == 3 else b
-        shape = (len(a), problem.count, -1, -1)
-        a, b = a.expand(shape), b.expand(shape)
+        # The operand that all GEMMs of a set share is one matrix (sets, rows, columns), which is
+        # expanded to (sets, count, rows, columns) without a copy.
+        if a.dim() == 3:
+            a = a.unsqueeze(1)
+        if b.dim() == 3:
+            b = b.unsqueeze(1)
+        one_per_gemm = (len(a), problem.count, -1, -1)
+        a, b = a.expand(one_per_gemm), b.expand(one_per_gemm)
     return a, b, y
 
 
@@ -275,8 +283,8 @@ def _conv_sides(conv: Conv, operands: Operands, result: Tensor) -> list[_Side]:
     A filter gradient has no images, so it is summed over both of its channel axes. Summed
     channels are viewed as (groups, channels per group), so that no sum mixes groups.
     """
-    sides = {"fprop": _fprop_sides, "dgrad": _dgrad_sides, "wgrad": _wgrad_sides}[conv.pass_]
-    return sides(conv, operands.a, operands.b, result)
+    sides_of_pass = {"fprop": _fprop_sides, "dgrad": _dgrad_sides, "wgrad": _wgrad_sides}
+    return sides_of_pass[conv.pass_](conv, operands.a, operands.b, result)
 
 
 def _grouped(conv: Conv, tensor: Tensor, axis: int) -> Tensor:
@@ -292,11 +300,15 @@ def _fprop_sides(conv: Conv, x: Tensor, w: Tensor, y: Tensor) -> list[_Side]:
         """Return the output (n, groups, channels, p, q) for filters (groups, channels, …)."""
         return _grouped(conv, conv2d(x, w.flatten(0, 1), None, *geometry), 1)
 
-    # The second side keeps the filter, so its arguments are in the other order.
-    w, y = _grouped(conv, w, 0), _grouped(conv, y, 1)
+    def forward_of_filter(w: Tensor, x: Tensor) -> Tensor:
+        """Return the same as ``forward``; the side that keeps the filter passes it first."""
+        return forward(x, w)
+
+    filters = _grouped(conv, w, 0)  # (groups, channels, …)
+    output = _grouped(conv, y, 1)  # (n, groups, channels, p, q)
     return [
-        _Side(forward, x, w, y, folded_axis=1, result_axis=2),
-        _Side(lambda w, x: forward(x, w), w, x, y, folded_axis=0, result_axis=0, cut=None),
+        _Side(forward, x, filters, output, folded_axis=1, result_axis=2),
+        _Side(forward_of_filter, filters, x, output, folded_axis=0, result_axis=0, cut=None),
     ]
 
 
@@ -309,11 +321,14 @@ def _dgrad_sides(conv: Conv, dy: Tensor, w: Tensor, dx: Tensor) -> list[_Side]:
         size = (len(dy), conv.groups * w.shape[1], conv.h, conv.w)
         return _grouped(conv, conv2d_input(size, w, dy, *geometry), 1)
 
-    # The second side keeps the filter, so its arguments are in the other order.
-    dx = _grouped(conv, dx, 1)
+    def backward_of_filter(w: Tensor, dy: Tensor) -> Tensor:
+        """Return the same as ``backward``; the side that keeps the filter passes it first."""
+        return backward(dy, w)
+
+    gradient = _grouped(conv, dx, 1)  # (n, groups, channels, h, w)
     return [
-        _Side(backward, dy, w, dx, folded_axis=1, result_axis=2),
-        _Side(lambda w, dy: backward(dy, w), w, dy, dx, folded_axis=0, result_axis=0, cut=None),
+        _Side(backward, dy, w, gradient, folded_axis=1, result_axis=2),
+        _Side(backward_of_filter, w, dy, gradient, folded_axis=0, result_axis=0, cut=None),
     ]
 
 

@@ -51,7 +51,14 @@ class CheckResult:
 
 
 def check(problem: Workload, operands: Operands, result: Tensor, seed: int = 0) -> CheckResult:
-    """Compare sampled entries of a result with float64 arithmetic on the same operands."""
+    """Compare sampled entries of a result with float64 arithmetic on the same operands.
+
+    Args:
+        problem: the workload that was computed.
+        operands: the operands that were read.
+        result: the result, with the problem's logical shape.
+        seed: seed that decides which entries are compared.
+    """
     rng = np.random.default_rng(seed)
     if isinstance(problem, Gemm):
         actual, expected = _gemm(problem, operands, result, rng)
@@ -113,13 +120,13 @@ def _series(
 
     Both have the shape (count, sampled rows, sampled columns).
     """
-    shape = (series.count, -1, -1)  # the shared operand is expanded to one matrix per GEMM
-    a, w = operands.a, operands.b  # (m, k) or (count, m, k); (count, n, k) or (n, k)
-    b = w.transpose(-1, -2)
+    a = operands.a  # (m, k) if all GEMMs share it, else (count, m, k)
+    b = operands.b.transpose(-1, -2)  # (k, n) if all GEMMs share it, else (count, k, n)
     rows = _sample_indices(rng, series.m, _ROWS, a.device)
     columns = _sample_indices(rng, series.n, _COLUMNS, a.device)
-    a_rows = a[..., rows, :].double().expand(*shape)
-    b_columns = b[..., columns].double().expand(*shape)
+    # The shared operand is expanded to one matrix per GEMM.
+    a_rows = a[..., rows, :].double().expand(series.count, -1, -1)
+    b_columns = b[..., columns].double().expand(series.count, -1, -1)
     return result[:, rows][..., columns], torch.bmm(a_rows, b_columns)
 
 
@@ -159,9 +166,10 @@ def _layer(
 def _normalised(x: Tensor, over: tuple[int, ...], parameters: Tensor) -> Tensor:
     """Normalise (n, c, h, w) to mean 0 and variance 1, then scale and shift each channel.
 
-    Mean and variance are taken over the axes ``over``.
+    Mean and variance are taken over the axes ``over``. The rows of ``parameters`` (2, c) are the
+    scale and the shift of each channel.
     """
-    scale, shift = parameters[:, None, :, None, None]
+    scale, shift = parameters[:, None, :, None, None]  # each (1, c, 1, 1)
     centred = x - x.mean(over, keepdim=True)
     variance = centred.square().mean(over, keepdim=True)
     return centred / (variance + 1e-5).sqrt() * scale + shift  # PyTorch adds 1e-5 by default
@@ -214,8 +222,15 @@ def _readers(
 def _gather(image: Tensor, n: Tensor, h: Tensor, w: Tensor, valid: Tensor) -> Tensor:
     """Return image[n, :, h, w] in float64 as (L, R, S, C).
 
-    L counts sampled pixels, R × S the taps and C the channels. ``n`` is (L,), ``h`` is (L, R) and
-    ``w`` is (L, S). The values are zero where ``valid`` is False, and outside the image.
+    L counts sampled pixels, R × S the taps and C the channels. The values are zero where ``valid``
+    is False, and outside the image.
+
+    Args:
+        image: tensor (N, C, H, W).
+        n: number of the image that each pixel reads (L,).
+        h: row that each tap reads (L, R).
+        w: column that each tap reads (L, S).
+        valid: whether each tap reads at all (L, R, S), or one value for all of them (1,).
     """
     inside_h = (h >= 0) & (h < image.shape[2])
     inside_w = (w >= 0) & (w < image.shape[3])
@@ -249,8 +264,11 @@ def _by_group(channels: Tensor, per_group: int, compute: Callable[[int, Tensor],
     ``compute`` gets the group's number and its channels. ``channels`` must be sorted, so that the
     results are in the same order.
     """
-    groups = channels // per_group
-    results = [compute(int(g), channels[groups == g]) for g in groups.unique(sorted=True)]
+    group_of_channel = channels // per_group
+    results = [
+        compute(int(group), channels[group_of_channel == group])
+        for group in group_of_channel.unique(sorted=True)
+    ]
     return torch.cat(results, dim=-1)
 
 
@@ -262,7 +280,8 @@ def _fprop(
     Both have the shape (sampled pixels, sampled channels).
     """
     x, w = operands.a, operands.b
-    n, p, q = _pixels(rng, (problem.n, problem.p, problem.q), x.device)
+    n, p, q = _pixels(rng, (problem.n, problem.p, problem.q), x.device)  # of output pixels
+    # Along each axis, the geometry is (stride, padding, dilation).
     vertical, horizontal = zip(problem.stride, problem.padding, problem.dilation, strict=True)
     rows_read = _taps(p, problem.r, *vertical)
     columns_read = _taps(q, problem.s, *horizontal)
@@ -272,6 +291,7 @@ def _fprop(
     per_group = problem.c // problem.groups
 
     def outputs(group: int, group_kouts: Tensor) -> Tensor:
+        """Return the outputs (sampled pixels, channels) of a group's output channels."""
         patch = patches[..., group * per_group : (group + 1) * per_group]
         return torch.einsum("lrsc,kcrs->lk", patch, w[group_kouts].double())
 
@@ -287,7 +307,9 @@ def _dgrad(
     Both have the shape (sampled pixels, sampled channels).
     """
     dy, w = operands.a, operands.b
+    # Sample input pixels, and find the output pixel (p, q) that reads each of them with each tap.
     n, rows, columns = _pixels(rng, (problem.n, problem.h, problem.w), dy.device)
+    # Along each axis, the geometry is (stride, padding, dilation).
     vertical, horizontal = zip(problem.stride, problem.padding, problem.dilation, strict=True)
     p, is_row_read = _readers(rows, problem.r, *vertical)
     q, is_column_read = _readers(columns, problem.s, *horizontal)
@@ -296,6 +318,7 @@ def _dgrad(
     c_per_group, kout_per_group = problem.c // problem.groups, problem.kout // problem.groups
 
     def gradients(group: int, group_channels: Tensor) -> Tensor:
+        """Return the gradients (sampled pixels, channels) of a group's input channels."""
         kouts = slice(group * kout_per_group, (group + 1) * kout_per_group)
         # A filter has only the channels of its group, so they are counted from the group's first.
         filters = w[kouts][:, group_channels - group * c_per_group].double()
@@ -317,9 +340,11 @@ def _wgrad(
     kouts = _sample_indices(rng, problem.kout, _TAPS, x.device)
     _, c_per_group, _, _ = conv_shapes(problem)["w"]
     entries = _sample_indices(rng, c_per_group * problem.r * problem.s, _TAPS, x.device)
-    c, tap = entries // (problem.r * problem.s), entries % (problem.r * problem.s)
-    r, s = tap // problem.s, tap % problem.s
+    entry_c = entries // (problem.r * problem.s)
+    tap = entries % (problem.r * problem.s)
+    entry_r, entry_s = tap // problem.s, tap % problem.s
     # 2. Find the input rows (P, R) and columns (Q, S) that each output reads through each tap.
+    # Along each axis, the geometry is (stride, padding, dilation).
     vertical, horizontal = zip(problem.stride, problem.padding, problem.dilation, strict=True)
     rows_read = _taps(torch.arange(problem.p, device=x.device), problem.r, *vertical)
     columns_read = _taps(torch.arange(problem.q, device=x.device), problem.s, *horizontal)
@@ -327,16 +352,17 @@ def _wgrad(
     expected = torch.empty(len(kouts), len(entries), dtype=torch.float64, device=x.device)
     kout_groups = kouts // (problem.kout // problem.groups)
     for i in range(len(entries)):
-        rows, columns = rows_read[:, r[i]], columns_read[:, s[i]]
+        rows, columns = rows_read[:, entry_r[i]], columns_read[:, entry_s[i]]
         is_row = (rows >= 0) & (rows < problem.h)
         is_column = (columns >= 0) & (columns < problem.w)
         is_inside = is_row[:, None] & is_column[None, :]
         for group in kout_groups.unique():
             in_group = kout_groups == group
-            channel = x[:, group * c_per_group + c[i]]
-            pixels = channel[:, rows.clamp(0, problem.h - 1)]
+            images = x[:, group * c_per_group + entry_c[i]]  # one channel (n, h, w)
+            # A position outside is read at the image's edge, and then multiplied by zero.
+            pixels = images[:, rows.clamp(0, problem.h - 1)]
             pixels = pixels[:, :, columns.clamp(0, problem.w - 1)]
             expected[in_group, i] = torch.einsum(
                 "npq,nkpq->k", pixels.double() * is_inside, dy[:, kouts[in_group]].double()
             )
-    return result[kouts[:, None], c[None], r[None], s[None]], expected
+    return result[kouts[:, None], entry_c[None], entry_r[None], entry_s[None]], expected

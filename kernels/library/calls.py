@@ -114,27 +114,28 @@ def series_call(series: Series, sets: Sequence[Operands], fused: bool) -> Call:
     """Return a call that computes the GEMMs of a series one by one, or as one fused GEMM.
 
     Its result is (count, m, n) in both cases. If projections are fused, the call returns a view of
-    the fused result (m, count·n).
+    the fused result (m, count·n). Projections have one input (m, k) and weights (count, n, k);
+    timesteps have inputs (count, m, k) and one weight (n, k).
     """
     count, m, n = series.count, series.m, series.n
     if not fused:
 
-        def one_by_one(i: int) -> Tensor:
-            x, w, out = sets[i]
-            for index in range(count):
-                a, b = (x, w[index]) if series.op == "projections" else (x[index], w)
-                torch.mm(a, b.T, out=out[index])
+        def one_by_one(index: int) -> Tensor:
+            x, w, out = sets[index]
+            for number in range(count):
+                a, b = (x, w[number]) if series.op == "projections" else (x[number], w)
+                torch.mm(a, b.T, out=out[number])
             return out
 
         return one_by_one
 
-    def projections(i: int) -> Tensor:
-        x, w, out = sets[i]
+    def projections(index: int) -> Tensor:
+        x, w, out = sets[index]
         torch.mm(x, w.view(count * n, -1).T, out=out.view(m, count * n))
         return out.view(m, count, n).transpose(0, 1)
 
-    def timesteps(i: int) -> Tensor:
-        x, w, out = sets[i]
+    def timesteps(index: int) -> Tensor:
+        x, w, out = sets[index]
         torch.mm(x.view(count * m, -1), w.T, out=out.view(count * m, n))
         return out
 
@@ -166,14 +167,18 @@ def lstm_call(lstm: Lstm, sets: Sequence[Operands]) -> Call:
     return call
 
 
-def graph_captured(call: Call, sets: int) -> Call:
+def graph_captured(call: Call, set_count: int) -> Call:
     """Return a call that replays a set's launches from a CUDA graph, captured once for each set.
+
+    Args:
+        call: the call to capture.
+        set_count: number of operand sets.
 
     Raises:
         RuntimeError: if the machine has no GPU, or PyTorch cannot capture the call.
     """
     graphs = []
-    for index in range(sets):
+    for index in range(set_count):
         side_stream = torch.cuda.Stream()
         side_stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side_stream):
@@ -184,8 +189,8 @@ def graph_captured(call: Call, sets: int) -> Call:
             result = call(index)
         graphs.append((graph, result))
 
-    def replay(i: int) -> Tensor:
-        graph, result = graphs[i]
+    def replay(index: int) -> Tensor:
+        graph, result = graphs[index]
         graph.replay()
         return result
 

@@ -226,7 +226,9 @@ def _cpu_libraries() -> list[Library]:
     fast_bf16 = has_onednn and torch.ops.mkldnn._is_mkldnn_bf16_supported()
     # 2. Collect the dtypes of each library's operations.
     gemms = ("gemm", *SERIES)
-    by_name: dict[str, dict[str, tuple[str, ...]]] = {blas: dict.fromkeys(gemms, ("fp32",))}
+    # The dtypes, by the library's name and then by operation.
+    served: dict[str, dict[str, tuple[str, ...]]] = {blas: dict.fromkeys(gemms, ("fp32",))}
+    # Each line has operations, a dtype, and whether oneDNN computes them in place of ATen.
     for ops, dtype, in_onednn in (
         (gemms, "bf16", fast_bf16),
         (("conv", "lstm"), "fp32", has_onednn),
@@ -234,7 +236,7 @@ def _cpu_libraries() -> list[Library]:
         (LAYERS, "fp32", False),
         (LAYERS, "bf16", False),
     ):
-        serves = by_name.setdefault("onednn" if in_onednn else "aten", {})
+        dtypes_by_op = served.setdefault("onednn" if in_onednn else "aten", {})
         for op in ops:
-            serves[op] = (*serves.get(op, ()), dtype)
-    return [Library(name, "cpu", serves) for name, serves in by_name.items()]
+            dtypes_by_op[op] = (*dtypes_by_op.get(op, ()), dtype)
+    return [Library(name, "cpu", dtypes_by_op) for name, dtypes_by_op in served.items()]
