@@ -33,6 +33,7 @@ _SHIPPED = Path(__file__).parents[2] / "kernels" / "timemodel" / "attention.json
 _MAX_DECODE_QUERIES = 16  # A call with more queries per sequence does not count as decoding.
 _MIN_DECODE_RATIO = 8  # A call with fewer keys per query does not count as decoding.
 _DTYPES = ("bf16", "fp16")
+_FEWEST_CALLS = 10  # Fewer calls leave one or none to judge the fit on.
 
 Fits = Mapping[str, Mapping[str, AttentionFit]]
 """Fits for attention by framework, then by kind of call: ``context``, ``full`` or ``decode``."""
@@ -245,7 +246,7 @@ def fit_tables(
 ) -> dict[str, dict[str, AttentionFit]]:
     """Fit each table of attention times, and return the fits by framework and kind of call.
 
-    A table without a call in bf16 has no fit.
+    A table with fewer than ten calls in bf16 has no fit.
 
     Args:
         tables: tables of one machine, at most one for each framework and kind of call.
@@ -254,7 +255,7 @@ def fit_tables(
     fits: dict[str, dict[str, AttentionFit]] = {}
     for table in tables:
         shapes, seconds = read_calls(table)
-        if not len(seconds):
+        if len(seconds) < _FEWEST_CALLS:
             continue
         measured = machine or known_machine(table.slug)
         fit = AttentionFit.from_times(shapes, seconds, table.kind, measured)

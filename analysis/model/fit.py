@@ -300,8 +300,8 @@ class Fit:
         # ``residual`` and ``offsets`` are None if the fit has no such trees, and stay None.
         converted = {
             "constants": Constants.from_json(data["constants"]),
-            "residual": residual and Residual.from_json(residual),
-            "offsets": offsets and Offsets.from_json(offsets),
+            "residual": None if residual is None else Residual.from_json(residual),
+            "offsets": None if offsets is None else Offsets.from_json(offsets),
             "groups": {name: (below, above) for name, (below, above) in groups.items()},
             "shift": Shift.from_json(data["shift"]) if data.get("shift") else Shift(),
         }

@@ -270,7 +270,9 @@ def _compile(job: _Job) -> CompileRow:
         facts = _family_facts(job)
         complaints = _complaints(job, machine, facts)
     except Exception as error:  # the row reports the failure, and the other rows are still compiled
-        complaints = [f"{type(error).__name__}: {str(error).strip().splitlines()[-1]}"]
+        # The last line of a compiler's message says what is wrong. An assertion may have none.
+        lines = str(error).strip().splitlines()
+        complaints = [": ".join([type(error).__name__, *lines[-1:]])]
     problem, loop = job.problem, facts.loop
     products, copied = _loop_shares(job, loop)
     operation = problem.pass_ if isinstance(problem, Conv) else problem.op

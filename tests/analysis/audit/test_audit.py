@@ -78,6 +78,22 @@ def test_the_step_is_the_sum_of_its_lines(gpt2: Captured, h100: Basis) -> None:
     assert account.step_us - without.step_us == pytest.approx(optimizer.time_us)
 
 
+def test_the_shares_by_role_add_up_if_a_module_has_an_unknown_name(
+    gpt2: Captured, h100: Basis
+) -> None:
+    account = account_of(gpt2, Runtime(), h100)
+    assert sum(account.by_role.values()) == pytest.approx(account.step_us)
+    lines = [
+        replace(line, product=replace(line.product, role="other"))
+        if line.product.role == "head"
+        else line
+        for line in account.lines
+    ]
+    renamed = replace(account, lines=lines)
+    assert sum(renamed.by_role.values()) == pytest.approx(account.step_us)
+    assert "head" not in renamed.by_role
+
+
 def test_products_that_share_an_input_may_be_one(llama: Captured, h100: Basis) -> None:
     apart = Runtime().products(llama)
     fused = Runtime(fuse=("qkv", "gate_up")).products(llama)

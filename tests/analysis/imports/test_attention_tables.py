@@ -30,5 +30,6 @@ def test_only_calls_in_bf16_are_read(tmp_path: Path, dtypes: list[str], calls: i
     assert len(seconds) == len(shapes.batch) == calls
 
 
-def test_a_table_without_a_call_in_bf16_has_no_fit(tmp_path: Path) -> None:
-    assert fit_tables([table(tmp_path, ["fp8"])]) == {}
+@pytest.mark.parametrize("dtypes", [["fp8"], ["bfloat16"], ["bfloat16"] * 9])
+def test_a_table_with_few_calls_in_bf16_has_no_fit(tmp_path: Path, dtypes: list[str]) -> None:
+    assert fit_tables([table(tmp_path, dtypes)]) == {}

@@ -243,6 +243,9 @@ def test_a_fit_of_an_older_file_is_read_and_one_whose_interval_has_no_width_is_r
     assert (again.low, again.high) == (-0.1, 0.2)
     with pytest.raises(ValueError, match="the interval is empty"):
         Fit.from_json({**text, "low": 0.0, "high": 0.0})
+    for trees in ("residual", "offsets"):
+        with pytest.raises((KeyError, ValueError)):
+            Fit.from_json({**text, trees: {}})
 
 
 @pytest.mark.parametrize("slug", sorted(known_machines()))
