@@ -168,12 +168,12 @@ def _slow_sentence(
     if in_spread:
         count = int(np.isfinite(speeds.kinds[speeds.overall].log).sum())
         sentences.append(
-            f"With a spread of {speeds.spread:.1%} between GPUs, one of {count} GPUs may well be "
+            f"With the fleet's spread of {speeds.spread:.1%}, one of {count} devices may well be "
             "this slow."
         )
     elif in_spread is False:
         sentences.append(
-            f"The fleet's spread of {speeds.spread:.1%} between GPUs does not explain the slowness."
+            f"The fleet's spread of {speeds.spread:.1%} does not explain the slowness."
         )
     return " ".join(sentences)
 
@@ -245,7 +245,7 @@ def _not_slow_sentence(
     if not has_enough_devices or not speeds.overall:
         if throttling:
             return f"{throttling}."
-        return f"There are too few other GPUs to compare {name} with."
+        return f"There are too few others to compare {name} with."
     overall = speeds.kinds[speeds.overall]
     if not math.isfinite(overall.half[i]):
         comparison = (

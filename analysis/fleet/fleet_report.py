@@ -40,6 +40,11 @@ class FleetReport:
     verdicts: tuple[DeviceVerdict, ...]
 
     @property
+    def noun(self) -> str:
+        """What the sentences call a device. On a CPU, each worker's share of it is a device."""
+        return "GPU" if self.anchors.recording.machine.kind == "gpu" else "worker"
+
+    @property
     def slowest_first(self) -> list[int]:
         """Positions of the devices, the slowest first; devices without a speed come last."""
         if not self.speeds.overall:
@@ -158,26 +163,29 @@ def findings(report: FleetReport) -> list[str]:
     speeds, count = report.speeds, len(report.verdicts)
     sentences = []
     if count == 1:
-        sentences.append("There is only one GPU, so it cannot be compared with others.")
+        sentences.append(f"There is only one {report.noun}, so it cannot be compared with others.")
     elif count < MIN_GPUS:
         sentences += _pair_sentences(report)
     elif speeds.overall:
         sentences.append(_summary_sentence(report))
     sentences += _slow_node_sentences(report)
-    sentences += _interference_sentences(speeds.interference, count)
+    sentences += _interference_sentences(speeds.interference, count, report.noun)
     nodes_with_turns = report.anchors.recording.run.get("turns", [])
-    return [*sentences, *_turns_sentences(nodes_with_turns)]
+    return [*sentences, *_turns_sentences(nodes_with_turns, report.noun)]
 
 
-def _turns_sentences(nodes: Sequence[int]) -> Iterator[str]:
-    """Yield a sentence that names the nodes whose GPUs took turns; nothing if there are none."""
+def _turns_sentences(nodes: Sequence[int], noun: str) -> Iterator[str]:
+    """Yield a sentence that names the nodes whose GPUs took turns; nothing if there are none.
+
+    ``noun`` is what the sentence calls a device (:attr:`FleetReport.noun`).
+    """
     if nodes:
-        noun = "node" if len(nodes) == 1 else "nodes"
+        where = "node" if len(nodes) == 1 else "nodes"
         listed = ", ".join(map(str, nodes[:_LISTED_NODES]))
         more = f" and {len(nodes) - _LISTED_NODES} more" if len(nodes) > _LISTED_NODES else ""
         yield (
-            f"The run's anchors showed that the GPUs of {noun} {listed}{more} slow each other "
-            "down. These GPUs took turns, so each time was measured while one GPU worked."
+            f"The run's anchors showed that the {noun}s of {where} {listed}{more} slow each other "
+            f"down. These {noun}s took turns, so each time was measured while one {noun} worked."
         )
 
 
@@ -188,10 +196,11 @@ def _summary_sentence(report: FleetReport) -> str:
     spread = ""
     if not math.isnan(speeds.spread):
         spread = (
-            f" GPUs differ by {speeds.spread:.1%} in {KIND_WORDS[speeds.overall]} (standard "
-            "deviation between GPUs, without measurement noise)."
+            f" The {report.noun}s differ by {speeds.spread:.1%} in {KIND_WORDS[speeds.overall]} "
+            "(standard deviation, without measurement noise)."
         )
-    clause = f"{counts[SLOW]} of {count} GPUs {'is' if counts[SLOW] == 1 else 'are'} slow"
+    verb = "is" if counts[SLOW] == 1 else "are"
+    clause = f"{counts[SLOW]} of {count} {report.noun}s {verb} slow"
     return f"{clause}: significantly more than {100 * report.margin:.3g}% below the median.{spread}"
 
 
@@ -216,7 +225,7 @@ def _pair_sentences(report: FleetReport) -> list[str]:
         return [f"{slower_name} and {faster_name} do not differ significantly in {kind}."]
     return [
         f"{slower_name} is {1 - ratio:.1%} slower than {faster_name} in {kind} ({least:.1%} to "
-        f"{most:.1%}); with only two GPUs, it is unknown which GPU is normal."
+        f"{most:.1%}); with only two {report.noun}s, it is unknown which {report.noun} is normal."
     ]
 
 
@@ -232,22 +241,28 @@ def _slow_node_sentences(report: FleetReport) -> Iterator[str]:
         return
     for node, verdicts in verdicts_of_node.items():
         if len(verdicts) > 1 and all(verdict == SLOW for verdict in verdicts):
-            yield f"All {len(verdicts)} GPUs of node {node} are slow, which points to the node."
+            yield (
+                f"All {len(verdicts)} {report.noun}s of node {node} are slow, which points to the "
+                "node."
+            )
 
 
-def _interference_sentences(interference: Sequence[Interference], count: int) -> list[str]:
+def _interference_sentences(
+    interference: Sequence[Interference], count: int, noun: str
+) -> list[str]:
     """Say whether the GPUs of a node slow each other down.
 
     Args:
         interference: slowdown on each node whose anchors were timed in both phases.
         count: number of GPUs; a single GPU has no sentence.
+        noun: what the sentences call a device (:attr:`FleetReport.noun`).
     """
     if not interference and count == 1:
         return []
     if not interference:
         return [
-            "GPUs were not timed both alone and together on any node, so it is unknown whether "
-            "they slow each other down."
+            f"No node's {noun}s were timed both alone and together, so it is unknown whether they "
+            "slow each other down."
         ]
     # 1. Say which nodes are slowed, and by how much in which kinds of anchor.
     sentences: list[str] = []
@@ -262,7 +277,8 @@ def _interference_sentences(interference: Sequence[Interference], count: int) ->
         where = "the node" if len(interference) == 1 else f"node {node_change.node}"
         if slowed:
             sentences.append(
-                f"While all GPUs of {where} work, these anchors take longer: {', '.join(slowed)}."
+                f"While all {noun}s of {where} work, these anchors take longer: "
+                f"{', '.join(slowed)}."
             )
         else:
             undisturbed.append(node_change)
@@ -278,8 +294,8 @@ def _interference_sentences(interference: Sequence[Interference], count: int) ->
             where = f"{len(undisturbed)} of {len(interference)} nodes"
         ratio = float(np.median([node_change.all.ratio for node_change in undisturbed]))
         sentences.append(
-            f"Working in parallel does not significantly slow the GPUs of {where} by more than 1%: "
-            f"anchors take {ratio:.3f} times as long as when one GPU works at a time."
+            f"Working in parallel does not significantly slow the {noun}s of {where} by more than "
+            f"1%: anchors take {ratio:.3f} times as long as when one {noun} works at a time."
         )
     return sentences
 
@@ -287,11 +303,11 @@ def _interference_sentences(interference: Sequence[Interference], count: int) ->
 def report_text(report: FleetReport) -> str:
     """Return human-readable text: a table of GPUs, the slowest first, then sentences about them."""
     recording, speeds = report.anchors.recording, report.speeds
-    gpus = counted(len(report.verdicts), "GPU")
+    devices = counted(len(report.verdicts), report.noun)
     nodes = counted(len({device.node for device in report.anchors.fleet.devices}), "node")
     anchors = counted(len(report.anchors.fleet.kinds), "anchor")
     date = recording.run["run"][:10]
-    lines = [f"{recording.machine.name}: {gpus} of {nodes}, {anchors}, measured {date}"]
+    lines = [f"{recording.machine.name}: {devices} of {nodes}, {anchors}, measured {date}"]
     if speeds.overall:
         lines += [
             f"speed: relative to the fleet's median in {KIND_WORDS[speeds.overall]}, with its "
@@ -305,7 +321,7 @@ def report_text(report: FleetReport) -> str:
     notable.sort(key=lambda verdict: VERDICTS.index(verdict.verdict))
     lines += ["", *(f"• {verdict.sentence}" for verdict in notable[:_LISTED])]
     if len(notable) > _LISTED:
-        more = counted(len(notable) - _LISTED, "more GPU")
+        more = counted(len(notable) - _LISTED, f"more {report.noun}")
         verb = "is" if len(notable) == _LISTED + 1 else "are"
         lines.append(f"• {more} {verb} slow or throttled; fleet.json lists them all.")
     return "\n".join([*lines, *(f"• {finding}" for finding in findings(report))])
@@ -340,7 +356,7 @@ def _table(report: FleetReport) -> Iterator[str]:
         speed_range = ""
         if len(speeds_of_others):
             speed_range = f", from {speeds_of_others.min():.1%} to {speeds_of_others.max():.1%}"
-        yield f"… and {counted(len(unlisted), 'more GPU')}{speed_range}"
+        yield f"… and {counted(len(unlisted), f'more {report.noun}')}{speed_range}"
 
 
 def _percent(value: float) -> str:

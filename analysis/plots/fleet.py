@@ -42,13 +42,13 @@ def fleet_title(report: FleetReport) -> str:
     if not slow:
         spread = report.speeds.spread  # NaN in a small fleet
         difference = "" if np.isnan(spread) else f": they differ by {spread:.1%}"
-        return f"None of {count} GPUs is clearly slow{difference}"
+        return f"None of {count} {report.noun}s is clearly slow{difference}"
     unexplained = sum(not verdict.explained for verdict in slow)
     if len(slow) > 1:
         reasons = "all for known reasons"
         if unexplained:
             reasons = f"{unexplained} of them for an unknown reason"
-        return f"{len(slow)} of {count} GPUs are slow, {reasons}"
+        return f"{len(slow)} of {count} {report.noun}s are slow, {reasons}"
     (gpu,) = slow
     # The GPU may be slow in several kinds of anchor. The title is about the first of them.
     kind = gpu.slow[0]
@@ -85,7 +85,7 @@ def draw_fleet(report: FleetReport) -> Figure | None:
     all_axes[0].vlines(ranks, low, high, color=NEUTRAL, linewidth=0.9, alpha=0.6)
     _points(report, all_axes[0], order, ranks)
     all_axes[0].set(
-        xlabel="GPUs, slowest first",
+        xlabel=f"{report.noun}s, slowest first",
         xlim=(0, len(order) + 1),
         ylabel=f"speed in {KIND_WORDS[speeds.overall]}, relative to the median",
     )

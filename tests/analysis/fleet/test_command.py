@@ -154,6 +154,16 @@ def test_of_one_gpu_there_is_nothing_to_compare(tmp_path: Path) -> None:
     assert (gpu["speed"], gpu["verdict"]) == (None, "ordinary")
 
 
+def test_workers_of_a_cpu_are_not_called_gpus(tmp_path: Path) -> None:
+    gpus = make_report(record_fleet(tmp_path / "x", simulate(Setting(2, 2), 0)[0]), 0.05)
+    recording = gpus.anchors.recording
+    on_cpu = replace(recording, machine=replace(recording.machine, kind="cpu"))
+    workers = replace(gpus, anchors=replace(gpus.anchors, recording=on_cpu))
+    assert "4 GPUs of 2 nodes" in report_text(gpus)
+    assert "4 workers of 2 nodes" in report_text(workers)
+    assert not any("GPU" in sentence for sentence in findings(workers))
+
+
 def test_two_gpus_are_compared_with_each_other(tmp_path: Path) -> None:
     fleet, _ = simulate(Setting(1, 2, bad=0.09), 0)
     sentence = findings(make_report(record_fleet(tmp_path / "x", fleet), 0.05))[0]

@@ -163,7 +163,7 @@ def test_what_is_ordinary_for_the_spread_is_said() -> None:
     assert narrow.in_spread is False
     assert "spread of" in narrow.sentence
     slow = [v for v in judge(fleet, fleet_speeds(fleet), 0.02) if v.verdict == SLOW]
-    assert any(v.in_spread and "GPUs may well be this slow" in v.sentence for v in slow)
+    assert any(v.in_spread and "devices may well be this slow" in v.sentence for v in slow)
     few = changed(COMPUTE, setting=Setting(1, 7))
     assert judge(few, fleet_speeds(few), MARGIN)[I].in_spread is None
 
@@ -173,7 +173,7 @@ def test_of_fewer_than_three_nobody_is_slow(count: int) -> None:
     fleet, _ = simulate(Setting(1, count, bad=0.3), 0)
     verdicts = judge(fleet, fleet_speeds(fleet), MARGIN)
     assert {verdict.verdict for verdict in verdicts} == {ORDINARY}
-    assert "too few other GPUs" in verdicts[0].sentence
+    assert "too few others" in verdicts[0].sentence
 
 
 def test_names() -> None:
