@@ -167,7 +167,7 @@ def _advise_among(
     # 1. Choose the best size. Position 0 is the problem itself.
     options, frame = candidates
     problem = options[0]
-    fit = model.fit(group_of(library, problem))
+    fit = model.fit_of(group_of(library, problem))
     choices = weigh(problem, options, frame, fit, measured, question)
     best = best_choice(choices)
     is_other_size = best > 0

@@ -77,7 +77,7 @@ def times_of(problems: Sequence[Problem], basis: Basis) -> list[dict[str, Any]]:
     rows = []
     for problem, library, row in zip(problems, libraries, frame.to_dict("records"), strict=True):
         measured_time = measured.times_of(problem).get(library)
-        fit = basis.model.fit(group_of(library, problem))
+        fit = basis.model.fit_of(group_of(library, problem))
         if measured_time is None:
             answer = _predicted_time(row)
         else:

@@ -102,7 +102,7 @@ def trial_among(
         others: other implementations that can compute the original problem.
     """
     problem = options[0]
-    fit = model.fit(group_of(library, problem))
+    fit = model.fit_of(group_of(library, problem))
     choices = weigh(problem, options, frame, fit, measured, question)
     if any(choice.evidence == CONFIRMED for choice in choices):
         return None

@@ -297,7 +297,7 @@ def _problem_line(
     else:
         source = answer["basis"]
         # The factors for sums were fitted to measured shapes, so they hold only for similar ones.
-        fit = basis.model.fit(group_of(basis.library(problem), problem))
+        fit = basis.model.fit_of(group_of(basis.library(problem), problem))
         if fit.has_like(problem):
             in_sums = (fit.sum_low, fit.sum_high)
     return AccountLine(
@@ -400,6 +400,6 @@ def reached_bandwidth(basis: Basis) -> float:
     for dtype in ("bf16", "fp16", "fp32"):
         if dtype in machine.peaks:
             large_gemm = Gemm(8192, 8192, 8192, dtype)
-            fit = basis.model.fit(group_of(basis.library(large_gemm), large_gemm))
+            fit = basis.model.fit_of(group_of(basis.library(large_gemm), large_gemm))
             return machine.bandwidth * fit.constants.dram
     raise UserError(f"{machine.name} supports none of bf16, fp16 and fp32; name another machine.")

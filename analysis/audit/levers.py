@@ -341,7 +341,7 @@ class _Baseline:
         for kind in ("pad", "choose"):
             if (ratio := self.measured.confirmed(before, after, kind)) is not None:
                 return ratio, CONFIRMED
-        fit = self.basis.model.fit(group_of(self.basis.library(before), before))
+        fit = self.basis.model.fit_of(group_of(self.basis.library(before), before))
         ratio = measured_ratio(before, after, self.measured, fit)
         return None if ratio is None else (ratio, MEASURED)
 
@@ -369,7 +369,7 @@ def ratios_of(
             ratios.append(None)
             continue
         position, new_position = position_of[before], position_of[after]
-        fit = basis.model.fit(group_of(basis.library(before), before))
+        fit = basis.model.fit_of(group_of(basis.library(before), before))
         spreads = (
             fit.spread(predicted.lo[position], predicted.hi[position]),
             fit.spread(predicted.lo[new_position], predicted.hi[new_position]),

@@ -41,7 +41,7 @@ class FleetReport:
 
     @property
     def noun(self) -> str:
-        """What the sentences call a device. On a CPU, each worker's share of it is a device."""
+        """Word for a device in sentences: GPU, or worker if a CPU was measured."""
         return "GPU" if self.anchors.recording.machine.kind == "gpu" else "worker"
 
     @property

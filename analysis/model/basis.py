@@ -130,7 +130,7 @@ class Basis:
         kind, source, _ = self._origin(group)
         # A fit for tf32 that was derived from bf16 has no measurements. Its interval is always a
         # factor of two, and its source says so.
-        fit = self.model.fit(group)
+        fit = self.model.fit_of(group)
         is_from_bf16 = problem.dtype == "tf32" and not fit.rows
         if fit.has_like(problem) or is_from_bf16:
             return kind, source

@@ -33,8 +33,12 @@ class Model:
     machine: Machine
     fits: Mapping[str, Fit] = field(default_factory=dict)
 
-    def fit(self, group: str) -> Fit:
-        """Return the fit of a group, or its prior's fit if it has none."""
+    def fit_of(self, group: str) -> Fit:
+        """Return the fit of a group of cases. A group without a fit has that of its prior.
+
+        Imported tables are not consulted here: a model that should use them already has fits to
+        them.
+        """
         if group in self.fits:
             return self.fits[group]
         return prior_without_tables(self.machine, group).fit
@@ -50,7 +54,7 @@ class Model:
         parts = []
         for group in dict.fromkeys(groups):
             positions = np.flatnonzero(groups == group)
-            fit = self.fit(group)
+            fit = self.fit_of(group)
             # 1. Predict the times.
             inputs = Inputs.from_query(self.machine, query.take(positions))
             guess, disagreement = corrected_estimate(

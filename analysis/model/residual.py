@@ -68,8 +68,12 @@ class Residual:
         """Predict log(measured / formula) for each row of features.
 
         Returns:
-            The log ratios, and the trees' disagreement about each row, divided by the median
-            disagreement about held-out rows. The quotient is typically 1.
+            The log ratios, and how unsure the trees are about each row: their disagreement and
+            ``seen``, added in quadrature, over ``unseen``. The quotient is typically 1 for new
+            rows. Adding ``seen`` keeps it well above 0 where the trees agree by chance.
+
+        Raises:
+            UserError: if another version of Rooftile wrote the trees.
         """
         mean, deviation = self.trees.predict(features)
         return mean, np.hypot(deviation, self.seen) / self.unseen

@@ -147,7 +147,7 @@ def page_groups(basis: Basis) -> Iterable[PageGroup]:
             except UserError:  # fp8 has no convolutions
                 continue
             group = group_of(basis.library(problem), problem)
-            yield PageGroup(problem, group, basis.model.fit(group))
+            yield PageGroup(problem, group, basis.model.fit_of(group))
 
 
 def _plain_problem(operation: str, dtype: str) -> Problem:

@@ -130,14 +130,16 @@ def _grouped(inputs: OperationInputs) -> list[Work]:
         return [GroupedGemm(m, n, k, experts, dtype, layout)]
     # Only a vector of integers after A and B (and their scales) tells the number of experts: it has
     # the end of each expert's rows.
-    experts = next(
+    lengths = [
         sizes[0]
         for sizes, type_name in zip(inputs.dims[2:], inputs.types[2:], strict=False)
         if type_name == "int" and len(sizes) == 1
-    )
+    ]
+    if not lengths:
+        raise ValueError("no vector tells the number of experts")
     n, m = a.sizes[0], a.sizes[1]
     k = b.sizes[1]
-    return [GroupedGemm(m, n, k, experts, dtype, layout, WGRAD)]
+    return [GroupedGemm(m, n, k, lengths[0], dtype, layout, WGRAD)]
 
 
 def _attention(inputs: OperationInputs, first: int, causal_position: int, pass_: str) -> list[Work]:

@@ -401,7 +401,7 @@ class _HeldOutRows:
             problem,
             [self._problems[j] for j in order],
             self._frame.iloc[order],
-            self._model.fit(group_of(self._names[original], problem)),
+            self._model.fit_of(group_of(self._names[original], problem)),
             Measurements({}),
             Question(query_kind, _REACH),
         )

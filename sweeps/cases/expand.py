@@ -26,7 +26,13 @@ Library = Callable[[Workload, Machine], str]
 Configured = Callable[[str, str, Workload, Machine], Sequence[str]]
 
 
-def expand(sweep: Sweep, machine: Machine, library: Library, configured: Configured) -> list[Case]:
+def expand(
+    sweep: Sweep,
+    machine: Machine,
+    library: Library,
+    configured: Configured,
+    requested: Sequence[str] = (),
+) -> list[Case]:
     """Return the cases of a sweep on a machine, in declared order and without duplicates.
 
     Args:
@@ -36,6 +42,7 @@ def expand(sweep: Sweep, machine: Machine, library: Library, configured: Configu
         configured: function that returns the configs with which an implementation computes a
             problem, as strings. The function takes the implementation's name, the sweep's word for
             the configs, the problem and the machine.
+        requested: dtypes that are kept even if the machine emulates them.
 
     Raises:
         UserError: if a block has too many combinations, or one of them is not a valid problem.
@@ -44,7 +51,7 @@ def expand(sweep: Sweep, machine: Machine, library: Library, configured: Configu
     for block in sweep.blocks:
         if block.on not in (None, machine.kind):
             continue
-        for position, values in enumerate(_combinations(sweep, block, machine)):
+        for position, values in enumerate(_combinations(sweep, block, machine, requested)):
             if position == _MAX_COMBINATIONS:
                 raise UserError(
                     f"{sweep.name}.toml has a block with more than {_MAX_COMBINATIONS:,} "
@@ -70,7 +77,9 @@ def expand(sweep: Sweep, machine: Machine, library: Library, configured: Configu
     return list(cases)
 
 
-def _combinations(sweep: Sweep, block: Block, machine: Machine) -> Iterator[dict[str, Any]]:
+def _combinations(
+    sweep: Sweep, block: Block, machine: Machine, requested: Sequence[str]
+) -> Iterator[dict[str, Any]]:
     """Yield every combination of the values of a block's axes, as a dictionary by axis name.
 
     The sizes vary fastest. Sizes of a listed shape are strings, and those of an axis are numbers.
@@ -88,7 +97,7 @@ def _combinations(sweep: Sweep, block: Block, machine: Machine) -> Iterator[dict
         # The values of an axis may depend on those of the axes before it.
         options = resolve_axis(block.axes[name], values, machine, name)
         if name == "dtype":
-            options = list(_dtypes(options, machine))
+            options = list(_dtypes(options, machine, requested))
         for option in options:
             yield from extend({**values, name: option}, later_names)
 
@@ -99,19 +108,22 @@ def _combinations(sweep: Sweep, block: Block, machine: Machine) -> Iterator[dict
         yield from extend(shape_values, [*word_axes, *size_axes])
 
 
-def _dtypes(declared: Sequence[str], machine: Machine) -> Sequence[str]:
+def _dtypes(declared: Sequence[str], machine: Machine, requested: Sequence[str]) -> Sequence[str]:
     """Return the dtypes that a block's ``dtype`` axis selects on a machine.
 
-    ``declared`` has the words of the axis: dtypes, or only ``all`` or ``emulated``.
-
     Dtypes that the machine emulates are left out, because they would take most of the time. They
-    are kept if the block names only emulated dtypes.
+    are kept if the user requested them, or if the block names only emulated dtypes.
+
+    Args:
+        declared: words of the axis: dtypes, or only ``all`` or ``emulated``.
+        machine: the machine.
+        requested: dtypes that the user requested.
     """
     if declared == ["emulated"]:
         return machine.emulated
     dtypes = _DTYPES_OF[machine.kind] if declared == ["all"] else declared
-    native_dtypes = [dtype for dtype in dtypes if dtype not in machine.emulated]
-    return native_dtypes if native_dtypes else dtypes
+    kept = [dtype for dtype in dtypes if dtype not in machine.emulated or dtype in requested]
+    return kept if kept else dtypes
 
 
 def _problem(sweep: Sweep, values: Mapping[str, Any]) -> Workload:

@@ -21,6 +21,7 @@ import torch
 
 from kernels.common.counts import counted
 from kernels.device import Device, make_current, select_device, software
+from kernels.machine import Machine
 from kernels.operands import TORCH_DTYPES
 from kernels.problem import Conv, Gemm, Problem
 from kernels.registry import library_for
@@ -91,7 +92,7 @@ def check_clock(device: Device, count: int, note: Callable[[str], None]) -> dict
     graphs: list[dict[str, Any]] = []
     if gpu is not None:
         note("Replaying CUDA graphs, the method behind the public tables …")
-        graphs = _in_process(_replays, machine, gpu, count)
+        graphs = _in_process(_time_graph_replays, machine, gpu, count)
     return {
         "schema": SCHEMA,
         "protocol": PROTOCOL,
@@ -247,10 +248,15 @@ def _around_a_profiler(machine: Any, gpu: int | None, count: int) -> list[dict[s
     ]
 
 
-def _replays(machine: Any, gpu: int, count: int) -> list[dict[str, Any]]:
+def _time_graph_replays(machine: Machine, gpu: int, count: int) -> list[dict[str, Any]]:
     """Time about ``count`` evenly spaced GEMMs of the sweep ``public-grid`` with CUDA graphs.
 
-    GEMMs that fail are left out.
+    A GEMM that does not fit into memory or fails is left out.
+
+    Args:
+        machine: machine that the sweep is expanded for.
+        gpu: ordinal of the GPU to use.
+        count: number of GEMMs to time.
 
     Returns:
         Rows with ``problem``, ``time_us`` (µs per launch) and ``weights`` (the number of weight
@@ -284,7 +290,7 @@ def _replays(machine: Any, gpu: int, count: int) -> list[dict[str, Any]]:
             out = torch.empty(problem.m, problem.n, dtype=dtype, device=device)
             launches = functools.partial(_multiply_by_each, activations, weights, out)
             seconds = graph_replays(launches, weight_count)
-        except RuntimeError:  # such as an OutOfMemoryError
+        except RuntimeError:  # torch.OutOfMemoryError is one
             torch.cuda.empty_cache()
             continue
         rows.append({"problem": str(problem), "time_us": seconds * 1e6, "weights": weight_count})

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -75,12 +74,9 @@ def sweep_cases(sweep: Sweep, machine: Machine, dtypes: Sequence[str] = ()) -> l
         UserError: if the sweep names an unknown implementation or an invalid config, has too many
             cases, or declares an invalid problem.
     """
-    if dtypes:
-        # Expanding leaves out the dtypes that the machine emulates, except those requested here.
-        left_out = tuple(dtype for dtype in machine.emulated if dtype not in dtypes)
-        cases = sweep_cases(sweep, replace(machine, emulated=left_out))
-        return [case for case in cases if case.problem.dtype in dtypes]
-    return expand(sweep, machine, library_for, functools.partial(_chosen_configs, sweep.name))
+    configured = functools.partial(_chosen_configs, sweep.name)
+    cases = expand(sweep, machine, library_for, configured, requested=dtypes)
+    return [case for case in cases if not dtypes or case.problem.dtype in dtypes]
 
 
 def _chosen_configs(

@@ -192,7 +192,8 @@ def _identity(device: Device) -> str:
 def _limits_of(device: Device) -> dict[str, float | None]:
     """Return the limits ``power_limit_w`` and ``sm_limit_mhz`` of a device.
 
-    A limit that is unknown, such as that of a CPU, is None.
+    The limit of the SM clock is NVML's applications clock, which the clock under load does not
+    exceed. A limit that is unknown, such as that of a CPU, is None.
     """
     limits: dict[str, float | None] = dict.fromkeys(_LIMITS)
     nvml = None if device.gpu is None else open_nvml()
@@ -201,6 +202,8 @@ def _limits_of(device: Device) -> dict[str, float | None]:
     import torch
 
     handle = nvml_handle(nvml, torch.cuda.get_device_properties(device.gpu))
+    if handle is None:
+        return limits
     # Drivers and NVML bindings drop queries over time. A limit that cannot be read stays None.
     with suppress(nvml.NVMLError, AttributeError):
         milliwatts = nvml.nvmlDeviceGetPowerManagementLimit(handle)

@@ -29,11 +29,10 @@ CHECKPOINTS = (6, 8, 11, 16, 23, 30)
 """Sample counts at which a case may be finished. A case with the last count is always finished.
 
 The last count was chosen by comparing the sampler with PyTorch's ``blocked_autorange`` on a CPU.
-With a last count of 23, medians had 1.06 times the scatter of that timer and took 0.29 times as
-long. With a last count of 37, they had 0.81 times its scatter and took 0.33 times as long. These
-are geometric means over eight runs. The current last count, 30, is between these two. The data are
-in results/accuracy/sampler.csv; sampler.json has the comparison for the current last count, on
-another CPU."""
+With a last count of 23, medians had 1.06 times the scatter of that timer and took 0.18 times as
+long. With a last count of 37, they had 0.81 times its scatter and took 0.30 times as long. These
+are geometric means over the eight runs in results/accuracy/sampler.csv. The current last count, 30,
+is a compromise between 23 and 37; sampler.json has the comparison for it, on another CPU."""
 TOLERANCE = 0.01
 """Largest distance between the median of a converged case and an end of its interval, relative to
 the median."""

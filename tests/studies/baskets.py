@@ -90,7 +90,7 @@ def judge_baskets(validation: Validation, draws: int = DRAWS) -> BasketsWorth:
         counts = counts[counts > 0]
         chosen = rng.choice(places, len(counts), replace=False)
         products = list(zip(counts, chosen, strict=True))
-        fits = [validation.model.fit(groups[i]) for i in chosen]
+        fits = [validation.model.fit_of(groups[i]) for i in chosen]
         total = summed([
             (
                 n * times[i],

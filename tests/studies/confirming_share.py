@@ -220,7 +220,7 @@ class Swept:
         options = self._problems(one)
         group = group_of(self._of.measured.implementations[one.rows[0]], options[0])
         frame = self._frame.loc[one.rows]
-        return weigh(options[0], options, frame, self._model.fit(group), known, one.question)
+        return weigh(options[0], options, frame, self._model.fit_of(group), known, one.question)
 
     def _problems(self, one: Asked) -> list[Problem]:
         return [self._of.measured.problems[row] for row in one.rows]

@@ -106,7 +106,7 @@ class Judged:
                 continue
             options = [self.gemms[j] for j in places]
             rows = frame.iloc[places].reset_index(drop=True)
-            choices = weigh(options[0], options, rows, model.fit(GROUP), measured, question)
+            choices = weigh(options[0], options, rows, model.fit_of(GROUP), measured, question)
             best = max(range(1, len(options)), key=lambda j: choices[j].rank)
             one = choices[best]
             work = question.work(options[0], options[best])
@@ -120,7 +120,7 @@ class Judged:
 
     def steps(self, way: str, model: Model, skip: set[int]) -> Iterator[Answer]:
         """What audits would state about steps of several GEMMs, padded where that is faster."""
-        prediction, fit = model.predict(self.query()), model.fit(GROUP)
+        prediction, fit = model.predict(self.query()), model.fit_of(GROUP)
         times, rng = prediction.estimate.time, np.random.default_rng(0)
         padded = {}
         for places in self.asked(QUESTIONS[0]):

@@ -83,12 +83,12 @@ def test_the_shares_by_role_add_up_if_a_module_has_an_unknown_name(
 ) -> None:
     account = account_of(gpt2, Runtime(), h100)
     assert sum(account.by_role.values()) == pytest.approx(account.step_us)
-    lines = [
+    lines = tuple(
         replace(line, product=replace(line.product, role="other"))
         if line.product.role == "head"
         else line
         for line in account.lines
-    ]
+    )
     renamed = replace(account, lines=lines)
     assert sum(renamed.by_role.values()) == pytest.approx(account.step_us)
     assert "head" not in renamed.by_role

@@ -120,7 +120,7 @@ def test_what_no_pair_tells_remains_a_factor_of_two(tmp_path: Path, problem: Pro
 def test_a_measured_tf32_fit_says_which_layouts_were_not_measured(tmp_path: Path) -> None:
     basis = find_basis("nvidia-h100-sxm", tmp_path)
     group = "cublas gemm tf32"
-    borrowed = basis.model.fit(group)
+    borrowed = basis.model.fit_of(group)
     assert borrowed.rows == 0
     measured = replace(borrowed, rows=100, layout="nt", aligned_only=True)
     own = replace(basis, model=replace(basis.model, fits={**basis.model.fits, group: measured}))

@@ -238,6 +238,7 @@ def test_settings_are_where_pytorch_has_them(name: str) -> None:
                ["float"] * 2, ["", "", "", "", "[1]", "[1]", "[1]"]),
         inputs("_scaled_dot_product_flash_attention", [[2, 8, 64, 32], [2, 0, 1, 1], [1, 1, 1, 1]],
                [[1] * 4] * 3, ["c10::Half"] * 3, ["", "", "", "", "True"]),
+        inputs("_grouped_mm", [[4, 8], [8, 4]], [[8, 1], [4, 1]], ["c10::BFloat16"] * 2, [""] * 2),
     ],
 )  # fmt: skip
 def test_impossible_inputs_have_no_problem(read: OperationInputs) -> None:

@@ -221,8 +221,7 @@ def test_an_emulated_dtype_is_measured_only_where_a_block_is_about_it(
     sweep = write(HEAD + f"[[block]]\nm = 2\nn = 2\nk = 2\ndtype = {declared}\n")
     emulating = replace(CPU, emulated=("bf16",))
     assert {c.problem.dtype for c in cases_of(sweep, emulating)} == dtypes
-    if "emulated" not in declared:
-        assert {c.problem.dtype for c in sweep_cases(sweep, emulating, ("bf16",))} == {"bf16"}
+    assert {c.problem.dtype for c in sweep_cases(sweep, emulating, ("bf16",))} == {"bf16"}
 
 
 def test_configs_come_from_the_implementation_or_the_file(write: Any) -> None:
