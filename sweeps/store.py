@@ -57,7 +57,7 @@ PLAN = "plan.jsonl"
 _PLANNING = ".plan"
 
 _SAME_SOFTWARE = ("torch", "driver")
-"""Software components whose versions must not change between the parts of a run."""
+"""Software components whose versions must be the same in all calls of a run."""
 
 START_OVER = (
     f"Run {target('sweep FRESH=1', 'run --fresh')} to set the run aside and start a new one."
@@ -201,7 +201,8 @@ def write_whole(path: Path, content: str | bytes) -> None:
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink()
         raise _write_error(path, error) from None
 
 
@@ -330,6 +331,9 @@ def read_events(
     """Return the events of a shard, and a sentence about each damaged line of its file.
 
     If ``shard`` is None, return those of all shards.
+
+    Raises:
+        OSError: if a sample file exists but cannot be read.
     """
     events: list[Event] = []
     damaged: list[str] = []
@@ -358,7 +362,7 @@ def parse_event(line: bytes) -> tuple[Event | None, str]:
     """
     try:
         event = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None, "it is not JSON"
     fault = fault_of_event(event)
     return (None, fault) if fault else (event, "")
@@ -409,13 +413,16 @@ def write_csv(path: Path, columns: Collection[str], rows: Iterable[Mapping[str, 
 
 
 def read_timed(folder: Path) -> set[str]:
-    """Return the ids of the cases with a time in measurements.csv; empty if it is unreadable."""
+    """Return the ids of the cases with a time in measurements.csv.
+
+    The set is empty if the file cannot be read or a row with a time is damaged.
+    """
     try:
         text = (folder / "measurements.csv").read_text(encoding="utf-8", errors="replace")
-    except OSError:
+        rows = csv.DictReader(io.StringIO(text, newline=""))
+        return {Case.from_columns(row).id for row in rows if row.get("status") == "ok"}
+    except (OSError, csv.Error, KeyError, TypeError, ValueError):
         return set()
-    rows = csv.DictReader(io.StringIO(text, newline=""))
-    return {Case.from_columns(row).id for row in rows if row.get("status") == "ok"}
 
 
 def _cell(value: Any) -> str:

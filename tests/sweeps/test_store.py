@@ -23,6 +23,7 @@ from sweeps.store import (
     make_folder,
     read_events,
     read_run,
+    read_timed,
     set_aside,
     write_csv,
     write_run,
@@ -125,6 +126,33 @@ def test_a_full_disk_keeps_the_old_file(tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
     assert path.read_text() == "old\n"
     assert [p.name for p in tmp_path.iterdir()] == ["table.csv"]  # no leftovers
+
+
+def test_a_file_below_a_file_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"table\.csv could not be written \(Not a directory\)"):
+        write_whole(tmp_path / "file" / "table.csv", "text")
+
+
+def test_a_damaged_table_has_no_times(tmp_path: Path) -> None:
+    assert read_timed(tmp_path) == set()
+    cells = dict.fromkeys(COLUMNS, "") | {"op": "gemm", "status": "ok"}
+    tables = (
+        "status\nok\n",
+        ",".join(cells) + "\n" + ",".join(cells.values()) + "\n",
+        "status\n" + "x" * 200_000 + "\n",
+    )
+    for text in tables:
+        (tmp_path / "measurements.csv").write_text(text, encoding="utf-8")
+        assert read_timed(tmp_path) == set()
+
+
+def test_a_line_that_is_nested_too_deeply_is_damaged(tmp_path: Path) -> None:
+    (tmp_path / "samples").mkdir()
+    (tmp_path / "samples" / "1-of-1.jsonl").write_text("[" * 200_000 + "\n")
+    events, damaged = read_events(tmp_path)
+    assert events == []
+    assert damaged == ["1-of-1.jsonl line 1 is damaged and was left out: it is not JSON."]
 
 
 def test_a_full_disk_while_sampling_keeps_every_whole_line(tmp_path: Path) -> None:
