@@ -92,10 +92,12 @@ class HostWatch:
         # The ticks of a process that has ended were added to those of the process that reaped it.
         our_ticks = sum(after.our_ticks.values()) - sum(before.our_ticks.values())
         others_ticks = max(0, used_after - used_before - our_ticks)
+        # On some virtual machines, the counters of stolen and idle ticks may also decrease.
+        stolen_ticks = max(0, stolen_after - stolen_before)
         return HostUse(
             seconds=after.moment - before.moment,
-            steal=(stolen_after - stolen_before) / all_ticks,
-            others=others_ticks / all_ticks,
+            steal=min(1.0, stolen_ticks / all_ticks),
+            others=min(1.0, others_ticks / all_ticks),
         )
 
     def _read(self) -> _HostLook:

@@ -53,6 +53,16 @@ def test_what_others_used_is_not_what_we_used(tmp_path: Path) -> None:
     assert use.others == pytest.approx(0.4)
 
 
+def test_no_share_is_negative_if_the_counter_of_stolen_time_decreases(tmp_path: Path) -> None:
+    proc = FakeProc(tmp_path)
+    proc.go_on(10.0, ours=5.0, stolen=5.0)
+    watch = proc.watch()
+    proc.go_on(10.0, ours=5.0, stolen=-2.0)
+    use = watch.look()
+    assert use is not None
+    assert (use.steal, use.others) == (0.0, 0.0)
+
+
 def test_what_a_process_used_that_ended_is_counted_once(tmp_path: Path) -> None:
     """The ticks of process 8 go to process 7, which reaped it. Process 9 has started meanwhile."""
     proc = FakeProc(tmp_path)
