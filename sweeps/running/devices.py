@@ -37,6 +37,10 @@ _LIMITS = {
 }
 
 
+class DifferentLimitsError(UserError):
+    """Error of a GPU whose power or clock limits differ from those of its run."""
+
+
 def arrive(folder: Path, results: Path, device: Device) -> tuple[int, list[dict[str, Any]]]:
     """Register a device with the run in a folder.
 
@@ -53,7 +57,8 @@ def arrive(folder: Path, results: Path, device: Device) -> tuple[int, list[dict[
         ``sm_limit_mhz``, which are None if they are not known.
 
     Raises:
-        UserError: if the device's power or clock limits differ from those of the run.
+        DifferentLimitsError: if the device's power or clock limits differ from those of the run.
+        UserError: if a file cannot be written.
     """
     # 1. Refuse a device whose limits differ.
     places = read_places(folder)
@@ -61,7 +66,7 @@ def arrive(folder: Path, results: Path, device: Device) -> tuple[int, list[dict[
     different_limits = find_different_limit(limits, places)
     if different_limits is not None:
         limit_here, limit_of_run = different_limits
-        raise UserError(
+        raise DifferentLimitsError(
             f"this GPU has {limit_here}, but the run began with {limit_of_run}. Leave this GPU "
             f"out, measure it with another --results folder, or use {USE_FRESH} to set the run "
             "aside and start a new one.",
@@ -107,7 +112,8 @@ def take_part(folder: Path, request: Request, device: Device) -> int:
         device: the device that will take samples.
 
     Raises:
-        UserError: if the device's power or clock limits differ from those of the run.
+        DifferentLimitsError: if the device's power or clock limits differ from those of the run.
+        UserError: if a file cannot be read or written.
     """
     number, places = arrive(folder, request.results, device)
     if device.gpu is not None:
@@ -143,7 +149,7 @@ def find_different_limit(
     None if all limits agree. An unknown limit agrees with any other.
 
     Args:
-        limits: the GPU's limits, ``power_limit_w`` and ``sm_limit_mhz``. A limit that is None or
+        limits: the GPU's limits, ``power_limit_w`` and ``sm_limit_mhz``. A limit that is None, 0 or
             missing is unknown.
         places: places of the run, as :func:`arrive` returns them.
     """

@@ -29,7 +29,7 @@ from sweeps.planning.plan import read_plan
 from sweeps.process import terminated_as_interrupt, undisturbed
 from sweeps.progress import Reporter
 from sweeps.running.child_process import how_it_died
-from sweeps.running.devices import last_place, take_part
+from sweeps.running.devices import DifferentLimitsError, last_place, read_places, take_part
 from sweeps.running.opening import begin, refuse_other_sweeps
 from sweeps.running.request import Request
 from sweeps.running.supervisor import carry_out
@@ -104,8 +104,8 @@ def _count_shards(folder: Path, request: Request, nodes: int, gpus: int) -> int:
     """Return the run's number of shards: one for each GPU, or as many as an old run has.
 
     Raises:
-        UserError: if this number of nodes and GPUs cannot share the old run, or if the old run has
-            several shards and the request names other sweeps.
+        UserError: if the old run cannot be read, if this number of nodes and GPUs cannot share it,
+            or if it has several shards and the request names other sweeps.
     """
     if not (folder / "run.json").exists() or request.sets_all_aside:
         return nodes * gpus
@@ -140,7 +140,7 @@ class _Worker:
     is_over: bool = False
     """True if the worker reported that it has ended without a failure."""
     failure: str = ""
-    """Sentence that says why the worker failed; empty if the worker gave no reason."""
+    """Sentence or clause that says why the worker failed; empty if no reason is known."""
 
 
 class _Parent:
@@ -247,13 +247,14 @@ class _Parent:
         """Register the GPUs with the run, except GPUs with other power or clock limits.
 
         Raises:
-            UserError: if the limits of most of the GPUs differ from those of the run.
+            UserError: if the limits of most of the GPUs differ from those of the run, or if a file
+                of the run cannot be read or written.
         """
         with planning(self._folder):
             for gpu, device in self._gpus.items():
                 try:
                     self._places[gpu] = take_part(self._folder, self._request, device)
-                except UserError as error:
+                except DifferentLimitsError as error:
                     self._note(f"{self._label(gpu)} is left out: {error}")
         if 2 * len(self._places) < len(self._gpus):
             raise UserError(
@@ -384,11 +385,10 @@ class _Parent:
         with planning(self._folder):
             record = read_run(self._folder)
             places_here = {*self._places.values()}
+            # The nodes are read from places.json, because the run.json of CPUs lists no places.
             nodes_here = {
-                place["node"] for place in record.get("gpus", ()) if place["gpu"] in places_here
+                place["node"] for place in read_places(self._folder) if place["gpu"] in places_here
             }
-            if not nodes_here:  # the run.json of a CPU lists no GPUs, and its node has the number 0
-                nodes_here = {0}
             record["turns"] = sorted({*record.get("turns", ()), *nodes_here})
             write_run(self._folder, record)
 

@@ -21,6 +21,7 @@ import pytest
 from filelock import SoftFileLease
 
 from kernels.common.errors import UserError
+from kernels.device import this_cpu
 from kernels.machine import Machine
 from sweeps.cases.spec import all_sweeps
 from sweeps.claim import SUFFIX
@@ -29,8 +30,9 @@ from sweeps.planning.lines import series_of
 from sweeps.planning.plan import read_plan
 from sweeps.process import descendants
 from sweeps.running.request import Request
+from sweeps.sharing import node as node_module
 from sweeps.sharing.node import _assigned, _count_shards, _Parent, _Worker
-from sweeps.store import read_events, read_run, write_run
+from sweeps.store import read_events, read_run, write_json, write_run
 
 ROOT = Path(__file__).resolve().parents[3]
 LONG = 300.0  # seconds, far more than any machine needs
@@ -211,6 +213,37 @@ def test_a_gpu_goes_on_with_what_it_was_measuring() -> None:
     # A GPU that replaces it gets a shard that nobody has begun.
     assert _assigned({0: 0, 5: 5}, {1: 0, 2: 1, 3: None}) == {0: 1, 5: 3}
     assert _assigned({0: 0, 1: 1, 2: 2}, {1: None}) == {0: 1}
+
+
+def parent_of(folder: Path) -> _Parent:
+    """Return the parent of one CPU worker, which has the number 1 within the run."""
+    parent = _Parent.__new__(_Parent)
+    parent._folder = folder
+    parent._request = Request(results=folder)
+    parent._gpus = {0: this_cpu()}
+    parent._places = {0: 1}
+    return parent
+
+
+def test_a_cpu_s_turns_are_recorded_for_its_own_node(tmp_path: Path) -> None:
+    (tmp_path / "samples").mkdir()
+    places = [{"gpu": 0, "id": "a", "node": 0}, {"gpu": 1, "id": "b", "node": 1}]
+    write_json(tmp_path / "samples" / "places.json", {"places": places})
+    write_run(tmp_path, {"schema": 1, "protocol": 1, "run": "once", "machine": None,
+                         "software": {}, "plan": {"cases": []}})  # fmt: skip
+    parent_of(tmp_path)._record_turns()
+    assert read_run(tmp_path)["turns"] == [1]
+
+
+def test_a_full_disk_is_not_taken_for_another_power_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> int:
+        raise UserError("run.json could not be written (No space left on device).")
+
+    monkeypatch.setattr(node_module, "take_part", fail)
+    with pytest.raises(UserError, match="No space left on device"):
+        parent_of(tmp_path)._take_part()
 
 
 def test_a_worker_that_died_at_a_gate_ends_nothing_when_it_is_let_go() -> None:
