@@ -290,7 +290,7 @@ class _NodeRun:
         self._node = node
         # Folder of the plan that is followed, and the modification time of its run.json.
         self._followed_plan: tuple[Path, int] | None = None
-        self.folder: Path | None = None
+        self.folder: Path | None = None  # folder of the run; None if it has no plan
         self.failure = ""
         self.budget = 0.0  # seconds, from the plan
         self.follower: Follower | None = None
@@ -298,8 +298,9 @@ class _NodeRun:
     def look(self) -> None:
         """Read the node's note, the plan if it is new or has changed, and the new samples."""
         note = NodeNote.read(self._results, self._node)
-        self.folder, self.failure = note.folder, note.failure
-        plan = self._find_plan()
+        self.failure = note.failure
+        plan = self._find_plan(note.folder)
+        self.folder = None if plan is None else note.folder
         is_new = plan != self._followed_plan
         self._followed_plan = plan
         if plan is None:
@@ -310,16 +311,17 @@ class _NodeRun:
         if self.follower is not None:
             self.follower.look()
 
-    def _find_plan(self) -> tuple[Path, int] | None:
+    def _find_plan(self, folder: Path | None) -> tuple[Path, int] | None:
         """Return the plan's folder and the time, in nanoseconds, at which its run.json was written.
 
-        Return None if there is no plan yet.
+        Return None if there is no plan. ``folder`` is the run's folder according to the node's
+        note; None if the note names none.
         """
-        if self.folder is None:
+        if folder is None:
             return None
         try:
-            return self.folder, (self.folder / "run.json").stat().st_mtime_ns
-        except OSError:  # the job is still planning
+            return folder, (folder / "run.json").stat().st_mtime_ns
+        except OSError:  # the run was removed or set aside after the note was written
             return None
 
     def _begin(self, folder: Path) -> None:
@@ -346,7 +348,8 @@ class _NodeRun:
         """Refuse a request for sweeps other than those of the node's run.
 
         Raises:
-            UserError: if the request names sweeps, and they are not exactly those of the run.
+            UserError: if the request names sweeps, and they are not exactly those of the run; or if
+                the run cannot be read.
         """
         if self.folder is not None:
             refuse_other_sweeps(self.folder, request, read_run(self.folder)["plan"])

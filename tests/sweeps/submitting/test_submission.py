@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 
 from kernels.common.errors import UserError
+from sweeps.running.request import Request
 from sweeps.store import read_events, read_run
 from sweeps.submitting.clusters import Cluster, Resources, living_in_slurm
 from sweeps.submitting.node_job import NodeNote, jobs_folder
+from sweeps.submitting.submission import _NodeRun
 from tests.support.command_line import SWEEPS, command
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -129,3 +131,12 @@ def test_a_damaged_note_of_a_node_says_nothing(tmp_path: Path, text: str) -> Non
     assert NodeNote.read(tmp_path, (1, 2)) == NodeNote(None, "")
     NodeNote(tmp_path / "nvidia-h200", "no room").write(tmp_path, (1, 2))
     assert NodeNote.read(tmp_path, (1, 2)) == NodeNote(tmp_path / "nvidia-h200", "no room")
+
+
+def test_a_note_of_a_run_that_was_removed_counts_as_no_run(tmp_path: Path) -> None:
+    NodeNote(tmp_path / "nvidia-h200", "").write(tmp_path, (1, 2))
+    run = _NodeRun(tmp_path, (1, 2))
+    run.look()
+    run.refuse_other_sweeps(Request(("square",)))
+    assert run.folder is None
+    assert run.is_open(0.0)
