@@ -32,7 +32,8 @@ def is_stopped(pid: int | None) -> bool:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return False
-    return _fields_after_name(stat)[0] == "T"
+    # The list has no fields if the process ends while the file is read.
+    return _fields_after_name(stat)[:1] == ["T"]
 
 
 def _fields_after_name(stat: str) -> list[str]:

@@ -109,7 +109,7 @@ class LiveReporter:
         else:
             state = "the case is timed"
         line = f"  {self._phase}: {state}"
-        if words_left := seconds_left(left, repeating):
+        if words_left := _words_left(left, repeating):
             line += f", {words_left}"
         print(line, file=sys.stderr, flush=True)
 
@@ -122,7 +122,7 @@ def _repeats(phase: str, done: float, total: float | None) -> bool:
     return phase == _MEASURING and bool(total) and done == total
 
 
-def seconds_left(seconds: float, repeating: bool = False) -> str:
+def _words_left(seconds: float, repeating: bool) -> str:
     """Return the time left in words; empty if it is infinite, which means unknown.
 
     ``repeating`` is True if every case has a sample, so that the time left is for further samples.
@@ -138,4 +138,4 @@ class _TimeLeft(ProgressColumn):
 
     def render(self, task: Task) -> Text:
         repeating = _repeats(task.description, task.completed, task.total)
-        return Text(seconds_left(task.fields["until"] - time.monotonic(), repeating))
+        return Text(_words_left(task.fields["until"] - time.monotonic(), repeating))

@@ -234,6 +234,7 @@ def problem_of(row: Mapping[str, Any]) -> Workload:
 
     Raises:
         KeyError: if a column is missing, or the operation is unknown.
+        TypeError: if a size is None, as in a CSV row with too few cells.
         ValueError: if a size is not a whole number.
         UserError: if the columns describe a problem that cannot exist.
     """

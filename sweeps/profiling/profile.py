@@ -37,8 +37,9 @@ _DTYPES = {"gpu": ("fp32", "tf32", "bf16"), "cpu": ("fp32",)}  # by kind of mach
 _PARAMETER_TYPES = {"bf16": torch.bfloat16}
 _MARK = "rooftile step"
 _KEPT = ("schemaVersion", "deviceProperties", "record_shapes", "displayTimeUnit")
-"""Top-level entries of a trace that are kept, besides its events. The other entries name the host,
-its processes and folders."""
+"""Top-level entries of a trace that are kept, besides its events.
+
+Some of the other entries name the host or a folder."""
 
 
 def profile_models(device: Device, folder: Path, note: Callable[[str], None]) -> dict[str, Any]:

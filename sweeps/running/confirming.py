@@ -109,7 +109,7 @@ def explore(
     repeats_known = read_run(run.folder).get("repeats") is not None
     run = replace(
         run,
-        longest=_LARGEST_SHARE * (request.budget or 0.0),
+        longest=None if request.budget is None else _LARGEST_SHARE * request.budget,
         repeats=not repeats_known,
         names=run.names and not quickly,
     )

@@ -44,7 +44,8 @@ def unfinished_with(
 def refusal(feature: Feature, how: str) -> str:
     """Return the message for a case that is skipped because of its experimental feature.
 
-    ``how`` says how the process ended while it ran another case with this feature.
+    ``how`` says how, or in which call, the process ended while it ran another case with this
+    feature.
     """
     implementation, name = feature
     return f"not tried: {implementation} with {name} ended the process in another case ({how})."

@@ -81,6 +81,7 @@ def begin(
             - A sweep is unknown or invalid.
             - The device cannot be used, or its power or clock limits differ from those of the run.
             - The run in the folder can neither be resumed nor set aside.
+            - A file of the run cannot be read or written.
             - A new plan would have no cases.
     """
     sweeps = advice_cases or cases_of(choose_sweeps(request.sweeps), request.dtypes)
@@ -336,7 +337,7 @@ def _why_measured_again(folder: Path, record: Mapping[str, Any]) -> str:
     interrupted before it ended is resumed, because more samples may improve it. A run with several
     shards is also resumed, because other nodes may still be measuring it.
     """
-    health = record.get("health", {})
+    health = record.get("health") or {}
     if health.get("verdict") != UNUSABLE or record["plan"]["shards"] > 1:
         return ""
     events, _ = read_events(folder)
@@ -375,7 +376,8 @@ def _check_same_plan(plan: dict[str, Any], request: Request, sweeps: Mapping[str
             "resume it, or use --fresh to set it aside and start a new one."
         )
     planned_budget = plan["budget_s"] + plan.get("left_s", 0.0)
-    requested_budget = request.budget or math.inf  # a request without a budget resumes any plan
+    # A request without a budget resumes any plan.
+    requested_budget = math.inf if request.budget is None else request.budget
     if not adds and requested_budget < planned_budget:
         raise UserError(
             f"the run in this folder was planned with a budget of {planned_budget:,g} s, "

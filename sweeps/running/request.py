@@ -84,7 +84,7 @@ class Request:
 
         ``kind`` is the machine's kind, ``gpu`` or ``cpu``.
         """
-        budget = self.budget or DEFAULT_BUDGET[kind]
+        budget = DEFAULT_BUDGET[kind] if self.budget is None else self.budget
         return budget * (1 - self.leave)
 
     def left(self, measuring: float) -> float:

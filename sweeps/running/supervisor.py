@@ -85,7 +85,8 @@ def confirm(
     interrupt.
 
     Raises:
-        UserError: if another process writes this shard, or the disk is full.
+        UserError: if another process writes this shard, the disk is full, or too many of the run's
+            sample lines are damaged.
         KeyboardInterrupt: if the user interrupts; the samples are folded first.
     """
     with _supervisor(run, reporter, note) as supervisor:
@@ -332,7 +333,7 @@ class _Supervisor:
         """
         if not self._run.names:
             return
-        stop_at = self._run.stop_at or math.inf
+        stop_at = math.inf if self._run.stop_at is None else self._run.stop_at
         futile_processes = 0
         unnamed = set(self._tally.unnamed())
         while unnamed and futile_processes < _MAX_FUTILE_NAMINGS:

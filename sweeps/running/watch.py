@@ -56,7 +56,7 @@ class Watch:
     def begin(self, child: int | None) -> None:
         """Begin to watch how much of the host is used by processes outside this run.
 
-        ``child`` is the id of the process that measures.
+        ``child`` is the id of the process that measures; None if it has not started.
         """
         parent = self._parent
         measuring = [os.getpid()] if child is None else [os.getpid(), child]

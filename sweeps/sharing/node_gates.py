@@ -23,8 +23,9 @@ class Gates:
 
         Args:
             workers: the numbers of the workers that are expected.
-            take_turns: called once, when all workers have timed their anchors. It returns True if
-                the workers slow one another down, so that only one at a time may measure.
+            take_turns: called once, when all workers have come to the gate ``MEASURE``, so that
+                none of them is still timing anchors. It returns True if the workers slow one
+                another down, so that only one at a time may measure.
         """
         # Position in _ORDER of the last gate that each worker has come to; -1 for none.
         self._last_gate = dict.fromkeys(workers, -1)

@@ -44,7 +44,8 @@ def work(connection: Connection, job: WorkerJob) -> None:
 
     The worker sends ("note", text) for the user and ("wait", gate) when it comes to a gate. After
     ("wait", gate), it waits for a message. Its last message is ("end", reason), or ("failed",
-    sentence) if it could not continue. If it is interrupted, it exits without such a message.
+    sentence) if a :class:`UserError` ends its work. If it is interrupted or another error ends it,
+    it exits without such a message.
     """
     die_with_parent()
     # Ctrl-C, and the signal of a batch system before a time limit, reach all processes. Only the

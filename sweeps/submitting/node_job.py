@@ -34,7 +34,7 @@ class NodeNote:
     folder: Path | None
     """Folder of the run; None if the job has not planned it yet."""
     failure: str
-    """Sentence that says why the job failed; empty if it did not fail."""
+    """Sentence that says why the job failed; empty if it did not fail or left no reason."""
 
     @staticmethod
     def path(results: Path, node: tuple[int, int]) -> Path:
@@ -56,7 +56,11 @@ class NodeNote:
             return cls(None, "")
 
     def write(self, results: Path, node: tuple[int, int]) -> None:
-        """Write the note of a node, replacing an old one."""
+        """Write the note of a node, replacing an old one.
+
+        Raises:
+            UserError: if the note cannot be written, for example because the disk is full.
+        """
         name = None if self.folder is None else self.folder.name
         make_folder(jobs_folder(results))
         write_json(self.path(results, node), {"folder": name, "failure": self.failure})
@@ -83,7 +87,7 @@ class NodeJob:
     def __call__(self, number: int) -> None:
         """Carry out the shards of node ``number``, counted from 1.
 
-        If that fails, write the reason to the node's note.
+        If that fails with a :class:`UserError`, write the error's text to the node's note.
         """
         if self.visible is not None:
             os.environ["CUDA_VISIBLE_DEVICES"] = self.visible

@@ -19,9 +19,10 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 HOLD_LIMIT = 0.5
-"""Longest time, in seconds, for which :class:`HostFlag` holds a stream.
+"""Seconds after which a thread of :class:`HostFlag` releases a stream that is still held.
 
-A launch that waits for the device (the first use of a module, a synchronising allocation) would
+The thread looks only every fifth of this time, so it may release the stream that much later. A
+launch that waits for the device (the first use of a module, a synchronising allocation) would
 otherwise never return."""
 
 _MIN_LIMIT, _MAX_LIMIT = 0.02, 0.1
@@ -62,7 +63,7 @@ class HostFlag:
     """Gate that holds the stream until the host writes to a word of pinned memory.
 
     Each batch waits for its own number, the ticket, so that a late release of one batch never
-    releases the next. A background thread releases a batch that has been held for
+    releases the next. A background thread releases a batch that has been held for more than
     :data:`HOLD_LIMIT` seconds. The thread needs Python's global interpreter lock, which PyTorch and
     Triton release while they launch. A launch that keeps the lock would hang, and the run's parent
     would kill this process.

@@ -18,7 +18,7 @@ from kernels.config import ceil_div
 
 
 class ResultRotation:
-    """Latest results of the case that is being timed, up to twice the cache's size in total."""
+    """Latest results of the case that is being timed, about twice the cache's size in total."""
 
     def __init__(self, cache_bytes: int) -> None:
         self._bytes = 2 * cache_bytes
@@ -35,8 +35,8 @@ class ResultRotation:
         are allocated here because an allocation in a timed batch may wait for the device.
         """
         self._kept.clear()
-        # With this many blocks, one is reused only after others of twice the cache's size were
-        # written.
+        # With this many blocks, a batch writes at least twice the cache's size before it writes to
+        # a block again.
         count = min(launches, ceil_div(self._bytes, example.nbytes))
         self._kept.extend(torch.empty_like(example) for _ in range(count))
 

@@ -11,6 +11,7 @@ import os
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -170,7 +171,7 @@ class NvmlTelemetry(Telemetry):
             pass
         return self._ask(nvml.nvmlDeviceGetPowerUsage, self._handle)
 
-    def _ask(self, query: Any, *arguments: Any) -> float | None:
+    def _ask(self, query: Callable[..., Any], *arguments: Any) -> float | None:
         """Return the value of one NVML query; None if NVML cannot answer it."""
         try:
             return float(query(*arguments))
@@ -221,7 +222,10 @@ def nvml_handle(nvml: Any, properties: Any) -> Any | None:
 
 
 def other_processes(nvml: Any, handle: Any) -> int:
-    """Return the number of other processes that compute on a GPU; 0 if NVML does not say."""
+    """Return the number of other processes that compute on a GPU; 0 if NVML does not say.
+
+    ``nvml`` is the NVML module, and ``handle`` is its handle of the GPU.
+    """
     try:
         processes = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
     except nvml.NVMLError:
