@@ -30,7 +30,9 @@ from sweeps.timing.statistics import CHECKPOINTS
 _LARGEST_SHARE = 0.5  # share of the budget for one candidate, because there are few candidates
 
 CANDIDATE_COST = CHECKPOINTS[1] / CHECKPOINTS[0]
-"""Number of samples of a candidate, divided by the number that the plan expects for a case."""
+"""Assumed number of samples of a candidate, divided by the number that the plan expects for a case.
+
+A candidate is assumed to converge at the second checkpoint."""
 PAIR_COST = 4 * BLOCKS * PROCESSES / CHECKPOINTS[0]
 """Number of samples of a re-timed pair, divided by the number that the plan expects for a case."""
 
@@ -65,7 +67,7 @@ def seconds_of(
     """Return how long measuring each contender is expected to take, as two times in seconds.
 
     The first time is for measuring the contender as a candidate, the second for re-timing it as
-    half of a pair.
+    half of a pair. If the machine is a CPU, its ceilings must have been measured.
     """
     cases = {contender: _case(contender, machine) for contender in contenders}
     # The plan is only made for its expected times. Its budget of 1e9 seconds admits every case.

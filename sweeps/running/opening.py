@@ -177,7 +177,7 @@ def _run_of_sweeps(record: Mapping[str, Any], opening: _Opening, place: int) -> 
         run,
         # Measuring for advice comes on top of the plan's budget.
         budget=plan["budget_s"] + _confirming_seconds(plan, events),
-        # A shard ends when its other cases are measured, so cases for advice do not count.
+        # Cases for advice do not count, because a shard may end without them.
         whole=len(_without_advice(planned)) == len(_without_advice(all_planned)),
         anchors=[PlanEntry.from_json(row) for row in record.get("anchors", ())],
     )
@@ -250,6 +250,8 @@ def cases_of(sweeps: Mapping[str, Sweep], dtypes: Sequence[str] = ()) -> dict[st
 
 def left_for_confirming(folder: Path) -> float:
     """Return how many seconds of a run's budget are left for timing cases for advice.
+
+    The number is negative if more seconds were spent than were reserved.
 
     Raises:
         UserError: if the folder has no readable run.

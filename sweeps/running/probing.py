@@ -84,7 +84,8 @@ def probe(cases: Mapping[str, Sequence[Case]], machine: Machine) -> Costs:
 def _choose_cases(cases: Sequence[Case]) -> list[Case]:
     """Return a small, a medium and a large case of each kind, the small cases of all kinds first.
 
-    The small ones take the least time, and the time may not suffice for all.
+    The small ones take the least time, and the time may not suffice for all. Sustained cases and
+    cases without FLOPs are never chosen.
     """
     kinds: dict[str, list[Case]] = defaultdict(list)
     for case in cases:

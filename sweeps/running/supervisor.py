@@ -293,7 +293,8 @@ class _Supervisor:
     def _naming_reserve(self, seconds: float) -> float:
         """Return how many of these ``seconds`` are reserved for naming kernels at the end."""
         cases = [entry.case for entry in self._run.planned]
-        return naming_reserve(cases, seconds) if self._run.names else 0.0
+        # The seconds are negative if more than the budget or the time is used up.
+        return naming_reserve(cases, max(0.0, seconds)) if self._run.names else 0.0
 
     def _repeat(self) -> None:
         """Re-time some cases in another process, to see how well their medians repeat.

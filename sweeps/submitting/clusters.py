@@ -41,8 +41,10 @@ class Resources:
     """Resources that each node's job requests; None for the cluster's default."""
 
     gpus_per_node: int
+    """Number of GPUs; 0 for a run on CPUs."""
     cpus_per_gpu: int
     minutes: int
+    """Time limit of the job."""
     partition: str | None = None
     account: str | None = None
     exclusive: bool = False

@@ -70,6 +70,7 @@ def submit(
             - There is no such cluster, or it refuses the jobs or does not answer.
             - Another submission follows the run.
             - This call does not fit the recorded run or the jobs from an earlier call.
+            - A file of the run cannot be read or written.
 
         KeyboardInterrupt: if the user interrupts; the samples are folded first.
     """

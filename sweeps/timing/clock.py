@@ -16,7 +16,7 @@ from sweeps.timing.gate import Gate, Spin, open_gate
 
 LaunchCall = Callable[[int], object]
 
-_WAKE_SECONDS = 0.3  # busy time after which a GPU's clocks and power are at their working level
+_WAKE_SECONDS = 0.3  # busy time after which a GPU's clocks have left their idle level
 _WAKE_SIZE = 4096  # rows and columns of the matrices that keep the GPU busy
 _WAKE_LAUNCHES = 20  # multiplications between two looks at the time
 
@@ -282,7 +282,7 @@ class CudaClock:
             previous_end = end
 
     def wake(self) -> None:
-        """Multiply large matrices for 0.3 s to bring clocks and power to their working level.
+        """Multiply large matrices for 0.3 s, so that the clocks leave their idle level.
 
         The first call allocates the matrices, and later calls reuse them.
         """
