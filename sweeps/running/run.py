@@ -42,7 +42,7 @@ class Run:
     """``module:callable`` of the function that creates the bench, which prepares and times
     cases."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
-    """Arguments of that callable: the machine and the device."""
+    """Arguments of that callable, such as ``machine`` and ``device``."""
     shard: tuple[int, int] = (1, 1)
     """Number of the shard, counted from 1, and the number of shards."""
     whole: bool = True
@@ -67,7 +67,8 @@ class Run:
 
     On a CPU, kernels are named before they are timed."""
     longest: float | None = None
-    """Maximum time for six samples of a case, in seconds; None for a share of the budget."""
+    """Seconds that six samples of a case may take, with the exception that
+    :class:`sweeps.measuring.rounds.Rounds` describes; None for a share of the budget."""
     stop_at: float | None = None
     """Time on the ``time.monotonic`` clock at which this call ends, including naming kernels; None
     for no limit."""

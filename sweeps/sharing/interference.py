@@ -28,7 +28,10 @@ class SharedSlowdown:
 
     @property
     def slowed(self) -> bool:
-        """True if ``ratio`` exceeds 1 by more than :data:`TOLERANCE`, and ``lo`` exceeds 1."""
+        """True if ``ratio`` exceeds 1 by more than :data:`TOLERANCE`, and ``lo`` exceeds 1.
+
+        A smaller slowdown is within the tolerance of a converged median.
+        """
         return self.ratio > 1 + TOLERANCE and self.lo > 1
 
 
