@@ -1,13 +1,14 @@
 """Read CSV files with times: plain ones, and those from the CUTLASS profiler and TritonBench.
 
 Each file becomes a frame with columns of measurements.csv and one row per case. Rows that do not
-describe a case, or that have no valid time, are reported and left out. Kernels that failed in the
-other program, and operations and dtypes that this project does not support, are left out without a
-report.
+describe a case, or that have no valid time, are reported and left out. In a file from another
+program, cases that failed there, and operations and dtypes that this project does not support, are
+left out without a report.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import warnings
 from dataclasses import dataclass
@@ -105,27 +106,31 @@ def _read_cells(path: Path, separator: str = ",", *, lower: bool = False) -> pd.
         lower: True to convert the names of the columns to lower case.
 
     Raises:
-        UserError: if the file is not a CSV file with a header and a line below it, if a column
-            occurs twice, or if lines have more cells than the header.
+        UserError: if the file is not a CSV file with a header and a line below it, if two columns
+            have the same name, or if lines have more cells than the header.
     """
+    read = functools.partial(
+        pd.read_csv,
+        path,
+        sep=separator,
+        dtype=str,
+        keep_default_na=False,
+        encoding="utf-8-sig",
+        skipinitialspace=True,
+        skip_blank_lines=False,
+        index_col=False,
+    )
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", pd.errors.ParserWarning)
-            frame = pd.read_csv(
-                path,
-                sep=separator,
-                dtype=str,
-                keep_default_na=False,
-                encoding="utf-8-sig",
-                skipinitialspace=True,
-                skip_blank_lines=False,
-                index_col=False,
-            )
+            frame = read()
+        # pandas renames a column that occurs twice, so the names are also read as they are.
+        names = read(header=None, nrows=1).iloc[0].str.strip()
     except pd.errors.ParserWarning:
         raise UserError(
             f"{path} has lines with more cells than its header; remove the extra cells."
         ) from None
-    except (ValueError, UnicodeDecodeError) as error:  # parser errors of pandas are ValueErrors
+    except ValueError as error:  # parser errors of pandas and UnicodeDecodeError are ValueErrors
         raise UserError(
             f"{path} is not a CSV file ({str(error).splitlines()[0]}); give a CSV file in UTF-8."
         ) from None
@@ -134,9 +139,11 @@ def _read_cells(path: Path, separator: str = ",", *, lower: bool = False) -> pd.
     frame.columns = pd.Index([str(name).strip() for name in frame.columns])
     if lower:
         frame.columns = frame.columns.str.lower()
-    if not frame.columns.is_unique:
-        repeated = frame.columns[frame.columns.duplicated()][0]
-        raise UserError(f"{path} has the column {repeated!r} twice; remove one of them.")
+        names = names.str.lower()
+    # Columns without a name, such as those that a spreadsheet adds at the end, are ignored.
+    repeated = names[names.duplicated() & (names != "")]
+    if len(repeated):
+        raise UserError(f"{path} has the column {repeated.iloc[0]!r} twice; remove one of them.")
     has_content = ~(frame == "").all(axis=1)
     return frame.assign(line=np.arange(2, len(frame) + 2))[has_content]
 
@@ -159,13 +166,18 @@ def _read_plain(path: Path, defaults: FileDefaults) -> FileTimings:
     op = frame["op"] if "op" in frame else pd.Series("", index=frame.index)
     filters = frame["kout"] if "kout" in frame else pd.Series("", index=frame.index)
     default_op = filters.map(lambda cell: "conv" if cell else "gemm")
-    frame["op"] = op.mask(op == "", default_op)
+    frame["op"] = op.mask(op == "", default_op).str.lower()
     # 3. Require the columns of the operations that occur, and check the cells.
     needed = ["dtype", "time_us"]
     if (frame["op"] == "gemm").any():
         needed += _SIZES
     if (frame["op"] == "conv").any():
         needed += CONV_SIZES
+    # Rows of any other operation are checked like convolutions, and reported as damaged. This is
+    # only possible if the file has the columns of convolutions.
+    others = frame.loc[~frame["op"].isin(("gemm", "conv")), "op"]
+    if len(others) and not set(CONV_SIZES) <= set(frame.columns):
+        raise UserError(f"{path} has the operation {others.iloc[0]!r}; op must be gemm or conv.")
     if missing := [name for name in needed if name not in frame]:
         raise UserError(
             f"{path} has no column {missing[0]!r}. A file of times needs the columns {HEADER}, and "
@@ -341,8 +353,9 @@ _MILLISECONDS = r"^([0-9.]+(?:[eE][+-]?[0-9]+)?)(?:$|\s*\()"
 
 
 def _is_tritonbench(header: str) -> bool:
-    first, *metrics = header.split(";")
-    return first.strip('"') in _TRITONBENCH_SHAPES and any(m.endswith(_LATENCY) for m in metrics)
+    """Return True if the first line of a file names TritonBench's shapes and a latency."""
+    first, *metrics = (name.strip('"') for name in header.split(";"))
+    return first in _TRITONBENCH_SHAPES and any(metric.endswith(_LATENCY) for metric in metrics)
 
 
 def _read_tritonbench(path: Path, defaults: FileDefaults) -> FileTimings:
@@ -396,4 +409,5 @@ def _read_tritonbench(path: Path, defaults: FileDefaults) -> FileTimings:
 
 
 def _most_common(words: pd.Series) -> str:
+    """Return the word that occurs most often in a column with at least one word."""
     return str(words.value_counts().index[0])

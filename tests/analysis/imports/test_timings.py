@@ -128,6 +128,8 @@ def test_products_and_convolutions_may_stand_in_one_file(tmp_path: Path) -> None
     [
         ("m,n,k,dtype,time_us\n,,,,\n", "no row with a time"),
         ("m,n,k,dtype,time_us,Time_us\n8,8,8,bf16,1,1\n", "has the column 'time_us' twice"),
+        ("m,n,k,dtype,time_us,time_us\n8,8,8,bf16,1,1\n", "has the column 'time_us' twice"),
+        ("op,m,n,k,dtype,time_us\nmatmul,8,8,8,bf16,1\n", "operation 'matmul'; op must be gemm"),
         ("(M, N, K);aten_matmul-latency\n(8, 8, 8);CUDA OOM\n", "no row with a time"),
         (CUTLASS.replace(",Status", "", 1), "more cells than its header"),
         (CUTLASS.replace(",Status", ",State", 1), "no column 'Status'"),
@@ -135,11 +137,16 @@ def test_products_and_convolutions_may_stand_in_one_file(tmp_path: Path) -> None
         (CUTLASS.replace(",gemm,cutlass", ",spgemm,cutlass").replace(",gemm,cublas", ",spgemm,c"),
          "no dense GEMM or 2-D convolution that passed"),
     ],
-    ids=["blank", "twice", "failed", "cells", "status", "kind", "sparse"],
+    ids=["blank", "twice", "repeated", "operation", "failed", "cells", "status", "kind", "sparse"],
 )  # fmt: skip
 def test_files_that_tell_nothing_are_sentences(tmp_path: Path, text: str, words: str) -> None:
     with pytest.raises(UserError, match=words):
         read(tmp_path, text, dtype="bf16")
+
+
+def test_columns_without_a_name_and_operations_in_capitals_are_read(tmp_path: Path) -> None:
+    found = read(tmp_path, "op,m,n,k,dtype,time_us,,\nGEMM,8,16,24,bf16,5,,\n")
+    assert found == [(Gemm(8, 16, 24, "bf16"), "cublas", 5.0)]
 
 
 def test_of_the_cutlass_profilers_kernels_the_fastest_that_passed_counts(tmp_path: Path) -> None:
@@ -208,6 +215,13 @@ def test_damaged_lines_are_named_and_left_out(
     assert "line 11 is damaged and was left out" in said
     with pytest.raises(UserError, match="2 of 2 lines"):
         read(tmp_path, "m,n,k,dtype,time_us\n8,8,8,int4,1\n8,8,8,bf16,nan\n")
+
+
+def test_tritonbench_may_quote_the_names_of_columns(tmp_path: Path) -> None:
+    text = '"(M, N, K)";"aten_matmul-latency"\n"(8, 16, 24)";0.005\n'
+    assert read(tmp_path, text, dtype="bf16") == [
+        (Gemm(8, 16, 24, "bf16", "nn"), "cublas", pytest.approx(5.0))
+    ]
 
 
 def test_only_pytorchs_own_product_is_the_library(tmp_path: Path) -> None:
