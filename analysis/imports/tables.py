@@ -122,7 +122,8 @@ def read_table(path: Path, package: str = "", licence: str = "") -> PublicTable:
         licence: licence of the package; empty for a single file.
 
     Raises:
-        UserError: if the file cannot be read, is not a table of GEMMs, or has no rows.
+        UserError: if the file cannot be read, is not a table of GEMMs, has no rows, or does not
+            name its GPU, framework and version.
     """
     try:
         columns = set(parquet.read_schema(path).names)
@@ -142,6 +143,12 @@ def read_table(path: Path, package: str = "", licence: str = "") -> PublicTable:
         ) from None
     # All rows have the same GPU, framework and version.
     (first_row,) = table.slice(0, 1).to_pylist()
+    for name in ("framework", "version", "device"):
+        if not isinstance(first_row[name], str):
+            raise UserError(
+                f"{path} has {first_row[name]!r} instead of text in the column {name}; give a "
+                "gemm_perf.parquet."
+            )
     return PublicTable(
         path=path,
         device=first_row["device"],
@@ -223,7 +230,9 @@ def choose_tables(tables: Sequence[PublicTable]) -> dict[str, PublicTable]:
     }
 
 
-def _rank(table: PublicTable, tables_of_slug: Sequence[PublicTable]) -> tuple[Any, ...]:
+def _rank(
+    table: PublicTable, tables_of_slug: Sequence[PublicTable]
+) -> tuple[bool, bool, int, tuple[int, ...]]:
     """Return the sort key of a table; the best table of a machine has the largest key.
 
     The parts of the key are whether the table has enough rows, whether it is complete, the

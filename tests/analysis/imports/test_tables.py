@@ -31,6 +31,16 @@ installed = pytest.mark.skipif(
 )
 
 
+@pytest.mark.parametrize(("column", "value"), [("version", 1.3), ("framework", None)])
+def test_a_table_that_does_not_name_its_framework_is_refused(
+    tmp_path: Path, column: str, value: object
+) -> None:
+    path = tmp_path / "table.parquet"
+    frame(2).assign(**{column: value}).to_parquet(path)
+    with pytest.raises(UserError, match=f"instead of text in the column {column}"):
+        read_table(path)
+
+
 def frame(count: int = 60, device: str = "NVIDIA H100 80GB HBM3") -> pd.DataFrame:
     sizes = random_sizes(count, 0)
     seconds = model_law()([Gemm(m, n, k, "bf16") for m, n, k in sizes])
