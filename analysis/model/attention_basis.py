@@ -33,7 +33,7 @@ _SHIPPED = Path(__file__).parents[2] / "kernels" / "timemodel" / "attention.json
 _MAX_DECODE_QUERIES = 16  # A call with more queries per sequence does not count as decoding.
 _MIN_DECODE_RATIO = 8  # A call with fewer keys per query does not count as decoding.
 _DTYPES = ("bf16", "fp16")
-_FEWEST_CALLS = 10  # Fewer calls leave one or none to judge the fit on.
+_FEWEST_CALLS = 10  # Fewer calls are too few to fit nine constants and to judge the fit.
 
 Fits = Mapping[str, Mapping[str, AttentionFit]]
 """Fits for attention by framework, then by kind of call: ``context``, ``full`` or ``decode``."""
@@ -65,7 +65,8 @@ class AttentionBasis:
     Attributes:
         machine: the machine whose times are predicted.
         measured_on: slug of the machine whose times were fitted.
-        fits: fits by framework, then by kind of call.
+        fits: fits by framework, then by kind of call; at least one framework. Every framework has a
+            fit for ``context``, which also predicts the kinds without a fit.
         kind: ``public`` for fits to imported tables of the machine, ``shipped`` for the machine's
             constants that come with Rooftile, ``generation`` for such constants of another machine.
         spreads: for each kind of call, the 5th and 95th percentiles of log(measured / predicted)
@@ -82,6 +83,8 @@ class AttentionBasis:
     def framework(self, named: str | None) -> str:
         """Return the framework to assume: the named one, or the first of FRAMEWORKS with fits.
 
+        If none of FRAMEWORKS has fits, the result is the first framework that has.
+
         Args:
             named: framework that the user named; None if the user named none.
 
@@ -89,7 +92,7 @@ class AttentionBasis:
             UserError: if there are no fits for the named framework.
         """
         if named is None:
-            return next(name for name in FRAMEWORKS if name in self.fits)
+            return next(name for name in (*FRAMEWORKS, *self.fits) if name in self.fits)
         if named not in self.fits:
             raise UserError(
                 f"--attention-kernel: {named!r} has no attention times of {self.measured_on}; "
@@ -142,7 +145,8 @@ class AttentionBasis:
         }
         shapes = AttentionShapes(**{name: np.array([float(size)]) for name, size in sizes.items()})
         # 2. Predict. In decoding, keys and values come from memory, because between two steps other
-        #    layers replace them in the cache.
+        #    layers replace them in the cache. If the fit for causal calls stands in for a missing
+        #    fit for decoding, the call is predicted warm, as all other causal calls are.
         warm = measured_kind != DECODE
         seconds = float(fit.seconds(shapes, measured_kind, self.machine, warm)[0])
         parts = fit.constants.parts(shapes, measured_kind, self.machine, warm)[:, 0]
@@ -246,7 +250,8 @@ def fit_tables(
 ) -> dict[str, dict[str, AttentionFit]]:
     """Fit each table of attention times, and return the fits by framework and kind of call.
 
-    A table with fewer than ten calls in bf16 has no fit.
+    A table with fewer than ten calls in bf16 has no fit. A framework without a fit for causal calls
+    is left out, because that fit has to predict the kinds of calls without a fit.
 
     Args:
         tables: tables of one machine, at most one for each framework and kind of call.
@@ -260,19 +265,23 @@ def fit_tables(
         measured = machine or known_machine(table.slug)
         fit = AttentionFit.from_times(shapes, seconds, table.kind, measured)
         fits.setdefault(table.framework, {})[table.kind] = fit
-    return fits
+    return {framework: by_kind for framework, by_kind in fits.items() if CONTEXT in by_kind}
 
 
 def fits_from_json(data: Mapping[str, Any]) -> dict[str, dict[str, AttentionFit]]:
     """Read what :func:`fits_to_json` returned.
 
     Raises:
-        AttributeError, KeyError, TypeError, ValueError: if the document has invalid fits.
+        AttributeError, KeyError, TypeError, ValueError: if the document has invalid fits, or a
+            framework without a fit for causal calls.
     """
-    return {
+    fits = {
         framework: {kind: AttentionFit.from_json(fit) for kind, fit in kinds.items()}
         for framework, kinds in data.items()
     }
+    if not all(CONTEXT in kinds for kinds in fits.values()):
+        raise ValueError("a framework has no fit for causal calls")
+    return fits
 
 
 def fits_to_json(fits: Fits) -> dict[str, Any]:

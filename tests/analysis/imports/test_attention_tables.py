@@ -33,3 +33,8 @@ def test_only_calls_in_bf16_are_read(tmp_path: Path, dtypes: list[str], calls: i
 @pytest.mark.parametrize("dtypes", [["fp8"], ["bfloat16"], ["bfloat16"] * 9])
 def test_a_table_with_few_calls_in_bf16_has_no_fit(tmp_path: Path, dtypes: list[str]) -> None:
     assert fit_tables([table(tmp_path, dtypes)]) == {}
+
+
+def test_a_framework_without_causal_calls_has_no_fit(tmp_path: Path) -> None:
+    """The fit for causal calls predicts the kinds of calls without a fit, so it must exist."""
+    assert fit_tables([table(tmp_path, ["bfloat16"] * 12)]) == {}

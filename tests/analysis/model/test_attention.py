@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,13 @@ import pytest
 from analysis.advice.attention import attention_row, parse_attention
 from analysis.attention_shapes import CONTEXT, DECODE, FULL, AttentionShapes
 from analysis.model.attention import AttentionConstants, AttentionFit, fit_constants, peak_of
-from analysis.model.attention_basis import FILE, find_attention, fits_to_json, kind_of
+from analysis.model.attention_basis import (
+    FILE,
+    AttentionBasis,
+    find_attention,
+    fits_to_json,
+    kind_of,
+)
 from analysis.model.basis import find_basis
 from kernels.common.errors import UserError
 from kernels.machine import known_machine, known_machines
@@ -182,11 +189,28 @@ def test_what_answers_rest_on(tmp_path: Path) -> None:
     assert 1.5 < whole.seconds / half.seconds < 2.5
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{", '{"vllm": 3}', '{"vllm": {"context": {}}}'])
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{", '{"vllm": 3}', '{"vllm": {"context": {}}}', '{"vllm": {}}']
+)
 def test_damaged_fits_get_a_sentence(text: str, tmp_path: Path) -> None:
     (tmp_path / FILE).write_text(text)
     with pytest.raises(UserError, match="cannot be read. Run .*analysis import"):
         find_attention(H100, "bf16", tmp_path)
+
+
+@pytest.mark.parametrize(("name", "value"), [("calls", math.inf), ("low", 10**400), ("high", None)])
+def test_a_fit_with_a_bad_number_is_refused(name: str, value: object) -> None:
+    document = AttentionFit(PLANTED, -0.1, 0.1, 10).to_json()
+    assert AttentionFit.from_json(document).calls == 10
+    with pytest.raises(ValueError, match=name):
+        AttentionFit.from_json({**document, name: value})
+
+
+def test_a_framework_that_is_not_listed_is_assumed_if_it_is_the_only_one() -> None:
+    fits = {"another": {CONTEXT: AttentionFit(PLANTED, -0.1, 0.1, 10)}}
+    known = AttentionBasis(H100, H100.slug, fits, "public", {CONTEXT: (-0.5, 0.5)})
+    assert known.framework(None) == "another"
+    assert known.predict(parse_attention("8,2048,16,16,128,bf16")).seconds > 0
 
 
 @pytest.mark.parametrize(
