@@ -90,10 +90,12 @@ class Basis:
     """Origin of each group whose basis differs from ``kind``, ``source`` and ``warm``."""
 
     def library(self, problem: Problem) -> str:
-        """Return the vendor library whose fit the model has for the problem's operation and dtype.
+        """Return the implementation whose fit predicts the problem if no implementation is named.
 
-        Without such a fit, the result is the vendor library that usually computes such problems on
-        the machine.
+        This is the first one that has a fit for the problem's operation and dtype. It is the vendor
+        library, or another implementation in a file that the user imported, but never one of
+        Rooftile's hand-written kernels. Without such a fit, the result is the vendor library that
+        usually computes such problems on the machine.
 
         Raises:
             UserError: if there is no such fit, and the machine is a CPU that does not support the
@@ -101,7 +103,8 @@ class Basis:
         """
         operation = problem.pass_ if isinstance(problem, Conv) else problem.op
         for group in self.model.fits:
-            implementation, *operation_and_dtype = group.split()
+            # Names of implementations come from the user's files, and may contain spaces.
+            implementation, *operation_and_dtype = group.rsplit(maxsplit=2)
             matches = operation_and_dtype == [operation, problem.dtype]
             if matches and implementation not in HAND_WRITTEN:
                 return implementation
@@ -222,7 +225,7 @@ def _with_missing_dtypes(basis: Basis) -> Basis:
     origins: dict[str, Origin] = {}
     # 1. Use the fits of measured dtypes for other dtypes.
     for group, fit in basis.model.fits.items():
-        implementation, operation, dtype = group.split()
+        implementation, operation, dtype = group.rsplit(maxsplit=2)
         if dtype not in TWINS or implementation in HAND_WRITTEN:
             continue
         measured_prior = Prior(fit, basis.kind, basis.source, UNKNOWN, basis.warm)
@@ -237,8 +240,8 @@ def _with_missing_dtypes(basis: Basis) -> Basis:
             if shared is not None:
                 fits[other_group] = shared.fit
                 origins[other_group] = Origin(shared.kind, shared.source, shared.warm)
-    # 2. Add the priors of the dtypes that are still missing. Model.fit would find the same fits
-    #    later, but their origins must say here that they predict warm times.
+    # 2. Add the priors of the dtypes that are still missing. Model.fit_of would find the same
+    #    fits later, but their origins must say here that they predict warm times.
     for group in (f"{LIBRARY} gemm {dtype}" for dtype in machine.peaks):
         prior = prior_without_tables(machine, group)
         if group not in fits and prior.warm:
@@ -252,6 +255,10 @@ def machine_rows(results: Path) -> list[dict[str, Any]]:
 
     An entry has the model's errors on held-out measurements of the machine's largest group, as
     fractions. The errors are None if no measurements of the machine were fitted.
+
+    Raises:
+        UserError: if a recording or its calibration cannot be read, or if all times of a machine
+            without a known datasheet are unusable.
     """
     slugs = [*known_machines(), *sorted(recorded_machines(results) - known_machines().keys())]
     return [_machine_row(slug, find_basis(slug, results)) for slug in slugs]
@@ -260,7 +267,7 @@ def machine_rows(results: Path) -> list[dict[str, Any]]:
 def _machine_row(slug: str, basis: Basis) -> dict[str, Any]:
     """Return the entry of one machine for ``machines --json``."""
     machine = basis.model.machine
-    # A model that only has constants has no fits.
+    # A model may have no fits, such as that of a CPU without usable measurements.
     fits = basis.model.fits.values()
     largest = max(fits, key=lambda fit: fit.rows, default=None)
     return {

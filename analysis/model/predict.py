@@ -81,7 +81,10 @@ def model_from_json(machine: Machine, data: Mapping[str, Any]) -> Model:
     Raises:
         AttributeError, KeyError, TypeError, ValueError: if the document is invalid.
     """
-    return Model(machine, {group: Fit.from_json(fit) for group, fit in data["groups"].items()})
+    fits = {group: Fit.from_json(fit) for group, fit in data["groups"].items()}
+    if not all(len(group.split()) >= 3 for group in fits):
+        raise ValueError("a group's name must have an implementation, an operation and a dtype")
+    return Model(machine, fits)
 
 
 @dataclass(frozen=True)

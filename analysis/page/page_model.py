@@ -26,14 +26,14 @@ from kernels.problem import PASSES, Conv, Gemm, Problem
 from kernels.timemodel.estimate import Array
 
 MOST_NODES = 300_000
-"""Maximum number of tree nodes on a page; this many nodes take 1.7 MB.
+"""Maximum number of tree nodes on a page; this many nodes take 2 MB in base64, 5 bytes each.
 
 If the trees of a model have more nodes in total, smaller trees replace them.
 """
 
-# Number of smaller trees, and minimum number of shapes in a leaf. For a public table of 36,000
-# shapes, the trees for the time have 60,000 nodes. The trees for the spread are fewer and smaller,
-# because the width of an interval matters less than the time.
+# Number of smaller trees, and minimum number of shapes in a leaf. 16 trees whose leaves have at
+# least 24 shapes have at most 1.4 nodes for each shape. The trees for the spread are fewer and
+# smaller, because the width of an interval matters less than the time.
 _TREES, _LEAF = 16, 24
 _SPREAD_TREES, _SPREAD_LEAF = 8, 100
 _RANDOM_SHAPES = 12_000  # random GEMMs that are added to the shapes that smaller trees grow from
@@ -64,7 +64,7 @@ class PageGroup:
     @property
     def name(self) -> str:
         """Name by which the script looks the group up, such as ``gemm bf16``."""
-        return self.group.partition(" ")[2]
+        return _without_implementation(self.group)
 
     @property
     def has_trees(self) -> bool:
@@ -136,8 +136,7 @@ def page_groups(basis: Basis) -> Iterable[PageGroup]:
     only those that were measured, because the model has no constants for others.
     """
     machine = basis.model.machine
-    # The name of a fit is the implementation, the operation and the dtype.
-    fitted = {name.partition(" ")[2] for name in basis.model.fits}
+    fitted = {_without_implementation(group) for group in basis.model.fits}
     for dtype in machine.peaks:
         for operation in ("gemm", *PASSES):
             if machine.kind == "cpu" and f"{operation} {dtype}" not in fitted:
@@ -148,6 +147,14 @@ def page_groups(basis: Basis) -> Iterable[PageGroup]:
                 continue
             group = group_of(basis.library(problem), problem)
             yield PageGroup(problem, group, basis.model.fit_of(group))
+
+
+def _without_implementation(group: str) -> str:
+    """Return the operation and the dtype of a group, such as ``gemm bf16``.
+
+    Names of implementations come from the user's files, and may contain spaces.
+    """
+    return " ".join(group.rsplit(maxsplit=2)[1:])
 
 
 def _plain_problem(operation: str, dtype: str) -> Problem:
@@ -234,11 +241,15 @@ def _large_tree_outputs(
     """Return the features of measured and random shapes, and the large trees' outputs for them.
 
     Features have one row per shape. The outputs are the logarithm of the correction and the
-    logarithm of the spread, for each shape. Random shapes are added only for a group of GEMMs.
+    logarithm of the spread, for each shape. Random shapes are added only for a group of GEMMs. For
+    a group of convolutions without measured shapes, the only shape is the group's example.
     """
     problems = list(measured)
     if isinstance(group.problem, Gemm):
         problems += _random_gemms(group.problem)
+    # A dtype of convolutions that is predicted by the trees of another dtype was not measured.
+    if not problems:
+        problems = [group.problem]
     inputs = Inputs.from_query(basis.model.machine, basis.query(problems))
     fit = group.fit
     formula = inputs.estimate(fit.constants)

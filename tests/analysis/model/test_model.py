@@ -11,6 +11,7 @@ import pytest
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
+from analysis.model.basis import find_basis
 from analysis.model.calibrate import _fold_of, _leave_one_out_ranges, _range, calibrate
 from analysis.model.features import Inputs
 from analysis.model.fit import UNCALIBRATED, Fit
@@ -19,6 +20,7 @@ from analysis.model.fitting import fit_constants, fit_group
 from analysis.model.predict import Model, explain, model_from_json
 from analysis.model.prior import Prior, Spread, prior_without_tables
 from analysis.model.query import Query, group_of
+from analysis.page.page_model import page_groups
 from analysis.recordings.load import load
 from kernels.common.errors import UserError
 from kernels.config import HAND_WRITTEN
@@ -42,6 +44,26 @@ GROUP = "cublas gemm bf16"
 TRUTH = replace(
     default_constants("hopper", "bf16"), compute=0.7, dram=0.75, launch=4e-6, feed=8e10, tail=0.6
 )
+
+
+def test_the_name_of_an_implementation_may_contain_spaces(tmp_path: Path) -> None:
+    """Names come from the user's files. Such a fit is also used for the other 16-bit dtype."""
+    cases = [
+        replace(case, implementation="my kernel")
+        for case in gemm_cases(dict.fromkeys(random_sizes(60)))
+    ]
+    folder = record(tmp_path / H100.slug, cases, model_law()(problems(cases)))
+    write_predictions(analyse(load(folder)))
+    basis = find_basis(H100.slug, tmp_path)
+    assert {"my kernel gemm bf16", "my kernel gemm fp16"} <= basis.model.fits.keys()
+    assert basis.library(Gemm(512, 512, 512, "bf16")) == "my kernel"
+    assert {group.name for group in page_groups(basis)} >= {"gemm bf16", "gemm fp16"}
+
+
+def test_a_group_without_a_dtype_is_refused() -> None:
+    document = {"groups": {"cublas gemm": Fit(TRUTH).to_json()}}
+    with pytest.raises(ValueError, match="a group's name must have"):
+        model_from_json(H100, document)
 
 
 def test_planted_constants_are_found(tmp_path: Path) -> None:

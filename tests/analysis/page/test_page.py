@@ -15,13 +15,23 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from analysis.model.basis import Basis
+from analysis.model.features import Inputs
+from analysis.model.fit import Fit
 from analysis.model.fitted import Analysis, analyse
+from analysis.model.forest import Forest
+from analysis.model.predict import Model
+from analysis.model.query import Query
+from analysis.model.residual import Residual
+from analysis.page import page_model
 from analysis.recordings.load import load
 from kernels.common.errors import UserError
 from kernels.machine import known_machine
+from kernels.problem import Conv
+from kernels.timemodel.constants import default_constants
 from sweeps.cases.case import Case
 from tests.support.browsing import need_browser, opened
-from tests.support.synthetic import gemm_cases, random_sizes, record, recorded
+from tests.support.synthetic import H100, gemm_cases, random_sizes, record, recorded
 
 pytestmark = pytest.mark.xdist_group("browser")
 
@@ -297,3 +307,26 @@ def test_convolutions_have_neighbours_along_their_channels(tmp_path: Path) -> No
         here.page.locator("#shape").press("Enter")
         assert here.text("#chosen").startswith("The nearest measured shape has ")
         assert "→ 64, 1×1 fprop bf16 nhwc: predicted" in here.text("#answer")
+
+
+def test_smaller_trees_of_a_convolution_may_predict_another_dtype(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The fit for bf16 also predicts fp16, in which no convolution was measured."""
+    convs = [
+        Conv.build((8, c, 28, 28, kout, 3, 3), [(1, 1)] * 3, 1, "bf16")
+        for c in range(16, 80, 8)
+        for kout in range(16, 80, 8)
+    ]
+    constants = default_constants("hopper", "bf16")
+    inputs = Inputs.from_query(H100, Query.plain(convs, "cudnn"))
+    features = inputs.features(constants, inputs.estimate(constants))
+    log_ratios = np.random.default_rng(0).normal(0, 0.1, len(convs))
+    residual = Residual(Forest.grown(features, log_ratios, 8, 2), 0.05, 0.05)
+    bf16 = Fit(constants, residual, rows=len(convs))
+    fits = {"cudnn fprop bf16": bf16, "cudnn fprop fp16": bf16.stretched(1.1)}
+    monkeypatch.setattr(page_model, "MOST_NODES", 100)
+    model = page_model.page_model(Basis(Model(H100, fits), "recorded", "a test"), convs)
+    assert model["groups"]["fprop bf16"]["trees"] == model["groups"]["fprop fp16"]["trees"] == 0
+    (trees,) = model["trees"]
+    assert trees["differs"] > 0
