@@ -17,6 +17,7 @@ from typing import Any, Self
 import numpy as np
 
 from analysis.model.forest import Forest
+from kernels.common.documents import Number, misfit
 from kernels.timemodel.estimate import Array
 
 MIN_ROWS = 48
@@ -30,18 +31,17 @@ Among so many measurements, an unusually long or short time is not noise, becaus
 confirm it. For example, a weight matrix whose size is a power of two is found in the cache
 unusually often."""
 
-_MIN_CORRELATION = 2.0  # Smallest correlation, in standard errors; pure noise passes once in 40.
+_MIN_CORRELATION = 2.0  # Smallest correlation, in standard errors; noise passes about once in 40.
 _MAD_TO_STD = 1.4826  # Ratio of normal values' standard deviation to their MAD.
 _MAX_DEVIATIONS = 4.0  # Robust standard deviations beyond which a measurement is an outlier.
 _LARGE_ERROR = 0.05  # Log ratio above which an error counts for less than its square.
 _FOLDS = 5  # Number of folds of the cross-validation.
-_TREES = 64  # Number of trees; twice as many would reduce the error by 1% of its value.
+_TREES = 64  # Number of trees; twice as many would hardly reduce the error.
 _TREES_OF_A_FOLD = 48  # Number of trees in a fold of many measurements, where growing takes long.
 
 _FEATURES_OF_MANY = 0.6
 """Share of the features that a node tries if there are more than :data:`MANY_ROWS` measurements.
-With this share, trees grow in half the time. It increases the error by a few percent of its
-value."""
+With this share, trees grow in about half the time, and the error hardly increases."""
 
 _MIN_LEAF_ROWS = 2  # A leaf of one row would reproduce all of its noise.
 _MIN_SPREAD = 0.005  # Smallest spread, as a log ratio: no machine repeats a time more precisely.
@@ -91,7 +91,8 @@ class Residual:
 
         Raises:
             KeyError, TypeError, ValueError: if a value is missing, ``seen`` or ``unseen`` is not a
-                positive number, or the arrays do not form trees.
+                positive number in floating point, the arrays do not form trees, or trees would have
+                to be grown without scikit-learn.
         """
         seen, unseen = data["seen"], data["unseen"]
         # A recording may come from an untrusted source, so its numbers are checked.
@@ -100,6 +101,10 @@ class Residual:
                 raise ValueError("seen or unseen is not a finite number above 0")
         if "trees" in data:
             return cls(Forest.from_json(data["trees"]), seen, unseen)
+        if not can_grow():
+            raise ValueError("an older file without trees needs scikit-learn to grow them")
+        if fault := misfit(data, {"features": [[Number()]], "log_ratios": [Number()]}):
+            raise ValueError(fault)
         features, log_ratios = np.array(data["features"]), np.array(data["log_ratios"])
         return cls(_grow(features, log_ratios), seen, unseen)
 
@@ -189,8 +194,8 @@ def _beats_noise(predicted: Array, log_ratios: Array) -> bool:
     """Return True if held-out predictions correlate with the true log ratios more than noise would.
 
     A comparison of squared errors would be more direct, but with a few hundred rows, outliers make
-    it too noisy. Such a comparison once rejected trees that, apart from outliers, reduced the error
-    by a seventh.
+    it too noisy. Such a comparison would reject trees that clearly reduce the error of all rows
+    except the outliers.
     """
     # Constant predictions have a covariance and a scale of 0. Without this minimum of the scale,
     # they would pass.

@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 
+from analysis.model import residual
 from analysis.model.residual import MANY_ROWS, MIN_ROWS, Residual, fit_residual
 
 
@@ -28,7 +29,9 @@ def test_a_residual_learns_what_is_smooth_and_leaves_noise_alone() -> None:
     assert np.median(found.predict(x[:200])[1]) < 0.8 * np.median(spread)
 
 
-def test_a_residual_from_before_trees_were_written_grows_them() -> None:
+def test_a_residual_from_before_trees_were_written_grows_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     x = np.random.default_rng(0).uniform(-2, 2, (200, 3))
     y = 0.1 * x[:, 0]
     old = {"features": x.tolist(), "log_ratios": y.tolist(), "seen": 0.1, "unseen": 0.2}
@@ -41,10 +44,14 @@ def test_a_residual_from_before_trees_were_written_grows_them() -> None:
         {"features": [[0.0] * 128] * 200},  # more features than trees can have
         {"log_ratios": [1.0]},
         {"log_ratios": [math.nan] * 200},
+        {"log_ratios": [10**400] * 200},
     ]
     for damaged in damages:
         with pytest.raises(ValueError):  # noqa: PT011
             Residual.from_json({**old, **damaged})
+    monkeypatch.setattr(residual, "can_grow", lambda: False)
+    with pytest.raises(ValueError, match="needs scikit-learn"):
+        Residual.from_json(old)
 
 
 @pytest.mark.parametrize("name", ["seen", "unseen"])
