@@ -15,13 +15,14 @@ _UNPRINTABLE = re.compile(
     r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]+"
 )
 # The markup to escape: backslashes, backticks and asterisks, the | between cells, the < of a tag,
-# the ] before a link's target, the & of an entity, and the slashes of a URL. Underscores are not
-# escaped, because within a name they format nothing.
-_MARKUP = re.compile(r"[\\`*|<]|\](?=[(\[:])|&(?=#?\w+;)|(?<=:)//")
+# the ] before a link's target, the & of an entity, the slashes of a URL, and the dot after www,
+# because GitHub makes a link of such an address. Underscores are not escaped: within a name they
+# format nothing, and elsewhere they can only make text italic or bold.
+_MARKUP = re.compile(r"[\\`*|<]|\](?=[(\[:])|&(?=#?\w+;)|(?<=:)//|(?<=\bwww)\.", re.IGNORECASE)
 
 
 def plain(text: str) -> str:
-    """Return text on one line, with markup and links escaped so that it reads as written."""
+    """Return text on one line, with the markup that :data:`_MARKUP` finds escaped."""
     return _MARKUP.sub(_escaped, printable(text))
 
 

@@ -92,6 +92,10 @@ def test_a_hostile_slug_writes_no_file(tmp_path: Path, slug: str) -> None:
     assert sorted(tmp_path.rglob("*")) == before
 
 
+def test_an_address_does_not_become_a_link() -> None:
+    assert plain("www.example.org") == r"www\.example.org"
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_plain_text_reads_as_it_was(name: str) -> None:
     """What is escaped comes back as the text that it was, without what cannot be printed."""
