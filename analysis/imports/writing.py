@@ -90,7 +90,16 @@ def write_timings(
 
 
 def is_same_file(folder: Path, path: Path, defaults: FileDefaults) -> bool:
-    """Return True if a recording was imported from a file with this content and these defaults."""
+    """Return True if a recording was imported from a file with this content and these defaults.
+
+    Args:
+        folder: folder of the recording.
+        path: the file, or the folder of results, as in :func:`write_timings`.
+        defaults: dtype and layout that the user gave.
+
+    Raises:
+        UserError: if the run.json of the recording cannot be read.
+    """
     public = read_run(folder).get("public") or {}
     return public.get("framework") == FILE and public.get("version") == _digest(path, defaults)
 

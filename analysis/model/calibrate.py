@@ -406,7 +406,9 @@ def _conformal_ends(errors: Array) -> tuple[float, float]:
     return float(ordered[k - 1]), float(ordered[-k])
 
 
-def _blended(low: Any, high: Any, rows: int, prior_low: float, prior_high: float) -> Any:
+def _blended(
+    low: float | Array, high: float | Array, rows: int, prior_low: float, prior_high: float
+) -> tuple[Any, Any]:
     """Return the weighted geometric mean of a range from measured errors and the prior's range.
 
     Each end is first moved outwards to a distance of at least :data:`_MIN_WIDTH` from 0.
@@ -423,7 +425,7 @@ def _blended(low: Any, high: Any, rows: int, prior_low: float, prior_high: float
     """
     share = rows / (rows + _PRIOR_ROWS)
 
-    def weighted_mean(measured: Any, prior: float) -> Any:
+    def weighted_mean(measured: float | Array, prior: float) -> Any:
         return np.maximum(measured, _MIN_WIDTH) ** share * max(prior, _MIN_WIDTH) ** (1 - share)
 
     return -weighted_mean(-low, -prior_low), weighted_mean(high, prior_high)
@@ -467,7 +469,7 @@ def pair_errors(
         predicted: predicted seconds of each case.
         log_ratio: log(measured / predicted) of each case.
         spread: relative spread of each prediction's error.
-        min_gain: smallest predicted gain of a pair to include, as a fraction of the padding's
+        min_gain: predicted gain above which a pair is included, as a fraction of the padding's
             time. The larger a predicted gain is, the more optimistic it tends to be. The default
             includes all pairs.
     """
@@ -512,7 +514,9 @@ def neighbours(query: Query, predicted: Array) -> tuple[NDArray[np.intp], NDArra
     return np.concatenate(small_parts), np.concatenate(large_parts)
 
 
-def _best_pads(sizes: NDArray[np.int_], predicted: Array) -> tuple[NDArray[np.intp], ...]:
+def _best_pads(
+    sizes: NDArray[np.int_], predicted: Array
+) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """Find, for each shape, the padding that is predicted to be fastest.
 
     Args:
@@ -525,8 +529,8 @@ def _best_pads(sizes: NDArray[np.int_], predicted: Array) -> tuple[NDArray[np.in
     """
     # 1. Collect candidates. In log sizes, the paddings of a shape lie in a cube with the shape at
     #    its lowest corner. A k-d tree finds them, because comparing all 35,700 shapes of a public
-    #    table with one another would take 20 GB. The factor 1.001 makes the cube a little larger,
-    #    so that rounding loses no padding at its surface.
+    #    table with one another would take more than 20 GB. The factor 1.001 makes the cube a little
+    #    larger, so that rounding loses no padding at its surface.
     half_edge = math.log(1 + NEAR) / 2
     candidates = KDTree(np.log(sizes)).query_ball_point(
         np.log(sizes) + half_edge, half_edge * 1.001, p=np.inf

@@ -64,7 +64,7 @@ class Inputs:
 
         Args:
             machine: the machine whose times are predicted.
-            query: the cases.
+            query: the cases, at least one.
             algorithms: the algorithm that computed each case, empty where it is not known. None if
                 no algorithm is known.
         """
@@ -178,7 +178,7 @@ class Inputs:
         """
         shapes, machine = self.shapes, self.machine
         # The columns are in the order of the list above. ``density`` is the useful share of the
-        # multiply-adds, and right of the ridge point, arithmetic limits the speed.
+        # multiply-adds.
         flops = 2 * shapes.batch * shapes.m * shapes.n * shapes.k * shapes.density
         intensity = flops / shapes.bytes
         ridge = machine.peak(self.dtype) / machine.bandwidth
@@ -230,9 +230,9 @@ class Inputs:
 
 
 def _factors_of_two(sizes: Array) -> Array:
-    """Return how many times each size can be divided by two, at most 8.
+    """Return how many times each size can be divided by two; 8 for multiples of 2⁸ = 256.
 
-    Larger powers of two do not matter, because no side of a tile is a multiple of 2⁹ = 512.
+    Larger powers of two do not matter, because no side of a tile is longer than 320.
     """
     # For an integer x, x & -x is the largest power of two that divides x.
     integers = sizes.astype(np.int64)

@@ -21,15 +21,16 @@ UNCALIBRATED = (-0.7, 0.7)
 """Assumed 90% range of log(measured / predicted) without any measurement: a factor of two either
 way.
 
-It contains at least 98% of the times in public tables for H100, A100 and V100, but only 67% of
-those for T4 and none of those for L4."""
+It contains at least 98% of the times in public tables for H100, A100 and V100 (the lines with
+``calibrated`` 0 in results/accuracy/validation.json). It contains only 72% of the fp32 times for T4
+and 43% of those for L4 (results/accuracy/fp32-interval.json)."""
 
 UNCALIBRATED_PAIR = (-0.2, 0.2)
 """Assumed 90% range of the error in a log time ratio between two neighbouring shapes. It is narrow,
 because the errors of the two shapes are largely the same.
 
-It contains the measured 90% range of six of nine public tables. For V100 in fp16, T4 and L4, the
-measured range extends to 0.34 (results/accuracy/neighbours.json)."""
+It contains the measured 90% range of six of nine public tables. The measured range is wider for
+V100 in fp16, for L4, and for T4, where it extends to 0.34 (results/accuracy/neighbours.json)."""
 
 FP32_LIKE = (-0.1, 0.35)
 """Range that replaces :data:`UNCALIBRATED` for fp32 GEMMs on a GPU whose compute capability equals
@@ -37,7 +38,7 @@ that of a measured GPU.
 
 It contains more than nine in ten of the times that sitar-lab/NeuSight measured for linear layers on
 H100, A100 (40 and 80 GB) and V100, although no constants were fitted to the A100 40 GB. This range
-is not used for other GPUs, because T4 and L4 take twice as long as predicted
+is not used for other GPUs, because T4 and L4 take about twice as long as predicted
 (results/accuracy/fp32-interval.json)."""
 
 NEAR = 0.125
@@ -129,8 +130,8 @@ class Fit:
         scale: factor by which the trees' disagreement is multiplied in the spread. For users of
             another framework, it converts the disagreement to a standard deviation of the log
             ratio.
-        beside: additional standard deviation for users of another framework, combined in
-            quadrature.
+        beside: additional standard deviation for users of another framework. It is added in
+            quadrature, as if that framework's error were independent of the trees' disagreement.
         sum_low: factor by which the lower half of a sum's interval is multiplied. Without it, the
             interval follows from the intervals of the single times (see
             :mod:`analysis.model.sum_errors`).
@@ -251,7 +252,11 @@ class Fit:
         return math.hypot(self.scale, self.beside)
 
     def spread(self, lo: float, hi: float) -> float:
-        """Return the spread of a prediction, given the ends of its 90% interval in seconds."""
+        """Return the spread of a prediction, given the ends of its 90% interval in seconds.
+
+        If the interval is wider than that of other shapes because of the shape's kind, or because
+        no similar shape was measured, the spread is larger accordingly.
+        """
         return math.log(hi / lo) / (self.high - self.low)
 
     def ratio_range(self, near: bool, spreads: tuple[float, float]) -> tuple[float, float]:

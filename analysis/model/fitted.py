@@ -27,7 +27,7 @@ PREDICTED = "predicted_"
 columns of :meth:`analysis.model.predict.Prediction.frame`, and ``tflops``."""
 
 MOST_ROWS = 36_000
-"""Largest number of cases with the same operation, dtype and implementation that are all analysed.
+"""Maximum number of cases with the same operation, dtype and implementation that are all analysed.
 From more cases, a random sample is drawn. The public tables that Rooftile imports have fewer
 cases."""
 

@@ -10,7 +10,7 @@ corresponds to a Gaussian prior, and the solution is the mode of the posterior.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
@@ -47,8 +47,8 @@ from kernels.timemodel.constants import (
 from kernels.timemodel.estimate import ALGORITHMS, Array
 
 _MAX_ROWS = 800
-"""Largest number of cases to which constants are fitted. With more cases, a fit would take seconds
-longer and change the error by 0.1 percentage points."""
+"""Maximum number of cases to which constants are fitted. With more cases, a fit would take seconds
+longer, and the error would hardly change."""
 
 _STEP = 1e-7  # Step of the finite differences, on the constants' fit scales.
 _WEIGHT_SPREAD = 0.2  # Standard deviation of a collection's weight around the prior's weight.
@@ -274,7 +274,8 @@ def _solve_with(
     low, high = np.array(limits + [list(_WEIGHTS)] * weight_count).T
 
     # 2. The residuals are the errors of the log times, then the penalties.
-    def as_constants(values: Any) -> Constants:
+    def as_constants(values: Iterable[Any]) -> Constants:
+        """Return the constants, given a number on its fit scale, or an array, for each name."""
         pairs = zip(names, values, strict=True)
         return Constants(**{name: from_fit_scale(name, value) for name, value in pairs})
 

@@ -12,11 +12,12 @@ that exists:
 
 Each prior has an uncertainty. Its ``scale`` is the error that all shapes of a machine share, and
 its ``shape`` the error of a single shape once the shared error is corrected. Both errors were
-estimated from public tables, except for tf32 and for the default constants. The larger the
-uncertainty is, the more a fit moves away from the prior when the machine is measured. A few
-measurements change almost only the scale, because it is the least certain part and all measurements
-share it. More measurements also change single constants and the weights of public tables. Enough
-measurements make it possible to grow trees (:mod:`analysis.model.fitting`).
+estimated from public tables, except for tf32 and for the default constants, whose errors are
+assumed (:data:`UNKNOWN`). The larger the uncertainty is, the more a fit moves away from the prior
+when the machine is measured. A few measurements change almost only the scale, because it is the
+least certain part and all measurements share it. More measurements also change single constants and
+the weights of public tables. Enough measurements make it possible to grow trees
+(:mod:`analysis.model.fitting`).
 
 The 90% interval of the prior becomes narrower as measurements determine the scale. An interval from
 held-out errors on the machine's own measurements gradually replaces the prior's interval
@@ -123,8 +124,8 @@ class Spread:
 UNKNOWN = Spread(scale=0.37, shape=0.2, constants=1.0)
 """Spread of a prior whose errors were never measured.
 
-Scale and shape together result in the interval :data:`analysis.model.fit.UNCALIBRATED`. The spread
-of the constants is wide, because the default constants of a CPU are only a starting point."""
+Scale and shape together result in about the interval :data:`analysis.model.fit.UNCALIBRATED`. The
+spread of the constants is wide, because a CPU's default constants are only a starting point."""
 
 
 @dataclass(frozen=True)
@@ -192,7 +193,7 @@ def prior_from_tables(
     Args:
         machine: the machine whose times are predicted.
         dtype: dtype of the predicted GEMMs; the collections may have the other 16-bit dtype.
-        collections: public tables with trees, the most trusted first.
+        collections: public tables with trees, the most trusted first; at least one.
         query: shapes to be measured or predicted. The query determines how much the trees typically
             disagree.
     """

@@ -145,7 +145,7 @@ def change_factors(before: Times, after: Times, less: Array, more: Array) -> tup
 
 
 def _factors(error: Array, below: Array, above: Array) -> tuple[float, float]:
-    """Return factors for the halves of the intervals, so that these contain 90% of the errors.
+    """Return factors for the two halves of all intervals, so that 90% of the errors lie in them.
 
     Both factors are at least :data:`_MIN_FACTOR`.
 

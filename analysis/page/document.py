@@ -18,6 +18,7 @@ from typing import Any
 
 import pandas as pd
 from bokeh.embed import components
+from bokeh.plotting import figure
 from bokeh.resources import Resources
 from jinja2 import Environment, FileSystemLoader, select_autoescape
 
@@ -48,8 +49,8 @@ def page_html(reports: Sequence[PageReport]) -> str:
     """Return the page as HTML.
 
     Args:
-        reports: content of the page about each recording. The points of all recordings share the
-            same charts.
+        reports: content of the page about each recording, at least one. The points of all
+            recordings share the same charts.
     """
     # 1. Make the charts. The roofline and the accuracy chart share one source of points, which the
     # script fills.
@@ -57,7 +58,7 @@ def page_html(reports: Sequence[PageReport]) -> str:
     points_by_report = [points_of(report.analysis) for report in reports]
     points = pd.concat(points_by_report, ignore_index=True)
     machines = [report.analysis.recording.machine for report in reports]
-    figures: dict[str, Any] = {
+    figures: dict[str, figure] = {
         "roofline": charts.roofline(source, machines, points),
         "accuracy": charts.accuracy(source, points),
         **{f"line{number}": charts.neighbours(number) for number in range(3)},

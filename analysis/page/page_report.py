@@ -35,10 +35,10 @@ class PageReport:
 
     @property
     def left_out(self) -> str:
-        """Sentence that says how many cases the charts show; empty if they show all of them."""
+        """Sentence that says how many cases the charts show; empty if they show all cases."""
         cases = len(self.analysis.recording.rows)
-        # The analysis may have only a sample of the measured cases in its table. A page has only a
-        # sample of those if they exceed MOST_POINTS.
+        # The table of the analysis may have only a sample of the measured cases. The page shows all
+        # cases of the table and all cases without a prediction, or a sample of MOST_POINTS of them.
         in_table = cases - self.analysis.measured + len(self.analysis.table)
         shown = min(in_table, MOST_POINTS)
         if shown == cases:

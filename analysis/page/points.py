@@ -9,6 +9,7 @@ import pandas as pd
 
 from analysis.model.fitted import PREDICTED, Analysis
 from analysis.recordings.load import Recording
+from kernels.timemodel.estimate import Array
 
 TEXTS = (
     "op", "pass", "dtype", "layout", "implementation", "config", "sweep", "mode", "cache",
@@ -126,7 +127,7 @@ def columns_of(points: pd.DataFrame) -> dict[str, Any]:
     return columns
 
 
-def _rounded(values: np.ndarray[Any, Any], digits: int) -> np.ndarray[Any, Any]:
+def _rounded(values: Array, digits: int) -> Array:
     """Return values rounded to a number of significant digits."""
     return np.array([float(f"{value:.{digits}g}") for value in values])
 

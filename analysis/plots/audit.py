@@ -34,7 +34,8 @@ def plot_step(accounts: Mapping[str, Account], title: str, folder: Path) -> Path
     """Draw where the time of a step goes, with one stacked bar per machine.
 
     Args:
-        accounts: account of the step's time on each machine, by the label of the machine's bar.
+        accounts: account of the step's time on each machine, at least one, by the label of the
+            machine's bar.
         title: beginning of the plot's title.
         folder: where the files go.
 
@@ -90,7 +91,10 @@ def drawn_roles(account: Account) -> dict[str, float]:
 
 
 def step_finding(accounts: Mapping[str, Account]) -> str:
-    """Name the role that takes most of the step on the first machine, except other operations."""
+    """Say which role takes the largest share of the step on the first machine.
+
+    Other operations do not count as a role.
+    """
     account = next(iter(accounts.values()))  # mappings keep their order, so this is the first one
     times_us = drawn_roles(account)
     times_us.pop(OTHER_OPERATIONS, None)
@@ -99,7 +103,7 @@ def step_finding(accounts: Mapping[str, Account]) -> str:
 
 
 def levers_finding(levers: Mapping[str, Sequence[Lever]]) -> str:
-    """Name the change with the largest gain, among those that are worth making."""
+    """Name the change with the largest gain among those worth making, or say that there is none."""
     worthwhile = [
         lever
         for machine_levers in levers.values()
