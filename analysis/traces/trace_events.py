@@ -55,7 +55,9 @@ _INPUT_KEYS = ("Input Dims", "Input type", "Input Strides", "Concrete Inputs")
 """Arguments of an operation that describe its inputs. Only the first two are in every trace with
 shapes; earlier versions of PyTorch did not write the others."""
 
-_LATEST = 1e16  # largest time in µs: three centuries, so that every clock in use fits
+# Largest time in µs: 285 years, so that every clock in use fits. In ns, it is kept as a signed
+# 64-bit integer.
+_LATEST = 9e15
 _LONGEST_NS = 100_000 * 10**9  # an event of more than a day is damaged
 _LONGEST_SPAN_NS = _LONGEST_NS  # a trace of more than a day is damaged, too
 _LARGEST_ID = 2**62  # ids are kept as signed 64-bit integers
@@ -169,8 +171,8 @@ def read_trace(path: Path) -> TraceEvents:
     """Read the events of one trace.
 
     Raises:
-        UserError: if the file cannot be read, is damaged or not a trace, has no operations or too
-            many events, or if its times span more than a day.
+        UserError: if the file cannot be read, is damaged or not a trace, has too many events, has
+            neither operations nor events of a device, or if its times span more than a day.
     """
     header: dict[str, Any] = {}
     trace = TraceEvents(path)
@@ -179,7 +181,7 @@ def read_trace(path: Path) -> TraceEvents:
         columns.add(event)
     trace.device_names = _device_names(header.get(DEVICES), set(trace.device.device))
     begins = np.concatenate([_numbers(trace.host.begin), _numbers(trace.device.begin)])
-    if not len(begins):
+    if OPERATION not in trace.host.kind and not len(trace.device.begin):
         raise UserError(
             f"{path} has no operations. Record a trace with "
             "torch.profiler.profile(record_shapes=True) around at least one step."
@@ -194,8 +196,8 @@ def read_trace(path: Path) -> TraceEvents:
 def _device_names(device_list: Any, used_ids: Collection[int]) -> tuple[str, ...]:
     """Return the names of the GPUs that have events, without repetitions.
 
-    If the trace lists none of these GPUs, the result has the names of all GPUs of the node. Damaged
-    entries and GPUs without a name are ignored.
+    If the trace lists none of these GPUs, the result has the names of all GPUs of the node. Entries
+    that are not mappings and GPUs without a name are ignored.
 
     Args:
         device_list: the trace's list of the node's GPUs, which may be missing or damaged.
@@ -295,7 +297,8 @@ class _Columns:
         host.external.append(_id(arguments.get("External id")))
         host.correlation.append(_id(arguments.get("correlation")))
         host.sequence.append(_id(arguments.get("Sequence number")))
-        # Only operations of the backward pass name the thread of their forward operation.
+        # In an operation of the backward pass, this is the thread of its forward operation. In all
+        # other operations, it is 0 or missing.
         host.backward.append(_id(arguments.get("Fwd thread id")) > 0)
 
     def _add_device(
@@ -397,6 +400,7 @@ def _short_text(value: Any) -> str:
 
 
 def _numbers(column: array[int]) -> NDArray[np.int64]:
+    """Return a column as a NumPy array."""
     return np.array(column, dtype=np.int64)
 
 
@@ -413,8 +417,8 @@ class TraceJoin:
         parent: link from each host event to the innermost operation or annotation around it.
         own_ns: time of each operation and annotation, minus the time of those within it, in ns; for
             all other host events, the duration.
-        module: for each host event, the position in ``modules`` of the path of modules around it. A
-            gradient has the path of its forward operation.
+        module: for each host event, the position in ``modules`` of the path of modules around it,
+            or NOTHING if there are none. A gradient has the path of its forward operation.
         modules: paths of modules, written with their classes, such as
             ``GPT2Model.GPT2Block.Linear``.
         operation: link from each device event to the operation that launched it.

@@ -30,8 +30,8 @@ Values other than this list and the events are ignored.
 
 _WINDOW = 1 << 20  # characters that are read at a time
 _LONGEST = 16 << 20
-"""Maximum length of a value, in characters. An event has hundreds of characters, or thousands with
-a long stack."""
+"""Number of characters after which a value that has not ended counts as damaged. An event has
+hundreds of characters, or thousands with a long stack."""
 
 _GZIP = b"\x1f\x8b"
 _SPACE = re.compile(r"[ \t\r\n]*")

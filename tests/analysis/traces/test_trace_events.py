@@ -169,8 +169,8 @@ def test_an_annotation_is_not_an_operation(tmp_path: Path) -> None:
     "changed",
     [
         {"ts": -1}, {"ts": float("nan")}, {"ts": "12"}, {"ts": None}, {"ts": 1e300}, {"ts": True},
-        {"dur": -0.5}, {"dur": float("inf")}, {"dur": []}, {"dur": 1e15}, {"name": 17},
-        {"name": ""}, {"name": "\x00\x1b"},
+        {"ts": 9.5e15}, {"dur": -0.5}, {"dur": float("inf")}, {"dur": []}, {"dur": 1e15},
+        {"name": 17}, {"name": ""}, {"name": "\x00\x1b"},
     ],
 )  # fmt: skip
 def test_an_event_with_impossible_values_is_left_out_and_counted(
@@ -208,6 +208,9 @@ def test_a_name_cannot_move_the_cursor(tmp_path: Path) -> None:
 
 
 def test_a_trace_without_operations_or_of_years_is_refused(tmp_path: Path) -> None:
+    for kind in ("user_annotation", "cuda_runtime"):
+        with pytest.raises(UserError, match="has no operations"):
+            trace_of(tmp_path, op("outer", 1, 2, cat=kind))
     with pytest.raises(UserError, match="has no operations"):
         trace_of(tmp_path, {"ph": "M", "name": "process_name"}, 3, None)
     with pytest.raises(UserError, match="spans more than a day"):
