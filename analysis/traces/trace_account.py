@@ -119,9 +119,9 @@ class ProfiledOperation:
 
     @property
     def kernel(self) -> str:
-        """Name of the main kernel: the slowest kernel that multiplies, or else the slowest of all.
+        """Name of the main kernel: the one with the longest time among those that multiply.
 
-        The name is empty on a CPU.
+        If no kernel multiplies, it is the one with the longest time. The name is empty on a CPU.
         """
         longest_first = sorted(self.kernels, key=lambda name: -self.kernels[name])
         multiplying = [name for name in longest_first if read_name(name).kind in MULTIPLYING]
@@ -183,8 +183,8 @@ class ProfileAccount:
         device_names: names of the GPUs.
         operations: operations of all traces, those with the longest time first.
         devices: busy and idle time of each traced device; a CPU is one device without idle time.
-        calls_without_kernel: number of calls of matrix operations whose kernels the trace does not
-            have, because records were lost or a graph was captured.
+        calls_without_kernel: number of calls of matrix operations with known shapes whose kernels
+            the trace does not have, because records were lost or a graph was captured.
         with_shapes: True if any matrix operation has the shapes of its inputs.
         with_strides: False if inputs have shapes without strides, so that layouts are assumed.
         left_out: number of events that were left out, because they have impossible times or no
@@ -470,26 +470,25 @@ def _by_pass(
             else work
             for work in works
         )
-    # 2. Sum the times of the kernels that name their pass. Unless both passes have such a kernel,
-    # the kernels cannot be divided.
+    # 2. Sum the times of the kernels that name one pass. If either sum is 0, the kernels cannot be
+    # divided.
     passes = {work.pass_: work for work in works if isinstance(work, Conv)}
+    named_passes = {name: [pass_ for pass_ in passes if pass_ in name.lower()] for name in names}
     times = dict.fromkeys(passes, 0.0)
     for name, ns in kernels:
-        for pass_ in passes:
-            if pass_ in name.lower():
-                times[pass_] += ns
+        if len(named_passes[name]) == 1:
+            times[named_passes[name][0]] += ns
     if len(passes) < 2 or not all(times.values()):
         return [(works, list(kernels))]
-    # 3. Give each pass its kernels, and a share of those that name no pass, such as transposes.
+    # 3. Give each pass its kernels, and a share of the others, such as transposes.
     total = sum(times.values())
     divided: list[tuple[tuple[Work, ...], list[tuple[str, float]]]] = []
     for pass_, work in passes.items():
         pass_kernels = []
         for name, ns in kernels:
-            named_passes = [other for other in passes if other in name.lower()]
-            if not named_passes:
+            if len(named_passes[name]) != 1:
                 pass_kernels.append((name, ns * times[pass_] / total))
-            elif pass_ in named_passes:
+            elif pass_ in named_passes[name]:
                 pass_kernels.append((name, ns))
         divided.append(((work,), pass_kernels))
     return divided

@@ -118,6 +118,15 @@ def test_both_gradients_of_a_convolution_are_told_apart_by_their_kernels(tmp_pat
     assert account.total_us == pytest.approx(33.0)
 
 
+def test_a_kernel_that_names_both_gradients_is_divided_between_them(tmp_path: Path) -> None:
+    made = GpuTrace()
+    kernels = [("dgrad_and_wgrad", 3.0), (DGRAD, 10.0), (WGRAD, 20.0)]
+    gradients(made, kernels, "[True, True, False]")
+    account = accounted(tmp_path, made)
+    assert [one.time_us for one in account.operations] == pytest.approx([22.0, 11.0])
+    assert account.total_us == pytest.approx(33.0)
+
+
 def test_gradients_whose_kernels_tell_nothing_stay_together(tmp_path: Path) -> None:
     made = GpuTrace()
     gradients(made, [(SIMT, 10.0), (SIMT, 20.0)], "[True, True, False]")
