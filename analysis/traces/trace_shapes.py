@@ -118,6 +118,10 @@ def _grouped(inputs: OperationInputs) -> list[Work]:
     - A (experts, m, k) and B (experts, k, n): a batch of GEMMs of one size;
     - A (m, k) and B (experts, k, n): each row of A times the weight of the row's expert;
     - A (n, m) and B (m, k): the gradient of each expert's weight, summed over the expert's rows.
+
+    Raises:
+        ValueError: if A and B have other dimensions or do not fit together, or if the number of
+            experts is not known.
     """
     a, b = _stored(inputs, 0), _stored(inputs, 1)
     dtype = _dtype(inputs, 0)
@@ -127,9 +131,13 @@ def _grouped(inputs: OperationInputs) -> list[Work]:
     if len(a.sizes) == 2 and len(b.sizes) == 3:
         m = a.sizes[0]
         experts, k, n = b.sizes
+        if a.sizes[1] != k:
+            raise ValueError("not a GEMM")
         return [GroupedGemm(m, n, k, experts, dtype, layout)]
-    # Only a vector of integers after A and B (and their scales) tells the number of experts: it has
-    # the end of each expert's rows.
+    if len(a.sizes) != 2 or len(b.sizes) != 2 or a.sizes[1] != b.sizes[0]:
+        raise ValueError("not the gradient of a weight")
+    # Only the vector of integers after A and B tells the number of experts. It has one element for
+    # each expert: the end of the expert's rows. Scales, which may come before it, are not integers.
     lengths = [
         sizes[0]
         for sizes, type_name in zip(inputs.dims[2:], inputs.types[2:], strict=False)
@@ -137,7 +145,7 @@ def _grouped(inputs: OperationInputs) -> list[Work]:
     ]
     if not lengths:
         raise ValueError("no vector tells the number of experts")
-    n, m = a.sizes[0], a.sizes[1]
+    n, m = a.sizes
     k = b.sizes[1]
     return [GroupedGemm(m, n, k, lengths[0], dtype, layout, WGRAD)]
 
@@ -156,6 +164,8 @@ def _attention(inputs: OperationInputs, first: int, causal_position: int, pass_:
     key_sizes = _stored(inputs, first + 1).sizes
     value_sizes = _stored(inputs, first + 2).sizes
     batch, heads, queries, width = query_sizes
+    if key_sizes[3] != width or value_sizes[2] != key_sizes[2]:
+        raise ValueError("not attention")
     work = Attention(
         batch=batch,
         heads=heads,

@@ -239,6 +239,13 @@ def test_settings_are_where_pytorch_has_them(name: str) -> None:
         inputs("_scaled_dot_product_flash_attention", [[2, 8, 64, 32], [2, 0, 1, 1], [1, 1, 1, 1]],
                [[1] * 4] * 3, ["c10::Half"] * 3, ["", "", "", "", "True"]),
         inputs("_grouped_mm", [[4, 8], [8, 4]], [[8, 1], [4, 1]], ["c10::BFloat16"] * 2, [""] * 2),
+        inputs("_scaled_dot_product_flash_attention",
+               [[2, 8, 64, 32], [2, 8, 64, 16], [2, 8, 64, 32]], [[1] * 4] * 3, ["c10::Half"] * 3,
+               ["", "", "", "", "True"]),
+        inputs("_grouped_mm", [[64, 16], [4, 17, 32], [4]], [[16, 1], [544, 1, 17], [1]],
+               ["c10::BFloat16"] * 2 + ["int"], [""] * 3),
+        inputs("_grouped_mm", [[4, 16, 32], [32, 64], [4]], [[512, 32, 1], [64, 1], [1]],
+               ["c10::BFloat16"] * 2 + ["int"], [""] * 3),
     ],
 )  # fmt: skip
 def test_impossible_inputs_have_no_problem(read: OperationInputs) -> None:
