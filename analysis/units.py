@@ -25,7 +25,8 @@ def three_digits(value: float) -> str:
 
 def microseconds(value: float) -> str:
     """Format a time in microseconds, without its unit, such as ``12.35`` or ``1,244``."""
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
+    # Four significant digits would print 999.96 as 1000, without the comma.
+    return f"{value:,.0f}" if value >= 999.95 else f"{value:.4g}"
 
 
 def signed_percent(share: float) -> str:

@@ -7,7 +7,13 @@ from analysis.units import microseconds, rate, signed_percent
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0.01234, "0.01234"), (12.3456, "12.35"), (999.9, "999.9"), (18233, "18,233")],
+    [
+        (0.01234, "0.01234"),
+        (12.3456, "12.35"),
+        (999.9, "999.9"),
+        (999.96, "1,000"),
+        (18233, "18,233"),
+    ],
 )
 def test_times_have_four_digits(value: float, text: str) -> None:
     assert microseconds(value) == text
