@@ -12,9 +12,10 @@ import pytest
 from analysis.imports.tables import PublicTable, choose_tables, find_tables, read_rows, read_table
 from analysis.model.basis import find_basis
 from analysis.model.fit import SOFTWARE_ERROR, UNCALIBRATED, Fit, SoftwareRange
+from analysis.model.prior import GROUP
 from analysis.model.query import Query
 from analysis.model.shift import Shift
-from analysis.validation.software import CollectionErrors
+from analysis.validation.software import CollectionErrors, other_collections
 from kernels.common.errors import UserError
 from kernels.machine import known_machine, known_machines
 from kernels.problem import Gemm
@@ -157,6 +158,22 @@ def test_siblings_say_how_other_software_differs_and_the_machine_itself_nothing(
     other = {name: t if name == "nvidia-b200" else tables[2 * i + 1]
              for i, (name, t) in enumerate(chosen.items())}  # fmt: skip
     assert sibling_shift(chosen["nvidia-b200"], other, tables) == Shift()
+
+
+def test_a_collection_without_a_common_shape_is_left_out(tmp_path: Path) -> None:
+    imported, alike = (table(tmp_path, name, 1.0) for name in ("TRTLLM", "VLLM"))
+    elsewhere = tmp_path / "SGLANG" / "gemm_perf.parquet"
+    elsewhere.parent.mkdir()
+    frame = pd.read_parquet(imported.path)
+    frame.assign(framework="SGLANG", k=frame["k"] + 1).to_parquet(elsewhere)
+    other = read_table(elsewhere)
+    fit = Fit(default_constants(H100.generation, "bf16"), low=-1.0, high=1.0)
+    (tmp_path / "calibration.json").write_text(json.dumps({"groups": {GROUP: fit.to_json()}}))
+    rows = read_rows(imported)
+    predicted = rows.assign(lo_us=rows["time_us"] / 1.1, hi_us=rows["time_us"] * 1.1)
+    predicted.to_csv(tmp_path / "predicted.csv")
+    found = other_collections(tmp_path, imported, [imported, other, alike], Shift())
+    assert [errors.source for errors in found] == [alike.source]
 
 
 def test_moves_are_judged_by_what_other_software_took(tmp_path: Path) -> None:
