@@ -49,8 +49,8 @@ SUITE = {
 class CheckRow:
     """Outcome of checking one implementation on one problem.
 
-    ``rel_error`` is None if no entry was compared, or if a compared entry is NaN. ``tolerance`` is
-    None if no entry was compared.
+    ``rel_error`` is None if no entry was compared, or if the error is infinite or NaN.
+    ``tolerance`` is None if no entry was compared.
     """
 
     implementation: str
@@ -89,7 +89,7 @@ def _compile(name: str, problems: Iterable[Problem], device: Device) -> None:
 
 
 def _check_one(name: str, problem: Problem, device: Device) -> CheckRow:
-    """Check one implementation on one problem; any error becomes a row."""
+    """Check one implementation on one problem; any error of running or checking becomes a row."""
     implementation = all_implementations()[name]
     reason = implementation.supports(problem, device.machine)
     if reason is not None:
@@ -102,10 +102,10 @@ def _check_one(name: str, problem: Problem, device: Device) -> CheckRow:
         seed = zlib.crc32(problem.spec().encode())
         outcome = verify(problem, [operands], [result], seed)
     except Exception as error:  # any error of a library or a compiler becomes a row
-        first_line = (str(error) or "no message").strip().splitlines()[0]
+        first_line = (str(error).strip() or "no message").splitlines()[0]
         message = f"{type(error).__name__}: {first_line}"
         return CheckRow(name, problem.spec(), "error", None, None, message)
-    # JSON has no NaN, so None stands for a relative error that is NaN.
-    rel_error = None if math.isnan(outcome.rel_error) else outcome.rel_error
+    # JSON has neither NaN nor infinity, so None stands for both.
+    rel_error = outcome.rel_error if math.isfinite(outcome.rel_error) else None
     status = "ok" if outcome.ok else "wrong"
     return CheckRow(name, problem.spec(), status, rel_error, outcome.tolerance, outcome.message)
