@@ -111,6 +111,12 @@ class Machine:
                 f"invalid machine description: machine.kind is {data['kind']!r}, not 'gpu' or "
                 f"'cpu'. {_COPY_AGAIN}"
             )
+        capability = data["capability"]
+        if capability is not None and len(capability) != 2:
+            raise UserError(
+                f"invalid machine description: machine.capability is {capability!r}, not two whole "
+                f"numbers. {_COPY_AGAIN}"
+            )
         slug = data["slug"]
         if not _SLUG.fullmatch(slug):
             raise UserError(
@@ -119,8 +125,8 @@ class Machine:
         facts = {f.name: data[f.name] for f in fields(cls) if f.name in data}
         # JSON has lists in place of tuples.
         facts["emulated"] = tuple(facts.get("emulated", ()))
-        if facts["capability"] is not None:
-            facts["capability"] = tuple(facts["capability"])
+        if capability is not None:
+            facts["capability"] = tuple(capability)
         return cls(**facts)
 
 
@@ -320,7 +326,8 @@ def from_properties(properties: DeviceProperties) -> Machine:
         )
 
     # 2. Derive the peaks from the compute capability, the SMs and the clock. A capability that the
-    # table of rates lacks uses the rates of the next older one, which ``sources`` names.
+    # table of rates lacks uses the rates of the next older one, or of 7.0 if there is no older one.
+    # ``sources`` names the capability whose rates are used.
     known_capability = max(
         (listed for listed in _FLOPS_PER_CLOCK if listed <= properties.capability), default=(7, 0)
     )

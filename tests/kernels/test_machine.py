@@ -240,7 +240,14 @@ def test_a_stranger_s_slug_names_no_folder_elsewhere(slug: object) -> None:
 
 @pytest.mark.parametrize(
     ("fact", "value"),
-    [("sms", 0), ("bandwidth", -1.0), ("peaks", {"bf16": "fast"}), ("capability", "9.0")],
+    [
+        ("sms", 0),
+        ("bandwidth", -1.0),
+        ("peaks", {"bf16": "fast"}),
+        ("capability", "9.0"),
+        ("capability", []),
+        ("capability", [9, 0, 1]),
+    ],
 )
 def test_absurd_facts_of_a_stranger_are_refused(fact: str, value: object) -> None:
     data = {**known_machine("nvidia-h200").to_json(), fact: value}
