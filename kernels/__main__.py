@@ -194,6 +194,10 @@ def compile_command(
     _check_names(names)
     try:
         recorded = None if compare is None else compare.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise UserError(
+            f"{compare} is not text in UTF-8; give a Markdown file to --compare."
+        ) from None
     except OSError as error:
         raise UserError(
             f"{compare} cannot be read: {error.strerror}. Give a readable file to --compare."

@@ -83,6 +83,7 @@ def test_check_fails_if_nothing_is_supported() -> None:
         (("check", "--device", "tpu"), 2, "--device takes"),
         (("compile", "--arch", "sm_91"), 2, "architecture 'sm_91' is not known"),
         (("compile", "--arch", "sm_70"), 2, "--arch sm_70 is too old"),
+        (("compile", "--compare", sys.executable), 2, "is not text in UTF-8"),
         (("chekc",), 2, "No such command"),
         (("check", "--nonsense"), 2, "No such option"),
     ],
