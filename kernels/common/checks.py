@@ -36,10 +36,19 @@ def check_option(option: str, word: str, known: Sequence[str]) -> None:
 
 
 def check_counts(options: object, *names: str) -> None:
-    """Refuse values of the named options that are not whole numbers of at least 1."""
+    """Refuse values of the named options that are not integers of at least 1.
+
+    Args:
+        options: object with one attribute for each option.
+        names: names of the attributes to check.
+
+    Raises:
+        UserError: if a value is not such an integer.
+    """
     for name in names:
         count = getattr(options, name)
-        if not isinstance(count, int) or count < 1:
+        # Python's True is an int, but not a count.
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
             option = f"--{name.replace('_', '-')}"
             raise UserError(f"{option} is {count!r}; it must be a whole number of at least 1.")
 
@@ -75,7 +84,10 @@ def check_positive(problem: object, names: tuple[str, ...]) -> None:
 
 
 def check_bytes(problem: Any) -> None:
-    """Refuse a problem that no machine can hold in memory."""
+    """Refuse a problem that no machine can hold in memory.
+
+    ``problem`` is any workload; its attribute ``bytes`` is its minimum traffic.
+    """
     if problem.bytes > LARGEST_BYTES:
         raise UserError(
             f"{problem} needs {problem.bytes:.0e} bytes of memory, more than any machine has; "
