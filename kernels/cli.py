@@ -1,4 +1,4 @@
-"""Parts that all command lines share: common options, exit codes, one-sentence errors and JSON."""
+"""Options, exit codes, error messages and JSON output that all command lines share."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kernels.common.errors import UserError
 from kernels.common.program import needs_extra
 from kernels.problem import Conv, Gemm, Problem
 
-_SHOWN_CHARACTERS = 40  # longest part of a wrong time that an error message repeats
+_SHOWN_CHARACTERS = 40  # longest part of an invalid time that an error message repeats
 _MAX_SECONDS = 365 * 24 * 3600.0  # longest time that an option accepts: one year
 
 GemmOption = Annotated[
@@ -116,8 +116,8 @@ def run(app: typer.Typer, program: str) -> None:
     except (Exception, KeyboardInterrupt) as error:
         if debug:
             raise
-        sentence, exit_code = _explain(error, program)
-        print(sentence, file=sys.stderr)
+        explanation, exit_code = _explain(error, program)
+        print(explanation, file=sys.stderr)
     sys.exit(exit_code or 0)
 
 
@@ -138,7 +138,7 @@ def _make_printable() -> None:
 
 
 def _explain(error: BaseException, program: str) -> tuple[str, int]:
-    """Return the sentence to print for an error, and the exit code."""
+    """Return the text to print for an error, and the exit code."""
     if isinstance(error, UserError):
         return str(error), error.exit_code
     if isinstance(error, (KeyboardInterrupt, typer.Abort)):
@@ -161,7 +161,11 @@ def _explain(error: BaseException, program: str) -> tuple[str, int]:
 
 
 def print_json(document: Any) -> None:
-    """Print one JSON document on stdout."""
+    """Print one JSON document on stdout.
+
+    Raises:
+        ValueError: if a number in the document is infinite or NaN, which JSON does not have.
+    """
     print(json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False))
 
 

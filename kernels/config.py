@@ -138,7 +138,7 @@ class TileConfig(Config):
         return config
 
     def invalid(self, dtype: str, machine: Machine) -> str | None:
-        """Return why this config cannot run, as a sentence; None if it can.
+        """Return which of these rules the config breaks, as a sentence; None if it breaks none.
 
         All three block sizes must be powers of two, and at least 16, as ``tl.dot`` requires.
         A thread may have at most 128 accumulators, because its 255 registers must also hold the
@@ -217,7 +217,7 @@ class PersistentConfig(TileConfig):
         return super().accumulators // (2 if self.specialize else 1)
 
     def invalid(self, dtype: str, machine: Machine) -> str | None:
-        """Return why this config cannot run, as a sentence; None if it can.
+        """Return which of these rules the config breaks, as a sentence; None if it breaks none.
 
         The rules of :meth:`TileConfig.invalid` apply. In addition, ``specialize`` and ``halves``
         cannot be combined.
@@ -306,7 +306,7 @@ def ceil_div(a: Any, b: Any) -> Any:
     """Return ⌈a / b⌉: an int for two ints; otherwise a float or an array of floats."""
     if isinstance(a, int) and isinstance(b, int):
         return -(-a // b)
-    return np.ceil(a / b)  # five times as fast as a floor division of floats
+    return np.ceil(a / b)  # faster than a floor division of arrays of floats
 
 
 def tile_count(m: Any, n: Any, bm: Any, bn: Any, batch: Any = 1, split: Any = 1) -> Any:

@@ -141,7 +141,12 @@ def _this_gpu(gpu: int) -> Device:
 
 
 def clock_khz(properties: Any, name: str) -> float:
-    """Return a clock of a device in kHz; 0 if this build of PyTorch does not report it."""
+    """Return a clock of a device in kHz; 0 if this build of PyTorch does not report it.
+
+    Args:
+        properties: PyTorch's properties of the device.
+        name: name of the property that has the clock.
+    """
     return float(getattr(properties, name, 0))
 
 

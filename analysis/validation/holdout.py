@@ -193,8 +193,8 @@ def validate(
         calibrate: number of rows to calibrate on; None for all rows that may be calibrated on. With
             0, the constants of another machine are used. The hold-out ``folds`` always uses all
             rows.
-        seed: seed that breaks ties in the choice of calibration rows, and chooses the withheld
-            values of ``levels``.
+        seed: seed of the random part of the choice of calibration rows (see :func:`choose_rows`),
+            and of the choice of the values that ``levels`` withholds.
         holdout: one of :data:`HOLDOUTS`.
         constants: slug of the machine whose constants are used; None for the nearest other machine.
 

@@ -140,8 +140,8 @@ def validate_with_prior(
             or, if the machine has none, from the first collection of each other machine.
         calibrate: number of rows to calibrate on; 0 for no calibration, None for all rows that may
             be calibrated on.
-        seed: seed that breaks ties in the choice of rows, and chooses what is held out. With the
-            hold-out ``folds``, the seed has no effect.
+        seed: seed of the random part of the choice of calibration rows (see :func:`choose_rows`),
+            and of the choice of what is held out. With the hold-out ``folds``, it has no effect.
         holdout: one of the hold-outs above.
 
     Raises:
@@ -194,8 +194,8 @@ def _validate_once(
     if count:
         features = Inputs.from_query(machine, query.take(pool)).design(other_constants)
         calibration_rows = pool[choose_rows(features, count, seed)]
-    # 2. Fit the public collections, without shapes that are tested or calibrated on. The withheld
-    #    values of M, N and K are those that no row of the pool has.
+    # 2. Fit the public collections, without shapes that are tested or calibrated on. With the
+    #    hold-out "levels", also leave out each value of M, N and K that no row of the pool has.
     sizes = sizes_of(source.problems)  # columns: M, N and K
     excluded = sizes[np.concatenate([tested, calibration_rows])]
     withheld_levels = []

@@ -2,7 +2,7 @@
 
 In this module, a shape describes which values are accepted. It is one of these:
 
-- a type,
+- a type: ``str``, ``bool``, ``dict`` or ``list``,
 - a :class:`Number`,
 - ``[shape]`` for a list of values of that shape,
 - a mapping of keys to shapes, in which a key that ends in ``?`` may be missing,

@@ -47,7 +47,7 @@ class InnerLoop:
     - ``products`` is the number of multiply-adds that one CTA computes.
     - ``copied`` is the number of bytes that the CTA copies from global memory.
     - ``copy_bytes`` is the width of its narrowest copy: the bytes that one thread copies, or the
-      whole block that TMA copies.
+      mean size of the blocks that TMA copies. It is 0 if the iteration copies nothing.
     """
 
     instruction: str

@@ -12,7 +12,7 @@ import io
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
@@ -127,7 +127,7 @@ class _Job:
 
 
 def compile_rows(
-    arches: Iterable[str],
+    arches: Sequence[str],
     every_candidate: bool = False,
     names: Sequence[str] = (),
     done: Callable[[CompileRow], None] | None = None,

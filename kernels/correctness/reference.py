@@ -37,8 +37,8 @@ _TAPS = 16
 class CheckResult:
     """Outcome of comparing a result y with its reference.
 
-    ``rel_error`` is max |y − ref| / max |ref| over the sampled entries, and NaN if y has a
-    NaN there.
+    ``rel_error`` is max |y − ref| / max |ref| over the sampled entries. It is NaN if y has a NaN
+    there, 0 if all values are 0, and infinite if y has an infinity or only the reference is 0.
     """
 
     rel_error: float
