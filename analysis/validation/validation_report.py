@@ -144,12 +144,13 @@ def advice_text(worth: AdviceValue, measured: Mapping[int, MeasuredValue] | None
         _line(f"  {_RULES.get(name, name)}", f"{regret:.2%}")
         for name, regret in worth.regret.items()
     ]
+    # The option "z" of the formats below prints a loss or gain that rounds to -0.0% as 0.0%.
     for name, padding in worth.padding.items():
         lines.append(
             f"Pad queries, following the {_RULES.get(name, name)}: {padding.moved:,} of "
-            f"{counted(worth.pads, 'shape')} were padded. The mean gain is {padding.gain:.2%} "
+            f"{counted(worth.pads, 'shape')} were padded. The mean gain is {padding.gain:z.2%} "
             f"(best possible: {worth.hindsight:.2%}), and the 95th percentile of the loss is "
-            f"{padding.loss_p95:.1%}. This rule pads {padding.found:.0%} of the shapes that could "
+            f"{padding.loss_p95:z.1%}. This rule pads {padding.found:.0%} of the shapes that could "
             "gain at least 5%."
         )
     if worth.overclaimed is not None:
@@ -161,8 +162,8 @@ def advice_text(worth: AdviceValue, measured: Mapping[int, MeasuredValue] | None
         candidates = "candidate" if count == 1 else f"{count} candidates"
         lines.append(
             f"With the best {candidates} measured, the mean regret of choose queries is "
-            f"{value.choose_regret:.2%}. The mean gain of pad queries is {value.pad_gain:.2%}, and "
-            f"the 95th percentile of their loss is {value.pad_loss_p95:.1%}."
+            f"{value.choose_regret:.2%}. The mean gain of pad queries is {value.pad_gain:z.2%}, "
+            f"and the 95th percentile of their loss is {value.pad_loss_p95:z.1%}."
         )
     return "\n".join(lines)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -47,6 +48,10 @@ def test_noise_is_not_followed(tmp_path: Path) -> None:
     worth = judge_advice(validated(tmp_path, noise=0.1), draws=100)
     assert worth.padding["advice"].moved <= 5
     assert worth.padding["advice"].loss_p95 < 0.02
+    unchanged = replace(worth.padding["advice"], gain=-1e-6, loss_p95=-0.0)
+    text = advice_text(replace(worth, padding={"advice": unchanged}))
+    assert "The mean gain is 0.00%" in text
+    assert "of the loss is 0.0%." in text
 
 
 def test_a_table_without_neighbours_says_so(tmp_path: Path) -> None:
