@@ -84,7 +84,13 @@ class Machine:
         return self.peaks[dtype]
 
     def ridge(self, dtype: str) -> float:
-        """Return the ridge point of a dtype's roofline: peak over bandwidth, in FLOP/byte."""
+        """Return the ridge point of a dtype's roofline: peak over bandwidth, in FLOP/byte.
+
+        The bandwidth must be known; that of a CPU is 0 until it is measured.
+
+        Raises:
+            UserError: if the machine has no units for the dtype.
+        """
         return self.peak(dtype) / self.bandwidth
 
     @property

@@ -16,7 +16,8 @@ def choose_rows(features: Array, count: int, seed: int = 0) -> NDArray[np.intp]:
     The cut is at a quantile, so that all final boxes have about the same number of candidates.
 
     Args:
-        features: array of shape (candidates, features). Each feature is standardised first.
+        features: array of shape (candidates, features), with at least one candidate. Each feature
+            is standardised first.
         count: number of candidates to choose, at least 1. If there are fewer, all are chosen.
         seed: seed that breaks ties and draws the candidate of a box.
 
