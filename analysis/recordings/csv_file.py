@@ -7,6 +7,7 @@ file is refused.
 
 from __future__ import annotations
 
+import csv
 import functools
 import io
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -17,7 +18,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from pyarrow import compute
 from pyarrow import csv as arrow_csv
 
@@ -42,7 +43,7 @@ _REPLACED = "\ufffd"  # the character that decoding puts in place of bytes that 
 class Faults:
     """Faults in the rows of a table; only the first fault found in a row is kept."""
 
-    def __init__(self, path: Path, lines: Any, remedy: str) -> None:
+    def __init__(self, path: Path, lines: Sequence[int], remedy: str) -> None:
         """Start without faults.
 
         Args:
@@ -55,7 +56,7 @@ class Faults:
         self._remedy = remedy
         self._why = np.full(len(self._lines), "", dtype=object)
 
-    def record(self, wrong: Any, why: Any) -> None:
+    def record(self, wrong: ArrayLike, why: str | Sequence[str] | NDArray[np.object_]) -> None:
         """Record a fault for each selected row that has no fault yet.
 
         Args:
@@ -150,7 +151,8 @@ def read_csv(
         optional: columns that may be missing, because older files lack them.
 
     Raises:
-        UserError: if the file cannot be read, lacks a column, or has a column twice.
+        UserError: if the file cannot be read, or if its header has a misplaced quotation mark,
+            lacks a column, or has a column twice.
     """
     # 1. Read the lines. A carriage return ends a line only if a line feed follows. Elsewhere it is
     #    replaced by a space, because it would split a line in two.
@@ -161,6 +163,8 @@ def read_csv(
     text = data.replace(b"\r\n", b"\n").replace(b"\r", b" ").decode("utf-8", errors="replace")
     header, *lines = text.split("\n")
     # 2. Check the header.
+    if not _is_well_quoted(header):
+        raise UserError(f"the header of {path} has a misplaced quotation mark. {remedy}")
     names = header.split(",")
     if missing := [name for name in kinds if name not in names and name not in optional]:
         raise UserError(f"{path} has no column {missing[0]!r}. {remedy}")
@@ -184,13 +188,12 @@ def _cells(
 ) -> tuple[dict[str, pa.Array], NDArray[np.bool_]]:
     """Return the cells of the given columns as text, and a mask of the lines that are complete.
 
-    A line is incomplete if it has fewer or more cells than the header, an unclosed quotation, or
-    bytes that are not UTF-8. The cells of an incomplete line are returned as empty strings.
+    A line is incomplete if it has fewer or more cells than the header, a quotation that does not
+    enclose a whole cell, or bytes that are not UTF-8. The cells of an incomplete line are returned
+    as empty strings.
     """
     # 1. Leave out the lines that would confuse the parser.
-    complete = np.array(
-        [line.count('"') % 2 == 0 and _REPLACED not in line for line in lines], bool
-    )
+    complete = np.array([_REPLACED not in line and _is_well_quoted(line) for line in lines], bool)
     kept = np.flatnonzero(complete).tolist()
     # 2. Parse the other lines. Arrow calls ``skip`` for each line with too few or too many cells.
     skipped: set[int] = set()
@@ -200,10 +203,11 @@ def _cells(
         return "skip"
 
     names = [name for name in columns if name in header.split(",")]
-    text = "\n".join([header, *(lines[i] for i in kept)]) + "\n"
+    text = ("\n".join([header, *(lines[i] for i in kept)]) + "\n").encode()
     table = arrow_csv.read_csv(
-        io.BytesIO(text.encode()),
-        read_options=arrow_csv.ReadOptions(use_threads=False),
+        io.BytesIO(text),
+        # Arrow fails if a line is longer than a block, so the whole text is one block.
+        read_options=arrow_csv.ReadOptions(use_threads=False, block_size=len(text)),
         parse_options=arrow_csv.ParseOptions(invalid_row_handler=skip),
         convert_options=arrow_csv.ConvertOptions(
             column_types=dict.fromkeys(names, pa.string()),
@@ -223,6 +227,19 @@ def _cells(
             column = pa.concat_arrays([column, pa.array([""])]).take(pa.array(positions))
         cells[name] = column
     return cells, complete
+
+
+def _is_well_quoted(line: str) -> bool:
+    """Return True if each quotation in a line of CSV encloses a whole cell."""
+    if '"' not in line:
+        return True
+    try:
+        # A strict reader raises an error if a quotation is not closed, or ends within a cell. A
+        # quotation mark within a cell without a quotation is text.
+        next(csv.reader([line], strict=True))
+    except csv.Error:
+        return False
+    return True
 
 
 def _converted(cells: Any, kind: str) -> tuple[pd.Series, NDArray[np.bool_]]:

@@ -59,7 +59,8 @@ def read_rows(path: Path, run: str) -> tuple[pd.DataFrame, tuple[str, ...]]:
 def _check_origin(frame: pd.DataFrame, path: Path, run: str) -> None:
     """Refuse a file if more than a tenth of its rows have another schema or belong to another run.
 
-    Fewer such rows are only left out as damaged.
+    If there are fewer such rows, they are only left out as damaged. A missing schema does not count
+    as another schema, but it is a fault, too.
 
     Args:
         frame: rows of the file without a fault.
@@ -72,11 +73,11 @@ def _check_origin(frame: pd.DataFrame, path: Path, run: str) -> None:
     if frame.empty:
         return
     schemas = frame["schema"].dropna()
-    if (schemas != SCHEMA).mean() > MOST_DAMAGED:
-        other_schema = schemas[schemas != SCHEMA].iloc[0]
+    other_schemas = schemas[schemas != SCHEMA]
+    if len(other_schemas) > MOST_DAMAGED * len(frame):
         raise UserError(
-            f"{path} has rows with schema {other_schema}; this version reads schema {SCHEMA}. "
-            "Measure again, or read the file with the version of Rooftile that wrote it."
+            f"{path} has rows with schema {other_schemas.iloc[0]}; this version reads schema "
+            f"{SCHEMA}. Measure again, or read the file with the version of Rooftile that wrote it."
         )
     if (frame["run"] != run).mean() > MOST_DAMAGED:
         other_runs = sorted(set(frame["run"].dropna()) - {run, ""})
@@ -102,7 +103,7 @@ def _record_faults(rows: pd.DataFrame, faults: Faults, run: str) -> None:
     faults.record((rows["run"] != run).fillna(True), "it belongs to another run")
     for column, words in _WORDS.items():
         faults.record(~rows[column].isin(words), f"{column} is not one of {', '.join(words)}")
-    _record_time_faults(rows, faults.record)
+    _record_time_faults(rows, faults)
     _record_problem_faults(rows, faults)
     # Only sound rows count as earlier rows of a case, so that a damaged row does not exclude a
     # sound one.
@@ -112,13 +113,14 @@ def _record_faults(rows: pd.DataFrame, faults: Faults, run: str) -> None:
     faults.record(repeated, "an earlier line has the same case")
 
 
-def _record_time_faults(frame: pd.DataFrame, record: Any) -> None:
+def _record_time_faults(frame: pd.DataFrame, faults: Faults) -> None:
     """Record rows with an impossible time, interval, count, rate, error or sensor reading.
 
     Args:
         frame: rows of a measurements.csv.
-        record: function that records a fault of the given rows, like :meth:`Faults.record`.
+        faults: the faults found so far, to which those of the rows are added.
     """
+    record = faults.record
     ok = (frame["status"] == "ok").to_numpy(dtype=bool)
 
     def values_of(name: str) -> NDArray[np.float64]:
@@ -199,7 +201,7 @@ def _fault_of_kernels(text: str) -> str:
         return ""
     try:
         listing = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return "kernels is not JSON"
     if not isinstance(listing, list) or not all(map(_is_name_and_share, listing)):
         return "kernels is not a list of names and shares"

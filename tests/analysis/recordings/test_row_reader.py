@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from analysis.recordings.csv_file import read_csv
 from analysis.recordings.load import load
 from analysis.recordings.runs import health_lines
 from kernels.common.errors import UserError
@@ -152,6 +153,42 @@ def test_quotation_marks_cost_no_other_line(folder: Path, cells: str) -> None:
     lines[LINE - 1] = lines[LINE - 1].replace(",ok,,", f",ok,{cells},")
     path.write_text("\n".join(lines), encoding="utf-8")
     assert len(load(folder).rows) >= COUNT - 1
+
+
+@pytest.mark.parametrize(
+    "line",
+    ['a","b', '","', 'a"b,2,"5', '"a"b"c"', "\0" * 3_000_000, "x" * 3_000_000],
+    ids=["two", "one", "open", "inside", "zeros", "long"],
+)
+def test_a_misplaced_quotation_or_a_long_line_changes_no_other_line(
+    line: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "table.csv"
+    path.write_text(f"name,count\nx,1\n{line}\ny,2\nz,3\n", encoding="utf-8")
+    rows, sentences = read_csv(path, {"name": "text", "count": "whole"}, "Do it.").sound_rows()
+    assert rows.to_dict("list") == {"name": ["x", "y", "z"], "count": [1, 2, 3]}
+    assert len(sentences) == 1
+
+
+def test_a_header_with_an_unclosed_quotation_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "table.csv"
+    path.write_text('name,count,"other\nx,1,2\n', encoding="utf-8")
+    with pytest.raises(UserError, match=r"has a misplaced quotation mark\. Do it\."):
+        read_csv(path, {"name": "text", "count": "whole"}, "Do it.")
+
+
+def test_rows_without_a_schema_are_damaged(folder: Path) -> None:
+    for line in range(2, COUNT + 2):
+        changed(folder, line, schema="")
+    with pytest.raises(UserError, match="24 of 24 lines of .* its schema differs"):
+        load(folder)
+
+
+def test_deeply_nested_kernels_cost_their_row(folder: Path) -> None:
+    changed(folder, LINE, kernels="[" * 100_000)
+    assert [sentence.endswith("kernels is not JSON.") for sentence in load(folder).damaged] == [
+        True
+    ]
 
 
 def test_a_row_without_a_time_needs_none(folder: Path) -> None:
