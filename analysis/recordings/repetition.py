@@ -44,7 +44,8 @@ SINGLE_HALF = 0.051
 It comes from two collections of the same bf16 GEMMs on an H100: AIConfigurator's tables for
 TensorRT-LLM 1.3.0rc10 and 1.3.0rc20. They have 35,700 shapes, and each time is the mean of six
 replays. Their times differ by at most 7.2% for 95% of the shapes. Both times contribute equally to
-the difference, so the half-width of a single time is smaller by a factor of √2."""
+the difference, so the half-width of a single time is smaller by a factor of √2. The result is the
+95th percentile of the noise floor in results/accuracy/learning-curve-h100.txt."""
 
 Rounds = Mapping[tuple[str, int], float]
 """Samples of a case in seconds, by place (run, worker and GPU) and number of the round."""
@@ -177,6 +178,7 @@ def _between(run: Mapping[str, Any], name: str) -> float:
     if not canary:
         return 0.0
     # The canary's spread is the range from its 10th to its 90th percentile, divided by its median.
+    # Half of its deviation is a guess: no measurement has set this factor.
     return 0.5 * float(canary["spread"]) / _DECILE_RANGE
 
 
@@ -363,4 +365,6 @@ def _rounds(run: str, row: Mapping[Any, Any]) -> Rounds | None:
         }
     except ValueError:
         return None
-    return rounds if all(0 < seconds < math.inf for seconds in rounds.values()) else None
+    # A line without samples is damaged, because a case without samples has no line.
+    is_sound = bool(rounds) and all(0 < seconds < math.inf for seconds in rounds.values())
+    return rounds if is_sound else None

@@ -21,6 +21,7 @@ from analysis.recordings.repetition import (
     between_processes,
     repeated_ratio,
     rounds_of,
+    steady_samples,
     steady_times,
 )
 from kernels.common.errors import UserError
@@ -192,3 +193,10 @@ def test_a_damaged_line_of_rounds_costs_itself(times: str, tmp_path: Path) -> No
     text = f"{HEADER}a,1/1,,1 2,3.0 4.0\nb,1/1,,1 2,{times}\n"
     (folder / "rounds.csv").write_text(text, encoding="utf-8")
     assert [case for _, case in rounds_of(load(folder))] == ["a"]
+
+
+def test_a_line_without_rounds_is_damaged(tmp_path: Path) -> None:
+    folder = record(tmp_path / "h100", CASES, [1e-5, 1e-5])
+    text = f"{HEADER}a,1/1,,1 2,3.0 4.0\nb,1/1,,,\n"
+    (folder / "rounds.csv").write_text(text, encoding="utf-8")
+    assert [case for _, case in steady_samples(load(folder))] == ["a"]
