@@ -128,12 +128,17 @@ def _identities(rows: pd.DataFrame) -> list[tuple[Any, ...]]:
 def _other_runs(folder_run: Recording) -> Iterator[Recording]:
     """Yield the machine's other runs with the same PyTorch and driver.
 
-    They are in the machine's folder and in its subfolder ``runs``.
+    They are in the machine's folder and in its subfolder ``runs``. The machine's folder is named
+    after the machine's slug. It is next to the folder of the given run, or it is that folder. No
+    other run is found for a run that is itself in a subfolder ``runs``.
     """
     slug = folder_run.machine.slug
-    machine_folder = folder_run.folder.with_name(slug)
+    own_folder = folder_run.folder
+    if own_folder.name in ("", ".."):  # the paths "." and ".." do not end in the folder's name
+        own_folder = own_folder.resolve()
+    machine_folder = own_folder.with_name(slug)
     for folder in (machine_folder, *machine_folder.glob("runs/*")):
-        if folder == folder_run.folder or not (folder / "measurements.csv").exists():
+        if folder == own_folder or not (folder / "measurements.csv").exists():
             continue
         try:
             run = load_run(folder)

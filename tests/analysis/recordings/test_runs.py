@@ -53,6 +53,16 @@ def test_a_newer_run_as_good_as_the_old_one_counts(tmp_path: Path) -> None:
     assert len(load_runs(folder).parts) == 1
 
 
+@pytest.mark.parametrize("inner", ["", "plots"])
+def test_the_current_folder_can_be_named(
+    inner: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = machine_folder(tmp_path, QUIET, {**NOISY, "cases": CASES[:2]})
+    (folder / inner).mkdir(exist_ok=True)
+    monkeypatch.chdir(folder / inner)
+    assert times(Path(".." if inner else ".")) == times(folder)
+
+
 @pytest.mark.parametrize(
     ("earlier", "later"),
     [
