@@ -43,7 +43,7 @@ class CaseTimes:
 
     @classmethod
     def from_samples(cls, samples: Sequence[float], problem: Workload | None = None) -> CaseTimes:
-        """Summarise samples, which are positive times in seconds."""
+        """Summarise at least one sample; samples are positive times in seconds."""
         log, error, freedom = trimmed_mean(np.log(np.asarray(samples, dtype=float)))
         return cls(log, error, freedom, len(samples), tuple(samples), problem)
 
@@ -53,9 +53,10 @@ class CaseTimes:
     ) -> CaseTimes:
         """Convert the mean and the standard deviation of ``count`` samples, both in seconds.
 
-        With fewer than two samples, or without a positive deviation, no scatter is known.
+        The mean must be positive. With fewer than two samples, or without a positive deviation, no
+        scatter is known.
         """
-        if count < 2 or deviation <= 0:
+        if count < 2 or not deviation > 0:  # the deviation may be NaN
             return cls(math.log(seconds), count=count, problem=problem)
         # A small error of a logarithm equals the relative error of the mean.
         error = deviation / seconds / math.sqrt(count)
@@ -67,8 +68,8 @@ class CaseTimes:
     ) -> CaseTimes:
         """Convert a median and its 95% interval in seconds; a NaN end means an unknown interval.
 
-        ``count`` is the number of samples. An unknown number counts as 1, and the error then has
-        one degree of freedom.
+        The median and the known ends must be positive. ``count`` is the number of samples. An
+        unknown number counts as 1, and the error then has one degree of freedom.
         """
         if math.isnan(lo + hi):
             return cls(math.log(seconds), count=count, problem=problem)
@@ -108,8 +109,10 @@ def trimmed_mean(values: np.ndarray) -> tuple[float, float, float]:
     mean = float(ordered[cut : count - cut].mean())
     # 2. Winsorise: replace each value that was left out by the nearest value that was kept.
     winsorised = np.clip(ordered, ordered[cut], ordered[count - cut - 1])
-    squares = float(((winsorised - winsorised.mean()) ** 2).sum())
-    if kept < 2 or squares == 0:
+    # The values are compared with each other, because rounding may make the mean of equal values
+    # differ from them.
+    if kept < 2 or winsorised[0] == winsorised[-1]:
         return mean, 0.0, math.inf
+    squares = float(((winsorised - winsorised.mean()) ** 2).sum())
     # 3. Compute the standard error of Tukey and McLaughlin from the winsorised squares.
     return mean, math.sqrt(squares / kept / (kept - 1)), kept - 1

@@ -289,3 +289,12 @@ def test_any_times_get_an_answer(seed: int, cases: int, old: int, new: int) -> N
     assert result.verdict in (PASS, FAIL, CANNOT_TELL)
     json.dumps(gate_json(result), allow_nan=False)
     assert gate_text(result).startswith(result.verdict)
+
+
+@pytest.mark.parametrize("seconds", [1e-5, 2.3e-5, 0.1])
+def test_equal_samples_have_no_scatter(seconds: float) -> None:
+    for count in range(1, 30):
+        times = CaseTimes.from_samples([seconds] * count)
+        assert (times.error, times.freedom) == (0.0, math.inf)
+    unknown = CaseTimes.from_summary(seconds, math.nan, 9)
+    assert (unknown.error, unknown.freedom) == (0.0, math.inf)
