@@ -153,7 +153,7 @@ def _pair(
     try:
         contenders = _contender(planned[row["case"]]), _contender(planned[row["against"]])
         log_ratios = tuple(float(text) for text in row["log_ratios"].split())
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
         return None
     if len(log_ratios) < _LEAST_BLOCKS or not all(map(math.isfinite, log_ratios)):
         return None

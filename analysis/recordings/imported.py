@@ -121,18 +121,29 @@ def read_imported(folder: Path) -> pd.DataFrame:
     The column ``tflops`` is computed from the sizes and times of GEMMs.
 
     Raises:
-        UserError: if the file cannot be read, lacks the sizes or times, or has a row with an
-            invalid size or time.
+        UserError: if the file cannot be read, lacks the sizes or times, has a row with an invalid
+            size or time, or has a value that does not fit its column.
     """
     path = folder / MEASUREMENTS
     try:
         table = pd.read_parquet(path)
         table = table[[name for name in table if name in COLUMNS]]
         sound = _are_sound(table)
-    except (OSError, pa.ArrowException, ValueError, KeyError) as error:
+        rows = _with_all_columns(table) if sound.all() else table
+    except (OSError, pa.ArrowException, ValueError, KeyError, TypeError) as error:
         raise _unreadable(path, error) from None
     if not sound.all():
         raise _unsound(path, sound)
+    return rows
+
+
+def _with_all_columns(table: pd.DataFrame) -> pd.DataFrame:
+    """Return an imported table with all columns of measurements.csv and their types.
+
+    Raises:
+        ValueError: if a value cannot be converted to the type of its column.
+        TypeError: likewise.
+    """
     # Columns of the table replace the defaults.
     values: dict[str, Any] = {**_DEFAULTS, **{name: table[name] for name in table}}
     flops = 2.0 * table["m"] * table["n"] * table["k"] * table.get("batch", 1)

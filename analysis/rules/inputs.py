@@ -22,7 +22,7 @@ from analysis.rules.judge import NOT_MEASURED, Evidence, RuleResult, judge_all
 from analysis.rules.tensor_cores import TimedStep, model_rules, read_profiled_steps
 from kernels.common.aliases import slug_meant
 from kernels.common.errors import UserError
-from kernels.common.program import RESULTS, target
+from kernels.common.program import RESULTS, command, target
 from kernels.machine import Machine, known_machines
 
 
@@ -138,6 +138,10 @@ def judge_inputs(inputs: RuleInputs) -> list[RuleResult]:
     """Judge every rule by the recordings and the profiled models, and return the results.
 
     Cases of different recordings are never paired. An unusable recording contributes no pairs.
+
+    Raises:
+        UserError: if a rounds.csv cannot be read or is too badly damaged, or if an import is
+            incomplete.
     """
     evidence = [
         Evidence.from_unusable(recording)
@@ -155,21 +159,29 @@ def imported_rules(results: Path) -> list[dict[str, Any]]:
     and package, and the rows of its ``rules.json`` that have a verdict.
 
     Raises:
-        UserError: if no rule was tested with an imported table.
+        UserError: if no rule was tested with an imported table, or if the run.json or rules.json of
+            an import cannot be read.
     """
     documents: list[dict[str, Any]] = []
     for folder in sorted((results / PLACE).glob("*")):
         if not is_complete(folder):
             continue
         run = load_run(folder)
-        rows = json.loads((folder / "rules.json").read_bytes())
+        path = folder / "rules.json"
+        try:
+            rows = json.loads(path.read_bytes())
+            judged = [row for row in rows if row["verdict"] != NOT_MEASURED]
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            raise UserError(
+                f"{path} cannot be read; run {command('analysis import')} to write it again."
+            ) from None
         documents.append(
             {
                 "machine": folder.name,
                 "name": run["machine"]["name"],
                 "source": run["public"]["source"],
                 "package": run["public"]["package"],
-                "rules": [row for row in rows if row["verdict"] != NOT_MEASURED],
+                "rules": judged,
             }
         )
     if not any(document["rules"] for document in documents):

@@ -34,7 +34,7 @@ from kernels.problem import TIMED_DTYPES, Problem
 from kernels.timemodel.estimate import Array
 from kernels.timemodel.workload_time import moving_seconds, workload_seconds
 
-_MAX_GROUPS = 6  # groups of pairs whose effects a reason lists
+_MAX_GROUPS = 6  # maximum number of groups of pairs whose effects a reason lists
 NOT_MEASURED = "not measured here"
 _UNUSABLE = "measured, but unusable"
 
@@ -51,8 +51,9 @@ class RuleResult:
         effect: what the rule's ``effect`` in ``rules.toml`` names: usually a ratio of times or
             speeds, above 1 if the advice pays; None if there is no verdict.
         lo: lower end of the effect's interval, whose confidence level is 95%, or higher for a rule
-            about its best group. For ``tc-used``, this is the lowest share.
-        hi: upper end of this interval. For ``tc-used``, this is the highest share.
+            about its best group. For ``amdahl``, this end is computed from the ends of two medians'
+            95% intervals. For ``tc-used``, it is the lowest share.
+        hi: upper end of this interval. For ``tc-used``, it is the highest share.
         predicted: the effect that the model predicts; None if there is no verdict, if the rule is
             about whole models, or if the model predicts none of the pairs.
         cases: number of pairs; for rules about whole models, the number of models or steps.
@@ -88,7 +89,8 @@ class Evidence:
         machine: machine that ran the cases.
         cases: timed cases.
         predicted: predicted seconds of each case; NaN if the model cannot predict it.
-        public: True if the cases come from a public table, which has no sweeps and no intervals.
+        public: True if the cases come from an imported or public table, which has no sweeps and no
+            intervals.
         planned: sweeps that the run planned to measure; its budget may have excluded some of their
             cases.
         unusable: sweeps that an unusable run measured; empty for a usable run.
@@ -116,8 +118,13 @@ class Evidence:
     def from_recording(cls, recording: Recording) -> Evidence:
         """Return a recording's cases of vendor libraries that were timed in short batches.
 
-        A case that two sweeps contain appears twice. Each GEMM and convolution is predicted with
-        constants that were fitted without it.
+        Cases with fewer than six samples are left out, because their times have no interval. A case
+        that two sweeps contain appears twice. Each GEMM and convolution is predicted with constants
+        that were fitted without it.
+
+        Raises:
+            UserError: if the recording's rounds.csv cannot be read or is too badly damaged, or if
+                an import is incomplete.
         """
         if recording.public:
             return cls._from_imported(recording)
@@ -151,8 +158,8 @@ class Evidence:
             predicted[is_fitted] = calibration.held_out.estimate.time
         others = np.flatnonzero(~is_fitted)
         predicted[others] = predicted_seconds([cases[i] for i in others], model)
-        # 3. Keep the cases that rules are about: bursts of vendor libraries. A case with fewer than
-        # six samples has no error, so it has no interval and is left out.
+        # 3. Keep the cases that rules are about: bursts of vendor libraries. The error of a case
+        # with fewer than six samples is NaN.
         is_library = ~rows["implementation"].isin(list(HAND_WRITTEN))
         is_burst = rows["mode"] == "burst"
         kept = np.flatnonzero(is_library & is_burst & np.isfinite(error))
@@ -174,8 +181,11 @@ class Evidence:
         products = recording.products
         products = products.iloc[sampled_positions(products)]
         path = recording.folder / "predicted.csv"
-        predicted = pd.read_csv(path, usecols=["time_us"]) if path.exists() else pd.DataFrame()
-        if len(predicted) != len(products):
+        try:
+            predicted_us = pd.read_csv(path, usecols=["time_us"], dtype=float)["time_us"].to_numpy()
+        except (OSError, ValueError):
+            predicted_us = np.empty(0)
+        if len(predicted_us) != len(products):
             raise UserError(
                 f"The import in {recording.folder} is incomplete. Run "
                 f"{command('analysis import')} again to complete it."
@@ -184,8 +194,7 @@ class Evidence:
         products = products[is_kept]
         seconds = products["time_us"].to_numpy(dtype=float) * 1e-6
         cases = _cases_with_times(workloads_of(products), products["implementation"], seconds)
-        predicted_times = predicted["time_us"].to_numpy(dtype=float)[is_kept] * 1e-6
-        return cls(recording.machine, cases, predicted_times, public=True)
+        return cls(recording.machine, cases, predicted_us[is_kept] * 1e-6, public=True)
 
     @classmethod
     def from_public(cls, source: PublicRows, model: Model) -> Evidence:
@@ -200,7 +209,7 @@ class Evidence:
         """
         if rule.models or (rule.on and rule.on != self.machine.kind):
             return [], [], np.empty(0)
-        # A public table has no sweeps, so a rule may use all of its cases.
+        # An imported table has no sweeps, so a rule may use all of its cases.
         sweeps = {*rule.sweeps, *rule.also}
         positions = [i for i, case in enumerate(self.cases) if self.public or case.sweep in sweeps]
         cases = [self.cases[i] for i in positions]
@@ -237,7 +246,7 @@ def predicted_seconds(cases: Sequence[TimedCase], model: Model) -> Array:
     machine = model.machine
     # For each case: its GEMMs and convolutions with their counts, and the seconds that it takes if
     # it only moves memory.
-    products: list[Sequence[tuple[int, Any]]] = []
+    products: list[Sequence[tuple[int, Problem]]] = []
     memory_times = []
     for case in cases:
         is_known = case.workload.dtype in machine.peaks
@@ -252,12 +261,12 @@ def predicted_seconds(cases: Sequence[TimedCase], model: Model) -> Array:
     return workload_seconds(products, memory_times, seconds_of)
 
 
-def _products(case: TimedCase) -> Sequence[tuple[int, Any]]:
+def _products(case: TimedCase) -> Sequence[tuple[int, Problem]]:
     """Return (count, operation) for each GEMM and convolution that a case computes.
 
     A series that the library fuses is computed as one operation.
     """
-    workload: Workload = case.workload
+    workload = case.workload
     if isinstance(workload, Series) and "fused=on" in case.config:
         return ((1, workload.fused),)
     return products_of(workload)

@@ -21,6 +21,7 @@ from analysis.imports.tables import (
 from analysis.imports.writing import write_imported
 from analysis.recordings.imported import read_imported
 from analysis.recordings.load import find_recording, load
+from analysis.rules.judge import Evidence
 from kernels.common.errors import UserError
 from kernels.problem import Gemm
 from sweeps.schema import COLUMNS
@@ -150,9 +151,23 @@ def test_an_imported_table_is_a_recording_that_is_read_like_our_own(tmp_path: Pa
     assert recording.cache == "warm"
     assert recording.products["time_us"].tolist() == pytest.approx((rows["latency"] * 1e3).tolist())
     assert "TensorRT-LLM 1.3.0rc20" in recording.caption()
+    pd.DataFrame({"m": [1.5], "n": 2, "k": 3, "time_us": 1.0}).to_parquet(
+        folder / "measurements.parquet"
+    )
+    with pytest.raises(UserError, match=r"cannot be read \(cannot safely cast"):
+        read_imported(folder)
     (folder / "measurements.parquet").write_bytes(b"damaged")
     with pytest.raises(UserError, match="run `python -m analysis import` to write it again"):
         read_imported(folder)
+
+
+@pytest.mark.parametrize("text", [None, "", "lo_us\n1.0\n", "time_us\nx\n"])
+def test_rules_need_the_predictions_of_a_complete_import(tmp_path: Path, text: str | None) -> None:
+    folder = write_imported(read_table(written(tmp_path, frame())), H100, tmp_path)
+    if text is not None:
+        (folder / "predicted.csv").write_text(text)
+    with pytest.raises(UserError, match=r"The import in .* is incomplete"):
+        Evidence.from_recording(load(folder))
 
 
 @installed

@@ -22,7 +22,7 @@ from analysis.plots.cheat_sheet import (
 )
 from analysis.recordings.load import load
 from analysis.rules.catalogue import all_rules, rule_sweeps
-from analysis.rules.inputs import judge_inputs, rule_inputs
+from analysis.rules.inputs import imported_rules, judge_inputs, rule_inputs
 from analysis.rules.judge import NOT_MEASURED, Evidence, RuleResult, judge_all
 from analysis.rules.pairing import TimedCase
 from analysis.rules.rules_report import counts_sentence, terminal_table, write_rules
@@ -375,6 +375,17 @@ def test_public_tables_answer_the_rules_that_they_can(
     assert all(rows[name].cases > 1000 for name in answered)
     assert rows["bigger"].verdict == "holds"
     assert rows["batch-intensity"].verdict == "holds"
+
+
+@pytest.mark.parametrize("text", [None, "{", '[{"id": "wave"}]', "[1]"])
+def test_damaged_verdicts_of_an_import_say_what_to_do(tmp_path: Path, text: str | None) -> None:
+    cases = gemm_cases([(64, 64, 64)])
+    folder = record(tmp_path / "public" / H100.slug, cases, [1e-6])
+    (folder / "validation.json").write_text("{}")
+    if text is not None:
+        (folder / "rules.json").write_text(text)
+    with pytest.raises(UserError, match=r"rules\.json cannot be read; run `python -m analysis imp"):
+        imported_rules(tmp_path)
 
 
 def test_sweeps_of_an_unusable_run_are_reported_as_measured() -> None:
