@@ -21,6 +21,7 @@ from typing import Any
 from analysis.recorder.archive import write_archive
 from analysis.recorder.parts import PLACES, RecorderPart, RecorderStep
 from kernels.common.counts import counted
+from kernels.common.documents import NOT_NEGATIVE, Each, Maybe, Number, misfit
 from kernels.common.errors import UserError
 from kernels.common.program import FOLDER, ROOT, command_words
 from sweeps.process import die_with_parent, undisturbed
@@ -66,6 +67,13 @@ _GRACE = 6.0
 _ANCHOR_SECONDS = {"gpu": 60.0, "cpu": 30.0}
 """Time limit, in seconds, for re-timing anchor cases (cases of an earlier slice), by kind of
 machine. The re-timing also takes at most half of the time that is left."""
+
+
+_STATE = {
+    "slices": [dict],
+    "ended": Each({"finished": bool, "exit": Maybe(Number(whole=True)), "seconds": NOT_NEGATIVE}),
+}
+"""Format of the fields of ``record.json`` that are read back."""
 
 
 @dataclass(frozen=True)
@@ -120,9 +128,11 @@ class RecorderState:
         path = place.folder / "record.json"
         try:
             document = json.loads(path.read_bytes())
-            return cls(path, list(document["slices"]), dict(document["ended"]))
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, RecursionError):
             return cls(path)
+        if misfit(document, _STATE):
+            return cls(path)
+        return cls(path, document["slices"], document["ended"])
 
     def write(self, place: RecorderPlace) -> None:
         """Write the state atomically, together with the software of the recording's machine."""
@@ -199,6 +209,9 @@ class Recorder:
             run: function that runs a command with a time limit, such as :func:`run_command`.
             now: function that returns the time of the host's clock, in seconds.
             began: time on the clock ``now`` at which the budget starts; None for the current time.
+
+        Raises:
+            UserError: if the recording's run.json cannot be read.
         """
         self._place = place
         self._parts = parts
@@ -227,6 +240,9 @@ class Recorder:
         """Carry out unfinished steps until the budget is used up; return the path of the archive.
 
         The archive is written even if an error or an interrupt ends the slice.
+
+        Raises:
+            UserError: if a run.json that a step has written cannot be read.
         """
         began = self._now()
         place = self._place
@@ -251,7 +267,11 @@ class Recorder:
         return archive
 
     def missing(self) -> list[str]:
-        """Return a line for each incomplete part, with the reason for each unfinished step."""
+        """Return a line for each incomplete part, with the reason for each unfinished step.
+
+        Raises:
+            UserError: if a run.json that a step has written cannot be read.
+        """
         lines = []
         for part in self._parts:
             steps = self._steps(part)
@@ -261,13 +281,20 @@ class Recorder:
         return lines
 
     def can_resume(self) -> bool:
-        """Return True if another call would do more than repeat failed steps."""
+        """Return True if another call would do more than repeat failed steps.
+
+        Raises:
+            UserError: if a run.json that a step has written cannot be read.
+        """
         return any(not self._failed(step) for step in self._open_steps())
 
     def plan(self) -> list[str]:
         """Return a line for each part: its expected seconds, its purpose and whether it is done.
 
         Parts without a step for this kind of machine are left out. The last line is the total.
+
+        Raises:
+            UserError: if a run.json that a step has written cannot be read.
         """
         kind = self._place.kind
         lines = []

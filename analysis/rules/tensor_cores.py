@@ -30,7 +30,7 @@ from sweeps.timing.statistics import median, median_interval
 
 _EXACT_FP32 = "exact FP32, because TF32 is not allowed"
 _NOT_MATRIX = "not a matrix operation"
-_MAX_OPERATIONS = 25  # rows of a step's table
+_MAX_OPERATIONS = 25  # maximum number of operations in a step's table
 # Smallest share of the eligible time in Tensor Core kernels with which a step counts as using them.
 _MIN_USED_SHARE = 0.9
 _MODELS = {
@@ -116,7 +116,7 @@ def read_profiled_steps(folder: Path) -> list[TimedStep]:
     try:
         document = json.loads(path.read_bytes())
         schema = document["schema"]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         raise UserError(unreadable) from None
     # Check the schema first, because a file with another schema may have other fields.
     if schema != SCHEMA:

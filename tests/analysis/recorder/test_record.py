@@ -260,7 +260,17 @@ def test_an_interrupt_leaves_an_archive_of_what_there_is(tmp_path: Path) -> None
         assert {"machine/doctor.json", "machine/record.json"} <= set(archive.getnames())
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"software": {"torch": "2"}}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        '{"software": {"torch": "2"}}',
+        '{"slices": [], "ended": {"doctor": {}}}',
+        '{"slices": [], "ended": {"doctor": 1}}',
+    ],
+)
 def test_a_damaged_state_costs_only_itself(tmp_path: Path, text: str) -> None:
     node = Node(tmp_path)
     node.slice(3000)

@@ -131,7 +131,7 @@ def test_steps_without_matrix_operations_are_left_out(tmp_path: Path) -> None:
 def test_a_damaged_profile_says_what_to_do(tmp_path: Path) -> None:
     assert read_profiled_steps(tmp_path) == []
     entry = model(tmp_path, "bf16", 1e-3, gemm("bf16", 1.0, NVJET))
-    for damaged in ("{", "[]", json.dumps({"schema": SCHEMA})):
+    for damaged in ("{", "[" * 100_000, "[]", json.dumps({"schema": SCHEMA})):
         (tmp_path / "models.json").write_text(damaged)
         with pytest.raises(UserError, match="to write it again"):
             read_profiled_steps(tmp_path)
