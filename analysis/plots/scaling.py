@@ -129,9 +129,10 @@ def draw_alignment(analysis: Analysis) -> Figure | None:
     dimensions = [along for along in DIMENSIONS if (rows["along"] == along).any()]
     size = (max(8.0, 2.0 + 4.0 * len(dimensions)), 5.0)
     figure, all_axes = panels(len(dimensions), alignment_title(rows), size, share_y=True)
-    # The axes always include 1, which is the speed at the round size itself.
-    low = float(rows["relative_lo"].min())
-    high = max(1.0, float(rows["relative_hi"].max()))
+    # The axes include every speed and every known interval. The round size itself has the speed 1.
+    # A speed without an interval has NaN ends, which min and max ignore.
+    low = float(rows[["relative", "relative_lo"]].min().min())
+    high = float(rows[["relative", "relative_hi"]].max().max())
     margin = 0.06 * (high - low)
     for axes, along in zip(all_axes, dimensions, strict=True):
         for dtype, group in rows[rows["along"] == along].groupby("dtype", sort=False):

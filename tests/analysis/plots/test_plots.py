@@ -6,6 +6,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from analysis.model.fitted import Analysis, analyse
@@ -155,6 +156,14 @@ def test_alignment_is_relative_to_the_round_size(analysis: Analysis) -> None:
     # process would differ by as much as the canary GEMM shows.
     assert (widened > 1.01 / 0.99).all()
     assert (widened < 1.03).all()
+
+
+def test_speeds_without_intervals_are_inside_the_axes(analysis: Analysis) -> None:
+    table = analysis.table.assign(steady_error=np.nan)
+    figure = scaling.draw_alignment(replace(analysis, table=table))
+    assert figure is not None
+    low, high = figure.axes[0].get_ylim()
+    assert series.alignment_series(table)["relative"].between(low, high).all()
 
 
 def test_layout_pairs_are_the_same_convolution(analysis: Analysis) -> None:
