@@ -431,9 +431,11 @@ def _group_word(name: str, case: TimedCase, words: Mapping[str, str]) -> str:
     if name == "pass":
         if isinstance(workload, Conv):
             return workload.pass_
-        # The layout of a linear layer's operands shows its pass.
+        # The layout of a linear layer's operands shows its pass. A workload with another layout
+        # does not belong to a pass of a linear layer, so it is grouped by its layout.
         passes = {"nt": "forward", "nn": "dgrad", "tn": "wgrad"}
-        return passes[workload.layout]  # type: ignore[union-attr]
+        layout = str(getattr(workload, "layout", ""))
+        return passes.get(layout, layout)
     if name == "size":
         return f"{workload.flops:.0e} FLOP"
     return str(getattr(workload, name))

@@ -199,6 +199,12 @@ def test_groups_are_named_by_words_and_facts() -> None:
     assert math.exp(pairs.log_predicted[0]) == pytest.approx(2 * 2048 / 2041)
 
 
+def test_a_layout_of_no_pass_names_its_own_group() -> None:
+    cases = [case(Gemm(m, 512, 512, "bf16", "tt")) for m in (2041, 2048)]
+    matches = list(rounded(cases, H100, ["m"], 8))
+    assert pairs_of(cases, matches, ["dtype", "pass"], np.ones(2)).group == ["bf16 tt"]
+
+
 def test_every_pairing_takes_nothing_and_finds_nothing() -> None:
     options: dict[str, dict[str, Any]] = {
         "switch": {"axis": "dtype", "against": "fp32", "following": ["bf16"]},
