@@ -115,7 +115,7 @@ def draw_fleet(report: FleetReport) -> Figure | None:
             label="speed explained by the clock",
         )
         all_axes[1].set(xlabel="SM clock, relative to the median")
-    # 3. In both panels, a line shows the speed below which a GPU counts as slow.
+    # 3. In each panel, a line shows the speed below which a GPU counts as slow.
     for axes in all_axes:
         axes.axhline(
             1 - report.margin,

@@ -21,7 +21,7 @@ _VERDICT_STYLE = {
     "no effect": (NEUTRAL, "D"),
     "no longer": ("#D55E00", "v"),
 }
-_TITLE_WIDTH = 28  # characters of a panel's title
+_TITLE_WIDTH = 28  # maximum number of characters in a line of a panel's title
 
 
 def overview_data(documents: Sequence[dict[str, Any]]) -> pd.DataFrame:
@@ -100,8 +100,9 @@ def draw_overview(data: pd.DataFrame) -> Figure:
             )
         panel.axvline(1, color=NEUTRAL, linewidth=1, zorder=0)
         panel.set_title(verbatim(textwrap.fill(statement, _TITLE_WIDTH)), loc="left", fontsize=12)
-        # Every panel shows at least the effects from 0.98 to 1.1. The right end is 6% further from
-        # 1 than the highest interval, so that the cap of this interval is not at the panel's edge.
+        # Every panel shows at least the effects from 0.98 to 1.1. Its right end is at least 6%
+        # further from 1 than the upper end of any interval, so that no interval's cap is at the
+        # panel's edge.
         low = min(0.98, rows["lo"].min())
         high = max(rows["hi"].max(), 1.1)
         panel.set_xlim(low, 1 + 1.06 * (high - 1))

@@ -48,9 +48,10 @@ def draw_wave(basis: Basis, gemm: Gemm, line: pd.DataFrame, size: int | None = N
     Args:
         basis: basis of the predictions.
         gemm: a GEMM of the class; its M is not used.
-        line: measured GEMMs of the class, with the columns ``m``, ``time_us`` and, if they are
-            known, ``time_lo_us`` and ``time_hi_us``.
-        size: smaller M of the cliff that the title describes; None for the largest cliff.
+        line: measured GEMMs of the class, with the columns ``m``, ``n``, ``k``, ``time_us`` and, if
+            they are known, ``time_lo_us`` and ``time_hi_us``.
+        size: smaller M of the cliff that the title describes, which must be in ``line`` together
+            with a neighbouring larger M; None for the largest cliff.
     """
     # 1. Choose the range of M, and predict over it.
     cliff = cliff_at(line, size)

@@ -25,13 +25,14 @@ def write_archive(results: Path, folders: Sequence[Path], limit: int = ARCHIVE_B
 
     The archive is named after the first folder. The most valuable files are added first, for
     example tables before plots. A file that would make the archive exceed ``limit`` bytes is left
-    out, and ``left-out.txt`` in the archive names it. An old archive is replaced atomically.
+    out, and ``left-out.txt`` in the archive names it. The size is an estimate: each file is
+    compressed separately to find out how much it adds. An old archive is replaced atomically.
 
     Args:
         results: folder of all machines' results, to which the archive is written. The names of
             files in the archive are relative to it.
         folders: the machine's folders in ``results``, the main one first.
-        limit: maximum size of the archive, in bytes.
+        limit: maximum estimated size of the archive, in bytes.
 
     Returns:
         The path of the archive.

@@ -137,7 +137,8 @@ def mean_effect(pairs: Pairs, level: float = _LEVEL) -> Effect:
        case that begins the next pair, the errors of this case cancel in the mean.
     3. The interval of a mean of independent ratios. This interval is needed because true
        differences between pairs do not cancel.
-    4. The interval of a mean of independent ratios, after averaging the pairs that share a control.
+    4. The interval of a mean of independent ratios, after averaging the pairs whose controls share
+       the second case.
 
     Fewer than four pairs with measured errors are judged only by the first interval.
     """
@@ -155,9 +156,10 @@ def mean_effect(pairs: Pairs, level: float = _LEVEL) -> Effect:
         half_width = np.nanmax([half_width, from_scatter])
         half_width = max(half_width, _independent_half_width(ratios, level))
         if pairs.control is not None:
-            # Ratios that share a control share its error, so their mean counts as one ratio.
-            per_control = _group_means(ratios, pairs.control[:, 1])
-            half_width = max(half_width, _independent_half_width(per_control, level))
+            # Ratios whose controls share the second case share its error, so their mean counts as
+            # one ratio. The first cases of their controls differ.
+            shared_means = _group_means(ratios, pairs.control[:, 1])
+            half_width = max(half_width, _independent_half_width(shared_means, level))
     mean = float(ratios.mean())
     value = float(np.exp(mean))
     lo = float(np.exp(mean - half_width))
@@ -232,7 +234,15 @@ def _group_means(ratios: Array, keys: NDArray[np.intp]) -> Array:
 
 @dataclass(frozen=True)
 class RuleFinding:
-    """Result for a rule: a verdict, the effect that it is about, and the effect of each group."""
+    """Verdict on a rule, with the effects that it is based on.
+
+    Attributes:
+        verdict: one of the verdicts that :func:`find_verdict` lists.
+        effect: the effect that the rule is about: that of all pairs, or of the best group.
+        claim: geometric mean of the ratios that the source claims for the pairs of this effect;
+            None if it claims no number.
+        groups: the effect of each group, by the group's name.
+    """
 
     verdict: str
     effect: Effect
@@ -253,7 +263,7 @@ def find_verdict(
     - ``depends: …``: groups contradict one another, or an interval is too wide to tell.
 
     Args:
-        pairs: pairs of cases that test the rule.
+        pairs: pairs of cases that test the rule; at least one.
         largest: if True, the claim is "up to", so that the effect of the best group is judged.
         tolerance: if given, the claim is that ratios *equal* the claimed ratio (1 if no number is
             claimed), within this fraction. The verdict is then ``holds`` if the whole interval is
@@ -361,7 +371,7 @@ def _contradiction(groups: Mapping[str, Effect]) -> str:
     return f"depends: {', '.join(phrases)}"
 
 
-_MAX_LISTED = 4  # groups that a verdict names
+_MAX_LISTED = 4  # maximum number of groups that one list in a verdict names
 
 
 def _listed(names: Sequence[str], groups: Mapping[str, Effect]) -> str:

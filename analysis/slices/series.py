@@ -134,8 +134,8 @@ def _relative_speed(rows: pd.DataFrame, base: pd.Series) -> dict[str, pd.Series]
 def channel_series(table: pd.DataFrame) -> pd.DataFrame:
     """Return the speeds of forward convolutions with as many input as output channels.
 
-    The rows are sorted by the number of channels. Speeds are in TFLOP/s, as in
-    :func:`square_series`.
+    Only cases with the default config are returned. The rows are sorted by the number of channels.
+    Speeds are in TFLOP/s, as in :func:`square_series`.
     """
     rows = table[(table["sweep"] == "conv-channels") & (table["c"] == table["kout"])]
     rows = rows[(rows["pass"] == "fprop") & (rows["config"] == "")].sort_values("c")
