@@ -242,7 +242,7 @@ def _is_well_quoted(line: str) -> bool:
     return True
 
 
-def _converted(cells: Any, kind: str) -> tuple[pd.Series, NDArray[np.bool_]]:
+def _converted(cells: Sequence[str] | pa.Array, kind: str) -> tuple[pd.Series, NDArray[np.bool_]]:
     """Return a column's values, and a mask of the cells that are not of the column's kind.
 
     Empty cells and cells of another kind become missing values. A column of text is returned as it

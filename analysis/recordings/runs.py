@@ -130,21 +130,30 @@ def _other_runs(folder_run: Recording) -> Iterator[Recording]:
 
     They are in the machine's folder and in its subfolder ``runs``. The machine's folder is named
     after the machine's slug. It is next to the folder of the given run, or it is that folder. No
-    other run is found for a run that is itself in a subfolder ``runs``.
+    other run is found for a run that is itself in a subfolder ``runs``. Copies of a run are left
+    out.
     """
     slug = folder_run.machine.slug
     own_folder = folder_run.folder
     if own_folder.name in ("", ".."):  # the paths "." and ".." do not end in the folder's name
         own_folder = own_folder.resolve()
     machine_folder = own_folder.with_name(slug)
+    names = {folder_run.run["run"]}
     for folder in (machine_folder, *machine_folder.glob("runs/*")):
         if folder == own_folder or not (folder / "measurements.csv").exists():
             continue
         try:
             run = load_run(folder)
             is_same_machine = run["machine"]["slug"] == slug
-            if is_same_machine and not other_software(run["software"], folder_run.run["software"]):
-                yield load(folder)
+            is_new = run["run"] not in names
+            if (
+                is_new
+                and is_same_machine
+                and not other_software(run["software"], folder_run.run["software"])
+            ):
+                recording = load(folder)
+                names.add(run["run"])
+                yield recording
         except (UserError, KeyError, TypeError, AttributeError):
             # Another version of Rooftile wrote the folder, or it is damaged or not a recording.
             continue

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,17 @@ def test_a_newer_run_as_good_as_the_old_one_counts(tmp_path: Path) -> None:
     folder = machine_folder(tmp_path, QUIET, QUIET)
     assert set(times(folder).values()) == {10.5}
     assert len(load_runs(folder).parts) == 1
+
+
+def test_a_copy_of_a_run_counts_once(tmp_path: Path) -> None:
+    folder = machine_folder(tmp_path, QUIET, {**NOISY, "cases": CASES[:2]})
+    lines = health_lines(load_runs(folder))
+    for original, copy in ((folder, "copy"), (folder / "runs" / "2026-01-01T00-10-00Z", "again")):
+        (folder / "runs" / copy).mkdir()
+        for name in ("run.json", "measurements.csv"):
+            shutil.copy(original / name, folder / "runs" / copy / name)
+    assert len(load_runs(folder).parts) == 1
+    assert health_lines(load_runs(folder)) == lines
 
 
 @pytest.mark.parametrize("inner", ["", "plots"])
