@@ -83,7 +83,7 @@ def draw_fleet(report: FleetReport) -> Figure | None:
     low = overall.lo[order]
     high = overall.hi[order]
     all_axes[0].vlines(ranks, low, high, color=NEUTRAL, linewidth=0.9, alpha=0.6)
-    _points(report, all_axes[0], order, ranks)
+    _draw_points(report, all_axes[0], order, ranks)
     all_axes[0].set(
         xlabel=f"{report.noun}s, slowest first",
         xlim=(0, len(order) + 1),
@@ -103,7 +103,7 @@ def draw_fleet(report: FleetReport) -> Figure | None:
     if any_clock:
         with_clock = order[has_clock]
         clocks = np.exp(overall.clock[with_clock])  # relative to the fleet's median
-        _points(report, all_axes[1], with_clock, clocks)
+        _draw_points(report, all_axes[1], with_clock, clocks)
         coordinates = np.concatenate([clocks, overall.speed[with_clock]])
         diagonal = [coordinates.min(), coordinates.max()]
         all_axes[1].plot(
@@ -128,7 +128,7 @@ def draw_fleet(report: FleetReport) -> Figure | None:
     return figure
 
 
-def _points(report: FleetReport, axes: Axes, order: np.ndarray, x_values: np.ndarray) -> None:
+def _draw_points(report: FleetReport, axes: Axes, order: np.ndarray, x_values: np.ndarray) -> None:
     """Draw a marker at the speed of each GPU. Its colour and shape show the GPU's verdict.
 
     Args:

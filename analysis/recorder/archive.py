@@ -50,7 +50,7 @@ def write_archive(results: Path, folders: Sequence[Path], limit: int = ARCHIVE_B
                 left_out.append(name)
                 continue
             packed_bytes += compressed_bytes
-            archive.add(file, arcname=name, filter=_anonymous)
+            archive.add(file, arcname=name, filter=_anonymise)
         if left_out:
             text = "\n".join(left_out).encode() + b"\n"
             member = tarfile.TarInfo("left-out.txt")
@@ -74,7 +74,7 @@ def _files(results: Path, folders: Sequence[Path]) -> Iterator[Path]:
     yield from sorted(files, key=lambda file: (rank.get(file.suffix, last), str(file)))
 
 
-def _anonymous(member: tarfile.TarInfo) -> tarfile.TarInfo:
+def _anonymise(member: tarfile.TarInfo) -> tarfile.TarInfo:
     """Remove the names and ids of a file's owner and group from its archive entry."""
     member.uid = member.gid = 0
     member.uname = member.gname = ""

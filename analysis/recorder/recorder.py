@@ -254,7 +254,7 @@ class Recorder:
         slices.append(this_slice)
         try:
             if has_anchors:
-                this_slice["anchors"] = self._anchors()
+                this_slice["anchors"] = self._retime_anchors()
             for step in self._open_steps():
                 if self._fits(step, first=not this_slice["steps"]):
                     this_slice["steps"].append(step.name)
@@ -456,7 +456,7 @@ class Recorder:
             command += ["--results", str(place.results / step.place)]
         return command + (self._device if step.on_device else [])
 
-    def _anchors(self) -> dict[str, Any] | None:
+    def _retime_anchors(self) -> dict[str, Any] | None:
         """Re-time anchor cases, to check that the machine is the same and as fast as before.
 
         Returns:

@@ -124,7 +124,7 @@ def _read_ratios(part: SourceRun) -> dict[tuple[Contender, Contender], list[tupl
             f"{path} identifies cases by ids that the run's plan does not have. {_REMEDY}"
         ) from None
     table = read_csv(path, dict.fromkeys(CONFIRMED_COLUMNS, "text"), _REMEDY)
-    parsed = [_pair(row, planned) for row in table.rows.to_dict("records")]
+    parsed = [_parse_pair(row, planned) for row in table.rows.to_dict("records")]
     # 2. Report damaged lines, and leave them out.
     table.faults.record(
         [line is None for line in parsed], "its two cases or their ratios cannot be read"
@@ -139,7 +139,7 @@ def _read_ratios(part: SourceRun) -> dict[tuple[Contender, Contender], list[tupl
     return {contenders: processes for contenders, processes in pairs.items() if len(processes) > 1}
 
 
-def _pair(
+def _parse_pair(
     row: Mapping[Any, Any], planned: Mapping[str, Mapping[str, object]]
 ) -> tuple[tuple[Contender, Contender], tuple[float, ...]] | None:
     """Parse a line into its contenders and the log ratio of each block.
@@ -151,16 +151,17 @@ def _pair(
         planned: columns of each planned case, by the case's id.
     """
     try:
-        contenders = _contender(planned[row["case"]]), _contender(planned[row["against"]])
+        before = _parse_contender(planned[row["case"]])
+        after = _parse_contender(planned[row["against"]])
         log_ratios = tuple(float(text) for text in row["log_ratios"].split())
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
         return None
     if len(log_ratios) < _LEAST_BLOCKS or not all(map(math.isfinite, log_ratios)):
         return None
-    return contenders, log_ratios
+    return (before, after), log_ratios
 
 
-def _contender(row: Mapping[str, object]) -> Contender:
+def _parse_contender(row: Mapping[str, object]) -> Contender:
     """Return the problem and the implementation of a case, given its columns in the plan."""
     case = Case.from_columns(row)
     return as_problem(case.problem), case.implementation

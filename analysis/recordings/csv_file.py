@@ -172,18 +172,18 @@ def read_csv(
         raise UserError(f"{path} has the column {repeated[0]!r} twice. {remedy}")
     # 3. Split the lines into cells, and convert each column. The header is line 1.
     numbered = [(number, line) for number, line in enumerate(lines, 2) if line]
-    cells, complete = _cells(header, [line for _, line in numbered], kinds)
+    cells, complete = _split_cells(header, [line for _, line in numbered], kinds)
     faults = Faults(path, [number for number, _ in numbered], remedy)
     faults.record(~complete, "its cells do not match the header")
     columns = {}
     for name, kind in kinds.items():
-        values, wrong = _converted(cells.get(name, [""] * len(numbered)), kind)
+        values, wrong = _convert(cells.get(name, [""] * len(numbered)), kind)
         faults.record(wrong, f"{name} is not {_KIND_WORDS.get(kind)}")
         columns[name] = values.astype(FRAME_TYPES[kind])
     return CsvTable(pd.DataFrame(columns), faults)
 
 
-def _cells(
+def _split_cells(
     header: str, lines: Sequence[str], columns: Iterable[str]
 ) -> tuple[dict[str, pa.Array], NDArray[np.bool_]]:
     """Return the cells of the given columns as text, and a mask of the lines that are complete.
@@ -242,7 +242,7 @@ def _is_well_quoted(line: str) -> bool:
     return True
 
 
-def _converted(cells: Sequence[str] | pa.Array, kind: str) -> tuple[pd.Series, NDArray[np.bool_]]:
+def _convert(cells: Sequence[str] | pa.Array, kind: str) -> tuple[pd.Series, NDArray[np.bool_]]:
     """Return a column's values, and a mask of the cells that are not of the column's kind.
 
     Empty cells and cells of another kind become missing values. A column of text is returned as it

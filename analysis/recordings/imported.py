@@ -80,7 +80,7 @@ def read_collections(folder: Path) -> dict[str, pd.DataFrame]:
     try:
         rows = pd.read_parquet(path, columns=["source", "m", "n", "k", "dtype", "time_us"])
         sound = _are_sound(rows)
-    except (OSError, pa.ArrowException, ValueError, KeyError) as error:
+    except (OSError, pa.ArrowException, ValueError, KeyError, TypeError) as error:
         raise _unreadable(path, error) from None
     if not sound.all():
         raise _unsound(path, sound)
@@ -88,10 +88,12 @@ def read_collections(folder: Path) -> dict[str, pd.DataFrame]:
 
 
 def _unreadable(path: Path, error: Exception) -> UserError:
-    """Return the error to raise for an unreadable file; it quotes the first line of the cause."""
-    # An error without a text is described as "empty".
+    """Return the error to raise for an unreadable file.
+
+    Its message quotes the first line of the cause, or names the cause's type if it has no text.
+    """
     lines = str(error).splitlines()
-    reason = lines[0] if lines else "empty"
+    reason = lines[0] if lines else type(error).__name__
     return UserError(
         f"{path} cannot be read ({reason}); run {command('analysis import')} to write it again."
     )

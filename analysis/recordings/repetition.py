@@ -335,7 +335,7 @@ def _read_rounds(path: Path, run: str) -> dict[str, Rounds]:
     if not path.exists():
         return {}
     table = read_csv(path, dict.fromkeys(ROUND_COLUMNS, "text"), _REMEDY)
-    parsed = [_rounds(run, row) for row in table.rows.to_dict("records")]
+    parsed = [_parse_rounds(run, row) for row in table.rows.to_dict("records")]
     table.faults.record(
         [rounds is None for rounds in parsed], "its rounds and times are not pairs of numbers"
     )
@@ -348,7 +348,7 @@ def _read_rounds(path: Path, run: str) -> dict[str, Rounds]:
     }
 
 
-def _rounds(run: str, row: Mapping[Any, Any]) -> Rounds | None:
+def _parse_rounds(run: str, row: Mapping[Any, Any]) -> Rounds | None:
     """Parse the samples of a line; None if the line is damaged.
 
     Args:
