@@ -185,7 +185,9 @@ def _with_search(
     keys = ["problem", "family"]
     candidates = search_rows.rename(columns={"implementation": "family"})
     shapes_and_families = zip(candidates["problem"], candidates["family"], strict=True)
-    candidates = candidates[[key in complete for key in shapes_and_families]]
+    # Without a dtype, the mask of no rows would select no columns.
+    is_complete = np.array([key in complete for key in shapes_and_families], dtype=bool)
+    candidates = candidates[is_complete]
     best = _fastest(candidates, keys)[["time_us", "config"]]
     best.columns = pd.Index(["best_us", "best_config"])
     # The chosen config is compared by its time in the search, like the other candidates.

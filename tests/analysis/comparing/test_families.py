@@ -126,3 +126,11 @@ def test_a_recording_without_kernels_of_ours_says_what_to_do(tmp_path: Path) -> 
     folder = recording(tmp_path / "nvidia-h100-sxm", [("square", LARGE, "cublas", "", 200.0)])
     with pytest.raises(UserError, match="`make families` measures both on a GPU with sm_80"):
         compare_families(load(folder))
+
+
+def test_a_recording_without_a_search_has_ratios_and_no_best_config(tmp_path: Path) -> None:
+    rows = [row for row in ROWS if row[0] != "candidates"]
+    table = compare_families(load(recording(tmp_path / "nvidia-h100-sxm", rows)))
+    assert table["ratio"].notna().all()
+    assert table["found"].isna().all()
+    assert table["best_config"].isna().all()
