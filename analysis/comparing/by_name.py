@@ -85,7 +85,10 @@ def named_json(comparison: NamedComparison) -> dict[str, Any]:
 
 
 def named_text(comparison: NamedComparison) -> str:
-    """Return human-readable text: counts, the common shift and the largest changes."""
+    """Return human-readable text: counts, the common shift, and the cases to look at.
+
+    These are the slower, the faster and the ambiguous cases, and those that are no longer timed.
+    """
     table, shift = comparison.table, comparison.changes.shift
     counts = ", ".join(f"{count:,} {verdict}" for verdict, count in comparison.counts().items())
     lines = [f"{counted(len(table), 'case')} in both results: {counts}"]

@@ -44,6 +44,7 @@ _EFFICIENCY = 0.725  # efficiency of the robust scale, relative to the standard 
 _MANY = 1e6  # smallest degrees of freedom with which a t distribution counts as normal
 _LEAST = 1e-18  # smallest variance of a log time: clocks do not resolve more than nine digits
 _TINY = 1e-300  # smallest variance to divide by
+_LEAST_EXCESS = 2e-8  # smallest variance of log variances that counts as more than chance
 _STEPS = 30  # maximum number of estimates of location and scale; about ten usually suffice
 
 
@@ -433,7 +434,7 @@ def moderated(variances: Reals, freedom: float, within: Reals) -> tuple[Reals, f
     usual = within + added
     # 2. Estimate how far the ratios of measured to usual variances scatter beyond chance.
     spread = float(np.var(logs - np.log(usual), ddof=1)) - chance_variance
-    if spread <= 0:
+    if spread <= _LEAST_EXCESS:
         return usual, np.inf
 
     # 3. Find the degrees of freedom of a usual variance that would scatter as much.

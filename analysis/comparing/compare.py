@@ -10,8 +10,9 @@ scatter of medians between processes (:mod:`analysis.recordings.repetition`).
 
 The verdict is the first of these that applies:
 
-- ``slower`` or ``faster`` if the interval excludes 1 and the medians differ by more than 1%;
-- ``same`` if the whole interval is within ±3%;
+- ``slower`` or ``faster`` if the interval excludes 1 and the larger median exceeds the smaller one
+  by more than 1%;
+- ``same`` if the whole interval is between 1/1.03 and 1.03;
 - ``ambiguous`` in all other cases, including those with too few samples for an interval.
 
 A test with simulated samples checks that at most 1% of the unchanged cases are called slower or
@@ -151,7 +152,8 @@ def _reaches(pairs: pd.DataFrame, between: Sequence[float]) -> tuple[pd.Series, 
     # The recordings come from two processes, so the difference between processes counts once. The
     # largest deviation of any run is used for all cases.
     deviation = max(between, default=0.0)
-    # The ratio, new over old, is lower if the new time is lower or the old one is higher.
+    # The ratio, new over old, is lower if the new time is lower or the old one is higher. The three
+    # errors are independent, so their variances are added.
     below = _Z99 * np.sqrt(error("new", "lo") ** 2 + error("old", "hi") ** 2 + deviation**2)
     above = _Z99 * np.sqrt(error("new", "hi") ** 2 + error("old", "lo") ** 2 + deviation**2)
     return below, above
@@ -217,7 +219,10 @@ def comparison_json(comparison: Comparison) -> dict[str, Any]:
 
 
 def comparison_text(comparison: Comparison) -> str:
-    """Return human-readable text: versions, counts, the largest changes and a table of classes."""
+    """Return human-readable text: versions, counts, the largest changes and a table of classes.
+
+    It also lists cases that are no longer timed.
+    """
     counts = comparison.counts()
     table = comparison.table
     versions = [

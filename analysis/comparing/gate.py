@@ -47,6 +47,7 @@ LARGEST_LOG = 700.0
 """Largest logarithm whose exponential fits into a double."""
 
 POWER = 0.8
+"""Probability with which a slowdown of the detectable size is found."""
 _FALSE_CASES = 0.04
 """False-discovery rate of the tests of all cases."""
 _FALSE_SHIFT = 0.01
@@ -56,6 +57,7 @@ _FALSE_BELOW = 0.05
 _MOST_ROUNDS = 10
 """Largest recommended multiple of the number of rounds. Beyond it, more processes are better."""
 _MOST_PROCESSES = 100
+"""Largest recommended number of further processes of each version."""
 _LEAST_PROCESSES = 3
 """Minimum number of processes of each version for a slowdown to fail the gate.
 
@@ -68,6 +70,7 @@ _MORE_PROCESSES = (
     "give all their folders."
 )
 _MAX_LISTED = 20
+"""Maximum number of cases that the text lists under each heading."""
 _LARGEST = math.log(11)
 """Largest detectable change that is reported, as a logarithm: 1,000%. Runs that can detect only a
 larger change show nothing useful."""
@@ -87,7 +90,8 @@ class GateResult:
             is no shift.
         case_verdicts: :data:`SLOWER`, :data:`BELOW` or :data:`UNCLEAR` for each case.
         found: whether each case is significantly slower than the others, by any amount.
-        p: probability of a deviation at least this large if the case did not change.
+        p: probability of a deviation at least this large if the case did not change; NaN if the
+            error of the deviation is unknown.
         detectable: smallest slowdown that would have been found, as a logarithm; NaN if unknown.
         more_rounds: further rounds per process that would make the threshold detectable; NaN if
             rounds do not help, or if more than ten times as many would be needed.
@@ -439,7 +443,15 @@ def _needed(result: GateResult) -> Iterator[str]:
         if np.isfinite(processes).all():
             more = counted(int(processes.max()), "more process", "more processes")
             remedies.append(f"{more} of each version")
-        if remedies:
+        if (rounds == 0).all():
+            # A slowdown of the threshold is detectable, but the true slowdown may be above it or
+            # below it.
+            yield (
+                f"These runs would find a slowdown of {threshold} in each unclear case, but they "
+                "do not show whether the slowdown is that large. More processes of each version "
+                "would narrow the intervals."
+            )
+        elif remedies:
             yield (
                 f"To detect a slowdown of {threshold} in these cases, add {', or '.join(remedies)}."
             )

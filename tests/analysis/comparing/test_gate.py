@@ -10,10 +10,11 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import stats
+from scipy import special, stats
 
 from analysis.comparing.changes import (
     CaseChanges,
+    CommonShift,
     common_names,
     estimate_changes,
     moderated,
@@ -298,3 +299,29 @@ def test_equal_samples_have_no_scatter(seconds: float) -> None:
         assert (times.error, times.freedom) == (0.0, math.inf)
     unknown = CaseTimes.from_summary(seconds, math.nan, 9)
     assert (unknown.error, unknown.freedom) == (0.0, math.inf)
+
+
+def test_a_slowdown_close_to_the_threshold_is_not_helped_by_zero_more_rounds() -> None:
+    zeros, ones = np.zeros(6), np.ones(6)
+    deviation = np.array([0.028, 0, 0, 0, 0, 0])
+    variance = 0.5 * 0.004**2 * ones
+    changes = CaseChanges(
+        tuple("abcdef"), zeros, deviation, deviation, variance, variance, 20 * ones, 10 * ones,
+        CommonShift(0.0, 0.001, 4.0), (3, 3),
+    )  # fmt: skip
+    result = judge_changes(changes, 0.03)
+    assert (result.verdict, result.case_verdicts[0]) == (CANNOT_TELL, UNCLEAR)
+    assert result.found[0]
+    text = gate_text(result)
+    assert "add 0" not in text
+    assert "More processes of each version would narrow the intervals." in text
+
+
+def test_variances_that_scatter_hardly_more_than_chance_have_a_usual_variance() -> None:
+    chance = float(special.polygamma(1, 2.0))
+    # Two cases whose log variances have the variance of chance plus 1e-9.
+    half = math.sqrt((chance + 1e-9) / 2)
+    variances = np.exp(np.array([-half, half]))
+    usual, freedom = moderated(variances, 4.0, np.zeros(2))
+    assert freedom == math.inf
+    assert usual[0] == usual[1]
