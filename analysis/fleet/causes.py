@@ -87,7 +87,8 @@ def reasons(speeds: AnchorSpeeds, i: int) -> list[str]:
 def _clock_causes(fleet: Fleet, speeds: AnchorSpeeds, i: int) -> Iterator[tuple[str, str]]:
     """Yield each cause that lowers the clock of device ``i``, as a code and in words.
 
-    Unknown limits and readings are NaN. Comparisons with NaN are False, so they are not causes.
+    Unknown limits and readings are NaN. Comparisons with NaN are False, so an unknown value is
+    never a cause.
     """
     device = fleet.devices[i]
     # 1. Check for a clock limit that somebody set, and for abnormal reasons that were reported.

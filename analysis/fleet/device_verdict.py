@@ -1,8 +1,8 @@
 """Judge which GPUs are significantly slow and which throttled, with a sentence about each GPU.
 
 A GPU is slow if its whole 95% interval is more than a margin below the fleet's median. A slow GPU
-need not be an outlier: if the speeds of 64 GPUs have a standard deviation of 3%, about one of the
-GPUs is expected to be 6% or more below the median. The sentence about a slow GPU therefore says
+need not be an outlier: if the speeds of 64 GPUs have a standard deviation of 3%, one or two of the
+GPUs are expected to be 6% or more below the median. The sentence about a slow GPU therefore says
 whether the fleet's spread explains the slowness, if the spread is known.
 """
 
@@ -150,7 +150,7 @@ def _slow_sentence(
         i: position of the device.
         name: name of the device.
         slow: kinds of anchor in which the device is slow, at least one.
-        cause: the cause in words; empty if it is not known.
+        cause: the cause in words; empty if nothing can be said about it.
         in_spread: see :class:`DeviceVerdict`.
     """
     # Only the first kind is printed with its interval.
@@ -249,7 +249,8 @@ def _not_slow_sentence(
     overall = speeds.kinds[speeds.overall]
     if not math.isfinite(overall.half[i]):
         comparison = (
-            f"is not known to be slow: its speed in {KIND_WORDS[speeds.overall]} has no interval."
+            f"is not known to be slow: its speed in {KIND_WORDS[speeds.overall]} has no known "
+            "interval."
         )
     else:
         comparison = (

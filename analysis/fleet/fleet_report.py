@@ -77,8 +77,8 @@ def report_json(report: FleetReport) -> dict[str, Any]:
     """Return the whole report for JSON, with the slowest GPU first.
 
     Speeds, the spread and the margin are fractions. Unknown numbers are null. ``speed`` is the
-    speed in the kind of anchors that ``speed_of`` names. This is sustained compute if
-    such anchors were timed on at least half of the GPUs.
+    speed in the kind of anchors that ``speed_of`` names. This kind is ``sustained`` if such anchors
+    were timed on at least half of the GPUs.
     """
     speeds = report.speeds
     return {
@@ -149,7 +149,7 @@ def _change_json(change: SpeedChange) -> dict[str, Any]:
     }
 
 
-def _known(value: Any) -> float | None:
+def _known(value: float) -> float | None:
     """Return a number for JSON; None if the number is unknown (NaN)."""
     return float(value) if math.isfinite(value) else None
 
@@ -157,8 +157,8 @@ def _known(value: Any) -> float | None:
 def findings(report: FleetReport) -> list[str]:
     """Describe the fleet as a whole in sentences.
 
-    They say how the GPUs compare, which nodes are slow as a whole, whether GPUs slow each other
-    down, and on which nodes they took turns.
+    The sentences say how the GPUs compare, which nodes are slow as a whole, whether GPUs slow each
+    other down, and on which nodes they took turns.
     """
     speeds, count = report.speeds, len(report.verdicts)
     sentences = []
@@ -230,7 +230,7 @@ def _pair_sentences(report: FleetReport) -> list[str]:
 
 
 def _slow_node_sentences(report: FleetReport) -> Iterator[str]:
-    """Yield a sentence on each node with several GPUs, all of which are slow.
+    """Yield a sentence on each known node with several GPUs, all of which are slow.
 
     Yield nothing if there is only one node, because it cannot be compared with others.
     """
@@ -240,6 +240,8 @@ def _slow_node_sentences(report: FleetReport) -> Iterator[str]:
     if len(verdicts_of_node) == 1:
         return
     for node, verdicts in verdicts_of_node.items():
+        if node is None:  # GPUs of unknown nodes need not be of the same node
+            continue
         if len(verdicts) > 1 and all(verdict == SLOW for verdict in verdicts):
             yield (
                 f"All {len(verdicts)} {report.noun}s of node {node} are slow, which points to the "
@@ -254,7 +256,7 @@ def _interference_sentences(
 
     Args:
         interference: slowdown on each node whose anchors were timed in both phases.
-        count: number of GPUs; a single GPU has no sentence.
+        count: number of GPUs. A single GPU has no sentence if it was timed in one phase only.
         noun: what the sentences call a device (:attr:`FleetReport.noun`).
     """
     if not interference and count == 1:

@@ -3,7 +3,8 @@
 Anchors are timed in two phases: alone (one GPU of a node at a time) and together (all GPUs of a
 node in parallel). For each anchor, the log speed of a GPU is compared with the fleet's median. The
 GPU's speed in a kind of anchor is the median of these differences. The 95% interval reaches 1.96
-standard errors to either side. The standard error has three parts, whose variances are added:
+standard errors to either side. The standard error has three parts. They are independent, so their
+variances are added:
 
 1. The anchors of one GPU disagree. Their scatter is estimated from the median absolute deviation,
    which a faulty GPU hardly affects, or from their own intervals if these are wider.
@@ -118,8 +119,9 @@ class FleetSpeeds:
         overall: the kind of anchor that defines a GPU's speed. This is the first kind that was
             timed on at least half of the GPUs, or else the first in ``kinds``; empty if ``kinds``
             is empty. Sustained compute comes first, because it is most like the load of a job.
-        spread: standard deviation between GPUs in that kind, without measurement noise; NaN if the
-            kind was timed on fewer than eight GPUs.
+        spread: standard deviation of the GPUs' log speeds in the kind ``overall``, without
+            measurement noise; NaN if the kind was timed on fewer than eight GPUs, or if fewer than
+            two of their speeds have a known variance.
         interference: how much the GPUs of a node slow each other down, for each node whose anchors
             were timed in both phases.
     """
@@ -384,7 +386,8 @@ def _deviation_between_times(fleet: Fleet) -> float:
 
     The deviation is estimated from how the bursts of each device change from one phase to the
     other, compared with the other devices of its node. The estimate is averaged with an assumed
-    value, which has the weight of two devices.
+    value, which has the weight of two devices. If no estimate is possible, the result is the
+    assumed value.
     """
     # 1. Compute the change of each device, relative to the median of its node.
     changes, errors = _changes(fleet, fleet.kinds == "burst")
@@ -406,8 +409,11 @@ def _deviation_between_times(fleet: Fleet) -> float:
     if degrees > 0:
         # Subtracting the medians also removes a part of the noise.
         noise = medians.variance * degrees / count
-        sum_of_squares += count * _spread(residuals, noise) ** 2 / 2
-        weight += degrees
+        spread = _spread(residuals, noise)
+        # If the noise is unknown, for example because no time has an interval, so is the spread.
+        if not math.isnan(spread):
+            sum_of_squares += count * spread**2 / 2
+            weight += degrees
     return math.sqrt(sum_of_squares / weight)
 
 
@@ -462,7 +468,9 @@ def _node_changes(
     node_changes = np.array([median_of(changes[members]) for members in groups])
     errors = np.array([_error_of_median(device_errors[members]) for members in groups])
     medians = _medians(node_changes, errors)
-    counts = np.array([len(members) for members in groups])
+    # Only devices that were timed in both phases contribute. A node without any has a ratio of NaN.
+    is_timed_twice = np.isfinite(changes).any(axis=1)
+    counts = np.array([max(1, int(is_timed_twice[members].sum())) for members in groups])
     # The speed of each device may also have changed between the two measurements.
     variance = medians.variance + _MEDIAN_FACTOR * 2 * time_deviation**2 / counts
     half = Z95 * np.sqrt(variance)

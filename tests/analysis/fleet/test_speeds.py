@@ -190,3 +190,21 @@ def test_of_two_gpus_the_difference_is_judged() -> None:
 
 def test_the_made_up_anchors_are_of_every_kind() -> None:
     assert set(kinds()) == set(KINDS)
+
+
+def test_bursts_without_intervals_leave_the_intervals_of_other_anchors() -> None:
+    fleet = simulate(MAIN, 0)[0]
+    bursts = np.flatnonzero(fleet.kinds == "burst")
+    fleet = without(fleet, slice(None), slice(None), bursts[1:])
+    error = fleet.error.copy()
+    error[:, :, bursts] = np.nan
+    speeds = fleet_speeds(replace(fleet, error=error))
+    assert np.isfinite(speeds.kinds["sustained"].half).all()
+
+
+def test_devices_without_both_phases_do_not_narrow_the_interference() -> None:
+    fleet = simulate(MAIN, 0)[0]
+    first_node = [i for i, device in enumerate(fleet.devices) if device.node == 0]
+    one_is_left = fleet_speeds(without(fleet, 0, first_node[1:])).interference[0].all
+    every_one = fleet_speeds(fleet).interference[0].all
+    assert np.log(one_is_left.hi / one_is_left.lo) > 2 * np.log(every_one.hi / every_one.lo)
