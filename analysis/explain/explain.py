@@ -117,9 +117,9 @@ class ExplainedOperation:
             operation could use them, and no kernel name shows whether it does.
         expected: expected time of one call; None if it is not known.
         peak_share: share of the machine's peak that the operation's arithmetic reaches; None if the
-            shape or the peak of its dtype is not known.
+            shape, the time or the peak of its dtype is not known.
         bandwidth_share: share of the machine's bandwidth that the operation's minimum traffic uses;
-            None if the shape is not known.
+            None if the shape or the time is not known.
         finding: remedies that could save time, and reasons why the operation is slow; empty if too
             little time could be saved.
         change: sizes to change, such as ``N 50257 → 50264``; empty if no change is recommended.
@@ -208,8 +208,8 @@ def _basis(
     :func:`explain_traces` explains the arguments.
 
     Raises:
-        UserError: if the machine is not known, if its calibration cannot be read, or if ``against``
-            is not a folder or contradicts ``machine``.
+        UserError: if the trace does not name one known machine, if the machine's recording cannot
+            be read, or if ``against`` is not a folder or contradicts ``machine``.
     """
     # 1. If the given folder belongs to one machine, compare with that machine.
     if against is not None:
@@ -226,23 +226,25 @@ def _basis(
     # 2. Look for the machine in the given folder, then in the folder of all results.
     name = machine or _machine_of(account)
     if against is not None:
-        with suppress(UserError):  # the given folder may not have this machine
-            if slug_at(against, name) in recorded_machines(against):
-                return find_basis(name, against)
+        slug = None
+        with suppress(UserError):  # a name that fits no machine there may fit one in ``results``
+            slug = slug_at(against, name)
+        if slug in recorded_machines(against):
+            return find_basis(name, against)
     if machine is None and account.kind == "cpu" and name not in recorded_machines(results):
         raise UserError(
             f"the trace is from a CPU, and this CPU ({name}) is not recorded. Run "
             f"{target('sweep', 'run')} here first, or name the trace's machine with --machine."
         )
-    try:
-        return find_basis(name, results)
-    except UserError:
-        if machine is not None:
-            raise
-        raise UserError(
-            f"the trace is from {account.device_names[0]!r}, which is neither known nor recorded; "
-            "name a machine with --machine."
-        ) from None
+    if machine is None and account.kind == "gpu":
+        try:
+            slug_at(results, name)
+        except UserError:
+            raise UserError(
+                f"the trace is from {account.device_names[0]!r}, which is neither known nor "
+                "recorded; name a machine with --machine."
+            ) from None
+    return find_basis(name, results)
 
 
 def _machine_of(account: ProfileAccount) -> str:
@@ -401,10 +403,10 @@ def subject_of(operation: ProfiledOperation) -> str:
 
 
 def _expected_times(account: ProfileAccount, basis: Basis) -> dict[Work, ExpectedTime]:
-    """Return the expected time of a call of each shape; shapes without an expected time are left
-    out.
+    """Return the expected time of a call of each shape.
 
-    For an fp32 shape on a GPU with TF32, the result also has the expected time in TF32.
+    Shapes without an expected time are left out. For an fp32 shape on a GPU with TF32, the result
+    also has the expected time in TF32.
     """
     machine = basis.model.machine
     works = dict.fromkeys(work for operation in account.operations for work in operation.works)
@@ -473,8 +475,7 @@ def _advice(
 
 
 def _padding(problem: Problem) -> Question:
-    """Return the query that allows padding by 12.5%, or up to the next multiples of 8 if that adds
-    more.
+    """Return the query that allows padding by 12.5%, or by more if the next multiples of 8 need it.
 
     The FLOPs may grow by at most 50%. Sizes below 8 are not considered, because padding them to 8
     could multiply the FLOPs.

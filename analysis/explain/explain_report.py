@@ -240,8 +240,8 @@ def _shortened(kernel: str) -> str:
 def _closing(verdict: TraceVerdict) -> list[str]:
     """Return the sentences below the table.
 
-    They state the limits of the trace and the source of the expected times, and, if known, the idle
-    time and Amdahl's bound.
+    The sentences state the idle time and Amdahl's bound, if these are known, the limits of the
+    trace, and the source of the expected times.
     """
     account = verdict.account
     lines = []

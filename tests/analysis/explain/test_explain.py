@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -432,3 +433,16 @@ def test_traces_of_unknown_or_different_gpus_get_a_sentence(tmp_path: Path) -> N
     with pytest.raises(UserError, match="does not name its GPU; name the machine with --machine"):
         explain_traces(paths[3:], None, NOWHERE)
     assert explain_traces(paths, "h200", NOWHERE).account.operations[0].calls == 4
+
+
+def test_a_damaged_calibration_gets_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(CPU, tmp_path / CPU.name)
+    (tmp_path / CPU.name / "calibration.json").write_text("{")
+    trace = cpu_trace(tmp_path)
+    monkeypatch.setattr("analysis.explain.explain.cpu_slug", lambda *_: CPU.name)
+    with pytest.raises(UserError, match=r"calibration.json"):
+        explain_traces([trace], None, tmp_path)
+    with pytest.raises(UserError, match=r"calibration.json"):
+        explain_traces([trace], CPU.name, CPU.parent, against=tmp_path)
