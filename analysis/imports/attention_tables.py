@@ -89,7 +89,8 @@ def _read_table(path: Path, kind: str) -> AttentionTable | None:
 def read_calls(table: AttentionTable) -> tuple[AttentionShapes, Array]:
     """Read the shapes of a table's calls in bf16, and their times in seconds.
 
-    Both results are empty if the table has no such call.
+    Only calls of the most frequent kernel are read. Both results are empty if the table has no call
+    in bf16.
     """
     # 1. Keep the calls in bf16 that have a time, and among them those of the most frequent kernel.
     frame = pd.read_parquet(table.path)
@@ -101,6 +102,7 @@ def read_calls(table: AttentionTable) -> tuple[AttentionShapes, Array]:
     frame = frame[frame["kernel_source"].isin(usual_kernel)]
 
     def column(name: str) -> Array:
+        """Return a column as floating-point numbers."""
         return frame[name].to_numpy(float)
 
     # 2. Translate the columns. In decoding, a call has one query, whose keys are the prompt and the

@@ -124,7 +124,7 @@ class _Cases:
             name: name of the case.
             seconds: the mean.
             deviation: the standard deviation; NaN if it is unknown.
-            count: number of samples.
+            count: number of samples; a number below 1 counts as 1, which means unknown.
 
         Raises:
             UserError: if the case already has a time.
@@ -138,11 +138,14 @@ class _Cases:
             )
         else:
             known_deviation = deviation if math.isfinite(deviation) else 0.0
-            self.times[name] = CaseTimes.from_summary(seconds, known_deviation, count)
+            self.times[name] = CaseTimes.from_summary(seconds, known_deviation, max(1, count))
 
 
 def is_benchmark_file(path: Path) -> bool:
-    """Return True if a path is an existing JSON file, which this module reads."""
+    """Return True if a path is an existing file whose name ends with ``.json``.
+
+    Only such files are read by this module.
+    """
     return path.suffix == ".json" and path.is_file()
 
 
@@ -172,7 +175,7 @@ def read_benchmarks(path: Path, pattern: NamePattern | None = None) -> TimedProc
     cases = _Cases(path)
     try:
         facts = readers[0](document, cases)
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError) as error:
         if isinstance(error, UserError):
             raise
         raise UserError(
@@ -182,7 +185,9 @@ def read_benchmarks(path: Path, pattern: NamePattern | None = None) -> TimedProc
     if not cases.times:
         raise UserError(f"{path} has no case with a time; run the benchmark again.")
     # 2. Find the problems in the names, and name the cases after them.
-    times, lost = cases.times, cases.lost
+    times = cases.times
+    # A repetition may have failed although others of the same case have times.
+    lost = {name: reason for name, reason in cases.lost.items() if name not in times}
     if pattern is not None:
         times = {name: replace(case, problem=pattern.problem(name)) for name, case in times.items()}
         if all(case.problem is None for case in times.values()):
@@ -192,8 +197,8 @@ def read_benchmarks(path: Path, pattern: NamePattern | None = None) -> TimedProc
                 f"{first_name!r}. Write a pattern that matches this name."
             )
         times = named_by_problem(str(path), times)
-        lost = {}
-        for name, reason in cases.lost.items():
+        reasons, lost = lost, {}
+        for name, reason in reasons.items():
             problem = pattern.problem(name)
             lost[name if problem is None else str(problem)] = reason
     known_facts = {name: fact for name, fact in facts.items() if fact}
@@ -261,7 +266,8 @@ def _read_pytest_benchmark(document: Mapping[str, Any], cases: _Cases) -> dict[s
         if samples:
             cases.add_samples(name, samples)
         else:
-            cases.add_summary(name, float(stats["mean"]), float(stats["stddev"]), stats["rounds"])
+            mean, deviation = float(stats["mean"]), float(stats["stddev"])
+            cases.add_summary(name, mean, deviation, int(stats["rounds"]))
     machine = document["machine_info"]
     cpu = machine.get("cpu") or {}
     return {
@@ -289,7 +295,7 @@ def _read_nvbench(document: Mapping[str, Any], cases: _Cases) -> dict[str, str]:
             name = f"{benchmark['name']} {state['name']}".strip()
             used_devices.append(device_names.get(state.get("device"), ""))
             if state.get("is_skipped"):
-                cases.lost[name] = str(state.get("skip_reason", "skipped"))
+                cases.lost[name] = str(state.get("skip_reason") or "skipped")
                 continue
             # 1. Take the samples if their file exists.
             summaries = {  # by tag; each has values by name

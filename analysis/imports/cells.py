@@ -26,6 +26,7 @@ _CONV_DEFAULTS = {
 _CACHES = ("cold", "warm")
 _MODES = ("burst", "sustained")
 _SLOWEST_US = 1e12  # longest time that is accepted, in microseconds: 11.6 days
+_EXACT = 2**53  # a float contains each whole number below this one exactly
 _WIDEST = max(DTYPE_BYTES.values())  # bytes of an element of the widest dtype
 _REMEDY = "Fix or remove these lines."
 
@@ -69,8 +70,11 @@ def checked(path: Path, cells: pd.DataFrame, library: str) -> pd.DataFrame:
     combined = pd.concat(converted).sort_index().reset_index(drop=True)
     for name in combined:
         if name in COLUMNS and COLUMNS[name][0] == "whole":
-            # A size that does not apply to an operation is a missing value.
-            combined[name] = pd.to_numeric(combined[name], errors="coerce").astype("Int64")
+            # A size that does not apply to an operation is a missing value. Its cell was not
+            # checked, and may contain anything, such as 1.5.
+            numbers = pd.to_numeric(combined[name], errors="coerce")
+            is_whole = (numbers % 1 == 0) & (numbers.abs() < _EXACT)
+            combined[name] = numbers.where(is_whole).astype("Int64")
     return combined
 
 
@@ -194,7 +198,10 @@ def identity(rows: pd.DataFrame) -> list[str]:
 
 
 def middle(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return one row per case, with the median of its times if it was timed several times."""
+    """Return one row per case, with the median of its times if it was timed several times.
+
+    The kernels are left out if any case was timed several times.
+    """
     names = identity(rows)
     if not rows.duplicated(names).any():
         return rows

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterable, Mapping, Sequence
-from numbers import Real
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +38,9 @@ def as_problems(shapes: Shape | Iterable[Shape] | pd.DataFrame) -> list[Problem]
     Args:
         shapes: one shape, several shapes, or a DataFrame. A shape is text or a tuple in the order
             of ``--gemm`` or ``--conv``, or a :class:`Gemm` or :class:`Conv`. A DataFrame either has
-            text in a column ``problem`` or ``shape``, or it has the columns ``m,n,k,dtype`` or
-            ``op``. It may have other columns of measurements.csv.
+            such shapes in a column ``problem`` or ``shape``, or it has the columns ``m``, ``n``,
+            ``k`` and ``dtype``, or a column ``op`` and the fields of each operation. Other columns
+            are ignored.
 
     Raises:
         UserError: if a shape does not describe a problem, or if there is no shape.
@@ -98,9 +99,10 @@ def _as_problem(shape: object) -> Problem:
 def read_problems(path: Path) -> list[Problem]:
     """Read the problem of each line, in the order of the file.
 
-    The header has ``m,n,k,dtype`` or ``op``, and may have other columns of measurements.csv. A line
-    whose ``op`` is ``conv`` is a convolution. An empty or missing cell has the same default as in
-    ``--gemm`` and ``--conv``.
+    The header has the columns ``m``, ``n``, ``k`` and ``dtype``, or a column ``op`` and the fields
+    of each operation. It may have other columns of measurements.csv. A line whose ``op`` is
+    ``conv`` is a convolution. An empty or missing cell has the same default as in ``--gemm`` and
+    ``--conv``.
 
     Raises:
         UserError: if the file cannot be read, a column is missing, repeated or unknown, a line does
@@ -131,6 +133,10 @@ def _problems_of_frame(frame: pd.DataFrame) -> list[Problem]:
 
     If there is no column ``m``, the text in a column ``problem`` or ``shape`` is read. The results
     of :func:`rooftile.predict` and :func:`rooftile.recommend` have such a column.
+
+    Raises:
+        UserError: if a column is missing or repeated, a row does not describe a problem, or there
+            is no row.
     """
     for name in ("problem", "shape"):
         if name in frame and "m" not in frame:
@@ -154,6 +160,8 @@ def _cell(value: object) -> str:
         return "x".join(map(_cell, value))
     if value is None or value is pd.NA or value != value:  # only NaN differs from itself
         return ""
+    if isinstance(value, Integral):
+        return str(int(value))
     if isinstance(value, Real) and float(value).is_integer():
         return str(int(float(value)))
     return str(value)

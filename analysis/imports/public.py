@@ -1,8 +1,9 @@
-"""Read measured times to judge the model by: recordings, users' CSV files and public tables.
+"""Read measured times of problems: recordings, users' CSV files and public tables.
 
 Public tables are those of AIConfigurator, NeuSight and DeepBench. Each reader translates the
-columns of one format into our problems. Rows from other machines, rows in other dtypes, and rows
-that cannot be read are counted and left out.
+columns of one format into our problems. The model is judged by the rows of :func:`read_source`,
+which counts and leaves out rows from other machines, rows in other dtypes, and rows without a time
+or a supported problem. The command ``import`` imports the rows of :func:`read_public`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from analysis.imports.timings import HEADER, FileDefaults, FileTimings, read_timings
 from analysis.recordings.load import (
@@ -108,8 +110,8 @@ class PublicRows:
             kernels=[names for part in parts for names in part.kernels],
         )
 
-    def take(self, where: Any) -> PublicRows:
-        """Return the rows that an index array or a mask selects."""
+    def take(self, where: Sequence[int] | NDArray[Any] | slice) -> PublicRows:
+        """Return the rows that positions, a mask or a slice select."""
         positions = [int(i) for i in np.arange(len(self))[where]]
         return replace(
             self,
@@ -124,7 +126,7 @@ class PublicRows:
 class _FileRows:
     """Rows of a file, one sequence per column, before any row is left out."""
 
-    devices: Sequence[str | None]  # None if the file does not name the GPU
+    devices: Sequence[str | None]  # None if the file does not name the row's GPU
     dtypes: Sequence[str]
     problems: Sequence[Problem | None]  # None if the row is not a problem that we support
     seconds: Sequence[float]
@@ -146,7 +148,7 @@ def read_source(path: Path, machine: Machine, dtype: str | None = None) -> Publi
     Raises:
         UserError: in any of these cases:
 
-            - The file is unreadable, has no known format, or does not say its dtype.
+            - The file is unreadable, damaged, has no known format, or does not say its dtype.
             - It has no row of the machine in the given dtype.
             - No dtype is given, and the rows are in several dtypes other than bf16.
     """
@@ -208,8 +210,8 @@ def read_public(path: Path, machine: Machine) -> FileTimings:
     """Read a machine's rows in all dtypes from our results or one of the public formats.
 
     Raises:
-        UserError: if the file is unreadable, has no known format, does not say its dtype, or has no
-            readable row of the machine.
+        UserError: if the file is unreadable, damaged, has no known format, does not say its dtype,
+            or has no readable row of the machine.
     """
     rows = _read(path)
     cache = "warm" if rows.warm else "cold"
@@ -238,8 +240,9 @@ def _read(path: Path, defaults: FileDefaults = _NO_DEFAULTS) -> _FileRows:
         defaults: dtype and layout for a user's CSV file that does not name them.
 
     Raises:
-        UserError: if the file is unreadable, has no known format, does not say its dtype, or is a
-            CSV file without a row of a vendor library.
+        UserError: if the file is unreadable, has no known format, lacks a column of its format, has
+            a cell with an invalid size or time, does not say its dtype, or is a CSV file without a
+            row of a vendor library.
     """
     if path.is_dir() or path.name == "measurements.csv":
         return _from_recording(path if path.is_dir() else path.parent)
@@ -260,7 +263,15 @@ def _read(path: Path, defaults: FileDefaults = _NO_DEFAULTS) -> _FileRows:
     for needed, reader in _FORMATS:
         if needed <= columns:
             frame.columns = pd.Index([str(column).strip() for column in frame.columns])
-            return reader(frame, path)
+            try:
+                return reader(frame, path)
+            except UserError:
+                raise
+            except (KeyError, ValueError, TypeError, AttributeError, OverflowError) as error:
+                raise UserError(
+                    f"{path} lacks a column of its format, or has an invalid cell ({error}); give "
+                    "the table as it was published."
+                ) from None
     raise UserError(
         f"{path} has no known format. Known formats are: a CSV with the columns {HEADER}, files "
         "from the CUTLASS profiler and TritonBench, Rooftile's measurements.csv, AIConfigurator's "
@@ -317,7 +328,8 @@ def _from_aiconfigurator(frame: pd.DataFrame, path: Path) -> _FileRows:
 
     Latencies are in milliseconds. The cache is not flushed between replays, so ``import`` treats
     the times as warm. This reader treats them as cold, because the validations under results/ were
-    recorded with this setting. The choice changes the model's errors by 0.1 percentage points.
+    recorded with this setting. The choice matters little if the model is calibrated on rows of the
+    table, and more without calibration.
     """
     dtypes = [_DTYPES.get(name, name) for name in frame["gemm_dtype"]]
     problems = [
@@ -325,7 +337,7 @@ def _from_aiconfigurator(frame: pd.DataFrame, path: Path) -> _FileRows:
         for m, n, k, dtype in zip(frame["m"], frame["n"], frame["k"], dtypes, strict=True)
     ]
     return _FileRows(
-        devices=frame["device"].tolist(),
+        devices=_device_names(frame["device"]),
         dtypes=dtypes,
         problems=problems,
         seconds=(frame["latency"] * 1e-3).tolist(),
@@ -342,7 +354,7 @@ def _from_neusight_linear(frame: pd.DataFrame, path: Path) -> _FileRows:
     """
     sizes = zip(frame["B"] * frame["M"], frame["K"], frame["N"], strict=True)
     return _FileRows(
-        devices=frame["Device"].tolist(),
+        devices=_device_names(frame["Device"]),
         dtypes=["fp32"] * len(frame),
         problems=[Gemm(int(m), int(n), int(k), "fp32") for m, n, k in sizes],
         seconds=(frame["Latency"] * 1e-3).tolist(),
@@ -372,13 +384,18 @@ def _from_neusight_conv(frame: pd.DataFrame, path: Path) -> _FileRows:
         pairs = [(stride, stride), (padding, padding), (1, 1)]
         problems.append(_build_conv((n, c, size, size, kout, r, r), pairs, "fp32", "fprop"))
     return _FileRows(
-        devices=frame["Device"].tolist(),
+        devices=_device_names(frame["Device"]),
         dtypes=["fp32"] * len(frame),
         problems=problems,
         seconds=(frame["Latency"] * 1e-3).tolist(),
         implementations=["cudnn"] * len(frame),
         kernels=_neusight_kernels(frame),
     )
+
+
+def _device_names(column: pd.Series) -> list[str]:
+    """Return the GPU of each row; an empty cell becomes an empty name, which fits no machine."""
+    return column.fillna("").astype(str).tolist()
 
 
 def _neusight_kernels(frame: pd.DataFrame) -> list[tuple[str, ...]]:

@@ -183,3 +183,22 @@ def test_files_of_other_programs_compare(tmp_path: Path) -> None:
     empty.mkdir()
     missing = analysis("compare", empty, tmp_path / "new")
     assert (missing.returncode, "neither a run.json nor JSON files" in missing.stderr) == (2, True)
+
+
+def test_zero_runs_are_a_sentence(tmp_path: Path) -> None:
+    entry = {"label": "a", "number_per_run": 0, "raw_times": [1.0]}
+    path = written(tmp_path / "torch.json", {"measurements": [entry]})
+    with pytest.raises(UserError, match="is damaged or incomplete"):
+        read_benchmarks(path)
+
+
+def test_a_case_with_a_failed_repetition_is_not_lost(tmp_path: Path) -> None:
+    entries = [
+        {"name": "a", "real_time": 3.0},
+        {"name": "a", "error_occurred": True, "error_message": "x"},
+        {"name": "b", "error_occurred": True, "error_message": "y"},
+    ]
+    path = written(tmp_path / "google.json", {"context": {}, "benchmarks": entries})
+    process = read_benchmarks(path)
+    assert set(process.cases) == {"a"}
+    assert process.lost == {"b": "y"}

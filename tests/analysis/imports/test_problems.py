@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from analysis.imports.problems import read_problems
+from analysis.imports.problems import as_problems, read_problems
 from kernels.common.errors import UserError
 from kernels.problem import Conv, Gemm, Problem
 from sweeps.schema import problem_columns
@@ -67,3 +67,8 @@ def test_a_file_that_is_none_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "binary.csv").write_bytes(b"\xff\xfe\x00\x01")
     with pytest.raises(UserError, match="is not a CSV file"):
         read_problems(tmp_path / "binary.csv")
+
+
+def test_a_huge_size_is_a_sentence() -> None:
+    with pytest.raises(UserError, match="must be a whole number"):
+        as_problems((10**400, 64, 64, "bf16"))

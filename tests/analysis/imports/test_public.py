@@ -143,3 +143,29 @@ def test_a_machine_or_dtype_that_is_not_there_is_a_sentence(tmp_path: Path) -> N
         read_source(path, V100)
     with pytest.raises(UserError, match="has no row in fp16"):
         read_source(path, H100, "fp16")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("gemm.csv", "device,gemm_dtype,m,n,k,latency\nNVIDIA H200,bfloat16,,64,64,1\n"),
+        ("gemm.csv", "device,gemm_dtype,m,n,k,latency\nNVIDIA H200,bfloat16,64,64,64,x\n"),
+        ("linear.csv", "OPName,Latency,Device,Kernels,B,M,N,K\nx,1,NVIDIA H200,k,1,8,8,8\n"),
+        ("fp16.csv", "M,N,K,transA,transB,time_ms\n,1,1,N,N,1\n"),
+    ],
+)
+def test_a_damaged_table_is_a_sentence(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(UserError, match="lacks a column of its format, or has an invalid cell"):
+        read_source(tmp_path / name, H100)
+
+
+def test_a_row_without_a_device_is_of_another_machine(tmp_path: Path) -> None:
+    path = tmp_path / "gemm.csv"
+    path.write_text(
+        "device,gemm_dtype,m,n,k,latency\n"
+        "NVIDIA H100 80GB HBM3,bfloat16,64,64,64,1\n"
+        ",bfloat16,64,64,128,1\n"
+    )
+    rows = read_source(path, H100)
+    assert (len(rows), rows.skipped["other_machines"]) == (1, 1)

@@ -261,3 +261,13 @@ def test_validate_reads_such_files_too(tmp_path: Path) -> None:
     assert list(source.implementations) == ["cutlass", "cublas"]
     assert source.kernels[0] == ("cutlass_tensorop_h16816gemm_128x128_32x3_tn_align8",)
     assert source.warm
+
+
+@pytest.mark.parametrize("cell", ["1.5", "inf", "1e30", "x", ""])
+def test_a_gemm_may_have_anything_in_a_column_of_convolutions(tmp_path: Path, cell: str) -> None:
+    path = tmp_path / "times.csv"
+    path.write_text(f"op,m,n,k,dtype,c,time_us\ngemm,64,64,64,bf16,{cell},3\n")
+    timings = read_timings(path, FileDefaults())
+    assert timings is not None
+    assert timings.rows["m"].tolist() == [64]
+    assert timings.rows["c"].isna().all()
