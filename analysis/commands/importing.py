@@ -175,6 +175,9 @@ def _is_imported(table: PublicTable, folder: Path) -> bool:
 
     If a user's file was imported into the folder, it is enough that the table is one of the
     collections that are used as the file's prior.
+
+    Raises:
+        UserError: if the folder has a run.json that cannot be read.
     """
     files = (COLLECTIONS, attention_basis.FILE)
     if not is_complete(folder) or not all((folder / name).exists() for name in files):
@@ -184,14 +187,17 @@ def _is_imported(table: PublicTable, folder: Path) -> bool:
             return table.source in read_collections(folder)
         except UserError:  # a damaged file has to be rewritten
             return False
+    try:
+        software = json.loads((folder / VALIDATION).read_bytes())["software"]
+    except (ValueError, KeyError, TypeError):  # a damaged file has to be rewritten
+        return False
     public: dict[str, Any] = load_run(folder).get("public", {})
     is_same_table = (
         public.get("package") == table.package
         and public.get("framework") == table.framework
         and public.get("version") == table.version
     )
-    validation = json.loads((folder / VALIDATION).read_bytes())
-    return is_same_table and validation["software"] == software_of(table.slug).to_json()
+    return is_same_table and software == software_of(table.slug).to_json()
 
 
 def _import_all(
@@ -301,9 +307,9 @@ def machines_command(results: ResultsOption = RESULTS, json: JsonOption = False)
     head = "".join(f"{name:>8}" for name in names)
     print(f"{'machine':32} {'basis':10} {'rows':>7}{head}  source of its answers")
     for row in rows:
-        errors = (f"{row[name]:.1%}" if row[name] else "–" for name in names)
+        errors = ("–" if row[name] is None else f"{row[name]:.1%}" for name in names)
         cells = "".join(f"{error:>8}" for error in errors)
-        count = f"{row['rows']:,}" if row["rows"] else "–"
+        count = "–" if row["rows"] is None else f"{row['rows']:,}"
         print(f"{row['slug']:32} {row['basis']:10} {count:>7}{cells}  {row['source']}")
     for sentence in floor_sentences():
         note(sentence)

@@ -123,6 +123,9 @@ def renewed_page(folder: Path) -> Path | None:
     """Rewrite a recording's page after its folder changed, and return the page's path.
 
     Return None if the folder has no measurements, or the page cannot be written.
+
+    Raises:
+        UserError: if the recording cannot be read or analysed.
     """
     from analysis.model.fitted import analyse
     from analysis.recordings.runs import load_runs
@@ -178,11 +181,10 @@ def _read_rules(folder: Path) -> list[RuleResult]:
 def _is_sound(row: RuleResult) -> bool:
     """Return True if every field of a rule's result has a valid value.
 
-    Either the effect and both ends of its interval have values, or all three are None.
+    Either the effect and both ends of its interval have values, or all three are None. The value 0
+    is valid: it is the share of a step that uses no Tensor Cores.
 
     Raises:
-        TypeError: if a ratio is neither a number nor text.
-        ValueError: if a ratio is text that is not a number.
         OverflowError: if a ratio is an integer that is too large for a float.
     """
     effect_and_interval = [ratio for ratio in (row.effect, row.lo, row.hi) if ratio is not None]
@@ -191,7 +193,7 @@ def _is_sound(row: RuleResult) -> bool:
         ratios.append(row.predicted)
     texts = (row.id, row.statement, row.source, row.verdict, row.reason)
     return (
-        all(0 < float(ratio) < math.inf for ratio in ratios)
+        all(isinstance(ratio, int | float) and 0 <= float(ratio) < math.inf for ratio in ratios)
         and len(effect_and_interval) in (0, 3)
         and all(isinstance(text, str) for text in texts)
         and isinstance(row.cases, int)

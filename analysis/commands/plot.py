@@ -177,7 +177,8 @@ def _draw_wave_plot(
         results: folder of all machines' results.
 
     Raises:
-        UserError: if ``m_before_cliff`` or an M just above it was not measured.
+        UserError: if ``m_before_cliff`` or an M just above it was not measured, or if the recording
+            cannot be read.
     """
     from analysis.plots.style import save
     from analysis.plots.wave import cliff_at, draw_wave
@@ -259,7 +260,7 @@ def _print_cliffs(basis: Basis, dtype: str, results: Path, json: bool) -> None:
     note(f"{counted(pair_count, 'pair')} of neighbouring sizes{confirmed}. {basis.source}.")
 
 
-def _records(frame: pd.DataFrame) -> Any:
+def _records(frame: pd.DataFrame) -> list[dict[Any, Any]]:
     """Return the rows of a table for JSON, with Python numbers instead of NumPy numbers."""
     return frame.astype(object).to_dict("records")
 
@@ -268,6 +269,9 @@ def _plain_gemms(basis: Basis, dtype: str) -> pd.DataFrame:
     """Return the vendor library's measured GEMMs in a dtype, in layout nt and without a batch.
 
     Only GEMMs that were timed in short batches are included. The table is empty if there are none.
+
+    Raises:
+        UserError: if the recording cannot be read.
     """
     from analysis.recordings.load import bursts, library_rows
     from analysis.recordings.repetition import with_steady_times

@@ -35,7 +35,7 @@ INTERPRETER = [sys.executable]
 # Default budget in seconds, by kind of machine.
 _BUDGET = {"gpu": 3000.0, "cpu": 300.0}
 
-# Smallest budget in seconds, which is about the time for starting the first command.
+# Smallest budget in seconds, which is about the time that starting the first command takes.
 _MIN_BUDGET = 30.0
 
 
@@ -75,6 +75,7 @@ def record_command(
         int | None,
         typer.Option(
             "--cores",
+            min=1,
             help="Number of CPU cores in the GPU's host; needs --machine [default: unknown].",
         ),
     ] = None,
@@ -91,12 +92,12 @@ def record_command(
     results = results.resolve()  # absolute, because the commands run in another folder
     parts = select_parts(all_parts(), part or [])
     device_options = ["--device", device, "--gpu", str(gpu)]
-    if not plan and (machine or cores):
+    if not plan and (machine is not None or cores is not None):
         raise UserError(
             "--machine and --cores need --plan, because only this machine can be recorded; add "
             "--plan, or leave them out."
         )
-    if cores and machine is None:
+    if cores is not None and machine is None:
         raise UserError(
             "--cores needs --machine; leave --cores out, because this machine's cores are known."
         )
@@ -176,7 +177,7 @@ def plan_lines(parts: Sequence[RecorderPart], machine: str, cores: int | None) -
     sweeps = list(dict.fromkeys(name for step in steps for name in step.sweeps))
     command = ["sweeps", "show", "--plan", *sweeps, "--json"]
     command += ["--machine", machine, "--budget", "24h"]
-    if cores:
+    if cores is not None:
         command += ["--cores", str(cores)]
     plan_of_sweep: dict[str, Any] = {}
     if sweeps:
@@ -200,7 +201,8 @@ def _ask_json(command: Sequence[str]) -> Any:
     """Return the JSON that a command prints.
 
     Raises:
-        UserError: if the command fails. The error has the command's message and exit code.
+        UserError: if the command fails. The error has the last line of the command's messages, and
+            its exit code.
     """
     finished = subprocess.run(
         [*INTERPRETER, *command_words(command)],
@@ -211,7 +213,7 @@ def _ask_json(command: Sequence[str]) -> Any:
     )
     if finished.returncode:
         lines = finished.stderr.strip().splitlines() or [
-            (f"{' '.join(command)} failed without an error message; run it by itself to see why.")
+            f"{' '.join(command)} failed without an error message; run it by itself to see why."
         ]
         raise UserError(lines[-1], finished.returncode)  # notes may come before the error
     return json_module.loads(finished.stdout)

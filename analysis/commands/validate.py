@@ -67,6 +67,7 @@ def validate_command(
         int,
         typer.Option(
             "--seed",
+            min=0,
             help=(
                 "Random seed for the choice of calibration rows and of held-out values of M, N "
                 "and K."
@@ -225,7 +226,7 @@ def _parse_count(text: str) -> int | None:
     """Parse a number of rows; return None for ``all``, which means all rows that are not held out.
 
     Raises:
-        UserError: if the text is neither a number nor ``all``.
+        UserError: if the text is neither a whole number nor ``all``.
     """
     if text == "all":
         return None

@@ -10,6 +10,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from analysis.commands.importing import _is_imported
+from analysis.imports.tables import PublicTable
+from analysis.model.attention_basis import FILE
+from analysis.recordings.imported import COLLECTIONS, VALIDATION
 from kernels.problem import Gemm
 from tests.support.command_line import analysis
 from tests.support.synthetic import H100, model_law, random_sizes
@@ -88,6 +92,18 @@ def test_what_cannot_be_imported_is_a_sentence(tmp_path: Path) -> None:
     assert answer.returncode == 2
     assert answer.stderr.startswith("there is no table for nvidia-b200")
     assert not (tmp_path / "public").exists()
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}"])
+def test_an_import_with_a_damaged_validation_is_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    for name in ("run.json", COLLECTIONS, FILE):
+        (tmp_path / name).touch()
+    (tmp_path / VALIDATION).write_text(text)
+    monkeypatch.setattr("analysis.commands.importing.is_of_file", lambda _: False)
+    table = PublicTable(tmp_path, "NVIDIA H200", "trtllm", "1.0", 9, "package 1", "MIT")
+    assert not _is_imported(table, tmp_path)
 
 
 def a_csv(folder: Path, count: int = 120) -> Path:

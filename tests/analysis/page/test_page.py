@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from analysis.commands.page import _read_rules
 from analysis.model.basis import Basis
 from analysis.model.features import Inputs
 from analysis.model.fit import Fit
@@ -330,3 +331,15 @@ def test_smaller_trees_of_a_convolution_may_predict_another_dtype(
     assert model["groups"]["fprop bf16"]["trees"] == model["groups"]["fprop fp16"]["trees"] == 0
     (trees,) = model["trees"]
     assert trees["differs"] > 0
+
+
+def test_a_share_of_zero_is_a_valid_effect(tmp_path: Path) -> None:
+    rule = {"id": "tc-used", "statement": "s", "source": "s", "verdict": "no longer",
+            "effect": 0.3, "lo": 0.0, "hi": 0.6, "predicted": None, "cases": 2,
+            "reason": ""}  # fmt: skip
+    path = tmp_path / "rules.json"
+    path.write_text(json.dumps([rule]), encoding="utf-8")
+    assert [row.lo for row in _read_rules(tmp_path)] == [0.0]
+    path.write_text(json.dumps([{**rule, "effect": "0.3"}]), encoding="utf-8")
+    with pytest.raises(UserError, match=r"rules.json cannot be read"):
+        _read_rules(tmp_path)

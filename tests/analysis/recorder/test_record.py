@@ -393,6 +393,7 @@ def test_the_arithmetic_of_a_gpu_that_is_not_here() -> None:
         (("--plan", "--machine", "nvidia-h2000"), "nvidia-h200"),
         (("--machine", "nvidia-h200"), "--machine and --cores need --plan"),
         (("--plan", "--cores", "4"), "--cores needs --machine"),
+        (("--plan", "--cores", "0"), "--cores"),
     ],
 )
 def test_usage_errors(arguments: tuple[str, ...], words: str) -> None:
