@@ -29,7 +29,7 @@ from kernels.problem import Gemm
 from sweeps.schema import COLUMNS, problem_of
 
 SAMPLES = "samples_us"
-"""Column with the samples of a case in microseconds, in the order of their rounds."""
+"""Column with the samples of a case in microseconds, sorted by worker and GPU, then by round."""
 
 PYTEST_BENCHMARK_VERSION = "5.3.1"
 """Version of pytest-benchmark that defines the format."""
