@@ -197,6 +197,7 @@ def judge_changes(
 
 
 def _are_enough(processes: tuple[int, int]) -> bool:
+    """Return True if each version has enough processes for a slowdown to fail the gate."""
     return min(processes) >= _LEAST_PROCESSES
 
 
@@ -470,6 +471,7 @@ def _needed(result: GateResult) -> Iterator[str]:
 
 
 def _detectable_shift(shift: CommonShift) -> float:
+    """Return the smallest detectable common shift, as a logarithm; NaN if its error is unknown."""
     if math.isnan(shift.error):
         return math.nan
     return float(_reach(shift.freedom, _FALSE_SHIFT) * shift.error)
@@ -481,20 +483,28 @@ def _largest(values: Reals) -> float:
 
 
 def _middle(values: Reals) -> float:
+    """Return the median of the values; NaN if any value is NaN."""
     return float(np.median(values))
 
 
 def _percent(log: float) -> str:
+    """Format a change, given as the logarithm of a ratio, as a percentage."""
     return "over 1,000%" if log > _LARGEST else f"{100 * math.expm1(log):.3g}%"
 
 
 def _number(value: float) -> float | None:
+    """Return a number for JSON; None if it is NaN or infinite."""
     return float(value) if math.isfinite(value) else None
 
 
 def _change(log: float) -> float | None:
-    return math.expm1(log) if log <= _LARGEST else None  # also None for NaN
+    """Return a change for JSON as a fraction, given as the logarithm of a ratio.
+
+    Return None if it is unknown (NaN), or larger than the report shows.
+    """
+    return math.expm1(log) if log <= _LARGEST else None
 
 
 def _whole(value: float) -> int | None:
+    """Return a whole number for JSON; None if it is NaN."""
     return int(value) if math.isfinite(value) else None

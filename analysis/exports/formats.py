@@ -176,8 +176,9 @@ def _stats(samples_us: Sequence[float], row: Mapping[Any, Any]) -> dict[str, Any
     columns of measurements.csv.
 
     Without samples, the mean is set to the median, and the minimum and maximum to the ends of the
-    interval. If there is no interval, these are also set to the median. The standard deviation is
-    set to the value that would give the case's interval.
+    interval. The standard deviation is set to the value that would give the case's interval. If
+    there is no interval, the minimum and maximum are also set to the median, and the standard
+    deviation is 0.
     """
     if samples_us:
         samples_s = [sample_us * 1e-6 for sample_us in samples_us]

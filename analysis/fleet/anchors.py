@@ -50,7 +50,7 @@ _LONGEST = 1e12  # longest time that is accepted, in microseconds: 11.6 days
 _COLDEST = -300  # lower limit of a temperature in °C, below absolute zero
 _UNREACHABLE = 1e9  # upper limit of sensor readings, which no machine reaches
 _MOMENT = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d"
-_HASH = r"[0-9a-f]{4,32}|"  # the id of a GPU without one is empty
+_HASH = r"[0-9a-f]{4,32}|"  # empty for a GPU without an id
 _RESTORE = "Restore the file, or move it away and measure the anchors again."
 
 

@@ -1,7 +1,7 @@
 """Explain slow GPUs by their clocks, and low clocks by their reasons.
 
 The speed of arithmetic is proportional to the clock. If a GPU's clock is lower than that of the
-others by the same share as its speed, the clock explains why the GPU is slow. Three things lower a
+others by the same share as its speed, the clock explains why the GPU is slow. Three causes lower a
 clock: a limit that somebody set, heat, and the power limit.
 """
 

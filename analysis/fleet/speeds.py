@@ -3,8 +3,8 @@
 Anchors are timed in two phases: alone (one GPU of a node at a time) and together (all GPUs of a
 node in parallel). For each anchor, the log speed of a GPU is compared with the fleet's median. The
 GPU's speed in a kind of anchor is the median of these differences. The 95% interval reaches 1.96
-standard errors to either side. The standard error has three parts. They are independent, so their
-variances are added:
+standard errors to either side. The standard error has three parts. They are treated as
+independent, so their variances are added:
 
 1. The anchors of one GPU disagree. Their scatter is estimated from the median absolute deviation,
    which a faulty GPU hardly affects, or from their own intervals if these are wider.
@@ -469,7 +469,7 @@ def _node_changes(
     errors = np.array([_error_of_median(device_errors[members]) for members in groups])
     medians = _medians(node_changes, errors)
     # Only devices that were timed in both phases contribute. A node without any has a ratio of NaN.
-    is_timed_twice = np.isfinite(changes).any(axis=1)
+    is_timed_twice = np.asarray(np.isfinite(changes).any(axis=1))
     counts = np.array([max(1, int(is_timed_twice[members].sum())) for members in groups])
     # The speed of each device may also have changed between the two measurements.
     variance = medians.variance + _MEDIAN_FACTOR * 2 * time_deviation**2 / counts

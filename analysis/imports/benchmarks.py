@@ -383,6 +383,7 @@ def _read_google(document: Mapping[str, Any], cases: _Cases) -> dict[str, str]:
 
 
 def _google_seconds(entry: Mapping[str, Any]) -> float:
+    """Return the wall-clock time of an entry in seconds; without a unit, it is in nanoseconds."""
     return float(entry["real_time"]) * _SECONDS[entry.get("time_unit", "ns")]
 
 
