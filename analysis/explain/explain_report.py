@@ -159,7 +159,7 @@ def headline(verdict: TraceVerdict) -> str:
     if not account.with_shapes and not verdict.findings:
         return f"{title}. No shapes were recorded."
     if not verdict.findings:
-        return f"{title}. No change would save time."
+        return f"{title}. No change would save much time."
     first = verdict.findings[0]
     return f"{title}. First: {first.subject}, which could save {_saving(verdict, first.saves_us)}."
 
