@@ -201,7 +201,8 @@ def _parse_table(table: Mapping[str, Any], where: str, along: str) -> Axis:
     edges = table.get("edges")
     if edges is None:
         return values
-    if edges not in _EDGES:
+    # The value may be a list, which cannot be looked up in a dictionary.
+    if not isinstance(edges, str) or edges not in _EDGES:
         raise UserError(f"{where}.edges is {edges!r}; {nearest(str(edges), _EDGES)}")
     if along not in _EDGES[edges]:
         names = ", ".join(_EDGES[edges])
@@ -292,7 +293,7 @@ def _near_edges(
     arguments.
 
     Raises:
-        UserError: if the range is longer than :data:`_MAX_VALUES` tiles.
+        UserError: if the range has more than :data:`_MAX_VALUES` tiles.
     """
     low, high = axis.values[0], axis.values[-1]
     # 1. Find the tile's size along the axis, and along the result's other dimension.
@@ -305,7 +306,11 @@ def _near_edges(
         tile_size, other_tile_size = tile_rows, tile_columns
     # The sets below have a value for each tile, so a very long range is refused first.
     tile_starts = range(low, high + 1, tile_size)
-    _checked_length(tile_starts, f"the range of {axis.kind} along {along}")
+    if len(tile_starts) > _MAX_VALUES:
+        raise UserError(
+            f"the axis {along} from {low:,} to {high:,} has {len(tile_starts):,} tiles, too many "
+            "to add the edges of all of them; lower its end, or remove edges."
+        )
     # 2. Find the edges between the two ends.
     if axis.kind == "tiles":
         first_edge = ceil_div(low, tile_size) * tile_size

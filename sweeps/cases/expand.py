@@ -45,7 +45,8 @@ def expand(
         requested: dtypes that are kept even if the machine emulates them.
 
     Raises:
-        UserError: if a block has too many combinations, or one of them is not a valid problem.
+        UserError: if a block has too many combinations, one of them is not a valid problem, an axis
+            has too many edges, or a multiple or a filter uses a size such as ``2x1``.
     """
     cases: dict[Case, None] = {}  # the dictionary is used as a set that keeps its order
     for block in sweep.blocks:
@@ -83,6 +84,9 @@ def _combinations(
     """Yield every combination of the values of a block's axes, as a dictionary by axis name.
 
     The sizes vary fastest. Sizes of a listed shape are strings, and those of an axis are numbers.
+
+    Raises:
+        UserError: if an axis has too many edges, or is a multiple of a size such as ``2x1``.
     """
     ordered_names = resolution_order(block.axes)
     size_axes = [name for name in ordered_names if name in SIZES[sweep.op]]
@@ -168,7 +172,11 @@ def _problem(sweep: Sweep, values: Mapping[str, Any]) -> Workload:
 
 
 def _meets(condition: Filter, problem: Workload, values: Mapping[str, Any]) -> bool:
-    """Return True if a problem with these axis values meets a condition of the block."""
+    """Return True if a problem with these axis values meets a condition of the block.
+
+    Raises:
+        UserError: if the condition uses a size such as ``2x1``.
+    """
     left, sign, right = condition
 
     def value_of(side: str | float) -> Any:

@@ -8,7 +8,7 @@
     m = { from = 256, to = 4096, step = 256 }
     n = 4096
     k = "n"
-    dtype = "all"                                  # every dtype that the machine does not emulate
+    dtype = "all"                                  # all four on a GPU; fp32 and bf16 on a CPU
     where = ["flops <= 1e12"]                      # on sizes, flops, bytes, intensity or dtype
 
 ``implementation`` is ``library`` or the name of an implementation. ``config`` is one of
@@ -18,6 +18,8 @@
 - ``all``, for every config that is not experimental;
 - ``experimental``, for the configs that ``all`` leaves out;
 - the text of one config.
+
+``dtype = "all"`` leaves out dtypes that the machine emulates, unless the user requested them.
 
 ``cache`` is ``cold``, ``warm`` or, for GEMMs in bursts, ``weights-cold``: the first operand is warm
 and the second cold, as in inference.
@@ -284,7 +286,11 @@ def _words(axis: Axis) -> tuple[Any, ...]:
 
 
 def _read_shapes(shapes: Any, op: str, where: str) -> tuple[str, ...]:
-    """Check a list of shapes, which are strings such as ``4096,4096,1024``, and return them."""
+    """Check a list of shapes, which are strings such as ``4096,4096,1024``, and return them.
+
+    Raises:
+        UserError: if ``shapes`` is not a list of such strings, with the sizes of the operation.
+    """
     _check_type(shapes, list, f"{where}: shapes", "a list of strings")
     for shape in shapes:
         sizes = str(shape).split(",")
@@ -310,7 +316,8 @@ def _read_vary(vary: Any, shapes: Sequence[str], op: str, where: str) -> tuple[s
         where: name of the file and the block, for error messages.
 
     Raises:
-        UserError: if there are no shapes, ``vary`` is not such a table, or a size would be below 1.
+        UserError: if there are no shapes, ``vary`` is not such a table of whole numbers, or a size
+            would be below 1.
     """
     if not shapes:
         raise UserError(f"{where} has vary but no shapes to change; add shapes, or remove vary.")
@@ -363,7 +370,7 @@ def _read_filter(text: Any, op: str, where: str) -> Filter:
     except ValueError:
         raise UserError(
             f"{where}: the right side of a filter must be a number or a name, not {right!r}; "
-            f"{nearest(right, names)}"
+            f"{nearest(right, [name for name in names if name != 'dtype'])}"
         ) from None
 
 

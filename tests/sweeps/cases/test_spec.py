@@ -87,6 +87,12 @@ def test_axes_denser_at_wave_edges() -> None:
     assert {edge - 1, edge, edge + 1} <= set(got)
 
 
+def test_too_long_a_range_with_edges_says_what_to_change() -> None:
+    long = {"from": 64, "to": 20_000_000, "times": 2, "edges": "tiles"}
+    with pytest.raises(UserError, match="tiles, too many to add .* lower its end, or remove edges"):
+        values(long)
+
+
 @pytest.mark.parametrize(
     ("declared", "words"),
     [
@@ -96,6 +102,7 @@ def test_axes_denser_at_wave_edges() -> None:
         ({"from": 1, "to": 9, "times": 1}, "times must be at least 2"),
         ({"from": 1, "to": "9", "step": 1}, "to must be a whole number of at least 1, not '9'"),
         ({"from": 1, "to": 9, "step": 1, "edges": "wave"}, "did you mean 'waves'"),
+        ({"from": 1, "to": 9, "step": 1, "edges": ["tiles"]}, "edges is ['tiles']; did you mean"),
         ([], "is an empty list"),
         (1.9, "must be whole numbers of at least 1, not 1.9"),
         (True, "must be whole numbers of at least 1, not True"),
@@ -146,6 +153,9 @@ HEAD = 'question = "Why?"\nop = "gemm"\n'
         (HEAD + "[[block]]\nm = 1\nn = 1\nk = 1\nwhere = ['dtype < 5']\n", "operator after dtype"),
         (HEAD + "[[block]]\nm = 1\nn = 1\nk = 1\nwhere = ['dtype == bf61']\n", "'bf16'"),
         (HEAD + "[[block]]\nm = 1\nn = 1\nk = 1\nwhere = ['m == bf16']\n", "the right side of"),
+        (HEAD + "[[block]]\nm = 1\nn = 1\nk = 1\nwhere = ['flops < dtype']\n",
+         "must be a number or a name, not 'dtype'; use one of batch, m, n, k, flops, bytes, "
+         "intensity."),
         (HEAD + "[[block]]\nm = 'n'\nn = 'm'\nk = 1\n", "m and n are defined in terms of"),
         (HEAD + "[[block]]\nm = 'm'\nn = 1\nk = 1\n", "multiple of another size, not 'm'"),
         (HEAD + "[[block]]\nm = 'kk'\nn = 1\nk = 1\n", "did you mean 'k'"),
