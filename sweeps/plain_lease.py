@@ -70,14 +70,23 @@ class PlainLease:
             Path(self.lock_file).unlink(missing_ok=True)
 
     def _create(self) -> bool:
-        """Create the claim's file, and return False if it exists already."""
+        """Create the claim's file, and return False if it exists already.
+
+        Raises:
+            OSError: if the file cannot be created or written.
+        """
         flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY
         try:
             descriptor = os.open(self.lock_file, flags, self._mode)
         except FileExistsError:
             return False
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(_claim_text())
+        try:
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                file.write(_claim_text())
+        except OSError:
+            # An empty file has no owner, so no process could ever take the claim over.
+            Path(self.lock_file).unlink(missing_ok=True)
+            raise
         return True
 
     def _take_over(self) -> bool:
@@ -95,8 +104,10 @@ class PlainLease:
                 fcntl.flock(file, fcntl.LOCK_EX)
                 if self.owner != owner:
                     return False
-                file.truncate()  # nothing was read through ``file``, so this removes all of it
+                # The old text is overwritten before its rest is cut off. If the disk is full, the
+                # file is then not left empty, that is, without an owner.
                 file.write(_claim_text())
+                file.truncate()
         except OSError:
             return False
         return True

@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -102,6 +103,32 @@ def test_a_folder_that_cannot_be_written_is_one_sentence(
     monkeypatch.setattr(SoftFileLease, "acquire", full)
     with pytest.raises(UserError, match=r"could not be written \(No space left on device\)"):
         Claim(tmp_path / "shard", "taken")
+
+
+def test_a_full_disk_leaves_no_claim_without_an_owner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No process could take over an empty file, so the run could never be resumed."""
+
+    def full() -> str:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    path = tmp_path / "shard.claim"
+    lease = plain_lease.PlainLease(path, 1.0, 0o644)
+    with monkeypatch.context() as patch:
+        patch.setattr(plain_lease, "_claim_text", full)
+        with pytest.raises(OSError, match="No space left"):
+            lease.acquire(0.0, 0.01)
+        assert not path.exists()
+        ended = subprocess.Popen(["true"])
+        ended.wait()
+        path.write_text(f"{ended.pid}\n{socket.gethostname()}\n", encoding="utf-8")
+        with pytest.raises(plain_lease.Timeout):
+            lease.acquire(0.0, 0.01)
+        assert lease.owner is not None
+    lease.acquire(0.0, 0.01)
+    assert path.read_text(encoding="utf-8") == plain_lease._claim_text()
+    lease.release()
 
 
 def test_whoever_was_taken_over_knows_it_and_writes_no_more(
