@@ -46,12 +46,12 @@ _MAX_WEIGHTS = 32  # largest number of weight matrices that a CUDA graph rotates
 _PROFILER_CASES = 8  # cases that are timed before and after a profiler is loaded
 
 
-def clock_cases(machine: Any, count: int) -> list[Case]:
+def clock_cases(machine: Machine, count: int) -> list[Case]:
     """Return at most ``count`` cases that a standard timer can time within seconds each.
 
     On a GPU they are GEMMs in fp16 with a cold cache, because ``do_bench`` clears the cache. On a
-    CPU they are GEMMs and two convolutions in fp32 with a warm cache. Every call chooses the same
-    cases.
+    CPU they are nine GEMMs, followed by two convolutions, in fp32 with a warm cache. Calls with the
+    same arguments choose the same cases.
     """
     rng = random.Random(0)
     if machine.kind == "gpu":
@@ -78,13 +78,15 @@ def check_clock(device: Device, count: int, note: Callable[[str], None]) -> dict
 
     Args:
         device: the device that is timed.
-        count: largest number of cases in each comparison.
+        count: largest number of cases that are timed with a standard timer, and of GEMMs that are
+            timed with CUDA graphs.
         note: called with a sentence before each step, for the user.
     """
     machine, gpu = device.machine, device.gpu
     passes = []
+    # A CPU has only eleven cases, however many are requested.
+    cases = counted(len(clock_cases(machine, count)), "case")
     for number in range(1, _PASSES + 1):
-        cases = counted(count, "case")
         note(f"Timing {cases} with the sampler and a standard timer, pass {number} of {_PASSES} …")
         passes.append(_in_process(_one_pass, machine, gpu, count))
     note("Timing launches before and after loading a profiler …")
@@ -192,7 +194,7 @@ def _in_process(work: Callable[..., Any], *arguments: Any) -> Any:
         return pool.submit(work, *arguments).result()
 
 
-def _one_pass(machine: Any, gpu: int | None, count: int) -> dict[str, Any]:
+def _one_pass(machine: Machine, gpu: int | None, count: int) -> dict[str, Any]:
     """Time the cases with the sampler and with a standard timer.
 
     Returns:
@@ -217,7 +219,7 @@ def _one_pass(machine: Any, gpu: int | None, count: int) -> dict[str, Any]:
     return {"timers": timers}
 
 
-def _around_a_profiler(machine: Any, gpu: int | None, count: int) -> list[dict[str, Any]]:
+def _around_a_profiler(machine: Machine, gpu: int | None, count: int) -> list[dict[str, Any]]:
     """Sample the cases with the fewest FLOPs, before and after a profiler session.
 
     Return a row for each case that was timed both times.
@@ -249,14 +251,14 @@ def _around_a_profiler(machine: Any, gpu: int | None, count: int) -> list[dict[s
 
 
 def _time_graph_replays(machine: Machine, gpu: int, count: int) -> list[dict[str, Any]]:
-    """Time about ``count`` evenly spaced GEMMs of the sweep ``public-grid`` with CUDA graphs.
+    """Time at most ``count`` evenly spaced GEMMs of the sweep ``public-grid`` with CUDA graphs.
 
     A GEMM that does not fit into memory or fails is left out.
 
     Args:
         machine: machine that the sweep is expanded for.
         gpu: ordinal of the GPU to use.
-        count: number of GEMMs to time.
+        count: largest number of GEMMs to time.
 
     Returns:
         Rows with ``problem``, ``time_us`` (µs per launch) and ``weights`` (the number of weight

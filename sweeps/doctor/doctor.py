@@ -155,7 +155,12 @@ def _compare_facts(device: Device) -> Iterator[DoctorFinding]:
 
 
 def examine_nvml(nvml: Any, handle: Any) -> Iterator[DoctorFinding]:
-    """Report clocks, power limit, temperature, ECC and other processes as NVML reports them."""
+    """Report clocks, power limit, temperature, ECC and other processes as NVML reports them.
+
+    Args:
+        nvml: the module of NVML's Python bindings, which :func:`open_nvml` returns.
+        handle: NVML's handle of the GPU.
+    """
 
     def ask(query: Any, *arguments: Any) -> Any:
         """Return the result of an NVML query; None if NVML cannot answer it."""

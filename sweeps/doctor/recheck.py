@@ -69,7 +69,7 @@ def time_again(device: Device, folder: Path, count: int) -> dict[str, Any]:
     Args:
         device: the device to time them on.
         folder: results folder of the machine.
-        count: number of cases.
+        count: number of cases. A case that cannot be timed, or fails, is left out.
 
     Returns:
         The result of :func:`judge_ratios` for the ratios of present to recorded times, and an entry
@@ -77,6 +77,7 @@ def time_again(device: Device, folder: Path, count: int) -> dict[str, Any]:
 
     Raises:
         UserError: if the folder has no measurements.csv, or its run.json cannot be read.
+        PoisonedError: if the device does not recover from a failed launch.
     """
     path = folder / "measurements.csv"
     if not path.exists():
@@ -93,8 +94,12 @@ def time_again(device: Device, folder: Path, count: int) -> dict[str, Any]:
     # Eight samples of each case, in rounds, so that a short disturbance does not hit all samples of
     # one case.
     for _ in range(CHECKPOINTS[1]):
-        for subject in subjects:
-            bench.sampler.sample(subject)
+        for subject in list(subjects):  # a copy, because subjects that fail are removed
+            try:
+                bench.sampler.sample(subject)
+            except Exception as error:
+                bench.failure(error)  # raises an error if the device has not recovered
+                subjects.remove(subject)
     # A subject whose samples all showed launch gaps has no time.
     ratios = [
         median(subject.samples) / recorded[subject.key] for subject in subjects if subject.samples

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kernels.common.counts import counted
-from kernels.common.errors import UserError
+from kernels.common.errors import UserError, WrongResultError
 from kernels.device import this_cpu
+from sweeps.doctor import recheck
 from sweeps.doctor.recheck import time_again
+from sweeps.timing.sampler import Sample, Subject
 from tests.support.published import RECORDED
 
 
@@ -20,6 +23,26 @@ def test_recorded_cases_are_timed_again_and_compared() -> None:
     assert report["lo"] is None  # an interval needs six cases
     assert f"re-timed cases take {report['ratio']:.3f}×" in report["sentence"]
     assert f"(median of {counted(report['cases'], 'case')})" in report["sentence"]
+
+
+def test_a_case_that_fails_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    open_bench, counts = recheck.open_bench, []
+
+    def open_failing(*arguments: Any) -> Any:
+        bench, ready = open_bench(*arguments)
+        counts.append(len(ready))
+        sample = bench.sampler.sample
+
+        def fail_first(subject: Subject) -> Sample:
+            if subject is ready[0].subject:
+                raise WrongResultError("the result was wrong in a timed batch.")
+            return sample(subject)
+
+        monkeypatch.setattr(bench.sampler, "sample", fail_first)
+        return bench, ready
+
+    monkeypatch.setattr(recheck, "open_bench", open_failing)
+    assert time_again(this_cpu(), RECORDED, 3)["cases"] == counts[0] - 1
 
 
 def test_without_a_recording_there_is_a_sentence(tmp_path: Path) -> None:
