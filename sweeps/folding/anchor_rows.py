@@ -123,8 +123,8 @@ def steady_rows(
 def steady_report(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the list ``steady`` of run.json, which compares sustained anchors with bursts.
 
-    A sustained anchor has an entry if the same worker and GPU timed the same problem in bursts, in
-    the phase ``alone``.
+    A sustained anchor has an entry if the same worker and GPU timed the same case in bursts, in the
+    phase ``alone``.
 
     Args:
         rows: the rows of :func:`anchor_rows`.
@@ -137,7 +137,7 @@ def steady_report(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """
 
     def key(row: Mapping[str, Any]) -> tuple[Any, ...]:
-        """Return a key that a sustained anchor shares with the burst anchor of the same problem."""
+        """Return a key that two anchors of the same GPU share if they differ only in their mode."""
         identity = [row.get(name) for name in IDENTITY if name != "mode"]
         return row["worker"], row["gpu"], *identity
 

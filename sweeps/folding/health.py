@@ -5,9 +5,9 @@ repeat in another process.
 
 - ``quiet``: re-timed medians vary by less than 3% beyond their intervals, and nothing else is
   wrong.
-- ``noisy``: re-timed medians vary by more, or the machine's speed changed, the intervals are wide
-  or few, some batches last whole scheduler ticks, the GPU throttled its clock, or other processes
-  used the GPU.
+- ``noisy``: re-timed medians vary by more (or the canary GEMM does, if too few cases were
+  re-timed), the machine's speed changed, the intervals are wide or few, some batches last whole
+  scheduler ticks, the GPU throttled its clock, or other processes used the GPU.
 - ``unusable``: re-timed medians vary by 30% or more beyond their intervals, or batches last whole
   scheduler ticks in at least half of the cases.
 
@@ -43,7 +43,8 @@ HealthFinding = tuple[str, str]
 """A verdict on one aspect of a run, and the reason for it, a sentence without a full stop."""
 
 _TICKS = (0.001, 0.002, 1 / 300, 0.004, 0.008, 0.010, 0.012, 0.016, 0.020)
-"""Common periods of the operating system's scheduler tick, in seconds."""
+"""Common periods of the operating system's scheduler tick (1, 10/3, 4 and 10 ms) and multiples of
+them, in seconds."""
 # A batch counts as lasting whole ticks if its time is at most this far from a multiple of the tick,
 # as a share of the tick. By chance, twice this share of unrelated times is as near.
 _NEAR_TICK = 0.03
@@ -122,7 +123,8 @@ def health(
 def health_sentence(run: Mapping[str, Any]) -> str:
     """Return a sentence with the verdict, the difference of repeated medians, and the worst reason.
 
-    The reason is left out if that difference explains the verdict.
+    The difference is left out if too few cases were re-timed. The reason is left out if the
+    difference explains the verdict, and a quiet run has none.
 
     Args:
         run: the content of run.json, with ``health`` and ``repeats``.

@@ -113,7 +113,7 @@ class History:
 
         An empty name means that naming failed, and that it is not tried again.
         """
-        return bool(self.samples) and self.outcome is None and "kernel" not in self.facts
+        return bool(self.best) and self.outcome is None and "kernel" not in self.facts
 
     def add(self, event: Event) -> None:
         """Add an event of the case. After a ``moved`` event the case starts over on another GPU.
@@ -154,6 +154,8 @@ class History:
 def histories(events: Iterable[Event]) -> dict[str, History]:
     """Return the history of each case, by case id. The canary GEMM is one of the cases.
 
+    Events that belong to no case are collected under the id ``""``.
+
     Several workers may have timed a case, as in a merged recording. Only the history with the
     highest :attr:`History.rank` is then returned, or the first one if ranks are equal. The others
     are ignored.
@@ -187,7 +189,7 @@ SamplePlace = tuple[str, int | None]
 
 
 def place_of(event: Event) -> SamplePlace:
-    """Return the worker and the GPU of a sample."""
+    """Return the worker and the GPU of an event."""
     return event["worker"], event.get("gpu")
 
 

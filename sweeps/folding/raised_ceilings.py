@@ -27,6 +27,7 @@ class RaisedCeilings:
 
     machine: Machine
     record: Mapping[str, Any] | None
+    """The entry ``ceilings``; None for a GPU, whose ceilings are not measured."""
 
 
 def raise_ceilings(

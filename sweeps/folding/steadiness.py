@@ -104,10 +104,12 @@ def choose_repeats(
     """Choose the cases to be re-timed, and add the ``required`` ones.
 
     Candidates are the cheaper half of the cases with an interval, or all of them if there are at
-    most 12. Up to 24 candidates that fit in the time are chosen, spread evenly over the plan.
+    most 12. A case that failed later is not a candidate. Cases that are timed for advice are
+    candidates only if the plan has no others. Up to 24 candidates that fit in the time are chosen,
+    spread evenly over the plan.
 
-    Nothing is chosen, not even a required case, if any case was re-timed before, if too few cases
-    have an interval, or if the time is too short for four of them.
+    Nothing is chosen, not even a required case, if any of these cases was re-timed before, if too
+    few of them have an interval, or if the time is too short for four of them.
 
     Args:
         planned: the run's cases, in the plan's order.
@@ -116,7 +118,7 @@ def choose_repeats(
         required: entries to add to those that are chosen.
     """
     # 1. Find the candidates. Cases that are timed for advice count only if the plan has no
-    # others, because their best candidates are re-timed anyway.
+    # others, because the most promising of them are re-timed in pairs anyway.
     not_for_advice = [entry for entry in planned if entry.case.sweep != CONFIRM]
     eligible = not_for_advice if not_for_advice else planned
     begun = [
@@ -126,7 +128,11 @@ def choose_repeats(
     ]
     if any(history.repeats for _, history in begun):
         return []
-    usable = [entry for entry, history in begun if len(history.trusted) >= CHECKPOINTS[0]]
+    usable = [
+        entry
+        for entry, history in begun
+        if history.outcome is None and len(history.trusted) >= CHECKPOINTS[0]
+    ]
     candidates = usable
     if len(usable) > _FEW_CASES:
         median_cost = float(np.median([entry.expected for entry in usable]))

@@ -9,6 +9,7 @@ import pytest
 
 from sweeps.folding.fold import fold
 from sweeps.folding.health import health
+from sweeps.folding.history import History
 from sweeps.store import read_run, samples_path, write_run
 from tests.support.fakes import planned
 from tests.support.runs import a_run, carry, rows_of
@@ -56,3 +57,10 @@ def test_what_others_write_into_the_plan_meanwhile_stays(
     assert record["gpus"] == [{"gpu": 5, "node": 1}]
     assert record["turns"] == [1]
     assert record["counts"]["measured"] == 3
+
+
+def test_a_check_whose_samples_are_lost_leaves_nothing_to_name() -> None:
+    """The line of the samples may be damaged, and the line of the check intact."""
+    history = History()
+    history.add({"event": "right", "case": "a", "worker": "1/1", "at": 0.0})
+    assert not history.unnamed

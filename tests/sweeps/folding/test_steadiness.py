@@ -183,6 +183,9 @@ def test_repeated_are_cheap_finished_cases_from_all_over_the_plan_once(
     places = [planned.index(entry) for entry in chosen]
     assert places[0] == 0
     assert places[-1] >= 96
+    failure = {"event": "outcome", "status": "wrong", "message": "wrong.", "worker": "1/1"}
+    failed = [*finished, {**failure, "case": chosen[0].case.id, "at": 0.0}]
+    assert chosen[0] not in choose_repeats(planned, histories(failed), budget=120.0)
     few = choose_repeats(planned, histories(finished), budget=0.4)
     assert len(few) == 10
     assert planned.index(few[-1]) >= 96  # even with a small budget, the whole plan is covered
