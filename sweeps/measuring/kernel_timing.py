@@ -110,16 +110,26 @@ class TimedKernel:
         return functools.partial(self.function, *copies)
 
     def expected(self) -> Tensor | None:
-        """Return the reference's result; None without a reference."""
+        """Return the reference's result; None without a reference.
+
+        Raises:
+            UserError: if the reference does not return a tensor.
+        """
         if self.reference is None:
             return None
-        expected: Tensor = self.reference(*map(_in_float64, self.arguments))
+        expected = self.reference(*map(_in_float64, self.arguments))
+        if not isinstance(expected, Tensor):
+            raise UserError(
+                f"the reference returned a {type(expected).__name__}, not a tensor. Only a single "
+                "tensor can be checked: make the reference return one, or pass no reference."
+            )
         return expected
 
     def error(self, result: Any, expected: Tensor | None) -> float | None:
         """Return the largest error of a result, relative to the largest absolute expected value.
 
-        If all expected values are 0, the error is absolute. Return None without a reference.
+        If all expected values are 0, the error is absolute. If there are no values, it is 0. Return
+        None without a reference.
 
         Args:
             result: what a launch returned.
@@ -143,9 +153,15 @@ class TimedKernel:
         tolerance = self.tolerance
         if tolerance is None:
             tolerance = _TOLERANCES.get(result.dtype, TOLERANCE["fp32"])
+        if not expected.numel():
+            return 0.0
+        # The comparison is in float64, or in complex128 if one of the tensors is complex.
+        dtype = torch.promote_types(result.dtype, expected.dtype)
+        dtype = torch.promote_types(dtype, torch.float64)
+        expected = expected.to(dtype)
         largest_value = float(expected.abs().max())
         scale = 1.0 if largest_value == 0.0 else largest_value
-        error = float((result.double() - expected).abs().max()) / scale
+        error = float((result.to(dtype) - expected).abs().max()) / scale
         if not error <= tolerance:  # `error > tolerance` would be False for NaN
             raise WrongResultError(
                 f"the result differs from the reference by {error:.2g} of the reference's largest "
@@ -201,7 +217,8 @@ class KernelTimer:
 
         Raises:
             WrongResultError: if the result differs from the reference by more than the tolerance.
-            UserError: if ``cache`` is unknown, or every sample shows gaps between its launches.
+            UserError: if ``cache`` is unknown, the reference does not return a tensor, or every
+                sample shows gaps between its launches.
         """
         if cache not in CACHES:
             raise UserError(f"cache is {cache!r}; use one of {', '.join(CACHES)}.")
@@ -217,8 +234,11 @@ class KernelTimer:
         launches.all += [kernel.launch_on_copies() for _ in range(set_count - 1)]
         subject = Subject("kernel", launches, set_count, cache=cache)
         # A kernel that allocates its result returns another tensor each time. The memory of such
-        # results would stay in the cache, so it is rotated, too.
-        if self._gpu is not None and set_count > 1 and launches(0) is not warm_up_result:
+        # results would stay in the cache, so it is rotated, too. Other objects, such as a tuple of
+        # tensors, cannot be rotated.
+        is_rotatable = isinstance(warm_up_result, Tensor) and warm_up_result.nbytes > 0
+        is_rotatable = is_rotatable and self._gpu is not None and set_count > 1
+        if is_rotatable and launches(0) is not warm_up_result:
             rotating = self._rotation.launch(launches, warm_up_result)
             subject.launch, subject.renew = rotating, rotating.renew
         # 3. Take samples until the stopping rule is met.
@@ -237,7 +257,8 @@ class KernelTimer:
     def _set_count(self, nbytes: int, seconds: float) -> int:
         """Return how many copies of the arguments a cold batch needs.
 
-        The number is at most :data:`_MAX_SETS`, and all copies must fit in memory.
+        The number is at most :data:`_MAX_SETS`. All copies may take at most the share
+        :data:`_COPIES_SHARE` of the free memory, but there is always one.
 
         Args:
             nbytes: bytes of one copy.

@@ -101,3 +101,38 @@ def test_a_tolerance_may_be_given() -> None:
 def test_an_unknown_cache_state_is_a_sentence() -> None:
     with pytest.raises(UserError, match="use one of cold, warm"):
         timer_for(None).time(TimedKernel(torch.clone, (A,)), "hot")
+
+
+@pytest.mark.parametrize("result", [(A, B), 1.0, None])
+def test_a_reference_that_returns_no_tensor_is_a_sentence(result: object) -> None:
+    kernel = TimedKernel(torch.clone, (A,), lambda a: result)
+    with pytest.raises(UserError, match=f"returned a {type(result).__name__}, not a tensor"):
+        timer_for(None).time(kernel)
+
+
+@pytest.mark.parametrize("wide", [torch.bool, torch.int64, torch.complex64])
+def test_results_of_every_dtype_are_compared(wide: torch.dtype) -> None:
+    kernel = TimedKernel(lambda a: a.clone(), (A.to(wide),), torch.clone)
+    assert timer_for(None).time(kernel, "warm").rel_error == 0.0
+
+
+def test_imaginary_parts_are_compared() -> None:
+    right = TimedKernel(lambda a: a.clone(), (A + 1j,), torch.clone)
+    assert timer_for(None).time(right, "warm").rel_error == 0.0
+    wrong = TimedKernel(lambda a: a.conj().clone(), (A + 1j,), torch.clone)
+    with pytest.raises(WrongResultError):
+        timer_for(None).time(wrong)
+
+
+def test_an_empty_result_has_no_error() -> None:
+    kernel = TimedKernel(lambda a: a[:0] + 1, (A,), lambda a: a[:0] + 1)
+    assert timer_for(None).time(kernel, "warm").rel_error == 0.0
+
+
+def test_a_kernel_on_a_gpu_may_return_several_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The memory of such results is not rotated."""
+    timer = timer_for(None)
+    monkeypatch.setattr(timer, "_set_count", lambda nbytes, seconds: 4)
+    monkeypatch.setattr(timer, "_gpu", 0)
+    samples = timer.time(TimedKernel(lambda a: (a + 1, a), (A,)))
+    assert isinstance(samples.result, tuple)
