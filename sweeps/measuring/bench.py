@@ -42,7 +42,7 @@ class Refusal:
     Attributes:
         case: the case.
         status: ``unsupported``, ``wrong``, ``oom`` or ``error``.
-        message: the reason as a sentence.
+        message: the reason: a sentence, or the text of an error.
         facts: columns of measurements.csv that were determined while the case was prepared.
     """
 

@@ -81,8 +81,8 @@ def work(connection: Connection) -> None:
     Its last message is one of these:
 
     - ("end", reason) if the work is done or its time is up;
-    - ("failed", sentence) if an error ended the work;
-    - ("poisoned", sentence) if the device's context broke.
+    - ("failed", text) if an error ended the work;
+    - ("poisoned", text) if the device's context broke.
     """
     # 1. Prepare the process, and receive the assignment.
     die_with_parent()

@@ -166,7 +166,8 @@ class Rounds:
                 for subject in self._open
                 if not subject.finished and subject.key not in self._failed
             ]
-        return "budget"
+        # The time may be used up by the very sample that finishes the last case.
+        return "budget" if self._open or self._waiting else "done"
 
     @property
     def _spare_seconds(self) -> float:
@@ -323,7 +324,8 @@ class Rounds:
             "temp_c": reading.temp_c,
             "throttled": list(reading.throttled),
         }
-        # To keep the file small, entries with their usual value are left out.
+        # To keep the file small, entries with their usual value are left out. A sensor that was not
+        # read has None. A reading of 0 is left out as well, because no working GPU has it.
         optional: dict[str, Any] = {}
         if not sample.hidden:
             optional["hidden"] = False

@@ -118,6 +118,24 @@ def test_the_budget_ends_the_run_and_is_kept() -> None:
     assert 0.9 * 0.2 < spent < 1.1 * 0.2
 
 
+def test_a_last_sample_that_uses_up_the_time_still_ends_the_work() -> None:
+    cases = planned(1, expected=0.001)
+
+    def measure(budget: float) -> tuple[str, list[Event]]:
+        events: list[Event] = []
+        bench = FakeBench([entry.case for entry in cases])
+        rounds = Rounds(cases, {}, bench, "1/1", budget, 0.0, events.append,
+                        lambda case, seconds: None, seed=0, longest=1.0)  # fmt: skip
+        return rounds.run(), events
+
+    _, events = measure(1e6)
+    costs = [event["cost"] for event in events]
+    last = max(i for i, event in enumerate(events) if event["event"] == "sample")
+    end, again = measure(sum(costs[:last]) + costs[last] / 2)
+    assert samples_of(again) == samples_of(events)
+    assert end == "done"
+
+
 def test_what_was_spent_before_counts() -> None:
     end, events, _ = go(planned(10), budget=5.0, spent=5.0)
     assert (end, events) == ("budget", [])
