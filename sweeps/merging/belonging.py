@@ -57,7 +57,7 @@ def check_compatible(sources: Sequence[MergeSource]) -> None:
 
 
 def _why_incompatible(first: MergeSource, second: MergeSource) -> str:
-    """Return a sentence that says why two recordings cannot be merged, or "" if they can."""
+    """Return the error message if two recordings cannot be merged, or "" if they can."""
     if first.machine.slug != second.machine.slug:
         return (
             f"{first.folder} is a recording of {first.machine.slug}, and {second.folder} is one of "

@@ -84,8 +84,9 @@ def _chosen_configs(
 ) -> list[str]:
     """Return, as strings, the configs with which a sweep times a problem.
 
-    An empty string is the implementation's default config. The list is empty for a hand-written
-    kernel if Triton is not installed, which ``sweeps doctor`` reports.
+    An empty string is the implementation's default config. The list is empty if the sweep requests
+    experimental configs and the implementation has none. It is also empty for a hand-written kernel
+    if Triton is not installed, which ``sweeps doctor`` reports.
 
     Args:
         sweep_name: name of the sweep, for error messages.
@@ -145,7 +146,8 @@ def plan_rows(
         checked.
 
     Raises:
-        UserError: if a named sweep is unknown or its file is invalid.
+        UserError: if a named sweep is unknown, its file is invalid, or :func:`sweep_cases` refuses
+            it.
     """
     cases = {name: sweep_cases(sweep, machine) for name, sweep in choose_sweeps(names).items()}
     plan = make_plan(cases, machine, budget, cores=cores)

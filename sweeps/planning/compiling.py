@@ -34,7 +34,7 @@ def compilers(machine: Machine, cores: int | None = None) -> int:
     batch system may have limited.
     """
     most_contexts = int(_MEMORY_SHARE * machine.memory_bytes / _CONTEXT_BYTES)
-    spare_cores = (cores or usable_processors()) - _SPARED_CORES
+    spare_cores = (usable_processors() if cores is None else cores) - _SPARED_CORES
     return max(0, min(_MAX_PROCESSES, spare_cores, most_contexts))
 
 

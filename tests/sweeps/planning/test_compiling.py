@@ -37,7 +37,7 @@ def test_compiling_leaves_the_run_its_cores_and_the_card_its_memory() -> None:
     small = replace(H200, memory_bytes=8 << 30)
     assert compilers(H200, 16) == 12
     assert compilers(H200, 8) == 6
-    assert compilers(H200, 2) == compilers(H200, 1) == 0
+    assert compilers(H200, 2) == compilers(H200, 1) == compilers(H200, 0) == 0
     assert compilers(small, 16) == 0  # each process has a context of half a gigabyte on the card
     assert compilers(replace(H200, memory_bytes=24 << 30), 16) == 2
 
