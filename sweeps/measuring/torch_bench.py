@@ -213,9 +213,9 @@ class TorchBench:
         for case in cases:
             by_name.setdefault(case.implementation, []).append(case)
         for name, its_cases in by_name.items():
-            implementation = implementations()[name]
             on_start([case.id for case in its_cases], _COMPILE_AHEAD_SECONDS)
             with suppress(Exception):
+                implementation = implementations()[name]
                 requests = [
                     (case.problem, implementation.parse_config(case.config))
                     for case in its_cases

@@ -152,8 +152,8 @@ def compile_cases(machine: Machine, gpu: int, cases: Sequence[Case]) -> None:
     with suppress(Exception):
         make_current(gpu)
     for case in cases:
-        implementation = implementations()[case.implementation]
         with suppress(Exception):  # the timing process reports a failure when it prepares the case
+            implementation = implementations()[case.implementation]
             if implementation.supports(case.problem, machine) is None:
                 config = implementation.parse_config(case.config)
                 implementation.compile_ahead([(case.problem, config)])

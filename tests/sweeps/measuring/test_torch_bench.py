@@ -58,6 +58,15 @@ def test_what_cannot_be_timed_is_refused_with_a_sentence() -> None:
     assert all(isinstance(r, Refusal) and r.message.endswith(".") for r in results)
 
 
+def test_a_missing_implementation_costs_only_its_cases() -> None:
+    """A run may be resumed where Triton is not installed."""
+    missing = replace(SMALL, implementation="missing")
+    (refused, ready), _ = prepare(bench(SMALL), missing, SMALL)
+    assert isinstance(refused, Refusal)
+    assert "missing" in refused.message
+    assert isinstance(ready, Ready)
+
+
 def test_a_wrong_result_has_no_time_and_says_how_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     real = torch.mm
 

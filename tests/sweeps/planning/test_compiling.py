@@ -104,7 +104,9 @@ def test_what_cannot_be_compiled_is_left_to_its_turn(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(torch.cuda, "set_device", lambda gpu: None)
     monkeypatch.setattr(compiling_module, "die_with_parent", lambda: None)
     monkeypatch.setattr(os, "nice", lambda by: by)
-    compile_cases(H200, 0, [gemm(1), gemm(2), gemm(3), gemm(4, config="bm=7"), gemm(5)])
+    missing = gemm(4, implementation="triton-splitk")
+    invalid = gemm(4, config="bm=7")
+    compile_cases(H200, 0, [gemm(1), gemm(2), gemm(3), missing, invalid, gemm(5)])
     assert compiled == [1, 5]
 
 
