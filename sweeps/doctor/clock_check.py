@@ -14,6 +14,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from multiprocessing import get_context
 from typing import Any
 
@@ -149,12 +150,7 @@ def in_rounds(sampler: Sampler, subjects: Sequence[Subject]) -> Pass:
     """
     begin = time.perf_counter()
     # 1. Copy the subjects without their earlier samples and without a checker.
-    fresh_subjects = [
-        Subject(
-            subject.key, subject.launch, subject.sets, subject.mode, subject.cache, subject.settings
-        )
-        for subject in subjects
-    ]
+    fresh_subjects = [replace(subject, samples=[], exposed=0, checker=None) for subject in subjects]
     # 2. Estimate the time of a launch of each, to choose the length of its batches.
     for subject in fresh_subjects:
         with subject.settings():

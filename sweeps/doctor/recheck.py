@@ -27,7 +27,7 @@ TOLERANCE = 0.03
 have changed."""
 
 
-def choose_anchors(rows: Sequence[Mapping[str, str]], count: int) -> list[tuple[Case, float]]:
+def choose_cases(rows: Sequence[Mapping[str, str]], count: int) -> list[tuple[Case, float]]:
     """Choose ``count`` cases timed with vendor libraries, evenly spaced by the rank of their times.
 
     They are GEMMs and convolutions in burst mode. If enough of them have converged, only converged
@@ -83,9 +83,9 @@ def time_again(device: Device, folder: Path, count: int) -> dict[str, Any]:
     if not path.exists():
         raise UserError(f"{path} does not exist, so no case can be re-timed; run a sweep first.")
     with open(path, encoding="utf-8", newline="") as file:
-        anchors = choose_anchors(list(csv.DictReader(file)), count)
-    recorded = {case.id: seconds for case, seconds in anchors}
-    cases = [case for case, _ in anchors]
+        chosen = choose_cases(list(csv.DictReader(file)), count)
+    recorded = {case.id: seconds for case, seconds in chosen}
+    cases = [case for case, _ in chosen]
     # The recorded machine is used, because a CPU's ceilings were measured and recorded with it.
     machine = Machine.from_json(read_run(folder)["machine"])
     bench, ready = open_bench(machine, device.gpu, cases)

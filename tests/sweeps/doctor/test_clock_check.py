@@ -9,7 +9,9 @@ import pytest
 
 from analysis.recorder.recorder import run_command
 from kernels.machine import cpu_machine
-from sweeps.doctor.clock_check import _around_a_profiler, _one_pass, summarise
+from sweeps.doctor.clock_check import _around_a_profiler, _one_pass, in_rounds, summarise
+from sweeps.timing.sampler import Sampler, Subject
+from tests.support.fakes import FakeClock
 from tests.support.gpu_recording import FAKE
 
 
@@ -39,6 +41,16 @@ def test_a_cpu_s_timers_and_a_profiler_between_two_measurements() -> None:
     (row,) = _around_a_profiler(cpu, None, 1)
     assert row["before_us"] > 0
     assert row["after_us"] > 0
+
+
+def test_the_comparison_renews_the_results_of_a_subject() -> None:
+    """Results of rotating launches would otherwise be kept without a limit."""
+    renewed: list[int] = []
+    subject = Subject("a", lambda index: 1e-4, renew=renewed.append, samples=[1.0])
+    medians, _ = in_rounds(Sampler(FakeClock()), [subject])
+    assert medians == {"a": pytest.approx(1e-4)}
+    assert subject.samples == [1.0]
+    assert renewed
 
 
 @pytest.mark.slow
