@@ -39,7 +39,7 @@ def choose_sweeps(names: Sequence[str]) -> dict[str, Sweep]:
     for name in names:
         if is_file(name):
             sweep = read_sweep(Path(name))
-            if sweep.name in {*valid, *chosen, CONFIRM}:
+            if sweep.name in {*valid, *broken, *chosen, CONFIRM}:
                 raise UserError(f"a sweep named {sweep.name!r} already exists; rename {name}.")
             chosen[sweep.name] = sweep
         elif name in broken:

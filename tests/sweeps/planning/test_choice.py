@@ -72,7 +72,9 @@ def test_every_sweep_here_can_be_read() -> None:
     assert broken_sweeps() == {}
 
 
-def test_a_broken_sweep_blocks_only_itself(specs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_broken_sweep_blocks_only_itself(
+    specs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     good = {*all_sweeps()} - {"square"}
     (specs / "square.toml").write_text("question = 3\n", encoding="utf-8")
     spec._read_folder.cache_clear()
@@ -81,6 +83,11 @@ def test_a_broken_sweep_blocks_only_itself(specs: Path, capsys: pytest.CaptureFi
     assert choose_sweeps(["plane"])
     with pytest.raises(UserError, match=r"square\.toml"):
         choose_sweeps(["square"])
+    namesake = tmp_path / "elsewhere" / "square.toml"
+    namesake.parent.mkdir()
+    namesake.write_text('question = "?"\nop = "gemm"\nblock = []\n', encoding="utf-8")
+    with pytest.raises(UserError, match="a sweep named 'square' already exists"):
+        choose_sweeps([str(namesake)])
     note_broken()
     said = capsys.readouterr().err
     assert "warning: square.toml" in said
