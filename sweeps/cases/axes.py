@@ -44,7 +44,8 @@ _ACROSS = {
 PAIRS = ("stride", "padding", "dilation")
 """Sizes of a convolution that may differ by direction, such as ``2x1`` (vertical x horizontal)."""
 _MAY_BE_ZERO = ("padding",)
-_MAX_VALUES = 20_000  # largest number of values of a range or a neighbourhood
+# Largest number of values of a range or a neighbourhood, and of tiles in a range with edges.
+_MAX_VALUES = 20_000
 _K_BLOCK = 64  # assumed depth of a large tile, in elements along k
 _MULTIPLE = re.compile(r"(?:(\d+)\s*\*\s*)?([a-z_]+)")  # such as "4*m" or "m"
 _PAIR = re.compile(r"\d+x\d+")

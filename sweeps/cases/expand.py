@@ -14,7 +14,8 @@ from sweeps.cases.axes import PAIRS, resolution_order, resolve_axis, single_size
 from sweeps.cases.case import Case
 from sweeps.cases.spec import SHAPE, SIZES, Block, Filter, Sweep
 
-# Largest number of combinations of one block's axes. Expanding that many takes half a minute.
+# Largest number of combinations of one block's axes. It stops a mistyped range, which would take
+# minutes to expand.
 _MAX_COMBINATIONS = 200_000
 _DTYPES_OF = {"gpu": ("fp32", "tf32", "fp16", "bf16"), "cpu": ("fp32", "bf16")}
 _COMPARE: dict[str, Callable[[Any, Any], bool]] = {

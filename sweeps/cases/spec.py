@@ -55,6 +55,7 @@ from sweeps.cases.axes import PAIRS, Axis, parse_axis, parse_size_axis, resoluti
 from sweeps.cases.case import CACHES, FILLS, MODES
 
 FOLDER = Path(__file__).resolve().parents[1] / "specs"
+"""Folder with the files of the sweeps that Rooftile declares."""
 
 SHAPE: dict[str, tuple[str, ...]] = {
     "gemm": ("m", "n", "k"),
@@ -71,6 +72,7 @@ _BATCH = {  # name of the size that counts the batch, by operation
     "projections": "count", "timesteps": "count", "lstm": "steps",
 }  # fmt: skip
 SIZES = {op: (_BATCH[op], *shape) for op, shape in SHAPE.items()}
+"""Names of all sizes by operation: the size that counts the batch, then those of :data:`SHAPE`."""
 _DEFAULTS: dict[str, Any] = {
     "batch": 1, "stride": 1, "padding": 0, "dilation": 1, "groups": 1, "dtype": "all",
     "implementation": "library", "config": "", "mode": "burst", "cache": "cold", "fill": "normal",
@@ -107,6 +109,7 @@ class Sweep:
     question: str
     op: str
     default: bool
+    """True if runs that name no sweep include this one."""
     blocks: tuple[Block, ...]
 
 

@@ -67,8 +67,8 @@ class TimedKernel:
             true, the function only prepares a launch on its arguments, and returns that launch as a
             callable without arguments.
         arguments: arguments of the function. Tensors among them are copied.
-        reference: function that computes the same result from the arguments, with floating-point
-            tensors converted to float64; None to check nothing.
+        reference: function that computes the same result, a tensor, from the arguments, with
+            floating-point tensors converted to float64; None to check nothing.
         tolerance: largest permitted error relative to the reference's largest absolute value; None
             for the default of the result's dtype.
         prepares: True if the function returns a launch instead of launching.
