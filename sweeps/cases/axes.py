@@ -72,7 +72,7 @@ Axis = tuple[Any, ...] | Multiple | Edges
 
 
 def parse_axis(declared: Any, where: str) -> tuple[Any, ...]:
-    """Parse an axis that is given as one value or as a list of values.
+    """Parse an axis whose TOML value ``declared`` is one value or a list of values.
 
     Raises:
         UserError: if the axis is a table or an empty list; ``where`` names the axis in the message.
@@ -216,6 +216,8 @@ def _parse_table(table: Mapping[str, Any], where: str, along: str) -> Axis:
 def _spread(table: Mapping[str, Any], where: str) -> Iterable[int]:
     """Return the values of a range, of powers or of a neighbourhood.
 
+    ``table`` is its TOML table, whose keys and numbers were checked.
+
     Raises:
         UserError: if there are too many values, ``to`` is less than ``from``, or ``times`` is 1.
     """
@@ -262,7 +264,8 @@ def resolve_axis(
         along: name of the axis.
 
     Raises:
-        UserError: if the axis is a multiple of a size such as ``2x1``, or has too many edges.
+        UserError: if the axis is a multiple of a size such as ``2x1``, or if an axis with edges
+            covers too many tiles.
     """
     if isinstance(axis, Multiple):
         return [axis.factor * single_size(resolved[axis.axis], axis.axis)]
@@ -272,7 +275,7 @@ def resolve_axis(
 
 
 def single_size(value: Any, name: str) -> int:
-    """Return a size that is a single number.
+    """Return a size as a number. The size ``value`` may be a text, such as ``16``.
 
     Raises:
         UserError: if the size has two numbers, one for each direction, such as ``2x1``.
@@ -298,7 +301,7 @@ def _near_edges(
     """
     low, high = axis.values[0], axis.values[-1]
     # 1. Find the tile's size along the axis, and along the result's other dimension.
-    tile_rows, tile_columns = large_tile(machine.generation, str(resolved.get("dtype", "bf16")))
+    tile_rows, tile_columns = large_tile(machine.generation, resolved["dtype"])
     if along == "n":
         tile_size, other_tile_size = tile_columns, tile_rows
     elif along == "k":

@@ -70,7 +70,12 @@ class Case:
 
     @classmethod
     def from_columns(cls, row: Mapping[str, Any]) -> Case:
-        """Build a case from its columns; the inverse of :meth:`columns`."""
+        """Build a case from its columns; the inverse of :meth:`columns`.
+
+        Raises:
+            KeyError: if a column is missing, or the operation is unknown.
+            ValueError: if the columns do not describe a valid problem.
+        """
         names = ("sweep", "implementation", "config", "mode", "cache", "fill")
         return cls(problem=problem_of(row), **{name: row[name] for name in names})
 

@@ -47,7 +47,7 @@ def expand(
 
     Raises:
         UserError: if a block has too many combinations, one of them is not a valid problem, an axis
-            has too many edges, or a multiple or a filter uses a size such as ``2x1``.
+            with edges covers too many tiles, or a multiple or a filter uses a size such as ``2x1``.
     """
     cases: dict[Case, None] = {}  # the dictionary is used as a set that keeps its order
     for block in sweep.blocks:
@@ -87,7 +87,8 @@ def _combinations(
     The sizes vary fastest. Sizes of a listed shape are strings, and those of an axis are numbers.
 
     Raises:
-        UserError: if an axis has too many edges, or is a multiple of a size such as ``2x1``.
+        UserError: if an axis with edges covers too many tiles, or an axis is a multiple of a size
+            such as ``2x1``.
     """
     ordered_names = resolution_order(block.axes)
     size_axes = [name for name in ordered_names if name in SIZES[sweep.op]]

@@ -53,9 +53,9 @@ def fold(folder: Path, written: Iterable[Path] | None = None) -> dict[str, Any]:
             only once or twice. If None, the run is always folded.
 
     Raises:
-        UserError: if run.json or the plan cannot be read, too many sample lines are damaged,
-            or a file cannot be written. In the first two cases, the tables are left as they were.
-            Also if other processes fold or plan this run for over 15 minutes.
+        UserError: if run.json or the plan cannot be read, too many sample lines are damaged, a file
+            cannot be written, or another process folds or plans this run for over 15 minutes. In
+            the first two cases, the tables are left as they were.
     """
     with folding(folder):
         record = read_run(folder)

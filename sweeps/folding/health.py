@@ -149,7 +149,8 @@ def health_sentence(run: Mapping[str, Any]) -> str:
 def _judge_repeats(record: Mapping[str, Any]) -> Iterator[HealthFinding]:
     """Judge how well medians repeat in another process.
 
-    If too few cases were re-timed, judge how steady the canary GEMM was, if it was timed.
+    ``record`` has the entries ``canary`` and ``repeats`` of run.json. If too few cases were
+    re-timed, judge how steady the canary GEMM was, if it was timed.
     """
     canary, repeats = record.get("canary"), record.get("repeats")
     if repeats:

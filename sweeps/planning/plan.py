@@ -160,7 +160,8 @@ class Costs:
     def from_json(cls, row: Mapping[str, Any] | None, kind: str) -> Costs:
         """Build the costs from run.json; the inverse of :meth:`to_json`.
 
-        A recording without costs gets the default costs of a machine of this ``kind``.
+        ``row`` is the plan's entry ``costs``. If a recording has none, ``row`` is None, and the
+        default costs of a machine of this ``kind`` are returned.
 
         Raises:
             UserError: if a correction is not a pair.

@@ -46,7 +46,7 @@ def write(tmp_path: Path) -> Any:
 
 def values(declared: Any, known: dict[str, Any] | None = None) -> list[Any]:
     axis = parse_size_axis(declared, "x.toml: m", "m", {"n", "k"})
-    return resolve_axis(axis, known or {}, H200, "m")
+    return resolve_axis(axis, {"dtype": "bf16", **(known or {})}, H200, "m")
 
 
 def test_axes() -> None:

@@ -12,6 +12,7 @@ from kernels.common.errors import UserError, WrongResultError
 from kernels.device import this_cpu
 from sweeps.doctor import recheck
 from sweeps.doctor.recheck import time_again
+from sweeps.measuring.torch_bench import open_bench
 from sweeps.timing.sampler import Sample, Subject
 from tests.support.published import RECORDED
 
@@ -26,7 +27,7 @@ def test_recorded_cases_are_timed_again_and_compared() -> None:
 
 
 def test_a_case_that_fails_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    open_bench, counts = recheck.open_bench, []
+    counts: list[int] = []
 
     def open_failing(*arguments: Any) -> Any:
         bench, ready = open_bench(*arguments)
