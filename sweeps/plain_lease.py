@@ -94,7 +94,7 @@ class PlainLease:
 
         Several processes may notice at once that the owner has ended. A lock on the file makes them
         check again one after the other, so that only the first takes the claim over. If the file
-        system refuses locks, the claim is not taken over.
+        system refuses locks, or the file cannot be written, the claim is not taken over.
         """
         owner = self.owner
         if owner is None or owner.hostname != socket.gethostname() or not _is_gone(owner.pid):

@@ -17,7 +17,7 @@ from kernels.problem import DTYPE_BYTES, Conv, Gemm
 from sweeps.cases.case import Case
 
 _SLACK = 1.03  # factor that exceeds the errors of clocks and event timers
-_MEASURED_SLACK = 1.15  # factor by which a measured ceiling may be exceeded
+_MEASURED_SLACK = 1.15  # factor by which a measured ceiling may be exceeded without a remark
 
 
 def min_seconds(case: Case, machine: Machine) -> float:

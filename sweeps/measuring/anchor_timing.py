@@ -46,6 +46,9 @@ def time_anchors(
         seconds: duration of each sustained anchor.
         wait: called with each phase before it begins, and returns when the phase may begin; None if
             no other GPU of the node is measured.
+
+    Raises:
+        PoisonedError: if the device does not recover from an error.
     """
     sampler = bench.sampler
 

@@ -36,6 +36,9 @@ def repeat_cases(
         worker: the shard's name, for the events.
         emit: called with every event.
         on_start: called before anything that may crash.
+
+    Raises:
+        PoisonedError: if the device does not recover from an error.
     """
     sampler = bench.sampler
     begin = sampler.now()
@@ -80,6 +83,9 @@ def confirm_pairs(
         emit: called with every event. The entry ``process`` of a block's event is the moment at
             which this work began.
         on_start: called before anything that may crash.
+
+    Raises:
+        PoisonedError: if the device does not recover from an error.
     """
     process = time.time()  # identifies this process in the events
     pairs = list(zip(cases[::2], cases[1::2], strict=True))
@@ -195,6 +201,9 @@ def name_kernels(
         worker: the shard's name, for the events.
         emit: called with every event.
         on_start: called before anything that may crash.
+
+    Raises:
+        Exception: any error from the profiler, for example if profiling is not permitted.
     """
     begin = bench.sampler.now()
     for case, facts in bench.kernel_columns(cases, on_start):

@@ -122,6 +122,9 @@ class Rounds:
         ``budget`` means that the budget or the time is used up, or that no further case fits. Open
         cases with samples are checked again at the end, because samples are used only after a check
         confirms them.
+
+        Raises:
+            PoisonedError: if the device does not recover from an error.
         """
         reason = self._measure()
         if self._ceilings_due > -math.inf:

@@ -120,9 +120,11 @@ class TorchBench:
     def _set_count(self, case: Case, seconds: float) -> int:
         """Return the number of operand sets for a case whose launch takes ``seconds``.
 
-        A burst with a cold cache, or with cold weights, uses no set twice. Sustained work uses a
-        set again only after other sets that together are twice as large as the cache, or after 512
-        sets. A case with a warm cache has one set, and every other case at least two.
+        A case with a warm cache has one set. A burst with a cold cache, or with cold weights, has a
+        set for each launch of a batch, because it uses no set twice. Sustained work needs no more
+        sets than those with which a set is used again only after others that are twice as large as
+        the cache. A case that is not warm has at least two sets and at most 512. The arena may hold
+        fewer, which the caller checks.
         """
         if case.cache == "warm":
             return 1
