@@ -104,8 +104,8 @@ class PlainLease:
                 fcntl.flock(file, fcntl.LOCK_EX)
                 if self.owner != owner:
                     return False
-                # The old text is overwritten before its rest is cut off. If the disk is full, the
-                # file is then not left empty, that is, without an owner.
+                # The old text is overwritten before its rest is cut off, so that the file is never
+                # empty. If the disk became full in between, an empty file would have no owner.
                 file.write(_claim_text())
                 file.truncate()
         except OSError:

@@ -123,8 +123,8 @@ def steady_rows(
 def steady_report(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the list ``steady`` of run.json, which compares sustained anchors with bursts.
 
-    A sustained anchor has an entry if the same worker and GPU timed the same case in bursts, in the
-    phase ``alone``.
+    A sustained anchor has an entry if the same worker and GPU also timed it in bursts, in the phase
+    ``alone``.
 
     Args:
         rows: the rows of :func:`anchor_rows`.

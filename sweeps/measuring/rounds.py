@@ -328,7 +328,7 @@ class Rounds:
             "throttled": list(reading.throttled),
         }
         # To keep the file small, entries with their usual value are left out. A sensor that was not
-        # read has None. A reading of 0 is left out as well, because no working GPU has it.
+        # read has None. A reading of 0 is left out as well, because no GPU has it while it works.
         optional: dict[str, Any] = {}
         if not sample.hidden:
             optional["hidden"] = False

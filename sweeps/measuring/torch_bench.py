@@ -121,10 +121,10 @@ class TorchBench:
         """Return the number of operand sets for a case whose launch takes ``seconds``.
 
         A case with a warm cache has one set. A burst with a cold cache, or with cold weights, has a
-        set for each launch of a batch, because it uses no set twice. Sustained work needs no more
-        sets than those with which a set is used again only after others that are twice as large as
-        the cache. A case that is not warm has at least two sets and at most 512. The arena may hold
-        fewer, which the caller checks.
+        set for each launch of a batch, because it uses no set twice. Sustained work uses its sets
+        in turn. It therefore needs only so many that all but one of them together are twice as
+        large as the cache. A case that is not warm has at least two sets and at most 512. The arena
+        may hold fewer, which the caller checks.
         """
         if case.cache == "warm":
             return 1
