@@ -206,16 +206,20 @@ def replace_venv(on_top_of: str | None, missing: list[str], hurried: bool = Fals
     if VENV.exists():
         shutil.rmtree(old_venv, ignore_errors=True)
         VENV.rename(old_venv)
-    if make_venv(on_top_of):
-        # On top of another interpreter, .venv uses that interpreter's PyTorch and Triton.
-        pins = PINS if on_top_of is None else _write_pins_without_torch()
-        if install(missing, pins, hurried):
+    is_made = False
+    try:
+        if make_venv(on_top_of):
+            # On top of another interpreter, .venv uses that interpreter's PyTorch and Triton.
+            pins = PINS if on_top_of is None else _write_pins_without_torch()
+            is_made = install(missing, pins, hurried)
+    finally:  # the old environment also comes back after an error, and after Ctrl+C
+        if is_made:
             shutil.rmtree(old_venv, ignore_errors=True)
-            return True
-    shutil.rmtree(VENV, ignore_errors=True)
-    if old_venv.exists():
-        old_venv.rename(VENV)
-    return False
+        else:
+            shutil.rmtree(VENV, ignore_errors=True)
+            if old_venv.exists():
+                old_venv.rename(VENV)
+    return is_made
 
 
 def requirements(groups: list[str]) -> list[str]:

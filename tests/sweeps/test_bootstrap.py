@@ -121,6 +121,23 @@ def test_an_environment_that_cannot_be_made_leaves_the_old_one(
     assert [path.name for path in bootstrap.VENV.parent.iterdir()] == [".venv"]
 
 
+def test_an_error_leaves_the_old_environment_too(
+    stage: dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage["lacks"] = bootstrap.requirements([])
+    run([], capsys)
+    (bootstrap.VENV / "old").write_text("")
+
+    def interrupted(*arguments: object) -> bool:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bootstrap, "install", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        bootstrap.replace_venv(None, stage["lacks"])
+    assert (bootstrap.VENV / "old").exists()
+    assert [path.name for path in bootstrap.VENV.parent.iterdir()] == [".venv"]
+
+
 def test_what_is_installed_has_its_bytecode(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
