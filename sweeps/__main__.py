@@ -79,6 +79,7 @@ def show_command(
         int | None,
         typer.Option(
             "--cores",
+            min=1,
             help="Number of CPU cores that the run may use, mostly for compiling [default: all].",
         ),
     ] = None,
@@ -212,6 +213,7 @@ def doctor_command(
         int | None,
         typer.Option(
             "--cases",
+            min=1,
             help=(
                 "Number of cases to time with --again [default: 8] or with --clock [default: 60; "
                 "11 on a CPU]."
@@ -489,7 +491,7 @@ def merge_command(
         note(
             f"Timed in several recordings: {counted(len(merged.repeated), 'case')}. The merged "
             "table has the time from the recording with the most samples, or none if a recording "
-            "has a wrong result. To see whether the times agree, run: "
+            "has a wrong result. To see whether the times agree, compare two recordings at a time: "
             f"{command('analysis compare')} {folders[0]} {folders[1]}"
         )
     note(counts_sentence(record))
