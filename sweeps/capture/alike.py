@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 # Types of a layer's attributes, and of the arguments of its call, that count as settings.
 _SCALARS = (bool, int, float, str, type(None), tuple, torch.dtype)
@@ -23,8 +23,8 @@ class TracedLayer:
     """A layer that was traced.
 
     Attributes:
-        input_bytes: bytes of one call's floating-point inputs (of their storages), from which the
-            layer can be recomputed.
+        input_bytes: bytes of the storages of one call's floating-point inputs. The layer can be
+            recomputed from these inputs.
         calls: number of calls like the traced one, to this layer and to all layers that are
             identical to it.
     """
@@ -48,9 +48,10 @@ class AlikeLayers:
     def skipping(self, model: nn.Module) -> Iterator[None]:
         """Count the calls to layers that are identical to a traced one, instead of running them.
 
-        Layers are skipped while the context is active. Layers are identical if they are in one
-        ``ModuleList`` or ``Sequential`` and differ only in their position there. A call to such a
-        layer is skipped if its arguments agree with those of a traced call:
+        Layers are skipped while the context is active. Layers count as identical if they are in
+        one ``ModuleList`` or ``Sequential`` and :func:`_facts` finds no difference other than their
+        position there. A call to such a layer is skipped if its arguments agree with those of a
+        traced call:
 
         - they have the same structure;
         - tensors agree in shape, strides and dtype, and in whether they need gradients;
@@ -121,8 +122,8 @@ class _TracedCall:
     """
 
     layer: TracedLayer
-    leaves: tuple[Any, ...]
-    tree: Any
+    leaves: tuple[tuple[bool, Any], ...]
+    tree: TreeSpec
 
     @classmethod
     def from_call(cls, layer: TracedLayer, inputs: list[Tensor], outputs: Any) -> _TracedCall:
@@ -189,7 +190,8 @@ def _facts(layer: nn.Module) -> dict[str, Any]:
     """Return, by name, the properties in which a layer must agree with an identical one.
 
     The properties are the class of each submodule, its settings, and the shape and dtype of each
-    parameter and buffer.
+    parameter and buffer. Whether a parameter is frozen is one of them, too, because a frozen
+    parameter has no gradient. Attributes of other types than :data:`_SCALARS` are not compared.
     """
     facts: dict[str, Any] = {}
     for name, module in layer.named_modules():
@@ -199,9 +201,10 @@ def _facts(layer: nn.Module) -> dict[str, Any]:
                 facts[f"{name}:{attribute}"] = value
         for kind, tensors in (("parameter", module._parameters), ("buffer", module._buffers)):
             for attribute, tensor in tensors.items():
-                facts[f"{name}:{kind}:{attribute}"] = (
-                    None if tensor is None else (tuple(tensor.shape), tensor.dtype)
-                )
+                fact = None
+                if tensor is not None:
+                    fact = (tuple(tensor.shape), tensor.dtype, tensor.requires_grad)
+                facts[f"{name}:{kind}:{attribute}"] = fact
     return facts
 
 

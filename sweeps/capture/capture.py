@@ -103,7 +103,8 @@ def dimensions(
             size.
 
     Raises:
-        UserError: if the model has no size of a given name, or its forward pass cannot be captured.
+        UserError: if the model has no size of a given name, if such a size is below 1, or if the
+            forward pass cannot be captured.
     """
     # 1. Choose the sizes.
     sizes = source.sizes
@@ -111,6 +112,11 @@ def dimensions(
         if name not in sizes:
             available = ", ".join(sorted(sizes)) or "none"
             raise UserError(f"{source.name} has no size {name!r} to vary; available: {available}.")
+        if sizes[name] < 1:  # 0 often stands for a size that the model derives from others
+            raise UserError(
+                f"{name} of {source.name} is {sizes[name]}, which cannot be varied; give it a "
+                "value of at least 1."
+            )
     chosen = named or [
         name
         for name, value in sizes.items()
@@ -121,7 +127,7 @@ def dimensions(
         step = replace(step, mode=PREFILL)
         base = capture(source, step)
     # 3. Change one size at a time. A size that was divisible by a number of heads stays divisible
-    # if it grows by this unit.
+    # if it grows by this unit. The factor of 2 keeps an even width of a head even, as RoPE needs.
     head_counts = [value for name, value in sizes.items() if _HEADS.search(name) and value > 0]
     unit = 2 * math.lcm(1, *head_counts)
     effects = []
@@ -169,7 +175,7 @@ def _dimension(
         value: current value of the size.
         unit: growth that keeps the size divisible by every number of heads.
     """
-    # Most models allow the first value. Others allow only multiples of 64 or 8, or factors of 2.
+    # Most models allow the first value. Others allow only a change by 64 or 8, or by a factor of 2.
     values_to_try = (value + unit, value + 64, 2 * value, value // 2, value + 8)
     for changed_value in dict.fromkeys(values_to_try):  # each value once
         if changed_value < 1 or changed_value == value:
@@ -218,8 +224,9 @@ def _comparable(first: Sequence[Product], second: Sequence[Product]) -> bool:
 def _in_context(product: Product, step: ModelStep) -> Product:
     """Return a captured product, corrected for what the capture does not show about the step.
 
-    In a decoding step, attention also reads the keys of all earlier tokens. In a step with dtype
-    tf32, products of fp32 operands are computed in TF32.
+    In a decoding step, attention also reads the keys of all earlier tokens. It then counts as
+    attention without a causal mask, because the mask hides only keys of the few new tokens. In a
+    step with dtype tf32, products of fp32 operands are computed in TF32.
     """
     if isinstance(product.work, Attention) and step.mode == DECODE:
         decoded = replace(product.work, keys=step.seq + step.tokens, causal=False)

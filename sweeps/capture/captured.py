@@ -255,8 +255,9 @@ def with_names(captured: Captured, dimensions: Sequence[Dimension]) -> Captured:
             names = {}
         else:
             # A gradient has the sizes of its forward product in another order. The gradient of the
-            # weight sums over the forward product's rows.
-            row_size = "k" if product.pass_ == WGRAD else "m"
+            # weight sums over the forward product's rows, which a grouped GEMM always calls m.
+            sums_over_k = product.pass_ == WGRAD and isinstance(product.work, Gemm)
+            row_size = "k" if sums_over_k else "m"
             names = {
                 row_size: forward_names["m"],
                 out_size(product, forward): forward_names["n"],
@@ -272,16 +273,26 @@ def out_size(product: Product, forward: Product) -> str:
         return "k"
     if product.pass_ == WGRAD:
         # y = x Wᵀ stores W as (out, in), and y = x W stores it as (in, out). The gradient of W is
-        # stored like W.
-        return "m" if isinstance(forward.work, Gemm) and forward.work.layout[1] == "t" else "n"
+        # stored like W: as (m, n) by a GEMM, and as (n, k) for each expert by a grouped GEMM.
+        first, second = _weight_sizes(product)
+        is_transposed = (
+            isinstance(forward.work, Gemm | GroupedGemm) and forward.work.layout[1] == "t"
+        )
+        return first if is_transposed else second
     return "n"
 
 
 def in_size(product: Product, forward: Product) -> str:
     """Return the name of the product's size that equals the forward product's input features."""
     if product.pass_ == WGRAD:
-        return "n" if out_size(product, forward) == "m" else "m"
+        first, second = _weight_sizes(product)
+        return second if out_size(product, forward) == first else first
     return "n" if product.pass_ == DGRAD else "k"
+
+
+def _weight_sizes(product: Product) -> tuple[str, str]:
+    """Return the names of the sizes of the result of a weight's gradient: rows, then columns."""
+    return ("n", "k") if isinstance(product.work, GroupedGemm) else ("m", "n")
 
 
 def _term(dimension: Dimension, slope: float) -> str:

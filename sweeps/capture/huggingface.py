@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import json
 import warnings
 from collections.abc import Mapping
@@ -77,8 +78,7 @@ class HuggingFace:
         inputs = _inputs(model_class, config, step)
         # In a decoding step, the number of keys of the captured attention is corrected later, so
         # the model needs no cache with the keys of earlier tokens.
-        names_in_forward = model_class.forward.__code__.co_varnames
-        if "use_cache" in names_in_forward:
+        if "use_cache" in inspect.signature(model_class.forward).parameters:
             inputs["use_cache"] = False
 
         def call() -> Any:
@@ -144,7 +144,11 @@ def read_config(path: Path, new_sizes: Mapping[str, int]) -> HuggingFace:
             f"does not know{advice}"
         )
     # 3. Leave out entries that do not affect the shapes, and check the names of the new sizes.
-    ignored = ("auto_map", "torch_dtype", "dtype", "quantization_config", "transformers_version")
+    # Without return_dict, a model would return a tuple, which transformers' own code cannot read.
+    ignored = (
+        "auto_map", "torch_dtype", "dtype", "quantization_config", "transformers_version",
+        "return_dict",
+    )  # fmt: skip
     used_entries = {name: value for name, value in config.items() if name not in ignored}
     source = HuggingFace(str(path), used_entries, dict(new_sizes), text_only)
     sizes = source.sizes

@@ -27,8 +27,10 @@ from sweeps.capture.trace import TracedOperation
 DTYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 
 # Pattern of the names of operations that multiply matrices, even if no function below reads them.
+# Upsampling multiplies none, although the name of "aten::upsample_bilinear2d" contains "linear".
 _LIKE_A_PRODUCT = re.compile(
-    r"mm\b|bmm|addmv|\bmv\b|\bdot\b|convolution|conv\d|matmul|linear|attention|_mm|lstm|gru|rnn"
+    r"^(?!aten::upsample).*"
+    r"(mm\b|bmm|addmv|\bmv\b|\bdot\b|convolution|conv\d|matmul|linear|attention|_mm|lstm|gru|rnn)"
 )
 
 
@@ -64,8 +66,9 @@ def products_of(operations: Sequence[TracedOperation]) -> tuple[list[Product], l
                 role = forward.role
                 if read_pass in (DGRAD, WGRAD):
                     pass_ = _gradient_of(work, forward.work, read_pass)
-            # 3. Add the product. The first operand of addmm is the bias, and the second the input.
-            input_access = operation.reads[1 if operation.name == "aten::addmm" else 0]
+            # 3. Add the product. If the first operand is a bias, the second one is the input.
+            has_bias_first = operation.name in ("aten::addmm", "aten::baddbmm")
+            input_access = operation.reads[1 if has_bias_first else 0]
             products.append(
                 Product(
                     work=work,
@@ -167,19 +170,22 @@ def _baddbmm(operation: TracedOperation) -> list[tuple[str, Work]]:
 
 
 def _mv(operation: TracedOperation) -> list[tuple[str, Work]]:
-    """Return the pass and the GEMM of ``mv(a, x)``, where x is a matrix with one column."""
+    """Return the pass and the GEMM of ``mv(a, x)``, with the vector x as a matrix of one column."""
     a, x = operation.args[-2:]
     return [(_pass(operation, a), _gemm(a, x.unsqueeze(-1)))]
 
 
 def _grouped(operation: TracedOperation) -> list[tuple[str, Work]]:
-    """Return the pass and the GEMM of ``_grouped_mm(a, b)``, given the operands' dimensions."""
+    """Return the pass and the GEMM of ``_grouped_mm(a, b)``.
+
+    The numbers of dimensions of A and B tell which of its three kinds of GEMM is computed.
+    """
     a, b = operation.args[:2]
     dtype = DTYPES[a.dtype]
     layout = _storage_letter(a) + _storage_letter(b)
     # If both operands have three dimensions, nothing is grouped: this is a batched GEMM.
     if a.dim() == 3 and b.dim() == 3:
-        return [(FORWARD, _gemm(a, b))]
+        return [(BACKWARD if operation.backward else FORWARD, _gemm(a, b))]
     # If only B has three, each of the rows (m, k) is multiplied by its expert's weight (k, n).
     if a.dim() == 2 and b.dim() == 3:
         pass_ = DGRAD if operation.backward else FORWARD
@@ -249,10 +255,24 @@ def _convolutions(
     Raises:
         KeyError: if the dtype is not supported, or the convolution has more than two dimensions.
     """
+    dimensions = x.dim() - 2
+
+    def per_dimension(numbers: Sequence[int]) -> Sequence[int]:
+        """Return one number per spatial dimension; PyTorch also accepts one number for all."""
+        return [*numbers] * dimensions if len(numbers) == 1 else numbers
+
+    stride, padding, dilation, transposed, output_padding, groups = settings[:6]
     convolutions = convolutions_of(
         StoredTensor(x.shape, x.stride()),
         StoredTensor(weight.shape, weight.stride()),
-        ConvolutionSettings(*settings[:6]),
+        ConvolutionSettings(
+            stride=per_dimension(stride),
+            padding=per_dimension(padding),
+            dilation=per_dimension(dilation),
+            transposed=transposed,
+            output_padding=per_dimension(output_padding),
+            groups=groups,
+        ),
         DTYPES[x.dtype],
         passes,
     )

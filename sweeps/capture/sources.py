@@ -141,15 +141,18 @@ def find_source(
 
     Raises:
         UserError: if the model is none of these, cannot be read or imported, or lacks one of the
-            sizes, or if a factory's inputs are missing or malformed.
+            sizes, or if a factory's inputs are missing or malformed. Whether a factory takes the
+            sizes is not checked before it is called.
     """
     check_model(model)
     new_sizes = dict(new_sizes or {})
     if model in KNOWN:
-        arguments = inspect.signature(KNOWN[model].build).parameters
+        parameters = inspect.signature(KNOWN[model].build, eval_str=True).parameters
+        # A ResNet's blocks are a tuple with a number for each stage, so they are not a size.
+        names = [name for name, parameter in parameters.items() if parameter.annotation is int]
         for name in new_sizes:
-            if name not in arguments:
-                raise UserError(f"{model} has no size {name!r}; {nearest(name, arguments)}")
+            if name not in names:
+                raise UserError(f"{model} has no size {name!r}; {nearest(name, names)}")
         return KnownModel(model, new_sizes)
     path = Path(model)
     if path.suffix == ".json" or path.exists():
@@ -241,7 +244,7 @@ def _with_loss(
 ) -> Callable[[], Any]:
     """Return a function that runs the forward pass, and computes the loss if the step trains.
 
-    The model is in training or evaluation mode when the function is returned.
+    The model is put into training mode if the step trains, and into evaluation mode otherwise.
     """
     trains = step.mode == TRAIN
     model.train(trains)

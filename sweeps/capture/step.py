@@ -120,6 +120,8 @@ def refuse_decoding(name: str, step: ModelStep) -> None:
 def mean_of(result: Any) -> Tensor:
     """Return the mean of the first floating-point tensor in a module's result, as a loss.
 
+    The result may be a tensor, a mapping or a sequence. Tensors in nested containers are not found.
+
     Raises:
         UserError: if the result has no floating-point tensor.
     """

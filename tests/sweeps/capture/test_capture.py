@@ -264,6 +264,115 @@ def test_calls_of_identical_layers_with_other_settings_are_traced_too() -> None:
     assert rows == {64: 2, 32: 2}
 
 
+def partly_frozen() -> nn.Module:
+    layers = nn.Sequential(*(nn.Linear(48, 48) for _ in range(4)))
+    for layer in layers[:2]:
+        layer.requires_grad_(False)
+    return layers
+
+
+def test_a_frozen_layer_is_not_identical_to_one_that_is_trained() -> None:
+    passes: Counter[str] = Counter()
+    for product in of("partly_frozen", "x[16,48]"):
+        passes[product.pass_] += product.count
+    assert passes == {"forward": 4, "wgrad": 2, "dgrad": 1}
+
+
+class Upsampled(nn.Module):
+    """A convolution whose settings are one number for both directions, and upsampling."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.filters = nn.Parameter(torch.empty(16, 8, 3, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = functional.conv2d(x, self.filters, stride=[2], padding=[1])
+        return functional.interpolate(x, scale_factor=2, mode="bilinear")
+
+
+def upsampled() -> nn.Module:
+    return Upsampled()
+
+
+def test_one_number_in_a_list_stands_for_both_directions() -> None:
+    (work,) = {p.work for p in of("upsampled", "x[2,8,16,16]", step=ModelStep("prefill"))}
+    assert isinstance(work, Conv)
+    assert (work.stride, work.padding) == ((2, 2), (1, 1))
+
+
+def test_upsampling_is_no_product_whatever_its_name() -> None:
+    captured = capture(find_source(f"{__name__}:upsampled", inputs=["x[2,8,16,16]"]), STEP)
+    assert captured.uncounted == ()
+    assert "pooling" in {moved.what for moved in captured.moved}
+
+
+class Biased(nn.Module):
+    """Two batched GEMMs of different inputs with the same bias, and one of experts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = nn.Parameter(torch.empty(4, 64, 64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        bias = torch.zeros(4, 64, 64, dtype=x.dtype)
+        once = torch.baddbmm(bias, x, x.mT)
+        twice = torch.baddbmm(bias, once, x)
+        return torch._grouped_mm(twice, self.weights)
+
+
+def biased() -> nn.Module:
+    return Biased()
+
+
+def test_the_input_of_a_product_is_not_its_bias() -> None:
+    first, second, experts, *gradients = of("biased", "x[4,64,64]")
+    assert first.input_id != second.input_id
+    assert experts.pass_ == "forward"
+    assert {p.pass_ for p in gradients} == {"backward"}
+
+
+class Experts(nn.Module):
+    def __init__(self, width: int, ffn: int, transposed: bool) -> None:
+        super().__init__()
+        shape = (4, ffn, width) if transposed else (4, width, ffn)
+        self.weights = nn.Parameter(torch.empty(shape))
+        self.transposed = transposed
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights = self.weights.mT if self.transposed else self.weights
+        rows = functional.pad(x, (0, weights.shape[1] - x.shape[1]))
+        ends = torch.full((4,), len(x), dtype=torch.int32)
+        return functional.grouped_mm(rows, weights, offs=ends)
+
+
+def experts(width: int = 64, ffn: int = 96) -> nn.Module:
+    return Experts(width, ffn, False)
+
+
+def transposed_experts(width: int = 64, ffn: int = 96) -> nn.Module:
+    return Experts(width, ffn, True)
+
+
+@pytest.mark.parametrize("factory", ["experts", "transposed_experts"])
+def test_gradients_of_experts_have_the_names_of_their_sizes(factory: str) -> None:
+    source = find_source(f"{__name__}:{factory}", inputs=["x[128,16]"])
+    base = capture(source, STEP)
+    products = with_names(base, dimensions(source, STEP, base, ("width", "ffn"))).products
+    (gradient,) = (p for p in products if p.pass_ == "wgrad")
+    by_value = {gradient.sizes[size]: name for size, name in gradient.names.items()}
+    assert by_value == {128: "fixed", 64: "width", 96: "ffn"}
+
+
+def four_times(width: int = 64, ffn: int = 0) -> nn.Module:
+    return nn.Linear(width, ffn or 4 * width)
+
+
+def test_a_size_of_zero_cannot_be_varied() -> None:
+    source = find_source(f"{__name__}:four_times", inputs=["x[16,64]"])
+    with pytest.raises(UserError, match="ffn of .* is 0, which cannot be varied"):
+        dimensions(source, STEP, capture(source, STEP), ["ffn"])
+
+
 def recurrent() -> nn.Module:
     return nn.LSTM(16, 16)
 

@@ -68,6 +68,13 @@ def test_flops_are_those_that_pytorch_counts_over_every_layer(kind: str, tmp_pat
 
 
 @needs_transformers
+def test_entries_about_the_result_and_the_cache_change_nothing(tmp_path: Path) -> None:
+    plain = capture(source_of(tmp_path, "llama"), STEP)
+    for entry in ("return_dict", "use_cache"):
+        assert capture(source_of(tmp_path, "llama", **{entry: False}), STEP).moved == plain.moved
+
+
+@needs_transformers
 def test_experts_are_grouped_products(tmp_path: Path) -> None:
     captured = capture(source_of(tmp_path, "mixtral"), STEP)
     tokens, hidden, ffn = 2 * 64 * 2, 4096, 14336  # each token goes to two of eight experts
