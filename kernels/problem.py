@@ -120,7 +120,11 @@ class Gemm:
 
     @property
     def alignment(self) -> int:
-        """Largest power of two, at most 16, that divides the bytes of every contiguous row."""
+        """Largest power of two, at most 16, that divides the bytes of every contiguous row.
+
+        In fp8, the rows of C count with one byte per element like those of A and B, although C is
+        stored with two.
+        """
         a_row = self.k if self.layout[0] == "n" else self.m
         b_row = self.n if self.layout[1] == "n" else self.k
         return _alignment([a_row, b_row, self.n], self.dtype)
@@ -289,8 +293,8 @@ class Conv:
         - (n·h·w, c, kout·r·s) for dgrad,
         - (kout, c·r·s, n·p·q) for wgrad.
 
-        For a strided dgrad, this GEMM has more FLOPs than :attr:`flops`, because most elements of
-        the GEMM's left operand are zero.
+        For a strided dgrad, this GEMM usually has more FLOPs than :attr:`flops`, because many
+        elements of the GEMM's left operand are zero.
         """
         c, kout = self.c // self.groups, self.kout // self.groups
         pixels = self.n * self.p * self.q
@@ -431,8 +435,8 @@ def _rows_read(size: int, positions: int, taps: int, stride: int) -> int:
         taps: rows of the filter.
         stride: distance between two positions, in rows.
     """
-    # A stride up to the filter's size skips no rows, unless the filter is dilated. All rows then
-    # count as read.
+    # If the stride is at most the filter's size, all rows count as read. A dilated filter may skip
+    # some of them, and the last position may end before the last row.
     return min(size, positions * taps) if stride > taps else size
 
 

@@ -17,7 +17,7 @@ def blocked_autorange(launch: Callable[[], object]) -> float:
 def do_bench(launch: Callable[[], object]) -> float:
     """Return the seconds per launch, measured with ``triton.testing.do_bench``.
 
-    It clears the L2 cache before each launch and takes the median.
+    Triton's function clears the L2 cache before each launch and returns the median.
     """
     from triton.testing import do_bench as triton_do_bench
 
@@ -38,7 +38,8 @@ def graph_replays(launches: Callable[[], object], count: int, replays: int = 6) 
     Returns:
         Mean seconds per launch over the timed replays.
     """
-    # 1. Launch once outside of the graph, on a side stream, as PyTorch requires before a capture.
+    # 1. Make the launches outside of a graph, on a side stream. PyTorch requires this before a
+    # capture.
     side_stream = torch.cuda.Stream()
     side_stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side_stream):
@@ -50,7 +51,7 @@ def graph_replays(launches: Callable[[], object], count: int, replays: int = 6) 
         launches()
     for _ in range(3):
         graph.replay()
-    # 3. Time further replays. CUDA's events measure milliseconds.
+    # 3. Time further replays. The elapsed time of CUDA's events is in milliseconds.
     begin = torch.cuda.Event(enable_timing=True)
     end = torch.cuda.Event(enable_timing=True)
     begin.record()

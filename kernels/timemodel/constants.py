@@ -117,7 +117,11 @@ def to_fit_scale(name: str, value: float) -> float:
 
 
 def from_fit_scale(name: str, value: Any) -> Any:
-    """Convert fitted values of a constant back; the inverse of :func:`to_fit_scale`."""
+    """Convert a fitted value of a constant back; the inverse of :func:`to_fit_scale`.
+
+    ``value`` may also be an array of fitted values. A constant of 0 on a logarithmic scale comes
+    back as 1e-10.
+    """
     return value if name in LINEAR else np.exp(value)
 
 
@@ -194,8 +198,8 @@ def foreign_constants(
         The constants, and the slug of the machine on which they were measured.
 
     Raises:
-        UserError: if no constants in this dtype are shipped for ``slug``, or if ``slug`` names
-            ``machine`` itself.
+        UserError: if no constants in this dtype are shipped for ``slug``, if ``slug`` names
+            ``machine`` itself, or if ``machine`` does not compute the dtype.
     """
     if machine.kind == "cpu":
         return default_constants("cpu", dtype), "cpu"
@@ -228,7 +232,8 @@ def scaled_constants(
     The bytes that one SM reads or writes per second are assumed to scale with its FLOP/s. The
     latency of a K step is assumed to scale inversely. L2 bandwidth scales with the clock, the
     number of SMs, and the number of CTAs that share each block that they read. The share of the
-    peak scales with the share that the generation's GEMMs reach on real data.
+    peak scales with the share that the generation's GEMMs reach on real data. The two constants of
+    misaligned rows are those of the generation of ``here``. All other constants are kept.
 
     Args:
         c: constants to scale.
@@ -249,7 +254,7 @@ def scaled_constants(
     facts_there = facts.get(there.generation, {})
     sharing_ratio = facts_here.get("share", 1.0) / facts_there.get("share", 1.0)
     achievable_ratio = facts_here.get("achievable", 1.0) / facts_there.get("achievable", 1.0)
-    # 3. Scale the constants that depend on these ratios. The others are kept.
+    # 3. Scale the constants that depend on these ratios.
     return replace(
         c,
         compute=min(c.compute * achievable_ratio, BOUNDS["compute"][1]),
@@ -264,8 +269,8 @@ def scaled_constants(
 def _misaligned_constants(generation: str, dtype: str) -> dict[str, float]:
     """Return a generation's constants ``fallback`` and ``fallback_split``, by name.
 
-    Plain FMAs in fp32 need no bulk copies, so misaligned rows do not slow their loads. A generation
-    without facts in constants.toml, and fp32, get the defaults 0 and 1.
+    Plain FMAs in fp32 need no bulk copies, so misaligned rows do not slow their loads. In fp32, and
+    for a generation without these facts in constants.toml, the constants are 0 and 1.
     """
     facts: dict[str, float] = {}
     if dtype != "fp32":

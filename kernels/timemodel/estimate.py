@@ -40,7 +40,7 @@ LIMITS = ("launch", "compute", "feed", "latency", "memory")
 """Names of the parts of an estimated time. The largest part limits the time.
 
 - ``launch``: the launch, with a fixed time for each helper kernel.
-- ``compute``: the arithmetic.
+- ``compute``: the arithmetic, and the epilogues that write the tiles.
 - ``feed``: the reads of one SM, or of all SMs from the shared L2.
 - ``latency``: the latency of K steps that are too small to hide it.
 - ``memory``: the memory traffic of the main kernel and of the helper kernels.
@@ -78,7 +78,7 @@ class Shapes:
     bytes: Array  # minimum traffic of the GEMM itself
     a_bytes: Array  # bytes of A in one GEMM of the batch; 0 for a convolution
     density: Array  # useful share of the m·n·k multiply-adds
-    alignment: Array  # bytes that divide every row, at most 16
+    alignment: Array  # what :func:`priced_alignment` returns, in bytes
     helper_kernels: Array  # number of kernels before and after the GEMM
     helper_bytes: Array  # bytes that these kernels move
     cached: Array  # 1 where the operands are in the last-level cache, 0 where in memory
@@ -151,8 +151,8 @@ def _shape_row(problem: Problem, tile: int) -> tuple[float, ...]:
     helper_kernels = 0
     helper_bytes = 0
     if problem.layout == "nchw" and problem.dtype != "fp32":
-        # Tensor Core kernels compute channels last. Activations in another layout are transposed
-        # before and after, by one kernel each that reads and writes them once.
+        # Tensor Core kernels compute channels last. For each pass, two tensors of activations are
+        # transposed before or after it, by one kernel each that reads and writes the tensor once.
         inputs, _, outputs = problem.operand_elements
         helper_kernels = 2
         helper_bytes = 2 * (inputs + outputs) * element
@@ -199,9 +199,10 @@ def _winograd_row(conv: Conv, gemm: Gemm, tile: int) -> tuple[float, ...]:
 def priced_alignment(problem: Problem) -> int:
     """Return the alignment in bytes, at most 16, of those rows whose misalignment costs time.
 
-    A matrix-vector multiplication whose B is stored transposed takes the same time whether the rows
-    of its output are aligned or not (results/accuracy/misalignment.json). For such a
-    multiplication, the alignment of the operands' rows is returned.
+    For a matrix-vector multiplication whose B is stored transposed, only the rows of the operands
+    count. In the public tables, the misaligned rows of its output cost little: without a price for
+    them, predictions for N = 1 miss by a median factor of 1.12 to 1.19. Without a price for N = 4,
+    the factor is up to 3.1 (results/accuracy/misalignment.json).
     """
     if isinstance(problem, Gemm) and min(problem.m, problem.n) == 1 and problem.layout[1] == "t":
         problem = replace(problem, n=WIDE_BYTES)  # rows of this length are aligned in every dtype
@@ -290,7 +291,10 @@ class Estimate:
 
 
 def _choose_fields(one: Any, other: Any, condition: NDArray[np.bool_]) -> list[Array]:
-    """Return the arrays of ``other`` where the condition holds, and those of ``one`` elsewhere."""
+    """Return the arrays of ``other`` where the condition holds, and those of ``one`` elsewhere.
+
+    ``one`` and ``other`` are two instances of one dataclass whose fields are arrays.
+    """
     names = [f.name for f in fields(one)]
     return [np.where(condition, getattr(other, name), getattr(one, name)) for name in names]
 
@@ -354,8 +358,11 @@ def candidate_times(
     """Return two arrays, shapes (rows) by tiles (columns): seconds, and the number of parts of K.
 
     The number of parts is the fastest one for the shape on the tile. The times leave out the launch
-    and the helper kernels, which are the same for all tiles. They also leave out the slowdown of
-    long kernels, which hardly changes the ranking.
+    and the kernels that change layouts, transform or quantise, which are the same for all tiles.
+    They include the kernel that adds the parts of a split K. They leave out the slowdown of long
+    kernels, which hardly changes the ranking.
+
+    There must be at least one shape.
     """
     # 1. Estimate the time of every candidate without splitting K.
     columns = shapes.take((slice(None), np.newaxis))

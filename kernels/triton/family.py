@@ -44,7 +44,7 @@ INTERPRETED = triton.knobs.runtime.interpret
 class LaunchSpec:
     """One launch of a kernel: ``kernel[grid](*arguments, **options)``."""
 
-    kernel: Any
+    kernel: Any  # function with @triton.jit; its type depends on TRITON_INTERPRET
     grid: tuple[int, ...]
     arguments: tuple[Any, ...]
     options: dict[str, Any]
@@ -152,9 +152,10 @@ class TritonFamily(ABC):
     ) -> Array:
         """Estimate the seconds of a problem with each config, to rank the configs."""
         gemm = problem.implied_gemm
-        # One row for each config, in the order of the fields of Tiles.
+        # One row for each config, in the order of the fields of Tiles. The shape is given, so that
+        # there are three columns even if there are no configs.
         rows = [(config.bm, config.bn, config.parts(gemm)) for config in configs]
-        tiles = Tiles(*np.array(rows).T)
+        tiles = Tiles(*np.array(rows, dtype=np.float64).reshape(-1, 3).T)
         shapes = Shapes.from_problems([problem] * len(configs))
         if self.shares_tail:  # a partial wave then costs only its share of a whole one
             c = replace(c, tail=0.0)
@@ -167,12 +168,13 @@ class TritonFamily(ABC):
     def prepare(
         self, problem: Workload, operand_sets: Sequence[Operands], config: Config | None = None
     ) -> Launch:
-        """Return a launch that computes the problem on each of the operand sets.
+        """Return a launch that computes the problem on each of the operand sets, at least one.
 
         A kernel that is not compiled yet is compiled at its first launch.
 
         Raises:
-            TypeError: if the config is not of the family's type.
+            TypeError: if the problem is neither a GEMM nor a convolution, or if the config is not
+                of the family's type.
         """
         problem = as_problem(problem)
         if not isinstance(config, self.config_type):
@@ -195,8 +197,8 @@ class TritonFamily(ABC):
     def compile_ahead(self, cases: Sequence[tuple[Workload, Config | None]]) -> None:
         """Compile all cases in parallel on the CPU cores, and return when all are compiled.
 
-        Cases whose config is not one of a Triton family are skipped. Errors are not raised here,
-        but at the launch of the case.
+        Cases whose config is not one of a Triton family are skipped. Errors of the compiler are not
+        raised here, but at the launch of the case.
         """
         with ThreadPoolExecutor(max(1, usable_processors() - 1)) as pool:
             # 1. Compile the kernels. The inner context waits until all are compiled.

@@ -203,6 +203,8 @@ class TritonPersistent(GemmFamily):
         plain_stores = problem.n * DTYPE_BYTES[problem.dtype] % WIDE_BYTES > 0
         may_halve = tma and not plain_stores and not (tf32 and major == 10)
         has_registers = not plain_stores or major == 9
+        # fp32 has no Tensor Cores to keep busy. The descriptors that a specialised kernel builds
+        # describe a single matrix, so there must be no batch.
         may_specialise = tma and problem.dtype != "fp32" and problem.batch == 1 and has_registers
         # 2. List the variants of each tile, the preferred one first.
         configs: list[TileConfig] = []
