@@ -205,7 +205,7 @@ def _build(model_class: Any, config: Any, step: ModelStep) -> Any:
 
     AttentionInterface.register(attention.NAME, attention.for_transformers)
     AttentionMaskInterface.register(attention.NAME, lambda *args, **kwargs: None)
-    first_failure: Exception | None = None
+    failure: Exception | None = None
     for mechanism, experts in product((attention.NAME, "sdpa", "eager"), ("grouped_mm", None)):
         config._attn_implementation = mechanism
         config._experts_implementation = experts
@@ -216,13 +216,14 @@ def _build(model_class: Any, config: Any, step: ModelStep) -> Any:
             model.tie_weights()  # no_init_weights() skips this together with the initial values
             return model
         except Exception as error:  # each family raises its own error for what it lacks
-            if first_failure is None:
-                first_failure = error
-    assert first_failure is not None
+            failure = error
+    # Only the last failure is about the model itself. Earlier ones may be about an implementation
+    # of attention or of experts that the family lacks.
+    assert failure is not None
     raise UserError(
-        f"the model cannot be built ({first_line(first_failure)}); correct its sizes, or give the "
+        f"the model cannot be built ({first_line(failure)}); correct its sizes, or give the "
         "model as module:factory."
-    ) from first_failure
+    ) from failure
 
 
 def _inputs(model_class: Any, config: Any, step: ModelStep) -> dict[str, Any]:

@@ -5,6 +5,7 @@ This module does not import PyTorch, because that import takes seconds.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from kernels.common.errors import UserError, nearest
@@ -29,8 +30,13 @@ def check_model(model: str) -> None:
         UserError: if the argument is not a known name, an existing path, a path that ends with
             ``.json``, or ``module:factory``.
     """
-    path = Path(model)
-    if model not in POSITIONS and path.suffix != ".json" and not path.exists() and ":" not in model:
+    may_be_model = (
+        model in POSITIONS
+        or Path(model).suffix == ".json"
+        or ":" in model
+        or os.path.exists(model)  # Path.exists raises an error for a name that is too long
+    )
+    if not may_be_model:
         raise UserError(
             f"{model!r} is not a config.json, a module:factory or a known model; "
             f"{nearest(model, POSITIONS)}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -155,7 +156,7 @@ def find_source(
                 raise UserError(f"{model} has no size {name!r}; {nearest(name, names)}")
         return KnownModel(model, new_sizes)
     path = Path(model)
-    if path.suffix == ".json" or path.exists():
+    if path.suffix == ".json" or os.path.exists(model):
         from sweeps.capture.huggingface import read_config
 
         file = path / "config.json" if path.is_dir() else path

@@ -490,7 +490,9 @@ def test_fused_operations_move_less() -> None:
     ("model", "given", "inputs", "words"),
     [
         ("gpt3", {}, (), "did you mean 'gpt2'"),
+        ("g" * 300, {}, (), "is not a config.json, a module:factory or a known model"),
         ("gpt2", {"hiden": 8}, (), "did you mean 'hidden'"),
+        ("resnet-50", {"blocks": 3}, (), "has no size 'blocks'"),
         ("nowhere.json", {}, (), "cannot be read"),
         ("no_module_of_this_name:f", {}, ("x[2]",), "cannot be imported"),
         ("torch:nothing_like_it", {}, ("x[2]",), "has no 'nothing_like_it'"),

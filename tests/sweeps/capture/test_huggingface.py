@@ -75,6 +75,12 @@ def test_entries_about_the_result_and_the_cache_change_nothing(tmp_path: Path) -
 
 
 @needs_transformers
+def test_a_model_that_cannot_be_built_is_not_blamed_for_lacking_experts(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"cannot be built \((?!.*implementation)"):
+        capture(source_of(tmp_path, "convnext"), STEP)
+
+
+@needs_transformers
 def test_experts_are_grouped_products(tmp_path: Path) -> None:
     captured = capture(source_of(tmp_path, "mixtral"), STEP)
     tokens, hidden, ffn = 2 * 64 * 2, 4096, 14336  # each token goes to two of eight experts
