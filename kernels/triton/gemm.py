@@ -189,6 +189,7 @@ def gemm_options(problem: Gemm, matrices: Matrices, config: TileConfig) -> dict[
         "UPCAST": INTERPRETED and problem.dtype == "bf16",
         "num_warps": config.warps,
         "num_stages": config.stages,
-        # By default, ptxas spills 8 to 40 bytes in order to fit more CTAs on an SM.
+        # By default, ptxas spills registers of some tiles in order to fit more CTAs on an SM, such
+        # as 8 bytes of a misaligned 128×128 tile on sm_80.
         "maxnreg": 255,
     }
