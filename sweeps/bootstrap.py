@@ -145,9 +145,11 @@ def read_failed() -> dict[str, float]:
     try:
         recorded = json.loads(FAILED.read_text(encoding="utf-8"))
         failed_at = {str(group): float(moment) for group, moment in recorded.items()}
-    except (OSError, ValueError, TypeError, AttributeError):
+    except (OSError, ValueError, TypeError, AttributeError, OverflowError):
         return {}
-    return {group: moment for group, moment in failed_at.items() if time.time() - moment < _DAY}
+    # A time in the future is ignored, too: the clock may have been wrong when it was written.
+    now = time.time()
+    return {group: moment for group, moment in failed_at.items() if 0 <= now - moment < _DAY}
 
 
 def set_up(wanted: list[str], optional: bool = False, offline: bool = False) -> str | None:
@@ -226,6 +228,9 @@ def requirements(groups: list[str]) -> list[str]:
     """Return the requirements of the project and of the extras ``groups``, as ``name>=version``.
 
     Requirements that apply only to other platforms are left out.
+
+    Raises:
+        KeyError: if pyproject.toml has no extra of one of these names.
     """
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     declared = list(project["dependencies"])

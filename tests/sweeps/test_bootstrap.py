@@ -121,6 +121,14 @@ def test_an_environment_that_cannot_be_made_leaves_the_old_one(
     assert [path.name for path in bootstrap.VENV.parent.iterdir()] == [".venv"]
 
 
+@pytest.mark.parametrize(
+    "content", ["", "[]", '{"page": null}', '{"page": 1e400}', f'{{"page": {"9" * 400}}}']
+)
+def test_a_damaged_file_of_failures_says_nothing(stage: dict[str, Any], content: str) -> None:
+    bootstrap.FAILED.write_text(content)
+    assert bootstrap.read_failed() == {}
+
+
 def test_an_error_leaves_the_old_environment_too(
     stage: dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
