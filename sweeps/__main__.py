@@ -541,7 +541,7 @@ def parse_shard(text: str) -> tuple[int, int]:
         UserError: if the text does not have that form, or if the first number is not between 1 and
             the second.
     """
-    match = re.fullmatch(r"(\d+)/(\d+)", text)
+    match = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", text)
     if match is not None:
         number = int(match.group(1))
         count = int(match.group(2))

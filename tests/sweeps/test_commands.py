@@ -132,6 +132,9 @@ def test_recordings_of_two_days_become_one(tmp_path: Path) -> None:
         (("run", "nothing"), "sweep 'nothing' is not known"),
         (("run", "--budget", "soon"), "--budget is 'soon'; give a time"),
         (("run", "--shard", "3/2"), "--shard takes I/N"),
+        (("run", "--shard", "1/" + "9" * 5000), "--shard takes I/N"),
+        (("show", "--plan", "--cores", "0"), "greater than or equal to 1"),
+        (("doctor", "--again", "--cases", "0"), "greater than or equal to 1"),
         (("show", "sqare"), "did you mean 'square'"),
     ],
 )
