@@ -349,5 +349,8 @@ def products_of(workload: Workload) -> tuple[tuple[int, Problem], ...]:
 
 
 def operation_of(row: Mapping[str, Any]) -> Operation:
-    """Create the operation that a row of measurements.csv describes."""
+    """Create the operation that a row of measurements.csv describes.
+
+    The row's ``op`` must be one of :data:`OPERATIONS`.
+    """
     return _KINDS[row["op"]].from_columns(row)

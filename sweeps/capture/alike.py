@@ -191,13 +191,14 @@ def _facts(layer: nn.Module) -> dict[str, Any]:
 
     The properties are the class of each submodule, its settings, and the shape and dtype of each
     parameter and buffer. Whether a parameter is frozen is one of them, too, because a frozen
-    parameter has no gradient. Attributes of other types than :data:`_SCALARS` are not compared.
+    parameter has no gradient. Attributes that are not settings (:func:`_is_setting`) are not
+    compared.
     """
     facts: dict[str, Any] = {}
     for name, module in layer.named_modules():
         facts[name] = type(module)
         for attribute, value in vars(module).items():
-            if isinstance(value, _SCALARS):
+            if _is_setting(value):
                 facts[f"{name}:{attribute}"] = value
         for kind, tensors in (("parameter", module._parameters), ("buffer", module._buffers)):
             for attribute, tensor in tensors.items():
@@ -206,6 +207,13 @@ def _facts(layer: nn.Module) -> dict[str, Any]:
                     fact = (tuple(tensor.shape), tensor.dtype, tensor.requires_grad)
                 facts[f"{name}:{kind}:{attribute}"] = fact
     return facts
+
+
+def _is_setting(value: Any) -> bool:
+    """Return True for a value of one of :data:`_SCALARS`; in a tuple, all elements must be such."""
+    if isinstance(value, tuple):
+        return all(map(_is_setting, value))  # two tuples of tensors could not be compared
+    return isinstance(value, _SCALARS)
 
 
 def _differ_only_in_number(

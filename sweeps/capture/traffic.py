@@ -66,8 +66,8 @@ def largest_operation_bytes(
 ) -> int:
     """Return the largest number of bytes that one operation reads and writes.
 
-    Without a backward pass, this number is the memory that activations need. Parameters are not
-    included, because they stay in memory all the time.
+    Without a backward pass, this number is about the memory that activations need, because earlier
+    activations are freed. Parameters are not included, because they stay in memory all the time.
 
     Args:
         operations: the operations of a step.

@@ -278,6 +278,26 @@ def test_a_frozen_layer_is_not_identical_to_one_that_is_trained() -> None:
     assert passes == {"forward": 4, "wgrad": 2, "dgrad": 1}
 
 
+class Rotated(nn.Module):
+    """A layer that keeps its angles in a tuple of tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(48, 48)
+        self.angles = (torch.zeros(2), torch.ones(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x)
+
+
+def rotated() -> nn.Module:
+    return nn.Sequential(Rotated(), Rotated(), Rotated())
+
+
+def test_layers_with_tuples_of_tensors_can_be_compared() -> None:
+    assert sum(p.count for p in of("rotated", "x[16,48]", step=ModelStep("prefill"))) == 3
+
+
 class Upsampled(nn.Module):
     """A convolution whose settings are one number for both directions, and upsampling."""
 
