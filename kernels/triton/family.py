@@ -168,9 +168,10 @@ class TritonFamily(ABC):
     def prepare(
         self, problem: Workload, operand_sets: Sequence[Operands], config: Config | None = None
     ) -> Launch:
-        """Return a launch that computes the problem on each of the operand sets, at least one.
+        """Return a launch that computes the problem on each of the operand sets.
 
-        A kernel that is not compiled yet is compiled at its first launch.
+        There must be at least one set. A kernel that is not compiled yet is compiled at its first
+        launch.
 
         Raises:
             TypeError: if the problem is neither a GEMM nor a convolution, or if the config is not
