@@ -223,8 +223,10 @@ class _Baseline:
         # 1. Account for the step of the changed model.
         changed = self.capture({name: new for name, (_, new) in changes.items()})
         account = account_of(changed, self.runtime, self.basis)
-        # Operations are compared one by one, so both models need the same number of them.
-        if len(account.lines) != len(self.account.lines):
+        # Operations are compared one by one, so both models need the same number of each. More
+        # layers, for example, change only how often an operation occurs.
+        counts = [line.product.count for line in account.lines]
+        if counts != [line.product.count for line in self.account.lines]:
             raise UserError(
                 "with these sizes, the model has a different number of operations, so its time "
                 "cannot be compared."
