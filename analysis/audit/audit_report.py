@@ -51,11 +51,11 @@ class AuditReport:
 
 
 def duration(us: float) -> str:
-    """Format a time given in µs in a suitable unit, such as ``12.3 ms``."""
+    """Format a time given in µs in a suitable unit, such as ``12.3 ms`` or ``1,220 s``."""
     for size, unit in ((1e6, "s"), (1e3, "ms")):
         # A time that three digits would round up to 1 s or 1 ms is written in that unit.
         if us >= 0.9995 * size:
-            return f"{us / size:.3g} {unit}"
+            return f"{three_digits(us / size)} {unit}"
     return f"{us:.3g} µs"
 
 
@@ -264,6 +264,11 @@ def _lever_lines(levers: Sequence[Lever]) -> list[str]:
     return lines
 
 
+def _refused_lines(report: AuditReport) -> list[str]:
+    """Say why some changes that the user gave cannot be judged, one line per change."""
+    return [f"{words} cannot be judged: {why}" for words, why in report.refused.items()]
+
+
 def sources(report: AuditReport) -> str:
     """Name the sources of an audit's times, including those of attention."""
     attention = report.account.attention
@@ -288,11 +293,12 @@ def as_comparison(reports: Sequence[AuditReport]) -> str:
             time_us = times.get(role, 0.0)
             cells.append(f"{duration(time_us)}, {time_us / account.step_us:.0%}")
         table.append([role, *cells])
-    # 2. Write the paragraphs, each with the first two levers, and then the table.
+    # 2. Write the paragraphs, each with the first two levers and all refused changes, and then the
+    #    table.
     lines = []
     for report in reports:
         lines += [f"{report.title} on {report.account.machine}", *summary_lines(report)]
-        lines += [*_lever_lines(report.levers[:2]), ""]
+        lines += [*_lever_lines(report.levers[:2]), *_refused_lines(report), ""]
     if reports[0].warnings:
         lines += [*reports[0].warnings, ""]
     lines += [*aligned_lines(table), ""]
@@ -324,8 +330,7 @@ def as_text(report: AuditReport) -> str:
     account = report.account
     rows = [_cells(account, row) for row in account.rows]
     lines = [f"{report.title} on {account.machine}", *summary_lines(report), *report.warnings, ""]
-    lines += _lever_lines(report.levers)
-    lines += [f"{words} cannot be judged: {why}" for words, why in report.refused.items()]
+    lines += [*_lever_lines(report.levers), *_refused_lines(report)]
     lines += ["", time_line(account), memory_line(report.memory), ""]
     lines += aligned_lines([list(_HEAD), *rows[:_MOST_ROWS], *_other_rows(account)])
     if len(rows) > _MOST_ROWS:
@@ -350,7 +355,7 @@ def as_markdown(report: AuditReport) -> str:
         lines += [table_row([*_lever_cells(lever), lever.reason]) for lever in report.levers]
     if report.refused:
         lines.append("")
-        lines += [f"- {words} cannot be judged: {why}" for words, why in report.refused.items()]
+        lines += [f"- {line}" for line in _refused_lines(report)]
     lines += ["", time_line(account), "", memory_line(report.memory), "", table_row(_HEAD)]
     lines.append("|" + "---|" * len(_HEAD))
     rows = [*(_cells(account, row) for row in account.rows), *_other_rows(account)]

@@ -12,7 +12,7 @@ import pytest
 from analysis.advice.verdict import DO_IT, LEAVE_IT, LIKELY
 from analysis.audit.account import Account, account_of, as_problem
 from analysis.audit.audit import LeverSearch, audit
-from analysis.audit.audit_report import levers_frame, products_frame
+from analysis.audit.audit_report import as_comparison, duration, levers_frame, products_frame
 from analysis.audit.candidates import candidates
 from analysis.audit.levers import Lever, find_levers, try_levers
 from analysis.audit.memory import kv_cache_bytes
@@ -289,6 +289,24 @@ def test_the_reason_says_what_the_rows_become_multiples_of(
         account_of(captured, Runtime(), h100),
     )  # fmt: skip
     assert f"The lengths of rows become multiples of {bytes_} bytes." in lever.reason
+
+
+def test_a_change_of_the_number_of_layers_cannot_be_judged(h100: Basis) -> None:
+    tries = {"layers": (24,), "hidden": (960,)}
+    found = audit(GPT2, STEP, Runtime(), [h100, h100], LeverSearch(tries=tries))
+    assert not found[0].levers
+    (reason,) = found[0].report.refused.values()
+    assert "different number of operations" in reason
+    comparison = as_comparison([one.report for one in found])
+    assert comparison.count("layers 12 → 24, hidden 768 → 960 cannot be judged: ") == 2
+
+
+@pytest.mark.parametrize(
+    ("us", "text"),
+    [(12.34, "12.3 µs"), (999.5, "1 ms"), (2.5e6, "2.5 s"), (1.2345e9, "1,234 s")],
+)
+def test_durations_have_no_exponent(us: float, text: str) -> None:
+    assert duration(us) == text
 
 
 def test_there_may_be_nothing_to_gain(h100: Basis) -> None:
