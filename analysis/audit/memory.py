@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from analysis.audit.runtime import Runtime
+from kernels.common.errors import UserError
 from kernels.machine import Machine
 from kernels.problem import DTYPE_BYTES
 from sweeps.capture.captured import FORWARD, Attention, Captured
@@ -118,8 +119,8 @@ def what_fits(
 ) -> list[str]:
     """Return command-line options of ``audit``, each of which makes a step fit in memory.
 
-    The options are the largest batch that fits, recomputing, and the smallest number of GPUs. The
-    result is empty if none of them helps.
+    The options are the largest batch that fits, recomputing, and the smallest number of GPUs among
+    which the model can be divided. The result is empty if none of them helps.
 
     The arguments are those of :func:`memory_of`; ``batch`` is the step's number of sequences.
     """
@@ -141,7 +142,16 @@ def what_fits(
         if degree <= runtime.tp:
             continue
         split = replace(runtime, tp=degree)
-        if memory_of(captured, split, machine, trains).fits:
+        if _can_split(captured, split) and memory_of(captured, split, machine, trains).fits:
             options.append(f"--tp {degree}")
             break
     return options
+
+
+def _can_split(captured: Captured, runtime: Runtime) -> bool:
+    """Return True if ``runtime.tp`` GPUs can share the model, for instance its heads."""
+    try:
+        runtime.products(captured)
+    except UserError:
+        return False
+    return True

@@ -140,3 +140,11 @@ def test_a_batch_that_fits_is_told() -> None:
     for batch, fits in ((count, True), (count + 2, False)):
         smaller = capture(find_source("llama-2-7b"), replace(step, batch=batch))
         assert memory_of(smaller, Runtime(), H100, trains=False).fits is fits
+
+
+def test_only_a_degree_that_divides_the_heads_is_proposed() -> None:
+    step = ModelStep(batch=1, seq=1024, dtype="fp16")
+    captured = capture(find_source("gpt2-xl", {"layers": 64}), step)  # 25 heads
+    t4 = known_machine("nvidia-t4")
+    assert memory_of(captured, Runtime(tp=2), t4, trains=True).fits
+    assert what_fits(captured, Runtime(), t4, trains=True, batch=1) == []
