@@ -72,8 +72,11 @@ class AdviceFinding:
         step = self._step()
         if _cause(best) == "alignment":
             # In fp8, a multiple of 8 is still misaligned.
-            aligned_elements = max(_UNIT, WIDE_BYTES // DTYPE_BYTES[best.problem.dtype])
-            action = f"{make_multiple} of {aligned_elements}; misalignment costs time"
+            multiple = max(_UNIT, WIDE_BYTES // DTYPE_BYTES[best.problem.dtype])
+            # Sizes below 16 may become multiples of only 4, such as 4 channels instead of 3.
+            if step is not None:
+                multiple = min(multiple, step)
+            action = f"{make_multiple} of {multiple}; misalignment costs time"
         elif step is not None and step >= _CLEAR_STEP:
             action = f"{make_multiple} of {step}"
         else:

@@ -25,7 +25,7 @@ from analysis.recordings.confirmed import Pair, confirmed_pairs
 from analysis.recordings.load import load
 from analysis.recordings.repetition import MeasuredTime
 from kernels.common.errors import UserError
-from kernels.problem import Gemm, Problem
+from kernels.problem import Conv, Gemm, Problem
 from sweeps.cases.case import CONFIRM, Case, Contender
 from sweeps.folding.history import BLOCKS, PROCESSES
 from sweeps.store import write_confirmed
@@ -217,6 +217,13 @@ def test_shapes_that_share_a_reason_are_one_finding() -> None:
     assert "6 shapes, such as 400×" in text
     lines = findings_lines([*advice, one, left])
     assert lines[-1] == "- **leave it** is the answer for 1 of 8 queries (1: because)."
+
+
+def test_a_finding_names_a_multiple_that_its_example_has() -> None:
+    image = Conv.parse("32,3,224,224,64,7,7,2,3,1,1,bf16")
+    advice = replace(answer(ODD, ROUND, 0.3), problem=image, instead=replace(image, c=4))
+    (finding,) = findings([advice])
+    assert "bf16, C: make it a multiple of 4; misalignment costs time" in finding.text()
 
 
 def test_at_most_ten_findings_open_the_page() -> None:
