@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import pandas as pd
@@ -23,6 +23,7 @@ from analysis.recordings.load import Recording, library_rows, problems_of
 from analysis.recordings.runs import health_reasons
 from analysis.recordings.write import write_records
 from kernels.common.counts import counted
+from kernels.config import HAND_WRITTEN
 from kernels.problem import Gemm, Problem
 from sweeps.cases.case import CONFIRM
 from sweeps.schema import IDENTITY
@@ -130,12 +131,21 @@ def _library_problems(recording: Recording) -> dict[Problem, str]:
     Problems that were measured only to confirm advice on another problem are left out.
     """
     measured = read_measurements(_table_rows(recording), recording)
-    return {problem: _first_library(measured, problem) for problem in measured.problems}
+    return _with_libraries(measured.problems, measured)
 
 
-def _first_library(measured: Measurements, problem: Problem) -> str:
-    """Return the first implementation that was recorded for a problem; it is a vendor library."""
-    return next(iter(measured.times_of(problem)))
+def _with_libraries(problems: Iterable[Problem], measured: Measurements) -> dict[Problem, str]:
+    """Map each problem to the first vendor library that was recorded for it.
+
+    Problems without the time of a vendor library are left out.
+    """
+    libraries = {}
+    for problem in problems:
+        implementations = measured.times_of(problem)
+        library = next((name for name in implementations if name not in HAND_WRITTEN), None)
+        if library is not None:
+            libraries[problem] = library
+    return libraries
 
 
 def _table_rows(recording: Recording) -> pd.DataFrame:
@@ -147,14 +157,14 @@ def _table_rows(recording: Recording) -> pd.DataFrame:
 def _problems_to_answer(recording: Recording, measured: Measurements) -> dict[Problem, str]:
     """Return the problems that the table gives advice on, mapped to their vendor libraries.
 
-    If there are thousands of problems, these are only the re-timed problems and a sample of the
-    others. The sample is always the same and does not depend on any measured time.
+    If there are more than :data:`_MOST` problems, or more than :data:`MOST_ROWS` rows, these are
+    only the re-timed problems and a sample of the others. The sample is always the same and does
+    not depend on any measured time.
     """
     if len(recording.products) > MOST_ROWS:
         rows = _sample_rows(recording)
         sampled = dict(zip(problems_of(rows), rows["implementation"], strict=True))
-        retimed = {problem: _first_library(measured, problem) for problem in measured.retimed}
-        return sampled | retimed
+        return sampled | _with_libraries(measured.retimed, measured)
     problems = _library_problems(recording)
     if len(problems) <= _MOST:
         return problems
@@ -192,10 +202,11 @@ def recommendations_markdown(analysis: Analysis, advice: Sequence[Advice]) -> st
     # 2. Summarise the advice, then list the changes that each query recommends.
     lines += [*findings_lines(advice), "", _LEGEND, ""]
     shape_count = len(_table_rows(analysis.recording).drop_duplicates(_SHAPE))
+    is_large = shape_count > _MOST or len(analysis.recording.products) > MOST_ROWS
     for question in QUESTIONS:
         answers = [answer for answer in advice if answer.question == question.kind]
         verdict_counts = Counter(answer.verdict for answer in answers)
-        is_sample = shape_count > _MOST and len(answers) < shape_count
+        is_sample = is_large and len(answers) < shape_count
         sample = " (the re-timed ones, and others drawn at random)" if is_sample else ""
         lines += [
             f"## {question.kind.capitalize()}: {_QUESTION_TEXT[question.kind]}",

@@ -9,10 +9,14 @@ import pytest
 
 from analysis.advice import table
 from analysis.advice.headlines import health_of
+from analysis.advice.measurements import Measurements
 from analysis.advice.table import build_table, recommendations_markdown
 from analysis.model import fitted
 from analysis.model.fitted import analyse, write_predictions
+from analysis.recordings.confirmed import Pair
+from analysis.recordings.repetition import MeasuredTime
 from analysis.rules.judge import Evidence
+from kernels.problem import Gemm
 from tests.support.synthetic import recorded
 
 
@@ -67,4 +71,32 @@ def test_of_very_many_rows_only_those_near_a_question_are_read(
     assert len(quickly) == 150
     assert slowly.items() <= quickly.items()
     monkeypatch.setattr(table, "_DRAWN", 20)
-    assert len({answer.problem for answer in build_table(analysis)}) == 20
+    advice = build_table(analysis)
+    assert len({answer.problem for answer in advice}) == 20
+    # The page says that only a sample was checked, even if there are few problems per row.
+    monkeypatch.setattr(table, "_MOST", 1000)
+    assert "drawn at random" in recommendations_markdown(analysis, advice)
+
+
+@pytest.mark.usefixtures("few_are_many")
+def test_a_retimed_problem_without_a_library_s_time_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recording = recorded(tmp_path, 150)
+    monkeypatch.setattr(table, "MOST_ROWS", 100)
+    lost, kernel_only = Gemm(8, 8, 8, "bf16"), Gemm(16, 8, 8, "bf16")
+    measured = Measurements(
+        {kernel_only: {"triton-tiled": MeasuredTime(1.0, 0.9, 1.1)}},
+        pairs=[
+            Pair(
+                (problem, "cublas"),
+                (Gemm(32, 8, 8, "bf16"), "cublas"),
+                ((0.1, 0.2, 0.1, 0.2),) * 2,
+                between=0.01,
+            )
+            for problem in (lost, kernel_only)
+        ],
+    )
+    problems = table._problems_to_answer(recording, measured)
+    assert measured.retimed == {lost, kernel_only}
+    assert not measured.retimed & problems.keys()
