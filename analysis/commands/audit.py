@@ -359,7 +359,7 @@ def _sizes(arguments: list[str]) -> dict[str, int]:
     sizes = {}
     for text in arguments:
         name, _, value = text.partition("=")
-        if not is_whole(value) or not int(value):
+        if not name or not is_whole(value) or not int(value):
             raise UserError(f"--arg is {text!r}; give a size such as hidden=4096.")
         sizes[name] = int(value)
     return sizes

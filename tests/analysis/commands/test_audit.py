@@ -69,6 +69,7 @@ def test_machines_stand_side_by_side() -> None:
         ((*GPT2, "--tp", "5"), "--tp 5 does not divide"),
         ((*GPT2, "--vary", "depth"), "no size 'depth' to vary"),
         ((*GPT2, "--arg", "hidden"), "--arg is 'hidden'; give a size such as hidden=4096"),
+        ((*GPT2, "--arg", "=768"), "--arg is '=768'; give a size such as hidden=4096"),
         ((*GPT2, "--attention", "150%"), "--attention takes a share"),
         ((*GPT2, "--attention", "0%"), "above 0%"),
         ((*GPT2, "--autocast", "--dtype", "fp32"), "--autocast casts to fp16 or bf16"),
