@@ -13,7 +13,9 @@ from analysis.advice.verdict import PREDICTED
 from analysis.model.basis import Basis
 from kernels.problem import Problem
 
-_SMALLEST_SHARE = 0.1  # no size is assumed to shrink to less than this share of itself
+# Measurements are looked up as if no size shrank to less than this share of itself. Without such a
+# limit, an allowance of 100% would divide by zero.
+_SMALLEST_SHARE = 0.1
 
 
 @dataclass(frozen=True)
@@ -39,8 +41,8 @@ def answers_to(problems: Sequence[Problem], basis: Basis, question: Question) ->
     """Return an answer for each problem, in the order of the problems.
 
     Raises:
-        UserError: if the machine's recording cannot be read, if the machine is a CPU that does not
-            support a problem's dtype, or if the size constraints of the query do not fit a problem.
+        UserError: if the machine's recording cannot be read, if the machine does not support a
+            problem's dtype, or if the size constraints of the query do not fit a problem.
     """
     # A size may grow by the allowance and, for a choose query, also shrink by it. The measurements
     # have to cover both, so the larger of the two factors counts.

@@ -11,7 +11,7 @@ The distribution of gains is a mixture, as in Stephens, "False discovery rates: 
 Biostatistics 18, 2017. Most of its components are half-normal densities on either side of zero
 gain, with widths of 0.25–64%. The others are normal densities around gains of 1–16%, because the
 measured changes were chosen for their expected gains. The weights of the components are fitted to
-all measured gains by maximum likelihood.
+all measured gains by maximum likelihood, with a few pseudo-observations of each component.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ _ITERATIONS = 300  # maximum number of iterations that fit the weights
 _CONVERGED = 1e-5  # the fit ends if no weight changes by more than this in one iteration
 _LEAST_ERROR = 2e-4  # smallest standard error of a log ratio that the grid resolves
 _CUT = 1  # number of sorted blocks of a process that are left out at each end
-_DEGREES = 10  # maximum degrees of freedom of an error that is estimated from many pairs
+# Maximum degrees of freedom of an error that is estimated from many pairs. More of them would make
+# large errors of single pairs too improbable.
+_DEGREES = 10
 
 
 @dataclass(frozen=True)
@@ -129,7 +131,9 @@ def _squared_error(blocks: Sequence[float]) -> float:
 def expect(measured: Sequence[MeasuredRatio]) -> list[ExpectedRatio]:
     """Return the expected value of each ratio, with its 95% interval.
 
-    All ratios have to come from one machine, because one distribution is fitted to all of them.
+    All ratios have to come from one machine, because one distribution is fitted to all of them. The
+    expected values and the intervals lie between 1/12 and 12, because the grid of log ratios ends
+    there.
     """
     if not measured:
         return []
@@ -164,7 +168,9 @@ def _likelihood(measured: MeasuredRatio, grid: NDArray[np.float64]) -> NDArray[n
 def _fit_weights(densities: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the weights of the mixture's components that make the measurements most likely.
 
-    The weights are fitted with expectation–maximisation, starting from equal weights.
+    The weights are fitted with expectation–maximisation, starting from equal weights. The
+    measurements are joined by :data:`_PSEUDO` pseudo-observations of each component, so that no
+    weight becomes 0.
 
     Args:
         densities: density of each measurement (rows) under each component (columns).
@@ -172,10 +178,9 @@ def _fit_weights(densities: NDArray[np.float64]) -> NDArray[np.float64]:
     component_count = densities.shape[1]
     weights = np.full(component_count, 1 / component_count)
     for _ in range(_ITERATIONS):
-        # The probability that each measurement belongs to each component. A measurement far from
-        # all components has a density of 0 everywhere, so the divisor is kept above 0.
+        # The probability that each measurement belongs to each component.
         membership = densities * weights
-        membership /= np.maximum(membership.sum(axis=1, keepdims=True), 1e-300)
+        membership /= membership.sum(axis=1, keepdims=True)
         counts = membership.sum(axis=0) + _PSEUDO
         new_weights = counts / counts.sum()
         if np.abs(new_weights - weights).max() < _CONVERGED:

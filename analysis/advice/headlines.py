@@ -39,7 +39,7 @@ _HARDLY = 0.02  # smallest mean loss of speed that is worth mentioning, as a fra
 
 @dataclass(frozen=True)
 class Headline:
-    """A fact about a recording: a sentence, the number in it, and the interval of this number.
+    """A fact about a recording in words, its most important number, and the number's interval.
 
     ``value`` is a speed in TFLOP/s (``peak``), a ratio of speeds (``steady``, ``alignment``,
     ``layout``), a size (``size``), a relative error (``accuracy``) or a gain (``change``). The
@@ -157,7 +157,7 @@ def steady(analysis: Analysis) -> Headline | None:
     """Report the speed of a sustained run as a share of the speed in short bursts.
 
     If there are several sustained runs, as on several GPUs, the one with the median share is
-    reported. Return None if no sustained run was timed.
+    reported; of two in the middle, the faster one. Return None if no sustained run was timed.
     """
     entries = sorted(analysis.recording.run.get("steady") or (), key=lambda entry: entry["share"])
     if not entries:
@@ -169,7 +169,9 @@ def steady(analysis: Analysis) -> Headline | None:
     interval = "" if math.isnan(lo) else f" ({_percent_interval(lo, hi)})"
     formats = {"sm_mhz": "{:,.0f} MHz", "power_w": "{:,.0f} W", "energy_j": "{:.3g} J per GEMM"}
     # A machine may lack some of the sensors.
-    readings = [text.format(entry[name]) for name, text in formats.items() if entry[name]]
+    readings = [
+        text.format(entry[name]) for name, text in formats.items() if entry[name] is not None
+    ]
     readings_in_brackets = f" ({', '.join(readings)})" if readings else ""
     return Headline(
         "steady",
@@ -264,9 +266,9 @@ def layout(table: pd.DataFrame) -> Headline | None:
 def size(table: pd.DataFrame) -> Headline | None:
     """Report the size from which square GEMMs reach nearly their best speed, for each dtype.
 
-    The value, the interval and the count of the headline are those of the first dtype. If no
-    measured size reaches this speed, the largest measured size is given instead. Return None if no
-    dtype has enough square GEMMs.
+    The value, the interval and the count of the headline are those of the first dtype. If even the
+    largest measured size is slower, the value is this size, and the text says that the speed is
+    reached above it. Return None if no dtype has enough square GEMMs.
     """
     rows = square_series(table)
     texts = []
@@ -363,7 +365,7 @@ def changes(advice: Sequence[Advice]) -> list[Headline]:
 
 
 def _verdict_and_evidence(answer: Advice) -> str:
-    """Format the verdict and the evidence, such as ``Likely (97%, measured)``."""
+    """Format the verdict and the evidence, such as ``Likely (91%, measured)``."""
     if answer.verdict == LIKELY:
         return f"Likely ({answer.probability:.0%}, {answer.evidence})"
     return f"{answer.verdict.capitalize()} ({answer.evidence})"

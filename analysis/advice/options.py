@@ -188,6 +188,7 @@ def _first_options(
             option for option in _combined(problem, sizes) if question.allows_flops(problem, option)
         ]
         return _ordered(problem, [*near, *combined]), True
+    # A single change needs no check of its FLOPs, because they are proportional to the size.
     single_changes = [{name: value} for name, values in sizes.items() for value in values]
     return _ordered(problem, [*near, *with_sizes(problem, single_changes)]), False
 
@@ -223,7 +224,10 @@ def _combinations_of_best(
 
 
 def _tile_edges(model: Model, dtype: str) -> list[int]:
-    """Return the edges of the vendor library's tiles that are not a power of two."""
+    """Return the edges of the vendor library's tiles that are not a power of two.
+
+    Multiples of powers of two are tried anyway.
+    """
     edges = {edge for tile in library_tiles(model.machine.generation, dtype) for edge in tile}
     return sorted(edge for edge in edges if edge.bit_count() > 1)
 

@@ -152,7 +152,8 @@ def advise(
         question: the query; padding by at most 12.5% if None.
 
     Raises:
-        UserError: if the size constraints of the query do not fit the problem.
+        UserError: if the size constraints of the query do not fit the problem, or if the machine
+            does not support its dtype.
     """
     question = question or Question()
     question.constraints.check(problem)

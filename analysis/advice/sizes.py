@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -110,7 +109,11 @@ def sizes_of(problem: Problem) -> list[int]:
     return [getattr(problem, name) for name in dimensions(problem)]
 
 
-def kind_of(problem: Problem) -> Any:
+Kind = tuple[str, tuple[object, ...]]
+"""Operation of a problem, and all fields that advice may not change."""
+
+
+def kind_of(problem: Problem) -> Kind:
     """Return the operation of a problem, and all fields that advice may not change."""
     fixed = [f.name for f in fields(problem) if f.name not in dimensions(problem)]
     return problem.op, tuple(getattr(problem, name) for name in fixed)
@@ -121,7 +124,7 @@ class SizeIndex:
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         """Index problems; :meth:`near` returns positions in ``problems``."""
-        kinds: dict[Any, list[int]] = {}
+        kinds: dict[Kind, list[int]] = {}
         for i, problem in enumerate(problems):
             kinds.setdefault(kind_of(problem), []).append(i)
         # For each kind, the positions of its problems, and their sizes (one row per problem).

@@ -68,8 +68,8 @@ def times_of(problems: Sequence[Problem], basis: Basis) -> list[dict[str, Any]]:
     the time that :mod:`analysis.model.shift` expects with another framework or version.
 
     Raises:
-        UserError: if the machine's recording cannot be read, or if the machine is a CPU that does
-            not support a problem's dtype.
+        UserError: if the machine's recording cannot be read, or if the machine does not support a
+            problem's dtype.
     """
     measured = measurements_near(basis, problems)
     libraries = [basis.library(problem) for problem in problems]

@@ -72,7 +72,8 @@ def trial_of(
         others: other implementations that can compute the original problem.
 
     Raises:
-        UserError: if the size constraints of the query do not fit the problem.
+        UserError: if the size constraints of the query do not fit the problem, or if the machine
+            does not support its dtype.
     """
     question.constraints.check(problem)
     options, frame = options_of(problem, model, measured, library, question)

@@ -29,9 +29,8 @@ LEAST_PROBABILITY = 0.8
 _PRICE = 0.1  # cost of 100% more FLOPs, as a gain: a larger size may slow down other GEMMs, too
 _OUTSIDE = {CONFIRMED: 0.05, MEASURED: 0.05, PREDICTED: 0.1}  # probability outside the interval
 _SUREST = 0.95
-"""Largest probability that advice states. On held-out tables, advice whose computed probability was
-higher brought a gain in 88% of cases, however high that probability was
-(results/accuracy/reliability.json)."""
+"""Largest probability that advice states. On held-out tables, advice on a GEMM that stated 90% or
+more brought a gain in only 88% of cases (results/accuracy/reliability.json)."""
 
 
 class Gain(NamedTuple):

@@ -55,7 +55,6 @@ of their data, and small launches take longer."""
 OTHER_OPERATIONS = "other"
 """Label for all other operations together, such as normalisation, activations and the optimizer."""
 
-
 _LEAST_QUERIES = 128
 """Fewest queries for which a share of the peak is assumed; with fewer, memory limits attention."""
 

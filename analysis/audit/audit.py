@@ -141,6 +141,7 @@ def audit(
             - Its sizes cannot be divided among the GPUs.
             - A machine does not support its dtype.
             - Measurements cannot be read.
+            - The attention kernel that the user names was not measured.
             - Layers are to be recomputed in a step that does not train.
     """
     from sweeps.capture.capture import capture, dimensions  # needs torch

@@ -153,8 +153,8 @@ def pairs_of(captured: Captured, dimensions: Sequence[Dimension], tp: int = 1) -
     for hidden, heads in itertools.product(hidden_sizes, head_counts):
         if hidden.value % heads.value == 0:
             width = hidden.value // heads.value
-            # Try from 2 heads fewer to 3 heads more, which is about an eighth of the heads of GPT-2
-            # or Llama models. Adding 3 makes an odd number even, such as GPT-2 XL's 25 heads.
+            # Try from 2 heads fewer to 3 heads more. Of GPT-2 XL's 25 heads, 3 are about an eighth,
+            # which is also the reach of a width. Adding 3 makes such an odd number even.
             for count in range(heads.value - 2, heads.value + 4):
                 coupled = [(kv_heads, count) for kv_heads in coupled_kv_heads]
                 proposals.append([(hidden, count * width), (heads, count), *coupled])

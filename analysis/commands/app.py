@@ -78,7 +78,8 @@ def analyse_machine(machine: str | None, results: Path) -> Analysis:
     Print a note if scikit-learn is not installed, because predictions are then less accurate.
 
     Raises:
-        UserError: if nothing was recorded, or the recording cannot be read.
+        UserError: if the machine is unknown or has no recording, or if its recording cannot be read
+            or has no measured case.
     """
     from analysis.model.fitted import analyse
 
@@ -95,7 +96,8 @@ def load_machine(machine: str | None, results: Path) -> Recording:
     """Read a machine's recording, which combines its runs; None means the machine measured last.
 
     Raises:
-        UserError: if nothing was recorded, or the recording cannot be read.
+        UserError: if the machine is unknown or has no recording, or if its recording cannot be
+            read.
     """
     return load_runs(find_recording(machine, results))
 

@@ -218,7 +218,7 @@ def measure(trials: Sequence[Trial], request: Request, quickly: bool = False) ->
 
     Raises:
         UserError: if the device cannot be used, another process is measuring, or the disk is full.
-            With ``quickly``, also if no candidate has a time when the budget is used up.
+            With ``quickly``, also if no case has a time when the budget is used up.
         KeyboardInterrupt: if the user interrupts; the measurements are then already saved.
     """
     from analysis.advice.measurements import read_measurements
