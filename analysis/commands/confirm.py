@@ -49,8 +49,8 @@ def measure_best_guesses(
         results: folder of all machines' results.
 
     Raises:
-        UserError: if the budget is not a time, this machine has no recording yet, the device cannot
-            be used, or another process is measuring.
+        UserError: if the budget is not a time, this machine was not measured here yet, the device
+            cannot be used, or another process is measuring.
         KeyboardInterrupt: if the user interrupts; the measurements are then already saved.
     """
     from analysis.advice.measurements import read_measurements
@@ -71,9 +71,11 @@ def measure_best_guesses(
         gpu = next(iter(choose_gpus(gpus, device)))  # only the first of them is used
     request = Request(results=results, device=device, gpu=gpu)
     slug = select_device(device, gpu).machine.slug
-    recording = load_runs(find_recording(slug, results))
-    if recording.public:
+    folder = find_recording(slug, results)
+    # A published or imported recording cannot be resumed, and nothing is ever added to it.
+    if folder != results / slug:
         raise UserError(f"{slug} was not measured here yet; run {target('sweep', 'run')} first.")
+    recording = load_runs(folder)
     if recording.unusable:
         note("No change is re-timed: the run is unusable. Run the sweep again.")
         return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -142,6 +143,18 @@ def test_no_answer_is_given_if_no_case_was_timed(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"No case was timed within \d+ s\. Try again") as raised:
         measure_questions([Gemm(320, 511, 320, "fp32")], Question(), None, over)
     assert raised.value.exit_code == 1
+
+
+def test_a_published_recording_is_not_resumed(tmp_path: Path) -> None:
+    published = ROOT / "results" / "published" / "cpu-intel-xeon-avx512bf16-1t"
+    folder = tmp_path / "published" / HERE
+    shutil.copytree(published, folder)
+    run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    run["machine"]["slug"] = HERE
+    (folder / "run.json").write_text(json.dumps(run), encoding="utf-8")
+    result = analysis("recommend", "--measure", "--device", "cpu", "--results", tmp_path)
+    assert result.returncode == 2
+    assert f"{HERE} was not measured here yet; run " in result.stderr
 
 
 def test_without_a_recording_there_is_nothing_to_confirm(tmp_path: Path) -> None:
