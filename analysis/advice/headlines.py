@@ -123,7 +123,7 @@ def peak(analysis: Analysis) -> Headline | None:
 class FastestGemm(NamedTuple):
     """Fastest GEMM of a dtype: its speed in TFLOP/s, with an interval, and its share of the peak.
 
-    ``cases`` is the number of measured GEMMs of the dtype.
+    The share is at most 1. ``cases`` is the number of measured GEMMs of the dtype.
     """
 
     dtype: str
@@ -157,7 +157,7 @@ def steady(analysis: Analysis) -> Headline | None:
     """Report the speed of a sustained run as a share of the speed in short bursts.
 
     If there are several sustained runs, as on several GPUs, the one with the median share is
-    reported; of two in the middle, the faster one. Return None if no sustained run was timed.
+    reported; of the two in the middle, the larger share. Return None if no sustained run was timed.
     """
     entries = sorted(analysis.recording.run.get("steady") or (), key=lambda entry: entry["share"])
     if not entries:

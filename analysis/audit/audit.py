@@ -106,7 +106,7 @@ class LeverSearch:
 
 @contextlib.contextmanager
 def _without_collection() -> Iterator[None]:
-    """Postpone garbage collection, which would take a fifth of the time that many captures need."""
+    """Postpone garbage collection, which would take up to a fifth of the time of many captures."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

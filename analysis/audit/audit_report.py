@@ -201,7 +201,9 @@ def summary_lines(report: AuditReport) -> list[str]:
     account, memory = report.account, report.memory
     low, high = account.interval_us
     time_text = f"Step: {duration(account.step_us)} ({duration(low)} to {duration(high)})."
-    size = f"{three_digits(memory.total / 1e9)} of {three_digits(memory.available / 1e9)} GB"
+    needed_gb = three_digits(memory.total / 1e9)
+    available_gb = three_digits(memory.available / 1e9)
+    memory_text = f"Memory: {needed_gb} of {available_gb} GB"
     worthwhile = [lever for lever in report.levers if lever.verdict != LEAVE_IT]
     change_text = "Best change: none is worth making."
     if worthwhile:
@@ -211,15 +213,15 @@ def summary_lines(report: AuditReport) -> list[str]:
             f"Best change: {best.words}; step gain {best.gain.value:+.1%}, {verdict_words}."
         )
     if memory.fits:
-        return [time_text, f"Memory: {size}; it fits.", change_text]
+        return [time_text, f"{memory_text}; it fits.", change_text]
     # Not fitting matters more than the time, so it comes first.
     remedies = f" It fits with {' or '.join(report.fits_with)}." if report.fits_with else ""
-    return [f"Memory: {size}; IT DOES NOT FIT.{remedies}", time_text, change_text]
+    return [f"{memory_text}; IT DOES NOT FIT.{remedies}", time_text, change_text]
 
 
 def time_line(account: Account) -> str:
     """Format the share of the step's time that each role takes."""
-    shares = [f"{role} {time / account.step_us:.0%}" for role, time in account.by_role.items()]
+    shares = [f"{role} {us / account.step_us:.0%}" for role, us in account.by_role.items()]
     return f"Time by role: {', '.join(shares)}."
 
 

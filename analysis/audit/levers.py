@@ -582,8 +582,8 @@ def _reason(
     if alignment is not None:
         sentences.append(f"The lengths of rows become multiples of {alignment} bytes.")
     if more_flops <= 0:
-        size = "smaller" if more_flops < 0 else "different"
-        sentences.append(f"The model becomes {size}; its quality is not predicted.")
+        comparison = "smaller" if more_flops < 0 else "different"
+        sentences.append(f"The model becomes {comparison}; its quality is not predicted.")
     elif all("vocab" in name or "classes" in name for name in changes):
         sentences.append("The new entries are never used.")
     else:

@@ -49,7 +49,8 @@ class Runtime:
         tp: tensor-parallel degree, by which widths are divided.
         recompute: True if the forward pass of repeated layers is computed again for the backward
             pass.
-        loss_chunks: number of chunks of tokens in which the output head and the loss are computed.
+        loss_chunks: largest number of chunks of tokens in which the output head and the loss are
+            computed; with few tokens, there are fewer.
         optimizer: ``adamw``, ``sgd`` or ``none``; it determines the bytes that its step moves.
         attention: share of the peak that fused attention is assumed to reach; None to use measured
             times.
@@ -256,7 +257,7 @@ def _divided(size: int, tp: int, what: str) -> int:
 
 
 def _chunked(product: Product, chunks: int) -> list[Product]:
-    """Cut the tokens of the head into chunks; the last chunk may be smaller.
+    """Cut the tokens of the head into at most ``chunks`` chunks; the last one may be smaller.
 
     Operations of other roles remain whole.
     """

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from analysis.model.basis import Basis
     from sweeps.running.request import Request
 
-# Largest number of combinations of --try values. Capturing one combination takes about a second.
+# Largest number of combinations of --try values. The model is captured for each combination, which
+# takes up to about a second.
 _MOST_TRIES = 64
 
 # Number of best levers (changes of dimensions) whose GEMMs and convolutions --measure times.
