@@ -395,6 +395,7 @@ def _error_with_assumed_price(log_ratio: float, fit: Fit, spread: float) -> tupl
     # All of the predicted gain may come from the assumed price. If the true price is zero, this
     # gain vanishes, and if it is twice the assumed one, the gain doubles.
     price_error = max(log_ratio, 0.0)
+    # The error of the price is independent of all other errors, so they add up in quadrature.
     return -math.hypot(low, price_error), math.hypot(high, price_error)
 
 
@@ -409,7 +410,8 @@ def _error(
     - For an option further away, the range follows from the error ranges of the two times.
     - For layouts, batches and alignments that were not measured, the range was not measured either.
       It is then at least as wide as on a machine without any measurements.
-    - A nearby option with a smaller size gets the wider side of this range on both sides.
+    - For a nearby option with a smaller size, both ends of the range are as far from 0 as the
+      farther one.
 
     ``spreads`` are those of the two predicted times, from :meth:`Fit.spread`, and ``fit`` has the
     errors of predictions.

@@ -82,6 +82,8 @@ def gain_of_step(
     before = math.fsum(change.before for change in changes)
     after = math.fsum(change.after for change in changes)
     step_after = step - before + after + more
+    #    The errors in ``unsure`` are independent of those of the changes, so they add up in
+    #    quadrature.
     below = math.hypot(float(half_interval_of_sum(np.array(shorter), CHANGE_CORRELATION)), unsure)
     above = math.hypot(float(half_interval_of_sum(np.array(longer), CHANGE_CORRELATION)), unsure)
     # 3. Convert the time and its interval to a gain. The shortest time has to be above 0, even if

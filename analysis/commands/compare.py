@@ -56,8 +56,8 @@ def compare_command(
             "--gate",
             help=(
                 "Largest slowdown to accept, such as 3%. The answer is pass (exit code 0), fail "
-                "(1) or cannot tell (3). Slower cases fail only if both sides are folders with "
-                "three or more results."
+                "(1) or cannot tell (3). Slower cases fail only if OLD and NEW are both folders "
+                "with three or more results."
             ),
         ),
     ] = None,
@@ -161,7 +161,7 @@ def _read_changes(
 
     Raises:
         UserError: if the pattern is invalid, a result cannot be read, recordings come from
-            different machines, or the two sides have no case in common.
+            different machines, or ``old`` and ``new`` have no case in common.
     """
     from analysis.comparing.changes import common_names, estimate_changes
     from analysis.imports.benchmarks import NamePattern
@@ -209,12 +209,12 @@ def _read_changes(
     # 3. Estimate the changes.
     changes = estimate_changes(old_processes, new_processes)
     if (changes.old == changes.new).all():
-        note("All times are identical on both sides, so one may be a copy of the other.")
+        note("All old times are identical to the new ones, so one result may be a copy.")
     return changes, lost
 
 
 def _read_processes(place: str, pattern: NamePattern | None, results: Path) -> list[TimedProcess]:
-    """Read all results of one side of the comparison as timed processes.
+    """Read the old or the new results of a comparison as timed processes.
 
     Args:
         place: a file of benchmark results, a machine's slug, the folder of a recording, or a folder
