@@ -82,7 +82,8 @@ def explain_command(
                 f"{file.parent} is not a folder, so {file.name} cannot be written there; name a "
                 "file in an existing folder."
             )
-    question = question_of(pad, choose, ANY_DIMENSION) if pad or choose else None
+    has_limit = pad is not None or choose is not None
+    question = question_of(pad, choose, ANY_DIMENSION) if has_limit else None
     verdict = explain_traces(traces, machine, results, against, question)
     explanation = TraceExplanation(verdict)
     if json:
