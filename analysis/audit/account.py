@@ -225,8 +225,8 @@ def account_of(captured: Captured, runtime: Runtime, basis: Basis) -> Account:
 
     Raises:
         UserError: if a size cannot be divided among the GPUs, if the machine does not support a
-            dtype, if the machine's measurements cannot be read, or if the attention kernel that the
-            user names was not measured.
+            dtype, if the machine's measurements cannot be read, if the attention kernel that the
+            user names was not measured, or if the time of no operation can be counted.
     """
     machine = basis.model.machine
     products = runtime.products(captured)
@@ -270,6 +270,12 @@ def account_of(captured: Captured, runtime: Runtime, basis: Basis) -> Account:
         for entry in moved
         if entry.bytes
     )
+    # The step may consist of only attention that is not counted.
+    if not other and len(missing) == len(lines):
+        raise UserError(
+            f"the time of no operation of this step can be counted on {machine.slug}; give another "
+            "machine or --dtype."
+        )
     return Account(
         machine=machine.slug,
         lines=tuple(lines),

@@ -142,6 +142,7 @@ def audit(
             - A machine does not support its dtype.
             - Measurements cannot be read.
             - The attention kernel that the user names was not measured.
+            - The time of no operation can be counted on a machine.
             - Layers are to be recomputed in a step that does not train.
     """
     from sweeps.capture.capture import capture, dimensions  # needs torch

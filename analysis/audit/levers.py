@@ -247,8 +247,7 @@ class _Baseline:
         gain, products_gain, evidence = self._gain(pairs, account)
         more_flops = account.flops / self.account.flops - 1
         share = sum(before.total_us for before, _ in pairs) / self.account.step_us
-        # A model without other operations moves no bytes, so 1 keeps the division below valid.
-        moved_before = max(_moved_bytes(self.captured, self.runtime), 1)
+        moved_before = _moved_bytes(self.captured, self.runtime)
         moved_after = _moved_bytes(changed, self.runtime)
         reason = _reason(changes, pairs, products_gain, share, more_flops)
         if has_uncounted:
@@ -259,9 +258,9 @@ class _Baseline:
             gain=gain,
             products=products_gain,
             share=share,
-            parameters=changed.parameters / self.captured.parameters - 1,
+            parameters=_growth(self.captured.parameters, changed.parameters),
             flops=more_flops,
-            bytes=moved_after / moved_before - 1,
+            bytes=_growth(moved_before, moved_after),
             verdict=verdict(_judged_gain(gain, more_flops), evidence, more_flops),
             evidence=evidence,
             reason=reason,
@@ -398,6 +397,14 @@ def _judged_gain(gain: Gain, more_flops: float) -> Gain:
         (1 + gain.lo) * work - 1,
         (1 + gain.hi) * work - 1,
     )
+
+
+def _growth(before: int, after: int) -> float:
+    """Return the growth of a number as a fraction; 0 for a number that was 0 before.
+
+    A model without parameters or without other operations has such a number.
+    """
+    return after / before - 1 if before else 0.0
 
 
 def _moved_bytes(captured: Captured, runtime: Runtime) -> int:

@@ -309,6 +309,30 @@ def test_durations_have_no_exponent(us: float, text: str) -> None:
     assert duration(us) == text
 
 
+def test_a_step_without_a_known_time_is_refused(h100: Basis) -> None:
+    call = Attention(1, 2, 2, 16, 16, 64, 64, "fp32")
+    product = Product(call, "attention", "", "forward", 1, 0, 0)
+    captured = Captured((product,), (), (), parameters=0, parameter_bytes=0)
+    with pytest.raises(UserError, match="no operation of this step can be counted on nvidia-h100"):
+        account_of(captured, Runtime(), h100)
+
+
+def test_a_model_may_have_neither_parameters_nor_other_operations(h100: Basis) -> None:
+    def captured(width: int) -> Captured:
+        product = Product(Gemm(256, width, 1024, "bf16"), "other", "", "forward", 1, 0, 0)
+        return Captured((product,), (), (), parameters=0, parameter_bytes=0)
+
+    (lever,), _ = try_levers(
+        captured(1000),
+        [{"width": (1000, 1024)}],
+        lambda changes: captured(changes["width"]),
+        Runtime(),
+        h100,
+        account_of(captured(1000), Runtime(), h100),
+    )
+    assert lever.parameters == lever.bytes == 0.0
+
+
 def test_there_may_be_nothing_to_gain(h100: Basis) -> None:
     levers = levers_of(h100, ("vocab",), vocab=50304)
     assert [lever.verdict for lever in levers] == [LEAVE_IT]
