@@ -401,6 +401,7 @@ def test_a_machine_is_looked_for_in_both_folders(tmp_path: Path) -> None:
         (("--against", "no-such-folder"), "no-such-folder is not a folder"),
         (("--against", str(CPU), "--machine", "h200"), "so leave --machine out"),
         (("--pad", "10%", "--choose", "10%"), "give either --pad or --choose"),
+        (("--pad", ""), "--pad takes a share such as 12.5%"),
         (("--csv", "no-such-folder/x.csv"), "no-such-folder is not a folder"),
     ],
 )
