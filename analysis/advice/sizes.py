@@ -21,6 +21,8 @@ _OF_VOCABULARY = (512, 1024)  # for a vocabulary; each GPU's part then consists 
 _WINDOW_SIZES = 6  # the sizes spread over a window are at least a sixth of the window apart
 _EVERY = 16  # widest window in which every size is tried, if any size may be recommended
 _MIN_VOCABULARY = 30_000  # this many or more output features are assumed to be a vocabulary
+# Ends of windows are computed in binary fractions: 15% of 800 more would be just below 920.
+_ROUNDING = 1e-6
 
 
 @dataclass(frozen=True)
@@ -145,7 +147,9 @@ class SizeIndex:
             return np.empty(0, dtype=np.intp)
         positions, sizes = self._kinds[kind]
         center = np.array(sizes_of(problem))
-        inside = (sizes >= center * (1 + less)) & (sizes <= center * (1 + more))
+        smallest = center * (1 + less) - _ROUNDING
+        largest = center * (1 + more) + _ROUNDING
+        inside = (sizes >= smallest) & (sizes <= largest)
         return positions[inside.all(axis=1)]
 
 
@@ -175,8 +179,8 @@ def sizes_near(
     free = constraints.free(problem)
     for name in dimensions(problem):
         size = getattr(problem, name)
-        low = math.ceil(size * (1 - allowance)) if choose else size
-        high = math.floor(size * (1 + allowance))
+        low = math.ceil(size * (1 - allowance) - _ROUNDING) if choose else size
+        high = math.floor(size * (1 + allowance) + _ROUNDING)
         # 1. Collect the multiples of each step that are nearest to the size, and further sizes.
         steps = {
             math.lcm(step, constraints.multiple)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from analysis.advice.measurements import Measurements
 from analysis.advice.options import Question, options_of
-from analysis.advice.sizes import SizeConstraints, dimensions, sizes_near
+from analysis.advice.sizes import SizeConstraints, SizeIndex, dimensions, sizes_near
 from analysis.model.predict import Model
 from kernels.common.errors import UserError
 from kernels.machine import known_machine
@@ -38,8 +38,15 @@ def test_only_sizes_that_an_engineer_would_choose(
         assert own in sizes
         for size in set(sizes) - {own}:
             assert size % (8 if size >= 16 else 4) == 0
-            assert own * 0.85 <= size <= own * 1.15
+            assert own * 0.85 - 1e-6 <= size <= own * 1.15 + 1e-6
             assert size > own or kind == "choose"
+
+
+@pytest.mark.parametrize("size", [800, 1600, 4480])
+def test_both_ends_of_a_window_belong_to_it(size: int) -> None:
+    ends = size * 85 // 100, size * 115 // 100
+    index = SizeIndex([Gemm(end, 64, 64, "bf16") for end in ends])
+    assert list(index.near(Gemm(size, 64, 64, "bf16"), -0.15, 0.15)) == [0, 1]
 
 
 def test_never_an_odd_number_of_channels_unless_any_will_do() -> None:
