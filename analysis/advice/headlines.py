@@ -254,8 +254,8 @@ def layout(table: pd.DataFrame) -> Headline | None:
     slower = int((pairs["ratio_hi"] < 1).sum())
     return Headline(
         "layout",
-        f"NHWC is {mean:.2f}× as fast as NCHW (geometric mean over {len(pairs)} pairs, "
-        f"{lo:.2f}–{hi:.2f}): clearly faster in {faster}, clearly slower in {slower}.",
+        f"NHWC is {mean:.2f}× as fast as NCHW ({lo:.2f}–{hi:.2f}, geometric mean). Of {len(pairs)} "
+        f"pairs, it is clearly faster in {faster} and clearly slower in {slower}.",
         mean,
         lo,
         hi,

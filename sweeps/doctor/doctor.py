@@ -101,9 +101,8 @@ def _examine_gpu(device: Device) -> Iterator[DoctorFinding]:
     if count > 1:
         yield DoctorFinding(
             False,
-            f"{count} GPUs: this is number {device.gpu}, counted from 0. --gpu selects another. To "
-            f"share a run among all GPUs, run {command(f'sweeps run --shard I/{count} --gpu I-1')} "
-            f"for each I from 1 to {count}",
+            f"{count} GPUs: this is number {device.gpu}, counted from 0. --gpu selects another; "
+            f"{command('sweeps run --gpus all')} shares a run among all of them",
         )
     machine = device.machine
     if machine.slug not in known_machines():
