@@ -27,7 +27,7 @@ from kernels.cli import (
 from kernels.common.checks import check_option
 from kernels.common.counts import counted
 from kernels.common.errors import UserError
-from kernels.common.program import RESULTS, command
+from kernels.common.program import RESULTS, command, same_command
 from kernels.problem import TIMED_DTYPES
 from sweeps.cases.spec import all_sweeps, broken_sweeps
 from sweeps.submitting.command import submit_command
@@ -433,6 +433,7 @@ def run_command(
     # 2. Choose the devices, plan or resume the run, and measure.
     note_broken()
     devices = choose_gpus(gpus, device) if gpus else {gpu: select_device(device, gpu)}
+    single_run = None
     try:
         with LiveReporter() as live:
             # With --gpus, share() begins the run and starts a worker for each GPU.
@@ -448,7 +449,10 @@ def run_command(
                 folder = single_run.folder
                 carry_out(single_run, live, note)
     except KeyboardInterrupt:
-        note("Stopped. Measurements are saved. Run the same command to resume.")
+        # Until a run has begun, the old one is not set aside, so --fresh is still needed.
+        has_begun = bool(gpus) or single_run is not None
+        command_words = same_command(fresh and has_begun)
+        note(f"Stopped. Measurements are saved. Run {command_words} to resume.")
         raise
     # 3. Report the outcome.
     record = read_run(folder)

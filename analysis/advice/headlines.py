@@ -398,8 +398,8 @@ def sizes_line(advice: Sequence[Advice]) -> str:
 def _mean_ratio(rows: pd.DataFrame, name: str = "relative") -> tuple[float, float, float]:
     """Return the geometric mean of ratios and its 95% interval.
 
-    The interval is computed with Student's distribution. It combines the scatter of the ratios with
-    the uncertainty of each ratio.
+    The interval is computed with Student's t distribution. It combines the scatter of the ratios
+    with the uncertainty of each ratio.
 
     Args:
         rows: table with the column ``name`` and the ends of its intervals, ``<name>_lo`` and

@@ -25,7 +25,7 @@ from analysis.recordings.repetition import (
 from kernels.problem import Problem
 from sweeps.cases.case import Contender
 
-_MANY = 64  # shapes; with more, filtering the table once per shape takes too long
+_MOST_FILTERED = 64  # problems; with more, filtering the table once per problem takes too long
 
 KINDS = ("pad", "choose")
 """Kinds of queries: ``pad`` needs at least the given sizes, and ``choose`` may pick any sizes near
@@ -244,21 +244,23 @@ def _contains(larger: Problem, smaller: Problem) -> bool:
 
 
 def rows_near(
-    rows: pd.DataFrame, problems: Sequence[Problem], factor: float, many: bool = False
+    rows: pd.DataFrame, problems: Sequence[Problem], factor: float, always: bool = False
 ) -> pd.DataFrame:
-    """Return the rows near a problem: all sizes of their GEMMs are within ``factor`` of its sizes.
+    """Return the rows near any of the problems.
 
-    A query about one shape needs only a few rows of a table, and creating a problem for every row
-    takes longer than answering the query. For more than 64 shapes, filtering usually takes longer
-    than it saves, so all rows are returned unless ``many`` is True.
+    A row is near a problem if all sizes of their GEMMs are within ``factor`` of each other. A query
+    about one problem needs only a few rows of a table, and creating a problem for every row takes
+    longer than answering the query. For more than 64 problems, filtering usually takes longer than
+    it saves, so all rows are returned unless ``always`` is True.
 
     Args:
         rows: rows of a recording.
         problems: the problems of the queries.
         factor: largest ratio of two sizes, at least 1.
-        many: True if there are far more rows than problems.
+        always: True if there are so many rows that filtering them is worth its time for any
+            number of problems.
     """
-    if len(problems) > _MANY and not many:
+    if len(problems) > _MOST_FILTERED and not always:
         return rows
     sizes = rows[["m", "n", "k"]].to_numpy(dtype=float, na_value=np.nan)
     near = np.zeros(len(rows), dtype=bool)

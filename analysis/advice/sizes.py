@@ -164,8 +164,8 @@ def sizes_near(
 
     For a pad query, the nearby sizes are the nearest larger multiples of several numbers. For a
     choose query, they also include the nearest smaller multiples and some sizes across the allowed
-    window. If the constraints allow any size, every size in a narrow window is included. A
-    dimension that may not change has only its current size.
+    window. If the constraints allow any size and the allowed window is narrow, every size in the
+    window is included. A dimension that may not change has only its current size.
 
     Args:
         problem: the problem whose sizes change.

@@ -110,7 +110,7 @@ def _table_measurements(recording: Recording) -> Measurements:
             before, _ = pair.before
             after, _ = pair.after
             problems += [before, after]
-        rows = rows_near(rows, problems, _REACH, many=True)
+        rows = rows_near(rows, problems, _REACH, always=True)
     return read_measurements(rows, recording)
 
 

@@ -628,7 +628,8 @@ def _peak_share(operation: ProfiledOperation, machine: Machine) -> float | None:
 def _bandwidth_share(operation: ProfiledOperation, machine: Machine) -> float | None:
     """Return the share of the machine's bandwidth that an operation's minimum traffic uses.
 
-    Return None if the shape or the time is not known.
+    Return None if the minimum traffic or the time is not known. The traffic of attention and of
+    grouped GEMMs is not known.
     """
     if not operation.bytes or not operation.each_us:
         return None

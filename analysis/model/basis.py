@@ -12,7 +12,6 @@ from analysis.model.fit import Fit
 from analysis.model.offsets import LIBRARY
 from analysis.model.predict import Model, model_from_json
 from analysis.model.prior import (
-    DTYPE,
     GROUP,
     TWINS,
     UNKNOWN,
@@ -212,10 +211,10 @@ def _measured_basis(machine: str | None, results: Path) -> Basis:
 def _with_missing_dtypes(basis: Basis) -> Basis:
     """Return the basis with additional fits for dtypes that were not measured.
 
-    A fit for one 16-bit dtype is used for the other one if both have the same peak, and a fit for
-    bf16 is used for tf32. Imported public tables need these additional fits, because they only have
-    bf16 and fp8. For dtypes that are still missing, GEMMs of the vendor library get the machine's
-    prior if it predicts warm times. The basis of a CPU stays as it is.
+    A fit of a vendor library for one 16-bit dtype is used for the other one if both have the same
+    peak, and a fit for bf16 is used for tf32. Imported public tables need these additional fits,
+    because they only have bf16 and fp8. For dtypes that are still missing, GEMMs of the vendor
+    library get the machine's prior if it predicts warm times. The basis of a CPU stays as it is.
     """
     machine = basis.model.machine
     # The dtypes of a CPU do not share arithmetic units, and no public table was measured on a CPU.
@@ -230,7 +229,7 @@ def _with_missing_dtypes(basis: Basis) -> Basis:
             continue
         measured_prior = Prior(fit, basis.kind, basis.source, UNKNOWN, basis.warm)
         other_dtypes = [TWINS[dtype]]
-        if dtype == DTYPE:
+        if dtype == "bf16":
             other_dtypes.append("tf32")
         for other_dtype in other_dtypes:
             other_group = f"{implementation} {operation} {other_dtype}"

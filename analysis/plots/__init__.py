@@ -55,7 +55,9 @@ PLOTS = {
 def write_plots(
     analysis: Analysis, names: Sequence[str] = (), kinds: Sequence[str] = KINDS
 ) -> list[Path]:
-    """Draw the named plots, or all plots for which the recording has enough data.
+    """Draw the named plots, or all plots if no name is given.
+
+    Plots for which the recording has too little data are left out.
 
     Args:
         analysis: the recording, with its predictions.

@@ -16,7 +16,7 @@ from analysis.plots.style import (
 from analysis.slices.series import accuracy_series
 
 
-def draw(analysis: Analysis) -> Figure | None:
+def draw(analysis: Analysis) -> Figure:
     """Plot predicted time, and then the relative error, against measured time.
 
     The first panel is log-log. Both panels have bands of ±10% and ±25%.

@@ -56,8 +56,8 @@ def draw_channels(analysis: Analysis) -> Figure | None:
         )
     axes.plot([], [], **PREDICTION, label="predicted")
     axes.set(
-        xlabel=f"channels in and out   ({first['r']}×{first['r']}, {first['batch']} images of "
-        f"{first['h']}×{first['w']})",
+        xlabel=f"input and output channels   ({first['r']}×{first['r']} filter, {first['batch']} "
+        f"images of {first['h']}×{first['w']})",
         ylabel=unit,
         ylim=(0, None),
     )

@@ -230,7 +230,7 @@ def _compare_collection(
         predictions: result of :func:`_held_out_predictions`, with the imported table's times in the
             column measured_us.
         table: the collection.
-        shift: expected difference in time between the table's framework and others.
+        shift: expected difference in time between the imported table's framework and others.
     """
     # 1. Compare the collection with held-out predictions.
     other_times = median_times(table).rename("other_us")

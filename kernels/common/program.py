@@ -33,6 +33,14 @@ _VERBS = {"kernels list": "implementations"}
 """Verbs of ``rooftile`` for commands whose names say too little without their package."""
 
 
+def same_command(fresh: bool) -> str:
+    """Return how messages name the command that resumes a run.
+
+    ``fresh`` is True if this call sets old runs aside. Repeating it would set aside its own run.
+    """
+    return f"the same command without {USE_FRESH}" if fresh else "the same command"
+
+
 def extra(name: str) -> str:
     """Return a clause with the command that installs one of the project's extras."""
     if INSTALLED:

@@ -268,17 +268,19 @@ def with_names(captured: Captured, dimensions: Sequence[Dimension]) -> Captured:
 
 
 def out_size(product: Product, forward: Product) -> str:
-    """Return the name of the product's size that equals the forward product's output features."""
+    """Return the name of the product's size that equals the forward product's output features.
+
+    ``product`` is a GEMM, a grouped GEMM, or the gradient of one. ``forward`` is the product itself
+    if it is not a gradient.
+    """
     if product.pass_ == DGRAD:
         return "k"
     if product.pass_ == WGRAD:
         # y = x Wᵀ stores W as (out, in), and y = x W stores it as (in, out). The gradient of W is
         # stored like W: as (m, n) by a GEMM, and as (n, k) for each expert by a grouped GEMM.
         first, second = _weight_sizes(product)
-        is_transposed = (
-            isinstance(forward.work, Gemm | GroupedGemm) and forward.work.layout[1] == "t"
-        )
-        return first if is_transposed else second
+        assert isinstance(forward.work, Gemm | GroupedGemm)
+        return first if forward.work.layout[1] == "t" else second
     return "n"
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from kernels.common.counts import counted
 from kernels.common.errors import UserError
-from kernels.common.program import USE_FRESH
+from kernels.common.program import USE_FRESH, same_command
 from kernels.device import Device
 from sweeps.folding.fold import fold
 from sweeps.planning.plan import read_plan
@@ -94,8 +94,6 @@ def share(
     if total == nodes and len(gpus) == 1:
         carry_out(run, reporter, note)
     else:
-        # A worker that requested a fresh run would set this one aside.
-        request = replace(request, fresh=False)
         _Parent(run.folder, request, gpus, shards, total, reporter, note).carry_out()
     return run.folder
 
@@ -157,7 +155,9 @@ class _Parent:
         note: Callable[[str], None],
     ) -> None:
         self._folder = folder
-        self._request = request
+        self._fresh = request.fresh
+        # A worker that requested a fresh run would set this one aside.
+        self._request = replace(request, fresh=False)
         self._gpus = gpus
         self._total = total
         self._reporter = reporter
@@ -205,7 +205,7 @@ class _Parent:
         if self._due and self._seconds_left() > 0:
             raise UserError(
                 f"{len(self._due)} of {counted(len(self._shards), 'shard')} did not finish "
-                f"({self._failure}). Run the same command to resume.",
+                f"({self._failure}). Run {same_command(self._fresh)} to resume.",
                 exit_code=1,
             )
 

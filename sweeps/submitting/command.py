@@ -10,7 +10,7 @@ import typer
 
 from kernels.cli import DeviceOption, JsonOption, note, parse_seconds, print_json
 from kernels.common.errors import UserError
-from kernels.common.program import RESULTS
+from kernels.common.program import RESULTS, same_command
 
 _STARTING_MINUTES = 10  # time to load PyTorch, time anchors, name kernels, and fold
 
@@ -88,7 +88,7 @@ def submit_command(
 ) -> None:
     """Measure on the GPUs of several nodes, and wait for the results.
 
-    Run the same command again to resume.
+    Run the same command again, without --fresh, to resume.
     """
     from sweeps.folding.counts import counts_sentence
     from sweeps.planning.choice import choose_sweeps
@@ -138,7 +138,8 @@ def submit_command(
         with LiveReporter() as live:
             outcome = submit(request, nodes, cluster, resources, live, note)
     except KeyboardInterrupt:
-        note("Stopped waiting. Measurements are saved. Run the same command to resume.")
+        resuming = same_command(fresh)
+        note(f"Stopped waiting. Measurements are saved. Run {resuming} to resume.")
         raise
     # 4. Report the outcome.
     for folder in outcome.folders:
@@ -154,8 +155,9 @@ def submit_command(
             }
         )
     if outcome.missing:
-        command = "the same command without --fresh" if fresh else "the same command"
-        raise UserError(f"The run is not complete. Run {command} to resume.", exit_code=1)
+        raise UserError(
+            f"The run is not complete. Run {same_command(fresh)} to resume.", exit_code=1
+        )
 
 
 def _with_full_paths(group: str) -> str:

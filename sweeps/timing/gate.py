@@ -44,7 +44,7 @@ class Gate(Protocol):
     """Gate that a clock uses to hold a stream."""
 
     def close(self, seconds: float) -> None:
-        """Hold the current stream. Queueing should take about ``seconds``."""
+        """Hold the current stream. ``seconds`` is the expected time to queue the batch."""
         ...
 
     def open(self) -> None:

@@ -33,8 +33,18 @@ runpy.run_module("sweeps", run_name="__main__", alter_sys=True)
 """
 
 
+# Like MINE, but the user interrupts before the first case.
+INTERRUPTED = MINE.replace(
+    "runpy.run_module",
+    "from sweeps.running import supervisor\n"
+    "def carry_out(*arguments): raise KeyboardInterrupt\n"
+    "supervisor.carry_out = carry_out\n"
+    "runpy.run_module",
+)
+
+
 def run_mine(
-    folder: Path, sweep: str, *more: str, **environment: str
+    folder: Path, sweep: str, *more: str, script: str = MINE, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     """Run a sweep that a test defines, with more time than any machine needs for it.
 
@@ -44,7 +54,7 @@ def run_mine(
     (folder / "mine.toml").write_text(sweep)
     command = ("run", "mine", "--budget", "1000h", "--device", "cpu", "--results", str(folder))
     return subprocess.run(
-        [sys.executable, "-c", MINE, str(folder), *command, *more], cwd=ROOT, capture_output=True,
+        [sys.executable, "-c", script, str(folder), *command, *more], cwd=ROOT, capture_output=True,
         text=True, check=False, env={**os.environ, **environment},
     )  # fmt: skip
 
@@ -58,6 +68,21 @@ def test_a_run_tells_a_script_what_became_of_it(tmp_path: Path) -> None:
     assert document["machine"] == record["machine"]["slug"]
     assert document["run"] == record["run"]
     assert document["counts"]["measured"] == document["counts"]["planned"] == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [((), "the same command"), (("--fresh",), "the same command without --fresh")],
+)
+def test_an_interrupted_run_says_how_to_resume_it(
+    tmp_path: Path, options: tuple[str, ...], words: str
+) -> None:
+    """With --fresh, the same command would set the interrupted run aside."""
+    sweep = 'question = "Why?"\nop = "gemm"\n[[block]]\nm = 8\nn = 8\nk = 8\ndtype = "fp32"\n'
+    answer = run_mine(tmp_path, sweep, *options, script=INTERRUPTED)
+    assert answer.returncode == 130
+    assert f"Measurements are saved. Run {words}" in answer.stderr
+    assert ("without" in answer.stderr) == bool(options)
 
 
 @pytest.mark.slow
