@@ -168,7 +168,7 @@ def test_two_workers_share_a_run(tmp_path: Path) -> None:
     ("options", "sentence"),
     [
         (["--gpus", "0", "--gpu", "1"], "give only one of them"),
-        (["square", "--gpus", "0,1", "--add"], "--add works on one GPU"),
+        (["square", "--gpus", "0,1", "--add"], "--add works only on one GPU"),
     ],
 )
 def test_options_that_exclude_each_other_are_a_sentence(options: list[str], sentence: str) -> None:
