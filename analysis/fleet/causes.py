@@ -1,8 +1,9 @@
-"""Explain slow GPUs by their clocks, and low clocks by their reasons.
+"""Find out whether a slow GPU has a low clock, and why the clock is low.
 
-The speed of arithmetic is proportional to the clock. If a GPU's clock is lower than that of the
-others by the same share as its speed, the clock explains why the GPU is slow. Three causes lower a
-clock: a limit that somebody set, heat, and the power limit.
+The speed of arithmetic is proportional to the SM clock. A low clock therefore explains why a GPU is
+slow if it accounts for at least half of the slowness and leaves at most a margin unexplained. A
+clock is low because of a limit that somebody set, the power limit, heat, or another abnormal reason
+that the GPU reported.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from analysis.fleet.speeds import AnchorSpeeds, deviation_of, median_of
 from sweeps.timing.telemetry import RETRY
 
 POWER_CAP = "sw_power_cap"
-"""Reason for a low clock that is normal during large GEMMs. It explains a slow GPU only if fewer
-than half of the GPUs reported it."""
+"""Reason that a GPU reports for a low clock at its power limit. Large GEMMs often cause it. It
+explains a slow GPU only if the GPU's power limit is unknown, and fewer than half of the GPUs
+reported this reason."""
 
 _SAME_CLOCK = 0.01  # ordinary difference between clocks of busy GPUs: one or two steps of 15 MHz
 _MOST = 0.5  # share of the slowness that a clock must explain to be its cause
@@ -46,7 +48,7 @@ def clock_cause(fleet: Fleet, speeds: AnchorSpeeds, i: int, margin: float) -> Sl
     """Judge whether the clock of a device explains why it computes slowly.
 
     Args:
-        fleet: the fleet.
+        fleet: the devices with their limits, and the times of the anchors.
         speeds: speeds in the kind of compute in which the device is slow.
         i: position of the device in the fleet.
         margin: part of the slowness that may remain unexplained, as a fraction of the fleet's
@@ -62,8 +64,8 @@ def clock_cause(fleet: Fleet, speeds: AnchorSpeeds, i: int, margin: float) -> Sl
         remark = f", though it reported {', '.join(reported)}" if reported else ""
         return SlowCause(
             "",
-            f"Its clock is as high as the clocks of the other GPUs{remark}, so the clock is not "
-            "the cause.",
+            f"Its clock is about as high as the clocks of the other GPUs{remark}, so the clock is "
+            "not the cause.",
         )
     # 2. Say why the clock is lower.
     lower = f"Its clock is {-math.expm1(clock):.1%} lower than the fleet's median"
@@ -80,7 +82,7 @@ def clock_cause(fleet: Fleet, speeds: AnchorSpeeds, i: int, margin: float) -> Sl
 
 
 def reasons(speeds: AnchorSpeeds, i: int) -> list[str]:
-    """Return the reasons for a lower clock that a device reported while timing a kind of anchor."""
+    """Return the reasons for a low clock that a device reported while it ran a kind of anchor."""
     return [reason for reason, seen in speeds.throttled.items() if seen[i]]
 
 

@@ -1,9 +1,10 @@
 """Judge which GPUs are significantly slow and which throttled, with a sentence about each GPU.
 
-A GPU is slow if its whole 95% interval is more than a margin below the fleet's median. A slow GPU
-need not be an outlier: if the speeds of 64 GPUs have a standard deviation of 3%, one or two of the
-GPUs are expected to be 6% or more below the median. The sentence about a slow GPU therefore says
-whether the fleet's spread explains the slowness, if the spread is known.
+A GPU is slow if the whole 95% interval of its speed in any kind of anchor is more than a margin
+below the fleet's median. With fewer than three GPUs, none is called slow. A slow GPU need not be an
+outlier: if the speeds of 64 GPUs have a standard deviation of 3%, one or two of the GPUs are
+expected to be 6% or more below the median. If the fleet's spread is known, the sentence about a
+slow GPU therefore says whether the spread explains the slowness.
 """
 
 from __future__ import annotations
@@ -143,7 +144,7 @@ def _slow_sentence(
     cause: str,
     in_spread: bool | None,
 ) -> str:
-    """Return sentences that say how slow device ``i`` is and why, and how the spread compares.
+    """Return sentences that say how slow device ``i`` is, why, and whether the spread explains it.
 
     Args:
         speeds: speeds of the fleet.
@@ -208,7 +209,7 @@ def _cause(
 
 
 def _is_in_spread(speeds: FleetSpeeds, i: int) -> bool | None:
-    """Return True if a normal fleet of this size plausibly has a device this slow.
+    """Return True if a fleet of this size and spread plausibly has a device this slow.
 
     Return None if the spread is unknown.
     """
@@ -245,7 +246,7 @@ def _not_slow_sentence(
     if not has_enough_devices or not speeds.overall:
         if throttling:
             return f"{throttling}."
-        return f"There are too few others to compare {name} with."
+        return f"Too few devices were timed to compare {name} with others."
     overall = speeds.kinds[speeds.overall]
     if not math.isfinite(overall.half[i]):
         comparison = (

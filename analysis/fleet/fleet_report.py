@@ -185,7 +185,8 @@ def _turns_sentences(nodes: Sequence[int], noun: str) -> Iterator[str]:
         more = f" and {len(nodes) - _LISTED_NODES} more" if len(nodes) > _LISTED_NODES else ""
         yield (
             f"The run's anchors showed that the {noun}s of {where} {listed}{more} slow each other "
-            f"down. These {noun}s took turns, so each time was measured while one {noun} worked."
+            f"down. These {noun}s took turns, so each time was measured while no other {noun} of "
+            "the same node worked."
         )
 
 
@@ -205,7 +206,7 @@ def _summary_sentence(report: FleetReport) -> str:
 
 
 def _pair_sentences(report: FleetReport) -> list[str]:
-    """Say which of two GPUs is slower, and by how much; return nothing if no speed is known.
+    """Compare the speeds of two GPUs in a sentence; return nothing if no speed is known.
 
     With only two GPUs, nothing shows which of them is normal.
     """
@@ -330,7 +331,7 @@ def report_text(report: FleetReport) -> str:
 
 
 def _table(report: FleetReport) -> Iterator[str]:
-    """Yield the lines of the table: the head, the slowest GPUs, and a summary of the others."""
+    """Yield the lines of the table: the header, the slowest GPUs, and a summary of the others."""
     speeds = report.speeds
     overall = speeds.kinds[speeds.overall]
     other_kinds = [kind for kind in speeds.kinds if kind != speeds.overall]

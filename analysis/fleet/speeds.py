@@ -2,16 +2,17 @@
 
 Anchors are timed in two phases: alone (one GPU of a node at a time) and together (all GPUs of a
 node in parallel). For each anchor, the log speed of a GPU is compared with the fleet's median. The
-GPU's speed in a kind of anchor is the median of these differences. The 95% interval reaches 1.96
-standard errors to either side. The standard error has three parts. They are treated as
+GPU's speed in a kind of anchor is the median of these differences. The 95% interval of this speed
+reaches 1.96 standard errors to either side. The standard error has three parts. They are treated as
 independent, so their variances are added:
 
-1. The anchors of one GPU disagree. Their scatter is estimated from the median absolute deviation,
-   which a faulty GPU hardly affects, or from their own intervals if these are wider.
+1. The anchors of one GPU disagree. Their scatter is estimated from the median absolute deviation
+   over all GPUs, which one faulty GPU hardly affects. If the 95% intervals of the anchors' times
+   show larger errors, these errors are used instead.
 2. A GPU's speed changes from one measurement to the next. One value of this variation is estimated
-   for all GPUs. It comes from how the bursts of each GPU change between the two phases, compared
-   with the other GPUs of its node. The estimate is averaged with an assumed value, which has the
-   weight of two GPUs.
+   for all GPUs. It comes from how the burst times of each GPU change between the two phases,
+   compared with the other GPUs of its node. The estimate is averaged with an assumed value, which
+   has the weight of two GPUs.
 3. The fleet's median is itself uncertain, especially if there are few GPUs.
 """
 
@@ -343,10 +344,10 @@ def _speeds(
 
 
 def _median_variance(log: Array, variance: Array) -> float:
-    """Return the variance of the median of the devices' speeds.
+    """Return the variance of the median of the devices' log speeds.
 
-    The formula is accurate only for many normally distributed values. For few values, the result is
-    limited to the variance of one device.
+    The formula is accurate only for many normally distributed values. The result is therefore
+    limited to the median of the given variances.
 
     Args:
         log: log speed of each device.
@@ -384,7 +385,7 @@ def _groups(fleet: Fleet) -> dict[int | None, NDArray[np.intp]]:
 def _deviation_between_times(fleet: Fleet) -> float:
     """Return the standard deviation of a device's log speed between two measurements.
 
-    The deviation is estimated from how the bursts of each device change from one phase to the
+    The deviation is estimated from how the burst times of each device change from one phase to the
     other, compared with the other devices of its node. The estimate is averaged with an assumed
     value, which has the weight of two devices. If no estimate is possible, the result is the
     assumed value.

@@ -2,16 +2,18 @@
 
 Four JSON formats are recognised by their keys:
 
-- pytest-benchmark (``--benchmark-json``): samples under ``data``, otherwise mean and deviation.
+- pytest-benchmark (``--benchmark-json``): samples under ``data``, otherwise the mean
+  and the standard deviation.
 - NVBench (``--json``, ``--jsonbin``): cold GPU times (CPU times if the benchmark has no GPU times),
   with the sample files of ``--jsonbin`` if they exist.
 - Google Benchmark (``--benchmark_out_format=json``): one sample per repetition, or the mean and the
-  deviation of ``--benchmark_report_aggregates_only``.
+  standard deviation of ``--benchmark_report_aggregates_only``.
 - ``torch.utils.benchmark``: a document that the user writes, with the fields of the measurements.
   Pickled measurements are never read, because unpickling a file can run arbitrary code.
 
 If the user gives a pattern such as ``m{m}_n{n}_k{k}_{dtype}``, the problem of a case is read from
-its name. Such a case is matched by its problem, and every other case by its name.
+its name. When runs are compared, such a case is matched by its problem, and every other case by its
+name.
 """
 
 from __future__ import annotations
@@ -62,7 +64,9 @@ class NamePattern:
         for match in _FIELD.finditer(text):
             name = match.group(1)
             if name not in _FIELDS:
-                raise UserError(f"--pattern has the field {name!r}; {nearest(name, _FIELDS)}")
+                raise UserError(
+                    f"--pattern has the unknown field {name!r}; {nearest(name, _FIELDS)}"
+                )
             if name in fields:
                 raise UserError(f"--pattern has the field {name!r} twice; remove one.")
             fields.append(name)
@@ -110,7 +114,7 @@ class _Cases:
         number.
         """
         if not len(samples) or not all(0 < value < math.inf for value in samples):
-            self.lost[name] = "its times are not all positive numbers"
+            self.lost[name] = "it has no times, or one of them is not a positive number"
             return
         earlier = self.times[name].samples if name in self.times else ()
         self.times[name] = CaseTimes.from_samples([*earlier, *map(float, samples)])
@@ -124,7 +128,8 @@ class _Cases:
             name: name of the case.
             seconds: the mean.
             deviation: the standard deviation; NaN if it is unknown.
-            count: number of samples; a number below 1 counts as 1, which means unknown.
+            count: number of samples; a number below 1 counts as 1. With one sample, the scatter of
+                the samples is unknown.
 
         Raises:
             UserError: if the case already has a time.

@@ -32,7 +32,7 @@ _REMEDY = "Fix or remove these lines."
 
 
 def checked(path: Path, cells: pd.DataFrame, library: str) -> pd.DataFrame:
-    """Convert cells to numbers and words, and leave out rows that are not a case with a time.
+    """Convert cells to numbers and words, and leave out rows that do not give a case and its time.
 
     Args:
         path: the file, for messages.
@@ -102,7 +102,7 @@ def _conv_record(row: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def our_dtypes(names: pd.Series) -> pd.Series:
-    """Translate names such as ``torch.bfloat16`` to ours; convert unknown names to lower case."""
+    """Translate dtypes such as ``torch.bfloat16`` to our names; convert others to lower case."""
     names = names.str.removeprefix("torch.").str.lower()
     return names.map(_DTYPES).fillna(names)
 
@@ -127,8 +127,8 @@ def _record_faults(
         cells: all rows.
         is_of_kind: mask of the rows of that kind.
         faults: where faults are recorded.
-        further_checks: function of the rows of that kind that returns the checks which only they
-            need.
+        further_checks: function that takes the rows of that kind, and returns the checks that only
+            these rows need.
     """
     if not is_of_kind.any():
         return
@@ -168,8 +168,8 @@ def _gemm_faults(cells: pd.DataFrame) -> list[_CellCheck]:
 def _conv_faults(cells: pd.DataFrame) -> list[_CellCheck]:
     """Return the checks that only convolutions need.
 
-    Sizes are checked one by one. Whether they describe a convolution together is only known when
-    one is constructed.
+    Each size is checked separately. To check that the sizes fit together, a convolution is
+    constructed from each row.
     """
     sizes = [_CellCheck(_is_size(cells[name]), name, "not a size") for name in CONV_SIZES]
     is_conv = []
@@ -179,8 +179,10 @@ def _conv_faults(cells: pd.DataFrame) -> list[_CellCheck]:
             is_conv.append(True)
         except (ValueError, KeyError):
             is_conv.append(False)
-    words = f"layout must be {' or '.join(CONV_LAYOUTS)}, and pass {' or '.join(PASSES)}"
-    fault = f"but the row is not a valid convolution: {words}"
+    fault = (
+        "but the row is not a valid convolution: its sizes must fit together, layout must be "
+        f"{' or '.join(CONV_LAYOUTS)}, and pass must be {' or '.join(PASSES)}"
+    )
     return [*sizes, _CellCheck(pd.Series(is_conv, index=cells.index), "op", fault)]
 
 

@@ -1,4 +1,4 @@
-"""Read measured times of problems: recordings, users' CSV files and public tables.
+"""Read measured times of problems from recordings, users' CSV files and public tables.
 
 Public tables are those of AIConfigurator, NeuSight and DeepBench. Each reader translates the
 columns of one format into our problems. The model is judged by the rows of :func:`read_source`,
@@ -86,7 +86,7 @@ class PublicRows:
         return ["x".join(tile.split("x")[:2]) for tile in first_tiles]
 
     def by_algorithm(self, algorithm: str) -> PublicRows:
-        """Return the convolutions that ran with an algorithm, judging by kernel names.
+        """Return the convolutions whose kernel names show that they ran with the given algorithm.
 
         Raises:
             UserError: if no case ran with the algorithm.
@@ -150,7 +150,7 @@ def read_source(path: Path, machine: Machine, dtype: str | None = None) -> Publi
 
             - The file is unreadable, damaged, has no known format, or does not say its dtype.
             - It has no row of the machine in the given dtype.
-            - No dtype is given, and the rows are in several dtypes other than bf16.
+            - No dtype is given, and the rows are in several dtypes, none of which is bf16.
     """
     # 1. Find the readable rows of the machine. Rows that name no GPU count as its rows.
     rows = _read(path, FileDefaults(dtype or ""))
@@ -191,7 +191,7 @@ def _choose_dtype(path: Path, dtype: str | None, present: Sequence[str]) -> str:
 
     Raises:
         UserError: if the given dtype is not present, or if no dtype is given and the rows have
-            several dtypes but not bf16.
+            several dtypes, none of which is bf16.
     """
     if dtype:
         if dtype not in present:
@@ -292,8 +292,8 @@ def _from_timings(timings: FileTimings, path: Path) -> _FileRows:
     rows = library_rows(timings.rows).reset_index(drop=True)
     if rows.empty:
         raise UserError(
-            f"{path} only has times of hand-written kernels, which cannot be judged; give a file "
-            "with times of a vendor library."
+            f"{path} only has times of hand-written kernels; give a file with times of a vendor "
+            "library."
         )
     kernels = kernels_of(rows) if "kernels" in rows else [()] * len(rows)
     return _FileRows(
@@ -394,7 +394,7 @@ def _from_neusight_conv(frame: pd.DataFrame, path: Path) -> _FileRows:
 
 
 def _device_names(column: pd.Series) -> list[str]:
-    """Return the GPU of each row; an empty cell becomes an empty name, which fits no machine."""
+    """Return the GPU of each row; an empty cell becomes an empty name, which no machine has."""
     return column.fillna("").astype(str).tolist()
 
 

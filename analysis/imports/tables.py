@@ -256,9 +256,9 @@ def version_numbers(text: str) -> tuple[int, ...]:
 
 
 def read_rows(table: PublicTable, *dtypes: str) -> pd.DataFrame:
-    """Read the columns m, n, k, dtype and time_us of a table's rows that have a time.
+    """Read a table's rows with a time; return the columns m, n, k, dtype and time_us.
 
-    Latencies in the table are in milliseconds.
+    Latencies in the table are in milliseconds, and ``time_us`` is in microseconds.
 
     Args:
         table: the table.

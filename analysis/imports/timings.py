@@ -2,8 +2,8 @@
 
 Each file becomes a frame with columns of measurements.csv and one row per case. Rows that do not
 describe a case, or that have no valid time, are reported and left out. In a file from another
-program, cases that failed there, and operations and dtypes that this project does not support, are
-left out without a report.
+program, two kinds of rows are left out without a report: cases that failed there, and cases whose
+operation or dtype this project does not support.
 """
 
 from __future__ import annotations
@@ -180,8 +180,8 @@ def _read_plain(path: Path, defaults: FileDefaults) -> FileTimings:
         raise UserError(f"{path} has the operation {others.iloc[0]!r}; op must be gemm or conv.")
     if missing := [name for name in needed if name not in frame]:
         raise UserError(
-            f"{path} has no column {missing[0]!r}. A file of times needs the columns {HEADER}, and "
-            "may have layout, batch, implementation, cache and a convolution's columns."
+            f"{path} has no column {missing[0]!r}; add it. Times of GEMMs need the columns "
+            f"{HEADER}. Times of convolutions need {','.join(CONV_SIZES)},dtype,time_us."
         )
     present = [name for name in _READ_COLUMNS if name in frame]
     rows = checked(path, frame[["line", *present]], "")
@@ -218,7 +218,9 @@ def _read_cutlass(path: Path) -> FileTimings:
     columns_of_kind = (*_SIZES, "A", "B", "C") if has_gemms else _CUTLASS_CONV
     needed = ("Status", *columns_of_kind)
     if missing := [name for name in needed if name not in frame]:
-        raise UserError(f"{path} has no column {missing[0]!r}; let the profiler write it again.")
+        raise UserError(
+            f"{path} has no column {missing[0]!r}; write the file with the profiler again."
+        )
     ran = frame["Disposition"].isin(_PASSED) & frame["Status"].isin(("success", ""))
     frame = frame[ran & frame["OperationKind"].isin(_CUTLASS_KINDS)]
     if not len(frame):
@@ -349,7 +351,7 @@ _TRITONBENCH_SHAPES = {"(M, N, K)": ("m", "n", "k"), "(B, M, N, K)": ("batch", "
 _LATENCY = "-latency"
 _ATEN = ("aten_matmul", "aten_addmm", "aten_bmm")  # implementations of PyTorch, which call cuBLAS
 _MILLISECONDS = r"^([0-9.]+(?:[eE][+-]?[0-9]+)?)(?:$|\s*\()"
-"""A number, which is the whole cell or is followed by a parenthesis."""
+"""Pattern of a number that fills the whole cell, or that is followed by a parenthesis."""
 
 
 def _is_tritonbench(header: str) -> bool:

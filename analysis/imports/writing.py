@@ -62,13 +62,13 @@ def write_imported(table: PublicTable, machine: Machine, results: Path) -> Path:
 def write_timings(
     timings: FileTimings, path: Path, defaults: FileDefaults, machine: Machine, results: Path
 ) -> Path:
-    """Write the times of a user's file, with a digest of file and defaults; return the folder.
+    """Write the times of a user's file, and a run.json with a digest; return the folder.
 
     Args:
         timings: the times.
         path: the file, or the folder of results, that the times come from.
-        defaults: dtype and layout that the user gave. They are part of the digest, because
-            different defaults give different rows from the same file.
+        defaults: dtype and layout that the user gave. The digest covers them as well as the file,
+            because different defaults give different rows from the same file.
         machine: the machine that was timed.
         results: the folder of all machines' results.
 

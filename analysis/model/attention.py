@@ -3,8 +3,8 @@
 A formula predicts what share of the peak, or of the bandwidth, a kernel reaches. Its constants are
 fitted for each machine, framework and kind of call. If the machine's tables were imported,
 regression trees correct the formula. Frameworks differ from each other by more than the error of a
-prediction for one framework, so the interval covers all frameworks unless the user names a
-framework.
+prediction for one framework. If the user names no framework, the interval is therefore widened to
+allow for these differences.
 
 Three kinds of calls are measured and predicted separately: ``context`` is the causal attention of a
 prompt, ``full`` has no mask, and ``decode`` has one query for each sequence.
@@ -32,9 +32,9 @@ _SHARPNESS = 8  # Power with which cache hits become rare as operands outgrow th
 _TREES = 40  # Number of trees that correct the formula.
 _LEAF_ROWS = 3  # Minimum number of calls in a leaf.
 _MOST_ROWS = 8000
-"""Maximum number of calls that a fit uses. With that many, the mean error on held-out calls of a
-table is about 3% for most tables (``rows`` in results/accuracy/attention.json). Fits to more calls
-would take longer and be hardly better."""
+"""Maximum number of calls that a fit uses. With at most that many calls, the mean error on held-out
+calls is 2–5% for most tables (``rows`` in results/accuracy/attention.json). Fits to more calls
+would take longer and hardly be more accurate."""
 
 _TRAINING_SHARE = 0.8  # Share of the calls to fit, up to _MOST_ROWS; all other calls are held out.
 NINE_TENTHS = (0.05, 0.95)
@@ -46,14 +46,14 @@ class AttentionConstants:
     """Constants of the formula for one kind of call, one machine and one framework.
 
     Attributes:
-        share: share of the machine's peak that long sequences reach with heads of width 128.
-        width: exponent that relates that share to the width of a head.
-        half: number of keys per query at which half of that share is reached.
+        share: share of the machine's peak that long sequences reach with a head dimension of 128.
+        width: exponent that relates ``share`` to the head dimension.
+        half: number of keys per query at which half of ``share`` is reached.
         launch: fixed time of every call, in seconds.
         memory: share of the datasheet's bandwidth that a call with many bytes reaches.
         waves: 1 if a partial wave of tiles takes as long as a full one, 0 if its time is
             proportional to its tiles. Values in between interpolate.
-        ramp: number of bytes at which half of that bandwidth is reached.
+        ramp: number of bytes at which a call reaches half of the bandwidth that ``memory`` gives.
         cached: ratio of the last-level cache's bandwidth to the memory's bandwidth.
         fits: share of the last-level cache that operands may fill and still stay in it between
             calls.
@@ -283,7 +283,7 @@ def features(shapes: AttentionShapes, kind: str, machine: Machine) -> Array:
 
     The features are sizes of the call, products of sizes, query heads per key head, tiles per SM,
     FLOPs, bytes, and the ratio of bytes to the size of the last-level cache. All features except
-    the width of a head are logarithms.
+    the head dimension are logarithms.
     """
     tiles = shapes.batch * shapes.heads * np.ceil(shapes.queries / _TILE)
     columns = [

@@ -83,7 +83,7 @@ class AttentionBasis:
     def framework(self, named: str | None) -> str:
         """Return the framework to assume: the named one, or the first of FRAMEWORKS with fits.
 
-        If none of FRAMEWORKS has fits, the result is the first framework that has.
+        If none of FRAMEWORKS has fits, the result is the first framework that has fits.
 
         Args:
             named: framework that the user named; None if the user named none.
@@ -95,8 +95,8 @@ class AttentionBasis:
             return next(name for name in (*FRAMEWORKS, *self.fits) if name in self.fits)
         if named not in self.fits:
             raise UserError(
-                f"--attention-kernel: {named!r} has no attention times of {self.measured_on}; "
-                f"{nearest(named, self.fits)}"
+                f"--attention-kernel: there are no attention times of {named!r} on "
+                f"{self.measured_on}; {nearest(named, self.fits)}"
             )
         return named
 

@@ -211,10 +211,11 @@ def _measured_basis(machine: str | None, results: Path) -> Basis:
 def _with_missing_dtypes(basis: Basis) -> Basis:
     """Return the basis with additional fits for dtypes that were not measured.
 
-    A fit of a vendor library for one 16-bit dtype is used for the other one if both have the same
-    peak, and a fit for bf16 is used for tf32. Imported public tables need these additional fits,
-    because they only have bf16 and fp8. For dtypes that are still missing, GEMMs of the vendor
-    library get the machine's prior if it predicts warm times. The basis of a CPU stays as it is.
+    A fit for one 16-bit dtype is used for the other one if both have the same peak, and a fit for
+    bf16 is used for tf32. Fits of hand-written kernels are not used for other dtypes. Imported
+    public tables need these additional fits, because they only have bf16 and fp8. For dtypes that
+    are still missing, GEMMs of the vendor library get the machine's prior if it predicts warm
+    times. The basis of a CPU stays as it is.
     """
     machine = basis.model.machine
     # The dtypes of a CPU do not share arithmetic units, and no public table was measured on a CPU.

@@ -268,7 +268,8 @@ def _fit_with_sum_errors(
 ) -> Fit:
     """Return the fit with the factors for intervals of sums of times.
 
-    The factors ``change_low`` and ``change_high`` are for sums in which paddings replace GEMMs.
+    The factors ``change_low`` and ``change_high`` are for sums in which padded GEMMs replace the
+    original ones.
 
     Args:
         fit: the group's fit, with its intervals.
@@ -338,10 +339,10 @@ def _fit_with_errors(
 def _weakened_factors(
     groups: Mapping[str, tuple[float, float]], rows: int
 ) -> dict[str, tuple[float, float]]:
-    """Return the prior's factors for kinds of shapes, moved towards 1 by ``rows`` measured cases.
+    """Return the prior's factors for kinds of shapes, moved towards 1.
 
-    The more cases were measured, the more the interval comes from them instead of the prior, to
-    which the factors belong.
+    The factors belong to the prior's interval. The more cases were measured, the less the interval
+    depends on the prior, and the closer the factors are moved to 1.
 
     Args:
         groups: factors of the lower and of the upper end of the interval, by kind of shape.
@@ -363,9 +364,9 @@ def _prior_pair_range(prior: Prior, width: float) -> tuple[float, float]:
     """Return the 90% range of the error in a time ratio before any pair of shapes was measured.
 
     This is the prior's range for pairs. Measured times do not narrow it, because they mostly
-    determine the scale, and the error of the scale cancels in the ratio of two times. Measured
-    times only limit this range: in the worst case, the errors of the two shapes lie at opposite
-    ends of the range of single times.
+    determine the scale of all times, and an error of this scale cancels in the ratio of two times.
+    Measured times only limit this range: in the worst case, the errors of the two shapes lie at
+    opposite ends of the range of single times.
 
     Args:
         prior: the prior.
@@ -480,11 +481,12 @@ def pair_errors(
 
 
 def neighbours(query: Query, predicted: Array) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Pair each GEMM with the fastest of its paddings, according to the predictions.
+    """Pair each GEMM that has paddings with the padding that is predicted to be fastest.
 
-    A padding of a GEMM is another case of the query that differs only in size: each dimension is
-    equal, or larger by at most :data:`NEAR`. Advice also picks the padding that is predicted to be
-    fastest, so the errors of these pairs show how optimistic such a pick is.
+    A padding of a GEMM is another case of the query that differs only in size: no dimension is
+    smaller, and each may be larger by at most the fraction :data:`NEAR`. Advice also picks the
+    padding that is predicted to be fastest, so the errors of these pairs show how optimistic such a
+    pick is.
 
     Args:
         query: the cases, all of one implementation and dtype.

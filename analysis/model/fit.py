@@ -61,8 +61,8 @@ class SoftwareRange:
     """90% range of log(another framework's time / predicted time).
 
     The ends are multiples of a prediction's spread, which combines the model's own error and
-    :data:`SOFTWARE_ERROR` (:meth:`Fit.for_software`). ``pair_low`` and ``pair_high`` bound the time
-    ratio of two neighbouring shapes, as in :class:`Fit`.
+    :data:`SOFTWARE_ERROR` (:meth:`Fit.for_software`). ``pair_low`` and ``pair_high`` bound the
+    error of the log time ratio of two neighbouring shapes, as in :class:`Fit`.
 
     The same class also holds the error range of shipped constants, and that of constants that are
     carried over from another machine of the generation.
@@ -106,7 +106,8 @@ class Fit:
     """Constants and trees of one group, with the intervals and errors of their predictions.
 
     The spread of a prediction is the unit of its interval. It combines the disagreement of the
-    trees with two constants: spread = √((``scale`` × disagreement)² + ``beside``²).
+    trees with the attributes ``scale`` and ``beside``:
+    spread = √((``scale`` × disagreement)² + ``beside``²).
 
     Attributes:
         constants: constants of the formula.
@@ -190,7 +191,7 @@ class Fit:
 
         Args:
             software: 90% range of log(another framework's time / predicted time).
-            shift: expected difference in time of other frameworks.
+            shift: expected log ratio of another framework's time to the measured framework's time.
         """
         # Multiplied by this deviation, the disagreement of trees becomes the standard deviation of
         # a prediction's error. Because the ends are divided by it, only ``beside`` and the range of

@@ -27,9 +27,9 @@ PREDICTED = "predicted_"
 columns of :meth:`analysis.model.predict.Prediction.frame`, and ``tflops``."""
 
 MOST_ROWS = 36_000
-"""Maximum number of cases with the same operation, dtype and implementation that are all analysed.
-From more cases, a random sample is drawn. The public tables that Rooftile imports have fewer
-cases."""
+"""Maximum number of cases of one group that are analysed without sampling. If a group has more
+cases, only a random sample of them is analysed (:func:`sampled_positions`). The public tables that
+Rooftile imports have fewer cases per group."""
 
 _SAMPLE = 10_000  # cases in a sample; twice as many hardly improve the predictions
 
@@ -80,7 +80,8 @@ def sampled_positions(rows: pd.DataFrame) -> NDArray[np.intp]:
     """Return the sorted positions of the cases to analyse.
 
     These are all cases of a group, or a random sample if the group has more than :data:`MOST_ROWS`.
-    A group is an operation, a dtype and an implementation, because each group has its own fit.
+    A group is all cases with the same operation (with its pass), dtype and implementation, because
+    each such group has its own fit.
 
     Args:
         rows: measured cases, as in measurements.csv.

@@ -69,7 +69,10 @@ logarithms."""
 
 
 class Fitted(NamedTuple):
-    """Result of a fit: last arguments of :func:`analysis.model.corrected.corrected_estimate`."""
+    """Result of a fit.
+
+    The fields are the last arguments of :func:`analysis.model.corrected.corrected_estimate`.
+    """
 
     constants: Constants
     residual: Residual | None
@@ -87,7 +90,7 @@ def fit_group(
     """Update a prior with measured cases: fit constants and weights, then grow trees.
 
     The trees learn what constants and weights miss. They are kept only if they predict held-out
-    cases better than noise would. If the prior comes from public tables, the trees' predictions are
+    cases better than chance. If the prior comes from public tables, the trees' predictions are
     shrunk instead. The formula does not describe every algorithm: cases computed by an FFT, for
     example, are left out of the fit of the constants, but not of the trees. Without any case, the
     result is the prior's constants and offsets.
@@ -178,7 +181,7 @@ def fit_collection(
 
 
 def fit_constants(inputs: Inputs, seconds: Array, start: Constants) -> Constants:
-    """Fit constants to measured times by robust least squares of log ratios, within their bounds.
+    """Fit constants, within their bounds, to measured times by robust least squares of log ratios.
 
     Args:
         inputs: measured cases of one group. Hundreds of cases are needed, because the penalty on
@@ -275,7 +278,7 @@ def _solve_with(
 
     # 2. The residuals are the errors of the log times, then the penalties.
     def as_constants(values: Iterable[Any]) -> Constants:
-        """Return the constants, given a number on its fit scale, or an array, for each name."""
+        """Return the constants, given their values on the fit scales in the order of ``names``."""
         pairs = zip(names, values, strict=True)
         return Constants(**{name: from_fit_scale(name, value) for name, value in pairs})
 

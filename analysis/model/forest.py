@@ -114,7 +114,7 @@ class Forest:
         return mean, deviation
 
     def _leaves(self, rows: NDArray[np.float32]) -> NDArray[np.intp]:
-        """Return the position of each row's leaf in the arrays of nodes, of shape (trees, rows)."""
+        """Return the node number of each row's leaf in each tree, in an array (trees, rows)."""
         count, width = rows.shape
         # 1. Start every pair of a tree and a row at the tree's root. A leaf tests feature 0 instead
         #    of none. The result does not matter, because both of its children are the leaf itself.

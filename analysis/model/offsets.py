@@ -12,12 +12,12 @@ best predicts launch times may not be the one that best predicts memory times. A
 sibling has a single weight. Siblings are useful because the differences between their collections
 show what a framework changes.
 
-The trees must not grow from shapes that were measured on the machine itself. Otherwise the trees
-would predict these shapes better than other shapes, and the fit would give the collections too much
-weight.
+The trees of a collection must not grow from the shapes to whose measured times the weights are
+fitted. Otherwise the trees would predict these shapes better than other shapes, and the fit would
+give the collections too much weight.
 
-Three alternatives were tried and predicted worse: Gaussian processes, boosted trees, and one set of
-trees for all machines whose features include datasheet values.
+Three alternatives were tried and predicted worse: Gaussian processes, boosted trees, and a single
+set of trees for all machines, with datasheet values among the features.
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ class CollectionEstimates(NamedTuple):
         deviations: standard deviation of the log ratios over the trees of each collection
             (columns).
         shares: weight of each kind of limit (columns). It is proportional to the fourth power of
-            the time that these limits take in the case. The weights of a case sum to 1.
+            the time of the longest of these limits in the case. The weights of a case sum to 1.
     """
 
     columns: Array
@@ -335,7 +335,7 @@ class Offsets:
 
     @property
     def source(self) -> str:
-        """Collections in words: names if there are at most two, else a number for each machine."""
+        """Collections in words: names of up to two, else the number of tables of each machine."""
         if len(self.collections) <= 2:
             return " and ".join(collection.name for collection in self.collections)
         counts = Counter(collection.machine.slug for collection in self.collections)

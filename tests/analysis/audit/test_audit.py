@@ -229,7 +229,7 @@ def test_the_backward_pass_of_attention_is_assumed(gpt2: Captured, h100: Basis) 
     named = account_of(gpt2, Runtime(attention_kernel="vllm"), h100)
     surer = next(line for line in named.lines if isinstance(line.product.work, Attention))
     assert surer.hi_us < forward.hi_us
-    with pytest.raises(UserError, match="--attention-kernel: .fa. has no attention times"):
+    with pytest.raises(UserError, match="--attention-kernel: there are no attention times of .fa."):
         account_of(gpt2, Runtime(attention_kernel="fa"), h100)
 
 

@@ -78,7 +78,7 @@ def test_machines_stand_side_by_side() -> None:
         ((*GPT2, "--try", "hidden"), "--try is 'hidden'; give sizes such as hidden=4096,4224"),
         ((*GPT2, "--try", "widht=4"), "gpt2 has no size 'widht'"),
         ((*GPT2, "--try", f"hidden={','.join(map(str, range(1, 70)))}"), "more than 64"),
-        ((*GPT2, "--attention-kernel", "fa3"), "has no attention times of nvidia-h100-sxm"),
+        ((*GPT2, "--attention-kernel", "fa3"), "no attention times of 'fa3' on nvidia-h100-sxm"),
         ((*GPT2, "--skew", "0.5"), "--skew is 0.5; give 1"),
         ((*GPT2, "--skew", "nan"), "--skew is nan; give 1"),
         ((*GPT2, "--csv", "/no/such/folder/a.csv"), "is not a folder"),

@@ -173,7 +173,7 @@ def test_of_fewer_than_three_nobody_is_slow(count: int) -> None:
     fleet, _ = simulate(Setting(1, count, bad=0.3), 0)
     verdicts = judge(fleet, fleet_speeds(fleet), MARGIN)
     assert {verdict.verdict for verdict in verdicts} == {ORDINARY}
-    assert "too few others" in verdicts[0].sentence
+    assert "Too few devices" in verdicts[0].sentence
 
 
 def test_names() -> None:
