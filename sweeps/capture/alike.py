@@ -55,7 +55,8 @@ class AlikeLayers:
 
         - they have the same structure;
         - tensors agree in shape, strides and dtype, and in whether they need gradients;
-        - numbers, strings and flags are equal.
+        - numbers, strings and flags are equal;
+        - other arguments have the same type.
         """
         # The ``forward`` in each layer's instance attributes; None if only its class has one.
         replaced: dict[nn.Module, Any] = {}
@@ -158,7 +159,7 @@ class _TracedCall:
 
 
 def _input_kind(value: Any) -> Any:
-    """Return what two inputs of a layer must have in common, so that one call can be skipped."""
+    """Return the properties in which inputs of two calls must agree, so that one can be skipped."""
     if isinstance(value, Tensor):
         return _kind(value)
     if isinstance(value, _SCALARS):
@@ -187,7 +188,7 @@ def _groups_of_identical(layers: list[nn.Module]) -> list[list[nn.Module]]:
 
 
 def _facts(layer: nn.Module) -> dict[str, Any]:
-    """Return, by name, the properties in which a layer must agree with an identical one.
+    """Return, by name, the properties in which two layers must agree to count as identical.
 
     The properties are the class of each submodule, its settings, and the shape and dtype of each
     parameter and buffer. Whether a parameter is frozen is one of them, too, because a frozen
@@ -210,7 +211,7 @@ def _facts(layer: nn.Module) -> dict[str, Any]:
 
 
 def _is_setting(value: Any) -> bool:
-    """Return True for a value of one of :data:`_SCALARS`; in a tuple, all elements must be such."""
+    """Return True if a value, or each element of a tuple, has a type in :data:`_SCALARS`."""
     if isinstance(value, tuple):
         return all(map(_is_setting, value))  # two tuples of tensors could not be compared
     return isinstance(value, _SCALARS)

@@ -113,7 +113,7 @@ def _trace_pytorch(
     is_causal: bool = False,
     **others: Any,
 ) -> Tensor:
-    """Call :func:`attention` with the arguments of PyTorch's function.
+    """Call :func:`attention` with the arguments of ``scaled_dot_product_attention``.
 
     The operands may have no dimension for heads, and may have several batch dimensions. Arguments
     that affect neither shapes nor FLOPs, such as the dropout, are ignored.
@@ -151,8 +151,9 @@ def for_transformers(
 ) -> tuple[Tensor, None]:
     """Trace attention with the arguments of transformers' ``AttentionInterface``.
 
-    If ``is_causal`` is None, the module says whether attention is causal, and the default is True.
-    The mask, the scaling and the dropout are ignored, because they do not affect shapes.
+    If ``is_causal`` is None, the module's attribute ``is_causal`` is used. If the module has no
+    such attribute, attention is causal. The mask, the scaling and the dropout are ignored, because
+    they do not affect shapes.
 
     Returns:
         The result (batch, length, heads, width), and None in place of the attention weights.

@@ -1,4 +1,4 @@
-"""Capture one step of a model: its products, the bytes that it moves, and how sizes affect them.
+"""Capture one step of a model: its products, the bytes moved, and how sizes affect products.
 
 :mod:`sweeps.capture.captured` explains the terms.
 """
@@ -67,7 +67,7 @@ def capture(
         except UserError:
             raise
         except Exception as error:  # a model's own code may raise anything at unusual sizes
-            raise UserError(f"{source.name} cannot be computed: {first_line(error)}") from error
+            raise UserError(f"{source.name} cannot be run: {first_line(error)}") from error
     parameters = list(started.model.parameters())
     parameter_storages = {parameter.untyped_storage()._cdata for parameter in parameters}
     products, unknown = products_of(operations)
@@ -99,8 +99,8 @@ def dimensions(
         source: model whose sizes to change.
         step: the step to capture.
         base: capture of that step with the model's sizes unchanged.
-        named: names of the sizes to change; if empty, all entries above 1 whose names suggest a
-            size.
+        named: names of the sizes to change; if empty, all entries of ``source.sizes`` above 1 whose
+            names suggest a size of a layer.
 
     Raises:
         UserError: if the model has no size of a given name, if such a size is below 1, or if the
@@ -193,7 +193,7 @@ def _dimension(
 def _slopes(
     products: Sequence[Product], changed_products: Sequence[Product], change: int
 ) -> dict[tuple[int, str], float]:
-    """Return how fast the sizes of products grow with a dimension, without constant sizes.
+    """Return how fast sizes of products grow with a dimension; constant sizes are left out.
 
     Args:
         products: products before the change.

@@ -1,7 +1,7 @@
 """Data classes of a captured step: its products, and the bytes that its other operations move.
 
-A *product* is a GEMM, a grouped GEMM, a convolution or a call to attention. All remaining
-operations of a model are its *other operations*. This module does not import PyTorch.
+A *product* is a GEMM, a grouped GEMM, a convolution or a call to attention. The operations of a
+model that do not multiply matrices are its *other operations*. This module does not import PyTorch.
 """
 
 from __future__ import annotations
@@ -268,7 +268,7 @@ def with_names(captured: Captured, dimensions: Sequence[Dimension]) -> Captured:
 
 
 def out_size(product: Product, forward: Product) -> str:
-    """Return the name of the product's size that equals the forward product's output features.
+    """Return the name of the size that is the forward product's number of output features.
 
     ``product`` is a GEMM, a grouped GEMM, or the gradient of one. ``forward`` is the product itself
     if it is not a gradient.
@@ -285,7 +285,7 @@ def out_size(product: Product, forward: Product) -> str:
 
 
 def in_size(product: Product, forward: Product) -> str:
-    """Return the name of the product's size that equals the forward product's input features."""
+    """Return the name of the size that is the forward product's number of input features."""
     if product.pass_ == WGRAD:
         first, second = _weight_sizes(product)
         return second if out_size(product, forward) == first else first
@@ -293,7 +293,7 @@ def in_size(product: Product, forward: Product) -> str:
 
 
 def _weight_sizes(product: Product) -> tuple[str, str]:
-    """Return the names of the sizes of the result of a weight's gradient: rows, then columns."""
+    """Return the names of the sizes that count the rows and the columns of a weight's gradient."""
     return ("n", "k") if isinstance(product.work, GroupedGemm) else ("m", "n")
 
 

@@ -1,6 +1,6 @@
 """Read convolutions from the sizes, strides and settings of PyTorch's operations.
 
-Both captures with fake tensors and profiler traces of real steps use this module, so that they
+The capture with fake tensors and the reader of profiler traces both use this module, so that they
 agree on what an operation computes. This module does not import PyTorch.
 """
 
@@ -42,7 +42,7 @@ class StoredTensor:
         """Return True if a tensor (n, c, h, w) is stored with channels last, not channels first.
 
         Filters of one tap and images of one channel are contiguous in both formats at once, so they
-        do not show which format is meant.
+        do not show which format is meant. The result is then False.
         """
         if len(self.sizes) != 4 or len(self.strides) != 4:
             return False
@@ -76,8 +76,8 @@ def convolutions_of(
         weight: the filters (kout, c/groups, r, s) or (kout, c/groups, s).
         settings: stride, padding and the other settings of the call.
         dtype: dtype of the operands.
-        passes: passes of the call to return (``fprop``, ``dgrad`` or ``wgrad``). The call may be
-            transposed.
+        passes: passes of the call to return (``fprop``, ``dgrad`` or ``wgrad``). The call may be a
+            transposed convolution.
 
     Raises:
         KeyError: if the convolution has more than two dimensions.

@@ -136,7 +136,7 @@ def read_config(path: Path, new_sizes: Mapping[str, int]) -> HuggingFace:
         raise UserError(f"{path} has no model_type; add it, or give the model as module:factory.")
     if family not in CONFIG_MAPPING:
         if "auto_map" in config:
-            advice = ": it brings its own code, so give the model as module:factory."
+            advice = ": the model brings its own code, so give it as module:factory."
         else:
             advice = f"; {nearest(family, CONFIG_MAPPING)}"
         raise UserError(
@@ -274,5 +274,5 @@ def _read_json(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise UserError(f"{path} is not valid JSON ({error}); correct it.") from None
     if not isinstance(data, dict):
-        raise UserError(f"{path} is not a JSON object, as a model's config.json must be.")
+        raise UserError(f"{path} does not contain a JSON object; give a model's config.json.")
     return data

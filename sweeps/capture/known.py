@@ -147,10 +147,10 @@ class Gpt2Block(nn.Module):
 
 
 class LlamaBlock(nn.Module):
-    """One block of Llama (Touvron et al. 2023): grouped-query attention, RoPE and gates.
+    """One block of Llama (Touvron et al. 2023): grouped-query attention, RoPE and a gated FFN.
 
-    Each of the ``heads`` of queries, and of the ``kv_heads`` of keys and values, is ``head_width``
-    wide. ``ffn`` is the width of the feed-forward layer.
+    There are ``heads`` query heads, and ``kv_heads`` heads of both keys and values. Each head is
+    ``head_width`` wide. ``ffn`` is the width of the feed-forward layer.
     """
 
     def __init__(self, hidden: int, heads: int, kv_heads: int, ffn: int, head_width: int) -> None:
@@ -202,8 +202,7 @@ def _check_multiple(name: str, size: int, divisor_name: str, divisor: int) -> No
 class LanguageModel(nn.Module):
     """Language model that consists of an embedding, a sequence of blocks, and a head.
 
-    ``positions`` is the number of positions that have an embedding of their own; 0 means that the
-    model has no such embeddings.
+    ``positions`` is the number of learned position embeddings; 0 means that the model has none.
     """
 
     def __init__(

@@ -109,7 +109,8 @@ def _works(operation: TracedOperation) -> list[tuple[str, Work]] | None:
 def _pass(operation: TracedOperation, a: Tensor) -> str:
     """Return the pass of a GEMM, judging by how its first operand A is stored.
 
-    The gradient of a weight sums over the rows of A, so A is then transposed.
+    The GEMM for the gradient of a weight sums over the rows of the activations, so its A is a
+    transposed matrix.
     """
     if not operation.backward:
         return FORWARD
@@ -200,7 +201,7 @@ def _grouped(operation: TracedOperation) -> list[tuple[str, Work]]:
 
 
 def _attention(operation: TracedOperation) -> list[tuple[str, Work]]:
-    """Return the pass and the shape of a traced attention, or of its backward pass."""
+    """Return the pass and the shape of a traced call to attention, or of its backward pass."""
     backward = operation.name.endswith("_backward")
     q, k, v, causal, window = operation.args[1:] if backward else operation.args
     pass_ = BACKWARD if backward else FORWARD

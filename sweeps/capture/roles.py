@@ -40,7 +40,8 @@ def role_of(path: str, work: Work) -> str:
     """Return the role of a product, one of :data:`sweeps.capture.captured.ROLES`.
 
     ``path`` is the path of the module that computes the product, such as
-    ``layers.0.self_attn.q_proj``. If it matches no known name, the role is ``other``.
+    ``layers.0.self_attn.q_proj``. A GEMM whose path matches no known name has the role ``other``.
+    The path does not affect the role of other kinds of products.
     """
     if isinstance(work, Attention):
         return "attention"

@@ -46,7 +46,7 @@ class KnownModel:
 
     @property
     def positions(self) -> int | None:
-        """Longest sequence in tokens that the model was made for; None for images."""
+        """Longest sequence in tokens that the model was made for; None if it takes images."""
         return POSITIONS[self.name]
 
     def start(self, step: ModelStep, changes: Mapping[str, int]) -> StartedStep:

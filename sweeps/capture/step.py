@@ -27,8 +27,8 @@ class ModelStep:
     Attributes:
         mode: ``train``, ``prefill`` or ``decode``.
         batch: number of sequences or images.
-        seq: tokens of each sequence; in a decoding step, those that are already known.
-        tokens: new tokens of each sequence that a decoding step computes.
+        seq: number of tokens of each sequence; in a decoding step, of those that are already known.
+        tokens: number of new tokens of each sequence that a decoding step computes.
         dtype: ``fp32``, ``tf32``, ``fp16`` or ``bf16``.
         autocast: True if parameters stay in fp32, and products are computed in ``dtype``.
     """

@@ -1,4 +1,7 @@
-"""Record every operation that PyTorch dispatches in a step, with its place in the model."""
+"""Record the operations that PyTorch dispatches in a step, each with its place in the model.
+
+Views, and queries of a tensor's properties, are not recorded.
+"""
 
 from __future__ import annotations
 

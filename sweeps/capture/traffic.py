@@ -1,6 +1,6 @@
 """Count the bytes that a model's other operations move if they run one at a time, or fused.
 
-Other operations are all operations except GEMMs, convolutions and attention.
+Other operations are those that do not multiply matrices, judging by their names.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def kind_of(operation: TracedOperation) -> str:
 
 
 def bytes_moved(operations: Sequence[TracedOperation], fused: bool) -> tuple[MovedBytes, ...]:
-    """Return the bytes that operations read and write, by kind of operation, largest first.
+    """Return the bytes that other operations read and write, by their kind, largest first.
 
     Unless ``fused`` is True, each operation reads and writes its tensors through memory. If
     ``fused`` is True, all operations between two products are one kernel, which reads each tensor
@@ -66,8 +66,9 @@ def largest_operation_bytes(
 ) -> int:
     """Return the largest number of bytes that one operation reads and writes.
 
-    Without a backward pass, this number is about the memory that activations need, because earlier
-    activations are freed. Parameters are not included, because they stay in memory all the time.
+    Without a backward pass, this number is an estimate of the memory that activations need, because
+    earlier activations are freed. Parameters are not included, because they stay in memory all the
+    time.
 
     Args:
         operations: the operations of a step.

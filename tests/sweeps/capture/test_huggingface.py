@@ -168,5 +168,5 @@ def test_a_wrong_configuration_gets_a_sentence(
 def test_what_is_no_configuration_gets_a_sentence(text: str, tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(text)
-    with pytest.raises(UserError, match=r"is not (a|valid) JSON"):
+    with pytest.raises(UserError, match="does not contain a JSON object|is not valid JSON"):
         find_source(str(path))
