@@ -5,8 +5,9 @@
 This script runs before anything is installed, so it uses only the standard library. It takes the
 first of these choices that applies:
 
-1. Use ``.venv``, if it was made for the interpreter that runs this script (``PYTHON``) and for the
-   current ``constraints.txt``. Install the requirements that it lacks.
+1. Use ``.venv``, if it was made for the current ``constraints.txt`` and for the interpreter that
+   runs this script, which is the Makefile's ``PYTHON``. Install the requirements that ``.venv``
+   lacks.
 2. Use the interpreter that runs this script, if it has every requirement and if, where a GPU is
    needed, its PyTorch sees the GPU. Nothing is created or downloaded.
 3. Make ``.venv`` on top of that interpreter, if its PyTorch sees the GPU but other requirements are
@@ -35,7 +36,7 @@ VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 STAMP = VENV / "rooftile-ready"
 PINS = ROOT / "constraints.txt"
-"""pip's constraints, which pin the versions of all requirements."""
+"""File with pip's constraints, which pin the versions of all requirements."""
 FAILED = ROOT / ".venv-failed"
 """File that says which optional extras could not be installed, and when.
 
@@ -108,9 +109,9 @@ def main(groups: list[str]) -> int:
 
 
 def add_if_possible(needed: list[str], group: str) -> str | None:
-    """Return the path of an interpreter with the extras ``needed`` and the optional ``group``.
+    """Return the path of an interpreter with the extras ``needed`` and the extra ``group``.
 
-    If the extra cannot be installed, print a message and return None. After a failure, installation
+    If ``group`` cannot be installed, print a message and return None. After a failure, installation
     is not tried again for a day, because every attempt takes seconds on a node without access to a
     package index. :data:`FAILED` records the failures.
     """
@@ -126,7 +127,7 @@ def add_if_possible(needed: list[str], group: str) -> str | None:
     else:
         _say(
             f"The optional extra {group} could not be installed; everything else works without "
-            "it. The next attempt is tomorrow, or after `make clean`."
+            "it. To try again before tomorrow, run `make clean` and then the same command."
         )
         if not tried_today:
             new_failed_at[group] = time.time()
@@ -137,7 +138,7 @@ def add_if_possible(needed: list[str], group: str) -> str | None:
 
 
 def read_failed() -> dict[str, float]:
-    """Return the optional extras whose installation failed within the last day.
+    """Return, by name, the optional extras whose installation failed within the last day.
 
     The values are the times of the failures, in seconds since 1970. The result is empty if the file
     that records them is missing or damaged.
@@ -230,7 +231,7 @@ def requirements(groups: list[str]) -> list[str]:
     Requirements that apply only to other platforms are left out.
 
     Raises:
-        KeyError: if pyproject.toml has no extra of one of these names.
+        KeyError: if pyproject.toml lacks one of these extras.
     """
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     declared = list(project["dependencies"])
@@ -277,8 +278,8 @@ def needs_gpu() -> bool:
 def make_venv(on_top_of: str | None = None) -> bool:
     """Make ``.venv`` with pip and a module through which ``import rooftile`` loads the checkout.
 
-    If Python's venv module fails, print what to do and return False. ``on_top_of`` is the path of
-    another interpreter, whose packages ``.venv`` then also sees.
+    If Python's venv module fails, print what to do and return False. If ``on_top_of`` is the path
+    of another interpreter, ``.venv`` also sees the packages of that interpreter.
     """
     _say("Setting up .venv (once) …")
     try:
@@ -357,13 +358,16 @@ def install(missing: list[str], pins: Path, hurried: bool = False) -> bool:
 
 
 def _venv_pins() -> Path:
-    """Return the path of the constraints with which ``.venv`` was made."""
+    """Return the path of the constraints file with which ``.venv`` was made."""
     without_torch = VENV / PINS.name
     return without_torch if without_torch.exists() else PINS
 
 
 def _write_pins_without_torch() -> Path:
-    """Copy the constraints into ``.venv``, except for PyTorch and Triton, and return the path."""
+    """Copy the constraints into ``.venv``, and return the path of the copy.
+
+    The constraints of PyTorch and Triton are left out.
+    """
     lines = PINS.read_text(encoding="utf-8").splitlines()
     kept = [line for line in lines if line.partition("==")[0] not in ("torch", "triton")]
     without_torch = VENV / PINS.name

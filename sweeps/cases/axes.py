@@ -96,9 +96,9 @@ def parse_size_axis(declared: Any, where: str, axis_name: str, sizes: Collection
         sizes: names of the other sizes that this axis may be a multiple of.
 
     Returns:
-        A table of keys becomes :class:`Edges` if it has the key ``edges``, and else a tuple of its
-        values. A string such as ``4*m`` or ``m`` becomes a :class:`Multiple`. Anything else becomes
-        a tuple of the declared values.
+        A table with the key ``edges`` becomes :class:`Edges`. Any other table becomes a tuple of
+        its values. A string such as ``4*m`` or ``m`` becomes a :class:`Multiple`. Anything else
+        becomes a tuple of the declared values.
 
     Raises:
         UserError: if the value is not a valid axis of sizes.
@@ -178,7 +178,7 @@ def _parse_table(table: Mapping[str, Any], where: str, along: str) -> Axis:
     """Parse an axis that is given as a table: a range, powers or a neighbourhood.
 
     Args:
-        table: the TOML table, with whole numbers and perhaps the word ``edges``.
+        table: the TOML table of whole numbers, which may also have the key ``edges``.
         where: name of the file and of the key, for error messages.
         along: name of the axis, which must have edges of the kind that the table requests.
 
@@ -216,7 +216,7 @@ def _parse_table(table: Mapping[str, Any], where: str, along: str) -> Axis:
 def _spread(table: Mapping[str, Any], where: str) -> Iterable[int]:
     """Return the values of a range, of powers or of a neighbourhood.
 
-    ``table`` is its TOML table, whose keys and numbers were checked.
+    ``table`` is the TOML table of the axis, whose keys and numbers were checked.
 
     Raises:
         UserError: if there are too many values, ``to`` is less than ``from``, or ``times`` is 1.
@@ -275,7 +275,7 @@ def resolve_axis(
 
 
 def single_size(value: Any, name: str) -> int:
-    """Return a size as a number. The size ``value`` may be a text, such as ``16``.
+    """Return a size as a number. The size ``value`` may be a string, such as ``"16"``.
 
     Raises:
         UserError: if the size has two numbers, one for each direction, such as ``2x1``.

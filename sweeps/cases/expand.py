@@ -84,7 +84,8 @@ def _combinations(
 ) -> Iterator[dict[str, Any]]:
     """Yield every combination of the values of a block's axes, as a dictionary by axis name.
 
-    The sizes vary fastest. Sizes of a listed shape are strings, and those of an axis are numbers.
+    The sizes vary fastest. Sizes of a listed shape are strings. Those of an axis are numbers, or
+    strings such as ``2x1``.
 
     Raises:
         UserError: if an axis with edges covers too many tiles, or an axis is a multiple of a size

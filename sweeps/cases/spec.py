@@ -1,4 +1,4 @@
-"""Read sweeps from their TOML files and check every word in them.
+"""Read sweeps from their TOML files, and check the keys and values in them.
 
     question = "What does this sweep answer?"      # the first line of the file
     op = "gemm"                                    # gemm, conv, linear (a layer's three GEMMs), …
@@ -24,8 +24,8 @@
 ``cache`` is ``cold``, ``warm`` or, for GEMMs in bursts, ``weights-cold``: the first operand is warm
 and the second cold, as in inference.
 
-``op`` may also be ``layer`` (its axis ``layer`` says which: relu, layernorm, …), ``projections``,
-``timesteps`` or ``lstm``.
+``op`` may also be ``layer``, ``projections``, ``timesteps`` or ``lstm``. If ``op`` is ``layer``,
+the axis ``layer`` names the kind of layer, such as ``relu`` or ``layernorm``.
 
 Shapes can also be listed, either in one block or at the top of the file for all blocks:
 ``shapes = ["4096,4096,1024"]``, with the sizes in the order of the command line. The size that
@@ -86,7 +86,7 @@ _TOP_KEYS = ("question", "op", "default", "shapes", "block")
 _CONDITION = re.compile(r"\s*(\w+)\s*(<=|>=|==|!=|<|>)\s*([\w.+-]+)\s*")
 
 Filter = tuple[str, str, str | float]
-"""Left side, comparison sign and right side of a condition."""
+"""Left side, comparison operator and right side of a condition."""
 
 
 @dataclass(frozen=True)
