@@ -1,4 +1,4 @@
-"""Compare the sampler with standard timers, to see whether its clock can be trusted.
+"""Compare the sampler with standard timers, to see whether the sampler's times can be trusted.
 
 The standard timer is Triton's ``do_bench`` on a GPU and PyTorch's ``blocked_autorange`` on a CPU.
 Each pass over the cases, and the check of the profiler, runs in its own process: repeatability
@@ -48,7 +48,7 @@ _PROFILER_CASES = 8  # cases that are timed before and after a profiler is loade
 
 
 def clock_cases(machine: Machine, count: int) -> list[Case]:
-    """Return at most ``count`` cases that a standard timer can time within seconds each.
+    """Return at most ``count`` cases, each of which a standard timer can time within seconds.
 
     On a GPU they are GEMMs in fp16 with a cold cache, because ``do_bench`` clears the cache. On a
     CPU they are nine GEMMs, followed by two convolutions, in fp32 with a warm cache. Calls with the
@@ -81,7 +81,7 @@ def check_clock(device: Device, count: int, note: Callable[[str], None]) -> dict
         device: the device that is timed.
         count: largest number of cases that are timed with a standard timer, and of GEMMs that are
             timed with CUDA graphs.
-        note: called with a sentence before each step, for the user.
+        note: called before each step with a sentence for the user.
     """
     machine, gpu = device.machine, device.gpu
     passes = []

@@ -60,7 +60,7 @@ def examine(device: Device, results: Path) -> list[DoctorFinding]:
 
 
 def _examine_cpu() -> Iterator[DoctorFinding]:
-    """Report the CPU's threads, its load, and any frequency governor but ``performance``."""
+    """Report the CPU's threads, its load, and frequency governors other than ``performance``."""
     threads, load = torch.get_num_threads(), os.getloadavg()[0]
     instructions = torch.backends.cpu.get_cpu_capability()
     yield DoctorFinding(False, f"{counted(threads, 'thread')}, {instructions}")
@@ -135,7 +135,7 @@ def _examine_gpu(device: Device) -> Iterator[DoctorFinding]:
 def _compare_facts(device: Device) -> Iterator[DoctorFinding]:
     """Warn if the number of SMs or the bandwidth differs from machines.toml by more than 5%.
 
-    Some of the device's SMs may be disabled, or its memory may be slower than usual.
+    Such a difference may mean that some SMs are disabled, or that the memory is slower than usual.
     """
     properties = torch.cuda.get_device_properties(device.gpu)
     # Memory transfers data twice per clock. If the clock is not known, the bandwidth is 0 here.

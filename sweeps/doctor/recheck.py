@@ -23,8 +23,8 @@ from sweeps.store import read_run
 from sweeps.timing.statistics import CHECKPOINTS, median, median_interval
 
 TOLERANCE = 0.03
-"""Relative difference between a present and a recorded time above which the machine is judged to
-have changed."""
+"""Median relative difference between present and recorded times above which the machine is judged
+to have changed."""
 
 
 def choose_cases(rows: Sequence[Mapping[str, str]], count: int) -> list[tuple[Case, float]]:

@@ -86,7 +86,7 @@ def rounds_table(
 def confirmed_table(
     events: Iterable[Event], history_by_case: Mapping[str, History]
 ) -> list[dict[str, Any]]:
-    """Return the rows of confirmed.csv: log ratios of the times of re-timed pairs.
+    """Return the rows of confirmed.csv: log ratios of the times of re-timed pairs of cases.
 
     There is one row for each process of each pair, with one log ratio for each block. A ratio is
     the first case's time over the second's. A block has two samples of each case.

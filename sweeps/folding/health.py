@@ -5,9 +5,10 @@ repeat in another process.
 
 - ``quiet``: re-timed medians vary by less than 3% beyond their intervals, and nothing else is
   wrong.
-- ``noisy``: re-timed medians vary by more (or the canary GEMM does, if too few cases were
-  re-timed), the machine's speed changed, the intervals are wide or few, some batches last whole
-  scheduler ticks, the GPU throttled its clock, or other processes used the GPU.
+- ``noisy``: re-timed medians vary by 3% or more beyond their intervals, the canary GEMM's times
+  vary by 5% or more (judged only if too few cases were re-timed), the machine's speed changed by 3%
+  or more, the intervals are wide or few, some batches last whole scheduler ticks, the GPU throttled
+  its clock, or other processes used the GPU.
 - ``unusable``: re-timed medians vary by 30% or more beyond their intervals, or batches last whole
   scheduler ticks in at least half of the cases.
 

@@ -97,10 +97,11 @@ class History:
 
     @property
     def rank(self) -> tuple[bool, bool, int, bool]:
-        """Sort key for several workers' histories of one case. The highest rank is used.
+        """Sort key for several workers' histories of one case.
 
-        A wrong result ranks highest, because it must not be hidden by a time from another worker.
-        Histories with a time come next, those with more samples first.
+        The history with the highest rank is used. A wrong result ranks highest, because it must not
+        be hidden by a time from another worker. Histories with a time come next, those with more
+        samples first.
         """
         failed = self.outcome is not None
         wrong = self.outcome is not None and self.outcome["status"] == "wrong"
@@ -118,7 +119,7 @@ class History:
     def add(self, event: Event) -> None:
         """Add an event of the case. After a ``moved`` event the case starts over on another GPU.
 
-        Events of other kinds are ignored.
+        Events that say nothing about a case, such as ``end``, are ignored.
         """
         match event["event"]:
             # ``hidden`` is False if gaps between launches may show, and missing otherwise.

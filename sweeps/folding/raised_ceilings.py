@@ -37,7 +37,7 @@ def raise_ceilings(
     planned: Sequence[PlanEntry],
     history_by_case: Mapping[str, History],
 ) -> RaisedCeilings:
-    """Raise a CPU's ceilings to the highest measured ones, and its peaks to the speeds of GEMMs.
+    """Raise a CPU's ceilings to the highest measured ones, and its peaks further for faster GEMMs.
 
     Args:
         record: the run's record. If the run was folded before, its ``ceilings`` contain those

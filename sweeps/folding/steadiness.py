@@ -108,8 +108,8 @@ def choose_repeats(
     candidates only if the plan has no others. Up to 24 candidates that fit in the time are chosen,
     spread evenly over the plan.
 
-    Nothing is chosen, not even a required case, if any of these cases was re-timed before, if too
-    few of them have an interval, or if the time is too short for four of them.
+    Nothing is chosen, not even a required case, if a planned case was re-timed before, if there are
+    fewer than four candidates, or if the time is too short for four of them.
 
     Args:
         planned: the run's cases, in the plan's order.
@@ -153,9 +153,9 @@ def repeats_report(history_by_case: Mapping[str, History]) -> dict[str, Any] | N
     """Report how well medians repeat in another process, which re-timed some cases after the run.
 
     ``ratio`` is the median, over the cases, of the second median divided by the first. ``between``
-    is the part of the standard deviation of the ratio's logarithm that the intervals of both
-    medians do not explain. ``between_cases`` is the same without the change that all cases share,
-    which does not affect the ratio of two cases.
+    is the part of the standard deviation of the ratio's logarithm that the noise of both medians
+    does not explain. ``between_cases`` is the same without the change that all cases share, which
+    does not affect the ratio of two cases.
 
     A case whose memory happens to be placed badly in one of the processes can take twice as long
     there. Such a case must not widen the intervals of all others. Each case's deviation is

@@ -53,7 +53,7 @@ def time_anchors(
     sampler = bench.sampler
 
     def report(key: str, phase: str, launch_seconds: float, reading: Reading, **more: Any) -> None:
-        """Emit the event of one sample, with its seconds per launch and its sensors."""
+        """Emit the event of one sample, with its seconds per launch and its sensor readings."""
         sensors = {"sm_mhz": reading.sm_mhz, "power_w": reading.power_w, "temp_c": reading.temp_c}
         emit(
             make_event(

@@ -105,7 +105,7 @@ class Bench(Protocol):
     def ceilings(self) -> tuple[Mapping[str, float], float] | None:
         """Measure the device's peaks (FLOP/s by dtype) and bandwidth (bytes/s) now.
 
-        Return None if they are known from a datasheet.
+        Return None for a GPU, whose ceilings are not measured.
         """
         ...
 

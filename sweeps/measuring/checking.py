@@ -29,9 +29,9 @@ class ResultChecker:
     """Checker of the launches of one case.
 
     Checks test Freivalds' identity alternately from the left and from the right. Both sides are
-    therefore tested by the end of a case's first sample. The first check also compares entries with
-    a result in float64. For memory-bound layers and LSTMs, to which the identity does not apply,
-    every check compares entries.
+    therefore tested by the end of a case's first sample. The first check also compares sampled
+    entries with a reference in float64. For memory-bound layers and LSTMs, to which the identity
+    does not apply, every check compares entries.
     """
 
     def __init__(self, problem: Workload, launch: Launch, seed: str) -> None:
@@ -100,9 +100,9 @@ class ResultChecker:
     def batch(self, indices: Sequence[int], last: object) -> None:
         """Check the results of a timed batch, after :meth:`poison`.
 
-        If launches write into the arena, several sets may share a result buffer, which then holds
-        the result of the last launch that wrote to it. If each launch allocates its result, only
-        the last result is checked.
+        If launches write into the result buffers of their operand sets, several sets may share a
+        buffer, which then holds the result of the last launch that wrote to it. If each launch
+        allocates its result, only the last result is checked.
 
         Args:
             indices: indices of the operand sets that the launches used, in order.
@@ -166,7 +166,7 @@ class ResultChecker:
 
         Args:
             results: the results, by the index of their operand set.
-            entries: True to also compare sampled entries with a result in float64.
+            entries: True to also compare sampled entries with a reference in float64.
         """
         for index, result in results.items():
             out = self._launch.sets[index].out

@@ -35,7 +35,7 @@ class Assignment:
         planned: the cases, in the plan's order.
         known: histories of the cases from earlier processes, by case id.
         worker: the shard's name, for the events.
-        budget: seconds of measuring that all calls of the run may use together.
+        budget: seconds of measuring that this shard may use in all calls of the run together.
         spent: seconds of the budget that are used up.
         until: moment at which measuring must end. It is in seconds of ``time.monotonic``, which is
             the same for all processes of a host.
