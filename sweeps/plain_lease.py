@@ -1,9 +1,9 @@
 """Replacement for :class:`filelock.SoftFileLease`, which filelock before version 3.30 lacks.
 
-A GPU node without access to a package index may have an older version. Between processes of one
-machine, these claims work like those of filelock. If the owner of a claim has ended, another
-process takes the claim over, provided that the file system supports locks (flock). A claim of
-another machine is never taken over.
+A GPU node without access to a package index may have an older version of filelock. Between
+processes of one machine, the claims of this module work like the leases of filelock. If the owner
+of a claim has ended, another process takes the claim over, provided that the file system supports
+locks (flock). A claim of another machine is never taken over.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class PlainLease:
     """Claim: a file that only one process can create, with its owner's process id and machine."""
 
     compromise = None
-    """Always None, because a claim is never taken over while its owner runs."""
+    """Why the claim was lost: always None, because no claim is taken over while its owner runs."""
 
     def __init__(self, lock_file: str | os.PathLike[str], lease_duration: float, mode: int) -> None:
         """Prepare a claim. ``lease_duration`` is ignored, because these claims are not renewed."""

@@ -26,7 +26,8 @@ def die_with_parent() -> None:
 def is_stopped(pid: int | None) -> bool:
     """Return True if a process is stopped (SIGSTOP, Ctrl-Z).
 
-    Return False if it has ended or has not started (None), and on systems other than Linux.
+    Return False if the process has ended, or has not started, so that ``pid`` is None. Also return
+    False on systems other than Linux.
     """
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")

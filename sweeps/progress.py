@@ -25,8 +25,8 @@ class Reporter(Protocol):
         Args:
             phase: name of the phase. The phase ``Measuring`` does not end once every case has a
                 sample: it then takes further samples.
-            seconds: longest time that the phase should take; None if it is not known.
-            after: seconds that all later phases together should take.
+            seconds: most seconds that the phase is expected to take; None if that is not known.
+            after: seconds that all later phases together are expected to take.
         """
         ...
 

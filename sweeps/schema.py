@@ -60,7 +60,8 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "groups": (_WHOLE, "groups of channels"),
     "dtype": (
         _TEXT,
-        "fp32 (IEEE), tf32, fp16 or bf16; in imported tables also fp8, timed with quantising A",
+        "fp32 (IEEE), tf32, fp16 or bf16; in imported tables also fp8, whose time includes "
+        "quantising A",
     ),
     "layout": (_TEXT, "layout: nn, nt, tn or tt for a GEMM, and nhwc or nchw for a convolution"),
     "implementation": (_TEXT, "implementation: cublas, cudnn, mkl, onednn, triton-tiled, …"),

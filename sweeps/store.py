@@ -175,7 +175,9 @@ def other_software(then: Mapping[str, str], now: Mapping[str, str]) -> str:
 
 
 def differing_software(first: Mapping[str, str], second: Mapping[str, str]) -> str:
-    """Return the first component whose versions keep two runs apart; empty if there is none.
+    """Return the first component of :data:`_SAME_SOFTWARE` whose version differs between two runs.
+
+    Return an empty string if no version differs.
 
     Args:
         first: versions of one run, by component.
@@ -219,8 +221,8 @@ def write_json(path: Path, document: Mapping[str, Any] | Sequence[Any]) -> Path:
 def _write_error(path: Path, error: OSError) -> UserError:
     """Return the error to raise if a file could not be written."""
     return UserError(
-        f"{path} could not be written ({error.strerror}). Measurements are saved. Free some "
-        "space and run the same command to resume.",
+        f"{path} could not be written ({error.strerror}). Earlier measurements are saved. Remove "
+        "the cause, for example by freeing some space, and run the same command to resume.",
         exit_code=1,
     )
 

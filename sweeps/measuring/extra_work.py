@@ -71,10 +71,11 @@ def confirm_pairs(
     """Re-time pairs of cases, to measure what the second of each pair gains over the first.
 
     This process has taken none of the samples with which the pairs were chosen, and it allocates
-    new operands. Every pair gets :data:`BLOCKS` blocks, in shuffled rounds over a few pairs. In a
-    block the second case is timed twice between two samples of the first, so that a steady change
-    of the machine's speed cancels out. A block in which launch gaps show in every attempt is left
-    out. A case that fails gets an ``outcome`` event, and its pairs get no further blocks.
+    new operands. Every pair gets :data:`BLOCKS` blocks. They are timed in rounds over a few pairs,
+    whose order changes from round to round. In a block the second case is timed twice between two
+    samples of the first, so that a steady change of the machine's speed cancels out. A block in
+    which launch gaps show in every attempt is left out. A case that fails gets an ``outcome``
+    event, and its pairs get no further blocks.
 
     Args:
         cases: both cases of the first pair, then both of the second, and so on.
@@ -117,7 +118,7 @@ def _confirm_batch(
         emit(make_event(bench, worker, "outcome", case.id, 0.0, status=status, message=message))
 
     def take_block(first: Case, second: Case, is_last: bool) -> list[float]:
-        """Return the seconds of one block's four samples: first, second, second, first.
+        """Return the seconds per launch of one block's samples: first, second, second, first.
 
         The list is empty if a case fails, or if launch gaps show in every attempt. If ``is_last``
         is true, both cases are checked once more after an attempt without launch gaps.

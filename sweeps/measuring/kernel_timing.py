@@ -44,7 +44,7 @@ class KernelSamples:
 
     Attributes:
         result: what the first launch returned.
-        seconds: seconds per launch of each sample.
+        seconds: for each sample, the seconds per launch.
         launches: number of launches per sample.
         sets: number of copies of the arguments that the launches of a sample rotate through.
         rel_error: largest error in the result of a launch after the samples, relative to the
@@ -96,7 +96,7 @@ class TimedKernel:
         return sum(argument.nbytes for argument in self.arguments if isinstance(argument, Tensor))
 
     def launch_on_copies(self) -> Callable[[], Any]:
-        """Return a callable that launches the kernel on new copies of its tensor arguments.
+        """Copy the tensor arguments, and return a callable that launches the kernel on the copies.
 
         A copy of a dense tensor has the same strides.
         """
@@ -148,7 +148,7 @@ class TimedKernel:
                 returned = f"a tensor of shape {tuple(result.shape)}"
             raise WrongResultError(
                 f"the kernel returned {returned}, but the reference returned a tensor of shape "
-                f"{tuple(expected.shape)}. Make both return the same shape."
+                f"{tuple(expected.shape)}. Make both return one tensor of the same shape."
             )
         tolerance = self.tolerance
         if tolerance is None:
@@ -164,8 +164,9 @@ class TimedKernel:
         error = float((result.to(dtype) - expected).abs().max()) / scale
         if not error <= tolerance:  # `error > tolerance` would be False for NaN
             raise WrongResultError(
-                f"the result differs from the reference by {error:.2g} of the reference's largest "
-                f"value; {tolerance:.2g} is allowed. Correct the kernel, or raise the tolerance."
+                f"the largest error of the result is {error:.2g} times the reference's largest "
+                f"absolute value; at most {tolerance:.2g} is allowed. Correct the kernel, or raise "
+                "the tolerance."
             )
         return error
 
@@ -216,7 +217,8 @@ class KernelTimer:
             cache: where a launch finds its arguments: ``cold`` in memory, ``warm`` in the cache.
 
         Raises:
-            WrongResultError: if the result differs from the reference by more than the tolerance.
+            WrongResultError: if the result does not have the shape of the reference's result, or
+                its error is NaN or larger than the tolerance.
             UserError: if ``cache`` is unknown, the reference does not return a tensor, or every
                 sample shows gaps between its launches.
         """
@@ -255,10 +257,11 @@ class KernelTimer:
         return KernelSamples(result, tuple(subject.samples), subject.launches, set_count, error)
 
     def _set_count(self, nbytes: int, seconds: float) -> int:
-        """Return how many copies of the arguments a cold batch needs.
+        """Return how many copies of the arguments to make for a cold batch.
 
-        The number is at most :data:`_MAX_SETS`. All copies may take at most the share
-        :data:`_COPIES_SHARE` of the free memory, but there is always one.
+        This is the number of launches in a batch, but at most :data:`_MAX_SETS`. Together, the
+        copies may take at most the share :data:`_COPIES_SHARE` of the free memory, but there is
+        always at least one.
 
         Args:
             nbytes: bytes of one copy.

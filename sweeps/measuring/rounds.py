@@ -23,7 +23,7 @@ from sweeps.timing.statistics import CHECKPOINTS
 _T = TypeVar("_T")
 
 CHUNK = 64
-"""Number of cases prepared between two rounds: few enough that the first results come early."""
+"""Largest number of cases prepared between two rounds. It is small, so that results come early."""
 FIRST_CHUNK = 8
 """Number of cases in the first chunk of a process. Each further chunk has twice as many as the one
 before it, up to :data:`CHUNK`.
@@ -42,8 +42,8 @@ _MISTAKEN = 2.5
 _MAX_SHARE = 0.05
 """Share of the budget that six samples of one case may take.
 
-The plan leaves out cases that it expects to take over 2% of the budget. This limit is for cases
-that the plan underestimated."""
+The plan leaves out most cases that it expects to take over 2% of the budget. This limit is for
+cases that the plan underestimated."""
 
 
 class Rounds:
@@ -67,7 +67,7 @@ class Rounds:
 
         Args:
             planned: the cases, in the plan's order.
-            known: histories from earlier processes. Finished cases are not visited again.
+            known: histories from earlier processes. Finished cases are not measured again.
             bench: the bench that the cases run on.
             worker: the shard's name, for the events.
             budget: seconds of measuring that all calls of the run may use together.
@@ -378,8 +378,8 @@ class Rounds:
     def _run_outside_cases(self, name: str | None, work: Callable[[], _T]) -> _T | None:
         """Do work that belongs to no case, charge its time to the budget, and return its result.
 
-        If the work fails, return None, and the run continues. ``name`` is blamed if the work
-        crashes the process, such as :data:`CANARY`; None to blame no case.
+        If the work fails, return None, and the run continues. ``name`` is the case, such as
+        :data:`CANARY`, that is to blame if the work crashes the process; None if no case is.
 
         Raises:
             PoisonedError: if the device does not recover from the failure.
@@ -397,5 +397,5 @@ class Rounds:
         return result
 
     def _report(self, event: str, case: str, cost: float, **more: Any) -> None:
-        """Emit an event of this bench and worker; ``more`` has its further entries."""
+        """Emit an event of this bench and worker; ``more`` has the event's further entries."""
         self._emit(make_event(self._bench, self._worker, event, case, cost, **more))

@@ -1,7 +1,8 @@
-"""The real bench: it prepares kernels for timing on a device, with its clock and sensors.
+"""The bench of real runs: it prepares kernels for timing on a device through PyTorch.
 
-It also holds the arena, which is the memory for operands. Other modules work with any object that
-has the interface of :class:`sweeps.measuring.bench.Bench`. This module needs PyTorch.
+The bench also has the device's clock and sensors, and the arena, which is the memory for operands.
+Other modules work with any object that has the interface of
+:class:`sweeps.measuring.bench.Bench`. This module needs PyTorch.
 """
 
 from __future__ import annotations
@@ -122,9 +123,9 @@ class TorchBench:
 
         A case with a warm cache has one set. A burst with a cold cache, or with cold weights, has a
         set for each launch of a batch, because it uses no set twice. Sustained work uses its sets
-        in turn. It therefore needs only so many that all but one of them together are twice as
-        large as the cache. A case that is not warm has at least two sets and at most 512. The arena
-        may hold fewer, which the caller checks.
+        in turn. It therefore needs only enough sets that all but one of them, taken together, are
+        twice as large as the cache. A case that is not warm has at least two sets and at most 512.
+        The arena may hold fewer, which the caller checks.
         """
         if case.cache == "warm":
             return 1
@@ -150,7 +151,9 @@ class TorchBench:
     def kernel_columns(
         self, cases: Sequence[Case], on_start: OnStart
     ) -> Iterator[tuple[Case, Mapping[str, Any]]]:
-        """Name the kernels of one launch of each case on a GPU, in a single profiler session.
+        """Yield each case on a GPU with the columns that name the kernels of one of its launches.
+
+        A single profiler session traces all cases. A case whose records it loses is left out.
 
         Raises:
             Exception: any error from the profiler, for example if profiling is not permitted.
@@ -200,7 +203,7 @@ class TorchBench:
         return subject
 
     def _canary_problem(self) -> Gemm:
-        """Return the GEMM that :meth:`canary` times."""
+        """Return the GEMM that :meth:`canary` prepares."""
         size = 512 if self.gpu is None else 4096
         dtype = "fp16" if self.gpu is not None and "fp16" in self.machine.peaks else "fp32"
         return Gemm(size, size, size, dtype)
@@ -298,13 +301,14 @@ class TorchBench:
         )
 
     def failure(self, error: Exception) -> tuple[str, str]:
-        """Return ``wrong``, ``oom`` or ``error`` with a message.
+        """Return the status of a case that raised ``error``, and a message.
 
-        On a GPU, first wait until it is idle, and release unused memory. After a wrong result,
-        restore the operands, which the kernel may have overwritten.
+        The status is ``wrong``, ``oom`` or ``error``. On a GPU, first wait until it is idle, and
+        release unused memory. After a wrong result, restore the operands, which the kernel may have
+        overwritten.
 
         Raises:
-            PoisonedError: if the context no longer answers.
+            PoisonedError: if the GPU's context is broken.
         """
         if self.gpu is not None:
             try:
@@ -357,7 +361,7 @@ def _kernels_on_cpu(launch: LaunchOnce) -> dict[str, Any]:
 def open_bench(
     machine: Machine, gpu: int | None, cases: Sequence[Case]
 ) -> tuple[TorchBench, list[Ready]]:
-    """Return a new bench outside of any run, and the cases that can be timed on it."""
+    """Return a new bench for use outside of any run, and the cases that can be timed on it."""
     bench = TorchBench(machine, machine.kind, gpu, cases)
     # There are no histories of the cases, and no parent process to which to report their start.
     results = bench.prepare(cases, {}, lambda ids, seconds: None)

@@ -42,7 +42,7 @@ def _worker_name(number: int, count: int) -> str:
 
 
 def _lines(source: MergeSource, worker: str, numbers: Mapping[int, int]) -> Iterator[bytes]:
-    """Yield the lines of a recording's samples, with the worker and GPUs of the merged recording.
+    """Yield a recording's sample lines, with the worker and GPUs of the merged recording.
 
     ``numbers`` maps each GPU's old number to its new one. Damaged lines are copied unchanged, so
     that folding counts them.
@@ -136,9 +136,9 @@ def _merged_plan(sources: Sequence[MergeSource]) -> dict[str, Any]:
 def _left_out(sources: Sequence[MergeSource], planned: Mapping[str, int]) -> dict[str, int]:
     """Estimate, for each sweep, how many of its cases are in none of the plans.
 
-    The recordings do not list the cases that they left out, but they count them. A sweep's total is
-    therefore estimated as the cases that a recording planned plus those that it left out. If
-    several recordings left out cases of the sweep, the largest total is used.
+    The recordings do not list the cases that they left out, but they count them. The size of a
+    sweep is therefore estimated as the number of cases that a recording planned plus the number
+    that it left out. If several recordings left out cases of the sweep, the largest sum is used.
 
     Args:
         sources: the recordings.

@@ -19,7 +19,7 @@ from sweeps.process import terminated_as_interrupt
 from sweeps.store import make_folder
 
 MERGED = "merged"
-"""Name of the results' sub-folder with the merged recordings, one folder for each machine."""
+"""Name of the results' subfolder for merged recordings, which has one folder for each machine."""
 
 
 @dataclass(frozen=True)

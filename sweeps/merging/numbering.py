@@ -18,9 +18,9 @@ from sweeps.store import Event
 def numbers_of_gpus(sources: Sequence[MergeSource]) -> list[dict[int, int]]:
     """Return, for each recording, the new number of each of its GPUs.
 
-    A card of an earlier recording has the same new number in all recordings. Any other GPU keeps
-    its old number, unless a card already has that number. The GPU then gets the number after the
-    largest one in use.
+    A card that is also in an earlier recording gets the same new number as there. Any other GPU
+    keeps its old number, unless a card already has that number. The GPU then gets the number after
+    the largest one in use.
     """
     number_of_card: dict[Hashable, int] = {}
     numbers = []

@@ -35,8 +35,8 @@ class MergeSource:
     lines: Sequence[Event | bytes]
     """Lines of its sample file, each an event or the bytes of a damaged line."""
     places: Sequence[Mapping[str, Any]]
-    """GPUs, or a CPU run's nodes, that are stored with the samples. Each has ``gpu`` (a number)
-    and, if known, the hashes ``id`` (of the GPU) and ``host`` (of the node)."""
+    """Entries of samples/places.json: one for each GPU or, in a CPU's run, for each node. Each has
+    ``gpu`` (a number) and, if known, the hashes ``id`` (of the GPU) and ``host`` (of the node)."""
 
     @property
     def events(self) -> list[Event]:

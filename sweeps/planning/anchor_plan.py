@@ -8,14 +8,14 @@ from sweeps.planning.choice import sweep_cases
 from sweeps.planning.plan import PlanEntry, make_plan
 
 ANCHORS = ("anchors", "anchors-memory")
-"""Sweeps that declare the anchors."""
+"""Names of the sweeps that declare the anchors."""
 
 _STEADY_SECONDS = 5.0  # boards take one to five seconds until power and clocks are steady
 _STEADY_SHARE = 1 / 12  # share of the budget, if that is less than _STEADY_SECONDS
 
 
 def anchor_cases(machine: Machine) -> list[PlanEntry]:
-    """Return the entries of a machine's anchors; empty if no sweep declares any."""
+    """Return the plan entries of a machine's anchors; empty if no sweep declares any."""
     sweeps = all_sweeps()
     cases = {name: sweep_cases(sweeps[name], machine) for name in ANCHORS if name in sweeps}
     # The budget of 1e9 seconds admits every case.

@@ -20,7 +20,7 @@ from sweeps.cases.spec import Sweep, all_sweeps, broken_sweeps, read_sweep
 from sweeps.planning.plan import make_plan
 
 EXPERIMENTAL = "experimental"
-"""A sweep's value of ``config`` that selects the configs that are left out by default."""
+"""Value of a sweep's ``config`` that selects the experimental configs and no others."""
 
 
 def choose_sweeps(names: Sequence[str]) -> dict[str, Sweep]:
@@ -85,8 +85,8 @@ def _chosen_configs(
     """Return, as strings, the configs with which a sweep times a problem.
 
     An empty string is the implementation's default config. The list is empty if the sweep requests
-    experimental configs and the implementation has none. It is also empty for a hand-written kernel
-    if Triton is not installed, which ``sweeps doctor`` reports.
+    experimental configs and the implementation supports the problem but has none for it. It is also
+    empty for a hand-written kernel if Triton is not installed, which ``sweeps doctor`` reports.
 
     Args:
         sweep_name: name of the sweep, for error messages.

@@ -95,9 +95,9 @@ def _specialised(size: int) -> str:
 def compiling(where: Mapping[str, Any], cases: Sequence[Case], workers: int = 1) -> Iterator[None]:
     """Compile the kernels of cases in the background, in order, until the block ends.
 
-    No process is started if there is no GPU, if the GPU has little memory, if this run has at most
-    two of the host's cores, or if no case needs a hand-written kernel. The timing process compiles
-    the kernels that are not compiled when it needs them.
+    No process is started if there is no GPU, if the GPU has less than 10 GB of memory, if this run
+    has at most two of the host's cores, or if no case needs a hand-written kernel. If the timing
+    process needs a kernel that is not compiled yet, it compiles the kernel itself.
 
     Args:
         where: mapping with the ``machine`` and the ordinal of its ``gpu``, if there is one.

@@ -4,7 +4,7 @@ GPUs of one model differ in speed by several percent, and many of the gains that
 no larger than that. Cases are therefore *linked* if a rule, a recommendation, or an analysis of
 cliffs or alignment compares them:
 
-- cases of one sweep with the same sizes, which differ in dtype, layout, config or cache;
+- cases of one sweep with the same sizes, which differ in options such as dtype, layout or config;
 - cases of one sweep that differ in only one size;
 - problems of any sweeps that are near each other in every size, because a recommendation may
   compare them, unless one series already contains both;
@@ -28,7 +28,8 @@ from sweeps.cases.case import Case
 NEAR = 1 / (1 - 0.15)
 """Largest ratio of two sizes that a recommendation compares.
 
-The choose query of the recommendation table considers sizes that are up to 15% smaller."""
+The choose query of the recommendation table considers sizes that are up to 15% smaller or larger.
+The ratio to a size that is 15% smaller is the largest."""
 
 # Columns that say how a problem is computed and timed, as opposed to its sizes.
 _OPTIONS = ("dtype", "layout", "pass", "implementation", "config", "mode", "cache", "fill")
@@ -78,11 +79,11 @@ def series_of(cases: Sequence[Case], together: Collection[Collection[str]] = ())
 def lines_of(cases: Sequence[Case]) -> list[list[int]]:
     """Return the lines that the cases form, as groups of positions in ``cases``.
 
-    A line has the cases of one sweep whose sizes differ in one dimension. It includes all dtypes,
-    layouts, passes, implementations and modes that are timed at those sizes. A line with missing
-    cases does not show how the time depends on that dimension. The longest lines are chosen first,
-    and a further line only if it has sizes that no chosen line has. Two lines that cross share the
-    cases where they meet. Sizes that are on no line form one group each.
+    A line has the cases of one sweep whose sizes differ in only one dimension. It includes all
+    dtypes, layouts, passes, implementations and modes that are timed at those sizes. A line with
+    missing cases does not show how the time depends on that dimension. The longest lines are chosen
+    first, and a further line only if it has sizes that no chosen line has. Two lines that cross
+    share the cases where they meet. Sizes that are on no line form one group each.
     """
     # 1. Collect the points, which are the sizes at which a sweep has cases, and all lines through
     # them. The points of a line are the keys of a dictionary, which is used as an ordered set.

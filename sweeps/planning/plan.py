@@ -38,7 +38,7 @@ _T = TypeVar("_T")
 _SAMPLES = CHECKPOINTS[0]  # number of samples that a case's expected seconds include
 _PLANNED_SAMPLES = 10  # number of samples for which the plan leaves time
 _PREFERRED = ("alignment", "steps", "conv-layouts")
-"""Sweeps that people look for first, which get more time than others."""
+"""Sweeps whose results users look at first. They get more time than other sweeps."""
 _PREFERRED_FACTOR = 6.0  # these sweeps get this many times as much time as others
 _ADMITTED = 0.92  # share of the budget that a plan fills, because a machine is slower at times
 _LARGEST_SHARE = 0.02  # share of the budget that one case may take
@@ -237,13 +237,13 @@ def make_plan(
     before: Sequence[PlanEntry] = (),
     costs: Costs | None = None,
 ) -> Plan:
-    """Order the cases of all sweeps and admit those that fit ``budget`` seconds of each shard.
+    """Order the cases of all sweeps, and admit those that fit into their shard's ``budget``.
 
     The next line comes from the sweep that has had the least time, so that every sweep is
-    represented. Sweeps that people look for first get six times as much time as others. If no line
-    of a sweep fits the budget, single cases of the sweep are admitted. A case may take at most 2%
-    of the budget, or 4% if its line would otherwise be incomplete. If every case of a sweep takes
-    more than 2%, its cheapest cases are admitted.
+    represented. The sweeps of :data:`_PREFERRED` get six times as much time as others. If no line
+    of a sweep fits the budget, those single cases of the sweep that fit are admitted. A case may
+    take at most 2% of the budget, or 4% if its line would otherwise be incomplete. If every case of
+    a sweep takes more than 2%, its cheapest cases are admitted.
 
     With ``in_order``, all lines of a sweep are considered before those of the next one, and one
     case may take the whole budget.
@@ -318,8 +318,8 @@ def make_plan(
 class _Room:
     """Remainder of each shard's budget while a plan is made.
 
-    ``budget`` is the seconds of each shard. If ``naming`` is True, time is reserved for naming
-    kernels at the end.
+    ``budget`` is the number of seconds that each shard has. If ``naming`` is True, time is reserved
+    for naming kernels at the end.
     """
 
     def __init__(self, budget: float, naming: bool) -> None:

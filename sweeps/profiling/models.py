@@ -1,4 +1,4 @@
-"""Build training steps of two models, to show what share of them GEMMs and convolutions take."""
+"""Build training steps of two models, to show the share of time in GEMMs and convolutions."""
 
 from __future__ import annotations
 

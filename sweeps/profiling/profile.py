@@ -47,7 +47,7 @@ def profile_models(device: Device, folder: Path, note: Callable[[str], None]) ->
 
     Args:
         device: the device to profile on. Dtypes that it does not support are left out.
-        folder: folder whose sub-folder ``traces`` gets the traces.
+        folder: folder whose subfolder ``traces`` gets the traces.
         note: called with each sentence for the user.
 
     Returns:
@@ -94,7 +94,7 @@ def profile_models(device: Device, folder: Path, note: Callable[[str], None]) ->
 
 
 def is_profiled(folder: Path, device: Device) -> bool:
-    """Return True if the folder has profiles from the present software, with all their traces."""
+    """Return True if the folder has profiles of this software and schema, with all their traces."""
     try:
         document = json.loads((folder / "models.json").read_bytes())
         has_traces = all((folder / entry["trace"]).exists() for entry in document["models"])

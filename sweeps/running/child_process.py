@@ -26,10 +26,10 @@ class Child:
     process: BaseProcess
     connection: Connection
     cases: tuple[str, ...] = ()
-    """Ids of the cases that it is running, which are to blame if the process dies now."""
+    """Ids of the cases that the process is running. They are to blame if it dies now."""
     since: float = field(default_factory=time.monotonic)
-    """Moment (``time.monotonic``) at which it began to run these cases; its start if it has run
-    none."""
+    """Moment (``time.monotonic``) at which the process began to run these cases; its start if it
+    has run none."""
     patience: float = _START_SECONDS
     """Seconds without a message after which the process is considered hung."""
     samples: int = 0
@@ -71,7 +71,7 @@ class Child:
 
 
 def how_it_died(exit_code: int | None) -> str:
-    """Describe how a process ended, as the end of a message.
+    """Return a phrase that says how a process ended, for the end of a message.
 
     Args:
         exit_code: exit code of the process, or the negated number of the signal that ended it; None

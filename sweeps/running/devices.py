@@ -38,7 +38,7 @@ _LIMITS = {
 
 
 class DifferentLimitsError(UserError):
-    """Error of a GPU whose power or clock limits differ from those of its run."""
+    """Raised for a GPU whose power or clock limits differ from those of its run."""
 
 
 def arrive(folder: Path, results: Path, device: Device) -> tuple[int, list[dict[str, Any]]]:

@@ -58,7 +58,7 @@ class _Opening:
     folder: Path
     sweeps: Mapping[str, CasesOf]
     for_advice: bool
-    """True if ``sweeps`` make only the cases that are timed for advice."""
+    """True if the functions in ``sweeps`` return only cases that are timed for advice."""
 
 
 def begin(
@@ -80,7 +80,8 @@ def begin(
 
             - A sweep is unknown or invalid.
             - The device cannot be used, or its power or clock limits differ from those of the run.
-            - The run in the folder can neither be resumed nor set aside.
+            - The run in the folder does not fit the request and is not set aside either.
+            - The run in the folder is to be set aside, but another process is writing it.
             - A file of the run cannot be read or written.
             - A new plan would have no cases.
     """
@@ -121,7 +122,7 @@ def _extended_record(record: dict[str, Any], opening: _Opening) -> dict[str, Any
     """Return a resumed run's record, extended by what this request adds.
 
     A request may add sweeps, add cases or time for advice, or enlarge the budget. If it adds
-    nothing, return the given record itself.
+    nothing, return ``record`` itself.
     """
     plan, request = record["plan"], opening.request
     if _adds(request, opening.sweeps, plan):
@@ -276,7 +277,8 @@ def _record_to_resume(opening: _Opening) -> tuple[dict[str, Any] | None, str]:
         None, and the reason says why the old run is set aside; it is empty if there is no old run.
 
     Raises:
-        UserError: if the old run can neither be resumed nor set aside.
+        UserError: if the old run does not fit the request and is not set aside either, or if it is
+            to be set aside and another process is writing it.
     """
     folder, request = opening.folder, opening.request
     # 1. Find the old run, if there is one.
@@ -351,7 +353,7 @@ def _why_measured_again(folder: Path, record: Mapping[str, Any]) -> str:
 def _why_outdated(record: dict[str, Any], device: Device) -> str:
     """Return why this version on this device cannot resume the recorded run, or "" if it can."""
     if (record["schema"], record["protocol"]) != (SCHEMA, PROTOCOL):
-        return "the recorded run has another timing protocol or file format than this version"
+        return "the timing protocol or the file format has changed since the recorded run"
     return other_software(record["software"], software(device))
 
 
@@ -374,15 +376,15 @@ def _check_same_plan(plan: dict[str, Any], request: Request, sweeps: Mapping[str
     if request.shard[1] != shards:
         option = f"give --gpus or --shard I/{shards}" if shards > 1 else "leave --shard out"
         raise UserError(
-            f"the run in this folder was planned for {counted(shards, 'shard')}; {option} to "
-            "resume it, or use --fresh to set it aside and start a new one."
+            f"the recorded run of this machine was planned for {counted(shards, 'shard')}; "
+            f"{option} to resume it, or use --fresh to set it aside and start a new one."
         )
     planned_budget = plan["budget_s"] + plan.get("left_s", 0.0)
     # A request without a budget resumes any plan.
     requested_budget = math.inf if request.budget is None else request.budget
     if not adds and requested_budget < planned_budget:
         raise UserError(
-            f"the run in this folder was planned with a budget of {planned_budget:,g} s, "
+            f"the recorded run of this machine was planned with a budget of {planned_budget:,g} s, "
             f"not {request.budget:,g} s. Leave the budget out to resume the run, or use "
             f"{USE_FRESH} to set it aside and start a new one."
         )
@@ -547,10 +549,9 @@ def _new_record(opening: _Opening, note: Callable[[str], None]) -> dict[str, Any
 
 
 def _anchors(machine: Machine, budget: float, shards: int) -> list[dict[str, Any]]:
-    """Return the entries of the anchors, the cases that every GPU of a run times first.
+    """Return the rows of the anchors, the cases that every GPU of a run times first.
 
-    A run on a single CPU has no anchors, and neither does a run on one GPU with a budget of less
-    than 60 s.
+    A run with a single shard has no anchors if it is on a CPU, or if its budget is less than 60 s.
     """
     if shards == 1 and (machine.kind == "cpu" or budget < _MIN_ANCHOR_BUDGET):
         return []

@@ -29,10 +29,10 @@ def probe(cases: Mapping[str, Sequence[Case]], machine: Machine) -> Costs:
     """Measure some cases on a CPU, and return the costs to expect for similar cases.
 
     Probe a small, a medium and a large case of each kind (operation, pass and dtype), but begin no
-    further case after six seconds. The cost of preparing is the median of the probes' times. The
-    cost of checking is a line fitted to the bytes that the checks move. For each kind, the costs
-    keep the ratios of launch times to their estimates. Return the default costs if no case can be
-    prepared.
+    further case after six seconds. The cost of preparing is the median time of preparing these
+    cases. The cost of checking is a line fitted to the checks' times as a function of the bytes
+    that they move. For each kind, the costs keep the ratios of launch times to their estimates.
+    Return the default costs if no case can be prepared.
 
     Args:
         cases: the cases of each sweep, by its name.
@@ -84,8 +84,8 @@ def probe(cases: Mapping[str, Sequence[Case]], machine: Machine) -> Costs:
 def _choose_cases(cases: Sequence[Case]) -> list[Case]:
     """Return a small, a medium and a large case of each kind, the small cases of all kinds first.
 
-    The small ones take the least time, and the time may not suffice for all. Sustained cases and
-    cases without FLOPs are never chosen.
+    The small ones take the least time, and the time may not suffice for all cases. Sustained cases
+    and cases without FLOPs are never chosen.
     """
     kinds: dict[str, list[Case]] = defaultdict(list)
     for case in cases:

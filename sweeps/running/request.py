@@ -16,7 +16,7 @@ DEFAULT_BUDGET = {"gpu": 600.0, "cpu": 120.0}
 
 @dataclass(frozen=True)
 class Request:
-    """Options of one run. None means that the user left the choice open."""
+    """Options of one run. None means that the user did not give the option."""
 
     names: tuple[str, ...] = ()
     """Names of sweeps. Sweeps whose names are joined by commas form a group: they are compared with
@@ -36,10 +36,11 @@ class Request:
     dtypes: tuple[str, ...] = ()
     """Dtypes to measure, including emulated ones; empty for the dtypes that the sweeps declare."""
     skip_recorded: Path | None = None
-    """Folder of other results, whose sweeps need not be measured again; None to measure all sweeps.
+    """Folder of other results. Sweeps that are recorded there need not be measured again. None
+    means that all sweeps are measured.
 
-    A sweep is left out if this machine's recording there has all cases of the sweep and of its
-    group."""
+    A sweep is left out if this machine's recording there has times for all cases of the sweep and
+    of its group."""
     add: bool = False
     """True to add the sweeps to the plan and measure only them, for another ``budget`` seconds."""
     stop_at: float | None = None
@@ -50,7 +51,8 @@ class Request:
     identify: bool = True
     """True if run.json identifies each GPU with a hash."""
     fresh_since: float | None = None
-    """Earliest start of a run that is still fresh, in seconds since 1970; None if no old run is.
+    """Earliest start of a run that is still fresh, in seconds since 1970; None if any old run
+    counts as not fresh.
 
     A fresh run is resumed.
 
@@ -96,7 +98,7 @@ class Request:
 
     @property
     def groups(self) -> list[tuple[str, ...]]:
-        """Groups of names that are needed together; a sweep by itself is a group of one."""
+        """Groups of sweeps that are needed together; a sweep by itself is a group of one."""
         return [tuple(name.split(",")) for name in self.names]
 
     @property

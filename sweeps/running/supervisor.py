@@ -61,7 +61,7 @@ def carry_out(run: Run, reporter: Reporter, note: Callable[[str], None]) -> str:
     first.
 
     The samples are folded into the tables even after an error or an interrupt. If the run has
-    peers, they are folded by the process that started all peers.
+    peers, the process that started all workers folds the samples.
 
     Raises:
         UserError: if another process writes this shard, the disk is full, too many of the run's
@@ -166,8 +166,8 @@ class _Supervisor:
     def _arrive(self) -> None:
         """Record on which GPU (or node) the shard is measured now, if that has changed.
 
-        Unfinished cases that an earlier call measured on another GPU start over. Nothing is
-        recorded if the shard is finished.
+        Cases that an earlier call measured on another GPU start over, unless their whole series is
+        finished. Nothing is recorded if the shard is finished.
         """
         run = self._run
         if run.place is None or run.place == self._place or self._tally.is_over(run.budget):
@@ -570,12 +570,12 @@ class _Supervisor:
         self._note(f"The process that {_SIDE_WORK[work]} ended: {how}.")
 
     def _refuse_crashed_features(self) -> None:
-        """Give up cases with features that crashed in earlier calls, even cases added later."""
+        """Give up cases with features that crashed a process in an earlier call."""
         for feature in crashed_features(self._run.planned, self._tally.histories):
             self._refuse_feature(feature, "in an earlier call")
 
     def _refuse_feature(self, feature: Feature, how: str) -> None:
-        """Give up all unfinished cases that use a feature, because the feature has crashed."""
+        """Give up all unfinished cases that use a feature, because it has crashed a process."""
         for case in unfinished_with(feature, self._run.planned, self._tally.histories):
             self._fail(case, "unsupported", refusal(feature, how))
 

@@ -2,8 +2,8 @@
 
 A worker is a process that carries out one shard of the run on one GPU. When it ends, its GPU may
 get a worker for another shard. If a worker fails or dies, its shard is tried once more, on an idle
-GPU if there is one. Measurements of finished cases are kept. If the shard moves to another GPU, its
-unfinished cases start over (:mod:`sweeps.running.devices`).
+GPU if there is one. Samples that the worker has taken are kept. If the shard moves to another GPU,
+however, the cases of its unfinished series start over (:mod:`sweeps.running.devices`).
 """
 
 from __future__ import annotations
@@ -275,7 +275,10 @@ class _Parent:
         return f"worker {gpu}" if self._gpus[gpu].gpu is None else f"GPU {gpu}"
 
     def _start(self, gpu: int, shard: int, time_anchors: bool) -> None:
-        """Start a worker for a shard on a GPU. It times the anchors first if it is told to."""
+        """Start a worker for a shard on a GPU.
+
+        If ``time_anchors`` is true, the worker times the anchors first.
+        """
         context = get_context("spawn")  # a forked process would inherit CUDA's and OpenMP's state
         parent_end, worker_end = context.Pipe()
         request = replace(self._request, shard=(shard, self._total), gpu=gpu)
@@ -375,7 +378,7 @@ class _Parent:
         self._note(
             f"Working in parallel slows the {who}: the same cases take {slowdown.ratio:.2f} times "
             f"as long (95% interval {slowdown.lo:.2f} to {slowdown.hi:.2f}). The {who} therefore "
-            f"take turns, so the run needs {len(shards)} times the budget."
+            f"take turns, so the run may take {len(shards)} times as long as its budget."
         )
         self._record_turns()
         return True

@@ -85,8 +85,8 @@ class Gates:
     def _all_at(self, gate: str) -> list[int]:
         """Return all workers that wait at a gate, if they may pass it together.
 
-        They may once every worker has reached the gate, unless one that passed the gate earlier is
-        still busy.
+        They may pass it once every worker has reached the gate, unless one that passed the gate
+        earlier is still busy.
         """
         position = _ORDER.index(gate)
         someone_is_before = any(last < position for last in self._last_gate.values())

@@ -66,8 +66,8 @@ def test_what_is_not_a_tensor_is_passed_on() -> None:
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        (lambda a: a * 1.01, "differs from the reference by 0.01 of the reference's largest value"),
-        (lambda a: a * float("nan"), "by nan of the reference"),
+        (lambda a: a * 1.01, "error of the result is 0.01 times the reference's largest"),
+        (lambda a: a * float("nan"), "error of the result is nan times the reference"),
         (
             lambda a: a[1:],
             r"returned a tensor of shape \(31, 48\), but the reference returned a tensor of shape "

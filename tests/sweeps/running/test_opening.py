@@ -170,7 +170,7 @@ def test_fresh_sets_the_old_run_aside(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"protocol": PROTOCOL + 1}, "another timing protocol"),
+        ({"protocol": PROTOCOL + 1}, "the timing protocol or the file format has changed"),
         ({"software": {"torch": "1.0"}}, "and was 1.0"),
     ],
 )
