@@ -41,10 +41,11 @@ _HARDLY = 0.02  # smallest mean loss of speed that is worth mentioning, as a fra
 class Headline:
     """A fact about a recording in words, its most important number, and the number's interval.
 
-    ``value`` is a speed in TFLOP/s (``peak``), a ratio of speeds (``steady``, ``alignment``,
-    ``layout``), a size (``size``), a relative error (``accuracy``) or a gain (``change``). The
-    interval is a 95% interval, or a 90% interval for a predicted gain. ``count`` is the number of
-    cases behind the value. For ``layout`` it counts pairs, and for ``steady`` sustained runs.
+    Depending on ``id``, ``value`` is a speed in TFLOP/s (``peak``), a ratio of speeds (``steady``,
+    ``alignment``, ``layout``), a size (``size``), a relative error (``accuracy``) or a gain
+    (``change``). The interval is a 95% interval, or a 90% interval for a predicted gain. ``count``
+    is the number of cases behind the value. For ``layout`` it counts pairs, and for ``steady``
+    sustained runs.
     """
 
     id: str
@@ -61,7 +62,7 @@ class Headline:
 
 
 def health_of(analysis: Analysis) -> list[str]:
-    """Say how far the times of a recording can be trusted. Every report begins with these lines."""
+    """Return lines that say how far the times can be trusted. Every report begins with them."""
     lines = health_lines(analysis.recording, float(analysis.errors.median()))
     return [*lines, analysis.sampled] if analysis.sampled else lines
 
@@ -86,7 +87,7 @@ def headlines(analysis: Analysis, advice: Sequence[Advice]) -> list[Headline]:
 
 
 def peak(analysis: Analysis) -> Headline | None:
-    """Report each dtype's fastest GEMM and its share of the peak, and peaks that cases exceeded.
+    """Report each dtype's fastest GEMM and its share of the peak, and every raised peak.
 
     Only the cases in the roofline plot are used, so that the headline agrees with the plot's title.
     The value, the interval and the count of the headline are those of the fastest dtype. Return
@@ -157,7 +158,8 @@ def steady(analysis: Analysis) -> Headline | None:
     """Report the speed of a sustained run as a share of the speed in short bursts.
 
     If there are several sustained runs, as on several GPUs, the one with the median share is
-    reported; of the two in the middle, the larger share. Return None if no sustained run was timed.
+    reported. If their number is even, this is the run with the larger of the two middle shares.
+    Return None if no sustained run was timed.
     """
     entries = sorted(analysis.recording.run.get("steady") or (), key=lambda entry: entry["share"])
     if not entries:
@@ -186,11 +188,11 @@ def steady(analysis: Analysis) -> Headline | None:
 
 
 def alignment(table: pd.DataFrame) -> Headline | None:
-    """Report the speed of sizes that are not a multiple of eight, and a multiple that suffices.
+    """Report how fast sizes that are not a multiple of 8 are, and which multiple is fast enough.
 
-    Dimensions are reported separately if each has enough sizes. The value, the interval and the
-    count of the headline are those of the slowest dimension. Return None if the recording has too
-    few such sizes.
+    Dimensions are reported separately if each has enough of these sizes. The value, the interval
+    and the count of the headline are those of the slowest dimension. Return None if the recording
+    has too few such sizes.
     """
     rows = alignment_series(table)
     if rows.empty:
@@ -212,15 +214,15 @@ def alignment(table: pd.DataFrame) -> Headline | None:
     affected = rows[rows["along"] == slowest.lower()] if slowest else rows
     return Headline(
         "alignment",
-        f"Sizes that are not a multiple of {_WIDE} run at {', '.join(texts)} of the speed of the "
-        f"nearest round size; {_sufficient_multiple(affected)}.",
+        f"Relative to the round size just below them, sizes that are not a multiple of {_WIDE} "
+        f"have a speed of {', '.join(texts)}; {_sufficient_multiple(affected)}.",
         *means[slowest],
         len(groups[slowest]),
     )
 
 
 def _sufficient_multiple(rows: pd.DataFrame) -> str:
-    """Name the smallest multiple whose mean speed is close to that of multiples of 16.
+    """Name the smallest number whose multiples are on average nearly as fast as multiples of 16.
 
     Args:
         rows: table from :func:`analysis.slices.series.alignment_series`, including the round sizes
@@ -238,7 +240,11 @@ def _sufficient_multiple(rows: pd.DataFrame) -> str:
     )
     if smallest == 1:
         return "on average, alignment hardly matters"
-    return f"on average, multiples of {smallest} lose less than {_HARDLY:.0%}"
+    largest = _MULTIPLES[-1]
+    return (
+        f"on average, multiples of {smallest} are less than {_HARDLY:.0%} slower than multiples of "
+        f"{largest}"
+    )
 
 
 def layout(table: pd.DataFrame) -> Headline | None:
@@ -267,8 +273,8 @@ def size(table: pd.DataFrame) -> Headline | None:
     """Report the size from which square GEMMs reach nearly their best speed, for each dtype.
 
     The value, the interval and the count of the headline are those of the first dtype. If even the
-    largest measured size is slower, the value is this size, and the text says that the speed is
-    reached above it. Return None if no dtype has enough square GEMMs.
+    largest measured size is too slow, the value is this size, and the text says that only larger
+    sizes reach the speed. Return None if no dtype has enough square GEMMs.
     """
     rows = square_series(table)
     texts = []
@@ -313,7 +319,7 @@ def _size_interval(lo: int | None, hi: int | None) -> str:
 
 
 def accuracy(analysis: Analysis) -> Headline | None:
-    """Report the errors of held-out predictions and, if it is certain, the machine's drift.
+    """Report prediction errors on held-out cases and, if it is certain, the machine's drift.
 
     The value is the median error. Return None if too few cases were held out.
     """
@@ -374,8 +380,8 @@ def _verdict_and_evidence(answer: Advice) -> str:
 def _sort_key(answer: Advice) -> tuple[int, int, float]:
     """Return a sort key: the verdict, the evidence, and the lower end of the gain's interval.
 
-    The best answer has the largest key. Positions are negated, because VERDICTS and EVIDENCE begin
-    with the best.
+    The best answer has the largest key. The positions in VERDICTS and EVIDENCE are negated, because
+    both begin with the best.
     """
     verdict_position = VERDICTS.index(answer.verdict)
     evidence_position = EVIDENCE.index(answer.evidence)
@@ -388,7 +394,7 @@ def sizes_line(advice: Sequence[Advice]) -> str:
     likely = sum(answer.verdict == LIKELY for answer in advice)
     shapes = counted(len({answer.problem for answer in advice}), "shape")
     if not confirmed and not likely:
-        return f"{shapes} checked: no better size is nearby."
+        return f"{shapes} checked: no better size was found nearby."
     return (
         f"{len(advice):,} queries (pad and choose for {shapes}): "
         f"{confirmed:,} confirmed and {counted(likely, 'likely improvement')}."

@@ -42,11 +42,11 @@ _GAINS = {
     "choose": "A gain of 12% means that the chosen shape computes 12% more per second.",
 }
 _LEGEND = (
-    "*do it*: the gain was re-timed after the change was chosen. Its whole interval and the "
-    "expected gain after costs are at least 1%. *likely*: the change brings a gain with the stated "
-    "probability, which is at least 80%, and the expected gain after costs is at least 1%. Costs "
-    "are a tenth of the additional FLOPs. In brackets: the 95% interval of a second measurement; "
-    "for a predicted gain, its 90% interval."
+    "*do it*: the gain was measured in new samples after the change was chosen. Its whole interval "
+    "and the expected gain after costs are at least 1%. *likely*: the change brings a gain with "
+    "the stated probability, which is at least 80%, and the expected gain after costs is at least "
+    "1%. Costs are a tenth of the additional FLOPs. In brackets: the 95% interval of a measured "
+    "gain, or the 90% interval of a predicted gain."
 )
 _MAX_LISTED = 40  # maximum number of changes in one table of the Markdown page
 _SHAPE = list(IDENTITY[IDENTITY.index("op") : IDENTITY.index("layout") + 1])  # columns of a shape

@@ -1,7 +1,7 @@
 """Decide whether a gain is worth changing a model, with one rule for all verdicts.
 
-- *do it*: the gain was re-timed after the change was chosen. Its whole interval and the expected
-  gain after costs are at least 1%.
+- *do it*: the gain was measured in new samples after the change was chosen. Its whole interval and
+  the expected gain after costs are at least 1%.
 - *likely*: the change brings a gain with a probability of at least 80%, and the expected gain after
   costs is at least 1%.
 - *leave it*: all other cases.
@@ -29,8 +29,8 @@ LEAST_PROBABILITY = 0.8
 _PRICE = 0.1  # cost of 100% more FLOPs, as a gain: a larger size may slow down other GEMMs, too
 _OUTSIDE = {CONFIRMED: 0.05, MEASURED: 0.05, PREDICTED: 0.1}  # probability outside the interval
 _SUREST = 0.95
-"""Largest probability that advice states. On held-out tables, advice on a GEMM that stated 90% or
-more brought a gain in only 88% of cases (results/accuracy/reliability.json)."""
+"""Largest probability that advice states. On held-out tables, GEMM advice with a stated probability
+of 90% or more brought a gain in only 88% of cases (results/accuracy/reliability.json)."""
 
 
 class Gain(NamedTuple):

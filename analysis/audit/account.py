@@ -42,7 +42,7 @@ ATTENTION_RANGE = 1.5
 """Factor by which an assumed time of attention may be wrong, in either direction."""
 
 BACKWARD = 2.5
-"""Ratio of the times of attention's backward pass and its forward pass.
+"""Ratio of the time of attention's backward pass to that of its forward pass.
 
 The backward pass has five GEMMs instead of two (Dao 2023, FlashAttention-2), and is assumed to
 reach the same share of the peak.
@@ -73,11 +73,12 @@ class AccountLine:
         basis: source of the time, such as ``measured`` or ``assumed``.
         limit: what limits the operation, such as ``compute`` or ``memory``.
         peak_share: share of the machine's peak that the operation reaches.
-        in_sums: factors that widen the interval in a sum, below and above the time. They correct
-            for errors of different operations that are more or less alike than the sum assumes.
-        spread: for attention, half the width of the 90% interval of the log ratio of its time to
-            that of a similar call; 0 for attention at an assumed share of the peak, and for all
-            other operations.
+        in_sums: factors by which the lower and the upper half of the interval are multiplied in a
+            sum. They correct for errors of different operations that are more or less correlated
+            than the sum assumes.
+        spread: for attention, half the width of the fit's 90% range of log(measured / predicted)
+            for similar calls; 0 for attention at an assumed share of the peak, and for all other
+            operations.
     """
 
     product: Product
@@ -166,8 +167,8 @@ class Account:
     def by_role(self) -> dict[str, float]:
         """Time of the step in µs by role, largest first.
 
-        The last entry is that of all other operations. It also has the time of the matrix
-        operations whose role is unknown, because these have the same name.
+        The last entry is that of all other operations. It also includes the matrix operations whose
+        role is unknown, because their role is called ``other``, too.
         """
         role_us: dict[str, float] = {}
         for line in self.counted:
@@ -226,7 +227,7 @@ def account_of(captured: Captured, runtime: Runtime, basis: Basis) -> Account:
     Raises:
         UserError: if a size cannot be divided among the GPUs, if the machine does not support a
             dtype, if the machine's measurements cannot be read, if the attention kernel that the
-            user names was not measured, or if the time of no operation can be counted.
+            user names was not measured, or if no operation has a time that can be counted.
     """
     machine = basis.model.machine
     products = runtime.products(captured)
@@ -273,7 +274,7 @@ def account_of(captured: Captured, runtime: Runtime, basis: Basis) -> Account:
     # The step may consist of only attention that is not counted.
     if not other and len(missing) == len(lines):
         raise UserError(
-            f"the time of no operation of this step can be counted on {machine.slug}; give another "
+            f"this step has no operation whose time can be counted on {machine.slug}; give another "
             "machine or --dtype."
         )
     return Account(
@@ -334,8 +335,8 @@ def _attention_line(
         work: the call.
         runtime: how the model is run.
         machine: the machine.
-        attention_bases: fits to measured calls, by dtype. For a dtype that is missing or None, a
-            share of the peak is assumed.
+        attention_bases: fits to measured calls, by dtype. For a dtype whose fits are missing or
+            None, a share of the peak is assumed.
     """
     peak = machine.peak(work.dtype)
     basis = attention_bases.get(work.dtype)
@@ -378,8 +379,8 @@ def attention_time(work: Attention, basis: AttentionBasis, framework: str | None
     """Predict the time of an attention call from the fits to measured calls.
 
     Only forward passes were measured. A backward pass is assumed to take :data:`BACKWARD` times as
-    long, so its interval is wider by :data:`ATTENTION_RANGE` in both directions. ``framework``
-    computes the attention; None if it is not known.
+    long, so its interval is wider by the factor :data:`ATTENTION_RANGE` in both directions.
+    ``framework`` names the framework that computes the attention; None if it is not known.
     """
     time = basis.predict(work, framework)
     if work.pass_ == FORWARD:

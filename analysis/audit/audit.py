@@ -92,8 +92,8 @@ class LeverSearch:
     Attributes:
         vary: the only dimensions to vary; all if empty.
         more_parameters: how many more parameters the joint change may have, as a fraction.
-        multiple: number that widths have to be multiples of; None for the usual multiples, from 64
-            or, if none is within reach, from 8.
+        multiple: number that widths have to be multiples of; None for multiples of 64, 128 or 256
+            or, if none of these is within reach, of 8, 16 or 32.
         tries: values of dimensions; if given, all their combinations are compared, and no other
             changes are searched for.
     """
@@ -142,7 +142,7 @@ def audit(
             - A machine does not support its dtype.
             - Measurements cannot be read.
             - The attention kernel that the user names was not measured.
-            - The time of no operation can be counted on a machine.
+            - No operation has a time that can be counted on a machine.
             - Layers are to be recomputed in a step that does not train.
     """
     from sweeps.capture.capture import capture, dimensions  # needs torch
@@ -237,7 +237,7 @@ def _check_not_empty(source: ModelSource, captured: Captured) -> None:
 
 
 def _title(source: ModelSource, step: ModelStep) -> str:
-    """Return the model's name, the mode, the batch and, for decoding, the number of earlier tokens.
+    """Return the model's name, the mode, the batch size and, for decoding, the earlier tokens.
 
     A file is named without its folders.
     """
@@ -250,12 +250,12 @@ def _title(source: ModelSource, step: ModelStep) -> str:
 
 
 def _warnings(source: ModelSource, step: ModelStep) -> list[str]:
-    """Warn if the step has more tokens than the model has positions."""
+    """Warn if each sequence has more tokens than the model has positions."""
     tokens = step.seq + (step.tokens if step.mode == "decode" else 0)
     if source.positions is None or tokens <= source.positions:
         return []
     return [
-        f"Warning: the model has {source.positions:,} positions, but the step has {tokens:,} "
+        f"Warning: the model has {source.positions:,} positions, but each sequence has {tokens:,} "
         "tokens; give a smaller --seq."
     ]
 

@@ -313,7 +313,7 @@ def test_a_step_without_a_known_time_is_refused(h100: Basis) -> None:
     call = Attention(1, 2, 2, 16, 16, 64, 64, "fp32")
     product = Product(call, "attention", "", "forward", 1, 0, 0)
     captured = Captured((product,), (), (), parameters=0, parameter_bytes=0)
-    with pytest.raises(UserError, match="no operation of this step can be counted on nvidia-h100"):
+    with pytest.raises(UserError, match="no operation whose time can be counted on nvidia-h100"):
         account_of(captured, Runtime(), h100)
 
 

@@ -121,8 +121,8 @@ def test_what_does_not_fit_comes_first() -> None:
     assert first.startswith("Memory: ")
     assert "of 80 GB; IT DOES NOT FIT. It fits with --batch " in first
     assert warning == (
-        "Warning: the model has 8,192 positions, but the step has 16,384 tokens; give a smaller "
-        "--seq."
+        "Warning: the model has 8,192 positions, but each sequence has 16,384 tokens; give a "
+        "smaller --seq."
     )
 
 
