@@ -1,4 +1,4 @@
 """Fit a model to measured times, and derive advice, rules and plots from both.
 
-The package needs no GPU, PyTorch or Triton.
+The package needs no GPU and no Triton. Only auditing a model needs PyTorch.
 """

@@ -54,7 +54,7 @@ class AttentionShapes(NamedTuple):
         return 4.0 * self.batch * self.heads * self.width * pairs
 
     def bytes(self) -> Array:
-        """Return the bytes of queries, keys, values and results, each moved once, in 16 bits."""
+        """Return the bytes of 16-bit queries, keys, values and results, each moved once."""
         # Results are as large as queries, and values as large as keys. With a window, each
         # additional query sees one additional key, so all queries together see about
         # ``seen + queries`` keys.

@@ -1,7 +1,7 @@
 """Build step of the wheel that moves the checkout's packages into one namespace, ``rooftile``.
 
 Many environments have another package that is called ``kernels``, so the wheel must use only one
-top-level name. The packages are copied below ``rooftile/`` (``analysis/rooftile`` becomes the
+top-level name. The packages are copied into ``rooftile/`` (``analysis/rooftile`` becomes the
 namespace itself), and their imports of one another are rewritten. Strings are not rewritten, except
 for the references in docstrings, so no other string may contain a module's name;
 ``tests/test_wheel.py`` checks that. setuptools finds this step through ``pyproject.toml``.

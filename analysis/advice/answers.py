@@ -1,4 +1,4 @@
-"""Answer pad/choose queries: return advice on each problem, and the source of its data."""
+"""Answer pad/choose queries: return advice on each problem, with the source of the data."""
 
 from __future__ import annotations
 

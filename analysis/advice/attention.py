@@ -19,8 +19,10 @@ _FIELDS_WITH_MASK = 7  # number of fields in this form if the mask is given
 def parse_attention(text: str) -> Attention:
     """Parse an attention call from the command line, such as ``8,2048,32,8,128,bf16,causal``.
 
-    The call has B sequences of S tokens each. With ``decode``, each sequence has only one query,
-    which attends to its S keys. Without a mask, the call is ``causal``.
+    The text has the form ``B,S,HEADS,KV_HEADS,HEAD_DIM,dtype[,mask]``, where the mask is
+    ``causal``, ``full`` or ``decode``. The call has B sequences of S tokens each. With ``decode``,
+    each sequence has only one query, which attends to the S keys of the sequence. If the text names
+    no mask, the call is ``causal``.
 
     Raises:
         UserError: if the text does not have this form, or the number of KV heads does not divide

@@ -9,9 +9,10 @@ paradoxes of Bayesian inference", 1994).
 
 The distribution of gains is a mixture, as in Stephens, "False discovery rates: a new deal",
 Biostatistics 18, 2017. Most of its components are half-normal densities on either side of zero
-gain, with widths of 0.25–64%. The others are normal densities around gains of 1–16%, because the
-measured changes were chosen for their expected gains. The weights of the components are fitted to
-all measured gains by maximum likelihood, with a few pseudo-observations of each component.
+gain, with scale parameters of 0.25–64%. The others are normal densities around gains of 1–16%,
+because the measured changes were chosen for their expected gains. The weights of the components are
+fitted to all measured gains by maximum likelihood, with a few pseudo-observations of each
+component.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _DEGREES = 10
 class MeasuredRatio:
     """Logarithm of a measured time ratio, with its standard error.
 
-    The error follows Student's distribution with ``degrees`` degrees of freedom.
+    The error follows Student's t distribution with ``degrees`` degrees of freedom.
     """
 
     log_ratio: float
@@ -60,13 +61,14 @@ class ExpectedRatio:
 def from_processes(
     pairs: Sequence[Sequence[Sequence[float]]], between: Sequence[float], cases: Sequence[int]
 ) -> list[MeasuredRatio]:
-    """Estimate the time ratio of each pair of cases from blocks that several processes measured.
+    """Estimate each pair's time ratio from blocks of samples that several processes took.
 
     All samples of a process share an error, and only the differences between processes show it. One
-    pair is not enough to estimate this error, so the estimates from all pairs are averaged, after
-    the scatter of their blocks is subtracted. The average also includes the deviation between
-    processes that each run measured by re-timing cases. The cases were re-timed minutes later, so
-    this deviation includes slow changes that two consecutive processes do not show.
+    pair is not enough to estimate this error. The estimates from all pairs are therefore averaged,
+    after the scatter of each pair's blocks is subtracted from its estimate. The average also
+    includes the deviation between processes, which each run measures by re-timing cases. The cases
+    were re-timed minutes later, so this deviation includes slow changes that two consecutive
+    processes do not show.
 
     Args:
         pairs: for each pair and each of its two or more processes, the log ratios of its blocks.
@@ -132,8 +134,8 @@ def expect(measured: Sequence[MeasuredRatio]) -> list[ExpectedRatio]:
     """Return the expected value of each ratio, with its 95% interval.
 
     All ratios have to come from one machine, because one distribution is fitted to all of them. The
-    expected values and the intervals lie between 1/12 and 12, because the grid of log ratios ends
-    there.
+    expected values and the intervals lie between about 1/12 and 12, because the grid of log ratios
+    ends there.
     """
     if not measured:
         return []
@@ -161,7 +163,8 @@ def _likelihood(measured: MeasuredRatio, grid: NDArray[np.float64]) -> NDArray[n
     """Return the likelihood of a measurement for each true log ratio of the grid."""
     error = max(measured.error, _LEAST_ERROR)
     squares = ((measured.log_ratio - grid) / error) ** 2
-    # Student's density without its constant factor, which cancels when the posterior is normalised.
+    # Density of Student's t distribution without its constant factor, which cancels when the
+    # posterior is normalised.
     return np.asarray((1 + squares / measured.degrees) ** (-(measured.degrees + 1) / 2))
 
 

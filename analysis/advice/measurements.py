@@ -99,7 +99,7 @@ class Measurements:
         return [self._problems[i] for i in self._index.near(problem, less, more)]
 
     def confirmed(self, problem: Problem, option: Problem, kind: str) -> Ratio | None:
-        """Return the re-timed ratio of times (``problem`` over ``option``) with its interval.
+        """Return the ratio of re-timed times (``problem`` over ``option``) with its interval.
 
         This is the expected ratio, given the samples of all re-timed pairs that answer this kind of
         query (``pad`` or ``choose``). Return None if the two problems were not re-timed together
@@ -108,7 +108,7 @@ class Measurements:
         return self._confirmed.get((kind, problem, option))
 
     def other_implementations(self, problem: Problem, library: str) -> list[tuple[str, Ratio]]:
-        """Return the implementations that were re-timed with a vendor library on a problem.
+        """Return the implementations that were re-timed together with ``library`` on a problem.
 
         Each implementation comes with the ratio of the vendor library's time to its time.
         """
@@ -239,7 +239,7 @@ def _expected_ratios(pairs: Sequence[Pair], kind: str) -> dict[tuple[Contender, 
 
 
 def _contains(larger: Problem, smaller: Problem) -> bool:
-    """Return True if no size of ``larger`` is below that of ``smaller``."""
+    """Return True if no size of ``larger`` is below the same dimension's size in ``smaller``."""
     return all(getattr(larger, d) >= getattr(smaller, d) for d in dimensions(smaller))
 
 
@@ -248,17 +248,18 @@ def rows_near(
 ) -> pd.DataFrame:
     """Return the rows near any of the problems.
 
-    A row is near a problem if all sizes of their GEMMs are within ``factor`` of each other. A query
-    about one problem needs only a few rows of a table, and creating a problem for every row takes
-    longer than answering the query. For more than 64 problems, filtering usually takes longer than
-    it saves, so all rows are returned unless ``always`` is True.
+    A row is near a problem if M, N and K of its GEMM are each within a factor of ``factor`` of the
+    problem's. A query about one problem needs only a few rows of a table, and creating a
+    :class:`Problem` for every row takes longer than answering the query. For more than 64 problems,
+    filtering usually takes longer than it saves, so all rows are returned unless ``always`` is
+    True.
 
     Args:
         rows: rows of a recording.
         problems: the problems of the queries.
         factor: largest ratio of two sizes, at least 1.
-        always: True if there are so many rows that filtering them is worth its time for any
-            number of problems.
+        always: True to filter the rows for any number of problems, which pays off if there are very
+            many rows.
     """
     if len(problems) > _MOST_FILTERED and not always:
         return rows
@@ -274,8 +275,9 @@ def rows_near(
 def read_measurements(rows: pd.DataFrame, recording: Recording) -> Measurements:
     """Read the measured times of a recording from all or some of its ``ok`` rows.
 
-    Only burst times are used, and only with operands that are dense and aligned. The operands also
-    have to be read from the place (cache or memory) that most of the recording's cases read from.
+    Only burst times are used, and only those of cases whose operands are dense and aligned. The
+    cases also have to be in the cache state, cold or warm, that most of the recording's cases are
+    in.
 
     A time that the user imported without an interval gets the interval of a single measurement. A
     time from a public table gets no interval, because the user may run another framework or

@@ -47,7 +47,7 @@ class Question:
 
     @property
     def choose(self) -> bool:
-        """True if sizes may also shrink, so that speeds are compared instead of times."""
+        """True if sizes may also shrink; the query then compares speeds instead of times."""
         return self.kind == "choose"
 
     def allows_flops(self, problem: Problem, option: Problem) -> bool:
@@ -118,7 +118,7 @@ def options_of_each(
     libraries = list(problems.values())
 
     def predict(option_lists: Sequence[list[Problem]]) -> list[pd.DataFrame]:
-        """Predict the options of each problem, with a single query for all problems."""
+        """Predict the options of each problem, with a single call of the model for all problems."""
         all_options: list[Problem] = []
         library_of_each: list[str] = []
         for library, options in zip(libraries, option_lists, strict=True):

@@ -36,7 +36,7 @@ def why(
     measured: bool = False,
     kind: str = "gpu",
 ) -> str:
-    """Attribute the percentage points of a gain to the causes that the model computes.
+    """Attribute the percentage points of a gain to causes, such as fuller tiles or alignment.
 
     The logarithm of one plus the gain is a sum of parts, one for each cause. The model computes the
     parts that tiles, waves and bytes contribute. The remainder is attributed to alignment if it is
@@ -96,9 +96,9 @@ def _known_parts(
 ) -> dict[str, float]:
     """Return the parts of a gain's logarithm that the model explains, by cause in words.
 
-    The result is empty if the model explains no part. If arithmetic is the limit, more FLOPs take
-    more time. If memory is the limit, only bytes take time, so more FLOPs for the same bytes
-    increase a gain per FLOP.
+    The result is empty if the model explains no part. If arithmetic is the limit, computing a
+    larger area of tiles takes more time. If memory is the limit, only bytes take time, so more
+    FLOPs for the same bytes increase a gain per FLOP.
 
     Args:
         before: the model's prediction of the problem.
@@ -164,7 +164,7 @@ def _kernel_cause(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
 
 
 def _alignment_cause(problem: Problem, option: Problem, assumed: bool) -> str:
-    """Name the changed sizes that are misaligned, and say if their price is ``assumed``."""
+    """Name the misaligned sizes that change, and say if the price of misalignment is assumed."""
     aligned_elements = WIDE_BYTES // DTYPE_BYTES[problem.dtype]
     misaligned = [
         name.upper()

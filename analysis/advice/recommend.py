@@ -1,9 +1,9 @@
-"""Recommend other sizes of a GEMM, or other channels of a convolution, or no change.
+"""Recommend other sizes of a GEMM or convolution, another implementation, or no change.
 
 There are two kinds of queries. *pad*: "I need at least these sizes; which slightly larger ones take
 less time?" *choose*: "I may pick sizes within ±15%; which compute the most per second?"
 
-A gain comes from the best evidence that exists:
+A gain comes from the first of these kinds of evidence that exists:
 
 1. samples of both shapes that were taken together, after the new size was chosen,
 2. earlier measured times of both shapes,

@@ -76,7 +76,7 @@ class SizeConstraints:
         ]
 
     def allow(self, problem: Problem, option: Problem) -> bool:
-        """Return True if all changes of an option are in allowed dimensions, to allowed sizes."""
+        """Return True if an option changes only allowed dimensions, and only to allowed sizes."""
         free = self.free(problem)
         return all(
             name in free and self.fits(getattr(option, name)) for name in changed(problem, option)
@@ -122,7 +122,7 @@ def kind_of(problem: Problem) -> Kind:
 
 
 class SizeIndex:
-    """Index that finds the problems that differ from a given one only in nearby sizes."""
+    """Index that finds the problems that have the same kind as a given one, and similar sizes."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         """Index problems; :meth:`near` returns positions in ``problems``."""
@@ -139,8 +139,8 @@ class SizeIndex:
         """Return the positions of problems whose sizes are in a window around those of ``problem``.
 
         For a size s of ``problem``, the window extends from s × (1 + ``less``) to s × (1 +
-        ``more``), so a negative ``less`` allows smaller sizes. The result is in increasing order,
-        and empty if no problem of this kind is in the window.
+        ``more``), so a negative ``less`` allows smaller sizes. Only problems of the same kind as
+        ``problem`` are found. Their positions are in increasing order.
         """
         kind = kind_of(problem)
         if kind not in self._kinds:
@@ -164,8 +164,8 @@ def sizes_near(
 
     For a pad query, the nearby sizes are the nearest larger multiples of several numbers. For a
     choose query, they also include the nearest smaller multiples and some sizes across the allowed
-    window. If the constraints allow any size and the allowed window is narrow, every size in the
-    window is included. A dimension that may not change has only its current size.
+    window. If the constraints allow any size, and the window's ends differ by at most 16, every
+    size in the window is included. A dimension that may not change has only its current size.
 
     Args:
         problem: the problem whose sizes change.
@@ -222,9 +222,9 @@ def _steps(
 
 
 def _across(low: int, high: int, multiple: int) -> set[int]:
-    """Return at most seven sizes from ``low`` to ``high``, which are all the multiples of one step.
+    """Return all multiples of one step from ``low`` to ``high``; the step leaves at most seven.
 
-    The step is a multiple of ``multiple``.
+    The step itself is a multiple of ``multiple``.
     """
     steps = [math.lcm(step, multiple) for step in _MULTIPLES]
     # A very wide window has too many multiples even of the largest step, so it needs a larger step.
@@ -248,7 +248,7 @@ def with_sizes(problem: Problem, sizes: Sequence[Mapping[str, int]]) -> Iterator
 
 
 def role(problem: Problem, name: str) -> str:
-    """Return the probable meaning of a dimension in a model, judging by layout and sizes."""
+    """Return the probable meaning of a dimension, judged by the problem's layout and sizes."""
     if not isinstance(problem, Gemm):
         return {"c": "channels in", "kout": "channels out"}[name]
     # Batched GEMMs are assumed to belong to attention. There, m is the sequence length, and so is

@@ -28,10 +28,11 @@ _PREDICTED = (
 def measurements_near(
     basis: Basis, problems: Sequence[Problem], factor: float = 1.0
 ) -> Measurements:
-    """Return a machine's measurements near the problems: all sizes differ by at most a factor.
+    """Return a machine's measurements near the problems.
 
-    For more than 64 problems, all measurements of the machine are returned. The result is empty if
-    the machine has no recording.
+    A measurement is near a problem if M, N and K of its GEMM are each within a factor of ``factor``
+    of the problem's. For more than 64 problems, all measurements of the machine are returned. The
+    result is empty if the machine has no recording.
 
     Raises:
         UserError: if the machine's recording cannot be read, or if the machine has no recording and
@@ -50,7 +51,7 @@ def measurements_near(
 
 
 def _remarks(problem: Problem, basis: Basis) -> str:
-    """Return remarks for an explanation: what an fp8 time includes, and that memory is short."""
+    """Return remarks for an explanation: what fp8 times include, and if memory is too small."""
     memory = basis.model.machine.memory_bytes
     remarks = f"; {FP8_INCLUDES}" if problem.dtype == "fp8" else ""
     if problem.bytes > memory:

@@ -38,7 +38,7 @@ _SQUEUE_SECONDS = 60.0  # time after which squeue counts as not answering
 
 @dataclass(frozen=True)
 class Resources:
-    """Resources that each node's job requests; None for the cluster's default."""
+    """Resources that each node's job requests; a partition or account of None means the default."""
 
     gpus_per_node: int
     """Number of GPUs; 0 for a run on CPUs."""
@@ -63,7 +63,8 @@ class Cluster:
             resources: what each job requests.
 
         Raises:
-            UserError: if there is no such cluster here, or submitit is not installed.
+            UserError: if ``kind`` is unknown, if this machine lacks Slurm's sbatch for the kind
+                ``slurm``, or if submitit is not installed.
         """
         if kind not in CLUSTERS:
             raise UserError(
@@ -89,7 +90,7 @@ class Cluster:
         self._jobs: dict[str, submitit.Job[None]] = {}
 
     def submit(self, work: NodeJob, nodes: Sequence[int]) -> dict[int, str]:
-        """Submit the jobs of the given nodes as one array. Return each node's job id.
+        """Submit the jobs of the given nodes as one job array. Return each node's job id.
 
         Raises:
             UserError: if the cluster refuses the jobs.
@@ -142,7 +143,8 @@ def _parameters(kind: str, resources: Resources) -> Mapping[str, Any]:
 
     Args:
         kind: one of :data:`CLUSTERS`. Only Slurm takes a partition, an account and the like.
-        resources: what each job requests. A job without GPUs also leaves its cores to the cluster.
+        resources: what each job requests. A job without GPUs also leaves the number of its cores to
+            the cluster.
     """
     # In a checkout, Python finds the package only from the checkout's folder. Jobs start there.
     start_folder = {} if FOLDER is None else {"chdir": str(FOLDER)}
@@ -174,7 +176,7 @@ def living_in_slurm(ids: Sequence[str]) -> dict[str, str]:
         ids: the jobs' ids, such as ``12_3``.
 
     Raises:
-        UserError: if squeue does not answer.
+        UserError: if squeue does not answer or fails.
     """
     if not ids:
         return {}

@@ -86,7 +86,7 @@ def submit_command(
     ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Measure on the GPUs of several nodes, and wait for the results.
+    """Measure on several nodes of a cluster, and wait for the results.
 
     Run the same command again, without --fresh, to resume.
     """

@@ -40,7 +40,7 @@ class NodeNote:
     def path(results: Path, node: tuple[int, int]) -> Path:
         """Return the path of a node's note.
 
-        ``node`` is a pair of its number and the number of nodes.
+        ``node`` is a pair: the node's number and the number of nodes.
         """
         return jobs_folder(results) / f"{node[0]}-of-{node[1]}.json"
 

@@ -54,7 +54,7 @@ def submit(
     """Submit a job for each unfinished node that has no job. Return when no job is left.
 
     Even after an interrupt, the samples are folded into the tables. Slurm jobs continue without
-    this process, and the same call follows them again.
+    this process. A later call with the same arguments follows them.
 
     Args:
         request: the options of the run; its shard and GPU are ignored.
@@ -67,7 +67,8 @@ def submit(
     Raises:
         UserError: in any of these cases:
 
-            - There is no such cluster, or it refuses the jobs or does not answer.
+            - The kind of cluster is unknown or not installed, or the cluster refuses the jobs or
+              does not answer.
             - Another submission follows the run.
             - This call does not fit the recorded run or the jobs from an earlier call.
             - A file of the run cannot be read or written.
@@ -184,7 +185,7 @@ class _Submission:
         return {*self._ids}
 
     def _submit_some(self, due: list[int], living: set[int]) -> list[int]:
-        """Submit jobs for nodes in ``due``. Return the nodes whose jobs were not submitted.
+        """Submit jobs for nodes in ``due``. Return the nodes whose jobs were not yet submitted.
 
         On Slurm, all jobs are submitted at once, because Slurm distributes them to nodes. Elsewhere
         all jobs run on this machine, so one is submitted at a time.
@@ -266,7 +267,7 @@ class _Submission:
         return [folder for folder, _ in counts.most_common()]
 
     def _missing(self, budget: float) -> Iterator[str]:
-        """Yield a sentence for each node that is unfinished or of another GPU model than most."""
+        """Yield a sentence for each node that is unfinished or has another GPU model than most."""
         # The folder of a run is named after the GPU model. Perhaps no node has one yet.
         folders = self._folders
         folder_of_most = folders[0] if folders else None
@@ -326,7 +327,7 @@ class _NodeRun:
             return None
 
     def _begin(self, folder: Path) -> None:
-        """Begin to follow the plan in a folder, if this number of nodes can share it."""
+        """Begin to follow the plan in a folder, if its shards divide evenly among the nodes."""
         plan = read_run(folder)["plan"]
         self.budget = plan["budget_s"]
         planned = read_plan(plan)

@@ -3,10 +3,10 @@
 The memory for the inputs of each dtype is filled with normally distributed values. The memory for
 results is not filled.
 
-Kernels run faster on zeros and constants than on real data, because constant data draw less power.
-The distribution of the values is therefore recorded in the column ``fill``. Results are never
-written over inputs, because values that are multiplied again and again would grow until they
-overflow.
+Kernels run faster on zeros and constants than on real data, because computing with constants draws
+less power, which lets the clock rate stay higher. The distribution of the values is therefore
+recorded in the column ``fill``. Results are never written over inputs, because values that are
+multiplied again and again would grow until they overflow.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Clocks that launch a batch and measure how long the device needs for it.
 
-On a GPU, the gaps between launches are hidden. A clock knows nothing about kernels: the sampler
-passes it a callable. Tests pass the sampler a clock with simulated times.
+On a GPU, the gaps between launches are hidden, unless the caller wants them timed. A clock knows
+nothing about kernels: the sampler passes it a callable. Tests pass the sampler a clock with
+simulated times.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ _TRIES = 4  # attempts to time a batch without visible launch gaps
 class Timing:
     """Result of timing one batch.
 
-    ``seconds`` is the time of the whole batch. ``hidden`` is False if gaps between its launches may
-    be part of that time although they should be hidden. ``last`` is what the last launch returned.
+    ``seconds`` is the time of the whole batch. ``hidden`` is False if that time may include gaps
+    between launches that the clock failed to hide. ``last`` is what the last launch returned.
     ``sm_mhz`` is the mean clock rate of the SMs in MHz, or None if it is not known.
     """
 
@@ -89,7 +90,7 @@ class Clock(Protocol):
         ...
 
     def now(self) -> float:
-        """Return the seconds of a monotonic clock of the host."""
+        """Return the time of a monotonic clock of the host, in seconds."""
         ...
 
 
@@ -97,8 +98,8 @@ class CpuClock:
     """Clock of a CPU: ``perf_counter_ns`` around a loop of calls, which return when they are done.
 
     The speed of a virtual machine changes from second to second. The median of many short batches
-    therefore repeats better than that of a few long ones, which take the same time but sample fewer
-    moments.
+    is therefore more repeatable than that of a few long ones, which take the same time but sample
+    fewer moments.
     """
 
     batch_seconds = 5e-4
@@ -130,7 +131,7 @@ class CpuClock:
         """Do nothing: a case's own check and first launches wake a CPU."""
 
     def now(self) -> float:
-        """Return the seconds of ``time.monotonic``."""
+        """Return the time of ``time.monotonic`` in seconds."""
         return time.monotonic()
 
 
@@ -268,7 +269,7 @@ class CudaClock:
         return Timing(begin.elapsed_time(end) * 1e-3, hidden, last, sm_mhz)
 
     def _settle(self, launch: LaunchCall, indices: Sequence[int], seconds: float) -> None:
-        """Keep the device busy for a while, with one batch running and one queued behind it."""
+        """Keep the device busy for ``seconds``, with one batch running and one queued behind it."""
         begin = self.now()
         previous_end = None  # event at the end of the batch before
         while self.now() - begin < seconds:
@@ -299,5 +300,5 @@ class CudaClock:
             self._cuda.synchronize(self._device)
 
     def now(self) -> float:
-        """Return the seconds of ``time.monotonic``."""
+        """Return the time of ``time.monotonic`` in seconds."""
         return time.monotonic()

@@ -21,9 +21,9 @@ from typing import Any, Protocol
 HOLD_LIMIT = 0.5
 """Seconds after which a thread of :class:`HostFlag` releases a stream that is still held.
 
-The thread looks only every fifth of this time, so it may release the stream that much later. A
-launch that waits for the device (the first use of a module, a synchronising allocation) would
-otherwise never return."""
+The thread checks the stream at intervals of a fifth of this time, so it may release the stream that
+much later. A launch that waits for the device (the first use of a module, a synchronising
+allocation) would otherwise never return."""
 
 _MIN_LIMIT, _MAX_LIMIT = 0.02, 0.1
 """Smallest and largest limit on the length of a spin, in seconds.
@@ -144,16 +144,16 @@ class HostFlag:
 
 
 class Spin:
-    """Gate that holds the stream with a kernel that spins for as long as queueing should take.
+    """Gate that holds the stream with a kernel that spins for the expected queueing time.
 
-    ``torch.cuda._sleep`` takes a number of cycles. A GPU's clock rises fivefold from idle to work,
-    so the cycle rate is measured with every spin. After a spin that was too short, the next spins
-    are twice as long. After each spin that was long enough, the next ones are half as long, down to
-    the expected queueing time.
+    ``torch.cuda._sleep`` takes a number of cycles. A busy GPU's clock rate is up to five times that
+    of an idle one, so the cycle rate is measured with every spin. After a spin that was too short,
+    the next spins are twice as long. After each spin that was long enough, the next ones are half
+    as long, down to the expected queueing time.
     """
 
     def __init__(self, torch: Any) -> None:
-        """Measure the cycle rate of the GPU, which should be at its working clock.
+        """Measure the cycle rate of the GPU, which must already run at its working clock rate.
 
         ``torch`` is the module, or a test's fake of it.
         """
@@ -185,7 +185,7 @@ class Spin:
         """Do nothing: the spin ends by itself."""
 
     def learn(self, first: Any, hidden: bool) -> None:
-        """Update the cycle rate and the length of spins from this spin."""
+        """Update the cycle rate and the length of spins from the latest spin."""
         elapsed_seconds = self._start.elapsed_time(first) * 1e-3
         # The time may be 0, because events have a resolution of about 0.5 µs.
         self._rate = self._cycles / max(elapsed_seconds, 1e-6)

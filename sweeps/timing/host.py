@@ -1,7 +1,7 @@
 """Watch who else uses the host during a measurement: other processes and other virtual machines.
 
 On Linux, ``/proc`` gives two shares of the time of all cores: the share that the hypervisor gave to
-other machines (``steal``), and the share that processes other than ours used.
+other virtual machines (``steal``), and the share that processes other than ours used.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ class HostUse:
 
     Attributes:
         seconds: length of the span.
-        steal: share of all cores' time that the hypervisor gave to other machines, from 0 to 1.
+        steal: share of all cores' time that the hypervisor gave to other virtual machines, from 0
+            to 1.
         others: share of all cores' time that processes other than ours used, from 0 to 1.
     """
 

@@ -90,9 +90,10 @@ def parse_verbose(text: str) -> list[Kernel]:
 def trace_gpu(launches: Iterable[LaunchOnce]) -> list[list[Kernel] | None]:
     """Return each launch's kernels, all from one profiler session; None where records were lost.
 
-    A process should do this only once: CUPTI of CUDA 12.6 U2 to 13.0 loses the first kernel records
-    of a session, and more with each session (pytorch#192021). A launch without kernels, for example
-    because it failed, also gets None, or an empty list if no launch has kernels.
+    A process should call this function only once: CUPTI of CUDA 12.6 U2 to 13.0 loses the first
+    kernel records of a session, and more with each session (pytorch#192021). A launch without
+    kernels, for example because it failed, also gets None. If no launch has kernels, such a launch
+    gets an empty list instead.
 
     Args:
         launches: functions, each of which launches once. They are called one by one, so that an
@@ -115,13 +116,13 @@ def trace_gpu(launches: Iterable[LaunchOnce]) -> list[list[Kernel] | None]:
 def profile_document(
     work: Callable[[], object], activities: Sequence[torch.profiler.ProfilerActivity]
 ) -> dict[str, Any]:
-    """Call ``work``, and return PyTorch's trace of it, a JSON document with operations' shapes.
+    """Call ``work``, and return PyTorch's trace of it as a JSON document with input shapes.
 
     On a GPU, the trace begins with dummy launches, which come before everything that ``work`` does.
 
     Args:
-        work: function to trace. It waits for the device before it returns, so that the trace has
-            all its kernels.
+        work: function to trace. It has to wait for the device before it returns, so that the trace
+            has all its kernels.
         activities: what to record: calls on the CPU, kernels on the GPU, or both.
     """
     with torch.profiler.profile(activities=activities, record_shapes=True) as profiler:

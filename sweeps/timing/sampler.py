@@ -92,7 +92,7 @@ class Subject:
         launch: ``launch(i)`` launches once on operand set i.
         sets: number of operand sets.
         mode: ``burst``, or ``sustained`` to launch for a while before each batch.
-        cache: where a launch finds its operands: ``cold``, ``warm`` or ``weights-cold``.
+        cache: state of the cache before a launch: ``cold``, ``warm`` or ``weights-cold``.
         settings: function that returns a context manager, which is entered around each batch.
         paced: True if the gaps between launches are part of the time and are not hidden.
         samples: seconds per launch of each sample, including the samples of earlier processes.
@@ -135,8 +135,8 @@ class Subject:
 class Window:
     """One batch of a steady run.
 
-    It lasts from the end of the previous batch to its own end. The first window begins at the start
-    of the run.
+    The window lasts from the end of the previous batch to the end of this one. The first window
+    begins at the start of the run.
 
     Attributes:
         begin: start of the window, in seconds since the steady run began.
@@ -163,8 +163,7 @@ class Sample:
         launches: number of launches.
         cost: seconds that the whole sample took.
         reading: sensor values during the batch.
-        hidden: False if gaps between the launches may be part of the time although they should be
-            hidden.
+        hidden: False if the time may include gaps between launches that the clock failed to hide.
         checked: True if the results were due for a check.
         checking: part of ``cost`` that the check took, in seconds.
     """
@@ -256,7 +255,7 @@ class Sampler:
         subject.cost = preparing + subject.launches * seconds
 
     def _flush_cost(self) -> float:
-        """Return the seconds of a flush, which is timed at the first call.
+        """Return the time of a flush in seconds; the flush is timed at the first call.
 
         On a CPU, a flush takes longer than several short batches. On a GPU, only its launch is
         timed, because the host does not wait for it.
@@ -316,9 +315,9 @@ class Sampler:
         )
 
     def hold(self, subject: Subject, seconds: float) -> list[Window]:
-        """Launch almost without a pause for the given number of seconds, and time every batch.
+        """Launch batch after batch for the given number of seconds, and time every batch.
 
-        Between two batches of 60 ms the device waits until the host has read the sensors. This
+        Between two batches of 60 ms, the device waits until the host has read the sensors. This
         pause is part of the next window, which therefore lasts longer than its launches. A board
         needs one to five seconds until its power and clocks are steady. A batch is not timed again
         if the hardware slows itself down, because that is part of the steady state.

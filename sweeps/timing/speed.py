@@ -3,9 +3,9 @@
 The logarithm of a sample's time, its log time, is the sum of three parts: its case's log time, the
 machine's log time at that moment, and noise. The first two are fitted in turn (a median polish).
 The machine's log time is assumed to be constant over short stretches of the run. Cases with few
-samples are left out. The fit of the machine's log time is reduced to what two halves of the samples
-agree on. The fit matters for a case whose few samples were taken close together, because their
-scatter does not show how the machine's speed changes.
+samples are left out. The fitted log time of the machine is scaled down to the part on which two
+halves of the samples agree. The fit matters for a case whose few samples were taken close together,
+because their scatter does not show how the machine's speed changes.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def machine_speed(
     Return :data:`STEADY` if there are too few samples, or if the speed did not change measurably.
 
     Args:
-        cases: number of the case of each sample.
+        cases: index of each sample's case.
         moments: time at which each sample was taken, in seconds.
         seconds: measured seconds of each sample.
     """
@@ -145,8 +145,8 @@ def _common_log_time(case: Whole, stretch: Whole, log_time: Array, count: int) -
     each to the residuals of the other.
 
     Args:
-        case: number of the case of each sample.
-        stretch: number of the stretch of each sample.
+        case: index of each sample's case.
+        stretch: index of each sample's stretch.
         log_time: logarithm of the seconds of each sample.
         count: number of stretches.
     """

@@ -43,7 +43,8 @@ def interval_rank(n: int) -> int:
     """Return the largest rank k whose interval has a coverage of at least 95%.
 
     The interval is from the k-th smallest to the k-th largest of n samples. For fewer than six
-    samples, the rank is 0, because even their whole range covers less.
+    samples, the rank is 0, because even their whole range covers the median with a lower
+    probability.
     """
     # The binomial coefficients are computed from their logarithms. For the 71,400 errors of one
     # table, exact coefficients would have up to 71,400 bits each, and adding them would take hours.

@@ -100,7 +100,7 @@ class NvmlTelemetry(Telemetry):
             self._thread.join()
 
     def between(self, begin: float, end: float) -> Reading:
-        """Return the medians over the span, and every throttle reason that occurred in it."""
+        """Return the medians of the span's readings, and every throttle reason among them."""
         with self._lock:
             readings = list(self._readings)
         # The span is widened by a period at both ends, because a batch is shorter than a period. If
