@@ -31,8 +31,8 @@ class AuditReport:
         memory: memory that the step needs.
         fits_with: command-line options, each of which would make the step fit in memory; empty if
             the step fits already, or if no option would make it fit.
-        levers: changes of dimensions: first the joint change, if there is one, then the others, the
-            best first. Changes that the user gave are in the user's order.
+        levers: changes of dimensions. The joint change, if there is one, comes first; the others
+            follow, the best one first. Changes that the user gave are in the user's order.
         refused: changes that the user gave and that cannot be judged, each with the reason.
         warnings: sentences about arguments that are probably mistakes.
         assumptions: assumptions about the model and its runtime.
@@ -62,7 +62,8 @@ def duration(us: float) -> str:
 def products_frame(account: Account) -> pd.DataFrame:
     """Return a table with one row per distinct matrix operation, as in ``--json``.
 
-    Times are for one instance, in µs; shares are of the step's time.
+    Times are for one instance, in µs. ``share`` is the share of the step's time, and ``peak_share``
+    is the share of the machine's peak that the operation reaches.
     """
     return pd.DataFrame([_product_record(account, row) for row in account.rows])
 
@@ -163,7 +164,10 @@ _HEAD = ("role", "pass", "count", "M×N×K", "each", "share", "of peak", "limit"
 
 
 def _cells(account: Account, row: AccountLine) -> list[str]:
-    """Return one operation's cells for the columns :data:`_HEAD`; dashes if it is not counted."""
+    """Return one operation's cells for the columns :data:`_HEAD`.
+
+    If the operation is not counted, its times and shares are dashes.
+    """
     product = row.product
     operation = [product.role, product.pass_, str(product.count), str(product.work)]
     if math.isnan(row.time_us):

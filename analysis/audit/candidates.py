@@ -1,4 +1,4 @@
-"""Propose changes of a model's dimensions that can be built and that an engineer would choose."""
+"""Propose new values of a model's dimensions that are both valid and usual in practice."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ HEAD_WIDTHS = (32, 64, 80, 96, 112, 128, 160, 192, 256)
 
 _MULTIPLES = (64, 128, 256)
 _SMALL_MULTIPLES = (8, 16, 32)
-"""Numbers whose multiples are proposed if no multiple of :data:`_MULTIPLES` is within reach."""
+"""Numbers whose multiples are proposed if those of :data:`_MULTIPLES` are all beyond reach."""
 
 _OF_VOCABULARY = (512, 1024)  # further numbers whose multiples are proposed for a vocabulary
 _VOCABULARY = 30_000  # a dimension of at least this size is assumed to be a vocabulary
 _GATED = 8 / 3
 _GATED_MULTIPLE = 256
 """The usual width of a gated feed-forward layer is 8/3 of the hidden size, rounded up to a multiple
-of 256. The layer then has as many parameters as a layer without a gate that is 4 times as wide as
-the hidden size (Touvron et al. 2023)."""
+of 256. The layer then has about as many parameters as a layer without a gate that is 4 times as
+wide as the hidden size (Touvron et al. 2023)."""
 
 Changes = dict[str, tuple[int, int]]
 """Old and new value of each dimension that changes."""
@@ -51,7 +51,7 @@ class _Heads:
     hidden: int
 
     def can_follow(self, before: _Heads, tp: int) -> bool:
-        """Return True if a model with the heads ``before`` can be built with these heads.
+        """Return True if these heads can take the place of the heads ``before`` in a model.
 
         ``tp`` is the number of GPUs that share the heads.
         """
@@ -74,11 +74,11 @@ class _Heads:
 def candidates(
     dimension: Dimension, captured: Captured, tp: int = 1, multiple: int | None = None
 ) -> list[int]:
-    """Return the values of a dimension that can be built and that an engineer would choose.
+    """Return new values of a dimension that are both valid and usual in practice.
 
     - Widths change by at most :data:`REACH`. Each of ``tp`` GPUs gets an equal part of a width.
       This part is a multiple of 64, 128 or 256. If there is no such width, the part is a multiple
-      of 8, 16 or 32. The usual width of a gated layer is a candidate, too.
+      of 8, 16 or 32. If ``multiple`` is None, the usual width of a gated layer is also a candidate.
     - The number of heads divides the hidden size if it does so in the original model. The number of
       key/value heads divides the number of heads. A new width of a head is a multiple of 8.
     - A vocabulary and the numbers of experts, classes, labels and input channels can only grow.
@@ -182,11 +182,11 @@ def pairs_of(captured: Captured, dimensions: Sequence[Dimension], tp: int = 1) -
 
 
 def _widths(dimension: Dimension, captured: Captured, tp: int, multiple: int | None) -> list[int]:
-    """Return the widths within reach that are multiples of the preferred numbers.
+    """Return the widths within :data:`REACH` that are multiples of certain numbers.
 
-    The usual width of a gated layer is added if ``multiple`` is None. A number of experts is
-    treated differently: it may be any multiple of 8 and ``tp`` from the current number to twice
-    that. The arguments are those of :func:`candidates`.
+    These numbers and the arguments are those of :func:`candidates`. The usual width of a gated
+    layer is added if ``multiple`` is None. A number of experts is treated differently: it may be
+    any common multiple of 8 and ``tp`` from the current number to twice that.
     """
     value = dimension.value
     if _grows(dimension, captured, "experts"):
@@ -265,8 +265,8 @@ def _changed_heads(
 
     Args:
         before: the current heads.
-        places: for each field of the heads, its origin: the position of an operation and the name
-            of one of the operation's sizes.
+        places: for each field of the heads, the place that its value comes from: the position of an
+            operation and the name of one of the operation's sizes.
         values: dimensions and their new values.
     """
     sizes = {

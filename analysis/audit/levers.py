@@ -93,7 +93,10 @@ class Lever:
 
     @property
     def expected_gain(self) -> float:
-        """Expected gain after costs; for a smaller model, the expected gain per FLOP."""
+        """Expected gain of the step, minus a cost for additional FLOPs.
+
+        For a smaller model, this is the expected gain per FLOP.
+        """
         return net(_judged_gain(self.gain, self.flops), self.flops)
 
     @property
@@ -195,10 +198,11 @@ class _Baseline:
     def from_account(
         cls, captured: Captured, capture: Capture, runtime: Runtime, basis: Basis, account: Account
     ) -> _Baseline:
-        """Create a baseline with the measurements that are close in size to its operations.
+        """Create a baseline with the measurements of problems of similar size.
 
-        Their sizes differ by at most twice the reach of a width, because some dimensions, such as
-        the number of heads, may change by more than the reach.
+        The measured sizes differ from those of the model's operations by at most twice
+        :data:`REACH`, because some dimensions, such as the number of heads, may change by more than
+        the reach.
         """
         problems = dict.fromkeys(as_problem(line.product.work) for line in account.lines)
         without_attention = [problem for problem in problems if problem is not None]
@@ -242,7 +246,9 @@ class _Baseline:
             else:
                 pairs.append((before, after))
         if not pairs:
-            raise UserError("the change affects no GEMM, convolution or attention that is counted.")
+            raise UserError(
+                "the change affects no GEMM, convolution or attention whose time is counted."
+            )
         # 3. Judge the change by the gain of the step.
         gain, products_gain, evidence = self._gain(pairs, account)
         more_flops = account.flops / self.account.flops - 1
@@ -271,8 +277,8 @@ class _Baseline:
     ) -> tuple[Gain, float, str]:
         """Return the gain of the step, the gain of only the changed operations, and the evidence.
 
-        This is the weakest kind of evidence that is behind more than a negligible share of the
-        changed time.
+        The evidence is the weakest kind that is behind more than a negligible share of the changed
+        time.
 
         Args:
             pairs: the operations that change, before and after.
@@ -332,7 +338,7 @@ class _Baseline:
     ) -> tuple[tuple[float, float, float], str] | None:
         """Return the measured ratio of an operation's times and its evidence; None if not measured.
 
-        Samples of a re-timed pair are preferred to other measurements.
+        A ratio from re-timing both operations together is preferred to one from other measurements.
         """
         before, after = as_problem(old.product.work), as_problem(new.product.work)
         # Only attention has no problem, and the caller treats attention separately.
@@ -467,7 +473,7 @@ def _promising(
 
 
 def _net_gain(gain: float, more_flops: float) -> float:
-    """Return a predicted gain after costs; for a smaller model, the gain per FLOP."""
+    """Return a gain minus a cost for more FLOPs; for a smaller model, the gain per FLOP."""
     return net(_judged_gain(Gain(gain, gain, gain), more_flops), more_flops)
 
 
@@ -570,7 +576,7 @@ def _reason(
     share: float,
     more_flops: float,
 ) -> str:
-    """Explain a change, and say what it means for the model's quality.
+    """Explain a change: its effect on the changed operations, and on the size of the model.
 
     Args:
         changes: old and new value of each dimension.
@@ -587,10 +593,10 @@ def _reason(
     sentences = [f"{share:.0%} of the step ({', '.join(roles)}) becomes {speed}."]
     alignment = _better_alignment(pairs)
     if alignment is not None:
-        sentences.append(f"The lengths of rows become multiples of {alignment} bytes.")
+        sentences.append(f"Operands become aligned to {alignment} bytes.")
     if more_flops <= 0:
-        comparison = "smaller" if more_flops < 0 else "different"
-        sentences.append(f"The model becomes {comparison}; its quality is not predicted.")
+        model_change = "becomes smaller" if more_flops < 0 else "changes"
+        sentences.append(f"The model {model_change}; its quality is not predicted.")
     elif all("vocab" in name or "classes" in name for name in changes):
         sentences.append("The new entries are never used.")
     else:

@@ -119,8 +119,9 @@ def what_fits(
 ) -> list[str]:
     """Return command-line options of ``audit``, each of which makes a step fit in memory.
 
-    The options are the largest batch that fits, recomputing, and the smallest number of GPUs among
-    which the model can be divided. The result is empty if none of them helps.
+    The options are the largest batch that fits, recomputing the forward pass, and the smallest
+    tensor-parallel degree in :data:`_DEGREES` with which the model can be divided and fits. The
+    result is empty if none of the options makes the step fit.
 
     The arguments are those of :func:`memory_of`; ``batch`` is the step's number of sequences.
     """
@@ -149,7 +150,7 @@ def what_fits(
 
 
 def _can_split(captured: Captured, runtime: Runtime) -> bool:
-    """Return True if ``runtime.tp`` GPUs can share the model, for instance its heads."""
+    """Return True if the model's heads and widths can be divided among ``runtime.tp`` GPUs."""
     try:
         runtime.products(captured)
     except UserError:

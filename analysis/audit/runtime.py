@@ -123,9 +123,13 @@ class Runtime:
                 "communication is not counted"
             )
         if self.recompute:
-            descriptions.append("GEMMs of repeated layers are recomputed; other operations are not")
+            descriptions.append(
+                "matrix operations of repeated layers are recomputed; other operations are not"
+            )
         if self.loss_chunks > 1 and any(product.role == "head" for product in products):
-            descriptions.append(f"the head is computed in {self.loss_chunks} chunks of tokens")
+            descriptions.append(
+                f"the head is computed in at most {self.loss_chunks} chunks of tokens"
+            )
         if "attention" in kinds:
             masks = "as half" if self.causal_half else "in full"
             if self.attention is not None:
@@ -134,7 +138,7 @@ class Runtime:
         if "grouped" in kinds:
             recipients = "each gets"
             if self.skew > 1:
-                recipients = f"one expert in {self.skew:g} gets tokens, each"
+                recipients = f"only one in {self.skew:g} gets tokens; each of these gets"
             descriptions.append(f"experts: {recipients} the same share of the tokens")
         return descriptions
 

@@ -1,4 +1,4 @@
-"""``predict`` and ``recommend``: queries about GEMMs and convolutions."""
+"""``predict`` and ``recommend``: answer queries about the shapes of operations."""
 
 from __future__ import annotations
 

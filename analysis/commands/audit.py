@@ -275,12 +275,12 @@ def audit_command(
 def measured_audit(
     audit_on: Callable[[Basis], list[Audit]], machine: str | None, request: Request
 ) -> list[Audit]:
-    """Audit a model on this machine, after timing its GEMMs and those of its best levers.
+    """Audit a model on this machine, and first time its GEMMs and convolutions.
 
-    A lever is a change of one or several dimensions of the model. The GEMMs and convolutions are
-    first timed in shuffled rounds. If the best lever brings a gain, the shapes that it changes are
-    then re-timed together with the original ones, in other processes. All measurements are added to
-    the machine's recording.
+    A lever is a change of one or several dimensions of the model. The GEMMs and convolutions of the
+    best levers are timed, too, all in shuffled rounds. If the best lever brings a gain, those of
+    its changed shapes that take longest are then re-timed together with the original ones, in other
+    processes. All measurements are added to the machine's recording.
 
     Args:
         audit_on: function that audits the model on one basis, and returns a list of one audit.

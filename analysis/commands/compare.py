@@ -55,9 +55,9 @@ def compare_command(
         typer.Option(
             "--gate",
             help=(
-                "Largest slowdown to accept, such as 3%. The answer is pass (exit code 0), fail "
-                "(1) or cannot tell (3). Slower cases fail only if OLD and NEW are both folders "
-                "with three or more results."
+                "Smallest slowdown that makes a case fail, such as 3%. The answer is pass (exit "
+                "code 0), fail (1) or cannot tell (3). Slower cases fail only if OLD and NEW are "
+                "both folders with three or more results."
             ),
         ),
     ] = None,

@@ -49,8 +49,8 @@ def measure_best_guesses(
         results: folder of all machines' results.
 
     Raises:
-        UserError: if the budget is not a time, this machine was not measured here yet, the device
-            cannot be used, or another process is measuring.
+        UserError: if the budget is not a time, this machine has no recording of its own in
+            ``results``, the device cannot be used, or another process is measuring.
         KeyboardInterrupt: if the user interrupts; the measurements are then already saved.
     """
     from analysis.advice.measurements import read_measurements
@@ -74,7 +74,9 @@ def measure_best_guesses(
     folder = find_recording(slug, results)
     # A published or imported recording cannot be resumed, and nothing is ever added to it.
     if folder != results / slug:
-        raise UserError(f"{slug} was not measured here yet; run {target('sweep', 'run')} first.")
+        raise UserError(
+            f"{slug} has no recording of its own in {results}; run {target('sweep', 'run')} first."
+        )
     recording = load_runs(folder)
     if recording.unusable:
         note("No change is re-timed: the run is unusable. Run the sweep again.")
@@ -153,8 +155,8 @@ def measure_questions(
     open_trials = [trial for trial in trials if trial is not None]
     if not open_trials:
         note(
-            "Nothing is left to measure: candidates were already re-timed, or none may bring a "
-            "gain."
+            "Nothing is left to measure: candidates were already re-timed, or no candidate is "
+            "expected to bring a gain."
         )
         return basis
     contenders = [contender for trial in open_trials for contender in trial.contenders]

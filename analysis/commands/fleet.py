@@ -36,9 +36,9 @@ def fleet_command(
 ) -> None:
     """Say which GPU of a node or a cluster is slow or throttled, and why.
 
-    Compares the anchor cases, which are the same on all GPUs. Writes fleet.json into each
-    recording, and a plot if several GPUs can be compared. With --json, prints one document for a
-    recording, or a list of documents for a folder of recordings.
+    Compares the times of the anchor cases, which are the same on all GPUs. Writes fleet.json into
+    each recording, and a plot if several GPUs can be compared. With --json, prints one document for
+    a recording, or a list of documents for a folder of recordings.
     """
     from analysis.fleet.anchors import anchor_folders
     from analysis.fleet.fleet_report import report_json, report_text
@@ -68,7 +68,8 @@ def report_on(folder: Path, margin: float) -> tuple[FleetReport, Path | None]:
             as a fraction.
 
     Returns:
-        The report, and the path of the plot; None if fewer than two GPUs have a measured speed.
+        The report, and the path of the plot. The path is None if fewer than two GPUs have a
+        measured speed.
 
     Raises:
         UserError: if the anchors cannot be read.

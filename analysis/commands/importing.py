@@ -1,4 +1,4 @@
-"""``import`` and ``machines``: import public tables, and list what is known about every machine."""
+"""``import`` and ``machines``: import tables of times, and list what is known about machines."""
 
 from __future__ import annotations
 

@@ -182,7 +182,8 @@ def _is_sound(row: RuleResult) -> bool:
     """Return True if every field of a rule's result has a valid value.
 
     Either the effect and both ends of its interval have values, or all three are None. The value 0
-    is valid: it is the share of a step that uses no Tensor Cores.
+    is valid: the effect of the rule ``tc-used`` is a share of time, which is 0 for a step without
+    Tensor Cores.
 
     Raises:
         OverflowError: if a ratio is an integer that is too large for a float.

@@ -63,7 +63,10 @@ def plot_command(
         typer.Option(
             "--m",
             min=1,
-            help="M just before the cliff to show in the wave plot [default: the largest cliff].",
+            help=(
+                "M just before the cliff to show in the wave plot [default: the M before the "
+                "largest cliff]."
+            ),
         ),
     ] = None,
     find: Annotated[
@@ -266,9 +269,10 @@ def _records(frame: pd.DataFrame) -> list[dict[Any, Any]]:
 
 
 def _plain_gemms(basis: Basis, dtype: str) -> pd.DataFrame:
-    """Return the vendor library's measured GEMMs in a dtype, in layout nt and without a batch.
+    """Return the vendor library's measured GEMMs in a dtype, in layout nt and not batched.
 
-    Only GEMMs that were timed in short batches are included. The table is empty if there are none.
+    Only GEMMs that were timed in short bursts, with pauses, are included. The table is empty if
+    there are none.
 
     Raises:
         UserError: if the recording cannot be read.

@@ -68,10 +68,7 @@ def validate_command(
         typer.Option(
             "--seed",
             min=0,
-            help=(
-                "Random seed for the choice of calibration rows and of held-out values of M, N "
-                "and K."
-            ),
+            help=("Random seed for the choice of calibration rows and of held-out rows."),
         ),
     ] = 0,
     holdout: Annotated[
@@ -79,10 +76,10 @@ def validate_command(
         typer.Option(
             "--holdout",
             help=(
-                "Choice of the held-out rows. rows: all rows that calibration does not use, or a "
-                "fifth of the rows with --prior. levels: rows whose M, N and K all differ from "
-                "the calibration rows. beyond: rows with M above 2,304; not with --prior. folds: "
-                "each fifth in turn."
+                "Choice of the held-out rows. rows: all rows that calibration does not use, or, "
+                "with --prior, those of a fifth of the shapes. levels: rows whose M, N and K all "
+                "differ from those of the calibration rows. beyond: rows with M above 2,304; not "
+                "with --prior. folds: five-fold cross-validation."
             ),
         ),
     ] = "rows",

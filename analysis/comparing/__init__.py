@@ -1,1 +1,1 @@
-"""Compare two recordings of one machine, or hand-written kernels with the vendor library."""
+"""Compare the results of two versions, or hand-written kernels with the vendor library."""

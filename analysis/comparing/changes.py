@@ -1,4 +1,4 @@
-"""Estimate how each case changed between two sets of processes (sides), with its uncertainty.
+"""Estimate the change of each case between two sets of processes, which are called sides.
 
 The difference of two log times has three parts that are not a change of the case:
 
@@ -65,7 +65,7 @@ class CommonShift:
 
 @dataclass(frozen=True)
 class CaseChanges:
-    """Change of every case that is timed on both sides; arrays have one element per case.
+    """Change of every case that was timed in all processes; arrays have one element per case.
 
     Attributes:
         names: names of the cases.
@@ -282,7 +282,7 @@ def robust_centre(values: Reals, variances: Reals, freedom: Reals) -> tuple[floa
     """
 
     def scores(centre: float, extra: float) -> Reals:
-        """Return the distances from the centre in standard deviations of a normal value."""
+        """Return each value's distance from the centre in standard deviations of a normal value."""
         total = np.maximum(variances + extra, _TINY)
         # A value whose variance is from few samples has the tails of a t distribution. It counts
         # as the normal value of the same probability.

@@ -176,8 +176,8 @@ def summarise(comparison: Comparison) -> list[dict[str, Any]]:
     """Return one row per operation, class, dtype and implementation, and one for all cases.
 
     A row has the number of cases, the number with each verdict, the geometric mean of their ratios
-    (``ratio``) and the largest ratio (``worst``). In the row for all cases, which comes last, the
-    other four columns are ``all``.
+    (``ratio``) and the largest ratio (``worst``). In the row for all cases, which comes last,
+    ``op``, ``class``, ``dtype`` and ``implementation`` are ``all``.
     """
     table = comparison.table
     columns = ["op", "class", "dtype", "implementation"]

@@ -5,9 +5,9 @@ The answer is one of three:
 - ``fail``: a case, or all cases together, became significantly slower, by the threshold or more. A
   case that is no longer timed also gives this answer. A slowdown leads to this answer only if each
   version has at least three processes.
-- ``pass``: all cases are still timed, and every case either is shown to be below the threshold
-  or would have been significantly slower if its slowdown were that large. A common shift, if there
-  is one, is below the threshold, too.
+- ``pass``: all cases are still timed, and every case either is shown to be below the threshold or
+  would have been found significantly slower with 80% probability if its slowdown were that large. A
+  common shift, if there is one, is below the threshold, too.
 - ``cannot tell``: neither of the two. The report then says what is missing, such as rounds or
   processes.
 
@@ -225,18 +225,19 @@ def judge_shift(shift: CommonShift | None, limit: float) -> tuple[str, float]:
 
 
 def _reach(freedom: Any, probability: float) -> Any:
-    """Return the detectable change, in standard errors, of a test with this error probability.
+    """Return the detectable change, in standard errors, of a test with a given error probability.
 
-    ``freedom`` is the degrees of freedom of the standard error: a number, or an array with one
-    element per case. The result has the same shape.
+    ``probability`` is the test's probability of calling an unchanged case slower. ``freedom`` is
+    the degrees of freedom of the standard error: a number, or an array with one element per case.
+    The result has the shape of ``freedom``.
 
     A change of ``k`` estimated standard errors is found in a new run if its test statistic exceeds
     the critical value ``t``. The standard error of this run, in which ``k`` is expressed, and that
     of the new run are both estimates with a relative variance of about ``1 / (2 freedom)``. The
     distance of the statistic from ``t`` is then roughly normal, with the variance ``1 + (k² + t²) /
     (2 freedom)``. A power of 80% needs ``k - t = q sqrt(1 + (k² + t²) / (2 freedom))``, which is
-    solved for ``k``. The quantile ``q`` comes from a t distribution, because the estimates are not
-    quite normal.
+    solved for ``k``. The quantile ``q`` comes from Student's t distribution, because the estimates
+    are not quite normal.
     """
     critical = stats.t.isf(probability, freedom)  # t
     quantile = stats.t.ppf(POWER, freedom)  # q
@@ -375,7 +376,7 @@ def _detectable_sentence(result: GateResult, old: int, new: int) -> str:
 
 
 def _shift_sentence(result: GateResult, shift: CommonShift) -> str:
-    """Say how large the common shift is, whether it counts in each case, and why."""
+    """Say how large the common shift is, whether the ratios of the cases include it, and why."""
     text = f"common shift of all cases: {signed_percent(math.expm1(shift.log))}"
     if result.counted:
         return (
@@ -454,14 +455,15 @@ def _needed(result: GateResult) -> Iterator[str]:
             )
         elif remedies:
             yield (
-                f"To detect a slowdown of {threshold} in these cases, add {', or '.join(remedies)}."
+                f"To detect a slowdown of {threshold} in the unclear cases, add "
+                f"{', or '.join(remedies)}."
             )
         elif not _are_enough(result.changes.processes):
             yield _MORE_PROCESSES
         else:
             yield (
                 f"Not even {_MOST_PROCESSES} more processes of each version would detect a "
-                f"slowdown of {threshold} in all of these cases."
+                f"slowdown of {threshold} in all unclear cases."
             )
     if result.shift_verdict == UNCLEAR:
         yield (

@@ -1,4 +1,4 @@
-"""Judge each operation of a trace: how long it should take, why it takes longer, what to change.
+"""Judge a trace's operations: how long each should take, why it takes longer, and what to change.
 
 An operation's time is compared with the expected time of its shape on the machine. The expected
 time comes from a recording, from a public table or from the time model, and always has an interval.

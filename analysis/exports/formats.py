@@ -200,7 +200,7 @@ def _stats(samples_us: Sequence[float], row: Mapping[Any, Any]) -> dict[str, Any
 
 
 def _statistics(samples_s: Sequence[float]) -> dict[str, Any]:
-    """Return the statistics that pytest-benchmark computes from samples in seconds, at least one.
+    """Return the statistics that pytest-benchmark computes from one or more samples in seconds.
 
     Quartiles follow Hazen's definition, as in pytest-benchmark.
     """

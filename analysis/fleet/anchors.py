@@ -6,7 +6,8 @@ and power supply. A survey of five large systems found that the time of a progra
 GPUs of one model by 8% on average and by up to 22%, and that single GPUs take 1.5 times as long as
 the median GPU (P. Sinha and others, "Not All GPUs Are Created Equal", arXiv 2208.11035). Some
 anchors therefore run without pauses; they are called sustained. If sustained anchors were timed on
-at least half of the GPUs, a GPU's speed is its speed in them.
+at least half of the GPUs, a GPU's speed is its speed in these anchors. Otherwise, the next of the
+:data:`KINDS` with enough GPUs takes their place.
 """
 
 from __future__ import annotations

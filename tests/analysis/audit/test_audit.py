@@ -178,7 +178,7 @@ def test_tokens_may_go_to_few_experts_alone() -> None:
     (one,) = Runtime(skew=100).products(captured)
     assert as_problem(one.work) == Gemm(1024, 4096, 2048, "bf16", "nt", 1)
     assert Runtime(skew=4).changes(captured) == [
-        "experts: one expert in 4 gets tokens, each the same share of the tokens"
+        "experts: only one in 4 gets tokens; each of these gets the same share of the tokens"
     ]
     assert "each gets the same share" in Runtime().changes(captured)[0]
 
@@ -270,7 +270,7 @@ def test_a_vocabulary_that_nothing_divides_is_the_lever(h100: Basis) -> None:
     assert to % 8 == 0
     assert to > 50257
     assert best.products > best.gain.value > 0.01
-    assert "multiples of 16 bytes" in best.reason
+    assert "aligned to 16 bytes" in best.reason
     assert 0 < best.parameters < 0.01
     assert {lever.verdict for lever in levers if lever.name != "vocab"} <= {LEAVE_IT}
 
@@ -288,7 +288,7 @@ def test_the_reason_says_what_the_rows_become_multiples_of(
         captured, [{"vocab": (50257, vocab)}], changed, Runtime(), h100,
         account_of(captured, Runtime(), h100),
     )  # fmt: skip
-    assert f"The lengths of rows become multiples of {bytes_} bytes." in lever.reason
+    assert f"Operands become aligned to {bytes_} bytes." in lever.reason
 
 
 def test_a_change_of_the_number_of_layers_cannot_be_judged(h100: Basis) -> None:
