@@ -65,7 +65,12 @@ def audit_command(
     ] = "bf16",
     autocast: Annotated[
         bool,
-        typer.Option(help="Keep parameters in fp32, and compute GEMMs in --dtype (fp16 or bf16)."),
+        typer.Option(
+            help=(
+                "Keep parameters in fp32, and compute GEMMs, convolutions and attention in --dtype "
+                "(fp16 or bf16)."
+            )
+        ),
     ] = False,
     tp: Annotated[
         int,
@@ -178,9 +183,10 @@ def audit_command(
     results: ResultsOption = RESULTS,
     json: JsonOption = False,
 ) -> None:
-    """Say which dimension of a model to change, and the time saved.
+    """Say which dimension of a model to change, and how much time this saves.
 
-    Lists the GEMMs, convolutions and attention calls of a step, with their times and limits.
+    Lists the GEMMs, convolutions and attention calls of a step, the time of each, and what limits
+    it.
     """
     from sweeps.capture.known_names import check_model
 
@@ -275,12 +281,12 @@ def audit_command(
 def measured_audit(
     audit_on: Callable[[Basis], list[Audit]], machine: str | None, request: Request
 ) -> list[Audit]:
-    """Audit a model on this machine, and first time its GEMMs and convolutions.
+    """Time a model's GEMMs and convolutions on this machine, then audit the model.
 
     A lever is a change of one or several dimensions of the model. The GEMMs and convolutions of the
-    best levers are timed, too, all in shuffled rounds. If the best lever brings a gain, those of
-    its changed shapes that take longest are then re-timed together with the original ones, in other
-    processes. All measurements are added to the machine's recording.
+    best levers are timed, too. All of them are timed in shuffled rounds. If the best lever brings a
+    gain, those of its changed shapes that take longest are then re-timed together with the original
+    ones, in other processes. All measurements are added to the machine's recording.
 
     Args:
         audit_on: function that audits the model on one basis, and returns a list of one audit.

@@ -48,8 +48,9 @@ def import_command(
         list[Path] | None,
         typer.Argument(
             help=(
-                "CSV file with your own times or from the CUTLASS profiler or TritonBench, or "
-                "gemm_perf.parquet files [default: the tables of the package aiconfigurator-core]."
+                "CSV file with your own times or with those of the CUTLASS profiler or "
+                "TritonBench, folder of a recording, or gemm_perf.parquet files [default: the "
+                "tables of the package aiconfigurator-core]."
             )
         ),
     ] = None,

@@ -230,8 +230,8 @@ def _pooled_freedom(old: _Side, new: _Side) -> Reals:
 
 
 _MAX_LEAVE_ONE_OUT = 40
-"""Largest number of cases for which a separate robust centre of the other cases is computed per
-case. If there are more, a single changed case hardly moves the centre."""
+"""Largest number of cases with which each case is compared with a robust centre that is computed
+without it. If there are more cases, a single changed one hardly moves a common centre."""
 
 
 def _deviations_from_others(

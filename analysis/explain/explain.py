@@ -119,7 +119,7 @@ class ExplainedOperation:
         peak_share: share of the machine's peak that the operation's arithmetic reaches; None if the
             shape, the time or the peak of its dtype is not known.
         bandwidth_share: share of the machine's bandwidth that the operation's minimum traffic uses;
-            None if the shape or the time is not known.
+            None if the minimum traffic or the time is not known.
         finding: remedies that could save time, and reasons why the operation is slow; empty if too
             little time could be saved.
         change: sizes to change, such as ``N 50257 → 50264``; empty if no change is recommended.

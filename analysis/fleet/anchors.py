@@ -4,9 +4,9 @@ These cases are called anchors. A training or inference job runs at the speed th
 under continuous load. Short bursts run at boost clocks, which hide differences in silicon, cooling
 and power supply. A survey of five large systems found that the time of a program varies between
 GPUs of one model by 8% on average and by up to 22%, and that single GPUs take 1.5 times as long as
-the median GPU (P. Sinha and others, "Not All GPUs Are Created Equal", arXiv 2208.11035). Some
-anchors therefore run without pauses; they are called sustained. If sustained anchors were timed on
-at least half of the GPUs, a GPU's speed is its speed in these anchors. Otherwise, the next of the
+the median GPU (P. Sinha et al., "Not All GPUs Are Created Equal", arXiv 2208.11035). Some anchors
+therefore run without pauses; they are called sustained. If sustained anchors were timed on at least
+half of the GPUs, a GPU's speed is its speed in these anchors. Otherwise, the next of the
 :data:`KINDS` with enough GPUs takes their place.
 """
 
