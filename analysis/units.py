@@ -12,13 +12,13 @@ def rate_unit(top: float) -> tuple[float, str]:
 
 
 def rate(tflops: float) -> str:
-    """Format a rate, given in TFLOP/s, such as ``431 GFLOP/s`` or ``1,510 TFLOP/s``."""
+    """Format a rate, given in TFLOP/s, as text such as ``431 GFLOP/s`` or ``1,510 TFLOP/s``."""
     factor, unit = rate_unit(tflops)
     return f"{three_digits(tflops * factor)} {unit}"
 
 
 def three_digits(value: float) -> str:
-    """Format a number with three digits, or a large one as a whole number: 34.3, 788, 1,510."""
+    """Format a number with three significant digits, or as a whole number from 1,000 on."""
     # Three significant digits would print 999.6 as 1e+03.
     return f"{value:,.0f}" if value >= 999.5 else f"{value:.3g}"
 

@@ -173,8 +173,8 @@ def compile_command(
 ) -> None:
     """Compile the Triton kernels for GPU architectures; no GPU is needed.
 
-    The exit code is 1 if a kernel has a problem, the new table differs from the recorded one, or
-    nothing was compiled.
+    The exit code is 1 if a kernel has a problem, the new table differs from that of ``--compare``,
+    or nothing was compiled.
     """
     from kernels.compiler.compilecheck import ARCHES, CompileRow, compile_rows
     from kernels.compiler.compiletable import compile_markdown, differing_cells

@@ -8,8 +8,8 @@
 A shape is text as the options ``--gemm`` and ``--conv`` take it, a tuple of the same values, or a
 :class:`Gemm` or :class:`Conv`. Functions that take a shape also take a list of shapes, or a
 DataFrame with the columns ``m,n,k,dtype``. A machine is a slug from :func:`machines`, or any
-unambiguous part of a slug, such as ``h200``. If no machine is given, the machine measured last is
-used.
+unambiguous part of a slug, such as ``h200``. If no machine is given, :func:`explain` uses the
+traced machine, and all other functions use the machine measured last.
 
 Bad input raises a :class:`UserError`, which is a ``ValueError``. Its message says what to do. If
 the message names an option such as ``--pad``, the option is the argument ``pad`` in Python.
@@ -73,7 +73,7 @@ def predict(
         - ``basis`` and ``source`` of the answer, as in :func:`machines`.
 
     Raises:
-        UserError: if a shape or a machine is not known, or a recording cannot be read.
+        UserError: if a shape is not valid, a machine is not known, or a recording cannot be read.
 
     >>> sizes = [(4096, hidden, 4096, "bf16") for hidden in (4096, 4224)]
     >>> rooftile.predict(sizes, ["h200", "b200"])[["problem", "machine", "tflops"]].round()
@@ -143,7 +143,7 @@ def recommend(
         - the ``reason``, and ``basis`` and ``source`` of the answer, as in :func:`machines`.
 
     Raises:
-        UserError: as in :func:`predict`, if both ``pad`` and ``choose`` are given, if their value
+        UserError: as in :func:`predict`; also if both ``pad`` and ``choose`` are given, if either
             is not a fraction or percentage, or if no size of a shape may change.
 
     >>> advice = rooftile.recommend("8192,50257,768,bf16", "h200", pad=0.01, change="n")
@@ -215,8 +215,8 @@ def audit(
         optimizer: optimizer of a training step: ``adamw``, ``sgd`` or ``none``.
         attention: share of peak FLOP/s that attention reaches; None for measured times, or 50% if
             attention was not measured on a similar machine.
-        attention_kernel: framework whose attention is used: ``vllm``, ``trtllm`` or ``sglang``;
-            None if it is not known.
+        attention_kernel: framework whose attention kernels are used: ``vllm``, ``trtllm`` or
+            ``sglang``; None if it is not known.
         causal_half: if True, a causal mask halves the FLOPs of attention.
         skew: expert skew (1 or more): only one in this many experts gets tokens.
         vary: the only dimensions to vary, such as ``hidden``; all if empty.
@@ -224,7 +224,8 @@ def audit(
             a fraction.
         multiple: number that divides every proposed width; None for 64, or for 8 if no multiple of
             64 is near.
-        tries: values to compare, by dimension; all their combinations replace the search.
+        tries: values to compare, by dimension; all their combinations are compared, and there is
+            no search.
         sizes: new values of the model's sizes, by name.
         inputs: inputs of a factory's module, such as ``int64[8,2048]``.
         results: folder of all machines' results.
@@ -304,9 +305,9 @@ def explain(
         results: folder of all machines' results.
 
     Returns:
-        A :class:`TraceExplanation`. Print it to get the output of ``rooftile explain``.
-        ``to_json()`` returns the document that ``rooftile explain --json`` prints. Its
-        ``operations`` are a DataFrame with one row per operation, and with the columns:
+        A :class:`TraceExplanation`. Print it to get the output of ``rooftile explain``. Its method
+        ``to_json()`` returns the document that ``rooftile explain --json`` prints. Its attribute
+        ``operations`` is a DataFrame with one row per operation, and with the columns:
 
         - ``op, problem, calls`` and ``time_us``, which is the time of one call;
         - ``share`` of the traced time, ``kernel`` and ``tensor_cores``;
@@ -315,8 +316,8 @@ def explain(
           this change saves in all calls.
 
     Raises:
-        UserError: if a trace or a recording cannot be read, the machine is not known, or both
-            ``pad`` and ``choose`` are given.
+        UserError: if a trace or a recording cannot be read, the machine is not known, both ``pad``
+            and ``choose`` are given, or either is not a fraction or percentage.
     """
     from analysis.advice.options import question_of
     from analysis.advice.sizes import ANY_DIMENSION
@@ -345,7 +346,7 @@ def load(place: str | Path | None = None, *, results: str | Path = RESULTS) -> R
         ``health`` says how quiet the machine was.
 
     Raises:
-        UserError: if nothing was recorded, or the recording cannot be read.
+        UserError: if there is no such recording, or it cannot be read.
 
     >>> recording = rooftile.load("results/published/cpu-intel-xeon-avx512bf16-1t")
     >>> recording.ok[["m", "n", "k", "dtype", "time_us"]].head(2)
@@ -373,7 +374,7 @@ def machines(*, results: str | Path = RESULTS) -> pd.DataFrame:
         - ``rows``, the number of measurements for the operation and dtype with the most
           measurements;
         - ``median, mean, p95``, the errors of predictions for this operation and dtype, as
-          fractions, if they are known.
+          fractions. Like ``rows``, they are None if no measurements of the machine were fitted.
 
         The basis is one of:
 

@@ -1,4 +1,4 @@
-"""pytest plugin: a fixture that times a project's own kernels and reports through pytest-benchmark.
+"""pytest plugin with a fixture that times kernels and reports the times to pytest-benchmark.
 
     def test_my_matmul(kernel_benchmark):
         a, b = torch.randn(512, 512), torch.randn(512, 512)
@@ -51,18 +51,18 @@ class KernelBenchmark:
     ) -> Any:
         """Time a kernel on the device of its arguments, and return its result.
 
-        The test fails if the result differs from the reference by more than ``tolerance``. With
-        ``--benchmark-disable``, the kernel is checked but not timed.
+        The test fails if the result differs from the reference's result by more than ``tolerance``.
+        With ``--benchmark-disable``, the result is checked but the kernel is not timed.
 
         Args:
             kernel: function that launches the kernel once, without synchronising.
             *arguments: arguments of the kernel; each launch gets copies of the tensors.
             cache: ``cold`` to time launches with the arguments in memory, ``warm`` to time them
                 with the arguments in the cache.
-            reference: function that computes the same result; it is called with all floating-point
-                tensors converted to float64.
-            tolerance: largest error relative to the reference's largest absolute value; None for
-                the default of the result's dtype.
+            reference: function that computes the same result; None to check nothing. The function
+                is called with all floating-point tensors converted to float64.
+            tolerance: largest permitted error, relative to the largest absolute value of the
+                reference's result; None for the default of the result's dtype.
             prepares: True if ``kernel`` launches nothing itself, but returns a function without
                 arguments that launches the kernel.
         """
@@ -113,7 +113,7 @@ class KernelReplay:
         self._samples = list(reversed(samples))
 
     def take(self) -> None:
-        """Take the next sample. pytest-benchmark runs this as its round."""
+        """Take the next sample. pytest-benchmark calls this method once per round."""
         self._taken = self._samples.pop()
 
     def read(self) -> float:

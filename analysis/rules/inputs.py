@@ -33,7 +33,7 @@ class RuleInputs:
     Attributes:
         recordings: recordings of the same machine, PyTorch and driver.
         steps: profiled training steps of models.
-        folder: folder that the verdicts are written to, next to the machine's sweeps.
+        folder: folder for the machine's sweeps, even if it has none. Verdicts are written there.
     """
 
     recordings: Sequence[Recording]
@@ -52,13 +52,16 @@ class RuleInputs:
 
     @property
     def caption(self) -> str:
-        """Caption: the machine; versions and dates of runs, or source and cache of an import."""
+        """Caption of the results: the machine, and what its recordings were measured with.
+
+        It has the versions and dates of runs, or the source and the cache state of an import.
+        """
         dates = sorted({recording.run["run"][:10] for recording in self.recordings})
         return self.recordings[0].caption(() if self.public else dates)
 
 
 def rule_inputs(machine: str | None, results: Path = RESULTS) -> RuleInputs:
-    """Collect what the rules of a machine are judged by: its recordings and profiled steps.
+    """Collect what rules are judged by on a machine: its recordings and profiled steps.
 
     The recordings are those of sweeps and those of measurements for rules. Only recordings with the
     same machine, PyTorch and driver as the newest recording are used.
@@ -130,7 +133,7 @@ def _find(machine: str | None, results: Path) -> Path | None:
 
 
 def _versions(recording: Recording) -> tuple[Any, ...]:
-    """Return the versions of PyTorch and the driver, on which times depend most."""
+    """Return a recording's versions of PyTorch and the driver; other versions change times."""
     return tuple(recording.run["software"].get(name) for name in ("torch", "driver"))
 
 

@@ -119,8 +119,8 @@ class Evidence:
         """Return a recording's cases of vendor libraries that were timed in short batches.
 
         Cases with fewer than six samples are left out, because their times have no interval. A case
-        that two sweeps contain appears twice. Each GEMM and convolution is predicted with constants
-        that were fitted without it.
+        that two sweeps contain appears twice. Each GEMM and convolution is predicted with a model
+        that was fitted without it.
 
         Raises:
             UserError: if the recording's rounds.csv cannot be read or is too badly damaged, or if
@@ -171,8 +171,8 @@ class Evidence:
     def _from_imported(cls, recording: Recording) -> Evidence:
         """Return the cases of an imported table, like :meth:`from_public`.
 
-        Each prediction comes from a fit without the predicted case. fp8 is left out, because its
-        times include the quantisation of the activations.
+        Each prediction comes from a fit without the predicted case. Cases in fp8 are left out,
+        because their times include the quantisation of the activations.
 
         Raises:
             UserError: if the import is incomplete.
@@ -290,7 +290,8 @@ def judge_all(
 
     Args:
         evidence: evidence of the runs of one machine. Cases of different runs are never paired.
-        model_rows: results of the rules about profiled models, by the rule's id.
+        model_rows: results of the rules about profiled models, by the rule's id. These results are
+            returned as they are.
     """
     results = []
     for rule in all_rules().values():

@@ -98,9 +98,10 @@ def switch(
 
 
 def separable(cases: Sequence[TimedCase], machine: Machine) -> Iterator[Match]:
-    """Pair a separable convolution with the dense convolution of the same sizes, by speed.
+    """Pair a separable convolution with the dense convolution of the same sizes.
 
-    A separable convolution is a depthwise and a pointwise convolution, whose times are added.
+    A separable convolution is a depthwise and a pointwise convolution, whose times are added. The
+    speeds of the separable and the dense convolution are compared.
     """
     by_shape: dict[Any, dict[str, int]] = defaultdict(dict)
     for i, case in enumerate(cases):
@@ -132,10 +133,10 @@ def rounded(
     among: int = 1,
     whole: bool = False,
 ) -> Iterator[Match]:
-    """Pair sizes that are not a multiple of ``unit`` with the nearest multiples.
+    """Pair sizes that are not a multiple of ``unit`` with the nearest measured multiples.
 
     Multiples that differ by more than an eighth of the size are too far away to be paired. All
-    other properties of the two cases are equal.
+    other properties of the two cases of a pair are equal.
 
     Args:
         cases: timed cases of one run.
@@ -145,8 +146,9 @@ def rounded(
         unit: number that a size should be a multiple of.
         units: exceptions to ``unit``, by dtype.
         among: only sizes that are multiples of this number are paired.
-        whole: if True, only the next larger multiple is compared, by time, because it does all of
-            the work; otherwise, the nearest multiples on both sides are compared, by speed.
+        whole: if True, each size is paired only with the next larger multiple, and their times are
+            compared, because the larger size does all of the work. Otherwise, each size is paired
+            with the nearest multiples on both sides, and speeds are compared.
     """
     for dim, by_size in _lines(cases, dims):
         first_case = cases[next(iter(by_size.values()))]  # all cases of a line have one dtype
@@ -167,7 +169,7 @@ def rounded(
 def padded(
     cases: Sequence[TimedCase], machine: Machine, dims: Sequence[str], to: Mapping[str, int]
 ) -> Iterator[Match]:
-    """Pair cases of given sizes with cases of padded sizes that are otherwise equal.
+    """Pair cases of given sizes with otherwise equal cases of padded sizes.
 
     Args:
         cases: timed cases of one run.
@@ -225,7 +227,7 @@ def threshold(
         small: largest size that is called small.
         large: smallest size that is called large.
         claim: ratio that the rule's source claims; NaN if it claims no number.
-        least: smallest size that is paired.
+        least: smallest size that is paired with a large size.
         dtypes: dtypes whose cases are paired; all if empty.
         over: if given, pairs that were also measured in this dtype are compared by their speed-ups
             over it, and the claim is about speed-ups. Without such pairs, speeds are compared
@@ -276,9 +278,10 @@ def _speed_ups(
 
 
 def edge(cases: Sequence[TimedCase], machine: Machine, kind: str) -> Iterator[Match]:
-    """Pair a GEMM just past a tile or wave edge with the GEMM just before the edge, by time.
+    """Pair a GEMM just past a tile or wave edge with the GEMM just before the edge.
 
-    The edges are those of the tile that the library uses for large GEMMs on this machine.
+    The times of the two GEMMs are compared. The edges are those of the tile that the library uses
+    for large GEMMs on this machine.
 
     Args:
         cases: timed cases of one run.
@@ -311,13 +314,14 @@ def edge(cases: Sequence[TimedCase], machine: Machine, kind: str) -> Iterator[Ma
 
 
 def intensity(cases: Sequence[TimedCase], machine: Machine) -> Iterator[Match]:
-    """Pair a layer of low arithmetic intensity with the linear layer 4096 × 1024 at batch 512.
+    """Pair a layer of low arithmetic intensity with the GEMM M = 512, N = 4096, K = 1024.
 
-    Speeds are compared. The claim is the ratio of the speeds that the machine's roofline allows.
+    The GEMM is a linear layer at batch 512. Speeds are compared. The claim is the ratio of the
+    speeds that the machine's roofline allows.
     """
 
     def roof(workload: Workload) -> float:
-        """Return the FLOP/s that the roofline allows."""
+        """Return the FLOP/s that the roofline allows for a workload."""
         return min(machine.peak(workload.dtype), workload.intensity * machine.bandwidth)
 
     # Take the largest case of each layer, because the launch is the smallest share of its time.
@@ -442,7 +446,7 @@ def _group_word(name: str, case: TimedCase, words: Mapping[str, str]) -> str:
 
 
 def _split_axis(case: TimedCase, axis: str) -> tuple[str, Any]:
-    """Return a case's value on an axis, and a key of everything else that identifies the case.
+    """Return a case's value on an axis, and a key that both cases of a pair must share.
 
     The value is empty if the workload has no such field.
     """
@@ -486,7 +490,7 @@ def _lines(cases: Sequence[TimedCase], dims: Sequence[str]) -> Iterator[tuple[st
 
 
 def _work_ratio(first: TimedCase, second: TimedCase, per: str) -> float:
-    """Return the second case's ``per``, such as ``flops``, over that of the first case."""
+    """Return the second case's work over the first case's; ``per`` is ``flops`` or ``bytes``."""
     return float(getattr(second.workload, per) / getattr(first.workload, per))
 
 

@@ -27,7 +27,7 @@ small to act on, however certain they are."""
 UNCERTAIN = "the times are too uncertain to tell"
 
 FAMILYWISE_ALPHA = 0.01
-"""Largest probability that the interval of any group of a rule misses the group's true effect."""
+"""Largest probability, per rule, that at least one group's interval misses its true effect."""
 
 _LEVEL = 0.05  # one minus the coverage of an effect's interval
 _MAX_NO_EFFECT = 1.2  # "no effect" needs an interval that rules out a larger effect
@@ -133,8 +133,8 @@ def mean_effect(pairs: Pairs, level: float = _LEVEL) -> Effect:
     2. The interval from the scatter of the ratios r, if errors of cases are independent and have
        the same standard deviation s. The scatter around the mean then estimates s² without bias:
        E[r'Mr] = s² tr(M Σ), where M is the centring matrix, Σ = D D', and each row of D is the
-       contrast of a pair. The degrees of freedom follow Satterthwaite. If one pair ends with the
-       case that begins the next pair, the errors of this case cancel in the mean.
+       contrast of a pair. The degrees of freedom are Satterthwaite's approximation. If one pair
+       ends with the case that begins the next pair, the error of this case cancels in the mean.
     3. The interval of a mean of independent ratios. This interval is needed because true
        differences between pairs do not cancel.
     4. The interval of a mean of independent ratios, after averaging the pairs whose controls share
@@ -168,7 +168,7 @@ def mean_effect(pairs: Pairs, level: float = _LEVEL) -> Effect:
 
 
 def _measured_half_width(error: Array, weights: Array, level: float) -> float:
-    """Return half the log interval of the mean ratio, from the measured errors of its cases.
+    """Return half the width of the mean log ratio's interval, from the cases' measured errors.
 
     The result is NaN if a case with a nonzero weight has no measured error.
 
@@ -184,10 +184,10 @@ def _measured_half_width(error: Array, weights: Array, level: float) -> float:
 
 
 def _scatter_half_width(ratios: Array, contrast: csr_array, weights: Array, level: float) -> float:
-    """Return half the log interval of the mean ratio, from the scatter of the ratios.
+    """Return half the width of the mean log ratio's interval, from the scatter of the ratios.
 
-    The result is infinite for a single pair, and if the pairs share cases so that s² cannot be
-    estimated. :func:`mean_effect` explains the symbols.
+    The result is infinite for a single pair, and for pairs that share cases in such a way that s²
+    cannot be estimated. :func:`mean_effect` explains the symbols.
 
     Args:
         ratios: log ratio of each pair.
@@ -215,7 +215,10 @@ def _scatter_half_width(ratios: Array, contrast: csr_array, weights: Array, leve
 
 
 def _independent_half_width(ratios: Array, level: float) -> float:
-    """Return half the log interval of the mean of independent ratios; infinite for one ratio."""
+    """Return half the width of the interval of a mean of independent log ratios.
+
+    The result is infinite for a single ratio.
+    """
     n = len(ratios)
     if n < 2:
         return float("inf")

@@ -40,7 +40,7 @@ def write_rules(inputs: RuleInputs, rows: Sequence[RuleResult]) -> list[Path]:
 
 
 def rules_markdown(rows: Sequence[RuleResult], machine: Machine, caption: str) -> str:
-    """Return the table of rules in Markdown; rules with a verdict come first.
+    """Return the report on the rules in Markdown; rules with a verdict come first.
 
     Args:
         rows: results of the rules.
@@ -54,10 +54,10 @@ def rules_markdown(rows: Sequence[RuleResult], machine: Machine, caption: str) -
         "",
         plain(caption).replace("  ·  ", ", ") + ".",
         "",
-        f"{counts_sentence(rows)} An effect is a ratio of times or of speeds, above 1 where "
-        "following the rule pays. Its 95% interval, in brackets, decides the verdict. A rule that "
-        "claims *up to* a gain is judged by its best group, whose interval has a higher confidence "
-        "level.",
+        f"{counts_sentence(rows)} An effect is usually a ratio of times or of speeds, above 1 "
+        "where following the rule pays. Its 95% interval, in brackets, decides the verdict. A rule "
+        "that claims *up to* a gain is judged by its best group, whose interval has a higher "
+        "confidence level.",
         "",
     ]
     if machine.kind == "cpu":

@@ -100,9 +100,9 @@ class TimedStep:
 def read_profiled_steps(folder: Path) -> list[TimedStep]:
     """Return the profiled steps of a folder; empty if no model was profiled.
 
-    Models are left out if an earlier version profiled them, because earlier versions kept no
-    traces. They are also left out if their traces show no matrix operation, or only the CPU's part
-    of a GPU's step.
+    Models are left out if an earlier version of Rooftile profiled them, because earlier versions
+    kept no traces. They are also left out if their traces show no matrix operation, or only the
+    CPU's part of a GPU's step.
 
     Raises:
         UserError: if ``models.json`` is damaged or has another schema version, or if a file cannot

@@ -26,7 +26,7 @@ def neighbouring_pairs(rows: pd.DataFrame, along: str = "m") -> pd.DataFrame:
     Args:
         rows: measured cases, with columns of measurements.csv. The columns that distinguish cases
             of the same sizes may be missing.
-        along: the dimension that differs, m, n or k.
+        along: the dimension that differs: m, n or k.
 
     Returns:
         A table with one row per pair. It has the columns of ``rows`` for the smaller size, and:

@@ -39,12 +39,12 @@ def _with_ends(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def fast_from(group: pd.DataFrame, speeds: str = "tflops") -> int | None:
-    """Return the smallest size from which all sizes reach :data:`NEARLY` of the best speed.
+    """Return the smallest size from which all sizes reach the share NEARLY of the best speed.
 
     Args:
         group: rows of :func:`square_series` in one dtype.
-        speeds: column with the speeds to compare. With the speeds at one end of the intervals, the
-            result shows how certain the size is.
+        speeds: column with the speeds to compare. The results for the two columns :data:`ENDS`
+            show how certain the size is.
 
     Returns:
         The smallest such size; None if the largest size does not reach that speed.
@@ -114,7 +114,7 @@ def _relative_speed(rows: pd.DataFrame, base: pd.Series) -> dict[str, pd.Series]
     """Return the speed of each row over that of the base row; the base row gets exactly 1.
 
     Args:
-        rows: cases with steady times, including the base.
+        rows: cases as :func:`with_steady_times` returns them, including the base.
         base: the row of the base.
 
     Returns:

@@ -45,8 +45,8 @@ copied data between host and device. ``between kernels``: the next kernel had be
 """
 
 GRAPH, NO_OPERATION = "CUDA graph", "no operation"
-"""Names that replace the operation of a kernel: the first if a CUDA graph launched the kernel, the
-second if its operation is not in the trace."""
+"""Names that stand for the unknown operation of a kernel: the first if a CUDA graph launched the
+kernel, the second if the kernel's operation is not in the trace."""
 
 MULTIPLYING = ("gemm", "conv", "winograd", "fft", "attention", "gemv")
 """Kinds of kernels that do the arithmetic of a matrix operation."""
@@ -135,7 +135,7 @@ class ProfiledOperation:
 
     @property
     def uses_tensor_cores(self) -> bool | None:
-        """True if any kernel uses Tensor Cores; None if no kernel's name shows it."""
+        """True if any kernel uses Tensor Cores; None if no kernel's name shows whether it does."""
         return any_tensor_cores(self.kernels)
 
     def share_of_kind(self, kind: str) -> float:
@@ -221,7 +221,7 @@ class ProfileAccount:
 
     @property
     def matrix_share(self) -> float:
-        """Share of the operations' time that is spent in matrix operations; 0 without any time."""
+        """Share of the operations' time that is spent in matrix operations; 0 if no time passed."""
         total_us = self.total_us
         matrix_us = sum(operation.time_us for operation in self.operations if operation.matrix)
         return matrix_us / total_us if total_us else 0.0
@@ -450,7 +450,7 @@ def _products(trace: TraceEvents, joined: TraceJoin) -> _ProductCalls:
 def _by_pass(
     works: tuple[Work, ...], kernels: Sequence[tuple[str, float]]
 ) -> list[tuple[tuple[Work, ...], list[tuple[str, float]]]]:
-    """Divide a call's kernels between the two gradients of a convolution if their names allow it.
+    """Divide a call's kernels between a convolution's gradients if the kernels' names allow it.
 
     If any kernel uses Tensor Cores, problems in fp32 are returned in tf32.
 

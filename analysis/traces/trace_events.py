@@ -1,11 +1,11 @@
 """Read the events of a trace into columns, and join operations with the kernels they launched.
 
-An operation runs on a thread of the host, often within other operations. It launches kernels by
-calling CUDA's runtime, and the kernel's event has the number of that call (``correlation``). A
-kernel therefore belongs to the innermost operation that was running on the call's thread when the
-call began. If the record of the call is lost, the kernel's ``External id`` names the operation. The
-kernels of a CUDA graph were all launched by one call, so no operation is known for them. Copies and
-memsets are joined with operations in the same way.
+An operation runs on a thread of the host, often within other operations. It launches each kernel
+by a call of CUDA's runtime or driver, and the kernel's event has the number of that call
+(``correlation``). A kernel therefore belongs to the innermost operation that was running on the
+call's thread when the call began. If the record of the call is lost, the kernel's ``External id``
+names the operation. The kernels of a CUDA graph were all launched by one call, so no operation is
+known for them. Copies and memsets are joined with operations in the same way.
 
 Events are kept as columns of numbers. An event with its links takes about 200 bytes, so a trace of
 gigabytes fits in memory.
@@ -152,8 +152,8 @@ class TraceEvents:
         device: events of all devices.
         names: names that events refer to by position.
         inputs: inputs of operations that events refer to by position.
-        device_names: names of the GPUs that computed something, or of all GPUs of the node if none
-            did.
+        device_names: names of the GPUs that have events, or of all GPUs of the node if the trace
+            lists none of these GPUs.
         left_out: number of events that were left out, because they have impossible times or no
             name.
     """
@@ -227,7 +227,7 @@ class _Columns:
         self._threads: dict[str, int] = {}
 
     def add(self, event: Any) -> None:
-        """Add an event of a needed kind, if the event has a name and possible times.
+        """Add an event to its columns, if it has a needed kind, a name and possible times.
 
         Raises:
             UserError: if there are too many events.

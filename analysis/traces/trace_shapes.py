@@ -199,14 +199,14 @@ def _convolution(
     first: int = 0,
     passes: Sequence[str] = ("fprop",),
 ) -> list[Work]:
-    """Return the convolution of an image with the filters after it, one problem for each pass.
+    """Return the convolution of two inputs, an image and filters, as one problem for each pass.
 
     Args:
         inputs: inputs of the operation.
         setting_positions: position of each setting that the operation takes. ``stride`` and
             ``padding`` are always among them. If the number of groups is missing, it follows from
             the sizes; other missing settings have PyTorch's defaults.
-        first: position of the image.
+        first: position of the image. The filters follow.
         passes: passes that the operation computes.
     """
     image, weight = _stored(inputs, first), _stored(inputs, first + 1)
@@ -265,8 +265,8 @@ def _gradients(
 ) -> list[Work]:
     """Return the gradients of a convolution that a call computes.
 
-    The argument at ``mask_position`` says which gradients the call computes (input, filter, bias),
-    such as ``[True, True, False]``.
+    The argument at ``mask_position``, such as ``[True, True, False]``, says for the input, the
+    filter and the bias whether the call computes the gradient.
     """
     mask = inputs.settings[mask_position].strip("[]").split(", ")
     # The bias, the last entry of the mask, is not a convolution, so it has no partner here.

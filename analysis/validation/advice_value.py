@@ -4,9 +4,9 @@ For *choose* queries, Rooftile draws random neighbourhoods. A neighbourhood has 
 that differ from one shape by at most 15% in every dimension. The regret is how much slower (in
 FLOP/s) the recommended shape is than the fastest shape in the neighbourhood.
 
-For *pad* queries, it draws only shapes with a held-out padding. A padding is a larger shape: each
-dimension is equal, or larger by at most 15%. The report gives the mean gain of the advice, the 95th
-percentile of its loss, and how many of the shapes that could gain are padded.
+For *pad* queries, Rooftile draws only shapes with a held-out padding. A padding is a larger shape:
+each dimension is equal, or larger by at most 15%. The report gives the mean gain of the advice, the
+95th percentile of its loss, and how many of the shapes that could gain at least 5% are padded.
 
 Rooftile advises a change if it is likely to pay off. This rule is compared with four other rules:
 
@@ -312,7 +312,7 @@ def _draw_neighbourhoods(
     fewest: int,
     draws: int,
 ) -> list[tuple[int, list[int]]]:
-    """Return the first shapes with enough neighbours, each with its neighbours and itself.
+    """Return the first shapes with enough neighbours, each with all shapes of its neighbourhood.
 
     Args:
         rows: the held-out shapes.
@@ -371,7 +371,7 @@ class _HeldOutRows:
         return np.array([seconds_by_problem.get(problem, np.nan) for problem in self._problems])
 
     def near(self, original: int, smallest_difference: float) -> list[int]:
-        """Return the positions of a shape and of the shapes that differ from it only in size.
+        """Return the positions of a shape and of the near shapes that differ from it only in size.
 
         Args:
             original: position of the shape.

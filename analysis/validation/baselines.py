@@ -1,6 +1,7 @@
 """Baselines: simpler predictors that the model must beat.
 
-- ``datasheet``: the arithmetic at the peak or the traffic at the bandwidth, whichever takes longer.
+- ``datasheet``: the time of the arithmetic at the machine's peak, or of the memory traffic at its
+  bandwidth, whichever is longer.
 - ``three_constants``: the same with a share of the peak, a share of the bandwidth and a launch time
   that were set by hand.
 - ``four_fitted``: a formula with four constants, fitted to the calibration measurements.

@@ -34,7 +34,7 @@ from kernels.timemodel.constants import foreign_constants
 HOLDOUTS = ("rows", "levels", "beyond", "folds")
 """Ways to choose the held-out rows. :func:`validate` explains them."""
 FOLDS = 5
-"""Number of parts into which a calibration divides its rows for cross-validation."""
+"""Number of folds of a calibration's cross-validation."""
 _WITHHELD_SHARE = 0.3  # Hold-out "levels": share of the values of M, N and K that are withheld.
 _MAX_CALIBRATED_M = 2304  # Hold-out "beyond": largest M to calibrate on.
 _LARGE_FLOPS = 1e11  # Errors of rows with more FLOP are also reported separately.
@@ -196,11 +196,13 @@ def validate(
         seed: seed of the random part of the choice of calibration rows (see :func:`choose_rows`),
             and of the choice of the values that ``levels`` withholds.
         holdout: one of :data:`HOLDOUTS`.
-        constants: slug of the machine whose constants are used; None for the nearest other machine.
+        constants: slug of another machine whose constants are used; None for the machine that
+            :func:`foreign_constants` selects.
 
     Raises:
         UserError: if there are fewer rows to calibrate on than ``calibrate``, if no row is left to
-            test, or if no constants are shipped for the machine ``constants``.
+            test, if ``constants`` is the machine itself or has no shipped constants in this dtype,
+            or if the machine does not support the dtype.
     """
     # 1. Divide the rows into those that may be calibrated on and those that may be tested.
     query = Query.with_implementations(source.problems, source.implementations, source.warm)

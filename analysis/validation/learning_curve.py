@@ -36,8 +36,8 @@ def learning_curve(
 ) -> list[CurvePoint]:
     """Validate the model with increasing numbers of calibration rows.
 
-    There is a curve for each of the hold-outs ``rows`` and ``levels``. A curve ends at the first
-    number for which the source has too few rows.
+    There is a curve for each of the hold-outs ``rows`` and ``levels``. A curve ends before the
+    first number for which the source has too few rows.
 
     Args:
         source: the measured rows.

@@ -1,4 +1,4 @@
-"""Judge predictions from one framework's public table against the tables of other frameworks.
+"""Judge predictions from one public table against the other public tables of its machine.
 
 Each table was measured with one framework and one version of cuBLAS. Other versions choose other
 kernels, and users' operands have other values. Predictions from an imported table are therefore
@@ -41,9 +41,9 @@ from kernels.timemodel.estimate import Array
 from sweeps.store import write_json
 
 _MIN_PREDICTED_GAIN = 0.1
-"""Smallest predicted gain of a pair of shapes whose time ratio is judged. In the median, the gains
-that advice predicted were 15% for choose queries and 8% for pad queries
-(results/accuracy/software.json)."""
+"""Predicted gain above which the time ratio of a pair of shapes is judged. The median gain that
+advice predicted was 15% for choose queries and 8% for pad queries (results/accuracy/software.json).
+"""
 _SIZES = ["m", "n", "k"]
 _NO_RANGE = SoftwareRange(0.0, 0.0, 0.0, 0.0)
 """Range of no width, which leaves every interval unchanged."""
@@ -59,8 +59,8 @@ class CollectionErrors:
         errors: summary of the relative errors.
         log_ratios: log(measured / predicted) of each shape.
         spreads: spread of each prediction: the relative size of its errors.
-        pair_errors: errors of the time ratios of neighbouring shapes with a predicted gain of at
-            least 10% (see :func:`analysis.model.calibrate.pair_errors`).
+        pair_errors: errors of the time ratios between shapes and their fastest predicted paddings,
+            for predicted gains above 10% (see :func:`analysis.model.calibrate.pair_errors`).
         groups: kind of each shape, as :func:`analysis.model.groups.shape_group` names it.
         repeated: errors if the times measured in the imported table are taken as predictions; None
             if the collection is not compared with an imported table.
@@ -145,7 +145,7 @@ class CollectionErrors:
 
 
 class ErrorRange(NamedTuple):
-    """Range of the errors, as multiples of the spread, and its factors by kind of shape."""
+    """Range of the errors, as multiples of the spread, and factors on its ends by kind of shape."""
 
     software: SoftwareRange
     factors: Mapping[str, tuple[float, float]]
@@ -175,7 +175,7 @@ def other_collections(
             these predictions used another collection.
         table: the imported table.
         tables: all public tables, of any machine.
-        shift: expected difference in time between the table's framework and others.
+        shift: expected difference in time between the imported table's framework and others.
     """
     predictions = _held_out_predictions(folder).join(median_times(table), on=_SIZES)
     calibration = json.loads((folder / "calibration.json").read_bytes())
@@ -265,7 +265,8 @@ def warm_query(rows: pd.DataFrame) -> Query:
 def write_validation(folder: Path, table: PublicTable, tables: Iterable[PublicTable]) -> None:
     """Write validation.json: the errors of an imported table's model.
 
-    - ``software`` is the 90% range of the errors on other frameworks. Answers are widened to it.
+    - ``software`` is the 90% range of the errors on other frameworks. The intervals of answers are
+      widened to this range.
     - ``same`` has the errors of held-out predictions of the table itself.
     - ``other`` has the errors on other frameworks' collections, and the share of their times inside
       the range ``software``. The share is optimistic, because the range was also learned from these

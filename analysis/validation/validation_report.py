@@ -54,9 +54,9 @@ def validation_text(validation: Validation) -> str:
     """Return a report in plain text.
 
     The first line states what was validated. Then come the errors of the model, the errors of the
-    baselines, and how well one version of a framework predicts another. The last lines give the
-    errors by limit, by M, by class of shapes and by algorithm, the share of times inside the 90%
-    interval, and the share of tiles that agree.
+    baselines, and how well the times of an earlier version of a framework predict those of a later
+    version. The last lines give the errors by limit, by M, by class of shapes and by algorithm, the
+    share of times inside the 90% interval, and the share of tiles that agree.
     """
     skipped = ", ".join(
         f"{count:,} {_SKIPPED.get(reason, reason)}"
@@ -114,7 +114,7 @@ def _breakdowns(rows: pd.DataFrame) -> list[str]:
 
 
 def curve_text(curve: Sequence[CurvePoint], floor: Errors | None) -> str:
-    """Return the lines of a learning curve and of a noise floor; "" if there are neither."""
+    """Return the lines of a learning curve and of a noise floor; "" if there is neither."""
     lines = []
     for holdout in dict.fromkeys(point.holdout for point in curve):
         lines.append(f"calibration rows (hold-out: {holdout})")

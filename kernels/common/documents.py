@@ -84,7 +84,7 @@ def misfit(value: Any, shape: Any, where: str = "it") -> str:
 
 
 def _first(faults: Iterable[str]) -> str:
-    """Return the first text that is not empty, or "" if all are; later texts are not made."""
+    """Return the first text that is not empty, or "" if all are; later texts are not computed."""
     for fault in faults:
         if fault:
             return fault

@@ -36,7 +36,8 @@ _VERBS = {"kernels list": "implementations"}
 def same_command(fresh: bool) -> str:
     """Return how messages name the command that resumes a run.
 
-    ``fresh`` is True if this call sets old runs aside. Repeating it would set aside its own run.
+    ``fresh`` is True if the user's command sets old runs aside. Repeating that command would also
+    set aside the run that is to be resumed.
     """
     return f"the same command without {USE_FRESH}" if fresh else "the same command"
 

@@ -2,8 +2,8 @@
 
 A GEMM spends most of its time in the loop over K. If one iteration of the loop does more than the
 tile's bm · bn · bk multiply-adds, or copies more than the (bm + bn) · bk elements of its blocks,
-the compiler does work that the algorithm does not need. In the PTX, a comment of LLVM at every
-basic block names the loop that the block belongs to.
+the compiler does work that the algorithm does not need. In the PTX, LLVM marks every basic block of
+a loop with a comment that names the loop.
 """
 
 from __future__ import annotations

@@ -65,8 +65,8 @@ class CompileRow:
     - ``products``: its multiply-adds, relative to the tile's bm · bn · bk.
     - ``copied``: bytes that it copies from global memory, relative to the bytes of its blocks,
       which have (bm + bn) · bk elements.
-    - ``copy_bytes``: bytes of its narrowest copy by one thread, or of a whole TMA block.
-    - ``instructions``: number of instructions of one iteration in machine code.
+    - ``copy_bytes``: width of its narrowest copy in bytes, as in :class:`InnerLoop`.
+    - ``instructions``: number of machine instructions in one iteration.
     - ``matrix``: number of these instructions that multiply.
     - ``waits_for_all``: whether the iteration waits for every wgmma in flight.
 
@@ -100,7 +100,7 @@ class _Facts:
     """Facts about the code of one kernel, or of all kernels of one call.
 
     For several kernels, the loop is that of the main kernel. The numbers of registers and bytes are
-    the maxima of all kernels.
+    the maxima over all kernels.
     """
 
     loop: InnerLoop
@@ -132,10 +132,10 @@ def compile_rows(
     names: Sequence[str] = (),
     done: Callable[[CompileRow], None] | None = None,
 ) -> list[CompileRow]:
-    """Compile every Triton family for all dtypes, layouts, alignments and architectures.
+    """Compile the Triton families for given architectures and all dtypes, layouts and alignments.
 
     Args:
-        arches: architectures such as ``sm_90``; each is compiled for the first machine in
+        arches: architectures such as ``sm_90``; each stands for the first machine in
             ``machines.toml`` that has it.
         every_candidate: whether to compile all valid configs, not only the chosen one.
         names: names of the families to compile; all families if empty.
