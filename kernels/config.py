@@ -36,9 +36,9 @@ DENSE = Storage()
 
 
 class Config:
-    """Base class of the frozen dataclasses that tune an implementation.
+    """Base class of configs: frozen dataclasses that hold the settings of an implementation.
 
-    A config is written as ``key=value``, with semicolons between the settings.
+    The text of a config has ``key=value`` for each setting, separated by semicolons.
     """
 
     def __str__(self) -> str:
@@ -78,7 +78,7 @@ class Config:
 
 
 def _word(value: int | bool) -> str:
-    """Return a config's value as text: ``on``, ``off`` or a number."""
+    """Return the value of one setting as text: ``on``, ``off`` or a number."""
     if isinstance(value, bool):
         return "on" if value else "off"
     return str(value)
@@ -138,7 +138,7 @@ class TileConfig(Config):
         return config
 
     def invalid(self, dtype: str, machine: Machine) -> str | None:
-        """Return which of these rules the config breaks, as a sentence; None if it breaks none.
+        """Return the first rule that the config breaks, as a sentence; None if it breaks none.
 
         All three block sizes must be powers of two, and at least 16, as ``tl.dot`` requires.
         A thread may have at most 128 accumulators, because its 255 registers must also hold the
@@ -164,7 +164,10 @@ class TileConfig(Config):
 
 @dataclass(frozen=True)
 class SplitConfig(TileConfig):
-    """Config of a split-K GEMM, whose sum over K has ``split`` parts; a second kernel adds them."""
+    """Config of a split-K GEMM, whose sum over K has up to ``split`` parts.
+
+    A second kernel adds the parts.
+    """
 
     split: int = 1
 
@@ -188,10 +191,10 @@ class StreamConfig(TileConfig):
 class PersistentConfig(TileConfig):
     """Config of a persistent GEMM that runs on ``ctas`` CTAs.
 
-    With ``tma``, the Tensor Memory Accelerator (TMA) copies the blocks. ``specialize`` adds a warp
-    that only copies. ``halves`` lets TMA store a tile's result in two halves, one after the other,
-    which takes half as much shared memory. ``flatten`` makes the loops over tiles and over K one
-    pipeline, so that the copies of the next tile start before this tile is stored.
+    With ``tma``, the Tensor Memory Accelerator (TMA) copies the blocks of A and B. ``specialize``
+    adds a warp that only copies. ``halves`` lets TMA store a tile's result in two halves, one after
+    the other, which takes half as much shared memory. ``flatten`` makes the loops over tiles and
+    over K one pipeline, so that the copies of the next tile start before this tile is stored.
     """
 
     ctas: int = 8
@@ -212,12 +215,12 @@ class PersistentConfig(TileConfig):
     def accumulators(self) -> int:
         """Number of accumulator registers per thread.
 
-        With ``specialize``, a second group of as many warps computes half of the sums.
+        With ``specialize``, a second group of as many warps computes half of the tile.
         """
         return super().accumulators // (2 if self.specialize else 1)
 
     def invalid(self, dtype: str, machine: Machine) -> str | None:
-        """Return which of these rules the config breaks, as a sentence; None if it breaks none.
+        """Return the first rule that the config breaks, as a sentence; None if it breaks none.
 
         The rules of :meth:`TileConfig.invalid` apply. In addition, ``specialize`` and ``halves``
         cannot be combined.
@@ -320,10 +323,10 @@ def tile_efficiency(m: Any, n: Any, bm: Any, bn: Any) -> Any:
 
 
 def tail_efficiency(tiles: Any, slots: Any) -> Any:
-    """Return the share of the slots of all waves that have a tile to compute; at most 1.
+    """Return the number of tiles divided by the number of slots in all waves.
 
-    ``tiles`` is the number of tiles, and ``slots`` the number of tiles in a full wave. The share is
-    below 1 if the last wave leaves slots idle.
+    A slot computes one tile per wave. ``tiles`` is the number of tiles, and ``slots`` the number of
+    tiles in a full wave. The result is 1 if the last wave is full, and otherwise below 1.
     """
     return tiles / (ceil_div(tiles, slots) * slots)
 
@@ -332,8 +335,8 @@ def next_wave_edge(size: int, other: int, block: int, other_block: int, slots: i
     """Return the largest size of a result's dimension that needs no additional wave.
 
     Args:
-        size: the dimension, in elements.
-        other: the result's other dimension, in elements.
+        size: current size of the dimension, in elements.
+        other: size of the result's other dimension, in elements.
         block: size of a tile along ``size``, in elements.
         other_block: size of a tile along ``other``, in elements.
         slots: number of tiles in a full wave.

@@ -21,7 +21,7 @@ from kernels.common.program import OTHER_TORCH, USE_CPU
 from kernels.machine import DeviceProperties, Machine, cpu_machine, cpu_threads, from_properties
 
 _MIN_DRIVER = {11: 450, 12: 525, 13: 580}
-"""Oldest driver for each CUDA major version (NVIDIA's compatibility table)."""
+"""Oldest driver that supports each CUDA major version (NVIDIA's compatibility table)."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def select_device(kind: str = "auto", gpu: int = 0) -> Device:
 
 
 def make_current(gpu: int | None) -> None:
-    """Make a GPU the current one of this process; do nothing if ``gpu`` is None, for the CPU.
+    """Make a GPU the current one of this process; do nothing for the CPU (``gpu`` is None).
 
     PyTorch's events, streams and graphs, Triton's launches and ``torch.cuda.synchronize`` use the
     current GPU. :func:`select_device` does not change it, because a process that only plans must

@@ -58,7 +58,7 @@ class Implementation(Protocol):
 
     @property
     def ops(self) -> tuple[str, ...]:
-        """Operations that the implementation computes on at least one machine, such as ``gemm``."""
+        """Operations, such as ``gemm``, that the implementation computes on some machine."""
         ...
 
     def supports(self, problem: Workload, machine: Machine) -> str | None:
@@ -92,5 +92,5 @@ class Implementation(Protocol):
         ...
 
     def compile_ahead(self, cases: Sequence[tuple[Workload, Config | None]]) -> None:
-        """Compile in parallel the kernels that the cases need; a vendor library needs none."""
+        """Compile the cases' kernels in parallel; a vendor library has nothing to compile."""
         ...

@@ -1,8 +1,8 @@
 """Facts about machines: peak rates, bandwidth and caches, each with its source.
 
-Known GPUs come from ``machines.toml``. The facts about any other GPU come from its driver
-(:func:`from_properties`). A CPU's peak rates and bandwidth are measured (:func:`cpu_machine`). This
-module does not need PyTorch.
+The facts about known GPUs come from ``machines.toml``. The facts about any other GPU are derived
+from what its driver reports (:func:`from_properties`). A CPU's peak rates and bandwidth are
+measured (:func:`cpu_machine`). This module does not need PyTorch.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ def known_machine(slug: str) -> Machine:
 
 
 def machine_of_arch(arch: str) -> Machine:
-    """Return the first machine in ``machines.toml`` with an architecture such as ``sm_90``.
+    """Return the first machine in ``machines.toml`` that has the architecture ``arch``.
 
     Raises:
         UserError: if no machine in the file has this architecture.
@@ -320,9 +320,10 @@ _GENERATIONS = {
 def from_properties(properties: DeviceProperties) -> Machine:
     """Return the facts of a GPU, from ``machines.toml`` if the file lists the card.
 
-    Even for a listed card, the driver's name and memory size are used. The facts of any other card
-    come from the properties that the driver reports. A MIG slice is treated as a card that is not
-    listed. :func:`_derived_bandwidth` says where the bandwidth comes from.
+    Even for a listed card, the name and the memory size are those that the driver reports. The
+    facts of any other card are derived from the properties that the driver reports. A MIG slice is
+    treated as a card that is not listed. :func:`_derived_bandwidth` says where the bandwidth of
+    such a card comes from.
     """
     # 1. Take the facts of a listed card from the file.
     slug = slug_of_device(properties.name)
@@ -415,7 +416,7 @@ def cpu_model() -> str:
 
 
 def _cpuinfo() -> str:
-    """Return Linux's description of its CPUs; empty on other systems."""
+    """Return the text of ``/proc/cpuinfo``; empty on systems without this file."""
     try:
         return Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:

@@ -23,8 +23,8 @@ KINDS = (
 class KernelName:
     """Facts read from one kernel's name.
 
-    ``tile`` has two sizes, in the order of the name. In the names of cuBLAS's kernels, this order
-    is for a column-major result.
+    ``tile`` has two sizes, in the order in which the name gives them. The names of cuBLAS's kernels
+    give the sizes for a column-major result.
     """
 
     kind: str
@@ -130,7 +130,7 @@ def read_name(name: str) -> KernelName:
 
 
 def _first_match(patterns: Sequence[tuple[str, str]], lowered: str) -> str | None:
-    """Return the word of the first (word, pattern) that a lower-case name matches, or None."""
+    """Return the word of the first (word, pattern) whose pattern matches ``lowered``, or None."""
     for word, pattern in patterns:
         if re.search(pattern, lowered):
             return word
@@ -165,7 +165,7 @@ def conv_algorithm(kernels: Sequence[str]) -> str:
 def _tile(lowered: str) -> tuple[tuple[int, int] | None, int | None]:
     """Return a kernel's tile and its K elements per step; None for what the name does not show.
 
-    Like the functions below, it reads the name in lower case.
+    This function and those below take the name in lower case.
     """
     tile: tuple[int, int] | None = None
     depth: int | None = None

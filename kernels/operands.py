@@ -144,7 +144,7 @@ def _stored(rows: int, columns: int, letter: str) -> tuple[int, int]:
 
 
 def _row_stride(row_length: int, ld_multiple: int) -> int:
-    """Return the elements from one stored row to the next: a row and, if needed, a gap."""
+    """Return the number of elements from one stored row to the next, with the gap between them."""
     multiples: int = ceil_div(row_length, ld_multiple)
     return multiples * ld_multiple
 

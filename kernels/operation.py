@@ -1,4 +1,4 @@
-"""Operations other than GEMMs and convolutions that the rules of performance guides are about.
+"""Operations other than GEMMs and convolutions for which performance guides state rules.
 
 They are memory-bound layers, series of GEMMs that share an operand, and LSTM layers. Each has only
 the parameters that the rules need. Like a GEMM, each has two inputs and a result, FLOPs and minimum
@@ -171,7 +171,7 @@ class Series(_OperationBase):
 
     @property
     def products(self) -> tuple[tuple[int, Gemm], ...]:
-        """The GEMMs of the series, as (number, GEMM): ``count`` times the same GEMM."""
+        """GEMMs of the series, as (number of times, GEMM): ``count`` times the same GEMM."""
         return ((self.count, Gemm(self.m, self.n, self.k, self.dtype, "nt")),)
 
     @property
@@ -255,7 +255,7 @@ class Lstm(_OperationBase):
 
     @property
     def products(self) -> tuple[tuple[int, Gemm], ...]:
-        """The GEMMs of the layer, as (number, GEMM): one over all steps, and one in each step."""
+        """GEMMs of the layer, as (number of times, GEMM): one over all steps, one in each step."""
         gate_columns = GATES * self.hidden
         rows = self.steps * self.minibatch
         return (
@@ -267,13 +267,13 @@ class Lstm(_OperationBase):
     def flops(self) -> int:
         """Number of floating-point operations in all GEMMs.
 
-        The arithmetic inside the gates is not counted.
+        The elementwise arithmetic of the gates is not counted.
         """
         return sum(count * gemm.flops for count, gemm in self.products)
 
     @property
     def operand_elements(self) -> tuple[int, int, int]:
-        """Numbers of elements in the inputs, in both weights together, and in the hidden states."""
+        """Numbers of elements in the inputs, in both weight matrices, and in the hidden states."""
         rows = self.steps * self.minibatch
         weights = GATES * self.hidden * (self.features + self.hidden)
         return rows * self.features, weights, rows * self.hidden

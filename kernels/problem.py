@@ -247,8 +247,8 @@ class Conv:
     def flops(self) -> int:
         """Number of floating-point operations: 2 · n · p · q · kout · (c/groups) · r · s.
 
-        The number is the same for all passes. Multiplications with the zeros of the padding are
-        counted, by convention.
+        The number is the same for all passes. By convention, multiplications by the zeros of
+        the padding are counted.
         """
         return 2 * self.n * self.p * self.q * self.kout * (self.c // self.groups) * self.r * self.s
 
@@ -286,8 +286,8 @@ class Conv:
     def implied_gemm(self) -> Gemm:
         """GEMM to which an implicit-GEMM kernel maps this convolution (CUTLASS's convention).
 
-        Its ``batch`` is the number of groups. If one group has c input channels and kout
-        output channels, its (m, n, k) is:
+        The GEMM's ``batch`` is the number of groups. If one group has c input channels and kout
+        output channels, the GEMM's (m, n, k) is:
 
         - (n·p·q, kout, c·r·s) for fprop,
         - (n·h·w, c, kout·r·s) for dgrad,
@@ -408,7 +408,7 @@ class Conv:
         layout: str = "nhwc",
         pass_: str = "fprop",
     ) -> Conv:
-        """Create a convolution from a sequence of its sizes and a sequence of its pairs.
+        """Create a convolution from its sizes, and from its stride, padding and dilation.
 
         Args:
             sizes: (n, c, h, w, kout, r, s).

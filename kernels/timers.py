@@ -29,9 +29,9 @@ def graph_replays(launches: Callable[[], object], count: int, replays: int = 6) 
     """Return the seconds per launch in a CUDA graph, as AIConfigurator measures its tables.
 
     Args:
-        launches: callable that makes ``count`` launches. Like AIConfigurator, the callable should
-            use several sets of weights in turn, so that the weights do not stay in the L2. Nothing
-            is flushed between replays.
+        launches: callable that makes ``count`` launches. As in AIConfigurator, the launches should
+            use several sets of weights in turn, so that the weights do not stay in the L2. The L2
+            is not flushed between replays.
         count: number of launches that ``launches`` makes.
         replays: number of timed replays, after three that are not timed.
 

@@ -80,7 +80,10 @@ def show_command(
         typer.Option(
             "--cores",
             min=1,
-            help="Number of CPU cores that the run may use, mostly for compiling [default: all].",
+            help=(
+                "Number of CPU cores that the planned run may use, mostly for compiling "
+                "[default: all]."
+            ),
         ),
     ] = None,
     device: DeviceOption = "auto",

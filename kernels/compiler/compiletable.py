@@ -55,7 +55,7 @@ def compile_markdown(rows: Sequence[CompileRow]) -> str:
 
 
 def _family_table(rows: Sequence[CompileRow], arches: Sequence[str]) -> list[str]:
-    """Return the lines of one family's table: a line for each dtype and alignment of operands."""
+    """Return the lines of one family's table: a header, then one per dtype and alignment."""
     # The rows of each cell, by the line's dtype and alignment, and then by architecture.
     cells: dict[tuple[str, int], dict[str, list[CompileRow]]] = {}
     for row in rows:
@@ -72,7 +72,7 @@ def _family_table(rows: Sequence[CompileRow], arches: Sequence[str]) -> list[str
 def differing_cells(stored_document: str, new_document: str) -> list[str]:
     """Return a line for each table cell that differs between a stored document and a new one.
 
-    Families and architectures that the new document lacks are not compared.
+    Cells that the new document lacks are not compared.
     """
     stored_cells = _cells_of(stored_document)
     return [
@@ -101,7 +101,7 @@ def _cells_of(document: str) -> dict[tuple[str, ...], str]:
 
 
 def _cell(rows: Sequence[CompileRow]) -> str:
-    """Return the text of the cell for all rows of a dtype, alignment and architecture."""
+    """Return the text of one cell, which summarises the compiled kernels in ``rows``."""
     if not rows:
         return "–"
     # A row whose compilation failed has no matrix instruction.

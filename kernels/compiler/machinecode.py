@@ -61,8 +61,9 @@ def loop_code(sass: str) -> LoopCode:
     """Return one iteration's counts, for the innermost loop with the most matrix instructions.
 
     In a persistent kernel, the loop over K may contain the code that finishes a tile, which most
-    iterations skip. The iteration is therefore the shortest path through the loop that passes its
-    matrix instructions. If no loop has such instructions, :data:`NO_LOOP` is returned.
+    iterations skip. The counted iteration is therefore the path through the loop that has the most
+    matrix instructions, or the shortest of several such paths. If no loop has matrix instructions,
+    :data:`NO_LOOP` is returned.
     """
     lines, labels = _read(sass)
     # 1. Find the loops, as (first line, last line). Each backward branch is the end of a loop.
@@ -84,7 +85,10 @@ def loop_code(sass: str) -> LoopCode:
 
 
 def _encloses(outer: tuple[int, int], inner: tuple[int, int]) -> bool:
-    """Return True if the first of two loops (first line, last line) contains the second."""
+    """Return True if the loop ``outer`` contains the other loop ``inner``.
+
+    Each loop is given as (first line, last line).
+    """
     return outer != inner and outer[0] <= inner[0] and inner[1] <= outer[1]
 
 
@@ -133,7 +137,7 @@ class _Path(NamedTuple):
 
 
 def _best_path(loop: Sequence[_Line], begin: int, labels: dict[str, int]) -> LoopCode:
-    """Return the best path from the loop's first line to its last.
+    """Return the counts of the best path from the loop's first line to its last.
 
     The best path has the most matrix instructions. Among paths with equally many, the shortest
     is the best. Backward branches inside the loop are ignored: they repeat a wait for a barrier, or

@@ -89,7 +89,7 @@ def _compile(name: str, problems: Iterable[Problem], device: Device) -> None:
 
 
 def _check_one(name: str, problem: Problem, device: Device) -> CheckRow:
-    """Check one implementation on one problem; any error of running or checking becomes a row."""
+    """Check one implementation on one problem; an error in running or checking becomes a row."""
     implementation = all_implementations()[name]
     reason = implementation.supports(problem, device.machine)
     if reason is not None:

@@ -3,9 +3,9 @@
 Freivalds' identity (IFIP Congress 1977): if Y·V = A·(B·V) for a random V, then Y = A·B is very
 likely. Both sides need only thin GEMMs. V has four columns of random ±1, which are exact in every
 dtype. V is applied to blocks of 1,024 columns, one block at a time: in a longer sum, the rounding
-of the correct elements would hide a single wrong one. Rows are tested in the same way from the
-left. A convolution is linear in each operand, as a GEMM is. Its channels and images take the place
-of columns and rows.
+of the correct elements would hide a single wrong one. Rows are summed in the same way, because the
+identity also holds for Yᵀ = Bᵀ·Aᵀ. A convolution is linear in each operand, as a GEMM is. Its
+channels and images take the place of columns and rows.
 
 The remainder, Y·V − A·(B·V), is compared with the expected size of the sums, σ_A σ_B √K (√N + 4).
 Here σ is the root mean square of an operand's elements. Without the 4, this is the standard
@@ -47,9 +47,10 @@ up to 65,536; these are the typical and the largest remainder of 512 blocks:
 - bf16: 1.7e-3 and 3.9e-3,
 - bf16 with 64 partial sums in 16 bits: 9.8e-3 and 2.1e-2.
 
-If K is very small, the largest values are several standard deviations large, and their rounding
-errors are larger by the same factor. A row of unrelated numbers has a remainder of 1.4. A row of n
-elements with one wrong element has a remainder of about 1.4/√n.
+If K is very small, the largest elements of the result are several standard deviations large, and
+their rounding errors are larger by the same factor. A row of the result that is unrelated to the
+operands has a remainder of 1.4. A row of n elements with one wrong element has a remainder of about
+1.4/√n.
 """
 
 _BLOCK = 1024  # adjacent elements that are summed and tested together
@@ -77,8 +78,9 @@ def remainders(
             summed over its columns (0) or its rows (1). For a convolution, see :func:`_conv_sides`.
 
     Returns:
-        The remainder of each set, in standard deviations of a block's sum, to be compared with
-        :data:`LIMIT`. None is returned for operations that are not linear in their operands.
+        The largest remainder of each result, in standard deviations of a block's sum, to be
+        compared with :data:`LIMIT`. None is returned for operations that are not linear in their
+        operands.
     """
     if isinstance(problem, Layer | Lstm):
         return None
@@ -217,7 +219,7 @@ def _signed_sums(tensor: Tensor, axis: int, signs: Tensor) -> Tensor:
 
 
 def _sum_block(cube: Tensor, weights: Tensor) -> Tensor:
-    """Sum a cube (before, block, after) with random signs to (before, vectors, after)."""
+    """Reduce a cube (before, block, after) to its signed sums (before, vectors, after)."""
     if cube.shape[2] == 1:
         # This is one matrix multiplication, instead of a batch with a single column each.
         return (cube[:, :, 0] @ weights)[:, :, None]
@@ -239,7 +241,7 @@ def _positions_at_once(tensor: Tensor, axis: int) -> int:
 
 
 def _mean_square(tensor: Tensor, axes: tuple[int, ...] | None = None) -> Tensor:
-    """Return the mean square over ``axes``, which are kept with length 1, or over all elements."""
+    """Return the mean square over ``axes``, kept with length 1; over all elements if it is None."""
     norm = torch.linalg.vector_norm(tensor, dim=axes, keepdim=axes is not None, dtype=torch.float32)
     size = tensor.numel() if axes is None else math.prod(tensor.shape[axis] for axis in axes)
     return norm.square() / size
@@ -301,7 +303,7 @@ def _fprop_sides(conv: Conv, x: Tensor, w: Tensor, y: Tensor) -> list[_Side]:
         return _grouped(conv, conv2d(x, w.flatten(0, 1), None, *geometry), 1)
 
     def forward_of_filter(w: Tensor, x: Tensor) -> Tensor:
-        """Return the same as ``forward``; the side that keeps the filter passes it first."""
+        """Return the same as ``forward``; a side that keeps the filter passes the filter first."""
         return forward(x, w)
 
     filters = _grouped(conv, w, 0)  # (groups, channels, …)
@@ -322,7 +324,7 @@ def _dgrad_sides(conv: Conv, dy: Tensor, w: Tensor, dx: Tensor) -> list[_Side]:
         return _grouped(conv, conv2d_input(size, w, dy, *geometry), 1)
 
     def backward_of_filter(w: Tensor, dy: Tensor) -> Tensor:
-        """Return the same as ``backward``; the side that keeps the filter passes it first."""
+        """Return the same as ``backward``; a side that keeps the filter passes the filter first."""
         return backward(dy, w)
 
     gradient = _grouped(conv, dx, 1)  # (n, groups, channels, h, w)

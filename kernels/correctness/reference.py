@@ -227,7 +227,7 @@ def _gather(image: Tensor, n: Tensor, h: Tensor, w: Tensor, valid: Tensor) -> Te
 
     Args:
         image: tensor (N, C, H, W).
-        n: number of the image that each pixel reads (L,).
+        n: index of the image that each pixel reads (L,).
         h: row that each tap reads (L, R).
         w: column that each tap reads (L, S).
         valid: whether each tap reads at all (L, R, S), or one value for all of them (1,).
@@ -259,10 +259,10 @@ def _pixels(
 
 
 def _by_group(channels: Tensor, per_group: int, compute: Callable[[int, Tensor], Tensor]) -> Tensor:
-    """Call ``compute`` for each group, and concatenate the results along the last axis.
+    """Call ``compute`` for each group of channels, and concatenate the results on the last axis.
 
-    ``compute`` gets the group's number and its channels. ``channels`` must be sorted, so that the
-    results are in the same order.
+    ``compute`` gets a group's index, and the part of ``channels`` that belongs to the group.
+    ``channels`` must be sorted, so that the results are in the same order.
     """
     group_of_channel = channels // per_group
     results = [

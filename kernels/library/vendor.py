@@ -36,7 +36,7 @@ from kernels.problem import DTYPE_BYTES, Conv, Gemm
 
 @dataclass(frozen=True)
 class LibraryConfig(Config):
-    """Config of a PyTorch call. As text, it has only the values that differ from the defaults.
+    """Config of a PyTorch call. Its text has only the settings that differ from the defaults.
 
     - ``autotune`` turns on ``cudnn.benchmark``, which times cuDNN's algorithms at first use.
     - ``reduced`` lets cuBLAS add partial sums in 16 bits.
@@ -120,12 +120,12 @@ class Library:
     def prepare(
         self, problem: Workload, operand_sets: Sequence[Operands], config: Config | None = None
     ) -> Launch:
-        """Return a launch of PyTorch's call for the operation on the operand sets.
+        """Return a launch that computes the problem with PyTorch on any of the operand sets.
 
         The sets must be stored as the config says.
 
         Raises:
-            UserError: if the config sets ``ld_multiple`` and the problem is not a GEMM.
+            UserError: if ``ld_multiple`` is above 1 and the problem is not a GEMM.
             RuntimeError: if the config sets ``graph``, and PyTorch cannot capture the call.
         """
         library_config = config if isinstance(config, LibraryConfig) else LibraryConfig()

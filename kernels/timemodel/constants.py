@@ -85,7 +85,7 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "cached": (1.0, 20.0),
     "sustained": (0.3, 1.1),
 }
-"""Lowest and highest physically possible value of each constant."""
+"""Lowest and highest value that a fit may give to each constant."""
 
 
 LINEAR = frozenset(
@@ -148,8 +148,8 @@ def physical_bounds(machine: Machine) -> dict[str, tuple[float, float]]:
 def default_constants(generation: str, dtype: str) -> Constants:
     """Return a generation's constants from ``constants.toml``, before any calibration.
 
-    A generation without measured constants gets those of a similar generation, except for the two
-    constants of misaligned rows.
+    A generation without measured constants gets those of a similar generation, except for
+    ``fallback`` and ``fallback_split``.
     """
     measured_generation = _constants_table()["like"].get(generation, generation)
     measured = _constants(_entry(measured_generation, dtype))
@@ -163,17 +163,19 @@ def shipped_fits() -> dict[str, Any]:
     Callers must not change the content. Its keys are:
 
     - ``source``: package of the public tables.
-    - ``software``: range of errors between frameworks, over all machines.
-    - ``generation``: range of errors of constants carried over from another machine of the same
-      generation.
-    - ``generations``: range of errors of the mean of other generations' constants.
+    - ``software``: error range of predictions for another framework, over all machines
+      (:class:`analysis.model.fit.SoftwareRange`).
+    - ``generation``: error range of constants that are carried over from another machine of the
+      same generation.
+    - ``generations``: error range of the mean of other generations' constants.
     - ``spreads``: spread of each kind of prior (:class:`analysis.model.prior.Spread`).
-    - ``groups``: factors of intervals for kinds of shapes (:mod:`analysis.model.groups`).
+    - ``groups``: for each kind of shape, the factors for the two ends of an interval
+      (:mod:`analysis.model.groups`).
     - ``floor``: errors of predictions of a framework's later version from its earlier one.
-    - ``machines``: for each slug, the range of errors between frameworks on this machine, the
+    - ``machines``: for each slug, the error range of predictions for another framework, the
       measurements that the constants were fitted to, and the fits by group, as in calibration.json.
-      The ``shift`` of a fit, which is the expected difference in time of other frameworks, also
-      applies to times from the machine's imported table.
+      The ``shift`` of a fit is the expected difference in time for users of another framework. It
+      also applies to times from the machine's imported table.
     """
     fits: dict[str, Any] = json.loads(_SHIPPED.read_bytes())
     return fits
@@ -232,8 +234,9 @@ def scaled_constants(
     The bytes that one SM reads or writes per second are assumed to scale with its FLOP/s. The
     latency of a K step is assumed to scale inversely. L2 bandwidth scales with the clock, the
     number of SMs, and the number of CTAs that share each block that they read. The share of the
-    peak scales with the share that the generation's GEMMs reach on real data. The two constants of
-    misaligned rows are those of the generation of ``here``. All other constants are kept.
+    peak scales with the share that the generation's fastest GEMMs are reported to reach on real
+    data. The constants ``fallback`` and ``fallback_split`` are those of the generation of ``here``.
+    All other constants are kept.
 
     Args:
         c: constants to scale.
@@ -293,7 +296,7 @@ def measured_on(generation: str, dtype: str) -> str | None:
 
 
 def _entry(generation: str, dtype: str) -> dict[str, Any]:
-    """Return a generation's entry in constants.toml: for this dtype if it has one, else for all."""
+    """Return a generation's entry for a dtype in constants.toml, or its entry for all dtypes."""
     table = _constants_table()
     entry: dict[str, Any] = table.get(f"{generation}-{dtype}") or table[generation]
     return entry

@@ -13,7 +13,7 @@
 - ``helpers`` is the time in which the helper kernels move their bytes. These kernels run before and
   after the main kernel. They change layouts, compute Winograd's transforms, or quantise A for an
   fp8 GEMM.
-- ``slowed`` lengthens long kernels, which run into the power limit.
+- ``slowed`` lengthens the time of long kernels, which run into the power limit.
 
 The fourth powers let the largest term dominate, with a smooth transition where two terms are equal.
 A plain maximum, a sum and other powers fitted public H100 and A100 tables less well. The choice of
@@ -39,7 +39,8 @@ Array = NDArray[np.float64]
 LIMITS = ("launch", "compute", "feed", "latency", "memory")
 """Names of the parts of an estimated time. The largest part limits the time.
 
-- ``launch``: the launch, with a fixed time for each helper kernel.
+- ``launch``: the launch, with a fixed time for each helper kernel, and for the kernel that adds the
+  parts of a split K.
 - ``compute``: the arithmetic, and the epilogues that write the tiles.
 - ``feed``: the reads of one SM, or of all SMs from the shared L2.
 - ``latency``: the latency of K steps that are too small to hide it.
@@ -200,9 +201,10 @@ def priced_alignment(problem: Problem) -> int:
     """Return the alignment in bytes, at most 16, of those rows whose misalignment costs time.
 
     For a matrix-vector multiplication whose B is stored transposed, only the rows of the operands
-    count. In the public tables, the misaligned rows of its output cost little: without a price for
-    them, predictions for N = 1 miss by a median factor of 1.12 to 1.19. Without a price for N = 4,
-    the factor is up to 3.1 (results/accuracy/misalignment.json).
+    count. In the public tables, the misaligned rows of its output cost little: predictions that
+    charge nothing for them miss by a median factor of 1.12 to 1.19 if N = 1. If N = 4, predictions
+    that charge nothing for misaligned rows miss by a median factor of up to 3.1
+    (results/accuracy/misalignment.json).
     """
     if isinstance(problem, Gemm) and min(problem.m, problem.n) == 1 and problem.layout[1] == "t":
         problem = replace(problem, n=WIDE_BYTES)  # rows of this length are aligned in every dtype
@@ -358,9 +360,9 @@ def candidate_times(
     """Return two arrays, shapes (rows) by tiles (columns): seconds, and the number of parts of K.
 
     The number of parts is the fastest one for the shape on the tile. The times leave out the launch
-    and the kernels that change layouts, transform or quantise, which are the same for all tiles.
-    They include the kernel that adds the parts of a split K. They leave out the slowdown of long
-    kernels, which hardly changes the ranking.
+    and the helper kernels, which take the same time for all tiles. They include the kernel that
+    adds the parts of a split K. They leave out the slowdown of long kernels, which hardly changes
+    the ranking.
 
     There must be at least one shape.
     """
@@ -395,7 +397,7 @@ def candidate_times(
 def _busy_seconds(
     shapes: Shapes, tiles: Tiles, machine: Machine, peak: float, c: Constants
 ) -> Array:
-    """Return ``(work⁴ + intake⁴ + memory⁴)^¼`` of the module's formula, in seconds per shape."""
+    """Return ``(work⁴ + intake⁴ + memory⁴)^¼`` of the module's formula, in seconds."""
     work = _work(shapes, tiles, machine, peak, c)
     return _norm4(work.total, work.intake, _memory_seconds(shapes, tiles, work.count, machine, c))
 
@@ -486,7 +488,10 @@ def _partial_bytes(shapes: Shapes, tiles: Tiles) -> Array:
 
 
 def _slow_long_kernels(busy: Array, c: Constants) -> Array:
-    """Lengthen the times of long kernels by ``slow`` per e-fold over 2 ms, for the power limit."""
+    """Lengthen the times of long kernels, because the power limit lowers their clocks.
+
+    The relative slowdown is about ``slow`` for each factor of e by which a time exceeds 2 ms.
+    """
     return busy * (1 + c.slow * np.log1p(busy / _SLOW_SECONDS))
 
 

@@ -1,19 +1,23 @@
-"""``triton-conv``: convolution as an implicit GEMM, whose left operand is never stored.
+"""``triton-conv``: convolution as an implicit GEMM, which never stores the gathered operand.
 
-The rows of the GEMM are pixels of the result, and its columns are channels of the result. Its sum
-runs over the taps (positions within the filter) and the channels of the source. A block of the left
-operand is gathered from the source: each row computes which pixel its tap hits, and reads zeros
-where the tap hits padding. In NHWC the channels of a pixel are contiguous, so the gather uses
-copies as wide as those of a plain GEMM kernel.
+One kernel computes the forward pass and the input's gradient. The rows of its GEMM are pixels of
+the result, and the columns are channels of the result. The sum runs over the taps (positions within
+the filter) and the channels of the source. The source is the convolution's input or, in the
+backward pass, the gradient of its output. A block of the GEMM's left operand is gathered from the
+source: each row computes which pixel its tap hits, and reads zeros where the tap hits padding. In
+NHWC the channels of a pixel are contiguous, so the gather uses copies as wide as those of a plain
+GEMM kernel.
 
-One kernel computes the forward pass and the input's gradient. With stride s, the input's gradient
-consists of s × s plain convolutions, one for each phase of the destination pixels (their row and
-column modulo s). All pixels of a phase use the same taps, so the zeros between strided pixels are
-never multiplied. The filter's gradient sums over pixels, and often has few tiles with very long
-sums. The kernel can therefore split the sums into parts.
+With stride s, the input's gradient consists of s × s plain convolutions, one for each phase of the
+destination pixels (their row and column modulo s). All pixels of a phase use the same taps, so the
+zeros between strided pixels are never multiplied.
 
-A dense 1×1 convolution with stride 1 is already a GEMM in memory, which the GEMM kernels can
-compute.
+A second kernel computes the filter's gradient, for which the right operand is gathered from the
+input. This GEMM sums over pixels, and often has few tiles with very long sums. Both kernels can
+split their sums into parts.
+
+A 1×1 convolution with stride 1, no padding and one group is already a GEMM in memory, which the
+GEMM kernels can compute.
 """
 
 from __future__ import annotations
@@ -263,13 +267,13 @@ def conv_filter(
     WHOLE: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr, UPCAST: tl.constexpr,
     UNITS: tl.constexpr, DENSE: tl.constexpr,
 ):  # fmt: skip
-    """Sum the filter's gradient out (part; groups · width, depth, r, s) over pixels of ``grad``.
+    """Sum the filter's gradient over pixels, into out (part; groups · width, depth, r, s).
 
-    ``grad`` is the gradient of the result. The rows of the GEMM are the channels of ``grad``, and
-    its columns are the channels of the source, repeated for each tap. Sizes and units are as in
-    :func:`conv_data`. The strides of the source and of ``grad`` are (group, image, row, column,
-    channel); those of out are (part, channel of ``grad``, channel of the source, r, s). The grid is
-    (tiles × groups, parts).
+    ``grad`` is the gradient of the convolution's output, and the source is the convolution's input.
+    The rows of the GEMM are the channels of ``grad``, and its columns are the channels of the
+    source, repeated for each tap. Sizes and units are as in :func:`conv_data`. The strides of the
+    source and of ``grad`` are (group, image, row, column, channel); those of out are (part, channel
+    of ``grad``, channel of the source, r, s). The grid is (tiles × groups, parts).
 
     - WHOLE: all columns of a tile stay within one tap.
     - DENSE: the pixels of ``grad`` are at equal distances in memory, also from one image to the
@@ -385,7 +389,8 @@ class TritonConv(TritonFamily):
         Tensor Cores read their operands from shared memory. They also need every K step to stay
         within one tap, because otherwise the kernel computes divisions, which take too many
         registers. For a filter's gradient, every tile must stay within one tap instead. For a dense
-        1×1 convolution, which is a GEMM, the GEMM families' candidates are returned, too.
+        1×1 convolution, which is a GEMM (:func:`as_gemm`), the candidates of the GEMM families are
+        returned, too.
         """
         assert isinstance(problem, Conv)
         # 1. List the parameters of the tiles: (bm, bn, warps, stages).
@@ -485,7 +490,7 @@ class TritonConv(TritonFamily):
 def as_gemm(conv: Conv) -> Gemm | None:
     """Return the GEMM that is equal to a dense 1×1 convolution; None for any other convolution.
 
-    A dense convolution has stride 1, no padding and only one group.
+    Here, a convolution is called dense if it has stride 1, no padding and only one group.
     """
     has_one_tap = (conv.r, conv.s) == (1, 1)
     keeps_pixels = (*conv.stride, *conv.padding) == (1, 1, 0, 0)

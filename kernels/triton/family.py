@@ -217,7 +217,10 @@ class TritonFamily(ABC):
     def unbound_calls(
         self, problem: Problem, operands: Operands, config: TileConfig
     ) -> list[LaunchSpec]:
-        """Return the calls with a scratch tensor without memory, which suffices for compiling."""
+        """Return the launches, with a scratch tensor that has no memory.
+
+        Compiling needs no memory, and :meth:`LaunchSpec.launch` replaces the scratch tensor.
+        """
         shape = self.scratch(problem, config)
         scratch = torch.empty(shape, dtype=torch.float32, device="meta")
         return self.calls(problem, operands, config, scratch)
@@ -275,7 +278,10 @@ def wide_unit(dtype: str, *values: int) -> int:
 
 
 def in_units(strides: Iterable[tuple[int, ...]], unit: int) -> list[tuple[int | None, ...]]:
-    """Convert strides to units for :func:`kernels.triton.blocks.elements`; 1 becomes None."""
+    """Convert strides to units for :func:`kernels.triton.blocks.elements`.
+
+    A stride of 1 becomes None.
+    """
 
     def in_unit(stride: int) -> int | None:
         return None if stride == 1 else stride // unit

@@ -63,7 +63,7 @@ class AlignmentUnits(NamedTuple):
 
     @classmethod
     def from_matrices(cls, matrices: Matrices, dtype: str) -> AlignmentUnits:
-        """Return the largest units that divide the sizes, and the strides except for 1."""
+        """Return the largest units that divide the sizes, and all strides other than 1."""
         _, m, n, k = matrices.sizes
         a, b, c = matrices.strides
         return cls(
@@ -98,10 +98,10 @@ class GemmFamily(TritonFamily):
         Each tile has as many stages as the CTA's shared memory holds: at least two, and at most two
         to five, depending on the tile.
 
-        Misaligned rows (not a multiple of 16 bytes) are copied a few elements at a time. Each copy
-        passes through registers and needs its own address. A shallow K step and eight warps keep
-        the registers of large tiles from spilling. For example, a 128×128 tile with a K step of 64
-        elements and four warps spills kilobytes.
+        Misaligned rows, whose length is not a multiple of 16 bytes, are copied a few elements at a
+        time. Each copy passes through registers and needs its own address. A shallow K step and
+        eight warps keep the registers of large tiles from spilling. For example, a 128×128 tile
+        with a K step of 64 elements and four warps spills kilobytes.
 
         A GEMM with few rows, such as a decode step, mostly reads weights. Wide tiles with a K step
         of 256 bytes take fewer steps and keep more bytes in flight.

@@ -8,11 +8,11 @@ elements outside the matrix are read as zeros. With ``specialize``, one warp onl
 others only multiply, so that the next tile is copied during the epilogue of the current tile.
 Without ``specialize``, ``flatten`` fuses the loops over tiles and over K into one pipeline.
 
-For TMA, a matrix needs a contiguous dimension and rows that are multiples of 16 bytes long. The
-host builds the descriptors of an operand set's matrices, and passes them as kernel parameters. Only
-a kernel with ``specialize`` builds them on the device, so it takes several microseconds longer to
-start. The kernels use plain loads for other matrices, and for all matrices on older GPUs or with
-``tma=off``.
+TMA requires that one dimension of a matrix is contiguous, and that each row along this dimension
+starts at a multiple of 16 bytes. The host builds the descriptors of an operand set's matrices, and
+passes them as kernel parameters. Only a kernel with ``specialize`` builds them on the device, so it
+takes several microseconds longer to start. A kernel with plain loads is used if A or B does not
+meet these requirements, on GPUs older than Hopper, and with ``tma=off``.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def fetch(matrix, z, row, column, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
           TRANSPOSED: tl.constexpr, BATCHED: tl.constexpr):  # fmt: skip
     """Load one block (ROWS, COLUMNS) through a TMA descriptor, with zeros outside the matrix.
 
-    The block begins at (row, column) of matrix ``z`` of the batch, which is ignored unless BATCHED.
+    The block begins at (row, column) of matrix ``z`` of the batch; ``z`` is ignored unless BATCHED.
     If TRANSPOSED, the descriptor has the axes (batch, columns, rows), as the matrix is stored.
     """
     if TRANSPOSED:
@@ -187,12 +187,13 @@ class TritonPersistent(GemmFamily):
         preferred.
 
         Hopper and datacentre Blackwell multiply tf32 only if K is contiguous in shared memory, and
-        TMA cannot transpose. Each iteration of the loop would therefore wait for a transposition in
-        shared memory. Plain copies transpose the operands one element at a time, so the loop does
-        not wait.
+        TMA cannot transpose. In layouts other than ``nt``, each iteration of the loop would
+        therefore wait for a transposition in shared memory. Plain copies transpose the operands one
+        element at a time, so the loop does not wait.
 
         With specialisation, tf32 tiles above 128×128 spill on sm_100. If the rows of C are
-        misaligned, all tiles spill except on sm_90. A single K step leaves no loop to specialise.
+        misaligned, all specialised tiles spill except on sm_90. A single K step leaves no loop to
+        specialise.
         """
         assert isinstance(problem, Gemm)
         # 1. Decide what the problem and the machine allow, for all tiles.

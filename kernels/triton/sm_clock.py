@@ -3,8 +3,8 @@
 NVML is polled every 50 ms, which is too slow for a batch of 0.3 ms. Instead, a tiny kernel with one
 CTA per SM stores which SM each CTA ran on, that SM's cycle counter and the GPU's time in
 nanoseconds. The kernel is launched before and after a batch, in the same stream. Two readings of
-one SM give its mean clock between the two. The clock distinguishes a kernel that reaches only 75%
-of the peak from one that runs at the full rate while the clock is at 75%.
+one SM give its mean clock between the two. If a kernel reaches only 75% of the peak FLOP/s, this
+clock shows whether the kernel itself is slow, or whether the SMs ran at 75% of their peak clock.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``triton-streamk``: as many CTAs as fit at once share the K steps evenly, so no wave is partial.
+"""``triton-streamk``: CTAs share the K steps of the last waves evenly, so that no wave is partial.
 
 Plain tiles come in waves, and a partial last wave leaves SMs idle. Here the K steps of the partial
 last wave, and of one whole wave before it, are dealt out evenly to the CTAs. CTA i takes the i-th
@@ -6,8 +6,8 @@ equal run of steps, which may begin and end inside a tile. All other tiles are c
 by wave (the "two-tile" hybrid of Osama et al., Stream-K, arXiv 2301.03598).
 
 A run that covers only part of a tile leaves its fp32 sum in memory, and a second kernel adds the
-parts of each such tile in order. No CTA waits for another one, because a slice of a GPU may never
-run the two at the same time. The result has the same bits in every run.
+parts of each such tile in order. No CTA waits for another one, because on a MIG slice the two may
+never run at the same time. The result has the same bits in every run.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from kernels.triton.gemm import AlignmentUnits, GemmFamily, Matrices, gemm_optio
 
 @triton.jit
 def run_begin(cta, steps, CTAS: tl.constexpr):
-    """Return the number of the first step that a CTA takes of all dealt-out ``steps``.
+    """Return the index of the first of the dealt-out ``steps`` that a CTA takes.
 
     The lengths of two CTAs' runs differ by at most one step.
     """
