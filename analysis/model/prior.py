@@ -14,18 +14,17 @@ Each prior has an uncertainty. Its ``scale`` is the error that all shapes of a m
 its ``shape`` the error of a single shape once the shared error is corrected. Both errors were
 estimated from public tables, except for tf32 and for the default constants, whose errors are
 assumed (:data:`UNKNOWN`). The larger the uncertainty is, the more a fit moves away from the prior
-when the machine is measured. A few measurements change almost only the scale, because it is the
-least certain part and all measurements share it. More measurements also change single constants and
-the weights of public tables. Enough measurements make it possible to grow trees
-(:mod:`analysis.model.fitting`).
+when the machine is measured. A few measurements mainly correct the shared error, because every
+measurement contains it. More measurements also change individual constants and the weights of
+public tables. Enough measurements make it possible to grow trees (:mod:`analysis.model.fitting`).
 
-The 90% interval of the prior becomes narrower as measurements determine the scale. An interval from
-held-out errors on the machine's own measurements gradually replaces the prior's interval
-(:mod:`analysis.model.calibrate`).
+The 90% interval of the prior becomes narrower as measurements determine the shared error. An
+interval from held-out errors on the machine's own measurements gradually replaces the prior's
+interval (:mod:`analysis.model.calibrate`).
 
-A sibling's constants are used only if the two datasheets differ by no more than the datasheets of
-two measured siblings do, because the interval was learned from pairs of measured siblings
-(:func:`nearest_sibling`).
+A sibling's constants are used only if its datasheet is similar enough to that of the machine. The
+two datasheets may differ by at most the largest difference between two measured siblings, because
+the interval was learned from pairs of measured siblings (:func:`nearest_sibling`).
 """
 
 from __future__ import annotations
@@ -78,15 +77,16 @@ The shipped bf16 constants predict these times with a mean error of 5.7%, and th
 contains 97% of them (results/accuracy/every-m.jsonl)."""
 
 _SM_EXPONENT = 0.75
-"""Exponent with which an SM's read and write rates follow its arithmetic rate across generations.
+"""Exponent of the power law that scales an SM's read and write rates with its arithmetic rate.
 
-With an exponent of 1, graphics GPUs would be predicted too slow, because their 16-bit arithmetic
-rate is halved but their read and write rates are not. The value was chosen because constants of the
-other generations then predict the public tables of each generation best."""
+It is used between generations. With an exponent of 1, the times predicted for graphics GPUs would
+be too long, because their 16-bit arithmetic rate is halved but their read and write rates are not.
+The value was chosen because constants of the other generations then predict the public tables of
+each generation best."""
 _TREES_MISFIT = 0.05  # Spread.misfit of a prior from public tables.
 _NORMAL = 1.645  # Half-width of a normal distribution's 90% interval, in standard deviations.
 _FACTOR_OF_TWO = "a factor of two either way"
-_FP32_WORDS = "−10% to +42%, as on GPUs like it"
+_FP32_WORDS = "−10% to +42%, as on GPUs with the same compute capability"
 
 
 @dataclass(frozen=True)
@@ -124,8 +124,8 @@ class Spread:
 UNKNOWN = Spread(scale=0.37, shape=0.2, constants=1.0)
 """Spread of a prior whose errors were never measured.
 
-Scale and shape together result in about the interval :data:`analysis.model.fit.UNCALIBRATED`. The
-spread of the constants is wide, because a CPU's default constants are only a starting point."""
+Scale and shape together give approximately the interval :data:`analysis.model.fit.UNCALIBRATED`.
+The spread of the constants is wide, because a CPU's default constants are only a starting point."""
 
 
 @dataclass(frozen=True)
@@ -194,8 +194,8 @@ def prior_from_tables(
         machine: the machine whose times are predicted.
         dtype: dtype of the predicted GEMMs; the collections may have the other 16-bit dtype.
         collections: public tables with trees, the most trusted first; at least one.
-        query: shapes to be measured or predicted. The query determines how much the trees typically
-            disagree.
+        query: shapes that were measured, or shapes to predict. They determine how much the trees
+            typically disagree.
     """
     # 1. Make a prior without offsets, which knows the weights of the collections.
     leading = leaders(machine, [collection.machine for collection in collections])
@@ -247,7 +247,7 @@ def leaders(machine: Machine, machines: Sequence[Machine]) -> list[int]:
 
 
 def software_of(slug: str, dtype: str = DTYPE) -> SoftwareRange:
-    """Return how far other frameworks' times are from predictions, as multiples of the spread.
+    """Return the range of other frameworks' times around a prediction, in units of its spread.
 
     The range was learned from bf16 times of all measured machines. It is widened if frameworks
     differ more on this machine. For fp8, the range is as wide as for an unmeasured machine, because
@@ -287,7 +287,7 @@ def factors_of_prior(kind: str, generation: str) -> dict[str, tuple[float, float
 
 
 def shift_of(slug: str, group: str = GROUP) -> Shift:
-    """Return the expected difference in time between a machine's table and other frameworks.
+    """Return the expected difference between a table's times and those of other frameworks.
 
     The difference is zero if Rooftile ships no fit for this machine and group.
 
@@ -304,7 +304,8 @@ def shift_of(slug: str, group: str = GROUP) -> Shift:
 def floor_sentences(slug: str | None = None) -> list[str]:
     """Say how well an earlier version of a framework predicts the times of a later version.
 
-    No model can be expected to predict another framework with a smaller error: this is the floor.
+    No model can be expected to predict the times of another version with a smaller error. This
+    error is the floor.
 
     Args:
         slug: slug of the machine; None for all machines.
@@ -404,19 +405,18 @@ def _twin_prior(machine: Machine, group: str) -> Prior | None:
 def shared_prior(twin_prior: Prior, machine: Machine, twin: str, dtype: str) -> Prior | None:
     """Derive a prior for one dtype from the prior of another dtype.
 
-    A prior for tf32 only uses the constants of the other dtype. Its times follow from the peak of
-    tf32. A prior for any other dtype is a copy with wider intervals, or None if the two dtypes have
-    different peaks.
+    A prior for tf32 combines the constants of the other dtype with the peak of tf32. A prior for
+    any other dtype is a copy with wider intervals, or None if the two dtypes have different peaks.
 
     Args:
-        twin_prior: the prior of ``twin``.
+        twin_prior: the prior to derive from.
         machine: the machine whose times are predicted.
-        twin: the dtype that was measured.
-        dtype: the dtype to derive the prior for.
+        twin: dtype of ``twin_prior``.
+        dtype: dtype of the derived prior.
     """
     if dtype == "tf32":
         source = (
-            f"{twin_prior.source}; tf32 uses the constants of {twin} with tf32's peak, "
+            f"{twin_prior.source}; tf32 uses the constants of {twin} and the peak of tf32, "
             f"with an interval of {_FACTOR_OF_TWO}"
         )
         fit = Fit(twin_prior.fit.constants, aligned_only=True)
@@ -447,10 +447,10 @@ def _default_prior(machine: Machine, group: str) -> Prior:
 
 
 def is_fp32_known(machine: Machine, group: str) -> bool:
-    """Return True if fp32 GEMMs were measured on a GPU with the machine's compute capability.
+    """Return True for fp32 GEMMs if a GPU with the machine's compute capability was measured.
 
-    The result is False for any other group. A GPU of the same generation would not be enough:
-    graphics GPUs have twice as many fp32 lanes as data-center GPUs of their generation.
+    The result is False for any other group. A GPU of the same generation would not be enough: an SM
+    of a graphics GPU has twice as many fp32 lanes as one of a data-center GPU of its generation.
     """
     operation, _, dtype = group.rpartition(" ")
     origin = measured_on(machine.generation, dtype)
@@ -476,12 +476,12 @@ def sibling_pairs(measured: Iterable[str]) -> list[tuple[Machine, Machine]]:
 def nearest_sibling(machine: Machine, measured: Iterable[str]) -> Machine | None:
     """Return the measured machine of the same generation that is most similar to a machine.
 
-    The peaks of the two machines may differ by at most the largest factor between two measured
-    machines of one generation. The same holds for their bandwidths. If several machines qualify,
-    the result is the one with the smallest product of the two factors. An L4 or an RTX 4090
-    therefore does not take the constants of an L40S, nor an H20 those of an H200: no measurement
-    shows that constants can be used for machines that differ so much. The comparison ignores the
-    power limit, which is lower for a card on PCIe.
+    The peaks of the two machines may differ by at most the largest factor between the peaks of two
+    measured machines of one generation. The same holds for their bandwidths. If several machines
+    qualify, the result is the one with the smallest product of the two factors. An L4 or an RTX
+    4090 therefore does not take the constants of an L40S, nor an H20 those of an H200: no
+    measurement shows that constants can be used for machines that differ so much. The comparison
+    ignores the power limit, which is lower for a card on PCIe.
 
     The result is None if no machine qualifies, if no two measured machines belong to one
     generation, or if the machine does not support bf16.
@@ -526,7 +526,8 @@ def carried_fit(fit: Fit, origin: Machine, machine: Machine, learned: SoftwareRa
         fit: the fit to convert.
         origin: the machine whose times were fitted.
         machine: the machine whose times are predicted.
-        learned: 90% range of the errors of such predictions, learned from pairs of machines.
+        learned: 90% range of the errors of predictions with scaled constants, learned from pairs of
+            machines.
     """
     constants = scaled_constants(fit.constants, origin, machine, DTYPE)
     unseen = replace(
@@ -538,14 +539,14 @@ def carried_fit(fit: Fit, origin: Machine, machine: Machine, learned: SoftwareRa
 def mean_fit(measured: Mapping[str, Constants], machine: Machine, learned: SoftwareRange) -> Fit:
     """Average the constants of measured machines for a machine without a similar sibling.
 
-    Each machine's constants are first scaled according to the two datasheets. Every generation has
-    the same weight. The mean predicts better than the constants of a single machine, even if this
-    machine is from the nearest generation.
+    Each measured machine's constants are first scaled to ``machine``, according to the datasheets
+    of both. Every generation has the same weight. The mean predicts better than the constants of a
+    single machine, even if this machine is from the nearest generation.
 
     Args:
         measured: constants of the measured machines, by slug.
         machine: the machine that needs constants.
-        learned: 90% range of the errors of such predictions.
+        learned: 90% range of the errors of predictions with such mean constants.
     """
     by_generation: dict[str, list[Constants]] = {}
     for slug, constants in measured.items():

@@ -21,7 +21,7 @@ class Query:
     All attributes have one element per case.
 
     Attributes:
-        problems: the problems.
+        problems: the GEMMs and convolutions.
         implementations: name of the library or kernel that computes each problem.
         configs: config of a hand-written kernel; empty for the default one and for libraries.
         cached: True if operands that fit into the last-level cache are already in it.

@@ -68,9 +68,9 @@ class Residual:
         """Predict log(measured / formula) for each row of features.
 
         Returns:
-            The log ratios, and how unsure the trees are about each row: their disagreement and
-            ``seen``, added in quadrature, over ``unseen``. The quotient is typically 1 for new
-            rows. Adding ``seen`` keeps it well above 0 where the trees agree by chance.
+            The log ratios, and how uncertain the trees are about each row: their disagreement and
+            ``seen``, added in quadrature, divided by ``unseen``. The quotient is typically 1 for
+            new rows. Adding ``seen`` keeps it well above 0 where the trees agree by chance.
 
         Raises:
             UserError: if another version of Rooftile wrote the trees.
@@ -90,9 +90,9 @@ class Residual:
         these arrays.
 
         Raises:
-            KeyError, TypeError, ValueError: if a value is missing, ``seen`` or ``unseen`` is not a
-                positive number in floating point, the arrays do not form trees, or trees would have
-                to be grown without scikit-learn.
+            KeyError, TypeError, ValueError: if a value is missing, if ``seen`` or ``unseen`` is not
+                a finite float above 0, if the arrays do not form trees, or if trees would have to
+                be grown without scikit-learn.
         """
         seen, unseen = data["seen"], data["unseen"]
         # A recording may come from an untrusted source, so its numbers are checked.
@@ -102,7 +102,7 @@ class Residual:
         if "trees" in data:
             return cls(Forest.from_json(data["trees"]), seen, unseen)
         if not can_grow():
-            raise ValueError("an older file without trees needs scikit-learn to grow them")
+            raise ValueError("the file is older and has no trees; growing them needs scikit-learn")
         if fault := misfit(data, {"features": [[Number()]], "log_ratios": [Number()]}):
             raise ValueError(fault)
         features, log_ratios = np.array(data["features"]), np.array(data["log_ratios"])
@@ -110,7 +110,7 @@ class Residual:
 
 
 def can_grow() -> bool:
-    """Return True if scikit-learn is installed. Growing trees needs it, predicting does not."""
+    """Return True if scikit-learn is installed. Growing trees needs it; predicting does not."""
     return importlib.util.find_spec("sklearn") is not None
 
 
@@ -243,5 +243,5 @@ def _robust_deviation(errors: Array) -> float:
 def _grow(
     features: Array, log_ratios: Array, trees: int = _TREES, share_of_features: float = 1.0
 ) -> Forest:
-    """Grow trees, each node of which tries a random share of the features."""
+    """Grow trees, each node of which tries a random sample of the features."""
     return Forest.grown(features, log_ratios, trees, _MIN_LEAF_ROWS, share_of_features)

@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 from kernels.timemodel.estimate import Array
 
 LEVEL_CORRELATION = 0.5
-"""Assumed correlation between the errors of the times of two GEMMs in a step. A kernel that is
-slower than predicted for one shape is usually slower for other shapes, too."""
+"""Assumed correlation between the errors of the predicted times of two GEMMs in a step. A kernel
+that is slower than predicted for one shape is usually slower than predicted for others, too."""
 
 CHANGE_CORRELATION = 0.5
-"""Assumed correlation between the errors of the time ratios of two GEMMs. Such a ratio is a GEMM's
-time before a change, divided by its time after the change."""
+"""Assumed correlation between the errors of the predicted time ratios of two GEMMs. Such a ratio is
+a GEMM's time before a change, divided by its time after the change."""
 
 MOST_PRODUCTS = 12
 """Largest number of distinct GEMMs in a simulated step."""
@@ -72,18 +72,18 @@ def simulated_counts(rng: np.random.Generator, steps: int) -> NDArray[np.int_]:
 def sum_factors(times: Times, lo: Array, hi: Array) -> tuple[float, float]:
     """Return the factors that correct the intervals of sums of times.
 
-    The interval of a sum follows from the intervals of the single times and an assumed correlation
-    of their errors. This interval needs a factor because the true correlation may be different, and
-    because errors may have heavier tails than a normal distribution.
+    The interval of a sum follows from the intervals of the individual times and an assumed
+    correlation of their errors. This interval needs a factor because the true correlation may be
+    different, and because errors may have heavier tails than a normal distribution.
 
     Args:
-        times: held-out predicted and measured time of each case.
+        times: predicted and measured time of each held-out case.
         lo: lower ends of the 90% intervals of the cases, in seconds.
         hi: upper ends of the 90% intervals of the cases, in seconds.
 
     Returns:
-        Factors for the lower and the upper half of the interval, so that it contains nine in ten
-        sums. With fewer than 40 cases, both factors are 1. Neither factor is below 0.25.
+        Factors for the lower and the upper half of the interval, so that it contains 90% of
+        the sums. With fewer than 40 cases, both factors are 1. Neither factor is below 0.25.
     """
     if len(lo) < _MIN_CASES:
         return 1.0, 1.0
@@ -105,16 +105,16 @@ def change_factors(before: Times, after: Times, less: Array, more: Array) -> tup
     A GEMM is only replaced if its replacement is predicted to be faster.
 
     Args:
-        before: held-out predicted and measured time of each GEMM.
-        after: the same times of the GEMM that may replace it.
-        less: lower half of the 90% interval of the replacement's time, in seconds. This time is
-            predicted from that of the original GEMM.
-        more: upper half of the same interval, in seconds.
+        before: predicted and measured time of each held-out GEMM.
+        after: predicted and measured time of the GEMM that may replace it.
+        less: width of the lower half of the 90% interval of the replacement's time, in seconds.
+            This time is predicted from that of the original GEMM.
+        more: width of the upper half of the same interval, in seconds.
 
     Returns:
-        Factors for the lower and the upper half of the interval, where the interval is that of a
-        step's time after the replacements. Both factors are 1 with fewer than 40 faster
-        replacements. Neither factor is below 0.25.
+        Factors for the lower and the upper half of the interval of a step's time after the
+        replacements. Both factors are 1 with fewer than 40 faster replacements. Neither factor is
+        below 0.25.
     """
     promising = after.predicted < before.predicted
     if promising.sum() < _MIN_CASES:
@@ -145,7 +145,7 @@ def change_factors(before: Times, after: Times, less: Array, more: Array) -> tup
 
 
 def _factors(error: Array, below: Array, above: Array) -> tuple[float, float]:
-    """Return factors for the two halves of all intervals, so that 90% of the errors lie in them.
+    """Return factors for the two halves of the intervals, so that these contain 90% of the errors.
 
     Both factors are at least :data:`_MIN_FACTOR`.
 

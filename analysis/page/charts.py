@@ -191,7 +191,7 @@ def accuracy(source: ColumnDataSource, points: pd.DataFrame) -> figure:
 
 
 def neighbours(number: int) -> figure:
-    """Draw times along one dimension: measured times are filled, predicted times hollow.
+    """Draw times along one dimension: measured points filled, predicted ones hollow.
 
     The page's script chooses the dimension, such as N, and marks the edges of tiles and waves.
 

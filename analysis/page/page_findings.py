@@ -153,7 +153,7 @@ def neighbourhood(report: PageReport) -> str:
 
 
 def judged(report: PageReport) -> list[RuleResult]:
-    """Return the rules whose verdict is not ``not measured``."""
+    """Return the rules with any verdict except ``not measured``."""
     return [rule for rule in report.rules if rule.verdict != NOT_MEASURED]
 
 
@@ -174,14 +174,14 @@ def has_tensor_cores(report: PageReport) -> bool:
 
 
 def tensor_cores(report: PageReport) -> str:
-    """Name the model step with the smallest share of Tensor Cores."""
+    """Name the model step that uses Tensor Cores for the smallest share of its eligible time."""
     shares = [(step.used_share, step) for step in report.steps if step.used_share is not None]
     if not shares:
         return "The recorded kernel names do not show whether Tensor Cores are used."
     least, step = min(shares, key=lambda share_and_step: share_and_step[0])
     return (
-        f"{step.name} in {step.dtype} uses Tensor Cores in {least:.0%} of the time in which it "
-        "could."
+        f"{step.name} in {step.dtype} uses Tensor Cores for {least:.0%} of the time in which it "
+        "could use them."
     )
 
 

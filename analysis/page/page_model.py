@@ -26,7 +26,7 @@ from kernels.problem import PASSES, Conv, Gemm, Problem
 from kernels.timemodel.estimate import Array
 
 MOST_NODES = 300_000
-"""Maximum number of tree nodes on a page; this many nodes take 2 MB in base64, 5 bytes each.
+"""Maximum number of tree nodes on a page. At 5 bytes each, they take 2 MB in base64.
 
 If the trees of a model have more nodes in total, smaller trees replace them.
 """
@@ -133,7 +133,7 @@ def page_groups(basis: Basis) -> Iterable[PageGroup]:
     """Yield the operations and dtypes that the page predicts.
 
     On a GPU, these are all operations and dtypes that the machine supports. On a CPU, these are
-    only those that were measured, because the model has no constants for others.
+    only those that were measured, because a CPU's default constants are only a starting point.
     """
     machine = basis.model.machine
     fitted = {_without_implementation(group) for group in basis.model.fits}

@@ -43,4 +43,4 @@ class PageReport:
         shown = min(in_table, MOST_POINTS)
         if shown == cases:
             return ""
-        return f"The charts show {shown:,} of {cases:,} cases, drawn at random."
+        return f"The charts show a random sample of {shown:,} of {cases:,} cases."

@@ -35,7 +35,10 @@ PLOTS = {
         "limits the speed; right of the ridge, arithmetic does.",
     ),
     "square": Plot(scaling.draw_square, f"{_MEASURED}. Dotted lines are the peaks."),
-    "steps": Plot(scaling.draw_steps, f"{_MEASURED}. A cliff is a jump from one size to the next."),
+    "steps": Plot(
+        scaling.draw_steps,
+        f"{_MEASURED}. A cliff is a jump in the time from one size to the next.",
+    ),
     "alignment": Plot(
         scaling.draw_alignment,
         "Speed of sizes just above a round size, relative to the round size, with 95% intervals. "
@@ -45,8 +48,8 @@ PLOTS = {
     "conv-layouts": Plot(conv.draw_layouts, "Right of 1, NHWC is faster. Bars are 95% intervals."),
     "accuracy": Plot(
         accuracy.draw,
-        "Each prediction comes from a model that was not fitted to that case. Bands are ±10% and "
-        "±25%.",
+        "Each prediction comes from a model that was not fitted to the predicted case. Bands are "
+        "±10% and ±25%.",
     ),
 }
 """Plots by name."""

@@ -34,8 +34,8 @@ def plot_step(accounts: Mapping[str, Account], title: str, folder: Path) -> Path
     """Draw where the time of a step goes, with one stacked bar per machine.
 
     Args:
-        accounts: account of the step's time on each machine, at least one, by the label of the
-            machine's bar.
+        accounts: account of the step's time on each machine, by the label of the machine's bar;
+            at least one.
         title: beginning of the plot's title.
         folder: where the files go.
 
@@ -117,7 +117,7 @@ def levers_finding(levers: Mapping[str, Sequence[Lever]]) -> str:
 
 
 def plot_levers(levers: Mapping[str, Sequence[Lever]], title: str, folder: Path) -> Path:
-    """Draw the gain for the step from each change, with its interval; one panel per machine.
+    """Draw the gain of the whole step from each change, with its interval; one panel per machine.
 
     Args:
         levers: possible changes of the model's dimensions, by the name of the machine.

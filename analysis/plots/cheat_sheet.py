@@ -104,7 +104,7 @@ def draw_sheet(rows: Sequence[RuleResult], machine: Machine, facts: bool = False
 
     Args:
         rows: results of rules.
-        machine: the machine.
+        machine: the machine on which the rules were tested.
         facts: whether to include rules that describe the machine instead of saying what to do.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Plot the speed of each GPU in a fleet, and how much of its difference the clock explains."""
+"""Plot the speed of each GPU in a fleet, and how much of the differences the clock explains."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def write_fleet_plot(report: FleetReport) -> Path | None:
     """Draw the plot of a fleet, and save it in the folder of the fleet's recording.
 
     Returns:
-        Path of the PNG file; None if fewer than two GPUs have a speed of the same kind.
+        Path of the PNG file; None if fewer than two GPUs were timed on the same kind of anchor.
     """
     figure = draw_fleet(report)
     if figure is None:
@@ -55,7 +55,7 @@ def fleet_title(report: FleetReport) -> str:
     relative_speeds = report.speeds.kinds[kind].speed
     loss = 1 - relative_speeds[report.verdicts.index(gpu)]
     # An explanation is a code and words, separated by a colon.
-    reason = gpu.explained.partition(": ")[2] if gpu.explained else "for an unknown reason"
+    reason = gpu.explained.partition(": ")[2] if gpu.explained else "reason unknown"
     return f"{gpu.name} is {loss:.0%} below the median in {KIND_WORDS[kind]}: {reason}"
 
 
@@ -63,7 +63,7 @@ def draw_fleet(report: FleetReport) -> Figure | None:
     """Draw the speed of each GPU with its interval, from the slowest GPU to the fastest.
 
     If clocks were read, a second panel plots speed against the SM clock. The result is None if
-    fewer than two GPUs have a speed of the same kind.
+    fewer than two GPUs were timed on the same kind of anchor.
     """
     speeds = report.speeds
     if not speeds.overall:

@@ -146,8 +146,8 @@ def draw_shapes(rows: pd.DataFrame) -> Figure:
     cells = mean_errors.stack()
     worst_m, worst_nk = cells.idxmax()
     title = (
-        f"The error is largest for M from {worst_m} and N × K from 2^{int(np.log2(worst_nk))}: "
-        f"{cells.max():.1%}"
+        f"The mean error is largest in the cell at M = {worst_m} and "
+        f"N × K = 2^{int(np.log2(worst_nk))}: {cells.max():.1%}"
     )
     figure, (axes,) = panels(1, title, (10.0, 7.0))
     image = axes.imshow(

@@ -131,7 +131,7 @@ def _draw_roofs(
 
     Args:
         axes: where to draw.
-        machine: the machine.
+        machine: the measured machine.
         roofs: table from :func:`ceilings`.
         ends: smallest and largest intensity on the axis, in FLOP/byte.
         factor: factor from TFLOP/s to the plot's unit.

@@ -1,4 +1,4 @@
-"""Style of all plots: legible on a projector and for the colour-blind, with a caption below."""
+"""Style of all plots: legible on a projector and to colour-blind readers, with a caption below."""
 
 from __future__ import annotations
 

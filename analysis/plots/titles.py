@@ -94,9 +94,9 @@ def alignment_title(rows: pd.DataFrame) -> str:
 
 
 def channels_title(rows: pd.DataFrame) -> str:
-    """Return a title with the channel count that loses most to the next measured multiple of 8.
+    """Return a title with the channel count that is slowest relative to the next multiple of 8.
 
-    Channel counts are compared by their best speed in the same dtype.
+    Only measured channel counts are compared, by their best speed in the same dtype.
 
     Args:
         rows: table from :func:`analysis.slices.series.channel_series`.
@@ -120,7 +120,7 @@ def channels_title(rows: pd.DataFrame) -> str:
 
 
 def layouts_title(pairs: pd.DataFrame) -> str:
-    """Return a title with the mean speed of NHWC over NCHW, and how many pairs clearly differ.
+    """Return a title with NHWC's mean speed relative to NCHW, and how many pairs clearly differ.
 
     Args:
         pairs: table from :func:`analysis.slices.series.layout_series`.

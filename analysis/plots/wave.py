@@ -161,7 +161,7 @@ def _explain(axes: Axes, cliff: pd.Series, predicted: pd.DataFrame) -> None:
     if kernels[0] != kernels[1]:
         cause = "another kernel"
         if wave_counts[0] != wave_counts[1]:
-            cause += " and another number of waves"
+            cause += " and a different number of waves"
         lines.append(f"the model attributes the cliff to {cause}")
     axes.text(
         0.99,

@@ -30,7 +30,7 @@ def write_archive(results: Path, folders: Sequence[Path], limit: int = ARCHIVE_B
 
     Args:
         results: folder of all machines' results, to which the archive is written. The names of
-            files in the archive are relative to it.
+            files in the archive are relative to this folder.
         folders: the machine's folders in ``results``, the main one first.
         limit: maximum estimated size of the archive, in bytes.
 

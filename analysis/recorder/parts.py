@@ -1,7 +1,7 @@
 """Parts of a machine's recording, the most valuable first, and the commands that make them.
 
 The commands run as separate processes. This package therefore does not need PyTorch, and a crash
-ends only the command that it happens in.
+ends only the command in which it happens.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ CHECKED_CONVS = (
 )  # fmt: skip
 """Shapes of the correctness checks.
 
-On a GPU, checking all implementations on these shapes makes 48 checks. The shapes include odd and
-even sizes, a single row, a long K, a batch, every pass, and every dtype except fp8. Each shape
-needs its own kernels, and compiling them takes most of the time."""
+On a GPU, 48 checks test all implementations on these shapes. The shapes include odd and even sizes,
+a single row, a long K, a batch, every pass, and every dtype except fp8. Each shape needs its own
+kernels, and compiling them takes most of the time."""
 
 
 @dataclass(frozen=True)

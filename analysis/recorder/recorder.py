@@ -113,8 +113,8 @@ class RecorderState:
 
     Attributes:
         path: path of ``record.json``.
-        slices: one entry per call of the command, with its start time, its duration in seconds and
-            its steps.
+        slices: one entry per call of the command, with its start time, its duration in seconds, its
+            steps and, if anchor cases were re-timed, the report about them.
         ended: how each step's command ended, by the name of the step.
     """
 
@@ -198,7 +198,7 @@ class Recorder:
         now: Callable[[], float] = time.monotonic,
         began: float | None = None,
     ) -> None:
-        """Set aside a recording with another PyTorch or driver, then read the recording's state.
+        """Set aside a recording made with another PyTorch or driver, then read the saved state.
 
         Args:
             place: the machine and its folders.

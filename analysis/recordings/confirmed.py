@@ -82,7 +82,7 @@ def _between(repeats: Mapping[str, Any] | None) -> tuple[float, int]:
     """Return how much a log time differs between processes beyond the change that all cases share.
 
     The result averages the measured variance with an assumed variance. The assumption matters if
-    few cases were re-timed. If no case was re-timed, the result is the assumed deviation.
+    few cases were re-timed. Without a measured variance, the result is the assumed deviation.
 
     Args:
         repeats: the entry ``repeats`` of run.json, with the result of re-timing; None if too few

@@ -30,8 +30,8 @@ FILE = "file"
 
 VALIDATION = "validation.json"  # written last; if it exists, the import is complete
 CACHE = "warm"
-"""Cache state in which public tables were measured. Their replays do not flush the cache, so
-operands that fit are read from the cache."""
+"""Cache state in which public tables were measured. CUDA graphs were replayed without flushing the
+cache, so operands that fit are read from the cache."""
 
 OTHERS_PROTOCOL = 0
 """Protocol version of imported recordings, which were not measured with our protocol."""
@@ -108,7 +108,7 @@ def _are_sound(rows: pd.DataFrame) -> NDArray[np.bool_]:
 
 
 def _unsound(path: Path, sound: NDArray[np.bool_]) -> UserError:
-    """Return the error to raise for a file with invalid rows; it names the first of them."""
+    """Return the error to raise for a file with invalid rows; its message names the first one."""
     first_unsound = int(np.argmin(sound))  # position of the first False
     return UserError(
         f"row {first_unsound + 1} of {path} has an invalid size or time; "
@@ -143,8 +143,7 @@ def _with_all_columns(table: pd.DataFrame) -> pd.DataFrame:
     """Return an imported table with all columns of measurements.csv and their types.
 
     Raises:
-        ValueError: if a value cannot be converted to the type of its column.
-        TypeError: likewise.
+        ValueError, TypeError: if a value cannot be converted to the type of its column.
     """
     # Columns of the table replace the defaults.
     values: dict[str, Any] = {**_DEFAULTS, **{name: table[name] for name in table}}

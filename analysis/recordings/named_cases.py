@@ -56,9 +56,9 @@ def keyed(rows: pd.DataFrame) -> pd.DataFrame:
     """Prepare rows for matching: add the column ``choice``, and fill missing identity cells.
 
     Missing values in the columns that identify a case become "". ``choice`` is the config, with one
-    exception. If a case of a hand-written kernel was timed with only one config, the kernel chose
-    that config itself, and another version of the kernel may choose a different one. ``choice`` is
-    then empty, so that the cases of both versions still match.
+    exception. If a case of a hand-written kernel was timed with only one config, the kernel is
+    assumed to have chosen that config itself. Another version of the kernel may choose a different
+    one. ``choice`` is then empty, so that the cases of both versions still match.
     """
     key_columns = [name for name in IDENTITY if name != "config"]
     identity = rows[list(IDENTITY)].astype(object)

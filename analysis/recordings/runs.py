@@ -12,8 +12,9 @@ case, these rules decide in order:
 A case whose result was wrong in the folder's own run stays wrong, unless that run is left out.
 Hand-written kernels change with the checkout, so they are only taken from the folder's own run. An
 unusable run is left out. If all runs are unusable, the folder's own run is read, and no advice is
-based on it. A run whose speed differs from that of the best run is left out, because it was
-probably measured on another machine with the same name, or on the same machine in another state.
+based on it. A run whose speed differs by more than 10% from that of the best run is left out,
+because it was probably measured on another machine with the same name, or on the same machine in
+another state.
 """
 
 from __future__ import annotations
@@ -44,8 +45,9 @@ _RANKS = ["not_wrong", "no_time", "no_interval", "noise", "unconverged", "age"]
 def load_runs(folder: Path) -> Recording:
     """Load a folder's run together with the machine's other runs with the same PyTorch and driver.
 
-    Runs that are unusable or differ in speed from the best run are left out, and so are other runs
-    that cannot be read. An imported recording has no other runs.
+    A run is left out if it is unusable, or if its speed differs by more than 10% from that of the
+    best run. Other runs that cannot be read are also left out. An imported recording has no other
+    runs.
 
     Raises:
         UserError: if the folder's own run cannot be read.
@@ -214,7 +216,7 @@ def health_lines(recording: Recording, error: float = 0.0) -> list[str]:
     # 1. Say how reliable the times are.
     lines = []
     if not recording.health and not recording.public:
-        lines.append("Health: not judged; the recording predates the check.")
+        lines.append("Health: not judged, because the recording predates the health check.")
     elif recording.health:
         lines.append(health_sentence(recording.run))
     if error >= _LARGE_ERROR:
@@ -251,7 +253,7 @@ def _why_left_out(folder: Path) -> str:
         return "it is unusable"
     best = usable_runs(own_run)[0]
     if not _is_as_fast(best, own_run):
-        return "its speed differs from that of the best run"
+        return f"its speed differs by more than {_AS_FAST:.0%} from that of the best run"
     return "better runs have all its cases"
 
 

@@ -185,7 +185,7 @@ def test_one_slow_gpu_is_the_title(tmp_path: Path) -> None:
     fleet, _ = simulate(replace(MAIN, hot=0.0), 0)
     title = fleet_title(make_report(record_fleet(tmp_path / "x", fleet), 0.05))
     assert title.startswith(
-        "GPU 3 (00000003) of node 0 is 9% below the median in sustained compute: for an"
+        "GPU 3 (00000003) of node 0 is 9% below the median in sustained compute: reason unknown"
     )
     sound = make_report(record_fleet(tmp_path / "y", simulate(PLAIN, 0)[0]), 0.05)
     assert fleet_title(sound).startswith("None of 64 GPUs is clearly slow: they differ by 0.8%")

@@ -104,7 +104,8 @@ def test_a_run_at_another_speed_is_left_out(tmp_path: Path) -> None:
     folder = machine_folder(tmp_path, {**QUIET, "cases": cases}, slower)
     assert set(times(folder).values()) == {10.0}
     assert health_lines(load_runs(folder))[-1] == (
-        f"The run of {LATER} is left out, because its speed differs from that of the best run."
+        f"The run of {LATER} is left out, because its speed differs by more than 10% from that of "
+        "the best run."
     )
 
 
@@ -209,7 +210,7 @@ def test_a_single_run_is_read_as_it_is(tmp_path: Path) -> None:
     folder = record(tmp_path / H100.slug, CASES, [1e-5] * 4)
     assert load_runs(folder).rows.equals(load(folder).rows)
     (line,) = health_lines(load_runs(folder))
-    assert line == "Health: not judged; the recording predates the check."
+    assert line == "Health: not judged, because the recording predates the health check."
 
 
 @pytest.mark.parametrize("canary", [None, {"median_us": 1000.0, "spread": 0.01}])
