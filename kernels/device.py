@@ -196,10 +196,27 @@ def _why_unusable(driver: str) -> str:
     major = int(torch.version.cuda.split(".")[0])
     # A CUDA version that is newer than the table needs at least the newest driver in the table.
     oldest = _MIN_DRIVER.get(major, max(_MIN_DRIVER.values()))
+    version = re.match(r"\d+", driver)
+    if version is not None and int(version.group()) >= oldest:
+        # The driver is new enough, so CUDA itself has to say what is wrong, for example that no
+        # fabric manager is running on a node whose GPUs are connected by NVSwitches.
+        return problem + (
+            f"cannot use it: {_initialisation_error()}. Remove the cause, or use {USE_CPU}."
+        )
     return problem + (
         f"cannot use it: a build for CUDA {torch.version.cuda} needs driver {oldest} or later. "
         f"Update the driver, {OTHER_TORCH} that the driver supports, or use {USE_CPU}."
     )
+
+
+def _initialisation_error() -> str:
+    """Return the first line of the error with which PyTorch fails to initialise CUDA."""
+    try:
+        torch.cuda.init()
+    except Exception as error:  # PyTorch raises RuntimeError, AssertionError and its own errors
+        lines = str(error).strip().splitlines()
+        return lines[0].rstrip(".") if lines else type(error).__name__
+    return "CUDA can be initialised, but PyTorch finds no GPU"
 
 
 def software(device: Device) -> dict[str, str]:

@@ -33,6 +33,19 @@ def the_sentence() -> str:
     return str(caught.value)
 
 
+def test_with_a_new_driver_cuda_says_what_is_wrong(broken_gpu: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise RuntimeError(
+            "Unexpected error from cudaGetDeviceCount(): system not yet initialized.\n"
+        )
+
+    broken_gpu.setattr(torch.version, "cuda", "12.6")
+    broken_gpu.setattr(torch.cuda, "init", fail)
+    sentence = the_sentence()
+    assert "cannot use it: Unexpected error from cudaGetDeviceCount(): system not yet" in sentence
+    assert "Update the driver" not in sentence
+
+
 def test_an_old_driver_is_named_with_what_is_needed(broken_gpu: pytest.MonkeyPatch) -> None:
     broken_gpu.setattr(torch.version, "cuda", "13.0")
     sentence = the_sentence()
