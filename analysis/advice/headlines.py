@@ -205,17 +205,17 @@ def alignment(table: pd.DataFrame) -> Headline | None:
     if min(map(len, groups.values())) < _LEAST:
         groups = {"": misaligned}
     means = {name: _mean_ratio(group) for name, group in groups.items()}
-    texts = []
-    for name, (speed, lo, hi) in means.items():
-        along = f" along {name}" if name else ""
-        texts.append(f"{speed:.0%} ({_percent_interval(lo, hi)}){along}")
+    texts = [
+        f"{speed:.0%} ({_percent_interval(lo, hi)}){f' along {name}' if name else ''}"
+        for name, (speed, lo, hi) in means.items()
+    ]
     speeds = {name: speed for name, (speed, _, _) in means.items()}
     slowest = min(speeds, key=lambda name: speeds[name])
     affected = rows[rows["along"] == slowest.lower()] if slowest else rows
     return Headline(
         "alignment",
-        f"Relative to the round size just below them, sizes that are not a multiple of {_WIDE} "
-        f"have a speed of {', '.join(texts)}; {_sufficient_multiple(affected)}.",
+        f"Speed of sizes that are not a multiple of {_WIDE}, relative to the round size just below "
+        f"them: {', '.join(texts)}. On average, {_sufficient_multiple(affected)}.",
         *means[slowest],
         len(groups[slowest]),
     )
@@ -239,12 +239,9 @@ def _sufficient_multiple(rows: pd.DataFrame) -> str:
         multiple for multiple in _MULTIPLES if mean_log_speed[multiple] >= sufficient_log_speed
     )
     if smallest == 1:
-        return "on average, alignment hardly matters"
+        return "alignment hardly matters"
     largest = _MULTIPLES[-1]
-    return (
-        f"on average, multiples of {smallest} are less than {_HARDLY:.0%} slower than multiples of "
-        f"{largest}"
-    )
+    return f"multiples of {smallest} are less than {_HARDLY:.0%} slower than multiples of {largest}"
 
 
 def layout(table: pd.DataFrame) -> Headline | None:
