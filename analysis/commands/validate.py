@@ -177,8 +177,8 @@ def validate_command(
     else:
         if constants is not None:
             raise UserError(
-                "give either --prior or --constants, because the tables of --prior also set "
-                "the constants."
+                "--prior and --constants cannot be combined, because the tables that --prior names "
+                "also set the constants; leave one of them out."
             )
         collections = named_collections(prior, file, judged_machine, source.dtype)
         validation = validate_with_prior(source, judged_machine, collections, rows, seed, holdout)

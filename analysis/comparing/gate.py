@@ -380,7 +380,7 @@ def _shift_sentence(result: GateResult, shift: CommonShift) -> str:
     text = f"common shift of all cases: {signed_percent(math.expm1(shift.log))}"
     if result.counted:
         return (
-            f"{text}, larger than the difference between runs, so the ratio of each case "
+            f"{text}, which is larger than the noise between runs, so the ratio of each case "
             "includes it"
         )
     if math.isnan(shift.error):
@@ -389,8 +389,8 @@ def _shift_sentence(result: GateResult, shift: CommonShift) -> str:
             "the cause, so the ratios leave the shift out"
         )
     return (
-        f"{text}, not larger than the difference between runs, so the ratios leave it out "
-        f"(detectable: {_percent(_detectable_shift(shift))})"
+        f"{text}, which is within the noise between runs, so the ratios leave it out; the smallest "
+        f"detectable shift is {_percent(_detectable_shift(shift))}"
     )
 
 

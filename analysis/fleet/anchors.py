@@ -215,7 +215,7 @@ def _checked(rows: pd.DataFrame, faults: Faults) -> pd.DataFrame:
     for name in _ORDINALS:
         value = rows[name]
         is_ordinal = (value >= 0) & (value < 2**31) & (value % 1 == 0)
-        faults.record(value.notna() & ~is_ordinal, f"{name} is not a whole number of at least 0")
+        faults.record(value.notna() & ~is_ordinal, f"{name} is not a whole number from 0 to 2**31")
     time, lo, hi = rows["time_us"], rows["time_lo_us"], rows["time_hi_us"]
     faults.record(~((time > 0) & (time <= _LONGEST)), "time_us is not a valid time")
     has_interval = lo.notna() | hi.notna()

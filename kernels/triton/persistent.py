@@ -180,11 +180,10 @@ class TritonPersistent(GemmFamily):
 
         For tiles above 128×128, the preferred variant stores the result in halves, if the saved
         memory has room for another stage. In tf32 on sm_100, the halves take two buffers instead of
-        one, so they save no memory. Large tiles are also tried without fusing the loops. With
-        Triton 3.7, an iteration of the loop over K in bf16 then has 14 to 19 fewer instructions on
-        sm_90, such as 98 instead of 112 for a 256×128 tile. However, nothing is copied while a tile
-        is stored. The time model gives these variants the same time, so the first in the list is
-        preferred.
+        one, so they save no memory. Large tiles are also tried without fusing the loops. On sm_90
+        with Triton 3.7, an iteration of the loop over K in bf16 then has 14 to 19 fewer
+        instructions. However, nothing is copied while a tile is stored. The time model gives these
+        variants the same time, so the first in the list is preferred.
 
         Hopper and datacentre Blackwell multiply tf32 only if K is contiguous in shared memory, and
         TMA cannot transpose. In layouts other than ``nt``, each iteration of the loop would

@@ -1,16 +1,18 @@
 """Judge the health of a run: how far its times can be trusted.
 
-The verdict is the worst of several findings. The most important one is whether the cases' medians
-repeat in another process.
+The verdict is ``quiet``, ``noisy`` or ``unusable``. It is the worst of several findings. The most
+important one is whether the cases' medians repeat in another process.
 
-- ``quiet``: re-timed medians vary by less than 3% beyond their intervals, and nothing else is
-  wrong.
-- ``noisy``: re-timed medians vary by 3% or more beyond their intervals, the canary GEMM's times
-  vary by 5% or more (judged only if too few cases were re-timed), the machine's speed changed by 3%
-  or more, the intervals are wide or few, some batches last whole scheduler ticks, the GPU throttled
-  its clock, or other processes used the GPU.
-- ``unusable``: re-timed medians vary by 30% or more beyond their intervals, or batches last whole
-  scheduler ticks in at least half of the cases.
+| finding | noisy from | unusable from |
+|---|---|---|
+| variation of re-timed medians beyond their intervals | 3% | 30% |
+| variation of the canary GEMM's times, if too few cases were re-timed | 5% | – |
+| change of the machine's speed during the run | 3% | – |
+| cases whose batches last whole scheduler ticks | 25% | 50% |
+| cases in which the GPU throttled its clock | 5% | – |
+
+A run is also noisy if the median half-width of its intervals is 5% or more, if fewer than eight
+cases have an interval, or if other processes used the GPU.
 
 A recording that was merged from others is at most as good as the worst of them. How busy the host
 was does not affect the verdict. If a CPU's run is not quiet, other processes and virtual machines

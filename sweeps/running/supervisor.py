@@ -389,9 +389,10 @@ class _Supervisor:
         )
 
     def _run_child(self, assignment: Assignment) -> str | None:
-        """Run one child to its end. Return why it ended.
+        """Run one child to its end. Return why it ended; None if it died, or if side work failed.
 
-        Return None if it died or failed, so that another child may continue.
+        Raises:
+            UserError: as :meth:`_listen`.
         """
         child = Child.start(assignment)
         if assignment.work == "measure":
@@ -407,7 +408,7 @@ class _Supervisor:
         """Receive a child's messages until the child ends, and act on them.
 
         :func:`sweeps.measuring.child.work` describes the messages. Return why the child ended, or
-        None if it died or failed.
+        None if it died, or if side work failed.
 
         Raises:
             UserError: if a measuring child failed, or the last of several children in a row

@@ -1,6 +1,6 @@
 """The parent process of a node: it plans a run, follows its workers, and folds the samples.
 
-A worker is a process that carries out one shard of the run on one GPU. When it ends, its GPU may
+A worker is a process that measures one shard of the run on one GPU. When it ends, its GPU may
 get a worker for another shard. If a worker fails or dies, its shard is tried once more, on an idle
 GPU if there is one. Samples that the worker has taken are kept. If the shard moves to another GPU,
 however, the cases of its unfinished series start over (:mod:`sweeps.running.devices`).
@@ -62,7 +62,7 @@ def share(
     note: Callable[[str], None],
     begun: Callable[[Path], None] = lambda folder: None,
 ) -> Path:
-    """Carry out a node's shards of a run with several GPUs. Return the run's folder.
+    """Measure a node's shards of a run with several GPUs. Return the run's folder.
 
     The samples are folded into the tables even after an error or an interrupt.
 
@@ -90,7 +90,7 @@ def share(
     # 2. Plan the run, or resume the one that another node or an earlier call has planned.
     run = begin(replace(request, shard=(first_shard, total), gpu=first_gpu), note)
     begun(run.folder)
-    # 3. Carry out the shards. A single shard on a single GPU needs no worker.
+    # 3. Measure the shards. A single shard on a single GPU needs no worker.
     if total == nodes and len(gpus) == 1:
         carry_out(run, reporter, note)
     else:
@@ -126,7 +126,7 @@ def _count_shards(folder: Path, request: Request, nodes: int, gpus: int) -> int:
 
 @dataclass
 class _Worker:
-    """A process that carries out a shard on a GPU, and how it ended."""
+    """A process that measures a shard on a GPU, and how it ended."""
 
     process: BaseProcess
     connection: Connection

@@ -1,4 +1,4 @@
-"""Worker process: it carries out one shard of a run on one of a node's GPUs."""
+"""Worker process: it measures one shard of a run on one of a node's GPUs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class _Silent:
 
 
 def work(connection: Connection, job: WorkerJob) -> None:
-    """Carry out a worker's shard, and send messages to the parent.
+    """Measure a worker's shard, and send messages to the parent.
 
     The worker sends ("note", text) for the user and ("wait", gate) when it comes to a gate. After
     ("wait", gate), it waits for a message. Its last message is ("end", reason), or ("failed",

@@ -68,7 +68,7 @@ class NodeNote:
 
 @dataclass(frozen=True)
 class NodeJob:
-    """Job that carries out a node's shards of a run. It can be pickled.
+    """Job that measures a node's shards of a run. It can be pickled.
 
     On its node, the job is called with the node's number. If Slurm stops the job early, because its
     time is over or another job has priority, Slurm starts it again. The job then resumes from its
@@ -85,7 +85,7 @@ class NodeJob:
     to leave it unchanged."""
 
     def __call__(self, number: int) -> None:
-        """Carry out the shards of node ``number``, counted from 1.
+        """Measure the shards of node ``number``, counted from 1.
 
         If that fails with a :class:`UserError`, write the error's text to the node's note.
         """

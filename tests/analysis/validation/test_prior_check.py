@@ -112,4 +112,4 @@ def test_the_command_takes_a_prior(tmp_path: Path) -> None:
     assert "this model" in answer.stdout
     both = analysis(*asked, other, "--constants", "nvidia-a100-sxm-80gb")
     assert both.returncode == 2
-    assert "give either --prior or --constants" in both.stderr
+    assert "--prior and --constants cannot be combined" in both.stderr
