@@ -101,5 +101,5 @@ class OneNamespace(build_py):
         gather(Path(), target)
 
     def get_source_files(self) -> list[str]:
-        """Return the files that a source distribution needs so that it can build this wheel."""
+        """Return the files of a source distribution, from which the wheel can be built."""
         return [*map(str, files(Path())), *SET_UP, "constraints.txt"]

@@ -16,7 +16,9 @@ from analysis.model.query import group_of
 from kernels.problem import Problem
 from sweeps.cases.case import Contender
 
-_MEASURED_NEIGHBOURS = 2  # maximum number of measured sizes added to the best options
+# Maximum number of measured sizes that are added to the best options. The best options are mostly
+# predicted. If their predictions turn out to be wrong, a measured gain can still be confirmed.
+_MEASURED_NEIGHBOURS = 2
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,8 @@ def trial_among(
 ) -> Trial | None:
     """Choose the candidates of a trial among given options, as described for :func:`trial_of`.
 
+    Return None in the same cases.
+
     Args:
         options: the problem, then its variants with other sizes.
         frame: the model's prediction of each option.
@@ -105,6 +109,7 @@ def trial_among(
     problem = options[0]
     fit = model.fit_of(group_of(library, problem))
     choices = weigh(problem, options, frame, fit, measured, question)
+    # Re-timing has already answered the query.
     if any(choice.evidence == CONFIRMED for choice in choices):
         return None
     # 1. Rank the options that may bring a gain. Position 0 is the problem itself.

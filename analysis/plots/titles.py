@@ -96,27 +96,33 @@ def alignment_title(rows: pd.DataFrame) -> str:
 def channels_title(rows: pd.DataFrame) -> str:
     """Return a title with the channel count that is slowest relative to the next multiple of 8.
 
-    Only measured channel counts are compared, by their best speed in the same dtype.
+    Only measured channel counts are compared, by their best speed in the same dtype. A count is
+    slower if the intervals of the two speeds do not overlap.
 
     Args:
         rows: table from :func:`analysis.slices.series.channel_series`.
     """
+    is_compared = False
     lowest_ratio = 1.0  # lowest speed so far, over that of the next multiple of 8
-    title = "No channel count is slower than the next multiple of 8"
+    title = ""
     for dtype, group in rows.groupby("dtype", sort=False):
-        speeds = group.groupby("c")["tflops"].max()  # in ascending order of channels
-        for channels in speeds.index[speeds.index % 8 != 0]:
-            larger_multiples = speeds[(speeds.index > channels) & (speeds.index % 8 == 0)]
+        fastest = group.loc[group.groupby("c")["tflops"].idxmax()].set_index("c")
+        for channels in fastest.index[fastest.index % 8 != 0]:
+            larger_multiples = fastest[(fastest.index > channels) & (fastest.index % 8 == 0)]
             if larger_multiples.empty:
                 continue
-            ratio = float(speeds[channels] / larger_multiples.iloc[0])
-            if ratio < lowest_ratio:
+            is_compared = True
+            count, multiple = fastest.loc[channels], larger_multiples.iloc[0]
+            ratio = count["tflops"] / multiple["tflops"]
+            if count["tflops_hi"] < multiple["tflops_lo"] and ratio < lowest_ratio:
                 lowest_ratio = ratio
-                title = (
-                    f"{channels} channels are {1 - ratio:.0%} slower than "
-                    f"{larger_multiples.index[0]} in {dtype}"
-                )
-    return title
+                difference = f"{1 - ratio:.0%} slower than {multiple.name} in {dtype}"
+                title = f"{channels} channels are {difference}"
+    if title:
+        return title
+    if not is_compared:
+        return "No channel count can be compared with the next multiple of 8"
+    return "No channel count is significantly slower than the next multiple of 8"
 
 
 def layouts_title(pairs: pd.DataFrame) -> str:

@@ -133,7 +133,8 @@ def validate_with_prior(
     - ``folds``: each fifth of the shapes in turn, so that all rows are tested.
 
     Args:
-        source: rows that take the place of the machine's measurements.
+        source: rows that take the place of the machine's measurements. Their times are taken as
+            warm, because predictions from public tables are warm.
         machine: the machine on which they were measured.
         named: the public collections, the most trusted first. Calibration fits the weights of the
             collections. Without calibration, predictions come from the machine's first collection

@@ -200,7 +200,7 @@ def foreign_constants(
         The constants, and the slug of the machine on which they were measured.
 
     Raises:
-        UserError: if no constants in this dtype are shipped for ``slug``, if ``slug`` names
+        UserError: if constants.toml has no constants of ``slug`` in this dtype, if ``slug`` names
             ``machine`` itself, or if ``machine`` does not compute the dtype.
     """
     if machine.kind == "cpu":
@@ -213,9 +213,11 @@ def foreign_constants(
     not_later, later = generations[: position + 1], generations[position + 1 :]
     entries = [_entry(name, dtype) for name in (*reversed(not_later), *later) if name in table]
     by_slug = {entry["machine"]: entry for entry in entries if entry["machine"] != machine.slug}
+    if slug == machine.slug:
+        raise UserError(f"{slug} is the machine itself; name another machine.")
     if slug is not None and slug not in by_slug:
         suggestion = nearest(slug, by_slug)
-        raise UserError(f"no constants are shipped for {slug!r} in {dtype}; {suggestion}")
+        raise UserError(f"constants.toml has no constants of {slug!r} in {dtype}; {suggestion}")
     # 2. Scale the constants of the selected machine, or of the first one, which is the closest.
     origin = next(iter(by_slug)) if slug is None else slug
     origin_machine = known_machine(origin)

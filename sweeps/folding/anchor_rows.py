@@ -164,10 +164,17 @@ def steady_report(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def settled_windows(samples: Sequence[Event]) -> list[Event]:
-    """Return the sustained batches in which power and clocks are steady; bursts have none."""
+    """Return the windows of a sustained run in which power and clocks are taken to be steady.
+
+    They are those that begin in the second half of the run. The result is empty for bursts.
+
+    Args:
+        samples: samples of one anchor, from a single run.
+    """
+    # Only windows of sustained work have ``t``, their begin in seconds since the run's begin.
     windows = [event for event in samples if "t" in event]
-    duration = max((event["t"] for event in windows), default=0.0)
-    return [event for event in windows if event["t"] >= _SETTLED * duration]
+    last_begin = max((event["t"] for event in windows), default=0.0)
+    return [event for event in windows if event["t"] >= _SETTLED * last_begin]
 
 
 def _joules_per_launch(windows: Sequence[Event]) -> float | None:

@@ -154,6 +154,17 @@ class _Parent:
         reporter: Reporter,
         note: Callable[[str], None],
     ) -> None:
+        """Read the run's plan; no worker is started yet.
+
+        Args:
+            folder: folder of the run.
+            request: the options of the run.
+            gpus: the node's devices by their numbers.
+            shards: numbers of this node's shards, counted from 1.
+            total: number of shards of the whole run.
+            reporter: shows the progress of all workers.
+            note: called with each sentence for the user.
+        """
         self._folder = folder
         self._fresh = request.fresh
         # A worker that requested a fresh run would set this one aside.
@@ -172,7 +183,7 @@ class _Parent:
         self._idle: dict[int, None] = {}  # GPUs that may be given a shard, in order
         self._due: deque[int] = deque()  # unfinished shards that no worker carries out
         self._deaths: Counter[int] = Counter()  # number of workers that failed or died, by shard
-        self._failure = ""  # how the latest of these workers ended
+        self._failure = ""  # how the latest worker that failed or died ended
         self._gates: Gates  # set by _start_all() before any worker starts
 
     def carry_out(self) -> None:

@@ -76,11 +76,17 @@ def test_alignment_names_the_worst_offset_and_what_round_sizes_cost(
 
 
 def test_channels_are_compared_with_the_next_multiple_of_eight() -> None:
-    rows = pd.DataFrame({"c": [32, 33, 40, 63, 64], "tflops": [3.0, 2.0, 4.0, 5.0, 6.0]})
-    title = titles.channels_title(rows.assign(dtype="bf16"))
-    assert title == "33 channels are 50% slower than 40 in bf16"
-    round_ = rows[rows["c"] % 8 == 0].assign(dtype="bf16")
-    assert titles.channels_title(round_).startswith("No channel count is slower than")
+    tflops = np.array([3.0, 2.0, 4.0, 5.0, 6.0])
+    rows = pd.DataFrame({"c": [32, 33, 40, 63, 64], "dtype": "bf16", "tflops": tflops})
+
+    def title(half_width: float, rows: pd.DataFrame = rows) -> str:
+        lo, hi = rows["tflops"] - half_width, rows["tflops"] + half_width
+        return titles.channels_title(rows.assign(tflops_lo=lo, tflops_hi=hi))
+
+    assert title(0.1) == "33 channels are 50% slower than 40 in bf16"
+    assert title(1.1) == "No channel count is significantly slower than the next multiple of 8"
+    multiples = rows[rows["c"] % 8 == 0]
+    assert title(0.1, multiples) == "No channel count can be compared with the next multiple of 8"
 
 
 def test_layouts_count_what_is_clear() -> None:
