@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -99,7 +100,7 @@ def check_command(
     from kernels.correctness.check import SUITE, check_all
 
     names = implementation or list(implementations())
-    _check_names(names)
+    _check_names(names, implementations())
     problems = parse_problems(gemm, conv) or [
         *map(Gemm.parse, SUITE["gemm"]),
         *map(Conv.parse, SUITE["conv"]),
@@ -117,10 +118,10 @@ def check_command(
     failures = sum(row.status in ("wrong", "error") for row in rows)
     passed = sum(row.status == "ok" for row in rows)
     unsupported = len(rows) - passed - failures
-    note(
-        f"{counted(passed, 'check')} passed, {failures:,} failed, and {unsupported:,} were not "
-        "supported."
-    )
+    summary = f"{counted(passed, 'check')} passed, {failures:,} failed"
+    if is_selected:
+        summary += f", {unsupported:,} not supported"
+    note(f"{summary}.")
     if failures or not passed:
         raise typer.Exit(1)
 
@@ -191,7 +192,7 @@ def compile_command(
             )
 
     names = implementation or []
-    _check_names(names)
+    _check_names(names, HAND_WRITTEN)
     try:
         recorded = None if compare is None else compare.read_text(encoding="utf-8")
     except UnicodeDecodeError:
@@ -212,23 +213,26 @@ def compile_command(
     note(f"{counted(len(rows), 'kernel')} compiled; {len(failures):,} with a problem.")
     differences = [] if recorded is None else differing_cells(recorded, document)
     for line in differences:
-        note(
-            f"{line}. To accept the changes, run: "
-            f"{target(f'compile-check WRITE={compare}', f'compile --write {compare}')}"
-        )
+        note(line)
+    if differences:
+        accepting = target(f"compile-check WRITE={compare}", f"compile --write {compare}")
+        note(f"To accept the changes, run: {accepting}")
     if failures or differences or not rows:
         raise typer.Exit(1)
 
 
-def _check_names(names: list[str]) -> None:
-    """Refuse names of implementations that are not known or not installed."""
+def _check_names(names: list[str], known: Collection[str]) -> None:
+    """Refuse names of implementations that are not in ``known`` or not installed."""
     for name in names:
         if name in HAND_WRITTEN and name not in implementations():
             raise UserError(needs_extra("triton"))
-        if name not in implementations():
+        if name in known:
+            continue
+        if name in implementations():
             raise UserError(
-                f"implementation {name!r} is not known; {nearest(name, implementations())}"
+                f"implementation {name!r} has no Triton kernels to compile; {nearest(name, known)}"
             )
+        raise UserError(f"implementation {name!r} is not known; {nearest(name, known)}")
 
 
 def _plain_problem(op: str, dtype: str) -> Workload:

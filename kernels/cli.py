@@ -45,7 +45,10 @@ DeviceOption = Annotated[
 ]
 GpuOption = Annotated[int, typer.Option("--gpu", help="Number of the GPU to use, counted from 0.")]
 GpusOption = Annotated[
-    str | None, typer.Option("--gpus", help="GPUs to use together: all, or numbers such as 0,3.")
+    str | None,
+    typer.Option(
+        "--gpus", help="GPUs to use together: all, or numbers such as 0,3 [default: that of --gpu]."
+    ),
 ]
 
 
@@ -146,7 +149,8 @@ def _explain(error: BaseException, program: str) -> tuple[str, int]:
     if isinstance(error, ModuleNotFoundError) and error.name in ("torch", "triton"):
         return needs_extra(error.name), 2
     if isinstance(error, OSError) and error.strerror:
-        return f"{error.strerror}: {error.filename or 'unnamed file'}.", 1
+        place = f": {error.filename}" if error.filename else ""
+        return f"{error.strerror}{place}.", 1
     # Click's usage errors are recognised by their method ``format_message`` instead of their class,
     # because Typer may bring its own copy of Click. If no command was given, the message is the
     # help text.
@@ -157,7 +161,7 @@ def _explain(error: BaseException, program: str) -> tuple[str, int]:
         command_path = getattr(getattr(error, "ctx", None), "command_path", program)
         return f"{message.rstrip('.')}. See `{command_path} --help`.", 2
     first_line = (str(error).strip() or "no message").splitlines()[0]
-    return f"{type(error).__name__}: {first_line} (for a traceback, add --debug).", 1
+    return f"{type(error).__name__}: {first_line.rstrip('.')} (for a traceback, add --debug).", 1
 
 
 def print_json(document: Any) -> None:

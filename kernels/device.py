@@ -116,7 +116,7 @@ def _this_gpu(gpu: int) -> Device:
         built = " ".join(torch.cuda.get_arch_list())
         raise UserError(
             f"{properties.name} is {arch}, but PyTorch {torch.__version__} is built for "
-            f"{built}: {OTHER_TORCH} built for it, or use {USE_CPU}.",
+            f"{built}: {OTHER_TORCH} built for {arch}, or use {USE_CPU}.",
             exit_code=1,
         )
     # 2. Collect the facts of the GPU.
@@ -197,9 +197,10 @@ def _why_unusable(driver: str) -> str:
     # A CUDA version that is newer than the table needs at least the newest driver in the table.
     oldest = _MIN_DRIVER.get(major, max(_MIN_DRIVER.values()))
     version = re.match(r"\d+", driver)
-    if version is not None and int(version.group()) >= oldest:
-        # The driver is new enough, so CUDA itself has to say what is wrong, for example that no
-        # fabric manager is running on a node whose GPUs are connected by NVSwitches.
+    if version is None or int(version.group()) >= oldest:
+        # The driver is new enough, or its version is unknown. CUDA itself has to say what is wrong,
+        # for example that no fabric manager is running on a node whose GPUs are connected by
+        # NVSwitches.
         return problem + (
             f"cannot use it: {_initialisation_error()}. Remove the cause, or use {USE_CPU}."
         )

@@ -159,7 +159,7 @@ def _whole_table() -> Iterator[dict[str, Any]]:
     except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise UserError(
             f"{_TABLE} is damaged ({type(error).__name__}: {error}). Restore it from the "
-            "repository."
+            "repository, or install Rooftile again."
         ) from None
 
 

@@ -153,8 +153,7 @@ def _show_cases(name: str, machine: Machine, json: bool) -> None:
     for case, seconds in zip(cases, launch_seconds, strict=True):
         print(f"  {case!s:64} {case.problem.bytes / 1e6:10,.2f} MB {seconds * 1e6:12,.1f} µs")
     print(
-        f"{counted(len(cases), 'case')} on {machine.name}, about {total_seconds:,.0f} s to measure "
-        "all of them"
+        f"{counted(len(cases), 'case')} on {machine.name}, about {total_seconds:,.0f} s to measure"
     )
 
 
@@ -455,7 +454,10 @@ def run_command(
         # Until a run has begun, the old one is not set aside, so --fresh is still needed.
         has_begun = bool(gpus) or single_run is not None
         command_words = same_command(fresh and has_begun)
-        note(f"Stopped. Measurements are saved. Run {command_words} to resume.")
+        if has_begun:
+            note(f"Stopped. Measurements are saved. Run {command_words} to resume.")
+        else:
+            note(f"Stopped before this call measured a case. Run {command_words} again.")
         raise
     # 3. Report the outcome.
     record = read_run(folder)
@@ -499,13 +501,11 @@ def merge_command(
             f"Timed in several recordings: {counted(len(merged.repeated), 'case')}. The merged "
             "table has the time from the recording with the most samples, or none if a recording "
             "has a wrong result. To see whether the times agree, compare two recordings at a time: "
-            f"{command('analysis compare')} {folders[0]} {folders[1]}"
+            f"{command(f'analysis compare {folders[0]} {folders[1]}')}"
         )
     note(counts_sentence(record))
     note(health_sentence(record))
-    report_command = (
-        f"{command('analysis report')} --machine {folder.name} --results {folder.parent}"
-    )
+    report_command = command(f"analysis report --machine {folder.name} --results {folder.parent}")
     note(f"The merged recording is in {folder}. For plots and advice, run: {report_command}")
     if json:
         summary = {name: record[name] for name in ("run", "counts", "spent_s", "health")}

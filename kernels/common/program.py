@@ -24,7 +24,7 @@ FOLDER = None if INSTALLED else ROOT
 RESULTS = Path("results") if INSTALLED else ROOT / "results"
 """Folder of all machines' results, unless ``--results`` names another one."""
 
-USE_CPU = "--device cpu" if INSTALLED else "DEVICE=cpu"
+USE_CPU = "--device cpu" if INSTALLED else "--device cpu (DEVICE=cpu with make)"
 USE_FRESH = "--fresh" if INSTALLED else "--fresh (FRESH=1 with make)"
 OTHER_TORCH = "install a PyTorch" if INSTALLED else "set PYTHON to an interpreter with a PyTorch"
 """Phrases for messages: how to measure the CPU, start a new run or use another PyTorch."""

@@ -25,11 +25,12 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.driver import DriverBase
 from triton.runtime.cache import get_cache_manager
 
+from kernels.common.checks import check_word
 from kernels.common.errors import UserError
 from kernels.compiler.assembly import BULK_COPY, InnerLoop, inner_loop
 from kernels.compiler.machinecode import NO_LOOP, LoopCode, disassemble, loop_code
 from kernels.config import TileConfig
-from kernels.machine import Machine, machine_of_arch, usable_processors
+from kernels.machine import Machine, known_machines, machine_of_arch, usable_processors
 from kernels.problem import (
     DTYPE_BYTES,
     GEMM_LAYOUTS,
@@ -144,10 +145,16 @@ def compile_rows(
     Raises:
         UserError: if an architecture is not known, or is older than the kernels need.
     """
+    capabilities = {
+        machine.arch: machine.capability
+        for machine in known_machines().values()
+        if machine.capability is not None
+    }
+    old_arches = [arch for arch, capability in capabilities.items() if capability < MIN_CAPABILITY]
     for arch in arches:
-        capability = machine_of_arch(arch).capability
-        if capability is None or capability < MIN_CAPABILITY:
+        if arch in old_arches:
             raise UserError(f"--arch {arch} is too old; the Triton kernels need sm_80 or later.")
+        check_word("architecture", arch, [name for name in capabilities if name not in old_arches])
     jobs = [
         job
         for arch in arches

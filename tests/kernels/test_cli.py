@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kernels.__main__ import check_line
-from kernels.cli import parse_seconds
+from kernels.cli import _explain, parse_seconds
 from kernels.common.errors import UserError
 from kernels.correctness.check import CheckRow
 from kernels.operation import OPERATIONS
@@ -72,6 +72,7 @@ def test_check_fails_if_nothing_is_supported() -> None:
     answer = kernels("check", "--device", "cpu", "--implementation", "cudnn",
                  "--gemm", "8,8,8,fp32")  # fmt: skip
     assert answer.returncode == 1
+    assert answer.stderr.strip() == "0 checks passed, 0 failed, 1 not supported."
 
 
 @pytest.mark.parametrize(
@@ -82,7 +83,10 @@ def test_check_fails_if_nothing_is_supported() -> None:
         (("check", "--implementation", "cubla"), 2, "did you mean 'cublas'"),
         (("check", "--device", "tpu"), 2, "--device takes"),
         (("compile", "--arch", "sm_91"), 2, "architecture 'sm_91' is not known"),
+        (("compile", "--arch", "90"), 2, "did you mean 'sm_90'"),
+        (("compile", "--arch", "cpu"), 2, "use one of sm_80"),
         (("compile", "--arch", "sm_70"), 2, "--arch sm_70 is too old"),
+        (("compile", "--implementation", "mkl"), 2, "'mkl' has no Triton kernels to compile"),
         (("compile", "--compare", sys.executable), 2, "is not text in UTF-8"),
         (("chekc",), 2, "No such command"),
         (("check", "--nonsense"), 2, "No such option"),
@@ -96,6 +100,20 @@ def test_a_usage_error_is_one_sentence_and_exit_2(
     assert answer.stdout == ""
     assert words in answer.stderr
     assert len(answer.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (OSError(28, "No space left on device"), "No space left on device."),
+        (OSError(13, "Permission denied", "a.md"), "Permission denied: a.md."),
+        (RuntimeError("It failed."), "RuntimeError: It failed (for a traceback, add --debug)."),
+    ],
+)
+def test_an_error_is_one_sentence_that_names_a_file_if_there_is_one(
+    error: Exception, text: str
+) -> None:
+    assert _explain(error, "kernels") == (text, 1)
 
 
 def test_debug_shows_where() -> None:

@@ -46,6 +46,18 @@ def test_with_a_new_driver_cuda_says_what_is_wrong(broken_gpu: pytest.MonkeyPatc
     assert "Update the driver" not in sentence
 
 
+def test_an_unknown_driver_is_not_called_too_old(broken_gpu: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise RuntimeError("No CUDA GPUs are available")
+
+    broken_gpu.setattr(device, "nvidia_driver", lambda: "unknown")
+    broken_gpu.setattr(torch.version, "cuda", "12.6")
+    broken_gpu.setattr(torch.cuda, "init", fail)
+    sentence = the_sentence()
+    assert "cannot use it: No CUDA GPUs are available." in sentence
+    assert "Update the driver" not in sentence
+
+
 def test_an_old_driver_is_named_with_what_is_needed(broken_gpu: pytest.MonkeyPatch) -> None:
     broken_gpu.setattr(torch.version, "cuda", "13.0")
     sentence = the_sentence()

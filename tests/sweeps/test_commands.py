@@ -43,6 +43,13 @@ INTERRUPTED = MINE.replace(
 )
 
 
+# Like MINE, but the user interrupts while the run is being planned.
+INTERRUPTED_EARLY = MINE.replace(
+    "runpy.run_module",
+    "def begin(*arguments): raise KeyboardInterrupt\nopening.begin = begin\nrunpy.run_module",
+)
+
+
 def run_mine(
     folder: Path, sweep: str, *more: str, script: str = MINE, **environment: str
 ) -> subprocess.CompletedProcess[str]:
@@ -83,6 +90,15 @@ def test_an_interrupted_run_says_how_to_resume_it(
     assert answer.returncode == 130
     assert f"Measurements are saved. Run {words}" in answer.stderr
     assert ("without" in answer.stderr) == bool(options)
+
+
+def test_a_run_that_is_interrupted_before_it_begins_claims_no_measurements(tmp_path: Path) -> None:
+    """The old run is not set aside yet, so --fresh is still needed."""
+    sweep = 'question = "Why?"\nop = "gemm"\n[[block]]\nm = 8\nn = 8\nk = 8\ndtype = "fp32"\n'
+    answer = run_mine(tmp_path, sweep, "--fresh", script=INTERRUPTED_EARLY)
+    assert answer.returncode == 130
+    assert "Stopped before this call measured a case. Run the same command again." in answer.stderr
+    assert "saved" not in answer.stderr
 
 
 @pytest.mark.slow
@@ -144,6 +160,7 @@ def test_recordings_of_two_days_become_one(tmp_path: Path) -> None:
     assert document["counts"]["planned"] == document["counts"]["measured"] == 4
     assert document["repeated"] == 1
     assert "Timed in several recordings: 1 case." in answer.stderr
+    assert f"analysis compare {folders[0]} {folders[1]}`" in answer.stderr
     compared = command(ANALYSIS, "compare", *folders)
     assert compared.returncode in (0, 1), compared.stderr
     again = sweeps("merge", *folders, "--into", str(tmp_path / "both"))
