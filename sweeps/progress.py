@@ -103,7 +103,8 @@ class LiveReporter:
         """
         repeating = _repeats(self._phase, done, total)
         if not repeating:
-            state = f"{done:,} of {total:,} {self._unit}"
+            unit = self._unit.removesuffix("s") if total == 1 else self._unit
+            state = f"{done:,} of {total:,} {unit}"
         elif total > 1:
             state = f"all {total:,} {self._unit} timed"
         else:

@@ -69,49 +69,56 @@ def make_folder(folder: Path) -> None:
     """Create a folder of results.
 
     Raises:
-        UserError: if the path exists and is not a folder.
+        UserError: if the path, or a path above it, exists and is not a folder.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
+        # A folder above this one may be what is not a folder.
+        paths = (folder, *folder.parents)
+        blocker = next((path for path in paths if path.exists() and not path.is_dir()), folder)
         raise UserError(
-            f"{folder} should be a folder, but something else is there; move it away, or choose "
+            f"{blocker} should be a folder, but something else is there; move it away, or choose "
             "another --results."
         ) from None
 
 
-def read_run(folder: Path) -> dict[str, Any]:
+def read_run(folder: Path, remedy: str = START_OVER) -> dict[str, Any]:
     """Return the run.json of a folder, with the cases of its plan.
+
+    Args:
+        folder: the run's folder.
+        remedy: sentence that tells the user what to do if a file is damaged.
 
     Raises:
         UserError: if run.json or the plan cannot be read, or run.json does not have the format of
             :data:`sweeps.schema.RUN`.
     """
     path = folder / "run.json"
-    run: Any = _parse_json(_read_text(path), path)
+    run: Any = _parse_json(_read_text(path, remedy), path, remedy)
     plan = run.get("plan") if isinstance(run, dict) else None
     # Older recordings have the cases in run.json itself. An imported table has an empty list there.
     if isinstance(plan, dict) and "cases" not in plan:
-        run = {**run, "plan": {**plan, "cases": _read_cases(folder / PLAN)}}
+        run = {**run, "plan": {**plan, "cases": _read_cases(folder / PLAN, remedy)}}
     if fault := misfit(run, RUN, "the document"):
-        raise UserError(f"{path} is damaged: {fault}. {START_OVER}")
+        raise UserError(f"{path} is damaged: {fault}. {remedy}")
     return dict(run)
 
 
-def _read_cases(path: Path) -> list[Any]:
+def _read_cases(path: Path, remedy: str) -> list[Any]:
     """Return the planned cases that a plan.jsonl file lists, one per line.
 
     Raises:
         UserError: if the file cannot be read, or a line is not JSON.
     """
     cases = []
-    for number, line in enumerate(_read_text(path).split("\n"), 1):
+    for number, line in enumerate(_read_text(path, remedy).split("\n"), 1):
         if line:
-            cases.append(_parse_json(line, f"{path} line {number}"))
+            cases.append(_parse_json(line, f"{path} line {number}", remedy))
     return cases
 
 
-def _read_text(path: Path) -> str:
+def _read_text(path: Path, remedy: str) -> str:
     """Return the text of one file of a run.
 
     Raises:
@@ -121,10 +128,10 @@ def _read_text(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise UserError(f"{path} cannot be read ({reason}). {START_OVER}") from None
+        raise UserError(f"{path} cannot be read ({reason}). {remedy}") from None
 
 
-def _parse_json(text: str, where: Path | str) -> Any:
+def _parse_json(text: str, where: Path | str, remedy: str) -> Any:
     """Parse a JSON text. For the error message, ``where`` names its file and perhaps its line.
 
     Raises:
@@ -133,7 +140,7 @@ def _parse_json(text: str, where: Path | str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{where} cannot be read ({error}). {START_OVER}") from None
+        raise UserError(f"{where} cannot be read ({error}). {remedy}") from None
 
 
 def write_run(folder: Path, run: Mapping[str, Any]) -> None:
@@ -244,10 +251,11 @@ class SampleLog:
         """
         make_folder(folder / "samples")
         self.path = samples_path(folder, shard)
-        self._claim = Claim(
-            self.path,
-            f"another run is writing {self.path}; wait until it ends, or choose another --shard.",
-        )
+        # A run with one shard has no other shard to choose.
+        remedy = "wait for it or stop it"
+        if shard[1] > 1:
+            remedy = "wait for it, stop it, or choose another --shard"
+        self._claim = Claim(self.path, f"another run is writing {self.path}; {remedy}.")
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT
         try:
             self._file = os.open(self.path, flags, 0o644)
@@ -273,8 +281,9 @@ class SampleLog:
         """
         if self._claim.lost:
             raise UserError(
-                f"this process was suspended for too long, and another one now writes {self.path}. "
-                "Run the same command when that process has ended.",
+                f"this process lost its claim on {self.path}: either it was suspended for too long "
+                "and another process took the file over, or the claim file was removed. Run the "
+                "same command when no other process is writing the file.",
                 exit_code=1,
             )
         if not self._is_there():

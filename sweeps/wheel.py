@@ -68,7 +68,11 @@ def rewritten(source: str) -> str:
 
 
 def gather(root: Path, target: Path) -> None:
-    """Copy the modules and data files of a checkout into the folder of the namespace."""
+    """Copy the modules and data files of a checkout into the folder of the namespace.
+
+    Raises:
+        ValueError: if a module has an import that cannot be rewritten.
+    """
     for name in files(root):
         module = ".".join(name.with_suffix("").parts)
         # The first part is the namespace itself, for which the target folder stands.
@@ -77,7 +81,11 @@ def gather(root: Path, target: Path) -> None:
         copy.parent.mkdir(parents=True, exist_ok=True)
         if name.suffix == ".py":
             text = (root / name).read_text(encoding="utf-8")
-            copy.write_text(rewritten(text), encoding="utf-8")
+            try:
+                new_text = rewritten(text)
+            except ValueError as error:
+                raise ValueError(f"{name}, {error}") from None
+            copy.write_text(new_text, encoding="utf-8")
         else:
             shutil.copyfile(root / name, copy)
 

@@ -37,6 +37,12 @@ _DISTURBED = {
     "noisy": "  ·  noisy run",
     "unusable": "  ·  unusable run: no conclusions possible",
 }
+_RESTORE = (
+    "Restore the file from a copy. If the recording is this machine's, "
+    f"{target('sweep FRESH=1', 'run --fresh')} also sets it aside and starts a new run."
+)
+"""Sentence that says what to do about a damaged recording, which may be another machine's."""
+
 PUBLISHED = "published"
 """Subfolder of the results folder with the recordings that the project publishes. No run writes to
 it."""
@@ -271,7 +277,7 @@ def load_run(folder: Path) -> dict[str, Any]:
         UserError: if the file or the plan is unreadable, if the description of the machine is
             invalid, or if this code cannot read the schema or protocol.
     """
-    run: dict[str, Any] = printable(read_run(folder))
+    run: dict[str, Any] = printable(read_run(folder, _RESTORE))
     try:
         Machine.from_json(run["machine"])
     except UserError as error:

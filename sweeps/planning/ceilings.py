@@ -82,6 +82,6 @@ def emulated_sentence(machine: Machine) -> str:
         slowdown = machine.peak("fp32") / machine.peak(dtype)
         sentences.append(
             f"{dtype} runs at 1/{slowdown:.0f} of the speed of fp32, because this CPU has no "
-            f"{dtype} instructions. Sweeps leave it out; `--dtype {dtype}` measures it."
+            f"{dtype} instructions. Most sweeps leave it out; `--dtype {dtype}` measures it."
         )
     return " ".join(sentences)

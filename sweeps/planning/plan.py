@@ -99,9 +99,9 @@ class PlanEntry:
         Raises:
             UserError: if the row does not describe a case.
         """
-        fault = misfit(row, _PLANNED, "a case of the plan")
+        fault = misfit(row, _PLANNED, "case")
         if fault:
-            raise UserError(f"{fault}. {START_OVER}")
+            raise UserError(f"the plan is damaged: {fault}. {START_OVER}")
         try:
             case = Case.from_columns(row)
             _ = case.id  # raises ValueError for text with half a surrogate pair
@@ -118,9 +118,9 @@ def read_plan(plan: Mapping[str, Any]) -> list[PlanEntry]:
     Raises:
         UserError: if the plan is damaged, or has a case that belongs to none of its shards.
     """
-    fault = misfit(plan, _PLAN, "the plan in run.json")
+    fault = misfit(plan, _PLAN, "plan")
     if fault:
-        raise UserError(f"{fault}. {START_OVER}")
+        raise UserError(f"run.json is damaged: {fault}. {START_OVER}")
     planned = [PlanEntry.from_json(row) for row in plan["cases"]]
     # The entries of a plan with one shard may have no shard number.
     valid_shards = {*range(1, plan["shards"] + 1)} if plan["shards"] > 1 else {None, 1}

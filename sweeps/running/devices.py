@@ -32,13 +32,27 @@ _PLACES = Path("samples", "places.json")
 # Relative difference up to which two limits count as equal, because boards report rounded values.
 _SAME_LIMIT = 0.02
 _LIMITS = {
-    "power_limit_w": "a power limit of {:.0f} W",
-    "sm_limit_mhz": "an SM clock of {:.0f} MHz",
+    "power_limit_w": "a power limit of {:,.0f} W",
+    "sm_limit_mhz": "an SM clock limit of {:,.0f} MHz",
 }
 
 
 class DifferentLimitsError(UserError):
-    """Raised for a GPU whose power or clock limits differ from those of its run."""
+    """Raised for a GPU whose power or clock limits differ from those of its run.
+
+    Args:
+        limit_here: the GPU's limit, as :func:`find_different_limit` returns it.
+        limit_of_run: the limit of the run's GPUs, in the same form.
+    """
+
+    def __init__(self, limit_here: str, limit_of_run: str) -> None:
+        super().__init__(
+            f"this GPU has {limit_here}, but the run began with {limit_of_run}. Set the run's "
+            "limit on this GPU, measure it with another --results folder, or use "
+            f"{USE_FRESH} to set the run aside and start a new one.",
+            exit_code=1,
+        )
+        self.difference = f"it has {limit_here}, but the run began with {limit_of_run}"
 
 
 def arrive(folder: Path, results: Path, device: Device) -> tuple[int, list[dict[str, Any]]]:
@@ -65,13 +79,7 @@ def arrive(folder: Path, results: Path, device: Device) -> tuple[int, list[dict[
     limits = _limits_of(device)
     different_limits = find_different_limit(limits, places)
     if different_limits is not None:
-        limit_here, limit_of_run = different_limits
-        raise DifferentLimitsError(
-            f"this GPU has {limit_here}, but the run began with {limit_of_run}. Leave this GPU "
-            f"out, measure it with another --results folder, or use {USE_FRESH} to set the run "
-            "aside and start a new one.",
-            exit_code=1,
-        )
+        raise DifferentLimitsError(*different_limits)
     # 2. Find the device among the run's places, or add it.
     salt = _salt(results)
     host = _hashed(salt, socket.gethostname())

@@ -304,7 +304,7 @@ def _record_to_resume(opening: _Opening) -> tuple[dict[str, Any] | None, str]:
         if shards > 1 and shards == request.shard[1]:
             raise UserError(
                 f"{reason}, so this node cannot join the run in {folder}. Use nodes with the same "
-                "software, or --fresh to set that run aside and start a new one.",
+                f"software, or {USE_FRESH} to set that run aside and start a new one.",
                 exit_code=1,
             )
     # 3. Otherwise the caller sets it aside, which must not happen while a process writes to it.
@@ -371,13 +371,13 @@ def _check_same_plan(plan: dict[str, Any], request: Request, sweeps: Mapping[str
     if adds and (shards > 1 or request.shard != (1, 1)):
         raise UserError(
             "the sweeps and dtypes of a run can be changed only if it has one shard and --shard is "
-            "left out; use --fresh to set the old run aside and start a new one."
+            f"left out; use {USE_FRESH} to set the old run aside and start a new one."
         )
     if request.shard[1] != shards:
         option = f"give --gpus or --shard I/{shards}" if shards > 1 else "leave --shard out"
         raise UserError(
             f"the recorded run of this machine was planned for {counted(shards, 'shard')}; "
-            f"{option} to resume it, or use --fresh to set it aside and start a new one."
+            f"{option} to resume it, or use {USE_FRESH} to set it aside and start a new one."
         )
     planned_budget = plan["budget_s"] + plan.get("left_s", 0.0)
     # A request without a budget resumes any plan.
@@ -401,8 +401,8 @@ def refuse_other_sweeps(folder: Path, request: Request, plan: Mapping[str, Any])
     if named and named != {*planned}:
         raise UserError(
             f"the run in {folder} covers {', '.join(planned)}, and the sweeps of a run on several "
-            f"GPUs cannot be changed. Name exactly these sweeps, name none, or use {USE_FRESH} to "
-            "set the run aside and start a new one."
+            f"GPUs cannot be changed. Name exactly these sweeps, or use {USE_FRESH} to set the "
+            "run aside and start a new one."
         )
 
 
@@ -524,8 +524,11 @@ def _new_record(opening: _Opening, note: Callable[[str], None]) -> dict[str, Any
             f"name other {others}."
         )
     if not plan.planned:
+        # The user's budget includes the seconds that are kept for advice.
+        whole_budget = budget + request.left(budget)
         raise UserError(
-            f"no case of {', '.join(sweeps)} fits a budget of {budget:,g} s; use a larger --budget."
+            f"no case of {', '.join(sweeps)} fits a budget of {whole_budget:,g} s; use a larger "
+            "--budget."
         )
     return {
         "schema": SCHEMA,

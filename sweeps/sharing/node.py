@@ -117,7 +117,8 @@ def _count_shards(folder: Path, request: Request, nodes: int, gpus: int) -> int:
         raise UserError(
             f"the run in {folder} was planned for {counted(shards, 'GPU')} and cannot be shared by "
             f"{counted(nodes, 'node')} with {counted(gpus, 'GPU')}. Resume with the original "
-            f"nodes and GPUs, or use {USE_FRESH} to set the run aside and start a new one."
+            f"numbers of nodes and GPUs, or use {USE_FRESH} to set the run aside and start a new "
+            "one."
         )
     if shards > 1:
         refuse_other_sweeps(folder, request, record["plan"])
@@ -266,7 +267,7 @@ class _Parent:
                 try:
                     self._places[gpu] = take_part(self._folder, self._request, device)
                 except DifferentLimitsError as error:
-                    self._note(f"{self._label(gpu)} is left out: {error}")
+                    self._note(f"{self._label(gpu)} is left out: {error.difference}.")
         if 2 * len(self._places) < len(self._gpus):
             raise UserError(
                 f"the power or clock limits of {len(self._gpus) - len(self._places)} of "
@@ -352,7 +353,9 @@ class _Parent:
         else:
             self._deaths[worker.shard] += 1
             self._due.append(worker.shard)
-            self._failure = worker.failure or how_it_died(worker.process.exitcode)
+            how = worker.failure or how_it_died(worker.process.exitcode)
+            # The messages put this text in parentheses, where a sentence has no full stop.
+            self._failure = how.rstrip(".")
             self._note(
                 f"The process of {self._label(worker.gpu)} ended before shard {worker.shard} was "
                 f"finished ({self._failure})."

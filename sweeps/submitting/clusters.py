@@ -51,6 +51,18 @@ class Resources:
     """True if no other job may share the node."""
 
 
+class NoAnswerError(UserError):
+    """Raised if Slurm does not say which jobs are left.
+
+    Args:
+        reason: what happened, as a clause without a full stop.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"{reason}; try again later.", exit_code=1)
+        self.reason = reason
+
+
 class Cluster:
     """Cluster that takes jobs, and reports which of them are still queued or running."""
 
@@ -116,7 +128,7 @@ class Cluster:
         jobs, so none is left.
 
         Raises:
-            UserError: if Slurm does not answer.
+            NoAnswerError: if Slurm does not answer.
         """
         if self.kind == "slurm":
             return living_in_slurm(ids)
@@ -176,7 +188,7 @@ def living_in_slurm(ids: Sequence[str]) -> dict[str, str]:
         ids: the jobs' ids, such as ``12_3``.
 
     Raises:
-        UserError: if squeue does not answer or fails.
+        NoAnswerError: if squeue does not answer or fails.
     """
     if not ids:
         return {}
@@ -198,11 +210,13 @@ def living_in_slurm(ids: Sequence[str]) -> dict[str, str]:
             timeout=_SQUEUE_SECONDS,
             check=False,
         )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise UserError(f"squeue did not answer ({error}); try again later.", exit_code=1) from None
+    except subprocess.TimeoutExpired:
+        raise NoAnswerError(f"squeue did not answer within {_SQUEUE_SECONDS:.0f} s") from None
+    except OSError as error:
+        raise NoAnswerError(f"squeue could not be started ({error.strerror})") from None
     # squeue fails with this message for a job that ended long ago, which it no longer knows.
     if answer.returncode and "Invalid job id" not in answer.stderr:
-        raise UserError(f"squeue failed ({answer.stderr.strip()}); try again later.", exit_code=1)
+        raise NoAnswerError(f"squeue failed ({answer.stderr.strip()})")
     # 2. Parse the answer, which has a line such as ``12_3|PD|Resources`` for each job. PD means
     # pending.
     living: dict[str, str] = {}

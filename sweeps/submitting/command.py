@@ -18,7 +18,12 @@ _STARTING_MINUTES = 10  # time to load PyTorch, time anchors, name kernels, and 
 def submit_command(
     names: Annotated[
         list[str] | None,
-        typer.Argument(help="Sweeps or sweep files [default: the default sweeps]."),
+        typer.Argument(
+            help=(
+                "Names of sweeps or paths of sweep files; a,b measures sweeps a and b on the same "
+                "GPU [default: the default sweeps]."
+            )
+        ),
     ] = None,
     cluster: Annotated[
         str,
@@ -78,7 +83,7 @@ def submit_command(
     gpu_ids: Annotated[
         bool,
         typer.Option(
-            "--gpu-ids/--no-gpu-ids", help="Record a hash in run.json that identifies each GPU."
+            "--gpu-ids/--no-gpu-ids", help="Record in run.json a hash that identifies each GPU."
         ),
     ] = True,
     print_: Annotated[
@@ -113,8 +118,9 @@ def submit_command(
     if print_:
         if fresh:
             raise UserError(
-                "--print cannot be combined with --fresh; add --fresh to the printed script if you "
-                "need it."
+                "--print cannot be combined with --fresh, because each node that runs the script "
+                "would set aside the others' run; leave out --fresh, and choose another --results "
+                "for a new run."
             )
         options = [*chosen]
         if budget:

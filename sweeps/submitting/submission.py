@@ -21,7 +21,7 @@ from sweeps.running.opening import refuse_other_sweeps
 from sweeps.running.request import Request
 from sweeps.sharing.following import Follower, report
 from sweeps.store import make_folder, read_run, write_json
-from sweeps.submitting.clusters import Cluster, Resources
+from sweeps.submitting.clusters import Cluster, NoAnswerError, Resources
 from sweeps.submitting.node_job import NodeJob, NodeNote, jobs_folder
 
 _LOOK_SECONDS = 2.0  # seconds between two looks at the files
@@ -223,7 +223,7 @@ class _Submission:
         jobs that were alive before are assumed to be still alive.
 
         Raises:
-            UserError: if the cluster has failed to answer many times in a row.
+            NoAnswerError: if the cluster has failed to answer many times in a row.
         """
         looks = _LOOKS if self._cluster.kind == "slurm" else 1
         for _ in range(looks):
@@ -235,12 +235,12 @@ class _Submission:
                 report(followers, self._reporter, budget)
         try:
             jobs = self._cluster.living([*self._ids.values()])
-        except UserError as error:
+        except NoAnswerError as error:
             # A controller that is busy or restarts is not a reason to abandon jobs that take hours.
             self._unanswered += 1
             if self._unanswered > _MAX_UNANSWERED:
                 raise
-            self._note_once(str(error))
+            self._note_once(f"{error.reason}; waiting and asking again.")
             # Right after submitting, ``living`` is still empty, and all jobs count as alive.
             return living or {*self._ids}
         self._unanswered = 0
@@ -279,8 +279,9 @@ class _Submission:
                 yield f"{label} is not finished: {why}"
             elif run.folder != folder_of_most:
                 yield (
-                    f"{label} has a different GPU model than most nodes: its measurements are in "
-                    f"{run.folder}, and its shards of {folder_of_most} are missing."
+                    f"{label} has a different GPU model than the run in {folder_of_most}, where "
+                    f"its shards are missing: its measurements are in {run.folder}. Submit to "
+                    "nodes with one GPU model, for example with --partition."
                 )
 
 

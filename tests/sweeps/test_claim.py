@@ -146,5 +146,5 @@ def test_whoever_was_taken_over_knows_it_and_writes_no_more(
     with SampleLog(tmp_path, (1, 1)) as log:
         log.append(event)
         (tmp_path / "samples" / f"1-of-1.jsonl{SUFFIX}").unlink()
-        with pytest.raises(UserError, match="another one now writes"):
+        with pytest.raises(UserError, match="lost its claim on .* or the claim file was removed"):
             go_on(log)

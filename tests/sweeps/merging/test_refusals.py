@@ -163,7 +163,7 @@ def with_another_limit(two: Path) -> None:
         (imported, "b is an imported table, which has no samples"),
         (merged_before, "b is itself a merged recording"),
         (half_a_document, "b/run.json cannot be read"),
-        (without_budget, "b: the plan in run.json has no 'budget_s'"),
+        (without_budget, "b: run.json is damaged: plan has no 'budget_s'"),
         (of_no_size, "b: a case of the plan has missing or invalid values"),
         (garbled, "lines of .*b/samples/1-of-1.jsonl are damaged .line 2: .*Restore the file"),
         (a_copy, "a and .*b contain the same samples"),

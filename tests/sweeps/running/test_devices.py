@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from kernels.common.errors import UserError
 from kernels.device import Device
 from kernels.machine import known_machine
 from sweeps.folding.history import History, histories
@@ -68,8 +67,10 @@ def test_another_power_limit_is_refused(tmp_path: Path, node: SimpleNamespace) -
     (tmp_path / "run" / "samples").mkdir(parents=True)
     arrive(tmp_path / "run", tmp_path, gpu(0))
     node.nvml = FakeNvml(PowerManagementLimit=500_000)
-    with pytest.raises(UserError, match="a power limit of 500 W, but the run began with .*700"):
+    words = "a power limit of 500 W, but the run began with .*700"
+    with pytest.raises(devices.DifferentLimitsError, match=words) as caught:
         arrive(tmp_path / "run", tmp_path, gpu(1))
+    assert caught.value.difference.startswith("it has a power limit of 500 W")
 
 
 def test_on_another_gpu_unfinished_series_begin_anew() -> None:

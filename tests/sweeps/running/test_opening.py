@@ -313,6 +313,9 @@ def test_shards_share_one_plan(tmp_path: Path) -> None:
 def test_a_budget_too_small_for_anything_says_so(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no case of .* fits a budget of 0.001 s"):
         begin(replace(request(tmp_path), budget=0.001), quiet)
+    # The message names the budget that the user gave, including the share that is kept for advice.
+    with pytest.raises(UserError, match="no case of .* fits a budget of 0.001 s"):
+        begin(replace(request(tmp_path), budget=0.001, leave=0.2), quiet)
 
 
 def test_a_gpu_run_plans_all_dtypes_and_triton(

@@ -29,6 +29,7 @@ from sweeps.planning.choice import sweep_cases
 from sweeps.planning.lines import series_of
 from sweeps.planning.plan import read_plan
 from sweeps.process import descendants
+from sweeps.running.devices import DifferentLimitsError
 from sweeps.running.request import Request
 from sweeps.sharing import node as node_module
 from sweeps.sharing.node import _assigned, _count_shards, _Parent, _Worker
@@ -233,6 +234,23 @@ def test_a_cpu_s_turns_are_recorded_for_its_own_node(tmp_path: Path) -> None:
                          "software": {}, "plan": {"cases": []}})  # fmt: skip
     parent_of(tmp_path)._record_turns()
     assert read_run(tmp_path)["turns"] == [1]
+
+
+def test_a_gpu_with_another_limit_is_left_out_in_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> int:
+        raise DifferentLimitsError("a power limit of 500 W", "a power limit of 700 W")
+
+    monkeypatch.setattr(node_module, "take_part", fail)
+    notes: list[str] = []
+    parent = parent_of(tmp_path)
+    parent._note = notes.append
+    parent._places = {}
+    with pytest.raises(UserError, match="of 1 of 1 GPU differ from those of the run"):
+        parent._take_part()
+    words = "it has a power limit of 500 W, but the run began with a power limit of 700 W"
+    assert notes == [f"worker 0 is left out: {words}."]
 
 
 def test_a_full_disk_is_not_taken_for_another_power_limit(

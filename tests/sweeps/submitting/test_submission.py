@@ -123,6 +123,13 @@ def test_which_jobs_live(monkeypatch: pytest.MonkeyPatch) -> None:
         living_in_slurm(["12_0"])
     assert living_in_slurm([]) == {}
 
+    def times_out(*_: object, **__: object) -> None:
+        raise subprocess.TimeoutExpired(["squeue"], 60.0)
+
+    monkeypatch.setattr("subprocess.run", times_out)
+    with pytest.raises(UserError, match="squeue did not answer within 60 s; try again later"):
+        living_in_slurm(["12_0"])
+
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"folder": 1}', '"x"', "\xff"])
 def test_a_damaged_note_of_a_node_says_nothing(tmp_path: Path, text: str) -> None:
