@@ -239,7 +239,8 @@ def _read_processes(place: str, pattern: NamePattern | None, results: Path) -> l
         process = timed_process(recording)
         if pattern is None:
             return [process]
-        return [replace(process, cases=named_by_problem(place, process.cases), lost={})]
+        remedy = "Leave --pattern out, so that cases are compared by name."
+        return [replace(process, cases=named_by_problem(place, process.cases, remedy), lost={})]
     # The place is a folder of several results. Read them one by one.
     inner_folders = sorted(file.parent for file in path.glob("*/run.json"))
     inner_places = [str(inner) for inner in (*inner_folders, *benchmark_files(path))]

@@ -358,6 +358,8 @@ def gate_text(result: GateResult) -> str:
     if result.lost:
         lines += ["", f"no longer timed: {len(result.lost):,}"]
         lines += [f"  {name} ({why})" for name, why in list(result.lost.items())[:_MAX_LISTED]]
+        if len(result.lost) > _MAX_LISTED:
+            lines.append(_count_of_unlisted(len(result.lost)))
     if result.verdict == CANNOT_TELL:
         lines += ["", *_needed(result)]
     return "\n".join(lines)
@@ -419,24 +421,33 @@ def _listed(result: GateResult, cases: np.ndarray, title: str, order: Reals) -> 
             f"{result.changes.names[i]}"
         )
     if len(chosen) > _MAX_LISTED:
-        lines.append(f"  and {len(chosen) - _MAX_LISTED:,} more (--json lists them)")
+        lines.append(_count_of_unlisted(len(chosen)))
     return lines
+
+
+def _count_of_unlisted(count: int) -> str:
+    """Return the line below a list of the first cases, when there are ``count`` cases in total."""
+    return f"  and {count - _MAX_LISTED:,} more (--json lists all)"
 
 
 def _needed(result: GateResult) -> Iterator[str]:
     """Yield sentences on the measurements that unclear cases and an unclear shift need."""
     threshold = _percent(math.log1p(result.threshold))
     unclear = result.has(UNCLEAR)
+    are_enough = _are_enough(result.changes.processes)
+    asks_for_processes = False
     if np.isnan(result.detectable[unclear]).any():
         yield (
-            "A single process of each version does not show how much processes differ from "
-            f"each other. {_MORE_PROCESSES}"
+            "A single process of each version does not show how much processes differ from each "
+            "other."
         )
+        asks_for_processes = True
     elif result.suspects.any():
         yield (
             "A process that was disturbed, or whose operands have other addresses in memory, can "
-            f"look like a slower program. {_MORE_PROCESSES}"
+            "look like a slower program."
         )
+        asks_for_processes = True
     elif unclear.any():
         rounds, processes = result.more_rounds[unclear], result.more_processes[unclear]
         remedies = []
@@ -458,8 +469,8 @@ def _needed(result: GateResult) -> Iterator[str]:
                 f"To detect a slowdown of {threshold} in the unclear cases, add "
                 f"{', or '.join(remedies)}."
             )
-        elif not _are_enough(result.changes.processes):
-            yield _MORE_PROCESSES
+        elif not are_enough:
+            asks_for_processes = True
         else:
             yield (
                 f"Not even {_MOST_PROCESSES} more processes of each version would detect a "
@@ -468,8 +479,14 @@ def _needed(result: GateResult) -> Iterator[str]:
     if result.shift_verdict == UNCLEAR:
         yield (
             f"All cases together are slower by {threshold} or more, and the machine may be the "
-            "cause. Measure both versions again, alternating between them."
+            "cause."
         )
+        if are_enough:
+            yield "Measure both versions again, alternating between them."
+        else:  # with as few processes, another measurement would not show the cause either
+            asks_for_processes = True
+    if asks_for_processes:
+        yield _MORE_PROCESSES
 
 
 def _detectable_shift(shift: CommonShift) -> float:

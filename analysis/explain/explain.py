@@ -292,7 +292,7 @@ def judge_account(
     if account.kind != machine.kind:
         raise UserError(
             f"the trace is from a {account.kind.upper()}, and {machine.slug} is a "
-            f"{machine.kind.upper()}; name the trace's machine with --machine."
+            f"{machine.kind.upper()}; name the trace's machine with --machine or --against."
         )
     # 1. Find the expected time of each shape, and better sizes.
     times = _expected_times(account, basis)
@@ -527,7 +527,7 @@ def _explained(
         verdict_words = verdict_text(change.verdict, change.probability)
         gain = change.gain
         text = (
-            f"{change.question} {change.change} ({change.roles}): {verdict_words}, "
+            f"{change.question} {change.change} ({change.roles}): {verdict_words}, gain "
             f"{gain.value:+.1%} ({gain.lo:+.1%} to {gain.hi:+.1%}, {change.evidence})"
         )
         savings.append(_Saving(saves_us, text))

@@ -161,7 +161,8 @@ def headline(verdict: TraceVerdict) -> str:
     if not verdict.findings:
         return f"{title}. No change would save much time."
     first = verdict.findings[0]
-    return f"{title}. First: {first.subject}, which could save {_saving(verdict, first.saves_us)}."
+    saving = _saving(verdict, first.saves_us)
+    return f"{title}. Largest possible saving, {saving}: {first.subject}."
 
 
 def _saving(verdict: TraceVerdict, saves_us: float) -> str:
@@ -172,7 +173,7 @@ def _saving(verdict: TraceVerdict, saves_us: float) -> str:
 def finding_lines(verdict: TraceVerdict) -> list[str]:
     """Return a line for each of the five largest findings, and a line that counts the others."""
     lines = [
-        f"{finding.subject}: {finding.text}. Saves up to {_saving(verdict, finding.saves_us)}."
+        f"{finding.subject}: {finding.text}. Possible saving: {_saving(verdict, finding.saves_us)}."
         for finding in verdict.findings[:_MOST_FINDINGS]
     ]
     left_out = len(verdict.findings) - _MOST_FINDINGS
@@ -263,8 +264,8 @@ def notes(verdict: TraceVerdict) -> list[str]:
     if verdict.slowdown > 1:
         sentences.append(
             f"Most shapes take longer than expected (median ratio {verdict.slowdown:.2g}). Other "
-            "work, power or heat slowed the machine down, or the trace is not from a "
-            f"{verdict.machine.slug}. Only operations that are even slower are findings."
+            "work, power or heat slowed the machine down, or the trace is not from "
+            f"{verdict.machine.slug}. Only operations that are even slower count as slow."
         )
     if not account.with_shapes and account.matrix_share:
         sentences.append(
@@ -275,7 +276,7 @@ def notes(verdict: TraceVerdict) -> list[str]:
         sentences.append("The trace has no strides, so the layouts nt and nchw are assumed.")
     if account.graph_us:
         sentences.append(
-            f"{account.graph_us / account.total_us:.0%} of the time is spent in kernels of CUDA "
+            f"{account.graph_us / account.total_us:.1%} of the time is spent in kernels of CUDA "
             "graphs. A trace lacks the operations and shapes of such kernels; record a step "
             "without graphs to compare them."
         )

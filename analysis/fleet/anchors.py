@@ -170,7 +170,7 @@ def kind_of(case: Case, machine: Machine) -> str:
 def _written_by() -> str:
     """Return the end of an error message: which command measures anchors, with which options."""
     run = command("sweeps run")
-    return f"{run} measures anchors with a budget of a minute or more, or with --shard"
+    return f"{run} measures anchors with --shard, or on a GPU if its budget is a minute or more"
 
 
 def _cases(rows: pd.DataFrame) -> tuple[list[Case], list[int]]:
@@ -215,7 +215,9 @@ def _checked(rows: pd.DataFrame, faults: Faults) -> pd.DataFrame:
     for name in _ORDINALS:
         value = rows[name]
         is_ordinal = (value >= 0) & (value < 2**31) & (value % 1 == 0)
-        faults.record(value.notna() & ~is_ordinal, f"{name} is not a whole number from 0 to 2**31")
+        faults.record(
+            value.notna() & ~is_ordinal, f"{name} is not a whole number from 0 to 2,147,483,647"
+        )
     time, lo, hi = rows["time_us"], rows["time_lo_us"], rows["time_hi_us"]
     faults.record(~((time > 0) & (time <= _LONGEST)), "time_us is not a valid time")
     has_interval = lo.notna() | hi.notna()

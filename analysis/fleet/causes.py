@@ -61,10 +61,10 @@ def clock_cause(fleet: Fleet, speeds: AnchorSpeeds, i: int, margin: float) -> Sl
         return SlowCause("", "No clock was recorded, so the cause is unknown.")
     reported = [reason for reason in reasons(speeds, i) if reason in RETRY]
     if clock >= math.log1p(-_SAME_CLOCK):
-        remark = f", though it reported {', '.join(reported)}" if reported else ""
+        remark = f", though the GPU reported {', '.join(reported)}" if reported else ""
         return SlowCause(
             "",
-            f"Its clock is about as high as the clocks of the other GPUs{remark}, so the clock is "
+            f"Its clock is not noticeably lower than the fleet's median{remark}, so the clock is "
             "not the cause.",
         )
     # 2. Say why the clock is lower.
@@ -97,7 +97,10 @@ def _clock_causes(fleet: Fleet, speeds: AnchorSpeeds, i: int) -> Iterator[tuple[
     mhz = device.sm_limit_mhz
     usual_mhz = _usual_limit(fleet, "sm_limit_mhz")
     if mhz < _LOWER * usual_mhz:
-        yield "clock limit", f"it is limited to {mhz:,.0f} MHz, the others to {usual_mhz:,.0f} MHz"
+        yield (
+            "clock limit",
+            f"it is limited to {mhz:,.0f} MHz (the fleet's median is {usual_mhz:,.0f} MHz)",
+        )
     for reason in reasons(speeds, i):
         if reason in RETRY:
             yield reason, f"it reported {reason}"
@@ -109,10 +112,10 @@ def _clock_causes(fleet: Fleet, speeds: AnchorSpeeds, i: int) -> Iterator[tuple[
     if watts < _LOWER * usual_watts:
         yield (
             "lower power limit",
-            f"its power limit is {watts:.0f} W, while the others have {usual_watts:.0f} W",
+            f"its power limit is {watts:,.0f} W (the fleet's median is {usual_watts:,.0f} W)",
         )
     elif power >= _FULL_POWER * watts:
-        yield "power limit", f"it draws its full power limit, {power:.0f} of {watts:.0f} W"
+        yield "power limit", f"it draws its full power limit, {power:,.0f} of {watts:,.0f} W"
     elif math.isnan(watts) and _capped_unlike_others(speeds, i):
         yield "power cap", f"it reported {POWER_CAP}, which most others did not"
     # 3. Check the temperature.
@@ -121,7 +124,7 @@ def _clock_causes(fleet: Fleet, speeds: AnchorSpeeds, i: int) -> Iterator[tuple[
     if hotter[i] > max(_HOTTER, _ORDINARY * deviation_of(hotter)):
         yield (
             "temperature",
-            f"it is {hotter[i]:.0f} °C hotter than the others, at {temperature[i]:.0f} °C",
+            f"it is {hotter[i]:.0f} °C hotter than the fleet's median, at {temperature[i]:.0f} °C",
         )
 
 

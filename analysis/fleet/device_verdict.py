@@ -132,7 +132,8 @@ def _verdict(
         return DeviceVerdict(name, verdict, slow, "", throttled, None, sentence)
     cause = _cause(fleet, speeds, i, slow, margin)
     in_spread = _is_in_spread(speeds, i) if speeds.overall in slow else None
-    sentence = _slow_sentence(speeds, i, name, slow, cause.words, in_spread)
+    noun = "worker" if fleet.devices[i].gpu is None else "GPU"
+    sentence = _slow_sentence(speeds, i, name, noun, slow, cause.words, in_spread)
     return DeviceVerdict(name, SLOW, slow, cause.code, throttled, in_spread, sentence)
 
 
@@ -140,6 +141,7 @@ def _slow_sentence(
     speeds: FleetSpeeds,
     i: int,
     name: str,
+    noun: str,
     slow: tuple[str, ...],
     cause: str,
     in_spread: bool | None,
@@ -150,6 +152,7 @@ def _slow_sentence(
         speeds: speeds of the fleet.
         i: position of the device.
         name: name of the device.
+        noun: what the sentences call a device.
         slow: kinds of anchor in which the device is slow, at least one.
         cause: the cause in words; empty if nothing can be said about it.
         in_spread: see :class:`DeviceVerdict`.
@@ -169,7 +172,7 @@ def _slow_sentence(
     if in_spread:
         count = int(np.isfinite(speeds.kinds[speeds.overall].log).sum())
         sentences.append(
-            f"With the fleet's spread of {speeds.spread:.1%}, one of {count} devices may well be "
+            f"With the fleet's spread of {speeds.spread:.1%}, one of {count:,} {noun}s may well be "
             "this slow."
         )
     elif in_spread is False:

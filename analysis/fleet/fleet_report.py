@@ -181,10 +181,12 @@ def _turns_sentences(nodes: Sequence[int], noun: str) -> Iterator[str]:
     """
     if nodes:
         where = "node" if len(nodes) == 1 else "nodes"
-        listed = ", ".join(map(str, nodes[:_LISTED_NODES]))
-        more = f" and {len(nodes) - _LISTED_NODES} more" if len(nodes) > _LISTED_NODES else ""
+        *names, last = map(str, nodes[:_LISTED_NODES])
+        if len(nodes) > _LISTED_NODES:
+            names, last = [*names, last], f"{len(nodes) - _LISTED_NODES:,} more"
+        listed = f"{', '.join(names)} and {last}" if names else last
         yield (
-            f"The run's anchors showed that the {noun}s of {where} {listed}{more} slow each other "
+            f"The run's anchors showed that the {noun}s of {where} {listed} slow each other "
             f"down. These {noun}s took turns, so each time was measured while no other {noun} of "
             "the same node worked."
         )
@@ -201,7 +203,7 @@ def _summary_sentence(report: FleetReport) -> str:
             "(standard deviation, without measurement noise)."
         )
     verb = "is" if counts[SLOW] == 1 else "are"
-    clause = f"{counts[SLOW]} of {count} {report.noun}s {verb} slow"
+    clause = f"{counts[SLOW]:,} of {count:,} {report.noun}s {verb} slow"
     return f"{clause}: significantly more than {100 * report.margin:.3g}% below the median.{spread}"
 
 
@@ -222,7 +224,9 @@ def _pair_sentences(report: FleetReport) -> list[str]:
     half_width = overall.half[slower] + overall.half[faster]
     least = 1 - ratio * math.exp(half_width)
     most = 1 - ratio * math.exp(-half_width)
-    if not least > 0:  # also true for NaN, an unknown end of the interval
+    if math.isnan(least):  # at least one of the speeds or intervals is unknown
+        return [f"It is unknown whether {slower_name} and {faster_name} differ in {kind}."]
+    if least <= 0:
         return [f"{slower_name} and {faster_name} do not differ significantly in {kind}."]
     return [
         f"{slower_name} is {1 - ratio:.1%} slower than {faster_name} in {kind} ({least:.1%} to "
@@ -326,7 +330,7 @@ def report_text(report: FleetReport) -> str:
     if len(notable) > _LISTED:
         more = counted(len(notable) - _LISTED, f"more {report.noun}")
         verb = "is" if len(notable) == _LISTED + 1 else "are"
-        lines.append(f"• {more} {verb} slow or throttled; fleet.json lists them all.")
+        lines.append(f"• {more} {verb} slow or throttled; fleet.json lists all.")
     return "\n".join([*lines, *(f"• {finding}" for finding in findings(report))])
 
 
@@ -358,7 +362,9 @@ def _table(report: FleetReport) -> Iterator[str]:
         speeds_of_others = speeds_of_others[np.isfinite(speeds_of_others)]
         speed_range = ""
         if len(speeds_of_others):
-            speed_range = f", from {speeds_of_others.min():.1%} to {speeds_of_others.max():.1%}"
+            lowest, highest = f"{speeds_of_others.min():.1%}", f"{speeds_of_others.max():.1%}"
+            same = lowest == highest
+            speed_range = f", at {lowest}" if same else f", from {lowest} to {highest}"
         yield f"… and {counted(len(unlisted), f'more {report.noun}')}{speed_range}"
 
 

@@ -33,6 +33,7 @@ from analysis.imports.cells import our_dtypes
 from analysis.imports.problems import problem_from_cells
 from analysis.markdown import printable
 from analysis.recordings.case_times import CaseTimes, TimedProcess
+from kernels.common.counts import counted
 from kernels.common.errors import UserError, nearest
 from kernels.problem import Problem
 
@@ -77,7 +78,7 @@ class NamePattern:
             end = match.end()
         if not fields:
             raise UserError(
-                f"--pattern {text!r} has no field; write one such as "
+                f"--pattern {text!r} has no field; write a pattern such as "
                 "'m{m}_n{n}_k{k}_{dtype}'."
             )
         return cls(text, re.compile(expression + re.escape(text[end:])))
@@ -188,7 +189,10 @@ def read_benchmarks(path: Path, pattern: NamePattern | None = None) -> TimedProc
             f"{str(error)[:60] or 'an entry'}). Run the benchmark again."
         ) from None
     if not cases.times:
-        raise UserError(f"{path} has no case with a time; run the benchmark again.")
+        # The reason of one case helps, because usually all cases lack a time for the same reason.
+        lost_texts = [f" ({name}: {why})" for name, why in cases.lost.items()]
+        reason = lost_texts[0] if lost_texts else ""
+        raise UserError(f"{path} has no case with a time{reason}. Run the benchmark again.")
     # 2. Find the problems in the names, and name the cases after them.
     times = cases.times
     # A repetition may have failed although others of the same case have times.
@@ -201,7 +205,11 @@ def read_benchmarks(path: Path, pattern: NamePattern | None = None) -> TimedProc
                 f"--pattern {pattern.text!r} matches no case name in {path}; one name is "
                 f"{first_name!r}. Write a pattern that matches this name."
             )
-        times = named_by_problem(str(path), times)
+        times = named_by_problem(
+            str(path),
+            times,
+            "Leave --pattern out, or add the part in which these names differ to the pattern.",
+        )
         reasons, lost = lost, {}
         for name, reason in reasons.items():
             problem = pattern.problem(name)
@@ -210,12 +218,15 @@ def read_benchmarks(path: Path, pattern: NamePattern | None = None) -> TimedProc
     return TimedProcess(str(path), times, lost, known_facts)
 
 
-def named_by_problem(source: str, cases: Mapping[str, CaseTimes]) -> dict[str, CaseTimes]:
+def named_by_problem(
+    source: str, cases: Mapping[str, CaseTimes], remedy: str
+) -> dict[str, CaseTimes]:
     """Name cases after their problems; cases without a known problem keep their names.
 
     Args:
         source: the file or folder, for messages.
         cases: cases by name.
+        remedy: sentence that says what to do if two cases have the same problem.
 
     Raises:
         UserError: if two cases would get the same name, because they have the same problem.
@@ -227,8 +238,7 @@ def named_by_problem(source: str, cases: Mapping[str, CaseTimes]) -> dict[str, C
         if new_name in renamed:
             raise UserError(
                 f"{source}: {old_names[new_name]!r} and {name!r} have the same problem, "
-                f"{new_name}. Leave --pattern out, or add the part in which these names differ "
-                "to the pattern."
+                f"{new_name}. {remedy}"
             )
         old_names[new_name] = name
         renamed[new_name] = case
@@ -381,7 +391,7 @@ def _read_google(document: Mapping[str, Any], cases: _Cases) -> dict[str, str]:
     context = document["context"]
     cpus, mhz = context.get("num_cpus"), context.get("mhz_per_cpu")
     return {
-        "machine": f"{cpus} CPUs at {mhz} MHz" if cpus and mhz else "",
+        "machine": f"{counted(int(cpus), 'CPU')} at {int(mhz):,} MHz" if cpus and mhz else "",
         "date": str(context.get("date", "")),
         "program": f"Google Benchmark {context.get('library_version', '')}".strip(),
     }

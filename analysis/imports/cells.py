@@ -28,6 +28,7 @@ _MODES = ("burst", "sustained")
 _SLOWEST_US = 1e12  # longest time that is accepted, in microseconds: 11.6 days
 _EXACT = 2**53  # a float contains each whole number below this one exactly
 _WIDEST = max(DTYPE_BYTES.values())  # bytes of an element of the widest dtype
+_NO_SIZE = f"not a whole number from 1 to {LARGEST_SIZE:,}"
 _REMEDY = "Fix or remove these lines."
 
 
@@ -151,7 +152,7 @@ def _record_faults(
 def _gemm_faults(cells: pd.DataFrame) -> list[_CellCheck]:
     """Return the checks that only GEMMs need."""
     names = ("m", "n", "k", "batch")
-    sizes = [_CellCheck(_is_size(cells[name]), name, "not a size") for name in names]
+    sizes = [_CellCheck(_is_size(cells[name]), name, _NO_SIZE) for name in names]
     layout = cells["layout"] if "layout" in cells else pd.Series("", index=cells.index)
     is_layout = layout.str.lower().isin(("", *GEMM_LAYOUTS))  # an empty cell means the default
     # Sizes are converted to floats, because products of large integers would overflow.
@@ -171,7 +172,7 @@ def _conv_faults(cells: pd.DataFrame) -> list[_CellCheck]:
     Each size is checked separately. To check that the sizes fit together, a convolution is
     constructed from each row.
     """
-    sizes = [_CellCheck(_is_size(cells[name]), name, "not a size") for name in CONV_SIZES]
+    sizes = [_CellCheck(_is_size(cells[name]), name, _NO_SIZE) for name in CONV_SIZES]
     is_conv = []
     for row in cells.to_dict("records"):
         try:

@@ -24,7 +24,6 @@ _NEEDED = {
     "gemm": ("m", "n", "k", "dtype"), "conv": ("batch", "c", "h", "w", "kout", "r", "s", "dtype"),
 }  # fmt: skip
 _SIZES = {name for names in _NEEDED.values() for name in names}
-_HEADER = "m,n,k,dtype"
 _MOST_GEMM_FIELDS = 6  # maximum number of fields of a GEMM; a convolution has at least 12
 
 Shape = str | tuple[Any, ...] | Gemm | Conv
@@ -177,9 +176,11 @@ def _check_header(name: str, header: Sequence[str]) -> None:
     Raises:
         UserError: if a column is missing, repeated or unknown.
     """
-    if not {"m", "n", "k", "dtype"} <= set(header) and "op" not in header:
+    missing = [column for column in _NEEDED["gemm"] if column not in header]
+    if missing and "op" not in header:
         raise UserError(
-            f"{name} does not have the columns {_HEADER}; add them (layout and batch are optional)."
+            f"{name} has no column {missing[0]!r}. Add m, n, k and dtype for GEMMs, or op and the "
+            "fields of --conv for convolutions."
         )
     if repeated := [column for column in header if header.count(column) > 1]:
         raise UserError(f"{name} has the column {repeated[0]!r} twice; remove one of them.")

@@ -112,7 +112,10 @@ def test_a_shift_of_all_cases_is_not_called_a_change_of_each() -> None:
     assert result.changes.shift is not None
     assert math.expm1(result.changes.shift.log) == pytest.approx(0.06, abs=0.01)
     assert (result.verdict, result.count(SLOWER)) == (CANNOT_TELL, 0)
-    assert "the machine may be the cause" in gate_text(result)
+    text = gate_text(result)
+    assert "the machine may be the cause" in text
+    assert text.count("at least three processes of each version") == 1
+    assert "Measure both versions again" not in text
 
 
 @pytest.mark.parametrize(
@@ -165,6 +168,8 @@ def test_a_lost_case_fails() -> None:
     benchmark = SimulatedBenchmark(QUIET, np.random.default_rng(0))
     changes = estimate_changes(benchmark.run(), benchmark.run())
     assert judge_changes(changes, 0.03, {"gone": "error: it crashed"}).verdict == FAIL
+    many = judge_changes(changes, 0.03, {f"gone {i}": "error: it crashed" for i in range(22)})
+    assert gate_text(many).endswith("  and 2 more (--json lists all)")
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,14 @@ import numpy as np
 import pytest
 
 from analysis.__main__ import app
-from analysis.fleet.fleet_report import findings, make_report, report_json, report_text
+from analysis.fleet.fleet_report import (
+    _turns_sentences,
+    findings,
+    make_report,
+    report_json,
+    report_text,
+)
+from analysis.fleet.speeds import fleet_speeds
 from analysis.plots.fleet import draw_fleet, fleet_title
 from kernels.cli import run
 from tests.studies.fleets import (
@@ -171,6 +179,33 @@ def test_two_gpus_are_compared_with_each_other(tmp_path: Path) -> None:
     assert "it is unknown which GPU is normal" in sentence
     same = replace(fleet, log_time=fleet.log_time[:, [0, 0]], error=fleet.error[:, [0, 0]])
     assert "do not differ" in findings(make_report(record_fleet(tmp_path / "y", same), 0.05))[0]
+
+
+def test_two_gpus_with_unknown_intervals_are_not_called_equal(tmp_path: Path) -> None:
+    fleet, _ = simulate(Setting(1, 2), 0)
+    report = make_report(record_fleet(tmp_path / "x", fleet), 0.05)
+    # With a single anchor, the scatter between anchors does not show the error either.
+    one = np.flatnonzero(fleet.kinds == "sustained")[:1]
+    alone = replace(
+        fleet,
+        kinds=fleet.kinds[one],
+        log_time=fleet.log_time[:, :, one],
+        error=np.full_like(fleet.error[:, :, one], np.nan),
+        sensors={name: values[:, :, one] for name, values in fleet.sensors.items()},
+        throttled={reason: seen[:, :, one] for reason, seen in fleet.throttled.items()},
+    )
+    unknown = fleet_speeds(alone)
+    sentence = findings(replace(report, speeds=unknown))[0]
+    assert sentence.startswith("It is unknown whether GPU ")
+
+
+@pytest.mark.parametrize(
+    ("nodes", "words"),
+    [([3], "node 3 slow"), ([0, 1], "nodes 0 and 1 slow"), (range(9), "4 and 4 more slow")],
+)
+def test_nodes_that_took_turns_are_listed(nodes: Sequence[int], words: str) -> None:
+    (sentence,) = _turns_sentences(nodes, "GPU")
+    assert words in sentence
 
 
 def test_a_node_all_of_whose_gpus_are_slow_is_named(tmp_path: Path) -> None:

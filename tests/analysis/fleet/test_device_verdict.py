@@ -74,8 +74,8 @@ COMPUTE = {"sustained": 0.9, "burst": 0.9}
         ({"reasons": ("hw_thermal_slowdown",)}, "clock: hw_thermal_slowdown", "it reported hw_"),
         ({"sensors": hot}, "clock: temperature", r"25 °C hotter|24 °C hotter|26 °C hotter"),
         ({"sensors": at_limit}, "clock: power limit", "full power limit, 699 of 700 W"),
-        ({"power_limit_w": 500.0}, "clock: lower power limit", "500 W, while the others have 700"),
-        ({"sm_limit_mhz": 1350.0}, "clock: clock limit", "to 1,350 MHz, the others to 1,980"),
+        ({"power_limit_w": 500.0}, "clock: lower power limit", "500 W (the fleet's median is 700"),
+        ({"sm_limit_mhz": 1350.0}, "clock: clock limit", "1,350 MHz (the fleet's median is 1,980"),
         ({}, "clock: unknown reason", "the recording does not show why"),
         ({"reasons": ("sw_power_cap",), "power_limit_w": math.nan}, "clock: power cap",
          "which most others did not"),
@@ -97,9 +97,9 @@ def test_a_low_clock_explains_and_its_reason_is_named(
 def test_a_high_clock_does_not_explain() -> None:
     verdict = verdict_of(changed(COMPUTE))
     assert (verdict.verdict, verdict.slow, verdict.explained) == (SLOW, ("sustained", "burst"), "")
-    assert "as high as the clocks of the other GPUs, so the clock" in verdict.sentence
+    assert "not noticeably lower than the fleet's median, so the clock" in verdict.sentence
     held = verdict_of(changed(COMPUTE, reasons=("hw_slowdown",)))
-    assert "though it reported hw_slowdown" in held.sentence
+    assert "though the GPU reported hw_slowdown" in held.sentence
     assert not held.explained
 
 
@@ -163,7 +163,7 @@ def test_what_is_ordinary_for_the_spread_is_said() -> None:
     assert narrow.in_spread is False
     assert "spread of" in narrow.sentence
     slow = [v for v in judge(fleet, fleet_speeds(fleet), 0.02) if v.verdict == SLOW]
-    assert any(v.in_spread and "devices may well be this slow" in v.sentence for v in slow)
+    assert any(v.in_spread and "GPUs may well be this slow" in v.sentence for v in slow)
     few = changed(COMPUTE, setting=Setting(1, 7))
     assert judge(few, fleet_speeds(few), MARGIN)[I].in_spread is None
 

@@ -76,7 +76,7 @@ def test_google_benchmark_has_repetitions_or_aggregates() -> None:
     assert math.exp(copy.log) == pytest.approx(200e-9)
     assert (copy.error, copy.freedom) == (pytest.approx(0.02 / math.sqrt(5)), 4)
     assert process.lost == {"BM_broken": "no device"}
-    assert process.facts["machine"] == "8 CPUs at 2400 MHz"
+    assert process.facts["machine"] == "8 CPUs at 2,400 MHz"
     assert "builder" not in str(process.facts)
 
 
@@ -144,7 +144,10 @@ def test_two_cases_of_one_problem_are_named(tmp_path: Path) -> None:
         ([1], "is not the result of a benchmark program"),
         ({"a": 1}, "has no known format"),
         ({"measurements": []}, "has no case with a time"),
-        ({"measurements": [{"times": [0.0], "label": "x"}]}, "has no case with a time"),
+        (
+            {"measurements": [{"times": [0.0], "label": "x"}]},
+            r"with a time \(x: it has no times",
+        ),
         ({"measurements": [{"times": [math.inf], "label": "x"}]}, "has no case with a time"),
         ({"measurements": 3}, "is damaged"),
         ({"measurements": [{"times": ["x"]}]}, "is damaged"),

@@ -42,8 +42,8 @@ def test_a_convolution_needs_its_sizes_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("", "does not have the columns m,n,k,dtype"),
-        ("a,b\n1,2\n", "does not have the columns m,n,k,dtype"),
+        ("", "has no column 'm'. Add m, n, k and dtype"),
+        ("a,b\n1,2\n", "has no column 'm'. Add m, n, k and dtype"),
         ("m,n,k,dtype,layuot\n1,1,1,bf16,nt\n", "column 'layuot'.*'layout'"),
         ("m,n,k,dtype\n8,8,8,bf16\n8,8,,bf16\n", "line 3 of .* has no k"),
         ("m,n,k,dtype\n8,8,8,bf17\n", "line 2 of .*'bf16'"),

@@ -210,7 +210,7 @@ def test_damaged_lines_are_named_and_left_out(
     found = read(tmp_path, "m,n,k,dtype,time_us\n" + "\n".join(lines))
     assert len(found) == 37
     said = capsys.readouterr().err
-    assert "line 5 is damaged and was left out: m is 'x', not a size" in said
+    assert "line 5 is damaged and was left out: m is 'x', not a whole number" in said
     assert "line 9 is damaged and was left out: time_us is '-1', not a time" in said
     assert "line 11 is damaged and was left out" in said
     with pytest.raises(UserError, match="2 of 2 lines"):
