@@ -183,6 +183,10 @@ def _is_imported(table: PublicTable, folder: Path) -> bool:
     files = (COLLECTIONS, attention_basis.FILE)
     if not is_complete(folder) or not all((folder / name).exists() for name in files):
         return False
+    try:
+        attention_basis.read_fits(folder)
+    except UserError:  # a damaged file has to be rewritten
+        return False
     if is_of_file(folder):
         try:
             return table.source in read_collections(folder)

@@ -152,22 +152,19 @@ def read_source(path: Path, machine: Machine, dtype: str | None = None) -> Publi
             - It has no row of the machine in the given dtype.
             - No dtype is given, and the rows are in several dtypes, none of which is bf16.
     """
-    # 1. Find the readable rows of the machine. Rows that name no GPU count as its rows.
+    # 1. Find the readable rows of the machine.
     rows = _read(path, FileDefaults(dtype or ""))
-    slugs = [machine.slug if device is None else slug_of_device(device) for device in rows.devices]
+    slugs = _slugs_of(rows, machine)
     on_machine = np.array([slug == machine.slug for slug in slugs], dtype=bool)
     seconds = np.asarray(rows.seconds, dtype=float)
     dtypes = np.array(rows.dtypes, dtype=object)
-    has_problem = np.array([problem is not None for problem in rows.problems])
+    has_problem = np.array([problem is not None for problem in rows.problems], dtype=bool)
     readable = has_problem & (np.nan_to_num(seconds) > 0)
     present = sorted(set(dtypes[on_machine & readable]))
     if not present:
-        raise UserError(
-            f"{path} has no readable row for {machine.slug}; its rows are from "
-            f"{', '.join(sorted(set(slugs)))}. Give another --machine or another file."
-        )
+        raise _no_readable_row(path, machine, slugs)
     # 2. Keep the rows in the dtype, and count those that are left out.
-    dtype = _choose_dtype(path, dtype, present)
+    dtype = _choose_dtype(path, machine, dtype, present)
     has_dtype = dtypes == dtype
     kept = [int(i) for i in np.flatnonzero(on_machine & readable & has_dtype)]
     return PublicRows(
@@ -186,7 +183,33 @@ def read_source(path: Path, machine: Machine, dtype: str | None = None) -> Publi
     )
 
 
-def _choose_dtype(path: Path, dtype: str | None, present: Sequence[str]) -> str:
+def _slugs_of(rows: _FileRows, machine: Machine) -> list[str]:
+    """Return the slug of each row's machine; rows that name no GPU count as the given machine's."""
+    return [machine.slug if device is None else slug_of_device(device) for device in rows.devices]
+
+
+def _no_readable_row(path: Path, machine: Machine, slugs: Sequence[str]) -> UserError:
+    """Return the error to raise for a file without a readable row of a machine.
+
+    Args:
+        path: the file.
+        machine: the machine whose rows are needed.
+        slugs: slug of the machine of each row of the file.
+    """
+    if not slugs:
+        return UserError(f"{path} has no rows; give another file.")
+    if machine.slug in slugs:
+        return UserError(
+            f"{path} has rows for {machine.slug}, but none with a time above 0 and sizes that "
+            "Rooftile supports; give another file."
+        )
+    return UserError(
+        f"{path} has no row for {machine.slug}; its rows are from "
+        f"{', '.join(sorted(set(slugs)))}. Give another --machine or another file."
+    )
+
+
+def _choose_dtype(path: Path, machine: Machine, dtype: str | None, present: Sequence[str]) -> str:
     """Return the given dtype, else bf16 if it is present, else the only dtype that is present.
 
     Raises:
@@ -195,7 +218,10 @@ def _choose_dtype(path: Path, dtype: str | None, present: Sequence[str]) -> str:
     """
     if dtype:
         if dtype not in present:
-            raise UserError(f"{path} has no row in {dtype}; {nearest(dtype, present)}")
+            raise UserError(
+                f"{path} has no readable row for {machine.slug} in {dtype}; "
+                f"{nearest(dtype, present)}"
+            )
         return dtype
     if "bf16" in present:
         return "bf16"
@@ -217,17 +243,15 @@ def read_public(path: Path, machine: Machine) -> FileTimings:
     cache = "warm" if rows.warm else "cold"
     cases = []
     times_us = []
-    columns = zip(rows.devices, rows.problems, rows.implementations, rows.seconds, strict=True)
-    for device, problem, implementation, seconds in columns:
-        on_machine = device is None or slug_of_device(device) == machine.slug
-        if problem is None or not on_machine or not seconds > 0:  # also true for NaN
+    slugs = _slugs_of(rows, machine)
+    columns = zip(slugs, rows.problems, rows.implementations, rows.seconds, strict=True)
+    for slug, problem, implementation, seconds in columns:
+        if problem is None or slug != machine.slug or not seconds > 0:  # also true for NaN
             continue
         cases.append(problem_columns(problem) | {"implementation": implementation})
         times_us.append(seconds * 1e6)
     if not cases:
-        raise UserError(
-            f"{path} has no readable row for {machine.slug}; name its machine with --machine."
-        )
+        raise _no_readable_row(path, machine, slugs)
     cells = pd.DataFrame(cases).assign(time_us=times_us, cache=cache, mode="burst", config="")
     return FileTimings(cells, "as its publishers measured it", cache)
 

@@ -128,8 +128,9 @@ def read_table(path: Path, package: str = "", licence: str = "") -> PublicTable:
     try:
         columns = set(parquet.read_schema(path).names)
         if not columns >= _NEEDED:
-            missing = ", ".join(sorted(_NEEDED - columns))
-            raise UserError(f"{path} lacks the columns {missing}; give a table of GEMMs.")
+            missing = sorted(_NEEDED - columns)
+            noun = "column" if len(missing) == 1 else "columns"
+            raise UserError(f"{path} lacks the {noun} {', '.join(missing)}; give a table of GEMMs.")
         table = parquet.read_table(path, columns=["framework", "version", "device", "gemm_dtype"])
         if not len(table):
             raise UserError(f"{path} has no rows; give another table.")

@@ -90,8 +90,12 @@ def _header(path: Path) -> str:
     try:
         with path.open(encoding="utf-8-sig") as file:
             return file.readline().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} cannot be read ({error}); give a CSV file in UTF-8.") from None
+    except OSError as error:
+        raise UserError(
+            f"{path} cannot be read ({error.strerror or error}); check its path and permissions."
+        ) from None
+    except UnicodeDecodeError:
+        raise UserError(f"{path} is not text in UTF-8; give a CSV file in UTF-8.") from None
 
 
 def _read_cells(path: Path, separator: str = ",", *, lower: bool = False) -> pd.DataFrame:

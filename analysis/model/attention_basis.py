@@ -201,13 +201,7 @@ def find_attention(machine: Machine, dtype: str, folder: Path | None) -> Attenti
         return None
     shipped = _shipped()
     if folder is not None and (folder / FILE).exists():
-        path = folder / FILE
-        try:
-            fits = fits_from_json(json.loads(path.read_bytes()))
-        except (ValueError, KeyError, TypeError, AttributeError):
-            raise UserError(
-                f"{path} cannot be read. Run {command('analysis import')} to write it again."
-            ) from None
+        fits = read_fits(folder)
         # The file has no fits if the imported tables have no attention times.
         if fits:
             spreads = _spreads(shipped["software"]["trees"])
@@ -266,6 +260,24 @@ def fit_tables(
         fit = AttentionFit.from_times(shapes, seconds, table.kind, measured)
         fits.setdefault(table.framework, {})[table.kind] = fit
     return {framework: by_kind for framework, by_kind in fits.items() if CONTEXT in by_kind}
+
+
+def read_fits(folder: Path) -> dict[str, dict[str, AttentionFit]]:
+    """Read the fits to a machine's imported tables.
+
+    Args:
+        folder: folder of the imported tables, which has the file.
+
+    Raises:
+        UserError: if the file cannot be read.
+    """
+    path = folder / FILE
+    try:
+        return fits_from_json(json.loads(path.read_bytes()))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise UserError(
+            f"{path} cannot be read. Run {command('analysis import')} to write it again."
+        ) from None
 
 
 def fits_from_json(data: Mapping[str, Any]) -> dict[str, dict[str, AttentionFit]]:

@@ -102,7 +102,7 @@ class Forest:
         if features.shape[1] != self.width:
             raise UserError(
                 "calibration.json was written by another version of Rooftile. Run "
-                f"{command('analysis calibrate')} to write it again."
+                f"{command('analysis calibrate')} with the same --machine to write it again."
             )
         rows = features.astype(np.float32)
         mean, deviation = np.empty(len(rows)), np.empty(len(rows))

@@ -52,7 +52,8 @@ def verdict(report: PageReport) -> str:
     recording = report.analysis.recording
     if recording.public:
         return "public table" if recording.is_public_table else "imported times"
-    return f"{recording.health.get('verdict', 'not judged')} run"
+    verdict_name = recording.health.get("verdict")
+    return f"{verdict_name} run" if verdict_name else "run not judged"
 
 
 def tiles(report: PageReport) -> list[Tile]:

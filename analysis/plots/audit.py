@@ -93,27 +93,35 @@ def drawn_roles(account: Account) -> dict[str, float]:
 def step_finding(accounts: Mapping[str, Account]) -> str:
     """Say which role takes the largest share of the step on the first machine.
 
-    Other operations do not count as a role.
+    Other operations do not count as a role. The machine is named if there are several.
     """
     account = next(iter(accounts.values()))  # mappings keep their order, so this is the first one
     times_us = drawn_roles(account)
     times_us.pop(OTHER_OPERATIONS, None)
+    if not times_us:
+        return "no operation has a known role"
     largest = max(times_us, key=lambda role: times_us[role])
-    return f"{largest} takes {times_us[largest] / account.step_us:.0%} of the step"
+    verb = "take" if largest == ", ".join(_TOGETHER) else "takes"
+    where = f" on {account.machine}" if len(accounts) > 1 else ""
+    return f"{largest} {verb} {times_us[largest] / account.step_us:.0%} of the step{where}"
 
 
 def levers_finding(levers: Mapping[str, Sequence[Lever]]) -> str:
-    """Name the change with the largest gain among those worth making, or say that there is none."""
+    """Name the change with the largest gain among those worth making, or say that there is none.
+
+    Its machine is named if there are several.
+    """
     worthwhile = [
-        lever
-        for machine_levers in levers.values()
+        (machine, lever)
+        for machine, machine_levers in levers.items()
         for lever in machine_levers
         if lever.verdict != LEAVE_IT
     ]
     if not worthwhile:
         return "no change of a size is worth making"
-    best = max(worthwhile, key=lambda lever: lever.gain.value)
-    return f"{best.words} gains {best.gain.value:.1%} of the step"
+    machine, best = max(worthwhile, key=lambda machine_lever: machine_lever[1].gain.value)
+    where = f" on {machine}" if len(levers) > 1 else ""
+    return f"{best.words} gains {best.gain.value:.1%} of the step{where}"
 
 
 def plot_levers(levers: Mapping[str, Sequence[Lever]], title: str, folder: Path) -> Path:

@@ -18,6 +18,7 @@ from analysis.plots.style import (
 from analysis.plots.titles import channels_title, layouts_title
 from analysis.slices.series import ENDS, channel_series, layout_series
 from analysis.units import rate_unit
+from kernels.common.counts import counted
 from kernels.problem import PASSES
 
 _DTYPE_DISTANCE = 0.18  # vertical distance of two dtypes' points, as a share of a row
@@ -56,8 +57,8 @@ def draw_channels(analysis: Analysis) -> Figure | None:
         )
     axes.plot([], [], **PREDICTION, label="predicted")
     axes.set(
-        xlabel=f"input and output channels   ({first['r']}×{first['r']} filter, {first['batch']} "
-        f"images of {first['h']}×{first['w']})",
+        xlabel=f"input and output channels   ({first['r']}×{first['r']} filter, "
+        f"{counted(first['batch'], 'image')} of {first['h']}×{first['w']})",
         ylabel=unit,
         ylim=(0, None),
     )

@@ -16,7 +16,7 @@ from analysis.plots.style import NEUTRAL, PREDICTION, panels, save, scatter_pred
 from analysis.validation.error_summary import Errors
 from analysis.validation.holdout import Validation
 from analysis.validation.learning_curve import CurvePoint
-from analysis.validation.validation_report import held_out_table
+from analysis.validation.validation_report import basis, held_out_table
 from kernels.config import ceil_div
 from kernels.problem import Gemm
 from kernels.timemodel.estimate import Array
@@ -52,9 +52,10 @@ def write_validation_plots(
         # With folds, the model was fitted to all rows, so no point would be held out from it.
         "staircase": None if validation.holdout == "folds" else draw_staircase(validation, rows),
     }
-    basis = f"calibrated on {len(validation.calibrated):,} rows, tested on {len(rows):,} others"
     source = validation.source
-    caption = f"{validation.machine.name}  ·  {source.dtype}  ·  {source.name}  ·  {basis}"
+    caption = (
+        f"{validation.machine.name}  ·  {source.dtype}  ·  {source.name}  ·  {basis(validation)}"
+    )
     return [
         save(figure, caption, folder, name)
         for name, figure in figures.items()
@@ -213,8 +214,8 @@ def draw_staircase(validation: Validation, rows: pd.DataFrame) -> Figure | None:
     measured_step = steepest["step"]
     predicted_step = steepest["predicted_step"]
     title = (
-        f"One more row, M {m} → {m + 1}: measured {measured_step:+.0%} time, "
-        f"predicted {predicted_step:+.0%}"
+        f"One more row, M {m} → {m + 1}: measured time {measured_step:+.0%}, "
+        f"predicted time {predicted_step:+.0%}"
     )
     # 2. Draw the predicted line, the measured points, and an arrow at this cliff.
     figure, (axes,) = panels(1, title, (11.0, 6.0))

@@ -37,14 +37,20 @@ def square_title(rows: pd.DataFrame) -> str:
     Args:
         rows: table from :func:`analysis.slices.series.square_series`.
     """
-    phrases = []
+    reached = []
+    slow_at_end = []  # dtypes in which the largest measured size is not fast enough
     for dtype, group in rows.groupby("dtype", sort=False):
         size = fast_from(group)
-        # If even the largest measured size is not fast enough, larger ones may be. No line breaks
-        # at the non-breaking spaces.
-        where = f"at M\u00a0=\u00a0{size}" if size else f"above M\u00a0=\u00a0{group['m'].max()}"
-        phrases.append(f"{where} in {dtype}")
-    return f"Square GEMMs reach {NEARLY:.0%} of their best speed {_listed(phrases)}"
+        if size is None:
+            slow_at_end.append(str(dtype))
+        else:
+            # No line breaks at the non-breaking spaces.
+            reached.append(f"at M\u00a0=\u00a0{size} in {dtype}")
+    if not reached:
+        dtypes = _listed(slow_at_end)
+        return f"The largest square GEMM is below {NEARLY:.0%} of the best speed in {dtypes}"
+    slower = f"; the largest one is slower in {_listed(slow_at_end)}" if slow_at_end else ""
+    return f"Square GEMMs reach {NEARLY:.0%} of their best speed {_listed(reached)}{slower}"
 
 
 def steps_title(lines: Mapping[str, pd.DataFrame]) -> str:

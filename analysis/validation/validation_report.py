@@ -63,16 +63,9 @@ def validation_text(validation: Validation) -> str:
         for reason, count in validation.source.skipped.items()
     )
     left_out = f"; rows left out: {skipped}" if skipped else ""
-    if len(validation.calibrated):
-        basis = f"calibrated on {counted(len(validation.calibrated), 'row')}"
-    elif validation.constants_from:
-        basis = f"predicted with the constants of {validation.constants_from}"
-    else:
-        basis = "predicted from public tables without calibration"
     lines = [
         f"{validation.source.name}, {validation.source.dtype}, {validation.machine.name}: "
-        f"{basis}, tested on {counted(len(validation.tested), 'row')} "
-        f"(hold-out: {validation.holdout}){left_out}",
+        f"{basis(validation)}{left_out}",
         "",
         _line("", "rows", "median", "mean", "p95"),
         _error_line("this model", validation.errors),
@@ -94,6 +87,18 @@ def validation_text(validation: Validation) -> str:
             "the rows whose kernel name contains a tile."
         )
     return "\n".join(lines)
+
+
+def basis(validation: Validation) -> str:
+    """Say what the model was calibrated on, and how many rows it was tested on."""
+    if len(validation.calibrated):
+        origin = f"calibrated on {counted(len(validation.calibrated), 'row')}"
+    elif validation.constants_from:
+        origin = f"predicted with the constants of {validation.constants_from}"
+    else:
+        origin = "predicted from public tables without calibration"
+    tested = counted(len(validation.tested), "row")
+    return f"{origin}, tested on {tested} (hold-out: {validation.holdout})"
 
 
 def _breakdowns(rows: pd.DataFrame) -> list[str]:

@@ -98,12 +98,28 @@ def test_what_cannot_be_imported_is_a_sentence(tmp_path: Path) -> None:
 def test_an_import_with_a_damaged_validation_is_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
-    for name in ("run.json", COLLECTIONS, FILE):
+    for name in ("run.json", COLLECTIONS):
         (tmp_path / name).touch()
+    (tmp_path / FILE).write_text("{}")
     (tmp_path / VALIDATION).write_text(text)
     monkeypatch.setattr("analysis.commands.importing.is_of_file", lambda _: False)
     table = PublicTable(tmp_path, "NVIDIA H200", "trtllm", "1.0", 9, "package 1", "MIT")
     assert not _is_imported(table, tmp_path)
+
+
+@pytest.mark.parametrize(("text", "is_imported"), [("{}", True), ("{", False)])
+def test_an_import_with_damaged_attention_fits_is_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, is_imported: bool
+) -> None:
+    for name in ("run.json", COLLECTIONS, VALIDATION):
+        (tmp_path / name).touch()
+    (tmp_path / FILE).write_text(text)
+    table = PublicTable(tmp_path, "NVIDIA H200", "trtllm", "1.0", 9, "package 1", "MIT")
+    monkeypatch.setattr("analysis.commands.importing.is_of_file", lambda _: True)
+    monkeypatch.setattr(
+        "analysis.commands.importing.read_collections", lambda _: {table.source: None}
+    )
+    assert _is_imported(table, tmp_path) == is_imported
 
 
 def a_csv(folder: Path, count: int = 120) -> Path:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
-from analysis.imports.public import read_source
+from analysis.imports.public import read_public, read_source
 from kernels.common.errors import UserError
-from kernels.machine import known_machine
+from kernels.machine import Machine, known_machine
 from kernels.problem import Conv, Gemm
 from sweeps.cases.case import Case
 from tests.support.synthetic import H100, gemm_cases, record
@@ -121,7 +122,7 @@ def test_deepbenchs_convolutions_have_three_passes(tmp_path: Path) -> None:
         ("a.csv", "x,y\n1,2\n", "no known format"),
         ("a.csv", "", "is not a table that can be read"),
         ("a.parquet", "nonsense", "is not a table that can be read"),
-        ("missing.csv", None, "cannot be read"),
+        ("missing.csv", None, r"cannot be read \(No such file or directory\); check its path"),
         ("gemm.csv", "app,M,N,K,transA,transB,time_ms\nx,1,1,1,N,N,1\n", "does not name its dtype"),
     ],
 )
@@ -141,8 +142,24 @@ def test_a_machine_or_dtype_that_is_not_there_is_a_sentence(tmp_path: Path) -> N
         UserError, match="row for nvidia-v100-sxm2-16gb; its rows are from nvidia-h100-sxm"
     ):
         read_source(path, V100)
-    with pytest.raises(UserError, match="has no row in fp16"):
+    with pytest.raises(UserError, match="no readable row for nvidia-h100-sxm in fp16"):
         read_source(path, H100, "fp16")
+
+
+@pytest.mark.parametrize("read", [read_source, read_public])
+def test_a_file_without_a_usable_row_says_why(
+    tmp_path: Path, read: Callable[[Path, Machine], object]
+) -> None:
+    path = tmp_path / "gemm.csv"
+    header = "device,gemm_dtype,m,n,k,latency\n"
+    path.write_text(header)
+    with pytest.raises(UserError, match="has no rows; give another file"):
+        read(path, H100)
+    path.write_text(f"{header}NVIDIA H100 80GB HBM3,bfloat16,64,64,64,0\n")
+    with pytest.raises(UserError, match="has rows for nvidia-h100-sxm, but none with a time"):
+        read(path, H100)
+    with pytest.raises(UserError, match="its rows are from nvidia-h100-sxm. Give another"):
+        read(path, V100)
 
 
 @pytest.mark.parametrize(

@@ -108,6 +108,8 @@ def test_what_is_no_table_is_a_sentence(tmp_path: Path) -> None:
         read_table(tmp_path / "gemm_perf.parquet")
     with pytest.raises(UserError, match="lacks the columns device, latency"):
         read_table(written(tmp_path, frame().drop(columns=["device", "latency"])))
+    with pytest.raises(UserError, match="lacks the column device; give a table"):
+        read_table(written(tmp_path, frame().drop(columns=["device"])))
     with pytest.raises(UserError, match="has no rows"):
         read_table(written(tmp_path, frame().head(0)))
     with pytest.raises(UserError, match="does not exist"):

@@ -27,11 +27,13 @@ def test_squares_say_from_which_size_on_they_are_fast() -> None:
     rows = pd.DataFrame({"m": [256, 512, 768, 1024], "tflops": [1.0, 9.5, 8.0, 10.0]})
     title = titles.square_title(rows.assign(dtype="bf16"))
     assert title == "Square GEMMs reach 90% of their best speed at M\u00a0=\u00a01024 in bf16"
-    slower = rows.assign(dtype="bf16", tflops=[1.0, 10.0, 9.5, 5.0])
+    slower = rows.assign(dtype="fp32", tflops=[1.0, 10.0, 9.5, 5.0])
     assert (
         titles.square_title(slower)
-        == "Square GEMMs reach 90% of their best speed above M\u00a0=\u00a01024 in bf16"
+        == "The largest square GEMM is below 90% of the best speed in fp32"
     )
+    both = pd.concat([rows.assign(dtype="bf16"), slower])
+    assert titles.square_title(both) == f"{title}; the largest one is slower in fp32"
 
 
 def line(*times: float, error: float = 0.001) -> pd.DataFrame:

@@ -21,7 +21,12 @@ from analysis.validation.design import choose_rows
 from analysis.validation.error_summary import Errors
 from analysis.validation.holdout import Validation, validate
 from analysis.validation.learning_curve import CurvePoint, learning_curve, noise_floor
-from analysis.validation.validation_report import curve_text, held_out_table, validation_text
+from analysis.validation.validation_report import (
+    basis,
+    curve_text,
+    held_out_table,
+    validation_text,
+)
 from kernels.common.errors import UserError
 from kernels.machine import known_machine
 from kernels.problem import Conv, Gemm, Problem
@@ -287,6 +292,9 @@ def test_the_plots_of_a_validation(found: Validation, tmp_path: Path) -> None:
     curve = [CurvePoint("rows", 60, found.errors), CurvePoint("rows", 120, found.errors)]
     written = write_validation_plots(found, tmp_path, curve, found.errors)
     assert {"learning-curve", "predicted-measured", "error-by-shape"} <= {p.stem for p in written}
+    assert basis(found).startswith("calibrated on 60 rows, tested on ")
+    none = replace(found, calibrated=found.calibrated[:0], constants_from="nvidia-a100-sxm-80gb")
+    assert basis(none).startswith("predicted with the constants of nvidia-a100-sxm-80gb, tested on")
     rows = held_out_table(found)
     assert len(rows) == len(found.tested)
     heat = shapes_data(rows)

@@ -1,0 +1,32 @@
+"""Titles of the plots of a model's step."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from analysis.plots.audit import levers_finding, step_finding
+
+
+def account(machine: str, **by_role: float) -> Any:
+    """Return the parts of an account that the title needs."""
+    return SimpleNamespace(machine=machine, by_role=by_role, step_us=100.0)
+
+
+def test_the_title_of_a_step_names_the_largest_role_and_one_of_several_machines() -> None:
+    one = {"one": account("one", head=40.0, q=10.0, other=50.0)}
+    assert step_finding(one) == "head takes 40% of the step"
+    three = account("one", head=20.0, q=10.0, k=10.0, v=10.0)
+    assert step_finding({"one": three}) == "q, k, v take 30% of the step"
+    assert step_finding({"one": three, "two": three}) == "q, k, v take 30% of the step on one"
+    assert step_finding({"one": account("one", other=9.0)}) == "no operation has a known role"
+
+
+def test_the_title_of_changes_names_one_of_several_machines() -> None:
+    def lever(words: str, gain: float) -> Any:
+        return SimpleNamespace(words=words, gain=SimpleNamespace(value=gain), verdict="do it")
+
+    levers = {"one": [lever("vocab 100 → 128", 0.01)], "two": [lever("width 60 → 64", 0.02)]}
+    assert levers_finding(levers) == "width 60 → 64 gains 2.0% of the step on two"
+    assert levers_finding({"one": levers["one"]}) == "vocab 100 → 128 gains 1.0% of the step"
+    assert levers_finding({"one": []}) == "no change of a size is worth making"
