@@ -270,11 +270,10 @@ def size(table: pd.DataFrame) -> Headline | None:
     """Report the size from which square GEMMs reach nearly their best speed, for each dtype.
 
     The value, the interval and the count of the headline are those of the first dtype. If even the
-    largest measured size is too slow, the value is this size, and the text says that only larger
-    sizes reach the speed. Return None if no dtype has enough square GEMMs.
+    largest measured size is slower, the value is this size, and the text says so. Return None if no dtype has enough square GEMMs.
     """
     rows = square_series(table)
-    texts = []
+    fast, slow = [], []  # phrases about the dtypes whose largest size is fast, or slow
     figures = []  # value, interval and count of the headline, for each dtype
     for dtype, group in rows.groupby("dtype", sort=False):
         if len(group) < _LEAST:
@@ -286,16 +285,23 @@ def size(table: pd.DataFrame) -> Headline | None:
         hi = fast_from(group, "tflops_lo")
         largest = int(group["m"].max())
         if fast_size is None:
-            texts.append(f"above M = {largest} in {dtype}")
+            slow.append(f"M = {largest} in {dtype}")
         else:
-            texts.append(f"at M = {fast_size}{_size_interval(lo, hi)} in {dtype}")
+            fast.append(f"at M = {fast_size}{_size_interval(lo, hi)} in {dtype}")
         figures.append((fast_size or largest, lo or largest, hi or largest, len(group)))
-    if not texts:
+    if not figures:
         return None
+    sentences = []
+    if fast:
+        sentences.append(f"Square GEMMs reach {NEARLY:.0%} of their best speed {', '.join(fast)}.")
+    if slow:
+        sentences.append(
+            f"The largest square GEMM is below {NEARLY:.0%} of the best speed: {', '.join(slow)}."
+        )
     value, lo_of_value, hi_of_value, count = figures[0]
     return Headline(
         "size",
-        f"Square GEMMs reach {NEARLY:.0%} of their best speed {', '.join(texts)}.",
+        " ".join(sentences),
         value,
         lo_of_value,
         hi_of_value,
