@@ -278,13 +278,19 @@ def needs_gpu() -> bool:
 def make_venv(on_top_of: str | None = None) -> bool:
     """Make ``.venv`` with pip and a module through which ``import rooftile`` loads the checkout.
 
-    If Python's venv module fails, print what to do and return False. If ``on_top_of`` is the path
+    If that fails, print what to do and return False. If ``on_top_of`` is the path
     of another interpreter, ``.venv`` also sees the packages of that interpreter.
     """
     _say("Setting up .venv (once) …")
     try:
         venv.create(VENV, with_pip=True)
-    except (OSError, subprocess.CalledProcessError):
+    except OSError as error:
+        _say(
+            f"The environment .venv could not be created ({error.strerror}): make sure that {ROOT} "
+            "is writable and has free space."
+        )
+        return False
+    except subprocess.CalledProcessError:
         _say(
             "The environment .venv could not be created: install your system's package for "
             "Python's venv module (python3-venv on Debian and Ubuntu), or set PYTHON to another "

@@ -107,8 +107,8 @@ def claimed(path: Path) -> Iterator[None]:
     """
     claim = Claim(
         path,
-        f"{path}{SUFFIX} shows that another process is using {path}. If no process is "
-        f"using it, remove {path}{SUFFIX} and run the same command again.",
+        f"{path}{SUFFIX} shows that another process is using {path}. Run the same command again "
+        f"when that process has ended. If there is no such process, remove {path}{SUFFIX} first.",
         wait=True,
     )
     try:

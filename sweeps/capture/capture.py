@@ -67,7 +67,10 @@ def capture(
         except UserError:
             raise
         except Exception as error:  # a model's own code may raise anything at unusual sizes
-            raise UserError(f"{source.name} cannot be run: {first_line(error)}") from error
+            reason = first_line(error).rstrip(".")
+            raise UserError(
+                f"{source.name} cannot be run ({reason}); correct its sizes, inputs or code."
+            ) from error
     parameters = list(started.model.parameters())
     parameter_storages = {parameter.untyped_storage()._cdata for parameter in parameters}
     products, unknown = products_of(operations)

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from kernels.common.checks import check_positive
+from kernels.common.counts import counted
 from kernels.common.errors import UserError
 from kernels.problem import Conv, Gemm
 
@@ -58,7 +59,7 @@ class GroupedGemm:
         return f"{self.m},{self.n},{self.k},{self.dtype},{self.experts} experts"
 
     def __str__(self) -> str:
-        return f"{self.m}×{self.n}×{self.k} {self.dtype} over {self.experts} experts"
+        return f"{self.m}×{self.n}×{self.k} {self.dtype} over {counted(self.experts, 'expert')}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -138,7 +138,8 @@ def read_config(path: Path, new_sizes: Mapping[str, int]) -> HuggingFace:
         if "auto_map" in config:
             advice = ": the model brings its own code, so give it as module:factory."
         else:
-            advice = f"; {nearest(family, CONFIG_MAPPING)}"
+            # Most often, the model is newer than the installed package.
+            advice = "; update transformers, correct it, or give the model as module:factory."
         raise UserError(
             f"{path} has the model_type {family!r}, which the installed version of transformers "
             f"does not know{advice}"

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from kernels.common.errors import UserError
+
 TOKENS, IMAGES = "tokens", "images"
 """Kinds of input: token ids (batch, length), or images (batch, 3, size, size)."""
 
@@ -194,9 +196,11 @@ def _rotated(x: Tensor) -> Tensor:
 
 
 def _check_multiple(name: str, size: int, divisor_name: str, divisor: int) -> None:
-    """Raise ValueError if one size of a model is not a multiple of another one."""
+    """Raise a UserError if one size of a model is not a multiple of another one."""
     if size % divisor:
-        raise ValueError(f"{name} ({size}) is not a multiple of {divisor_name} ({divisor}).")
+        raise UserError(
+            f"{name} ({size}) is not a multiple of {divisor_name} ({divisor}); change one of them."
+        )
 
 
 class LanguageModel(nn.Module):

@@ -65,7 +65,7 @@ class KnownModel:
             images = torch.empty(step.batch, 3, 224, 224, dtype=step.parameter_dtype)
             images = images.to(memory_format=torch.channels_last)
             _store_channels_last(model)
-            assumptions = (f"a batch of {counted(step.batch, 'image')} of 224 by 224",)
+            assumptions = (f"a batch of {counted(step.batch, 'image')} of 224 × 224 pixels",)
             return StartedStep(model, _with_loss(model, (images,), mean_of, step), assumptions)
         tokens = torch.zeros(step.batch, step.length, dtype=torch.long)
 
@@ -216,7 +216,8 @@ def _parse_input(text: str) -> tuple[torch.dtype | None, tuple[int, ...]]:
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
         raise UserError(
-            f"--input: {name!r} is not a dtype of PyTorch; x means the dtype of the step."
+            f"--input: {name!r} is not a dtype of PyTorch; use one such as int64 or bfloat16, or x "
+            "for the dtype of the step."
         )
     return dtype, shape
 

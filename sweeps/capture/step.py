@@ -112,8 +112,8 @@ def refuse_decoding(name: str, step: ModelStep) -> None:
     """
     if step.mode == DECODE:
         raise UserError(
-            f"{name} does not decode one token at a time; use --mode prefill with the batch and "
-            "the sequence length of one step."
+            f"--mode decode is not supported for {name}; use --mode prefill with inputs as large "
+            "as those of one step."
         )
 
 
@@ -135,8 +135,8 @@ def mean_of(result: Any) -> Tensor:
         if isinstance(value, Tensor) and value.is_floating_point():
             return value.float().mean()
     raise UserError(
-        "the module returns no floating-point tensor, so there is no loss to differentiate; return "
-        "one, or choose a mode without a backward pass."
+        "the module returns no floating-point tensor, by itself or directly in a list or "
+        "dictionary, so there is no loss to differentiate; return one, or use --mode prefill."
     )
 
 

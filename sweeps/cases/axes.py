@@ -18,7 +18,7 @@ in the passes in which the tokens are rows of the result.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -146,15 +146,37 @@ def resolution_order(axes: Mapping[str, Axis], where: str = "") -> list[str]:
             name for name, axis in unresolved.items() if not _needs(axis, name) & unresolved.keys()
         ]
         if not ready:
-            names = " and ".join(sorted(unresolved))
+            cyclic = _cyclic(unresolved)
+            names = _listed(sorted(cyclic))
+            # An axis with edges may be in the cycle although it is given as numbers.
+            has_edges = any(isinstance(unresolved[name], Edges) for name in cyclic)
+            remedy = " without edges" if has_edges else ""
             raise UserError(
                 f"{where}: {names} are defined in terms of one another; give at least one of them "
-                "as numbers."
+                f"as numbers{remedy}."
             )
         order += ready
         for name in ready:
             del unresolved[name]
     return order
+
+
+def _cyclic(axes: Mapping[str, Axis]) -> set[str]:
+    """Return the names of the axes that depend on each other, without axes that only use these."""
+    cyclic = set(axes)
+    while True:
+        needed: set[str] = set()
+        for name in cyclic:
+            needed |= _needs(axes[name], name)
+        if cyclic <= needed:
+            return cyclic
+        cyclic &= needed
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Return names as a list in words, such as ``m, n and k``."""
+    *earlier, last = names
+    return f"{', '.join(earlier)} and {last}" if earlier else last
 
 
 def _needs(axis: Axis, along: str) -> set[str]:
@@ -191,7 +213,7 @@ def _parse_table(table: Mapping[str, Any], where: str, along: str) -> Axis:
     # The keys must be those that a form requires, with or without its optional ones.
     has_a_form = any(required <= set(table) <= required | optional for required, optional in _FORMS)
     if not has_a_form:
-        choices = "; ".join(" ".join(sorted(required)) for required, _ in _FORMS)
+        choices = "; ".join(_listed(sorted(required)) for required, _ in _FORMS)
         raise UserError(f"{where} needs one of these sets of keys: {choices}.")
     for key, value in table.items():
         if key != "edges" and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
@@ -206,7 +228,7 @@ def _parse_table(table: Mapping[str, Any], where: str, along: str) -> Axis:
     if not isinstance(edges, str) or edges not in _EDGES:
         raise UserError(f"{where}.edges is {edges!r}; {nearest(str(edges), _EDGES)}")
     if along not in _EDGES[edges]:
-        names = ", ".join(_EDGES[edges])
+        names = _listed(_EDGES[edges])
         raise UserError(
             f"{where}.edges: {edges} have edges only along {names}; remove edges from this axis."
         )
@@ -248,7 +270,9 @@ def _checked_length(values: range, where: str) -> range:
         UserError: if the range has too many values.
     """
     if len(values) > _MAX_VALUES:
-        raise UserError(f"{where} has {len(values):,} values; use a larger step.")
+        raise UserError(
+            f"{where} has {len(values):,} values, more than {_MAX_VALUES:,}; use a larger step."
+        )
     return values
 
 

@@ -144,11 +144,12 @@ def read_sweep(path: Path) -> Sweep:
     """
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        # A UnicodeDecodeError has no ``strerror``.
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
-        raise UserError(f"{path} cannot be read ({reason}); check its path.") from None
-    except tomllib.TOMLDecodeError as error:
+    except OSError as error:
+        reason = error.strerror or error
+        raise UserError(
+            f"{path} cannot be read ({reason}); check its path and permissions."
+        ) from None
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:  # TOML is always in UTF-8
         raise UserError(f"{path.name} is not valid TOML ({error}); correct it.") from None
     _check_keys(table, _TOP_KEYS, path.name)
     for key in ("question", "op", "block"):
@@ -220,7 +221,9 @@ def _read_block(block: Mapping[str, Any], op: str, where: str) -> Block:
         elif name == "pass":
             axes[name] = _PASSES[op] if op == "linear" else ("fprop",)
         elif not (shapes and name in SHAPE[op]):
-            raise UserError(f"{where} has no {name!r}; every {op} needs it, or a list of shapes.")
+            # A list of shapes replaces only some of the axes.
+            alternative = ", or a list of shapes" if name in SHAPE[op] else ""
+            raise UserError(f"{where} has no {name!r}; give it{alternative}.")
     # 3. Check the axes together, and read the filters. Listed shapes replace the default values of
     # their sizes.
     if shapes:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import glob
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,7 +55,7 @@ def examine(device: Device, results: Path) -> list[DoctorFinding]:
     is_full = free_bytes < _MIN_DISK
     remark = ": free some space, or choose another --results" if is_full else ""
     findings.append(
-        DoctorFinding(is_full, f"{free_bytes / 2**30:.1f} GiB free for results{remark}")
+        DoctorFinding(is_full, f"{free_bytes / 2**30:,.1f} GiB free for results{remark}")
     )
     return findings
 
@@ -84,9 +85,11 @@ def _examine_triton(device: Device) -> Iterator[DoctorFinding]:
         "conv": Conv.parse("8,64,28,28,64,3,3,1,1,1,1,fp16"),
     }
     if not HAND_WRITTEN.keys() & implementations().keys():
+        # The extra contains Triton only on Linux.
+        remedy = f"; {extra('measure')}" if sys.platform == "linux" else ""
         yield DoctorFinding(
             device.gpu is not None,
-            f"Triton is not installed, so hand-written kernels are skipped; {extra('measure')}",
+            f"Triton is not installed, so hand-written kernels are skipped{remedy}",
         )
     for name, implementation in implementations().items():
         if name in HAND_WRITTEN and device.gpu is not None:
@@ -135,7 +138,8 @@ def _examine_gpu(device: Device) -> Iterator[DoctorFinding]:
 def _compare_facts(device: Device) -> Iterator[DoctorFinding]:
     """Warn if the number of SMs or the bandwidth differs from machines.toml by more than 5%.
 
-    Such a difference may mean that some SMs are disabled, or that the memory is slower than usual.
+    If the device reports less, some SMs may be disabled, or the memory may be slower than usual. If
+    it reports more, it may be another variant.
     """
     properties = torch.cuda.get_device_properties(device.gpu)
     # Memory transfers data twice per clock. If the clock is not known, the bandwidth is 0 here.
@@ -146,10 +150,14 @@ def _compare_facts(device: Device) -> Iterator[DoctorFinding]:
         ("GB/s", device.machine.bandwidth / 1e9, bandwidth / 1e9),
     ):
         if reported and abs(reported / listed - 1) > _FACT_TOLERANCE:
+            if reported < listed:
+                remark = "part of the device may be disabled or slower than usual"
+            else:
+                remark = "the device may be another variant than the one in machines.toml"
             yield DoctorFinding(
                 True,
                 f"machines.toml lists {listed:,.4g} {unit}, but the device reports {reported:,.4g} "
-                f"{unit}; part of it may be disabled or slower than usual",
+                f"{unit}; {remark}",
             )
 
 

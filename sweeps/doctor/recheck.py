@@ -137,8 +137,7 @@ def _sentence(ratios: Sequence[float]) -> str:
     if judged["same"]:
         verdict = "as fast as recorded"
     else:
-        direction = "slower" if ratio > 1 else "faster"
-        verdict = f"{abs(ratio - 1):.0%} {direction} than recorded"
+        verdict = f"{'slower' if ratio > 1 else 'faster'} than recorded"
     return (
         f"This machine is {verdict}: re-timed cases take {ratio:.3f}× the recorded time "
         f"(median of {counted(len(ratios), 'case')})."

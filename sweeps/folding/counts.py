@@ -17,6 +17,11 @@ STOPPED = "time"
 
 The other reasons are ``done`` and ``budget``."""
 
+# Statuses of cases without a time, in words.
+_IN_WORDS = {
+    "unsupported": "unsupported", "oom": "out of memory", "wrong": "wrong", "error": "failed",
+}  # fmt: skip
+
 
 def count_by_sweep(
     planned: Sequence[PlanEntry],
@@ -52,11 +57,7 @@ def counts_sentence(record: Mapping[str, Any]) -> str:
     ``record`` is the content of the run's run.json.
     """
     counts = record["counts"]
-    failed = [
-        f"{counts[name]:,} {name}"
-        for name in ("unsupported", "oom", "wrong", "error")
-        if counts[name]
-    ]
+    failed = [f"{counts[name]:,} {words}" for name, words in _IN_WORDS.items() if counts[name]]
     measured = f"{counts['measured']:,} of {counted(counts['planned'], 'case')} measured"
     clauses = [f"{measured} in {record['spent_s']:,.0f} s", *failed]
     if counts["not_reached"]:

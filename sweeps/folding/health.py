@@ -140,10 +140,10 @@ def health_sentence(run: Mapping[str, Any]) -> str:
     between = repeats["between"]
     difference = f"repeated medians differ by {between:.0%}"
     if verdict == "noisy":
-        other_reason = f"; {reasons[0]}" if between < _BETWEEN.noisy else ""
-        return (
-            f"Health: {verdict}{other_reason}; {difference}, and intervals are widened accordingly."
-        )
+        widened = "and intervals are widened accordingly."
+        if between < _BETWEEN.noisy:
+            return f"Health: {verdict}; {reasons[0]}. {difference.capitalize()}, {widened}"
+        return f"Health: {verdict}; {difference}, {widened}"
     if verdict == UNUSABLE and between < _BETWEEN.unusable:
         return f"Health: {verdict}; {difference}, but {reasons[0]}."
     return f"Health: {verdict}; {difference}."

@@ -10,6 +10,7 @@ This module needs PyTorch.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -162,11 +163,18 @@ class TimedKernel:
         largest_value = float(expected.abs().max())
         scale = 1.0 if largest_value == 0.0 else largest_value
         error = float((result.to(dtype) - expected).abs().max()) / scale
-        if not error <= tolerance:  # `error > tolerance` would be False for NaN
+        if math.isnan(error):
             raise WrongResultError(
-                f"the largest error of the result is {error:.2g} times the reference's largest "
-                f"absolute value; at most {tolerance:.2g} is allowed. Correct the kernel, or raise "
-                "the tolerance."
+                "the error of the result is NaN, because the kernel's or the reference's result "
+                "has values that are NaN or infinite. Correct the one that has them."
+            )
+        if error > tolerance:
+            relative = ""
+            if largest_value != 0.0:
+                relative = " times the reference's largest absolute value"
+            raise WrongResultError(
+                f"the largest error of the result is {error:.2g}{relative}; at most "
+                f"{tolerance:.2g} is allowed. Correct the kernel, or raise the tolerance."
             )
         return error
 

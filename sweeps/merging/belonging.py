@@ -71,11 +71,12 @@ def _why_incompatible(first: MergeSource, second: MergeSource) -> str:
             f"({_formatted(value)} and {_formatted(other_value)}); leave one of them out."
         )
     versions, other_versions = first.record["software"], second.record["software"]
+    unknown = "(version unknown)"
     if component := differing_software(versions, other_versions):
         return (
-            f"{first.folder} was measured with {component} {versions.get(component)}, and "
-            f"{second.folder} with {component} {other_versions.get(component)}. Measure one of "
-            "them again with the other's version."
+            f"{first.folder} was measured with {component} {versions.get(component, unknown)}, and "
+            f"{second.folder} with {component} {other_versions.get(component, unknown)}. Measure "
+            "one of them again with the other's version."
         )
     for gpu in second.gpus:
         different_limits = find_different_limit(gpu, first.gpus)

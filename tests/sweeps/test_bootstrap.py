@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import subprocess
 import sys
 import time
+import venv
 from pathlib import Path
 from typing import Any
 
@@ -236,3 +239,17 @@ def test_an_extra_that_may_be_missing_is_added_to_what_is_there_or_left_out(
     else:
         assert stage["did"] == [("venv", sys.executable), ("install", ["bokeh"], False)]
         assert told.out.strip() == str(bootstrap.PYTHON)
+
+
+def test_an_environment_that_cannot_be_written_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(bootstrap, "VENV", tmp_path / ".venv")
+
+    def create(path: Path, with_pip: bool) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(venv, "create", create)
+    assert not bootstrap.make_venv()
+    shown = capsys.readouterr().err
+    assert "could not be created (No space left on device): make sure that " in shown

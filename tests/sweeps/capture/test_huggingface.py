@@ -149,7 +149,7 @@ def test_the_text_part_of_a_model_of_images_too_is_captured(tmp_path: Path) -> N
     [
         ({}, "has no model_type"),
         ({"model_type": ["llama"]}, "has no model_type"),
-        ({"model_type": "llamma"}, "did you mean 'llama'"),
+        ({"model_type": "llamma"}, "update transformers, correct it, or give"),
         ({"model_type": "x1", "auto_map": {}}, "brings its own code"),
         ({"model_type": "gemma3_text", "num_attention_heads": 7}, "not a multiple"),
         ({"model_type": "wav2vec2"}, "give it as module:factory"),

@@ -97,9 +97,10 @@ def test_too_long_a_range_with_edges_says_what_to_change() -> None:
     ("declared", "words"),
     [
         ({"form": 1, "to": 2, "step": 1}, "has an unknown key 'form'; did you mean 'from'?"),
-        ({"from": 1, "to": 2}, "needs one of these sets of keys"),
+        ({"from": 1, "to": 2}, "from, step and to; from, times and to; around and by."),
         ({"from": 5, "to": 2, "step": 1}, "to is 2, which is less than from = 5"),
         ({"from": 1, "to": 9, "times": 1}, "times must be at least 2"),
+        ({"from": 1, "to": 30_000, "step": 1}, "has 30,000 values, more than 20,000; use"),
         ({"from": 1, "to": "9", "step": 1}, "to must be a whole number of at least 1, not '9'"),
         ({"from": 1, "to": 9, "step": 1, "edges": "wave"}, "did you mean 'waves'"),
         ({"from": 1, "to": 9, "step": 1, "edges": ["tiles"]}, "edges is ['tiles']; did you mean"),
@@ -127,7 +128,9 @@ HEAD = 'question = "Why?"\nop = "gemm"\n'
         ('op = "gemm"\n[[block]]\nm = 1\nn = 1\nk = 1\n', "mine.toml has no 'question'"),
         ('question = "Why?"\nop = "gem"\n[[block]]\n', "mine.toml: op is 'gem'; did you mean"),
         (HEAD + "[[blok]]\nm = 1\n", "has an unknown key 'blok'; did you mean 'block'"),
-        (HEAD + "[[block]]\nm = 1\nn = 1\n", "block 1 has no 'k'; every gemm needs it"),
+        (HEAD + "[[block]]\nm = 1\nn = 1\n", "has no 'k'; give it, or a list of shapes."),
+        ("question = 'Why?'\nop = 'linear'\n[[block]]\nshapes = ['8,8']\n",
+         "block 1 has no 'tokens'; give it."),
         (HEAD + "[[block]]\nm = 1\nn = 1\nk = 1\nlayuot = 'nn'\n", "did you mean 'layout'"),
         (HEAD + "[[block]]\nm = 1\nn = 1\nk = 1\nlayout = 'mn'\n", "layout is 'mn'; did you mean"),
         (HEAD + "[[block]]\nm = 1\nn = 1\nk = 1\ndtype = ['bf61']\n", "did you mean 'bf16'"),
@@ -157,12 +160,19 @@ HEAD = 'question = "Why?"\nop = "gemm"\n'
          "must be a number or a name, not 'dtype'; use one of batch, m, n, k, flops, bytes, "
          "intensity."),
         (HEAD + "[[block]]\nm = 'n'\nn = 'm'\nk = 1\n", "m and n are defined in terms of"),
+        (HEAD + "[[block]]\nm = 'n'\nn = 'm'\nk = 'm'\n",
+         "block 1: m and n are defined in terms of one another; give at least one of them as "
+         "numbers."),
+        (HEAD + "[[block]]\nm = {from = 1, to = 9, step = 1, edges = 'waves'}\n"
+         "n = {from = 1, to = 9, step = 1, edges = 'waves'}\nk = 1\n",
+         "block 1: m and n are defined in terms of one another; give at least one of them as "
+         "numbers without edges."),
         (HEAD + "[[block]]\nm = 'm'\nn = 1\nk = 1\n", "multiple of another size, not 'm'"),
         (HEAD + "[[block]]\nm = 'kk'\nn = 1\nk = 1\n", "did you mean 'k'"),
         (HEAD + "[[block]]\nm = {from = 1, to = 9, step = 1, edges = 'waves'}\nn = 'm'\nk = 1\n",
          "m and n are defined in terms of"),
         (HEAD + "[[block]]\nm = 1\nn = 1\nk = {from = 1, to = 9, step = 1, edges = 'waves'}\n",
-         "waves have edges only along m, n, tokens; remove edges"),
+         "waves have edges only along m, n and tokens; remove edges"),
         (HEAD + "[[block]]\nm = 1\nn = 1\nk = 1\ndtype = {from = 1}\n", "takes a word"),
         (HEAD + "[[block]]\nm = 1\nn = 1\nk = 1\nconfig = 5\n", "config must be a string, not 5"),
         (HEAD + "[[block]]\nshapes = ['1,2,3']\nm = 4\n", "both shapes and 'm'"),
@@ -207,6 +217,13 @@ def test_a_block_is_the_product_of_its_axes_filtered(write: Any) -> None:
     assert {(case.implementation, case.mode, case.cache) for case in cases} == {
         ("cublas", "burst", "cold")
     }
+
+
+def test_a_file_in_another_encoding_is_not_valid_toml(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_bytes('question = "Größe?"\n'.encode("latin-1"))
+    with pytest.raises(UserError, match="mine.toml is not valid TOML .*utf-8.*; correct it"):
+        read_sweep(path)
 
 
 def test_blocks_and_dtypes_depend_on_the_kind_of_machine(write: Any) -> None:

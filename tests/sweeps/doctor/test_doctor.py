@@ -54,6 +54,14 @@ def test_a_card_that_differs_from_the_datasheet_is_told(monkeypatch: pytest.Monk
     slow = SimpleNamespace(**vars(card), memory_clock_rate=2_619_000)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: slow)
     (finding,) = doctor._compare_facts(selected)
-    assert finding.text.startswith(
-        "machines.toml lists 4,800 GB/s, but the device reports 4,023 GB/s"
+    assert finding.text == (
+        "machines.toml lists 4,800 GB/s, but the device reports 4,023 GB/s; part of the device may "
+        "be disabled or slower than usual"
+    )
+    card.multi_processor_count = 148
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: card)
+    (finding,) = doctor._compare_facts(selected)
+    assert finding.text == (
+        "machines.toml lists 132 SMs, but the device reports 148 SMs; the device may be another "
+        "variant than the one in machines.toml"
     )

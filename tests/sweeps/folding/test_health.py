@@ -154,7 +154,7 @@ def test_a_run_that_is_noisy_for_another_reason_names_it() -> None:
     restless = replace(STEADY, spread=math.log(1.04))
     judged = health(STEADY_RECORD, CPU, [], [row() for _ in range(20)], [], [restless])
     assert health_sentence({**STEADY_RECORD, "health": judged}).startswith(
-        "Health: noisy; the machine's speed changed by 4%; repeated medians differ by "
+        "Health: noisy; the machine's speed changed by 4%. Repeated medians differ by "
     )
 
 

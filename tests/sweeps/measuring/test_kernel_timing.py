@@ -67,7 +67,7 @@ def test_what_is_not_a_tensor_is_passed_on() -> None:
     ("wrong", "words"),
     [
         (lambda a: a * 1.01, "error of the result is 0.01 times the reference's largest"),
-        (lambda a: a * float("nan"), "error of the result is nan times the reference"),
+        (lambda a: a * float("nan"), "error of the result is NaN, because"),
         (
             lambda a: a[1:],
             r"returned a tensor of shape \(31, 48\), but the reference returned a tensor of shape "
@@ -79,6 +79,12 @@ def test_what_is_not_a_tensor_is_passed_on() -> None:
 def test_a_wrong_kernel_is_not_timed(wrong: Callable[[Tensor], Tensor], words: str) -> None:
     with pytest.raises(WrongResultError, match=words):
         timer_for(None).time(TimedKernel(wrong, (A,), torch.clone))
+
+
+def test_an_error_is_absolute_if_the_reference_is_zero() -> None:
+    kernel = TimedKernel(lambda a: torch.full_like(a, 0.5), (A,), torch.zeros_like)
+    with pytest.raises(WrongResultError, match=r"error of the result is 0\.5; at most"):
+        timer_for(None).time(kernel)
 
 
 def test_a_kernel_that_goes_wrong_later_is_caught() -> None:
