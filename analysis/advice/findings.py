@@ -35,7 +35,7 @@ class AdviceFinding:
         return sum(answer.gain.value for answer in self.advice)
 
     def text(self) -> str:
-        """Format the finding: ``**likely**, fp32, N: make it a multiple of 64; 4% to 8% (…).``
+        """Format the finding: ``**likely**, fp32, N: make it a multiple of 64; gain 4% to 8% (…).``
 
         For a choose query, *per FLOP* follows the gains. For a pad query, the additional FLOPs
         follow, unless they are negligible.
@@ -55,8 +55,9 @@ class AdviceFinding:
         else:
             extra_flops = max(answer.extra_flops for answer in self.advice)
             is_printable = extra_flops >= 5e-4  # less would be printed as 0.0%
-            cost = f" for up to {extra_flops:.1%} more FLOPs" if is_printable else ""
-        return f"**{best.verdict}**, {self._action()}; {gain_range}{cost} ({example})."
+            up_to = "up to " if len(gains) > 1 else ""
+            cost = f" for {up_to}{extra_flops:.1%} more FLOPs" if is_printable else ""
+        return f"**{best.verdict}**, {self._action()}; gain {gain_range}{cost} ({example})."
 
     def _action(self) -> str:
         """Say what to do, such as ``bf16, N: make it a multiple of 64``."""
@@ -76,7 +77,7 @@ class AdviceFinding:
             # Sizes below 16 may become multiples of only 4, such as 4 channels instead of 3.
             if step is not None:
                 multiple = min(multiple, step)
-            action = f"{make_multiple} of {multiple}; misalignment costs time"
+            action = f"{make_multiple} of {multiple}, because misalignment costs time"
         elif step is not None and step >= _CLEAR_STEP:
             action = f"{make_multiple} of {step}"
         else:

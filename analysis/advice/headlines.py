@@ -26,8 +26,8 @@ from kernels.common.counts import counted
 from sweeps.timing.statistics import Z95, median_interval
 
 UNUSABLE_LINE = (
-    "These times do not support any conclusion. Run the same command to measure everything again, "
-    "on a quieter machine if possible."
+    "These times do not support any conclusion. Run the sweep again, on a quieter machine if "
+    "possible."
 )
 _LEAST = 8  # fewest cases or pairs that a comparison may rest on
 _CHANGES = 3  # maximum number of changed shapes to report
@@ -224,6 +224,8 @@ def alignment(table: pd.DataFrame) -> Headline | None:
 def _sufficient_multiple(rows: pd.DataFrame) -> str:
     """Name the smallest number whose multiples are on average nearly as fast as multiples of 16.
 
+    If only multiples of 16 are that fast, say how much slower multiples of 8 are at least.
+
     Args:
         rows: table from :func:`analysis.slices.series.alignment_series`, including the round sizes
             themselves.
@@ -240,7 +242,12 @@ def _sufficient_multiple(rows: pd.DataFrame) -> str:
     )
     if smallest == 1:
         return "alignment hardly matters"
-    largest = _MULTIPLES[-1]
+    *_, second_largest, largest = _MULTIPLES
+    if smallest == largest:
+        return (
+            f"multiples of {second_largest} are over {_HARDLY:.0%} slower than multiples of "
+            f"{largest}"
+        )
     return f"multiples of {smallest} are less than {_HARDLY:.0%} slower than multiples of {largest}"
 
 
@@ -257,8 +264,8 @@ def layout(table: pd.DataFrame) -> Headline | None:
     slower = int((pairs["ratio_hi"] < 1).sum())
     return Headline(
         "layout",
-        f"NHWC is {mean:.2f}× as fast as NCHW ({lo:.2f}–{hi:.2f}, geometric mean). Of {len(pairs)} "
-        f"pairs, it is clearly faster in {faster} and clearly slower in {slower}.",
+        f"NHWC is {mean:.2f}× as fast as NCHW ({lo:.2f}–{hi:.2f}, geometric mean). It is "
+        f"clearly faster in {faster} of {len(pairs)} pairs, and clearly slower in {slower}.",
         mean,
         lo,
         hi,

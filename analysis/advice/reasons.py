@@ -9,7 +9,7 @@ from typing import Any
 from analysis.advice.options import Question
 from analysis.advice.sizes import changed
 from kernels.common.counts import counted
-from kernels.problem import DTYPE_BYTES, WIDE_BYTES, Problem
+from kernels.problem import DTYPE_BYTES, TIMED_DTYPES, WIDE_BYTES, Problem
 
 _LEAST_POINTS = 0.5  # smallest part of a gain that is mentioned, in percentage points
 _LEAST_SHARE = 0.1  # smallest part of a gain that is mentioned, as a share of the gain
@@ -176,17 +176,21 @@ def _alignment_cause(problem: Problem, option: Problem, assumed: bool) -> str:
     return f"alignment ({' and '.join(misaligned)} {verb} of {aligned_elements}{caveat})"
 
 
-def why_not(row: Mapping[str, Any], question: Question, uncertain: bool) -> str:
+def why_not(problem: Problem, row: Mapping[str, Any], question: Question, uncertain: bool) -> str:
     """Explain why a problem is left as it is.
 
     Args:
+        problem: the problem.
         row: the model's prediction of the problem.
         question: the pad or choose query.
         uncertain: True if another size may bring a clear gain, but the evidence is too weak to
             recommend this size.
     """
     if uncertain:
-        return "too little is known about nearby sizes to recommend one; --measure would time them"
+        reason = "too little is known about nearby sizes to recommend one"
+        if problem.dtype not in TIMED_DTYPES:
+            return reason
+        return f"{reason}; `recommend --measure` would time them"
     if question.choose:
         return "no size within the limits is expected to raise the speed enough"
     # These two limits are themselves a reason why a larger size does not help.

@@ -205,7 +205,7 @@ def _advise_among(
         evidence = MEASURED if any_measured else PREDICTED
         predicted_gain = Gain(0.0, 0.0, 0.0)
         measured_gain = None
-        reason = why_not(frame.iloc[0], question, _are_uncertain(choices))
+        reason = why_not(problem, frame.iloc[0], question, _are_uncertain(choices))
     return Advice(
         problem=problem,
         instead=option,

@@ -216,6 +216,8 @@ def _check_options(
             "it out."
         )
     for name in search.tries:
+        if not source.sizes:
+            raise UserError(f"{source.name} has no size that --try could change; leave --try out.")
         if name not in source.sizes:
             raise UserError(f"{source.name} has no size {name!r}; {nearest(name, source.sizes)}")
 

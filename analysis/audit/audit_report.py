@@ -367,7 +367,8 @@ def as_markdown(report: AuditReport) -> str:
     rows = [*(_cells(account, row) for row in account.rows), *_other_rows(account)]
     lines += [table_row(row) for row in rows[:_MARKDOWN_ROWS]]
     if len(rows) > _MARKDOWN_ROWS:
-        lines += ["", f"Left out: {counted(len(rows) - _MARKDOWN_ROWS, 'more row')}."]
+        more = counted(len(rows) - _MARKDOWN_ROWS, "more row is", "more rows are")
+        lines += ["", f"{more} left out."]
     lines += ["", f"Times: {sources(report)}. Assumed: {'; '.join(report.assumptions)}."]
     if account.not_counted:
         lines += ["", f"Not counted: {'; '.join(account.not_counted)}."]

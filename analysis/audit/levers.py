@@ -534,9 +534,7 @@ def _joint(best: Sequence[Lever], baseline: _Baseline, more_parameters: float) -
     # A lever that is in the list is not a combination.
     if chosen is None or any(chosen is lever for lever in best):
         return None
-    return replace(
-        chosen, reason=f"This change combines several of the changes below. {chosen.reason}"
-    )
+    return replace(chosen, reason=f"This change combines several others. {chosen.reason}")
 
 
 def _changed_problems(
@@ -589,8 +587,9 @@ def _reason(
     if len(roles) > _NAMED_ROLES:
         roles = [*roles[:_NAMED_ROLES], "…"]
     direction = "faster" if products_gain >= 0 else "slower"
-    speed = f"{abs(products_gain):.1%} {direction}"
-    sentences = [f"{share:.0%} of the step ({', '.join(roles)}) becomes {speed}."]
+    percent = f"{abs(products_gain):.1%}"
+    effect = "stays about as fast" if percent == "0.0%" else f"becomes {percent} {direction}"
+    sentences = [f"{share:.0%} of the step ({', '.join(roles)}) {effect}."]
     alignment = _better_alignment(pairs)
     if alignment is not None:
         sentences.append(f"Operands become aligned to {alignment} bytes.")

@@ -79,8 +79,8 @@ class Runtime:
         check_counts(self, "tp", "loss_chunks")
         if self.attention is not None and not 0 < self.attention <= 1:
             raise UserError(
-                f"--attention is {self.attention:.3g} of the peak; give a share above 0% and up to "
-                "100%."
+                f"--attention is {100 * self.attention:.3g}% of the peak; give a share above 0% "
+                "and up to 100%."
             )
         if not 1 <= self.skew < math.inf:
             raise UserError(f"--skew is {self.skew:g}; give 1 (all experts get tokens) or more.")

@@ -65,9 +65,11 @@ def basis_of(machine: str | None, results: Path) -> Basis:
     """
     basis = find_basis(machine, results)
     if not basis.calibrated:
+        slug = basis.model.machine.slug
         note(
-            "The machine's recording is not calibrated yet, so predictions use shipped constants. "
-            f"To fit the model to the recording, run: {command('analysis report')}"
+            f"The recording of {slug} is not calibrated yet, so predictions use shipped constants. "
+            "To fit the model to the recording, run: "
+            f"{command(f'analysis calibrate --machine {slug}')}"
         )
     return basis
 

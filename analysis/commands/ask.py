@@ -87,8 +87,10 @@ def predict_command(
 
     # 1. Read the shapes. `problems_given` raises an error if no shape is given, so it is not called
     # if only --attention is given.
+    if not (gemm or conv or attention or file):
+        raise UserError("give at least one --gemm, --conv or --attention, or a --file.")
     calls = [parse_attention(text) for text in attention or ()]
-    problems = problems_given(gemm, conv, file) if gemm or conv or file or not calls else []
+    problems = problems_given(gemm, conv, file) if gemm or conv or file else []
     # 2. Predict all shapes on each machine.
     chosen: Sequence[str | None] = machines or [None]  # None is the machine measured last
     rows_by_machine = []

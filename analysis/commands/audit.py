@@ -49,14 +49,23 @@ def audit_command(
             "--machine",
             "--compare",
             help=(
-                "Slugs of machines, separated by commas [default: the machine measured last; with "
-                "--measure, this machine]."
+                "Slugs of machines or unambiguous parts of them, separated by commas [default: the "
+                "machine measured last; with --measure, this machine]."
             ),
         ),
     ] = None,
     mode: Annotated[str, typer.Option(help="Kind of step: train, prefill or decode.")] = "train",
     batch: Annotated[int, typer.Option(min=1, help="Batch size in sequences or images.")] = 1,
-    seq: Annotated[int, typer.Option(min=1, help="Sequence length in tokens.")] = 2048,
+    seq: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help=(
+                "Sequence length in tokens; in a decoding step, the number of tokens before the "
+                "new ones."
+            ),
+        ),
+    ] = 2048,
     tokens: Annotated[
         int, typer.Option(min=1, help="Number of new tokens per sequence in a decoding step.")
     ] = 1,
@@ -328,7 +337,9 @@ def measured_audit(
             if planned.issuperset(pair):
                 pairs.append(pair)
     if not pairs:
-        note("Nothing was re-timed: the best change brings no gain, or it was not timed.")
+        has_gain = best is not None and best.gain.value > 0
+        reason = "the best change was not timed" if has_gain else "no change brings a gain"
+        note(f"Nothing was re-timed, because {reason}.")
         return [measured]
     confirm_choices(run, pairs, note)
     return audit_on(usable(run.folder, request))

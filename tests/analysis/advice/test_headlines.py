@@ -13,6 +13,7 @@ import pytest
 from analysis.advice.headlines import (
     Headline,
     _percent_interval,
+    _sufficient_multiple,
     alignment,
     headlines,
     layout,
@@ -91,6 +92,22 @@ def test_a_planted_misalignment_is_found_and_which_multiple_is_enough(analysis: 
     assert "100% (" in found.text
     assert found.text.endswith("multiples of 4 are less than 2% slower than multiples of 16.")
     assert found.count == 14
+
+
+@pytest.mark.parametrize(
+    ("slow_offsets", "words"),
+    [
+        ((8,), "multiples of 8 are over 2% slower than multiples of 16"),
+        ((4, 12), "multiples of 8 are less than 2% slower than multiples of 16"),
+        ((), "alignment hardly matters"),
+    ],
+)
+def test_the_sufficient_multiple_is_one_that_is_fast(
+    slow_offsets: tuple[int, ...], words: str
+) -> None:
+    offsets = range(0, 17, 4)
+    speeds = [0.5 if offset in slow_offsets else 1.0 for offset in offsets]
+    assert _sufficient_multiple(pd.DataFrame({"offset": offsets, "relative": speeds})) == words
 
 
 def test_a_planted_layout_is_found(analysis: Analysis) -> None:

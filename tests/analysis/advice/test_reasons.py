@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.advice.reasons import why
+from analysis.advice.options import Question
+from analysis.advice.reasons import why, why_not
 from kernels.problem import Gemm
 from kernels.timemodel.estimate import LIMITS as ALL_LIMITS
 
@@ -36,6 +37,13 @@ def test_tiles_and_waves_explain_what_they_do_and_another_kernel_the_rest() -> N
     assert "fuller waves (2, 50% full → 1, 75% full)" in reason
     assert "another kernel (128x256 → 160x192)" in reason
     assert sum(points(reason)) == pytest.approx(125, abs=2)
+
+
+@pytest.mark.parametrize(("dtype", "is_timed"), [("bf16", True), ("fp8", False)])
+def test_an_uncertain_shape_is_only_to_be_measured_if_it_can_be(dtype: str, is_timed: bool) -> None:
+    reason = why_not(Gemm(64, 64, 64, dtype), row(), Question("pad"), uncertain=True)
+    assert reason.startswith("too little is known about nearby sizes to recommend one")
+    assert ("--measure" in reason) == is_timed
 
 
 def test_one_cause_needs_no_points() -> None:

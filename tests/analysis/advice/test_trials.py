@@ -212,8 +212,9 @@ def test_shapes_that_share_a_reason_are_one_finding() -> None:
     found = findings([*advice, one, left])
     assert [len(finding.advice) for finding in found] == [1, 6]  # *do it* comes first
     text = found[1].text()
-    assert text.startswith("**likely**, fp32, N: make it a multiple of 8; misalignment")
-    assert "5% to 8%" in text
+    assert text.startswith("**likely**, fp32, N: make it a multiple of 8, because")
+    assert "; gain 5% to 8% for up to " in text
+    assert "; gain 50% for 10.8% more FLOPs (64×" in found[0].text()
     assert "6 shapes, such as 400×" in text
     lines = findings_lines([*advice, one, left])
     assert lines[-1] == "- **leave it** is the answer for 1 of 8 queries (1: because)."
@@ -223,7 +224,7 @@ def test_a_finding_names_a_multiple_that_its_example_has() -> None:
     image = Conv.parse("32,3,224,224,64,7,7,2,3,1,1,bf16")
     advice = replace(answer(ODD, ROUND, 0.3), problem=image, instead=replace(image, c=4))
     (finding,) = findings([advice])
-    assert "bf16, C: make it a multiple of 4; misalignment costs time" in finding.text()
+    assert "bf16, C: make it a multiple of 4, because misalignment costs time" in finding.text()
 
 
 def test_at_most_ten_findings_open_the_page() -> None:

@@ -77,6 +77,13 @@ def test_machines_stand_side_by_side() -> None:
         ((*GPT2, "--causal", "quarter"), "--causal is 'quarter'; use one of half, full"),
         ((*GPT2, "--try", "hidden"), "--try is 'hidden'; give sizes such as hidden=4096,4224"),
         ((*GPT2, "--try", "widht=4"), "gpt2 has no size 'widht'"),
+        (
+            (
+                *("audit", "torch.nn:Identity", "--machine", "h100-sxm"),
+                *("--input", "x[8,8]", "--try", "width=4"),
+            ),
+            "torch.nn:Identity has no size that --try could change; leave --try out.",
+        ),
         ((*GPT2, "--try", f"hidden={','.join(map(str, range(1, 70)))}"), "more than 64"),
         ((*GPT2, "--attention-kernel", "fa3"), "no attention times of 'fa3' on nvidia-h100-sxm"),
         ((*GPT2, "--skew", "0.5"), "--skew is 0.5; give 1"),
