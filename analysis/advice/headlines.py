@@ -277,7 +277,8 @@ def size(table: pd.DataFrame) -> Headline | None:
     """Report the size from which square GEMMs reach nearly their best speed, for each dtype.
 
     The value, the interval and the count of the headline are those of the first dtype. If even the
-    largest measured size is slower, the value is this size, and the text says so. Return None if no dtype has enough square GEMMs.
+    largest measured size is slower, the value is this size, and the text says so. Return None if no
+    dtype has enough square GEMMs.
     """
     rows = square_series(table)
     fast, slow = [], []  # phrases about the dtypes whose largest size is fast, or slow

@@ -45,8 +45,8 @@ def compare_command(
         typer.Option(
             "--kernels",
             help=(
-                "Compare one recording's hand-written kernels with the vendor library, not two "
-                "results."
+                "Compare hand-written kernels with the vendor library within one recording: OLD, "
+                "or without it that of the machine measured last."
             ),
         ),
     ] = False,
@@ -179,7 +179,8 @@ def _read_changes(
         # Only the facts of a recording name a run.
         if any("run" in process.facts for process in processes):
             raise UserError(
-                f"the results come from {' and '.join(machines)}; give results of one machine."
+                f"the results come from different machines ({', '.join(machines)}); give results "
+                "of one machine."
             )
         note(f"The results name different machines: {', '.join(machines)}.")
     # 2. Find the cases that all results have, and those that are no longer timed.
@@ -195,8 +196,16 @@ def _read_changes(
     if not shared:
         for place, names in ((old, old_names), (new, new_names)):
             if not names:
-                raise UserError(f"{place} has no case with a time. Measure it again.")
+                raise UserError(f"{place} has no case with a time. Run its sweeps again.")
         # The first name in alphabetical order is an example that is always the same.
+        common = old_names & new_names
+        if common:  # with several results of a version
+            example = min(common)
+            lacking = next(process.name for process in processes if example not in process.cases)
+            raise UserError(
+                f"no case has a time in every result: for example, {lacking} has no time of "
+                f"{example!r}. Leave this result out, or measure the same cases in every result."
+            )
         raise UserError(
             f"{old} and {new} have no timed case in common: for example, {old} has "
             f"{min(old_names)!r}, and {new} has {min(new_names)!r}. Compare results of the same "
@@ -209,7 +218,7 @@ def _read_changes(
     # 3. Estimate the changes.
     changes = estimate_changes(old_processes, new_processes)
     if (changes.old == changes.new).all():
-        note("All old times are identical to the new ones, so one result may be a copy.")
+        note("All old times are identical to the new ones, so one may be a copy of the other.")
     return changes, lost
 
 
@@ -246,8 +255,8 @@ def _read_processes(place: str, pattern: NamePattern | None, results: Path) -> l
     inner_places = [str(inner) for inner in (*inner_folders, *benchmark_files(path))]
     if not inner_places:
         raise UserError(
-            f"{place} has neither a run.json nor JSON files; give the folder of a recording or of "
-            "several results."
+            f"{place} has neither a recording nor a benchmark's JSON file; give the folder of a "
+            "recording or of several results."
         )
     processes = []
     for inner_place in inner_places:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kernels.cli import note, parse_seconds
+from kernels.common.counts import counted
 from kernels.common.errors import UserError
 from kernels.common.program import target
 from kernels.problem import Problem
@@ -107,7 +108,8 @@ def measure_best_guesses(
             reason = "the budget is too small even for one change; give a larger --budget"
         note(f"No change is re-timed: {reason}.")
         return
-    note(f"Measuring the best candidates for {len(chosen):,} of {len(trials):,} queries …")
+    queries = counted(len(trials), "query", "queries")
+    note(f"Measuring the best candidates for {len(chosen):,} of {queries} …")
     confirming_seconds = sum(pair_seconds(trial, cost) for trial in chosen)
     measure(chosen, replace(request, budget=max(remaining - confirming_seconds, 1.0)))
 
@@ -208,7 +210,7 @@ def usable(folder: Path, request: Request) -> Basis:
     if recording.unusable:
         raise UserError(
             f"The new measurements are unusable: {' '.join(health_lines(recording))} Try again "
-            "when the machine is quiet.",
+            "when the machine is idle.",
             exit_code=1,
         )
     return find_basis(recording.machine.slug, request.results)

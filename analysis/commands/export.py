@@ -53,7 +53,7 @@ def export_command(
         raise UserError(f"--to is {to!r}; {nearest(to, FORMATS)}")
     recording = load(recording_folder(place, results))
     if recording.ok.empty:
-        raise UserError(f"{recording.folder} has no case with a time. Measure it again.")
+        raise UserError(f"{recording.folder} has no case with a time. Run its sweeps again.")
     extension, write = FORMATS[to]
     content = write(recording)
     if str(output) == "-":

@@ -29,7 +29,10 @@ def fleet_command(
         str,
         typer.Option(
             "--margin",
-            help="Slowdown relative to the median GPU above which a GPU is reported as slow.",
+            help=(
+                "Share by which a GPU's speed must be below the median of all GPUs for the GPU to "
+                "be reported as slow."
+            ),
         ),
     ] = "5%",
     json: JsonOption = False,

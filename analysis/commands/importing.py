@@ -154,10 +154,8 @@ def _import_file(path: Path, machine: str, defaults: FileDefaults, results: Path
     is_recording = path.is_dir() or path.name == "measurements.csv"
     measurements = path / "measurements.csv" if path.is_dir() else path
     if is_recording and not measurements.exists():
-        raise UserError(
-            f"{path} has no measurements.csv; give a CSV file with times or the "
-            "folder of a recording."
-        )
+        fault = "has no measurements.csv" if path.is_dir() else "does not exist"
+        raise UserError(f"{path} {fault}; give a CSV file with times or the folder of a recording.")
     earlier = folder_of(results, target.slug)
     if path.exists() and is_complete(earlier) and is_same_file(earlier, path, defaults):
         note(f"{target.slug}: already imported, {path}.")
@@ -168,7 +166,7 @@ def _import_file(path: Path, machine: str, defaults: FileDefaults, results: Path
     # 3. Write the recording, and all results that are computed from it.
     folder = write_timings(timings, path, defaults, target, results)
     print(f"{target.slug}: {_write_results(folder)}")
-    note(f"{target.slug}: {timings.how}, {timings.cache}; {folder}.")
+    note(f"{target.slug}: {timings.how}, {timings.cache} operands; {folder}.")
 
 
 def _is_imported(table: PublicTable, folder: Path) -> bool:
@@ -218,7 +216,7 @@ def _import_all(
         results: folder of all machines' results.
     """
     machines = counted(len(tables), "machine")
-    note(f"Calibrating on the public tables of {machines}, one or two minutes each:")
+    note(f"Calibrating on the public tables of {machines}, one or two minutes per machine:")
     workers = min(len(tables), len(os.sched_getaffinity(0)))
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
         jobs = {

@@ -15,7 +15,7 @@ import typer
 from analysis.commands.app import ResultsOption, app
 from kernels.cli import note
 from kernels.common.errors import UserError
-from kernels.common.program import RESULTS, extra
+from kernels.common.program import RESULTS, command, extra
 
 if TYPE_CHECKING:
     from analysis.advice.recommend import Advice
@@ -174,7 +174,8 @@ def _read_rules(folder: Path) -> list[RuleResult]:
         if has_repeated_ids or not all(_is_sound(row) for row in rows):
             raise ValueError
     except (OSError, ValueError, TypeError, OverflowError, RecursionError):
-        raise UserError(f"{path} cannot be read; judge the rules again to rewrite it.") from None
+        rules = f"analysis rules --machine {folder.name}"
+        raise UserError(f"{path} cannot be read; run {command(rules)} to rewrite it.") from None
     return rows
 
 

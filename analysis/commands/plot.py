@@ -145,7 +145,8 @@ def _draw_recording(
             raise UserError(f"plot {name!r} is not known; {nearest(name, [*PLOTS, _WAVE])}")
     analysis = analyse_machine(machine, results)
     table = analysis.table
-    for column, value in (("dtype", dtype), ("sweep", sweep)):
+    filters = {"dtype": dtype, "sweep": sweep}
+    for column, value in filters.items():
         if value is not None:
             check_option(f"--{column}", value, sorted(set(analysis.table[column])))
             table = table[table[column] == value]
@@ -153,9 +154,17 @@ def _draw_recording(
         raise UserError(f"sweep {sweep} has no case in {dtype}; give another --dtype.")
     written = write_plots(replace(analysis, table=table), names, kinds)
     if not written:
+        chosen = [f"--{column} {value}" for column, value in filters.items() if value is not None]
+        wanted = ", ".join(names or PLOTS)
+        if chosen:
+            raise UserError(
+                f"{analysis.recording.folder} has too little data for {wanted} with "
+                f"{' and '.join(chosen)}; leave {'this' if len(chosen) == 1 else 'an'} option out, "
+                "or name other plots."
+            )
         raise UserError(
-            f"{analysis.recording.folder} has no data for {', '.join(names or PLOTS)}; name other "
-            "plots, or run more sweeps."
+            f"{analysis.recording.folder} has too little data for {wanted}; name other plots, or "
+            "run more sweeps."
         )
     for path in written:
         print(path)
@@ -190,18 +199,26 @@ def _draw_wave_plot(
     # All rows have one N and K, so they differ only in M.
     rows = gemms[(gemms["n"] == gemm.n) & (gemms["k"] == gemm.k)]
     if m_before_cliff is not None:
+        if rows.empty:
+            raise UserError(
+                f"no {gemm.dtype} GEMM with N {gemm.n} and K {gemm.k} was measured; leave --m out "
+                "to plot only predictions."
+            )
         if m_before_cliff not in set(rows["m"]):
             raise UserError(
-                f"M {m_before_cliff} was not measured with N {gemm.n} and K {gemm.k}; give "
-                "another --m."
+                f"M {m_before_cliff} was not measured with N {gemm.n} and K {gemm.k} in "
+                f"{gemm.dtype}; give another --m."
             )
         if cliff_at(rows, m_before_cliff) is None:
             raise UserError(
-                f"no M just above {m_before_cliff} was measured with N {gemm.n} and K {gemm.k}; "
-                "give another --m."
+                f"no M just above {m_before_cliff} was measured with N {gemm.n} and K {gemm.k} in "
+                f"{gemm.dtype}; give another --m."
             )
     if rows.empty:
-        note("No GEMM with this N and K was measured, so the plot shows only predictions.")
+        note(
+            f"No {gemm.dtype} GEMM with this N and K was measured, so the plot shows only "
+            "predictions."
+        )
     figure = draw_wave(basis, gemm, rows, m_before_cliff)
     slug = basis.model.machine.slug
     folder = output or (basis.folder or results / slug) / "plots"
@@ -250,7 +267,7 @@ def _print_cliffs(basis: Basis, dtype: str, results: Path, json: bool) -> None:
         print_json({"up": _records(ups[columns]), "down": _records(downs[columns])})
         return
     for title, listed in (("Slower", ups), ("Faster", downs)):
-        print(f"{title} at the next larger M:")
+        print(f"{title} at the next larger M:{'' if len(listed) else ' none'}")
         for row in listed.to_dict("records"):
             confirmation = f"; {row['again']:.2f}× according to {row['by']}" if others else ""
             print(
@@ -260,7 +277,7 @@ def _print_cliffs(basis: Basis, dtype: str, results: Path, json: bool) -> None:
                 f"{confirmation}"
             )
     confirmed = f", {len(pairs):,} of them confirmed by another collection" if others else ""
-    note(f"{counted(pair_count, 'pair')} of neighbouring sizes{confirmed}. {basis.source}.")
+    note(f"{counted(pair_count, 'pair')} of neighbouring sizes{confirmed} ({basis.source}).")
 
 
 def _records(frame: pd.DataFrame) -> list[dict[Any, Any]]:

@@ -27,6 +27,7 @@ from kernels.cli import DeviceOption, GpuOption, note, parse_seconds
 from kernels.common.counts import counted
 from kernels.common.errors import UserError
 from kernels.common.program import FOLDER, RESULTS, command_words
+from kernels.common.program import command as command_line
 from sweeps.process import terminated_as_interrupt
 
 INTERPRETER = [sys.executable]
@@ -111,8 +112,8 @@ def record_command(
     seconds = given_seconds or _BUDGET[place.kind]
     if seconds < _MIN_BUDGET:
         raise UserError(
-            f"--budget is {seconds:g} s, but starting the first command takes {_MIN_BUDGET:g} s; "
-            "give a larger budget."
+            f"--budget is {seconds:g} s, but starting the first command takes about "
+            f"{_MIN_BUDGET:g} s; give a larger budget."
         )
     run = partial(run_command, INTERPRETER)
     recorder = Recorder(place, parts, seconds, device_options, note, run, began=began)
@@ -213,7 +214,8 @@ def _ask_json(command: Sequence[str]) -> Any:
     )
     if finished.returncode:
         lines = finished.stderr.strip().splitlines() or [
-            f"{' '.join(command)} failed without an error message; run it by itself to see why."
+            f"{command_line(' '.join(command))} failed without an error message; run it by itself "
+            "to see why."
         ]
         raise UserError(lines[-1], finished.returncode)  # notes may come before the error
     return json_module.loads(finished.stdout)

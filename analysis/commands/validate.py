@@ -24,7 +24,8 @@ from kernels.cli import (
     print_json,
 )
 from kernels.common.aliases import slug_meant
-from kernels.common.errors import UserError, nearest
+from kernels.common.checks import check_option
+from kernels.common.errors import UserError
 from kernels.machine import Machine, known_machine, known_machines
 from kernels.problem import DTYPE_BYTES
 
@@ -88,8 +89,8 @@ def validate_command(
         typer.Option(
             "--algorithm",
             help=(
-                "Convolution algorithm whose cases are judged, recognised by kernel names "
-                "[default: all]."
+                "Convolution algorithm whose cases are judged, such as implicit-gemm, recognised "
+                "by kernel names [default: all]."
             ),
         ),
     ] = None,
@@ -137,8 +138,8 @@ def validate_command(
         typer.Option(
             "--measured",
             help=(
-                "How many of the best candidates to measure before following the advice, such as "
-                "1,2,4; needs --advice and --again."
+                "Numbers of best candidates to measure before following the advice, such as 1,2,4; "
+                "needs --advice and --again."
             ),
         ),
     ] = None,
@@ -156,10 +157,9 @@ def validate_command(
     from analysis.validation.prior_check import named_collections, validate_with_prior
     from analysis.validation.validation_report import advice_text, curve_text, validation_text
 
-    if holdout not in HOLDOUTS:
-        raise UserError(f"--holdout must be {' or '.join(HOLDOUTS)}, not {holdout!r}.")
-    if dtype is not None and dtype not in DTYPE_BYTES:
-        raise UserError(f"--dtype is {dtype!r}; {nearest(dtype, DTYPE_BYTES)}")
+    check_option("--holdout", holdout, tuple(HOLDOUTS))
+    if dtype is not None:
+        check_option("--dtype", dtype, tuple(DTYPE_BYTES))
     counts = _parse_counts(measured)
     if counts and not (advice and again):
         raise UserError(

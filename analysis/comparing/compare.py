@@ -248,8 +248,8 @@ def comparison_text(comparison: Comparison) -> str:
         lines += [_case_line(row) for row in rows.head(_MAX_LISTED).to_dict("records")]
     lines += [
         (
-            f"no longer timed: {problem_of(row)} {row['implementation']} {row['config']} "
-            f"({row['status']}: {row['message']})"
+            f"no longer timed: {problem_of(row)} {row['implementation']}"
+            f"{_config_suffix(row)} ({row['status']}: {row['message']})"
         )
         for row in comparison.lost.head(_MAX_LISTED).to_dict("records")
     ]
@@ -270,9 +270,13 @@ def comparison_text(comparison: Comparison) -> str:
 
 def _case_line(row: dict[Any, Any]) -> str:
     """Format a case: its ratio with the interval, both times, and what was timed."""
-    config = f" {row['config']}" if row["config"] else ""
     return (
         f"  {row['ratio']:.3f} [{row['ratio_lo']:.3f}, {row['ratio_hi']:.3f}]  "
         f"{microseconds(row['old_us'])} → {microseconds(row['new_us'])} µs  {row['problem']} "
-        f"{row['implementation']}{config}"
+        f"{row['implementation']}{_config_suffix(row)}"
     )
+
+
+def _config_suffix(row: dict[Any, Any]) -> str:
+    """Return a case's config with a space before it, or an empty string if it has none."""
+    return f" {row['config']}" if row["config"] else ""

@@ -18,6 +18,7 @@ import pandas as pd
 from analysis.markdown import plain, table_row
 from analysis.recordings.load import Recording, bursts, problems_of
 from analysis.recordings.repetition import steady_ratio, with_steady_times
+from kernels.common.counts import counted
 from kernels.common.errors import UserError
 from kernels.common.program import target
 from kernels.config import HAND_WRITTEN
@@ -209,10 +210,14 @@ def _markdown(recording: Recording, summary: list[dict[str, Any]]) -> str:
         "",
         "A ratio is the vendor library's time over the time of the kernel. If it is above 1, the "
         "kernel is faster. The column *ratio* is the geometric mean over the shapes of a class. "
+        "*wins* is the share of shapes whose ratio is above 1, and *clear wins* is the share of "
+        "shapes whose whole 95% interval is above 1. *worst* is the smallest ratio, and *at* is "
+        "its shape. "
         "The vendor library runs the kernel that it chooses or the one that its autotuner finds, "
         "whichever is faster. A hand-written kernel runs with the config that the time model "
         "ranks first, without a tuning run. The column *chosen/best* is the speed of the chosen "
-        "config relative to that of the best candidate, where all candidates were tried. "
+        "config relative to that of the best candidate: the geometric mean over the shapes for "
+        "which all candidates were tried. "
         f"*{BEST}* is the fastest family of each shape.",
     ]
     for op in dict.fromkeys(row["op"] for row in summary):
@@ -231,7 +236,7 @@ def _table_line(row: dict[str, Any]) -> str:
     """Format a row of the summary as a line of the Markdown table."""
     chosen_over_best = "–"
     if row["found"] is not None:
-        chosen_over_best = f"{row['found']:.1%} of {row['searched']}"
+        chosen_over_best = f"{row['found']:.1%} ({counted(row['searched'], 'shape')})"
     cells = [
         row["family"],
         row["class"],

@@ -109,6 +109,8 @@ def test_calibrate_plot_and_table(results: Path) -> None:
         (("recommend", "--machine", "nvidia-h200", "--gemm", "8,8,8,bf16", "--pad", "x"), "--pad"),
         (("predict", "--machine", "nvidia-v100-sxm2-16gb", "--gemm", "8,8,8,bf16"), "compute bf16"),
         (("rules", "--plots", "x"), "--plots needs --table"),
+        (("plot", "square", "--sweep", "steps", "--machine", "cpu-intel-xeon-avx512bf16-1t"),
+         "with --sweep steps; leave this option out"),
     ],
 )  # fmt: skip
 def test_usage_errors(arguments: tuple[str, ...], words: str) -> None:

@@ -224,6 +224,8 @@ def test_questions_about_a_file_of_times_are_sentences(tmp_path: Path) -> None:
         ((path, "--machine", "h200", "--dtype", "bf61"), "did you mean 'bf16'"),
         ((path, "--machine", "h200", "--layout", "xx"), "--layout is 'xx'"),
         ((tmp_path / "none.csv", "--machine", "h200"), "cannot be read"),
+        ((tmp_path / "measurements.csv", "--machine", "h200"), "measurements.csv does not exist"),
+        ((tmp_path, "--machine", "h200"), "has no measurements.csv"),
         ((a_file(tmp_path), "--dtype", "bf16"), "are only for CSV files"),
     ):
         answer = analysis("import", *arguments, *place)

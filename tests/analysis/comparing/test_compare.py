@@ -103,7 +103,7 @@ def test_cases_of_one_recording_alone_and_lost_ones_are_counted(tmp_path: Path) 
     comparison = compare(load(old), load(new))
     assert (comparison.only_old, comparison.only_new) == (0, 1)
     assert comparison.lost["message"].tolist() == ["the result differs."]
-    line = "no longer timed: 2048×2048×512 bf16 nt cublas  (wrong: the result differs.)"
+    line = "no longer timed: 2048×2048×512 bf16 nt cublas (wrong: the result differs.)"
     assert line in comparison_text(comparison)
 
 

@@ -117,7 +117,7 @@ def test_files_are_written(folder: Path) -> None:
     text = write_families(load(folder), table)
     assert (folder / "families.md").read_text(encoding="utf-8") == text
     assert "| triton-tiled | large | 1 | 0.80 | 0% | 0% | 0.80 |" in text
-    assert "76.0% of 1" in text
+    assert "76.0% (1 shape)" in text
     assert json.loads((folder / "families.json").read_text(encoding="utf-8")) == summarise(table)
     assert len((folder / "families.csv").read_text(encoding="utf-8").splitlines()) == 1 + len(table)
 

@@ -185,7 +185,17 @@ def test_files_of_other_programs_compare(tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
     missing = analysis("compare", empty, tmp_path / "new")
-    assert (missing.returncode, "neither a run.json nor JSON files" in missing.stderr) == (2, True)
+    assert (missing.returncode, "neither a recording nor a" in missing.stderr) == (2, True)
+
+
+def test_results_of_one_version_without_a_common_case_are_named(tmp_path: Path) -> None:
+    for name, case in (("old/1", "a"), ("old/2", "b"), ("new/1", "a")):
+        path = tmp_path / f"{name}.json"
+        path.parent.mkdir(exist_ok=True)
+        written(path, {"context": {}, "benchmarks": [{"name": case, "real_time": 3.0}]})
+    answer = analysis("compare", tmp_path / "old", tmp_path / "new")
+    assert answer.returncode == 2
+    assert "2.json has no time of 'a'. Leave this result out" in answer.stderr
 
 
 def test_zero_runs_are_a_sentence(tmp_path: Path) -> None:

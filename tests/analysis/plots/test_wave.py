@@ -93,6 +93,7 @@ def test_the_command_draws_finds_and_says_what_is_wrong(results: Path, tmp_path:
     for arguments, words in (
         (("wave", *where), "needs --n and --k"),
         (("wave", *where, "--n", "768", "--k", "10240", "--m", "5"), "M 5 was not measured"),
+        (("wave", *where, "--n", "7", "--k", "7", "--m", "5"), "leave --m out"),
         (("wave", *where, "--find", "--dtype", "fp16"), "no fp16 GEMM"),
         (("roofline", *where, "--find"), "are only for `plot wave`"),
         (("rofline", *where), "did you mean 'roofline'"),
@@ -108,5 +109,5 @@ def test_a_class_that_nobody_measured_is_predicted(tmp_path: Path) -> None:
     drawn = analysis("plot", "wave", "--machine", "nvidia-h200", "--n", "768", "--k", "10240",
                      "--results", str(tmp_path))  # fmt: skip
     assert drawn.returncode == 0, drawn.stderr
-    assert "No GEMM with this N and K was measured" in drawn.stderr
+    assert "No bf16 GEMM with this N and K was measured" in drawn.stderr
     assert (tmp_path / "nvidia-h200" / "plots").is_dir()

@@ -388,7 +388,7 @@ def test_the_arithmetic_of_a_gpu_that_is_not_here() -> None:
     ("arguments", "words"),
     [
         (("--part", "everything"), "part 'everything' is not known"),
-        (("--budget", "5s"), "--budget is 5 s, but starting the first command takes 30 s; give a"),
+        (("--budget", "5s"), "--budget is 5 s, but starting the first command takes about 30 s"),
         (("--budget", "soon"), "--budget is 'soon'; give a time"),
         (("--plan", "--machine", "nvidia-h2000"), "nvidia-h200"),
         (("--machine", "nvidia-h200"), "--machine and --cores need --plan"),
