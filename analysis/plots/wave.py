@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from analysis.model.basis import Basis
 from analysis.plots.style import DTYPE_STYLE, NEUTRAL, PREDICTION, panels
 from analysis.slices.cliffs import neighbouring_pairs
-from analysis.units import three_digits
+from analysis.units import signed_percent, three_digits
 from kernels.common.counts import counted
 from kernels.config import ceil_div
 from kernels.problem import Gemm
@@ -20,6 +20,7 @@ from kernels.problem import Gemm
 _BEYOND = 2.0  # end of the plot, as a multiple of the M after the cliff
 _MOST_MARKED = 60  # maximum number of edges of a kind to draw; more are only counted
 _ROUND = 16  # sizes of the predicted line are multiples of this, in addition to measured sizes
+_EXPLAINED = 0.5  # smallest share of a cliff that the model must predict to explain it
 _DEFAULT_END = 2048  # end of the plot in M, if nothing was measured
 
 
@@ -70,9 +71,8 @@ def draw_wave(basis: Basis, gemm: Gemm, line: pd.DataFrame, size: int | None = N
     figure, (axes,) = panels(1, _title(cliff, predicted, len(line)), (11.0, 6.5))
     # 2. Draw the predicted line, and the edges of the kernel that is predicted at the cliff or,
     # without a cliff, at the largest M.
-    label = (
-        "predicted" if line.empty else "predicted by a model that was also fitted to these cases"
-    )
+    is_fitted = basis.calibrated and not line.empty
+    label = "predicted by a model that was also fitted to these cases" if is_fitted else "predicted"
     axes.plot(predicted["m"], predicted["time_us"], **PREDICTION, label=label)
     kernel_m = predicted["m"].iloc[-1] if cliff is None else cliff["m"]
     kernel_row = predicted[predicted["m"] == kernel_m].iloc[-1]
@@ -132,7 +132,9 @@ def _title(cliff: pd.Series | None, predicted: pd.DataFrame, measured: int) -> s
 def _explain(axes: Axes, cliff: pd.Series, predicted: pd.DataFrame) -> None:
     """Draw an arrow at the cliff, and write what the model predicts for both of its sizes.
 
-    If the model predicts different kernels for the two sizes, the text names this as the cause.
+    If the model predicts different kernels for the two sizes, the text says so. It names the other
+    kernel as the cause only if the predicted cliff is at least half as high as the measured one,
+    both as logarithms.
 
     Args:
         axes: where to draw.
@@ -148,10 +150,11 @@ def _explain(axes: Axes, cliff: pd.Series, predicted: pd.DataFrame) -> None:
         fontsize=13,
         arrowprops={"arrowstyle": "->"},
     )
-    lines, kernels, wave_counts = [], [], []
+    lines, kernels, wave_counts, times = [], [], [], []
     for size in (cliff["m"], cliff["after"]):
         row = predicted.loc[predicted["m"] == size].iloc[0]
         kernels.append((row["tile"], row["split"]))
+        times.append(row["time_us"])
         waves = int(np.ceil(row["waves"]))
         wave_counts.append(waves)
         lines.append(
@@ -162,7 +165,12 @@ def _explain(axes: Axes, cliff: pd.Series, predicted: pd.DataFrame) -> None:
         cause = "another kernel"
         if wave_counts[0] != wave_counts[1]:
             cause += " and a different number of waves"
-        lines.append(f"the model attributes the cliff to {cause}")
+        predicted_ratio = times[1] / times[0]
+        if np.log(predicted_ratio) / np.log(cliff["ratio"]) >= _EXPLAINED:
+            lines.append(f"the model attributes the cliff to {cause}")
+        else:
+            change = f"{signed_percent(predicted_ratio - 1)} instead of {cliff['ratio'] - 1:+.0%}"
+            lines.append(f"the model predicts {cause}, but {change}")
     axes.text(
         0.99,
         0.03,

@@ -137,7 +137,8 @@ def all_parts() -> tuple[RecorderPart, ...]:
         ),
         RecorderPart(
             "kernels",
-            "all Triton families and candidates, then the checkout's GPU tests",
+            "all Triton families and candidates"
+            + ("" if INSTALLED else ", then the checkout's GPU tests"),
             (
                 _sweeps(
                     "candidates",

@@ -414,7 +414,7 @@ class Recorder:
         place = self._place
         left = self._left
         expected = step.expected(place.kind) or 0.0
-        self._note(f"{step.name}: takes about {expected:,.0f} s; {left:,.0f} s remain …")
+        needed = expected
         command = self._command(step)
         if step.sweeps:
             # A sweep stops by itself, so only the end of the slice limits it. Its budget is the
@@ -422,11 +422,13 @@ class Recorder:
             # slice has time to spare, and then gets its whole expected time once more.
             limit = left
             budget = expected if self._used_up(step) else self._seconds_left(step)
+            needed = budget
             stop_after = max(left - _IMPORT_SECONDS, 1.0)
             command += ["--budget", f"{budget:.0f}s", "--stop-after", f"{stop_after:.0f}s"]
         else:
             # A command that hangs must not use up the time of the steps after it.
             limit = min(left, max(_PATIENCE * expected, _MIN_PATIENCE))
+        self._note(f"{step.name}: takes about {needed:,.0f} s; {left:,.0f} s remain …")
         # 2. Run the command, and store how it ended.
         began = self._now()
         code, output = self._run(command, limit)

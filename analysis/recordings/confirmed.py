@@ -127,7 +127,8 @@ def _read_ratios(part: SourceRun) -> dict[tuple[Contender, Contender], list[tupl
     parsed = [_parse_pair(row, planned) for row in table.rows.to_dict("records")]
     # 2. Report damaged lines, and leave them out.
     table.faults.record(
-        [line is None for line in parsed], "its two cases or their ratios cannot be read"
+        [line is None for line in parsed],
+        f"it does not have two planned cases and at least {_LEAST_BLOCKS} ratios",
     )
     table.faults.leave_out()
     # 3. Collect the processes of each pair. A claim must rest on more than one process.

@@ -174,7 +174,7 @@ def read_csv(
     numbered = [(number, line) for number, line in enumerate(lines, 2) if line]
     cells, complete = _split_cells(header, [line for _, line in numbered], kinds)
     faults = Faults(path, [number for number, _ in numbered], remedy)
-    faults.record(~complete, "its cells do not match the header")
+    faults.record(~complete, "it is not UTF-8 text, or its cells do not match the header")
     columns = {}
     for name, kind in kinds.items():
         values, wrong = _convert(cells.get(name, [""] * len(numbered)), kind)

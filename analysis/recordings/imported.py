@@ -87,6 +87,18 @@ def read_collections(folder: Path) -> dict[str, pd.DataFrame]:
     return {str(source): collection for source, collection in rows.groupby("source", sort=False)}
 
 
+def import_again(folder: Path) -> str:
+    """Return the sentences that say how to replace a damaged import.
+
+    A complete import is not repeated, so its folder has to be moved away first.
+    """
+    again = command(f"analysis import --machine {folder.name}")
+    return (
+        f"Move {folder} away; then run {again}. If you had imported a file, name it in this "
+        "command."
+    )
+
+
 def _unreadable(path: Path, error: Exception) -> UserError:
     """Return the error to raise for an unreadable file.
 
@@ -94,9 +106,7 @@ def _unreadable(path: Path, error: Exception) -> UserError:
     """
     lines = str(error).splitlines()
     reason = lines[0] if lines else type(error).__name__
-    return UserError(
-        f"{path} cannot be read ({reason}); run {command('analysis import')} to write it again."
-    )
+    return UserError(f"{path} cannot be read ({reason}). {import_again(path.parent)}")
 
 
 def _are_sound(rows: pd.DataFrame) -> NDArray[np.bool_]:
@@ -111,8 +121,8 @@ def _unsound(path: Path, sound: NDArray[np.bool_]) -> UserError:
     """Return the error to raise for a file with invalid rows; its message names the first one."""
     first_unsound = int(np.argmin(sound))  # position of the first False
     return UserError(
-        f"row {first_unsound + 1} of {path} has an invalid size or time; "
-        f"run {command('analysis import')} to write it again."
+        f"row {first_unsound + 1} of {path} has an invalid size or time. "
+        f"{import_again(path.parent)}"
     )
 
 

@@ -164,14 +164,17 @@ def find_recording(machine: str | None, results: Path = RESULTS) -> Path:
     Raises:
         UserError: if there is no such recording, or if no machine or several machines match.
     """
-    folders = [path.parent for path in results.glob("*/run.json")]
-    if machine is None:
-        if not folders:
-            raise UserError(f"nothing is recorded yet; run {target('sweep', 'run')} first.")
-        return max(folders, key=lambda folder: (folder / "run.json").stat().st_mtime)
     recorded = sorted(recorded_machines(results))
     if not recorded:
         raise UserError(f"nothing is recorded yet; run {target('sweep', 'run')} first.")
+    if machine is None:
+        folders = [path.parent for path in results.glob("*/run.json")]
+        if not folders:
+            raise UserError(
+                f"no machine was measured here yet; run {target('sweep', 'run')} first, or name a "
+                f"recorded machine: {', '.join(recorded)}."
+            )
+        return max(folders, key=lambda folder: (folder / "run.json").stat().st_mtime)
     slug = slug_at(results, machine)
     for folder in (results / slug, results / PUBLISHED / slug):
         if (folder / "run.json").exists():

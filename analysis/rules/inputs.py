@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from analysis.recordings.imported import PLACE, is_complete
+from analysis.recordings.imported import PLACE, import_again, is_complete
 from analysis.recordings.load import (
     PUBLISHED,
     Recording,
@@ -22,7 +22,7 @@ from analysis.rules.judge import NOT_MEASURED, Evidence, RuleResult, judge_all
 from analysis.rules.tensor_cores import TimedStep, model_rules, read_profiled_steps
 from kernels.common.aliases import slug_meant
 from kernels.common.errors import UserError
-from kernels.common.program import RESULTS, command, target
+from kernels.common.program import RESULTS, target
 from kernels.machine import Machine, known_machines
 
 
@@ -175,9 +175,7 @@ def imported_rules(results: Path) -> list[dict[str, Any]]:
             rows = json.loads(path.read_bytes())
             judged = [row for row in rows if row["verdict"] != NOT_MEASURED]
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
-            raise UserError(
-                f"{path} cannot be read; run {command('analysis import')} to write it again."
-            ) from None
+            raise UserError(f"{path} cannot be read. {import_again(folder)}") from None
         documents.append(
             {
                 "machine": folder.name,

@@ -19,6 +19,7 @@ from analysis.model.calibrate import calibrate
 from analysis.model.fitted import sampled_positions
 from analysis.model.predict import Model
 from analysis.model.query import Query
+from analysis.recordings.imported import import_again
 from analysis.recordings.load import Recording, workloads_of
 from analysis.recordings.repetition import places_of, steady_times
 from analysis.rules.catalogue import Rule, all_rules
@@ -26,7 +27,7 @@ from analysis.rules.pairing import PAIRINGS, Match, TimedCase, pairs_of
 from analysis.rules.rule_finding import Effect, RuleFinding, find_verdict
 from kernels.common.counts import counted
 from kernels.common.errors import UserError
-from kernels.common.program import command, target
+from kernels.common.program import target
 from kernels.config import HAND_WRITTEN
 from kernels.machine import Machine
 from kernels.operation import Series, Workload, products_of
@@ -175,7 +176,7 @@ class Evidence:
         because their times include the quantisation of the activations.
 
         Raises:
-            UserError: if the import is incomplete.
+            UserError: if the predictions of the import are missing or damaged.
         """
         # predicted.csv has one row for each case of the same sample, in the same order.
         products = recording.products
@@ -186,10 +187,7 @@ class Evidence:
         except (OSError, ValueError):
             predicted_us = np.empty(0)
         if len(predicted_us) != len(products):
-            raise UserError(
-                f"The import in {recording.folder} is incomplete. Run "
-                f"{command('analysis import')} again to complete it."
-            )
+            raise UserError(f"{path} is missing or damaged. {import_again(recording.folder)}")
         is_kept = products["dtype"].isin(TIMED_DTYPES).to_numpy()
         products = products[is_kept]
         seconds = products["time_us"].to_numpy(dtype=float) * 1e-6

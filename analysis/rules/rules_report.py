@@ -69,7 +69,7 @@ def rules_markdown(rows: Sequence[RuleResult], machine: Machine, caption: str) -
         "",
         "## Without a verdict",
         "",
-        "| rule | statement | |",
+        "| rule | statement | reason |",
         "|---|---|---|",
         *(
             table_row([row.id, f"{row.statement} ({row.source})", row.reason])

@@ -30,6 +30,7 @@ from sweeps.timing.statistics import median, median_interval
 
 _EXACT_FP32 = "exact FP32, because TF32 is not allowed"
 _NOT_MATRIX = "not a matrix operation"
+_REWRITE = target("rules FRESH=1", "profile --fresh")
 _MAX_OPERATIONS = 25  # maximum number of operations in a step's table
 # Smallest share of the eligible time in Tensor Core kernels with which a step counts as using them.
 _MIN_USED_SHARE = 0.9
@@ -111,8 +112,7 @@ def read_profiled_steps(folder: Path) -> list[TimedStep]:
     path = folder / "models.json"
     if not path.exists():
         return []
-    rewrite = target("rules FRESH=1", "profile --fresh")
-    unreadable = f"{path} cannot be read; run {rewrite} to write it again."
+    unreadable = f"{path} cannot be read; run {_REWRITE} to write it again."
     try:
         document = json.loads(path.read_bytes())
         schema = document["schema"]
@@ -121,7 +121,7 @@ def read_profiled_steps(folder: Path) -> list[TimedStep]:
     # Check the schema first, because a file with another schema may have other fields.
     if schema != SCHEMA:
         raise UserError(
-            f"{path} has schema {schema}; this version reads schema {SCHEMA}. Run {rewrite} to "
+            f"{path} has schema {schema}; this version reads schema {SCHEMA}. Run {_REWRITE} to "
             "write it again."
         )
     if misfit(document, _MODELS):
@@ -141,7 +141,12 @@ def _model_step(folder: Path, entry: dict[str, Any], kind: str, unreadable: str)
     """
     if not _TRACE.fullmatch(entry["trace"]):
         raise UserError(unreadable)
-    account = account_of([folder / entry["trace"]])
+    path = folder / entry["trace"]
+    try:
+        account = account_of([path])
+    except UserError:
+        # The error's advice to record the trace again would not say with which command.
+        raise UserError(f"{path} cannot be read; run {_REWRITE} to write it again.") from None
     return TimedStep(
         printable(entry["model"]), printable(entry["dtype"]), kind, account, entry["seconds"]
     )

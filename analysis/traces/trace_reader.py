@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from kernels.common.counts import counted
 from kernels.common.errors import UserError
 
 EVENTS = "traceEvents"
@@ -175,8 +176,8 @@ class _Window:
     def damaged(self) -> UserError:
         """Return the error for text that is not JSON, ends too early, or has too long a value."""
         return UserError(
-            f"{self._path} is damaged or incomplete after {self._values_read:,} JSON values. Copy "
-            "the trace again, or record it again."
+            f"{self._path} is damaged or incomplete after "
+            f"{counted(self._values_read, 'JSON value')}. Copy the trace again, or record it again."
         )
 
     def not_a_trace(self) -> UserError:

@@ -61,6 +61,7 @@ def validation_text(validation: Validation) -> str:
     skipped = ", ".join(
         f"{count:,} {_SKIPPED.get(reason, reason)}"
         for reason, count in validation.source.skipped.items()
+        if count
     )
     left_out = f"; rows left out: {skipped}" if skipped else ""
     lines = [
@@ -151,9 +152,10 @@ def advice_text(worth: AdviceValue, measured: Mapping[int, MeasuredValue] | None
     ]
     # The option "z" of the formats below prints a loss or gain that rounds to -0.0% as 0.0%.
     for name, padding in worth.padding.items():
+        verb = "was" if padding.moved == 1 else "were"
         lines.append(
             f"Pad queries, following the {_RULES.get(name, name)}: {padding.moved:,} of "
-            f"{counted(worth.pads, 'shape')} were padded. The mean gain is {padding.gain:z.2%} "
+            f"{counted(worth.pads, 'shape')} {verb} padded. The mean gain is {padding.gain:z.2%} "
             f"(best possible: {worth.hindsight:.2%}), and the 95th percentile of the loss is "
             f"{padding.loss_p95:z.1%}. This rule pads {padding.found:.0%} of the shapes that could "
             "gain at least 5%."

@@ -159,7 +159,7 @@ def test_an_imported_table_is_a_recording_that_is_read_like_our_own(tmp_path: Pa
     with pytest.raises(UserError, match=r"cannot be read \(cannot safely cast"):
         read_imported(folder)
     (folder / "measurements.parquet").write_bytes(b"damaged")
-    with pytest.raises(UserError, match="run `python -m analysis import` to write it again"):
+    with pytest.raises(UserError, match="away; then run `python -m analysis import --machine"):
         read_imported(folder)
 
 
@@ -168,7 +168,7 @@ def test_rules_need_the_predictions_of_a_complete_import(tmp_path: Path, text: s
     folder = write_imported(read_table(written(tmp_path, frame())), H100, tmp_path)
     if text is not None:
         (folder / "predicted.csv").write_text(text)
-    with pytest.raises(UserError, match=r"The import in .* is incomplete"):
+    with pytest.raises(UserError, match=r"predicted.csv is missing or damaged. Move .* away"):
         Evidence.from_recording(load(folder))
 
 

@@ -317,7 +317,7 @@ def test_damaged_collections_are_named_and_left_out(
         assert "row 1 of" in capsys.readouterr().err
     place.write_bytes(b"no table")
     assert priors_for(recording, rows) == {}
-    assert "run `python -m analysis import` to write it again" in capsys.readouterr().err
+    assert "run `python -m analysis import --machine nvidia-h100-sxm`" in capsys.readouterr().err
 
 
 def test_every_limit_has_its_kind() -> None:

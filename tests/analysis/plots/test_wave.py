@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from matplotlib import pyplot as plt
 
 from analysis.model.basis import find_basis
-from analysis.plots.wave import cliff_at, draw_wave
+from analysis.plots.wave import _explain, cliff_at, draw_wave
 from analysis.recordings.runs import load_runs
 from kernels.problem import Gemm
 from tests.support.command_line import analysis
@@ -65,6 +67,36 @@ def test_the_title_is_the_largest_step(results: Path) -> None:
     assert ("another kernel" in texts) == (not same)
     assert axes.get_xscale() == axes.get_yscale() == "linear"
     plt.close(figure)
+
+
+def test_a_cliff_that_the_model_does_not_predict_is_not_attributed(results: Path) -> None:
+    basis = find_basis("nvidia-h100-sxm", results)
+    gemms = [Gemm(m, 768, 10240, "bf16") for m in (1280, 1281)]
+    predicted = basis.model.predict(basis.query(gemms)).frame()
+    predicted.loc[:, "time_us"] = [100.0, 105.0]
+    predicted.loc[:, "tile"] = ["128x128", "128x256"]
+    for after, words in ((110.0, "attributes the cliff to another"), (180.0, "but +5.0% instead")):
+        figure, axes = plt.subplots()
+        ratio = after / 100.0
+        cliff = pd.Series(
+            {"m": 1280, "after": 1281, "time_us": 100.0, "after_us": after, "ratio": ratio}
+        )
+        _explain(axes, cliff, predicted.assign(m=[1280, 1281]))
+        assert words in axes.texts[-1].get_text()
+        plt.close(figure)
+
+
+def test_the_legend_says_that_the_model_was_fitted_only_if_it_was(results: Path) -> None:
+    basis = find_basis("nvidia-h100-sxm", results)
+    rows = load_runs(results / "nvidia-h100-sxm").products
+    line = rows[(rows["n"] == 768) & (rows["k"] == 10240)]
+    for calibrated in (True, False):
+        figure = draw_wave(replace(basis, calibrated=calibrated), Gemm(1, 768, 10240, "bf16"), line)
+        legend = figure.axes[0].get_legend()
+        assert legend is not None
+        labels = " ".join(text.get_text() for text in legend.get_texts())
+        assert ("also fitted to these cases" in labels) == calibrated
+        plt.close(figure)
 
 
 def test_a_step_can_be_named_and_one_that_was_not_measured_cannot(results: Path) -> None:

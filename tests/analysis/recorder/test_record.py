@@ -140,6 +140,17 @@ def test_a_whole_recording_does_everything_once_in_the_order_of_its_worth(tmp_pa
     assert rules[rules.index("--results") + 1] == str(tmp_path / "rules")
 
 
+def test_a_resumed_sweep_is_announced_with_the_time_that_is_left_of_its_own(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    node.share = 1.0
+    notes = [line for _ in range(30) for line in node.slice(200)[1]]
+    sweeps = [line for line in notes if line.startswith("sweep-defaults: takes about ")]
+    seconds = [int(line.split()[3].replace(",", "")) for line in sweeps]
+    assert len(seconds) > 2
+    assert seconds[0] == 600
+    assert seconds[1] < 500
+
+
 def test_ten_minutes_have_a_bit_of_everything_that_nobody_has_published(tmp_path: Path) -> None:
     node = Node(tmp_path)
     node.slice(600)

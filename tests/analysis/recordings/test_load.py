@@ -62,7 +62,7 @@ def test_problems_read_back(tmp_path: Path) -> None:
     assert problems_of(frame) == problems
 
 
-CELLS = "its cells do not match the header"
+CELLS = "it is not UTF-8 text, or its cells do not match the header"
 
 
 def lines_of(folder: Path) -> list[str]:
@@ -131,8 +131,10 @@ def test_missing_and_broken_files_are_sentences(tmp_path: Path) -> None:
 def test_a_machines_own_run_is_preferred_to_a_recording(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="nothing is recorded yet"):
         find_recording(None, tmp_path)
-    for name in ("published/nvidia-h200", "nvidia-a100-sxm-80gb"):
-        record(tmp_path / name, gemm_cases([(64, 64, 64)]), [1e-6])
+    record(tmp_path / "published/nvidia-h200", gemm_cases([(64, 64, 64)]), [1e-6])
+    with pytest.raises(UserError, match="measured here yet; .* name a recorded machine: nvidia-h2"):
+        find_recording(None, tmp_path)
+    record(tmp_path / "nvidia-a100-sxm-80gb", gemm_cases([(64, 64, 64)]), [1e-6])
     assert find_recording("nvidia-h200", tmp_path) == tmp_path / "published" / "nvidia-h200"
     assert find_recording(None, tmp_path).name == "nvidia-a100-sxm-80gb"
     record(tmp_path / "nvidia-h200", gemm_cases([(64, 64, 64)]), [1e-6])

@@ -384,7 +384,10 @@ def test_damaged_verdicts_of_an_import_say_what_to_do(tmp_path: Path, text: str 
     (folder / "validation.json").write_text("{}")
     if text is not None:
         (folder / "rules.json").write_text(text)
-    with pytest.raises(UserError, match=r"rules\.json cannot be read; run `python -m analysis imp"):
+    with pytest.raises(
+        UserError,
+        match=r"rules\.json cannot be read\. Move .* away; then run `python -m analysis imp",
+    ):
         imported_rules(tmp_path)
 
 

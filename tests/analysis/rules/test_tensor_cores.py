@@ -146,5 +146,5 @@ def test_a_damaged_profile_says_what_to_do(tmp_path: Path) -> None:
         with pytest.raises(UserError, match="run `make rules FRESH=1` to write it again"):
             read_profiled_steps(tmp_path)
     profiled(tmp_path, {**entry, "trace": "traces/none.json.gz"})
-    with pytest.raises(UserError, match="cannot be read: No such file"):
+    with pytest.raises(UserError, match="none.json.gz cannot be read; run `make rules FRESH=1`"):
         read_profiled_steps(tmp_path)

@@ -52,6 +52,9 @@ def test_noise_is_not_followed(tmp_path: Path) -> None:
     text = advice_text(replace(worth, padding={"advice": unchanged}))
     assert "The mean gain is 0.00%" in text
     assert "of the loss is 0.0%." in text
+    for moved, words in ((0, "0 of 100 shapes were padded"), (1, "1 of 100 shapes was padded")):
+        text = advice_text(replace(worth, padding={"advice": replace(unchanged, moved=moved)}))
+        assert words in text
 
 
 def test_a_table_without_neighbours_says_so(tmp_path: Path) -> None:

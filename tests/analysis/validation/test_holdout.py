@@ -93,7 +93,12 @@ def test_a_known_law_is_learned_and_beats_every_baseline(source: PublicRows) -> 
         assert baseline.median is not None
         assert baseline.median > 1.5 * found.errors.median
     assert 0.85 <= found.coverage <= 0.98
-    assert "four fitted" in validation_text(found)
+    text = validation_text(found)
+    assert "four fitted" in text
+    assert "rows left out" not in text
+    skipped = replace(source, skipped={"other_machines": 0, "other_dtypes": 2, "unreadable": 0})
+    text = validation_text(replace(found, source=skipped))
+    assert "; rows left out: 2 in other dtypes\n" in text
 
 
 @pytest.mark.slow
