@@ -16,6 +16,7 @@ from analysis.attention_shapes import CONTEXT, DECODE, FULL, AttentionShapes
 from analysis.imports.attention_tables import AttentionTable, read_calls
 from analysis.model.attention import AttentionFit, peak_of
 from kernels.common.errors import UserError, nearest
+from kernels.common.program import command
 from kernels.machine import Machine, known_machine
 from sweeps.capture.captured import Attention
 

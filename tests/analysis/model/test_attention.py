@@ -194,7 +194,7 @@ def test_what_answers_rest_on(tmp_path: Path) -> None:
 )
 def test_damaged_fits_get_a_sentence(text: str, tmp_path: Path) -> None:
     (tmp_path / FILE).write_text(text)
-    with pytest.raises(UserError, match="cannot be read. Move .*analysis import"):
+    with pytest.raises(UserError, match="cannot be read. Run .*analysis import"):
         find_attention(H100, "bf16", tmp_path)
 
 

@@ -116,7 +116,7 @@ def test_convolutions_and_several_shapes() -> None:
         (64, "64 is not a shape"), ({"m": 8}, "{'m': 8} is not a shape"),
         (None, "None is not a shape"),
         ([], "no shape was given"), ((), "no shape was given"),
-        ([None], "None is not a shape"), (pd.DataFrame({"m": [1]}), "the DataFrame does not have"),
+        ([None], "None is not a shape"), (pd.DataFrame({"m": [1]}), "the DataFrame has no column 'n'"),
         (pd.DataFrame({"m": [1.5], "n": 1, "k": 1, "dtype": "bf16"}), "row 0 of the DataFrame"),
         (pd.DataFrame({"m": [], "n": [], "k": [], "dtype": []}), "the DataFrame has no row"),
         (pd.DataFrame({"m": [1, None], "n": 1, "k": 1, "dtype": "bf16"}), "row 1 of the DataFrame"),
