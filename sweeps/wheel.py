@@ -4,14 +4,17 @@ Many environments have another package that is called ``kernels``, so the wheel 
 top-level name. The packages are copied into ``rooftile/`` (``analysis/rooftile`` becomes the
 namespace itself), and their imports of one another are rewritten. Strings are not rewritten, except
 for the references in docstrings, so no other string may contain a module's name;
-``tests/test_wheel.py`` checks that. setuptools finds this step through ``pyproject.toml``.
+``tests/test_wheel.py`` checks that. Comments are left out. setuptools finds this step through
+``pyproject.toml``.
 """
 
 from __future__ import annotations
 
 import ast
+import io
 import re
 import shutil
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -64,7 +67,20 @@ def rewritten(source: str) -> str:
             lines[index] = lines[index].replace(
                 statement, f"from {in_namespace(node.module)} import", 1
             )
-    return _ROLE.sub(rf"\1{NAMESPACE}.\2", "".join(lines))
+    return _ROLE.sub(rf"\1{NAMESPACE}.\2", without_comments("".join(lines)))
+
+
+def without_comments(source: str) -> str:
+    """Return a module's source without its comments, which take 8% of the wheel.
+
+    Every statement keeps its line, so tracebacks name the same lines as in the checkout.
+    """
+    lines = source.splitlines(keepends=True)
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            row, column = token.start
+            lines[row - 1] = lines[row - 1][:column].rstrip() + "\n"
+    return "".join(lines)
 
 
 def gather(root: Path, target: Path) -> None:

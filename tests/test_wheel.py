@@ -18,7 +18,15 @@ import pytest
 
 from analysis.rooftile import __version__
 from sweeps.bootstrap import POINTER, POINTING_MODULE
-from sweeps.wheel import NAMESPACE, PACKAGES, SET_UP, files, gather, rewritten
+from sweeps.wheel import (
+    NAMESPACE,
+    PACKAGES,
+    SET_UP,
+    files,
+    gather,
+    rewritten,
+    without_comments,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
 MODULE = re.compile(rf"(?<![\w.])(?:{'|'.join(PACKAGES)})(?:\.\w+)+")
@@ -91,6 +99,17 @@ def test_every_file_has_a_place(site: Path) -> None:
         path.name for path in (site / NAMESPACE).iterdir()
     }
     assert not [path for path in there if path.name in {Path(name).name for name in SET_UP}]
+
+
+def test_comments_are_left_out_and_every_statement_keeps_its_line() -> None:
+    source = 'x = "# no comment"  # one\n# another\ny = """a\n# text\n"""\n'
+    assert without_comments(source) == 'x = "# no comment"\n\ny = """a\n# text\n"""\n'
+    for path in sorted((ROOT / "kernels").rglob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        stripped = ast.parse(without_comments(text))
+        assert ast.dump(stripped, include_attributes=True) == ast.dump(
+            ast.parse(text), include_attributes=True
+        )
 
 
 def test_an_import_that_binds_a_package_is_refused() -> None:

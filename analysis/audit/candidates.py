@@ -77,8 +77,8 @@ def candidates(
     """Return new values of a dimension that are both valid and usual in practice.
 
     - Widths change by at most :data:`REACH`. Each of ``tp`` GPUs gets an equal part of a width.
-      This part is a multiple of 64, 128 or 256. If there is no such width, the part is a multiple
-      of 8, 16 or 32. If ``multiple`` is None, the usual width of a gated layer is also a candidate.
+      This part is a multiple of 64, 128 or 256. If no width allows that, the part is a multiple of
+      8, 16 or 32. If ``multiple`` is None, the usual width of a gated layer is also a candidate.
     - The number of heads divides the hidden size if it does so in the original model. The number of
       key/value heads divides the number of heads. A new width of a head is a multiple of 8.
     - A vocabulary and the numbers of experts, classes, labels and input channels can only grow.

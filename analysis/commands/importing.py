@@ -106,7 +106,9 @@ def import_command(
     if machine != _ALL:
         slug = slug_meant(machine, known_machines())
         if slug not in by_slug:
-            raise UserError(f"there is no table for {slug}; name one of {', '.join(by_slug)}.")
+            raise UserError(
+                f"no public table has times of {slug}; name one of {', '.join(by_slug)}."
+            )
         chosen = {slug: by_slug[slug]}
     # 3. Import the chosen tables that are not imported yet.
     missing = {

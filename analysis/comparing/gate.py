@@ -86,8 +86,8 @@ class GateResult:
         changes: the estimates that the answer rests on.
         counted: part of the common shift that each case's ratio includes, as a logarithm: all of
             the shift if it is significant, otherwise 0.
-        shift_verdict: verdict on the common shift, in the words of a case's verdict; empty if there
-            is no shift.
+        shift_verdict: verdict on the common shift, in the words of a case's verdict; empty if no
+            common shift was estimated.
         case_verdicts: :data:`SLOWER`, :data:`BELOW` or :data:`UNCLEAR` for each case.
         found: whether each case is significantly slower than the others, by any amount.
         p: probability of a deviation at least this large if the case did not change; NaN if the

@@ -586,8 +586,8 @@ def _savings_at_this_size(
 def _sum_of(parts: Sequence[ExpectedTime | None]) -> ExpectedTime | None:
     """Return the sum of the expected times of all parts of a call.
 
-    Its source is that of the first part. Return None if one of the times is not known, or if there
-    are no parts.
+    Its source is that of the first part. Return None if one of the times is not known, or if
+    ``parts`` is empty.
     """
     known_parts = [part for part in parts if part is not None]
     if not known_parts or len(known_parts) < len(parts):

@@ -177,7 +177,7 @@ def _stats(samples_us: Sequence[float], row: Mapping[Any, Any]) -> dict[str, Any
 
     Without samples, the mean is set to the median, and the minimum and maximum to the ends of the
     interval. The standard deviation is set to the value that would give the case's interval. If
-    there is no interval, the minimum and maximum are also set to the median, and the standard
+    the case has no interval, the minimum and maximum are also set to the median, and the standard
     deviation is 0.
     """
     if samples_us:

@@ -268,8 +268,8 @@ def _interference_sentences(
         return []
     if not interference:
         return [
-            f"No node's {noun}s were timed both alone and together, so it is unknown whether they "
-            "slow each other down."
+            f"The {noun}s were not timed both alone and together on any node, so it is unknown "
+            "whether they slow each other down."
         ]
     # 1. Say which nodes are slowed, and by how much in which kinds of anchor.
     sentences: list[str] = []

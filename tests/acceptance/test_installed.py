@@ -14,8 +14,7 @@ from tests.support.published import PUBLISHED, SLUG
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("installed")]
 
-# The modules and data take 1.0 MB. Tests would add 0.5 MB, and a recording 2.5 MB.
-MOST_BYTES = 1_200_000
+MOST_BYTES = 1_000_000
 SWEEP = """question = "Is a round size faster?"
 op = "gemm"
 [[block]]
