@@ -117,7 +117,8 @@ class GateResult:
     @property
     def log_ratio(self) -> Reals:
         """Log ratio of each case, new over old, with the part ``counted`` of the common shift."""
-        return self.changes.deviation + self.counted
+        # Absurd times may have a ratio that is too large for a double.
+        return np.minimum(self.changes.deviation + self.counted, LARGEST_LOG)
 
     def interval(self) -> tuple[Reals, Reals]:
         """Return the ends of the 95% interval of each ratio, new over old; NaN if unknown."""
