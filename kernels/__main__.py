@@ -23,6 +23,7 @@ from kernels.cli import (
     print_json,
     run,
 )
+from kernels.common.checks import check_folder
 from kernels.common.counts import counted
 from kernels.common.errors import UserError, nearest
 from kernels.common.program import needs_extra, target
@@ -193,6 +194,8 @@ def compile_command(
 
     names = implementation or []
     _check_names(names, HAND_WRITTEN)
+    if write is not None:
+        check_folder(write)
     try:
         recorded = None if compare is None else compare.read_text(encoding="utf-8")
     except UnicodeDecodeError:

@@ -98,6 +98,8 @@ def show_command(
         raise UserError("without --plan, only one sweep can be shown; name one, or add --plan.")
     if not plan and (budget or cores):
         raise UserError("--budget and --cores work only with --plan; add --plan.")
+    if not plan and not names and machine:
+        raise UserError("--machine needs a sweep or --plan; name a sweep, or add --plan.")
     if not plan and not names:
         _list_sweeps(json)
         return

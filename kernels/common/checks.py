@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from numbers import Integral
+from pathlib import Path
 from typing import Any
 
 from kernels.common.errors import UserError, nearest
@@ -33,6 +34,15 @@ def check_option(option: str, word: str, known: Sequence[str]) -> None:
     """Refuse a word that an option does not take; suggest the nearest valid word, or list all."""
     if word not in known:
         raise UserError(f"{option} is {word!r}; {nearest(word, known)}")
+
+
+def check_folder(file: Path) -> None:
+    """Refuse a file to write whose folder does not exist, before long work for it begins."""
+    if not file.parent.is_dir():
+        raise UserError(
+            f"{file.parent} is not a folder, so {file.name} cannot be written there; name a file "
+            "in an existing folder."
+        )
 
 
 def check_counts(options: object, *names: str) -> None:

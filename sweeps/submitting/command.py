@@ -13,6 +13,8 @@ from kernels.common.errors import UserError
 from kernels.common.program import RESULTS, same_command
 
 _STARTING_MINUTES = 10  # time to load PyTorch, time anchors, name kernels, and fold
+_GPUS_PER_NODE = 8
+_CPUS_PER_GPU = 4
 
 
 def submit_command(
@@ -37,18 +39,21 @@ def submit_command(
         typer.Option("--nodes", min=1, max=100_000, help="Number of nodes that share the run."),
     ] = 1,
     gpus_per_node: Annotated[
-        int, typer.Option("--gpus-per-node", min=1, max=1000, help="Number of GPUs on each node.")
-    ] = 8,
+        int | None,
+        typer.Option(
+            "--gpus-per-node", min=1, max=1000, help="Number of GPUs on each node [default: 8]."
+        ),
+    ] = None,
     cpus_per_gpu: Annotated[
-        int,
+        int | None,
         typer.Option(
             "--cpus-per-gpu",
             min=1,
             max=1000,
             help="Number of CPU cores for each GPU. Two carry out the run; up to 12 others compile "
-            "kernels.",
+            "kernels [default: 4].",
         ),
-    ] = 4,
+    ] = None,
     exclusive: Annotated[
         bool, typer.Option("--exclusive", help="Reserve whole nodes for the jobs.")
     ] = False,
@@ -107,13 +112,18 @@ def submit_command(
     # 1. Check the options.
     if device not in ("gpu", "cpu"):
         raise UserError(f"--device {device!r} cannot be used to submit jobs; give gpu or cpu.")
+    if device == "cpu" and (gpus_per_node or cpus_per_gpu):
+        raise UserError(
+            "--gpus-per-node and --cpus-per-gpu work only with --device gpu; leave them out."
+        )
     chosen = tuple(_with_full_paths(group) for group in names or ())
     choose_sweeps(Request(chosen).sweeps)  # reports a misspelt name here instead of on every node
     seconds = parse_seconds(budget)
     default_minutes = 2 * (seconds or DEFAULT_BUDGET[device]) / 60 + _STARTING_MINUTES
     time_limit = minutes or round(default_minutes)
-    gpus = 0 if device == "cpu" else gpus_per_node
-    resources = Resources(gpus, cpus_per_gpu, time_limit, partition, account, exclusive)
+    gpus = 0 if device == "cpu" else gpus_per_node or _GPUS_PER_NODE
+    cpus = cpus_per_gpu or _CPUS_PER_GPU
+    resources = Resources(gpus, cpus, time_limit, partition, account, exclusive)
     # 2. Print a script if the user requested that.
     if print_:
         if fresh:

@@ -175,6 +175,7 @@ def test_recordings_of_two_days_become_one(tmp_path: Path) -> None:
         (("run", "--budget", "soon"), "--budget is 'soon'; give a time"),
         (("run", "--shard", "3/2"), "--shard takes I/N"),
         (("run", "--shard", "1/" + "9" * 5000), "--shard takes I/N"),
+        (("show", "--machine", "h100"), "--machine needs a sweep or --plan"),
         (("show", "--plan", "--cores", "0"), "greater than or equal to 1"),
         (("doctor", "--again", "--cases", "0"), "greater than or equal to 1"),
         (("show", "sqare"), "did you mean 'square'"),

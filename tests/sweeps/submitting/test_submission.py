@@ -83,6 +83,7 @@ def test_a_job_that_cannot_begin_says_why(tmp_path: Path) -> None:
         (["squrae", "--cluster", "local"], "squrae"),
         (["--budget", "soon"], "--budget is 'soon'; give a time"),
         (["--device", "tpu"], "--device 'tpu' cannot be used to submit jobs; give gpu or cpu."),
+        (["--cpus-per-gpu", "6"], "--cpus-per-gpu work only with --device gpu; leave them out."),
         (["--print", "--fresh"], "--print cannot be combined with --fresh"),
     ],
 )
