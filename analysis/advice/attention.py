@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from analysis.model.attention import peak_of
 from analysis.model.attention_basis import FRAMEWORKS, find_attention
 from analysis.model.basis import Basis
-from kernels.common.checks import check_option, is_whole
+from kernels.common.checks import check_option, check_size, is_whole
 from kernels.common.errors import UserError
 from sweeps.capture.captured import Attention
 
@@ -25,10 +24,10 @@ def parse_attention(text: str) -> Attention:
     no mask, the call is ``causal``.
 
     Raises:
-        UserError: if the text does not have this form, or the number of KV heads does not divide
-            the number of heads.
+        UserError: if the text does not have this form, if a size is 0 or too large, or if the
+            number of KV heads does not divide the number of heads.
     """
-    fields = text.split(",")
+    fields = [field.strip().lower() for field in text.split(",")]
     if len(fields) < _FIELDS_WITH_MASK:
         fields.append(CAUSAL)
     *sizes, dtype, mask = fields
@@ -37,6 +36,8 @@ def parse_attention(text: str) -> Attention:
             f"{text!r} is not an attention call; give --attention as {_FORM}, such as "
             "8,2048,32,8,128,bf16."
         )
+    for name, size in zip(_FORM.split(","), sizes, strict=False):
+        check_size(int(size), name)
     check_option("--attention", mask, (CAUSAL, FULL, DECODE))
     batch, tokens, heads, kv_heads, head_width = [int(size) for size in sizes]
     return Attention(
@@ -56,9 +57,9 @@ def attention_row(work: Attention, basis: Basis, framework: str | None) -> dict[
     """Return the answer to an attention query, with the keys of a GEMM answer that apply to it.
 
     Raises:
-        UserError: if the machine is a CPU, if the dtype is not bf16 or fp16, if the attention fits
-            of the machine's import cannot be read, or if the given framework is unknown or was not
-            measured.
+        UserError: if the machine is a CPU, if the dtype is not bf16 or fp16 or the machine does not
+            support it, if the attention fits of the machine's import cannot be read, or if the
+            given framework is unknown or was not measured.
     """
     machine = basis.model.machine
     attention_basis = find_attention(machine, work.dtype, basis.folder)
@@ -67,11 +68,12 @@ def attention_row(work: Attention, basis: Basis, framework: str | None) -> dict[
             f"attention in {work.dtype} was not measured on any machine like {machine.slug}; ask "
             "for bf16 or fp16 on a GPU."
         )
+    peak = machine.peak(work.dtype)
     if framework is not None:
         check_option("--attention-kernel", framework, FRAMEWORKS)
     time = attention_basis.predict(work, framework)
     flops_per_second = work.flops / time.seconds
-    peak_share = flops_per_second / peak_of(machine)
+    peak_share = flops_per_second / peak
     limit_words = {"compute": "arithmetic", "memory": "memory", "launch": "launching"}
     return {
         "machine": machine.slug,

@@ -228,6 +228,24 @@ def test_what_is_no_call_gets_a_sentence(text: str) -> None:
         parse_attention(text)
 
 
+def test_a_call_may_have_spaces_and_upper_case() -> None:
+    assert parse_attention("8, 2048, 32, 8, 128, BF16, Full") == parse_attention(
+        "8,2048,32,8,128,bf16,full"
+    )
+
+
+def test_a_size_has_the_limit_of_a_gemm_s() -> None:
+    with pytest.raises(UserError, match="HEAD_DIM is too large"):
+        parse_attention("8,2048,32,8,99999999999999,bf16")
+
+
+def test_a_dtype_that_the_machine_does_not_compute_is_refused(tmp_path: Path) -> None:
+    basis = find_basis("nvidia-v100-sxm2-16gb", tmp_path)
+    assert attention_row(parse_attention("8,2048,32,8,128,fp16"), basis, None)["time_us"] > 0
+    with pytest.raises(UserError, match="does not compute bf16"):
+        attention_row(parse_attention("8,2048,32,8,128,bf16"), basis, None)
+
+
 def test_an_answer_has_what_a_gemm_s_has(tmp_path: Path) -> None:
     basis = find_basis("nvidia-h100-sxm", tmp_path)
     row = attention_row(parse_attention("8,2048,32,8,128,bf16"), basis, None)
