@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from analysis.advice.recommend import Advice
+from analysis.advice.sizes import aligned_multiple
 from analysis.advice.verdict import LEAVE_IT, VERDICTS
 from kernels.common.counts import counted
-from kernels.problem import DTYPE_BYTES, WIDE_BYTES
 
 MAX_FINDINGS = 10
 _UNIT = 8  # elements: a multiple of this is aligned in every dtype but fp8
@@ -43,11 +43,10 @@ class AdviceFinding:
         best = self.best
         gains = sorted(answer.gain.value for answer in self.advice)
         best_text = f"{best.problem} with {best.change or best.implementation}"
-        if len(gains) == 1:
-            gain_range = f"{gains[0]:.0%}"
-            example = best_text
-        else:
-            gain_range = f"{gains[0]:.0%} to {gains[-1]:.0%}"
+        lowest, highest = f"{gains[0]:.0%}", f"{gains[-1]:.0%}"
+        gain_range = lowest if lowest == highest else f"{lowest} to {highest}"
+        example = best_text
+        if len(gains) > 1:
             example = f"{len(gains):,} shapes, such as {best_text}"
         # A gain per FLOP already accounts for more FLOPs.
         if best.question == "choose":
@@ -71,12 +70,9 @@ class AdviceFinding:
         else:
             make_multiple, other_size = "make them multiples", "other sizes nearby"
         step = self._step()
-        if _cause(best) == "alignment":
-            # In fp8, a multiple of 8 is still misaligned.
-            multiple = max(_UNIT, WIDE_BYTES // DTYPE_BYTES[best.problem.dtype])
+        if _cause(best) == "alignment" and step is not None:
             # Sizes below 16 may become multiples of only 4, such as 4 channels instead of 3.
-            if step is not None:
-                multiple = min(multiple, step)
+            multiple = min(max(_UNIT, aligned_multiple(best.problem)), step)
             action = f"{make_multiple} of {multiple}, because misalignment costs time"
         elif step is not None and step >= _CLEAR_STEP:
             action = f"{make_multiple} of {step}"
@@ -143,7 +139,7 @@ def _dimensions(answer: Advice) -> tuple[str, ...]:
     """Return the dimensions to change; if alignment is the cause, only the misaligned ones."""
     if _cause(answer) != "alignment":
         return tuple(answer.changed)
-    unit = WIDE_BYTES // DTYPE_BYTES[answer.problem.dtype]
+    unit = aligned_multiple(answer.problem)
     return tuple(name for name in answer.changed if getattr(answer.problem, name) % unit)
 
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from analysis.advice.options import Question
-from analysis.advice.sizes import changed
+from analysis.advice.sizes import aligned_multiple, changed
 from kernels.common.counts import counted
-from kernels.problem import DTYPE_BYTES, TIMED_DTYPES, WIDE_BYTES, Problem
+from kernels.problem import TIMED_DTYPES, WIDE_BYTES, Problem
 
 _LEAST_POINTS = 0.5  # smallest part of a gain that is mentioned, in percentage points
 _LEAST_SHARE = 0.1  # smallest part of a gain that is mentioned, as a share of the gain
@@ -165,15 +165,13 @@ def _kernel_cause(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
 
 def _alignment_cause(problem: Problem, option: Problem, assumed: bool) -> str:
     """Name the misaligned sizes that change, and say if the price of misalignment is assumed."""
-    aligned_elements = WIDE_BYTES // DTYPE_BYTES[problem.dtype]
+    multiple = aligned_multiple(problem)
     misaligned = [
-        name.upper()
-        for name in changed(problem, option)
-        if getattr(problem, name) % aligned_elements
+        name.upper() for name in changed(problem, option) if getattr(problem, name) % multiple
     ]
     caveat = "; the price is assumed, because no such sizes were measured" if assumed else ""
     verb = "is not a multiple" if len(misaligned) == 1 else "are not multiples"
-    return f"alignment ({' and '.join(misaligned)} {verb} of {aligned_elements}{caveat})"
+    return f"alignment ({' and '.join(misaligned)} {verb} of {multiple}{caveat})"
 
 
 def why_not(problem: Problem, row: Mapping[str, Any], question: Question, uncertain: bool) -> str:

@@ -254,8 +254,9 @@ def _other_implementation(
     }
     if not gains:
         return None
-    fastest = max(gains, key=lambda name: gains[name].value)
-    verdict_word = verdict(gains[fastest], CONFIRMED, 0.0)
+    verdicts = {name: verdict(gain, CONFIRMED, 0.0) for name, gain in gains.items()}
+    best = max(gains, key=lambda name: _rank(verdicts[name], gains[name], 0.0))
+    verdict_word = verdicts[best]
     if verdict_word == LEAVE_IT:
         return None
     return Advice(
@@ -264,12 +265,12 @@ def _other_implementation(
         question=question.kind,
         verdict=verdict_word,
         evidence=CONFIRMED,
-        implementation=fastest,
+        implementation=best,
         **_columns("predicted", Gain(0.0, 0.0, 0.0)),
-        **_columns("measured", gains[fastest]),
+        **_columns("measured", gains[best]),
         extra_flops=0.0,
         extra_bytes=0.0,
-        reason=f"{fastest} is faster than {library} for this shape",
+        reason=f"{best} is faster than {library} for this shape",
     )
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from kernels.common.checks import check_counts
 from kernels.common.errors import UserError
 from kernels.config import ceil_div
-from kernels.problem import Gemm, Problem
+from kernels.problem import DTYPE_BYTES, WIDE_BYTES, Gemm, Problem
 
 _MULTIPLES = (8, 16, 32, 64, 128, 256)
 _LARGE_STEPS = {64, 128}  # a size that is a multiple of one of these may grow to the next multiple
@@ -106,6 +106,12 @@ def dimensions(problem: Problem) -> tuple[str, ...]:
     return ("m", "n", "k") if isinstance(problem, Gemm) else ("c", "kout")
 
 
+def aligned_multiple(problem: Problem) -> int:
+    """Return the number of elements whose multiples are aligned: 16 bytes in every group."""
+    groups = 1 if isinstance(problem, Gemm) else problem.groups
+    return groups * WIDE_BYTES // DTYPE_BYTES[problem.dtype]
+
+
 def sizes_of(problem: Problem) -> list[int]:
     """Return the sizes of a problem in the order of :func:`dimensions`."""
     return [getattr(problem, name) for name in dimensions(problem)]
@@ -188,7 +194,8 @@ def sizes_near(
         }
         candidates = {int(ceil_div(size, step)) * step for step in steps}
         # If the size is a multiple of a large step, its nearest multiple is the size itself.
-        candidates |= {int(size // step + 1) * step for step in steps & _LARGE_STEPS}
+        large_steps = {math.lcm(step, constraints.multiple) for step in _LARGE_STEPS}
+        candidates |= {(size // step + 1) * step for step in large_steps}
         if constraints.any_size and high - low <= _EVERY:
             candidates |= set(range(low, high + 1))
         if choose:

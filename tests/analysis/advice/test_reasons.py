@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from analysis.advice.options import Question
 from analysis.advice.reasons import why, why_not
-from kernels.problem import Gemm
+from kernels.problem import Conv, Gemm
 from kernels.timemodel.estimate import LIMITS as ALL_LIMITS
 
 PROBLEM = Gemm(1281, 768, 10240, "bf16")
@@ -65,6 +66,12 @@ def test_alignment_is_named_with_the_size_that_lacks_it() -> None:
     assert "(N is not" in one or "alignment" not in one
     assumed = why(odd, Gemm(4096, 4104, 4096, "bf16", "nn"), row(), row(), 0.6, assumed=True)
     assert "the price is assumed" in assumed
+
+
+def test_channels_of_a_group_are_named_if_they_are_misaligned() -> None:
+    grouped = Conv.parse("32,120,28,28,128,3,3,1,1,1,2,bf16")
+    reason = why(grouped, replace(grouped, c=128), row(), row(), gain=0.6)
+    assert "alignment (C is not a multiple of 16)" in reason
 
 
 def test_where_memory_binds_bytes_explain_and_tiles_do_not() -> None:

@@ -70,6 +70,12 @@ def test_changed_sizes_are_multiples_of_what_is_asked_for() -> None:
     assert named["n"]
 
 
+def test_a_multiple_that_is_asked_for_may_grow_to_the_next_one() -> None:
+    """4608 is a multiple of 3 · 256, so that the nearest multiple of each step is 4608 itself."""
+    sizes = sizes_near(Gemm(4096, 4608, 4096, "bf16"), 0.125, False, (), SizeConstraints((), (), 3))
+    assert {4800, 4992} <= set(sizes["n"])
+
+
 def test_a_vocabulary_can_be_shared_by_eight() -> None:
     assert any(size % 1024 == 0 for size in names(GEMM, Question())["n"])
     assert any(size % 192 == 0 for size in names(GEMM, Question())["k"])  # the library's tile

@@ -134,6 +134,16 @@ def test_another_implementation_may_be_the_answer() -> None:
     assert left.verdict == LEAVE_IT
 
 
+def test_a_certain_implementation_is_better_than_a_faster_uncertain_one() -> None:
+    measured = known({})
+    measured._other_implementations[ODD, "cublas"] = [
+        ("triton-streamk", (1.3, 0.5, 2.2)),
+        ("triton-splitk", (1.1, 1.05, 1.15)),
+    ]
+    answer = advise(ODD, MODEL, measured, "cublas", Question("pad", 0.0))
+    assert (answer.verdict, answer.implementation) == (DO_IT, "triton-splitk")
+
+
 def recorded(folder: Path, pairs: list[tuple[Gemm, Gemm, float]]) -> Path:
     """Write a recording with confirmed pairs, whose true ratios are given."""
     sizes = [(512, n, 512) for n in (512, 1000, 1001, 1008, 1024)]
@@ -225,6 +235,19 @@ def test_a_finding_names_a_multiple_that_its_example_has() -> None:
     advice = replace(answer(ODD, ROUND, 0.3), problem=image, instead=replace(image, c=4))
     (finding,) = findings([advice])
     assert "bf16, C: make it a multiple of 4, because misalignment costs time" in finding.text()
+
+
+def test_channels_are_aligned_in_each_group() -> None:
+    grouped = Conv.parse("32,120,28,28,128,3,3,1,1,1,2,bf16")
+    advice = replace(answer(ODD, ROUND, 0.3), problem=grouped, instead=replace(grouped, c=128))
+    (finding,) = findings([advice])
+    assert "bf16, C: make it a multiple of 16, because misalignment costs time" in finding.text()
+
+
+def test_equal_gains_are_written_once() -> None:
+    advice = [answer(Gemm(65, n, 64, "fp32"), Gemm(72, n, 64, "fp32"), 0.1) for n in (64, 128)]
+    (finding,) = findings(advice)
+    assert "; gain 10% for " in finding.text()
 
 
 def test_at_most_ten_findings_open_the_page() -> None:
