@@ -26,6 +26,7 @@ from kernels.problem import Problem
 from sweeps.cases.case import Contender
 
 _MOST_FILTERED = 64  # problems; with more, filtering the table once per problem takes too long
+_ROUNDED = 1e-9  # tolerance, because rounding may move the ratio of two sizes past its limit
 
 KINDS = ("pad", "choose")
 """Kinds of queries: ``pad`` needs at least the given sizes, and ``choose`` may pick any sizes near
@@ -265,10 +266,11 @@ def rows_near(
         return rows
     sizes = rows[["m", "n", "k"]].to_numpy(dtype=float, na_value=np.nan)
     near = np.zeros(len(rows), dtype=bool)
+    limit = factor * (1 + _ROUNDED)
     for problem in problems:
         gemm = problem.implied_gemm
         ratio = sizes / [gemm.m, gemm.n, gemm.k]
-        near |= ((ratio <= factor) & (ratio * factor >= 1)).all(axis=1)
+        near |= ((ratio <= limit) & (ratio * limit >= 1)).all(axis=1)
     return rows[near]
 
 
@@ -277,7 +279,8 @@ def read_measurements(rows: pd.DataFrame, recording: Recording) -> Measurements:
 
     Only burst times are used, and only those of cases whose operands are dense and aligned. The
     cases also have to be in the cache state, cold or warm, that most of the recording's cases are
-    in.
+    in. If an implementation computed a problem both with its default config and with others, the
+    others are left out.
 
     A time that the user imported without an interval gets the interval of a single measurement. A
     time from a public table gets no interval, because the user may run another framework or
@@ -302,11 +305,12 @@ def read_measurements(rows: pd.DataFrame, recording: Recording) -> Measurements:
     run_case_deviations = between_cases(recording)
     imported_by_user = recording.public and not recording.is_public_table
     # 2. Convert each row to a measured time with its interval.
-    times: dict[Problem, dict[str, MeasuredTime]] = {}
-    all_times: dict[Contender, list[MeasuredTime]] = {}
-    for problem, name, run, place, samples, seconds, lo, hi in zip(
+    default_times: dict[Contender, list[MeasuredTime]] = {}
+    other_times: dict[Contender, list[MeasuredTime]] = {}
+    for problem, name, config, run, place, samples, seconds, lo, hi in zip(
         problems_of(rows),
         rows["implementation"],
+        rows["config"].fillna(""),
         rows["run"].fillna(""),
         places_of(rows),
         row_rounds,
@@ -327,11 +331,15 @@ def read_measurements(rows: pd.DataFrame, recording: Recording) -> Measurements:
                 between_cases=run_case_deviations.get(run, 0.0),
                 place=place,
             )
-        all_times.setdefault((problem, name), []).append(time)
-        problem_times = times.setdefault(problem, {})
-        # If an implementation has several times, the one with the narrowest interval counts.
-        if name not in problem_times or time.width < problem_times[name].width:
-            problem_times[name] = time
+        times_by_contender = other_times if config else default_times
+        times_by_contender.setdefault((problem, name), []).append(time)
+    # 3. Choose one time of each implementation: the one with the narrowest interval. Times with the
+    #    default config replace those with other configs.
+    all_times = other_times | default_times
+    times: dict[Problem, dict[str, MeasuredTime]] = {}
+    for (problem, name), contender_times in all_times.items():
+        narrowest = min(contender_times, key=lambda time: time.width)
+        times.setdefault(problem, {})[name] = narrowest
     repeats = {
         contender: contender_times
         for contender, contender_times in all_times.items()

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.advice.measurements import Measurements
+from analysis.advice.measurements import Measurements, rows_near
 from analysis.advice.times import _with_reported_interval
 from analysis.model.fit import Fit, SoftwareRange
 from analysis.model.shift import CollectionPair, Shift
@@ -43,6 +43,17 @@ def test_rows_without_a_gpu_are_of_one_place() -> None:
         {"run": "now", "worker": "1/1", "gpu": pd.array([None, np.nan], dtype="Int64")}
     )
     assert places_of(rows).nunique(dropna=False) == 1
+
+
+@pytest.mark.parametrize("percent", range(1, 90))
+def test_the_ends_of_an_allowance_are_near(percent: int) -> None:
+    """1.05 · 100 is 105, but 105 / 100 is a larger float than 1 + 0.05."""
+    sizes = [100 + percent, 100 - percent]
+    rows = pd.DataFrame({"m": sizes, "n": 100, "k": 100})
+    factor = 1 / (1 - percent / 100)
+    assert len(rows_near(rows, [Gemm(100, 100, 100, "bf16")], factor)) == 2
+    grown = rows_near(rows.head(1), [Gemm(100, 100, 100, "bf16")], 1 + percent / 100)
+    assert len(grown) == 1
 
 
 def test_a_time_of_others_has_the_interval_of_what_other_software_should_take() -> None:

@@ -143,6 +143,20 @@ def test_a_time_without_an_interval_stands_only_until_there_is_one(tmp_path: Pat
     )
 
 
+def test_another_config_does_not_replace_the_default(tmp_path: Path) -> None:
+    problem = Gemm(512, 512, 512, "bf16")
+    only_tuned = Gemm(512, 512, 1024, "bf16")
+    cases = [
+        Case("settings", problem, "cublas", "reduced=off"),
+        Case("settings", problem, "cublas"),
+        Case("settings", only_tuned, "cublas", "reduced=off"),
+    ]
+    recording = load(record(tmp_path, cases, [2e-5, 3e-5, 4e-5]))
+    measured = read_measurements(recording.ok, recording)
+    assert measured.times_of(problem)["cublas"].time == pytest.approx(3e-5)
+    assert measured.times_of(only_tuned)["cublas"].time == pytest.approx(4e-5)
+
+
 def test_operands_stored_otherwise_are_not_the_time_of_their_shape(tmp_path: Path) -> None:
     problem = Gemm(512, 513, 512, "bf16")
     odd = ("offset=1", "reduced=off;offset=1", "ld_multiple=64")
