@@ -253,12 +253,14 @@ def _title(source: ModelSource, step: ModelStep) -> str:
 
 def _warnings(source: ModelSource, step: ModelStep) -> list[str]:
     """Warn if each sequence has more tokens than the model has positions."""
-    tokens = step.seq + (step.tokens if step.mode == "decode" else 0)
+    tokens, option = step.seq, "--seq"
+    if step.mode == "decode":
+        tokens, option = step.seq + step.tokens, "--seq or --tokens"
     if source.positions is None or tokens <= source.positions:
         return []
     return [
         f"Warning: the model has {source.positions:,} positions, but each sequence has {tokens:,} "
-        "tokens; give a smaller --seq."
+        f"tokens; give a smaller {option}."
     ]
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from analysis.advice.verdict import DO_IT, LEAVE_IT, LIKELY
 from analysis.audit.account import Account, account_of, as_problem
-from analysis.audit.audit import LeverSearch, audit
+from analysis.audit.audit import LeverSearch, _warnings, audit
 from analysis.audit.audit_report import as_comparison, duration, levers_frame, products_frame
 from analysis.audit.candidates import candidates
 from analysis.audit.levers import Lever, find_levers, try_levers
@@ -48,6 +48,14 @@ def llama() -> Captured:
 
 def flops(products: list[Product]) -> int:
     return sum(product.count * product.work.flops for product in products)
+
+
+def test_too_long_a_sequence_is_warned_of_with_the_options_that_shorten_it() -> None:
+    assert not _warnings(GPT2, ModelStep("decode", seq=1000, tokens=24))
+    (decoding,) = _warnings(GPT2, ModelStep("decode", seq=1, tokens=2000))
+    assert decoding.endswith("has 2,001 tokens; give a smaller --seq or --tokens.")
+    (prefill,) = _warnings(GPT2, ModelStep("prefill", seq=2000, tokens=2000))
+    assert prefill.endswith("has 2,000 tokens; give a smaller --seq.")
 
 
 def levers_of(basis: Basis, vary: tuple[str, ...], vocab: int = 50257) -> list[Lever]:
