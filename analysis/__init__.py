@@ -1,4 +1,5 @@
 """Fit a model to measured times, and derive advice, rules and plots from both.
 
-The package needs no GPU and no Triton. Only auditing a model needs PyTorch.
+PyTorch is needed only to audit a model and to measure; no GPU or Triton is needed to read a
+recording or to predict.
 """

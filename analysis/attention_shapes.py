@@ -11,7 +11,7 @@ from kernels.timemodel.estimate import Array
 CONTEXT, FULL, DECODE = "context", "full", "decode"
 KINDS = (CONTEXT, FULL, DECODE)
 """Kinds of calls: causal attention over a prompt, attention without a mask, and decoding, which has
-one query for each sequence."""
+one query or a few for each sequence."""
 
 _BYTES = 2  # bytes of a 16-bit element
 
@@ -56,8 +56,7 @@ class AttentionShapes(NamedTuple):
     def bytes(self) -> Array:
         """Return the bytes of 16-bit queries, keys, values and results, each moved once."""
         # Results are as large as queries, and values as large as keys. With a window, each
-        # additional query sees one additional key, so all queries together see about
-        # ``seen + queries`` keys.
+        # additional query sees one additional key.
         query_and_result_vectors = 2 * self.heads * self.queries
         keys_read = np.minimum(self.seen + self.queries, self.keys)
         key_and_value_vectors = 2 * self.kv_heads * keys_read

@@ -20,12 +20,11 @@ _SMALLEST_SHARE = 0.1
 
 @dataclass(frozen=True)
 class Answer:
-    """Advice on one problem, with the kind and the source of the data behind it.
+    """Advice on one problem, with the data behind it.
 
     Attributes:
-        advice: the recommendation for the problem.
         basis: kind of the data, such as ``recorded`` or ``public``.
-        source: origin of the data in words.
+        source: where the data come from, in words.
     """
 
     advice: Advice
@@ -33,12 +32,12 @@ class Answer:
     source: str
 
     def to_json(self) -> dict[str, Any]:
-        """Return a flat record, as documented for ``recommend --json``."""
+        """Return the answer as ``recommend --json`` prints it."""
         return {**self.advice.to_json(), "basis": self.basis, "source": self.source}
 
 
 def answers_to(problems: Sequence[Problem], basis: Basis, question: Question) -> list[Answer]:
-    """Return an answer for each problem, in the order of the problems.
+    """Return an answer about each problem.
 
     Raises:
         UserError: if the machine's recording cannot be read, if the machine does not support a

@@ -13,15 +13,15 @@ from sweeps.capture.captured import Attention
 CAUSAL, FULL, DECODE = "causal", "full", "decode"
 _FORM = "B,S,HEADS,KV_HEADS,HEAD_DIM,dtype[,causal|full|decode]"
 _FIELDS_WITH_MASK = 7  # number of fields in this form if the mask is given
+_LIMIT_WORDS = {"compute": "arithmetic", "memory": "memory", "launch": "launching"}
 
 
 def parse_attention(text: str) -> Attention:
     """Parse an attention call from the command line, such as ``8,2048,32,8,128,bf16,causal``.
 
     The text has the form ``B,S,HEADS,KV_HEADS,HEAD_DIM,dtype[,mask]``, where the mask is
-    ``causal``, ``full`` or ``decode``. The call has B sequences of S tokens each. With ``decode``,
-    each sequence has only one query, which attends to the S keys of the sequence. If the text names
-    no mask, the call is ``causal``.
+    ``causal`` (the default), ``full`` or ``decode``. The call has B sequences of S tokens each.
+    With ``decode``, each sequence has only one query, which attends to the S keys of the sequence.
 
     Raises:
         UserError: if the text does not have this form, if a size is 0 or too large, or if the
@@ -54,7 +54,7 @@ def parse_attention(text: str) -> Attention:
 
 
 def attention_row(work: Attention, basis: Basis, framework: str | None) -> dict[str, Any]:
-    """Return the answer to an attention query, with the keys of a GEMM answer that apply to it.
+    """Return the row that ``predict --json`` prints for an attention call.
 
     Raises:
         UserError: if the machine is a CPU, if the dtype is not bf16 or fp16 or the machine does not
@@ -74,7 +74,6 @@ def attention_row(work: Attention, basis: Basis, framework: str | None) -> dict[
     time = attention_basis.predict(work, framework)
     flops_per_second = work.flops / time.seconds
     peak_share = flops_per_second / peak
-    limit_words = {"compute": "arithmetic", "memory": "memory", "launch": "launching"}
     return {
         "machine": machine.slug,
         "problem": work.spec(),
@@ -87,5 +86,5 @@ def attention_row(work: Attention, basis: Basis, framework: str | None) -> dict[
         "evidence": "predicted",
         "basis": attention_basis.kind,
         "source": attention_basis.source(framework),
-        "explanation": f"limited by {limit_words[time.limit]}, {peak_share:.0%} of the peak",
+        "explanation": f"limited by {_LIMIT_WORDS[time.limit]}, {peak_share:.0%} of the peak",
     }

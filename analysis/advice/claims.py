@@ -11,7 +11,7 @@ The distribution of gains is a mixture, as in Stephens, "False discovery rates: 
 Biostatistics 18, 2017. Most of its components are half-normal densities on either side of zero
 gain, with scale parameters of 0.25–64%. The others are normal densities around gains of 1–16%,
 because the measured changes were chosen for their expected gains. The weights of the components are
-fitted to all measured gains by maximum likelihood, with a few pseudo-observations of each
+fitted to all measured gains by maximum likelihood, with a tenth of a pseudo-observation of each
 component.
 """
 
@@ -29,7 +29,7 @@ _WIDTHS = 0.0025 * 2.0 ** np.arange(9)  # standard deviations of the half-normal
 _CENTRES = 0.01 * 2.0 ** np.arange(5)  # log gains around which the normal components lie
 _PSEUDO = 0.1  # pseudo-observations that are added to those of each component
 _ITERATIONS = 300  # maximum number of iterations that fit the weights
-_CONVERGED = 1e-5  # the fit ends if no weight changes by more than this in one iteration
+_CONVERGED = 1e-5  # the fit ends once every weight changes by less than this in one iteration
 _LEAST_ERROR = 2e-4  # smallest standard error of a log ratio that the grid resolves
 _CUT = 1  # number of sorted blocks of a process that are left out at each end
 # Maximum degrees of freedom of an error that is estimated from many pairs. More of them would make
@@ -64,21 +64,21 @@ def from_processes(
     """Estimate each pair's time ratio from blocks of samples that several processes took.
 
     All samples of a process share an error, and only the differences between processes show it. One
-    pair is not enough to estimate this error. The estimates from all pairs are therefore averaged,
-    after the scatter of each pair's blocks is subtracted from its estimate. The average also
-    includes the deviation between processes, which each run measures by re-timing cases. The cases
-    were re-timed minutes later, so this deviation includes slow changes that two consecutive
-    processes do not show.
+    pair is not enough to estimate this error, so the estimates from all pairs are averaged. The
+    average also includes the deviation between processes that each run measured by re-timing cases.
+    The cases were re-timed minutes later, so this deviation includes slow changes that two
+    consecutive processes do not show.
 
     Args:
-        pairs: for each pair and each of its two or more processes, the log ratios of its blocks.
+        pairs: for each pair and each of its processes, the log ratios of the process's blocks. A
+            pair has at least two processes, and a process at least three blocks.
         between: for each pair, the standard deviation of log times between processes in the pair's
             run.
         cases: for each pair, the number of cases that this standard deviation comes from.
 
     Returns:
-        One ratio per pair, with its error. The smallest and the largest block of each process are
-        left out. The ratio is the mean over processes of the means of the remaining blocks.
+        One ratio per pair: the mean over processes of the mean of each process's blocks, without
+        the smallest and the largest block.
     """
     if not pairs:
         return []
@@ -117,9 +117,10 @@ def _trimmed(blocks: Sequence[float]) -> Sequence[float]:
 
 
 def _squared_error(blocks: Sequence[float]) -> float:
-    """Return the squared standard error of the mean without the smallest and the largest block.
+    """Return the squared standard error of the mean of the trimmed blocks.
 
-    The formula is that of Yuen, "The two-sample trimmed t for unequal population variances" (1974).
+    The formula is that of Wilcox, "Introduction to Robust Estimation and Hypothesis Testing", for
+    the standard error of a trimmed mean.
     """
     block_count = len(blocks)
     kept_share = 1 - 2 * _CUT / block_count
@@ -133,9 +134,8 @@ def _squared_error(blocks: Sequence[float]) -> float:
 def expect(measured: Sequence[MeasuredRatio]) -> list[ExpectedRatio]:
     """Return the expected value of each ratio, with its 95% interval.
 
-    All ratios have to come from one machine, because one distribution is fitted to all of them. The
-    expected values and the intervals lie between about 1/12 and 12, because the grid of log ratios
-    ends there.
+    All ratios have to come from one machine, because one distribution is fitted to all of them. No
+    result lies outside about 1/12 to 12, where the grid of log ratios ends.
     """
     if not measured:
         return []
@@ -171,12 +171,9 @@ def _likelihood(measured: MeasuredRatio, grid: NDArray[np.float64]) -> NDArray[n
 def _fit_weights(densities: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the weights of the mixture's components that make the measurements most likely.
 
-    The weights are fitted with expectation–maximisation, starting from equal weights. The
-    measurements are joined by :data:`_PSEUDO` pseudo-observations of each component, so that no
-    weight becomes 0.
-
-    Args:
-        densities: density of each measurement (rows) under each component (columns).
+    They are fitted with expectation–maximisation, which counts :data:`_PSEUDO` further observations
+    of each component, so that no weight becomes 0. ``densities`` has one row per measurement and
+    one column per component.
     """
     component_count = densities.shape[1]
     weights = np.full(component_count, 1 / component_count)
@@ -194,7 +191,7 @@ def _fit_weights(densities: NDArray[np.float64]) -> NDArray[np.float64]:
 
 @functools.cache
 def _grid_and_components() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return a grid of log ratios, finer near 0, and each component's probabilities on the grid.
+    """Return a grid of log ratios, and the probability of each grid point under each component.
 
     The probabilities have one row per component and one column per grid point.
     """

@@ -13,7 +13,7 @@ from analysis.advice.verdict import LEAVE_IT, VERDICTS
 from kernels.common.counts import counted
 
 MAX_FINDINGS = 10
-_UNIT = 8  # elements: a multiple of this is aligned in every dtype but fp8
+_UNIT = 8  # smallest multiple that is advised for alignment; fp32 needs only multiples of 4
 _CLEAR_STEP = 32  # smallest multiple that is named if alignment is not the cause
 _STEPS = (256, 192, 128, 96, 64, 32, 16, 8, 4)  # multiples that a set of sizes is tested for
 
@@ -37,17 +37,15 @@ class AdviceFinding:
     def text(self) -> str:
         """Format the finding: ``**likely**, fp32, N: make it a multiple of 64; gain 4% to 8% (…).``
 
-        For a choose query, *per FLOP* follows the gains. For a pad query, the additional FLOPs
-        follow, unless they are negligible.
+        The brackets name the shape with the largest gain.
         """
         best = self.best
         gains = sorted(answer.gain.value for answer in self.advice)
-        best_text = f"{best.problem} with {best.change or best.implementation}"
         lowest, highest = f"{gains[0]:.0%}", f"{gains[-1]:.0%}"
         gain_range = lowest if lowest == highest else f"{lowest} to {highest}"
-        example = best_text
+        example = f"{best.problem} with {best.change or best.implementation}"
         if len(gains) > 1:
-            example = f"{len(gains):,} shapes, such as {best_text}"
+            example = f"{len(gains):,} shapes, such as {example}"
         # A gain per FLOP already accounts for more FLOPs.
         if best.question == "choose":
             cost = " per FLOP"
@@ -116,10 +114,10 @@ def findings(advice: Sequence[Advice]) -> list[AdviceFinding]:
 
 
 def findings_lines(advice: Sequence[Advice]) -> list[str]:
-    """Return a Markdown list of at most ten findings, followed by lines with counts.
+    """Return a Markdown list of at most ten findings, with counts of the rest.
 
-    One line counts the remaining findings, if there are any. The last line counts the queries whose
-    answer is to leave the shape as it is, and names their four most frequent reasons.
+    The last line counts the queries whose answer is to leave the shape, and names up to four
+    reasons, the most frequent first.
     """
     groups = findings(advice)
     lines = [f"- {finding.text()}" for finding in groups[:MAX_FINDINGS]]

@@ -1,7 +1,4 @@
-"""Summarise a recording in at most eight headlines, each with a number and, if known, its interval.
-
-A headline that compares cases is left out if the recording has fewer than eight such cases.
-"""
+"""Summarise a recording in at most eight headlines, each with a number."""
 
 from __future__ import annotations
 
@@ -43,9 +40,9 @@ class Headline:
 
     Depending on ``id``, ``value`` is a speed in TFLOP/s (``peak``), a ratio of speeds (``steady``,
     ``alignment``, ``layout``), a size (``size``), a relative error (``accuracy``) or a gain
-    (``change``). The interval is a 95% interval, or a 90% interval for a predicted gain. ``count``
-    is the number of cases behind the value. For ``layout`` it counts pairs, and for ``steady``
-    sustained runs.
+    (``change``). Its interval, from ``lo`` to ``hi``, follows from 95% intervals, or from a 90%
+    interval for a predicted gain; both ends are NaN if it is unknown. ``count`` is the number of
+    cases behind the value, but of pairs for ``layout`` and of sustained runs for ``steady``.
     """
 
     id: str
@@ -62,16 +59,13 @@ class Headline:
 
 
 def health_of(analysis: Analysis) -> list[str]:
-    """Return lines that say how far the times can be trusted. Every report begins with them."""
+    """Return the first lines of a report, which say how far the times can be trusted."""
     lines = health_lines(analysis.recording, float(analysis.errors.median()))
     return [*lines, analysis.sampled] if analysis.sampled else lines
 
 
 def headlines(analysis: Analysis, advice: Sequence[Advice]) -> list[Headline]:
-    """Return the headlines of a recording: facts, then changes.
-
-    An unusable recording has no headlines.
-    """
+    """Return the headlines of a recording, facts before changes; none if it is unusable."""
     if analysis.recording.unusable:
         return []
     possible_facts = (
@@ -87,11 +81,10 @@ def headlines(analysis: Analysis, advice: Sequence[Advice]) -> list[Headline]:
 
 
 def peak(analysis: Analysis) -> Headline | None:
-    """Report each dtype's fastest GEMM and its share of the peak, and every raised peak.
+    """Report each dtype's fastest GEMM, its share of the peak, and every peak that was raised.
 
-    Only the cases in the roofline plot are used, so that the headline agrees with the plot's title.
-    The value, the interval and the count of the headline are those of the fastest dtype. Return
-    None if no dtype has enough cases.
+    The value, the interval and the count are those of the fastest dtype. Return None if no dtype
+    has enough cases.
     """
     fastest = fastest_gemms(analysis)
     if not fastest:
@@ -124,7 +117,7 @@ def peak(analysis: Analysis) -> Headline | None:
 class FastestGemm(NamedTuple):
     """Fastest GEMM of a dtype: its speed in TFLOP/s, with an interval, and its share of the peak.
 
-    The share is at most 1. ``cases`` is the number of measured GEMMs of the dtype.
+    ``cases`` is the number of GEMMs among which it is the fastest.
     """
 
     dtype: str
@@ -136,7 +129,10 @@ class FastestGemm(NamedTuple):
 
 
 def fastest_gemms(analysis: Analysis) -> list[FastestGemm]:
-    """Return the fastest GEMM of each dtype that has enough measured cases."""
+    """Return the fastest GEMM of each dtype that has enough cases.
+
+    Only the cases in the roofline plot are used, so that headlines agree with the plot's title.
+    """
     plotted = bursts(analysis.table, analysis.recording.cache)
     gemms = plotted[plotted["op"] == "gemm"]
     fastest = []
@@ -157,9 +153,8 @@ def fastest_gemms(analysis: Analysis) -> list[FastestGemm]:
 def steady(analysis: Analysis) -> Headline | None:
     """Report the speed of a sustained run as a share of the speed in short bursts.
 
-    If there are several sustained runs, as on several GPUs, the one with the median share is
-    reported. If their number is even, this is the run with the larger of the two middle shares.
-    Return None if no sustained run was timed.
+    If there are several sustained runs, the one with the median share is reported, or the one with
+    the larger of the two middle shares. Return None if no sustained run was compared with bursts.
     """
     entries = sorted(analysis.recording.run.get("steady") or (), key=lambda entry: entry["share"])
     if not entries:
@@ -190,9 +185,9 @@ def steady(analysis: Analysis) -> Headline | None:
 def alignment(table: pd.DataFrame) -> Headline | None:
     """Report how fast sizes that are not a multiple of 8 are, and which multiple is fast enough.
 
-    Dimensions are reported separately if each has enough of these sizes. The value, the interval
-    and the count of the headline are those of the slowest dimension. Return None if the recording
-    has too few such sizes.
+    Dimensions are reported separately if each has enough of these sizes, otherwise together. The
+    value, the interval and the count are those of the slowest dimension that is reported. Return
+    None if there are too few of these sizes.
     """
     rows = alignment_series(table)
     if rows.empty:
@@ -224,11 +219,8 @@ def alignment(table: pd.DataFrame) -> Headline | None:
 def _sufficient_multiple(rows: pd.DataFrame) -> str:
     """Name the smallest number whose multiples are on average nearly as fast as multiples of 16.
 
-    If only multiples of 16 are that fast, say how much slower multiples of 8 are at least.
-
-    Args:
-        rows: table from :func:`analysis.slices.series.alignment_series`, including the round sizes
-            themselves.
+    If only multiples of 16 are that fast, say how much slower multiples of 8 are at least. ``rows``
+    come from :func:`alignment_series`, with the round sizes.
     """
     mean_log_speed = {
         multiple: float(np.log(rows.loc[rows["offset"] % multiple == 0, "relative"]).mean())
@@ -276,9 +268,8 @@ def layout(table: pd.DataFrame) -> Headline | None:
 def size(table: pd.DataFrame) -> Headline | None:
     """Report the size from which square GEMMs reach nearly their best speed, for each dtype.
 
-    The value, the interval and the count of the headline are those of the first dtype. If even the
-    largest measured size is slower, the value is this size, and the text says so. Return None if no
-    dtype has enough square GEMMs.
+    The value, the interval and the count are those of the first dtype. If its largest measured size
+    is too slow, the value is this size. Return None if no dtype has enough square GEMMs.
     """
     rows = square_series(table)
     fast, slow = [], []  # phrases about the dtypes whose largest size is fast, or slow
@@ -320,7 +311,7 @@ def size(table: pd.DataFrame) -> Headline | None:
 def _size_interval(lo: int | None, hi: int | None) -> str:
     """Format the interval of a size, such as `` (512–1024)``; empty if its ends are equal.
 
-    If ``hi`` is None, the size may also be larger than all measured ones.
+    An end is None if the size may be larger than all measured ones.
     """
     if lo == hi:
         return ""
@@ -330,9 +321,9 @@ def _size_interval(lo: int | None, hi: int | None) -> str:
 
 
 def accuracy(analysis: Analysis) -> Headline | None:
-    """Report prediction errors on held-out cases and, if it is certain, the machine's drift.
+    """Report prediction errors on held-out cases, and the machine's drift if it is certain.
 
-    The value is the median error. Return None if too few cases were held out.
+    The value is the median error. Return None if there are too few errors.
     """
     errors = analysis.errors.dropna()
     interval = median_interval(errors.tolist())
@@ -356,7 +347,7 @@ def accuracy(analysis: Analysis) -> Headline | None:
 
 
 def changes(advice: Sequence[Advice]) -> list[Headline]:
-    """Report the three best changes of a shape or its implementation, at most one per finding.
+    """Report up to three changes of a shape or its implementation, at most one per finding.
 
     Changes are ranked by verdict, then by evidence, then by the lower end of the gain's interval.
     """
@@ -389,11 +380,8 @@ def _verdict_and_evidence(answer: Advice) -> str:
 
 
 def _sort_key(answer: Advice) -> tuple[int, int, float]:
-    """Return a sort key: the verdict, the evidence, and the lower end of the gain's interval.
-
-    The best answer has the largest key. The positions in VERDICTS and EVIDENCE are negated, because
-    both begin with the best.
-    """
+    """Return a sort key, largest for the best answer: verdict, evidence, lower end of the gain."""
+    # The positions are negated, because VERDICTS and EVIDENCE begin with the best.
     verdict_position = VERDICTS.index(answer.verdict)
     evidence_position = EVIDENCE.index(answer.evidence)
     return -verdict_position, -evidence_position, answer.gain.lo
@@ -413,15 +401,10 @@ def sizes_line(advice: Sequence[Advice]) -> str:
 
 
 def _mean_ratio(rows: pd.DataFrame, name: str = "relative") -> tuple[float, float, float]:
-    """Return the geometric mean of ratios and its 95% interval.
+    """Return the geometric mean of at least two ratios and its 95% interval.
 
-    The interval is computed with Student's t distribution. It combines the scatter of the ratios
-    with the uncertainty of each ratio.
-
-    Args:
-        rows: table with the column ``name`` and the ends of its intervals, ``<name>_lo`` and
-            ``<name>_hi``.
-        name: the column of the ratios.
+    The interval combines the scatter of the ratios with the uncertainty of each ratio, which
+    follows from the 95% interval in the columns ``<name>_lo`` and ``<name>_hi``.
     """
     logs = np.log(rows[name].to_numpy(float))
     log_lo = np.log(rows[f"{name}_lo"].to_numpy(float))

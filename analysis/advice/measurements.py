@@ -37,7 +37,7 @@ Ratio = tuple[float, float, float]
 
 
 class Measurements:
-    """Index for looking up the burst times of a problem, and the measured problems near it."""
+    """Burst times of the measured problems, indexed by problem and by size."""
 
     def __init__(
         self,
@@ -50,12 +50,11 @@ class Measurements:
 
         Args:
             times: for each problem, the time of every implementation that computed it.
-            warm: True if operands that fit in the cache were read from it.
-            pairs: pairs of contenders (a problem and an implementation each) that were re-timed
-                together.
+            warm: True if predictions of other options have to assume that operands which fit in
+                the cache are in it.
+            pairs: pairs of contenders that were re-timed together.
             repeats: all times of each contender that was measured several times; ``times`` has only
-                one of them. The times may come from different places. A place is one run, worker
-                and GPU, and only times from the same place are compared.
+                one of them. Only times from one place (run, worker and GPU) are compared.
         """
         self._repeats = repeats or {}
         self.warm = warm
@@ -79,12 +78,12 @@ class Measurements:
 
     @property
     def problems(self) -> Iterable[Problem]:
-        """All problems that were measured."""
+        """All measured problems."""
         return self._times
 
     @property
     def retimed(self) -> set[Problem]:
-        """Original problems that were re-timed together with another size or implementation."""
+        """Original problems of all re-timed pairs."""
         sizes = {before for _, before, _ in self._confirmed}
         return sizes | {problem for problem, _ in self._other_implementations}
 
@@ -93,35 +92,32 @@ class Measurements:
         return self._times.get(problem, {})
 
     def near(self, problem: Problem, less: float, more: float) -> list[Problem]:
-        """Return the measured problems whose sizes are in a window around those of ``problem``.
-
-        See :meth:`analysis.advice.sizes.SizeIndex.near`.
-        """
+        """Return the measured problems near a problem, as :meth:`SizeIndex.near` defines it."""
         return [self._problems[i] for i in self._index.near(problem, less, more)]
 
     def confirmed(self, problem: Problem, option: Problem, kind: str) -> Ratio | None:
         """Return the ratio of re-timed times (``problem`` over ``option``) with its interval.
 
-        This is the expected ratio, given the samples of all re-timed pairs that answer this kind of
-        query (``pad`` or ``choose``). Return None if the two problems were not re-timed together
-        with the same implementation, or if ``option`` has a smaller size and the query is ``pad``.
+        This is the ratio to expect, given all re-timed pairs that answer this kind of query
+        (``pad`` or ``choose``). Return None if the two problems were not re-timed together with the
+        same implementation, or if ``option`` has a smaller size and the query is ``pad``.
         """
         return self._confirmed.get((kind, problem, option))
 
     def other_implementations(self, problem: Problem, library: str) -> list[tuple[str, Ratio]]:
         """Return the implementations that were re-timed together with ``library`` on a problem.
 
-        Each implementation comes with the ratio of the vendor library's time to its time.
+        Each comes with the ratio of ``library``'s time to its own time, and the ratio's interval.
         """
         return self._other_implementations.get((problem, library), [])
 
     def ratio(self, problem: Problem, option: Problem) -> Ratio | None:
         """Return the ratio of measured times (``problem`` over ``option``) with its interval.
 
-        The interval covers the ratio that a second measurement of both problems would give. The
-        time of each problem is that of its fastest implementation, among those that computed both
-        problems. Return None if no implementation computed both problems, if the two times were not
-        measured in the same place, or if the interval is unknown.
+        The interval covers the ratio that a second measurement of both problems would give. Each
+        time is that of the fastest implementation, among those that computed both problems. Return
+        None if there is no such implementation, if the two times were not measured in the same
+        place, or if the interval is unknown.
         """
         before_times, after_times = self.times_of(problem), self.times_of(option)
         common = before_times.keys() & after_times.keys()
@@ -132,11 +128,11 @@ class Measurements:
         return self._compared((problem, before_name), (option, after_name))
 
     def plain_ratio(self, problem: Problem, option: Problem) -> float | None:
-        """Return the ratio of times (``problem`` over ``option``) from a public table.
+        """Return the ratio of two times without intervals (``problem`` over ``option``).
 
-        Such a table has single times without intervals. The implementations are chosen as in
-        :meth:`ratio`. Return None if no implementation computed both problems, if one of the times
-        has an interval, or if the times come from different places.
+        Public tables have such times. The implementations are chosen as in :meth:`ratio`. Return
+        None if no implementation computed both problems, if one of the times has an interval, or if
+        the times come from different places.
         """
         before_times, after_times = self.times_of(problem), self.times_of(option)
         common = before_times.keys() & after_times.keys()
@@ -172,11 +168,10 @@ class Measurements:
         return self._repeats.get(contender) or [self.times_of(problem)[implementation]]
 
     def contender_ratio(self, before: Contender, after: Contender) -> Ratio | None:
-        """Return the ratio of two contenders' measured times, with its interval.
+        """Return the ratio of two contenders' measured times, with the interval of :meth:`ratio`.
 
-        The interval has the same meaning as in :meth:`ratio`. Return None if one of the contenders
-        was not measured, if they were not measured in the same place, or if the interval is
-        unknown.
+        Return None if one of the contenders was not measured, if they were not measured in the same
+        place, or if the interval is unknown.
         """
         if any(name not in self.times_of(problem) for problem, name in (before, after)):
             return None
@@ -199,7 +194,7 @@ class Measurements:
 
 
 def _seconds(time: MeasuredTime) -> float:
-    """Return a measured time in seconds, without its interval, as a sort key."""
+    """Return a measured time without its interval, as a sort key."""
     return time.time
 
 
@@ -249,18 +244,11 @@ def rows_near(
 ) -> pd.DataFrame:
     """Return the rows near any of the problems.
 
-    A row is near a problem if M, N and K of its GEMM are each within a factor of ``factor`` of the
-    problem's. A query about one problem needs only a few rows of a table, and creating a
-    :class:`Problem` for every row takes longer than answering the query. For more than 64 problems,
-    filtering usually takes longer than it saves, so all rows are returned unless ``always`` is
-    True.
-
-    Args:
-        rows: rows of a recording.
-        problems: the problems of the queries.
-        factor: largest ratio of two sizes, at least 1.
-        always: True to filter the rows for any number of problems, which pays off if there are very
-            many rows.
+    A row is near a problem if M, N and K of its GEMM are each within a factor of ``factor`` (at
+    least 1) of the problem's. A query about one problem needs only a few rows of a table, and
+    creating a :class:`Problem` for every row takes longer than answering the query. For more than
+    64 problems, filtering usually takes longer than it saves, so all rows are returned unless
+    ``always`` is True.
     """
     if len(problems) > _MOST_FILTERED and not always:
         return rows
@@ -277,10 +265,9 @@ def rows_near(
 def read_measurements(rows: pd.DataFrame, recording: Recording) -> Measurements:
     """Read the measured times of a recording from all or some of its ``ok`` rows.
 
-    Only burst times are used, and only those of cases whose operands are dense and aligned. The
-    cases also have to be in the cache state, cold or warm, that most of the recording's cases are
-    in. If an implementation computed a problem both with its default config and with others, the
-    others are left out.
+    Only burst times in the recording's main cache state are used, and only those of cases whose
+    operands are dense and aligned. If an implementation computed a problem both with its default
+    config and with others, the others are left out.
 
     A time that the user imported without an interval gets the interval of a single measurement. A
     time from a public table gets no interval, because the user may run another framework or

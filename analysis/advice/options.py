@@ -38,7 +38,6 @@ class Question:
         kind: ``pad`` or ``choose``.
         allowance: how much larger a dimension and the FLOPs may become, as a fraction; for
             ``choose``, also how much smaller.
-        constraints: constraints on the sizes that may be recommended.
     """
 
     kind: str = "pad"
@@ -53,8 +52,7 @@ class Question:
     def allows_flops(self, problem: Problem, option: Problem) -> bool:
         """Return True if the FLOPs of an option are within the allowance.
 
-        The limits on the sizes do not ensure this: if two sizes grow by the allowance, the FLOPs
-        grow by about twice the allowance.
+        Sizes within the allowance do not ensure this, because several of them may grow.
         """
         extra_flops = option.flops / problem.flops - 1
         return -self.allowance - _ROUNDED <= extra_flops <= self.allowance + _ROUNDED
@@ -62,8 +60,8 @@ class Question:
     def work(self, problem: Problem, option: Problem) -> float:
         """Return the factor that converts a time ratio to the ratio that the query compares.
 
-        The factor is 1 for a pad query, which compares times. For a choose query, which compares
-        speeds, it is the ratio of the FLOPs, option over problem.
+        A pad query compares times. A choose query compares speeds, so the factor is the ratio of
+        the FLOPs, option over problem.
         """
         return option.flops / problem.flops if self.choose else 1.0
 
@@ -74,8 +72,8 @@ def question_of(
     """Return the query for a pad or a choose allowance; by default, pad by up to 12.5%.
 
     Raises:
-        UserError: if both allowances are given, or if the given one is not a share from 0 to
-            :data:`MOST`.
+        UserError: if both allowances are given, or if the given one is ambiguous or not a share
+            from 0 to :data:`MOST`.
     """
     if pad is not None and choose is not None:
         raise UserError("give either --pad or --choose, not both.")
@@ -97,12 +95,12 @@ Options = tuple[list[Problem], pd.DataFrame]
 def options_of(
     problem: Problem, model: Model, measured: Measurements, library: str, question: Question
 ) -> Options:
-    """Return the problem and its variants with other sizes, and the model's prediction of each.
+    """Return the problem, its variants with other sizes, and the model's prediction of each.
 
-    If there are few combinations of the sizes from :func:`analysis.advice.sizes.sizes_near`, all of
-    them are options. Otherwise, the options are changes of one dimension at a time and combinations
-    of the best of these changes. Measured problems nearby are options, too. The sizes and FLOPs of
-    all options are within the limits of the query.
+    The sizes and FLOPs of all variants are within the limits of the query. If there are few
+    combinations of the sizes from :func:`analysis.advice.sizes.sizes_near`, all of them are tried.
+    Otherwise, changes of one dimension at a time are tried, and combinations of the best of these
+    changes. Measured problems nearby are tried, too.
     """
     return options_of_each({problem: library}, model, measured, question)[0]
 
@@ -112,13 +110,12 @@ def options_of_each(
 ) -> list[Options]:
     """Return the options of many problems, given as a mapping from problems to vendor libraries.
 
-    The options of all problems are predicted together, which is faster than predicting them one
-    problem at a time.
+    The options of all problems are predicted together, which is faster than one by one.
     """
     libraries = list(problems.values())
 
     def predict(option_lists: Sequence[list[Problem]]) -> list[pd.DataFrame]:
-        """Predict the options of each problem, with a single call of the model for all problems."""
+        """Predict the options of each problem; return one frame for each problem."""
         all_options: list[Problem] = []
         library_of_each: list[str] = []
         for library, options in zip(libraries, option_lists, strict=True):
@@ -165,10 +162,10 @@ def options_of_each(
 def _first_options(
     problem: Problem, model: Model, measured: Measurements, question: Question
 ) -> tuple[list[Problem], bool]:
-    """Return all options if there are few; otherwise, measured ones and changes of a single size.
+    """Return all options and True if there are few combinations of sizes.
 
-    The options begin with the problem itself. The second value is True if no further options have
-    to be generated.
+    Otherwise, return the measured options and those that change a single size, and False. The
+    problem itself comes first.
     """
     smallest_growth = -question.allowance if question.choose else 0.0
     near = [
@@ -198,11 +195,7 @@ def _combinations_of_best(
 ) -> list[Problem]:
     """Combine the best sizes of each dimension; return the combinations that are not yet options.
 
-    Args:
-        options: the problem itself, followed by the options that change only one size or that were
-            measured.
-        frame: the model's prediction of each of these problems, in the same order.
-        question: the query.
+    ``options`` come from :func:`_first_options`, and ``frame`` has the prediction of each.
     """
     problem = options[0]
     time_us_of = dict(zip(options, frame["time_us"], strict=True))

@@ -39,19 +39,20 @@ def why(
     """Attribute the percentage points of a gain to causes, such as fuller tiles or alignment.
 
     The logarithm of one plus the gain is a sum of parts, one for each cause. The model computes the
-    parts that tiles, waves and bytes contribute. The remainder is attributed to alignment if it is
-    a gain and the alignment improves. Otherwise, on a GPU, it is attributed to another kernel of
-    the vendor library if the tile or the split of K changes. In all other cases, it is attributed
-    to a trend of similar shapes if the gain is predicted, and to an unknown cause if the gain is
-    measured. Parts that reduce the gain are named, too. The points therefore add up to the gain,
-    except for small parts that are not named.
+    parts of tiles, waves and bytes. The first of these causes that applies gets the remainder:
+
+    - alignment, if the remainder is a gain and the alignment improves;
+    - on a GPU, another kernel of the vendor library, if the tile or the split of K changes;
+    - a trend of similar shapes if the gain is predicted, an unknown cause if it is measured.
+
+    Parts that reduce the gain are named, too, but small parts of either kind are not.
 
     Args:
         problem: the original problem.
         option: the problem with other sizes.
         before: the model's prediction of the problem.
         after: the model's prediction of the option.
-        gain: gain of the change as a fraction: in time or, for a choose query, per FLOP.
+        gain: gain of the change as a fraction.
         choose: True if the gain is per FLOP.
         assumed: True if the gain depends on an assumed price of misalignment.
         measured: True if the gain is measured, not predicted.
@@ -96,16 +97,11 @@ def _known_parts(
 ) -> dict[str, float]:
     """Return the parts of a gain's logarithm that the model explains, by cause in words.
 
-    The result is empty if the model explains no part. If arithmetic is the limit, computing a
-    larger area of tiles takes more time. If memory is the limit, only bytes take time, so more
-    FLOPs for the same bytes increase a gain per FLOP.
+    If arithmetic is the limit, computing a larger area of tiles takes more time. If memory is the
+    limit, only bytes take time, so more FLOPs for the same bytes increase a gain per FLOP.
 
-    Args:
-        before: the model's prediction of the problem.
-        after: the model's prediction of the option.
-        log_work: logarithm of the ratio of FLOPs, option over problem.
-        choose: True if the gain is per FLOP.
-        kind: kind of the machine, ``gpu`` or ``cpu``.
+    ``log_work`` is the logarithm of the ratio of FLOPs, option over problem. The other arguments
+    are those of :func:`why`.
     """
     # 1. Memory is the limit before and after the change.
     if before["limit"] == "memory" and after["limit"] == "memory":
@@ -147,7 +143,7 @@ def _fullness(log_ratio: float) -> str:
 
 
 def _kernel(row: Mapping[str, Any]) -> tuple[str, int]:
-    """Return the tile and the split of K that the model expects the vendor library to choose."""
+    """Return the tile and the split of K in a prediction."""
     return str(row["tile"]), int(row["split"])
 
 
@@ -175,14 +171,10 @@ def _alignment_cause(problem: Problem, option: Problem, assumed: bool) -> str:
 
 
 def why_not(problem: Problem, row: Mapping[str, Any], question: Question, uncertain: bool) -> str:
-    """Explain why a problem is left as it is.
+    """Explain why a problem, of which ``row`` is the prediction, is left as it is.
 
-    Args:
-        problem: the problem.
-        row: the model's prediction of the problem.
-        question: the pad or choose query.
-        uncertain: True if another size may bring a clear gain, but the evidence is too weak to
-            recommend this size.
+    ``uncertain`` is True if another size may bring a clear gain, but too little evidence supports
+    it.
     """
     if uncertain:
         reason = "too little is known about nearby sizes to recommend one"

@@ -54,20 +54,17 @@ _CLEAR = 0.05  # smallest predicted gain that would be worth measuring
 class Advice:
     """Advice on one shape.
 
-    Gains are fractions. For a pad query, 0.12 means that the padded shape takes 1/1.12 of the time.
-    For a choose query, 0.12 means that the chosen shape computes 12% more FLOPs per second.
-
+    Gains are fractions with the meaning of :class:`analysis.advice.verdict.Gain`.
     ``measured_gain`` and its interval are None for advice to leave the shape, and if the gain is
-    only predicted. If ``evidence`` is ``confirmed``, they come from samples that were taken after
-    the choice. If ``instead`` is the problem itself but the verdict is not *leave it*, the advice
-    is to use another ``implementation``.
+    only predicted. If ``instead`` is the problem itself but the verdict is not *leave it*, the
+    advice is to use another ``implementation``.
     """
 
     problem: Problem
     instead: Problem
     question: str  # pad or choose
     verdict: str  # one of VERDICTS
-    evidence: str  # confirmed, measured or predicted
+    evidence: str  # one of EVIDENCE
     implementation: str
     predicted_gain: float
     predicted_lo: float
@@ -91,7 +88,7 @@ class Advice:
 
     @property
     def roles(self) -> str:
-        """Roles of the changed dimensions in a neural network, such as ``tokens``."""
+        """Probable meanings of the changed dimensions in a neural network, such as ``tokens``."""
         return ", ".join(role(self.problem, d) for d in self.changed)
 
     @property
@@ -144,12 +141,7 @@ def advise(
 ) -> Advice:
     """Recommend the best other sizes of a problem, another implementation, or no change.
 
-    Args:
-        problem: the original problem.
-        model: the model of the machine.
-        measured: measurements on the machine.
-        library: the implementation that predictions are for.
-        question: the query; padding by at most 12.5% if None.
+    ``library`` is the implementation that predictions are for.
 
     Raises:
         UserError: if the size constraints of the query do not fit the problem, or if the machine
@@ -224,8 +216,7 @@ def _advise_among(
 def _are_uncertain(choices: Sequence[Choice]) -> bool:
     """Return True if a predicted gain is clearly worth a change, and no option was re-timed.
 
-    After re-timing, the gains of the best options are known. The first choice is the problem
-    itself.
+    After re-timing, the gains of the best options are known.
     """
     may_gain = any(
         choice.evidence == PREDICTED and net(choice.gain, choice.extra_flops) >= _CLEAR
@@ -235,7 +226,7 @@ def _are_uncertain(choices: Sequence[Choice]) -> bool:
 
 
 def _columns(name: str, gain: Gain | None) -> dict[str, Any]:
-    """Return a gain and its interval as fields of :class:`Advice`; without a gain, all are None."""
+    """Return a gain and its interval as fields of :class:`Advice`; all are None without a gain."""
     value, lo, hi = gain or (None, None, None)
     return {f"{name}_gain": value, f"{name}_lo": lo, f"{name}_hi": hi}
 
@@ -243,11 +234,7 @@ def _columns(name: str, gain: Gain | None) -> dict[str, Any]:
 def _other_implementation(
     problem: Problem, measured: Measurements, library: str, question: Question
 ) -> Advice | None:
-    """Return the advice to use another implementation; None if none is worth a change.
-
-    Only re-timed implementations are considered, because the model predicts only the vendor
-    library.
-    """
+    """Return the advice to use the best re-timed implementation; None if none is worth a change."""
     gains = {
         name: gain_of(ratio, 1.0)
         for name, ratio in measured.other_implementations(problem, library)
@@ -275,11 +262,8 @@ def _other_implementation(
 
 
 def _rank(verdict_word: str, gain: Gain, extra_flops: float) -> tuple[int, float]:
-    """Return a sort key, largest for the best answer: the verdict, then the gain after costs.
-
-    The key uses the midpoint of the expected gain and the lower end of its interval, so that the
-    more certain of two equal gains ranks higher.
-    """
+    """Return a sort key, largest for the best answer: the verdict, then the gain after costs."""
+    # The midpoint ranks the more certain of two equal gains higher.
     cautious = gain._replace(value=(gain.value + gain.lo) / 2)
     return -VERDICTS.index(verdict_word), net(cautious, extra_flops)
 
@@ -295,7 +279,7 @@ class Choice:
 
     @property
     def verdict(self) -> str:
-        """Verdict on the option, one of :data:`VERDICTS`."""
+        """Verdict on the change to the option, one of :data:`VERDICTS`."""
         return verdict(self.gain, self.evidence, self.extra_flops)
 
     @property
@@ -312,15 +296,9 @@ def weigh(
     measured: Measurements,
     question: Question,
 ) -> list[Choice]:
-    """Return each option's gain over the problem from the best evidence, in the options' order.
+    """Return each option's gain over the problem from the best evidence.
 
-    Args:
-        problem: the original problem.
-        options: the problem, then its variants with other sizes.
-        frame: the model's prediction of each option.
-        fit: fit of the model, which has the errors of its predictions.
-        measured: measurements of the options.
-        question: the query.
+    ``options`` and ``frame`` are the two elements of :data:`analysis.advice.options.Options`.
     """
     times_us = frame["time_us"].to_numpy()
     spreads = [
@@ -348,10 +326,10 @@ def measured_ratio(
 ) -> tuple[float, float, float] | None:
     """Return the ratio of the measured times (problem over option) with its 95% interval.
 
-    The interval covers the ratio that a second measurement of both problems would give. If both
-    times come from a public table, the interval covers the ratio with a framework or version other
-    than that of the table. Return None if no implementation computed both problems, if the problems
-    were not measured in the same place, or if only one of the times has an interval.
+    The interval covers the ratio that a second measurement of both problems would give or, if
+    neither time has an interval (as in a public table), the ratio with another framework. Return
+    None if no implementation computed both problems, if the problems were not measured in the same
+    place, or if only one of the times has an interval.
     """
     ratio = measured.ratio(problem, option)
     if ratio is not None:
@@ -359,7 +337,7 @@ def measured_ratio(
     from_table = measured.plain_ratio(problem, option)
     if from_table is None:
         return None
-    # The table's times were measured, so the only error is the difference between frameworks.
+    # Both times were measured, so the only error is the difference between frameworks.
     spread = max(fit.beside, SOFTWARE_ERROR)
     low, high = _error(problem, option, fit, (spread, spread))
     return from_table, from_table * math.exp(_TO_95 * low), from_table * math.exp(_TO_95 * high)
@@ -368,8 +346,7 @@ def measured_ratio(
 def best_choice(choices: Sequence[Choice]) -> int:
     """Return the position of the best choice; 0, the problem itself, if no change is worth making.
 
-    If any choice was re-timed, only re-timed choices are compared, because the most promising
-    choices were selected for re-timing.
+    If any choice was re-timed, only re-timed choices are compared: they were the most promising.
     """
     candidates = list(range(1, len(choices)))
     confirmed = [i for i in candidates if choices[i].evidence == CONFIRMED]
@@ -389,8 +366,8 @@ def assumes_alignment(problem: Problem, option: Problem, fit: Fit) -> bool:
 def _error_with_assumed_price(log_ratio: float, fit: Fit, spread: float) -> tuple[float, float]:
     """Return the 90% range of a log ratio's error if the price of misalignment is assumed.
 
-    The true price may be anything from zero to twice the assumed one. All other errors are computed
-    as if both shapes had the ``spread`` of the aligned one, which is given.
+    The true price may be anything from zero to twice the assumed one. ``spread`` is that of the
+    aligned shape; the misaligned one is treated as if it had the same.
     """
     low, high = fit.ratio_range(near=True, spreads=(spread, spread))
     # All of the predicted gain may come from the assumed price. If the true price is zero, this
@@ -405,17 +382,13 @@ def _error(
 ) -> tuple[float, float]:
     """Return the 90% range of the error of a predicted log ratio of times (problem over option).
 
-    The range was measured on pairs of shapes in which one shape is a slightly padded copy of the
-    other (:data:`NEAR`).
+    If a size differs by more than a factor of 1 + :data:`NEAR`, the range follows from the error
+    ranges of the two times. Otherwise, it is that of pairs of shapes in which one is a slightly
+    padded copy of the other, with two exceptions:
 
-    - For an option further away, the range follows from the error ranges of the two times.
-    - For layouts, batches and alignments that were not measured, the range was not measured either.
-      It is then at least as wide as on a machine without any measurements.
-    - For a nearby option with a smaller size, both ends of the range are as far from 0 as the
-      farther one.
-
-    ``spreads`` are those of the two predicted times, from :meth:`Fit.spread`, and ``fit`` has the
-    errors of predictions.
+    - For layouts, batches and alignments that were not measured, the range is at least as wide as
+      on a machine without any measurements.
+    - If a size of the option is smaller, both ends are as far from 0 as the farther one.
     """
     size_ratios = [getattr(option, name) / getattr(problem, name) for name in dimensions(problem)]
     if max(size_ratios) > 1 + NEAR or min(size_ratios) < 1 / (1 + NEAR):
@@ -441,12 +414,8 @@ def predicted_ratio(
 ) -> tuple[float, float, float]:
     """Return the ratio of the predicted times (problem over option) with its 90% interval.
 
-    Args:
-        problem: the original problem.
-        option: the problem with other sizes.
-        times: predicted times of the problem and of the option, in any unit.
-        spreads: spreads of these two predictions.
-        fit: fit of the model, which has the errors of its predictions.
+    ``times``, in any unit, and ``spreads``, from :meth:`Fit.spread`, have the value of the problem
+    and then that of the option.
     """
     problem_time, option_time = times
     ratio = problem_time / option_time

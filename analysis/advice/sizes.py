@@ -51,7 +51,7 @@ class SizeConstraints:
             object.__setattr__(self, field, names)
 
     def check(self, problem: Problem) -> None:
-        """Check that the constraints fit a problem.
+        """Refuse constraints that do not fit a problem.
 
         Raises:
             UserError: if ``change`` or ``fix`` names a dimension that the problem lacks, or if no
@@ -122,13 +122,13 @@ Kind = tuple[str, tuple[object, ...]]
 
 
 def kind_of(problem: Problem) -> Kind:
-    """Return the operation of a problem, and all fields that advice may not change."""
+    """Return the kind of a problem; advice compares only problems of one kind."""
     fixed = [f.name for f in fields(problem) if f.name not in dimensions(problem)]
     return problem.op, tuple(getattr(problem, name) for name in fixed)
 
 
 class SizeIndex:
-    """Index that finds the problems that have the same kind as a given one, and similar sizes."""
+    """Index of problems by kind and sizes."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         """Index problems; :meth:`near` returns positions in ``problems``."""
@@ -170,16 +170,11 @@ def sizes_near(
 
     For a pad query, the nearby sizes are the nearest larger multiples of several numbers. For a
     choose query, they also include the nearest smaller multiples and some sizes across the allowed
-    window. If the constraints allow any size, and the window's ends differ by at most 16, every
-    size in the window is included. A dimension that may not change has only its current size.
+    window. If the constraints allow any size, and the window's ends differ by at most 16, all sizes
+    in the window are tried. A dimension that may not change has only its current size.
 
-    Args:
-        problem: the problem whose sizes change.
-        allowance: how much larger a size may become, as a fraction; for a choose query, also how
-            much smaller.
-        choose: True for a choose query, which allows smaller sizes, too.
-        tiles: edges of the vendor library's tiles; their multiples are tried, too.
-        constraints: constraints on the sizes.
+    ``allowance`` is that of :class:`analysis.advice.options.Question`. ``tiles`` are edges of the
+    vendor library's tiles, whose multiples are tried, too.
     """
     sizes = {}
     free = constraints.free(problem)
@@ -214,10 +209,7 @@ def sizes_near(
 def _steps(
     problem: Problem, name: str, tiles: Sequence[int], constraints: SizeConstraints
 ) -> set[int]:
-    """Return the numbers whose multiples are proposed as sizes of the dimension ``name``.
-
-    The numbers do not yet account for :attr:`SizeConstraints.multiple`.
-    """
+    """Return the numbers whose multiples are tried, before :attr:`SizeConstraints.multiple`."""
     steps = {*_MULTIPLES, *tiles}
     if getattr(problem, name) < 2 * _MULTIPLES[0]:
         steps.add(_OF_SMALL)
@@ -229,9 +221,9 @@ def _steps(
 
 
 def _across(low: int, high: int, multiple: int) -> set[int]:
-    """Return all multiples of one step from ``low`` to ``high``; the step leaves at most seven.
+    """Return at most seven equally spaced sizes from ``low`` to ``high``.
 
-    The step itself is a multiple of ``multiple``.
+    They are the multiples of one step, which is itself a multiple of ``multiple``.
     """
     steps = [math.lcm(step, multiple) for step in _MULTIPLES]
     # A very wide window has too many multiples even of the largest step, so it needs a larger step.
@@ -243,9 +235,9 @@ def _across(low: int, high: int, multiple: int) -> set[int]:
 
 
 def with_sizes(problem: Problem, sizes: Sequence[Mapping[str, int]]) -> Iterator[Problem]:
-    """Yield the problem with each of the given sets of sizes.
+    """Yield the problem with each set of sizes that it can have.
 
-    Sizes that the problem cannot have are skipped, such as channels that its groups do not divide.
+    For example, the groups of a convolution have to divide its channels.
     """
     for values in sizes:
         try:
@@ -255,7 +247,7 @@ def with_sizes(problem: Problem, sizes: Sequence[Mapping[str, int]]) -> Iterator
 
 
 def role(problem: Problem, name: str) -> str:
-    """Return the probable meaning of a dimension, judged by the problem's layout and sizes."""
+    """Return the probable meaning of a dimension, such as ``tokens``."""
     if not isinstance(problem, Gemm):
         return {"c": "channels in", "kout": "channels out"}[name]
     # Batched GEMMs are assumed to belong to attention. There, m is the sequence length, and so is

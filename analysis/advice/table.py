@@ -56,11 +56,10 @@ _REACH = 1.2  # largest ratio of a recommended size to the original size, or the
 
 
 def build_table(analysis: Analysis) -> list[Advice]:
-    """Return the advice on both queries for every problem that the sweeps measured.
+    """Return the advice on both queries for the problems that a vendor library computed.
 
-    Only problems that were measured with a vendor library are included. Answers to the *pad* query
-    come first, then those to the *choose* query. The answers to each query are sorted by verdict,
-    then by gain. If there are thousands of problems, as in a public table, only a sample and the
+    All answers to the *pad* query come first. The answers to each query are sorted by verdict, then
+    by gain. If there are thousands of problems, as in a public table, only a sample and the
     re-timed problems get advice. The result is empty if the recording is unusable.
     """
     recording, model = analysis.recording, analysis.model
@@ -78,11 +77,10 @@ def build_table(analysis: Analysis) -> list[Advice]:
 
 
 def open_trials(analysis: Analysis, count: int) -> list[Trial]:
-    """Return the trials that would improve the table if they were measured.
+    """Return the trials that may improve the table if they are measured.
 
-    Each trial is about one problem and one query. Its candidates are at most ``count`` options
-    with the largest expected gains, and up to two options that were measured already. Trials whose
-    expected gain would not be worth a change are left out.
+    ``count`` is as for :func:`analysis.advice.trials.trial_of`. Trials whose expected gain would
+    not be worth a change are left out.
     """
     recording, model = analysis.recording, analysis.model
     measured = _table_measurements(recording)
@@ -98,7 +96,7 @@ def open_trials(analysis: Analysis, count: int) -> list[Trial]:
 
 
 def _table_measurements(recording: Recording) -> Measurements:
-    """Return the measured times of a recording, from which its table is computed.
+    """Return the measured times of a recording.
 
     If a recording has more than :data:`MOST_ROWS` rows, only the times of shapes near the table's
     problems are read.
@@ -115,10 +113,9 @@ def _table_measurements(recording: Recording) -> Measurements:
 
 
 def _sample_rows(recording: Recording) -> pd.DataFrame:
-    """Draw a sample of the problems that a vendor library computed; return one row for each.
+    """Return one row for each problem in a fixed random sample of the table's problems.
 
-    The sample is always the same, and its rows keep their order. It has all problems if there are
-    no more than :data:`_DRAWN`.
+    The rows keep their order. The sample has all problems if there are at most :data:`_DRAWN`.
     """
     shapes = _table_rows(recording).drop_duplicates(_SHAPE)
     drawn = np.random.default_rng(0).permutation(len(shapes))[:_DRAWN]
@@ -126,10 +123,7 @@ def _sample_rows(recording: Recording) -> pd.DataFrame:
 
 
 def _library_problems(recording: Recording) -> dict[Problem, str]:
-    """Return every problem that the sweeps measured with a vendor library, mapped to that library.
-
-    Problems that were measured only to confirm advice on another problem are left out.
-    """
+    """Return every problem of :func:`_table_rows`, mapped to its vendor library."""
     measured = read_measurements(_table_rows(recording), recording)
     return _with_libraries(measured.problems, measured)
 
@@ -149,7 +143,7 @@ def _with_libraries(problems: Iterable[Problem], measured: Measurements) -> dict
 
 
 def _table_rows(recording: Recording) -> pd.DataFrame:
-    """Return the rows of vendor libraries, except those that only confirm advice."""
+    """Return the rows of vendor libraries, except cases that were timed for advice."""
     rows = library_rows(recording.products)
     return rows[rows["sweep"] != CONFIRM]
 
@@ -158,8 +152,7 @@ def _problems_to_answer(recording: Recording, measured: Measurements) -> dict[Pr
     """Return the problems that the table gives advice on, mapped to their vendor libraries.
 
     If there are more than :data:`_MOST` problems, or more than :data:`MOST_ROWS` rows, these are
-    only the re-timed problems and a sample of the others. The sample is always the same and does
-    not depend on any measured time.
+    only the re-timed problems and a sample, which does not depend on any measured time.
     """
     if len(recording.products) > MOST_ROWS:
         rows = _sample_rows(recording)
@@ -185,7 +178,7 @@ def write_table(analysis: Analysis, advice: Sequence[Advice]) -> None:
 
 
 def recommendations_markdown(analysis: Analysis, advice: Sequence[Advice]) -> str:
-    """Format the changes worth making as Markdown; shapes to leave are counted, not listed."""
+    """Format recommendations.md; shapes to leave are only counted."""
     # 1. Introduce the recording. The caption of its plots separates its parts by dots.
     caption = plain(analysis.recording.caption()).replace("  ·  ", ", ")
     lines = [
@@ -228,7 +221,7 @@ def recommendations_markdown(analysis: Analysis, advice: Sequence[Advice]) -> st
 
 
 def _steadiness(recording: Recording) -> list[str]:
-    """Return a section with the reasons why a run was noisy or unusable; empty for a quiet run."""
+    """Return a section that says what made a run noisy or unusable; empty for a quiet run."""
     reasons = health_reasons(recording)
     if not reasons:
         return []
@@ -236,14 +229,14 @@ def _steadiness(recording: Recording) -> list[str]:
 
 
 def _folded(rows: Sequence[str], count: int) -> list[str]:
-    """Return a table's lines in a collapsible block; return no lines for an empty table."""
+    """Return a table's lines in a collapsible block; no lines for an empty table."""
     if not rows:
         return []
     return [f"<details><summary>{counted(count, 'row')}</summary>", "", *rows, "</details>", ""]
 
 
 def _markdown_table(changes: Sequence[Advice]) -> list[str]:
-    """Format changes as a Markdown table of at most 40 rows; without changes, return no lines."""
+    """Format changes as a Markdown table of at most 40 rows; no lines without changes."""
     if not changes:
         return []
     shape = "shape (M×N×K)" if isinstance(changes[0].problem, Gemm) else "convolution"

@@ -22,17 +22,15 @@ from sweeps.schema import problem_columns
 _PREDICTED = (
     "limit", "tile", "tiles", "waves", "tail_efficiency", "tile_efficiency", "bytes",
 )  # fmt: skip
-"""Columns of a prediction that every answer has, even if its time is measured."""
+"""Columns that every answer takes from the prediction, even if its time is measured."""
 
 
 def measurements_near(
     basis: Basis, problems: Sequence[Problem], factor: float = 1.0
 ) -> Measurements:
-    """Return a machine's measurements near the problems.
+    """Return a machine's measurements near the problems, as :func:`rows_near` chooses them.
 
-    A measurement is near a problem if M, N and K of its GEMM are each within a factor of ``factor``
-    of the problem's. For more than 64 problems, all measurements of the machine are returned. The
-    result is empty if the machine has no recording.
+    The result is empty if the machine has no recording.
 
     Raises:
         UserError: if the machine's recording cannot be read, or if the machine has no recording and
@@ -51,7 +49,7 @@ def measurements_near(
 
 
 def _remarks(problem: Problem, basis: Basis) -> str:
-    """Return remarks for an explanation: what fp8 times include, and if memory is too small."""
+    """Return remarks about fp8 and about too little memory; empty if neither applies."""
     memory = basis.model.machine.memory_bytes
     remarks = f"; {FP8_INCLUDES}" if problem.dtype == "fp8" else ""
     if problem.bytes > memory:
@@ -61,12 +59,10 @@ def _remarks(problem: Problem, basis: Basis) -> str:
 
 
 def times_of(problems: Sequence[Problem], basis: Basis) -> list[dict[str, Any]]:
-    """Return one row per problem, as documented for ``predict --json``.
+    """Return the row that ``predict --json`` prints for each problem.
 
-    If this exact problem was measured, ``time_us`` is the vendor library's measured time, and
-    ``evidence`` is ``measured``. The interval then covers the time that a second run would measure.
-    For a time from a public table, the interval is as wide as that of a prediction. It surrounds
-    the time that :mod:`analysis.model.shift` expects with another framework or version.
+    If the library (:meth:`Basis.library`) was measured on exactly this problem, ``time_us`` is its
+    measured time, and ``evidence`` is ``measured``.
 
     Raises:
         UserError: if the machine's recording cannot be read, or if the machine does not support a
@@ -113,14 +109,9 @@ def _with_reported_interval(
 ) -> MeasuredTime:
     """Return a measured time with the interval that is reported for it.
 
-    If the measurement has an interval, the answer's interval covers the time that a second run
-    would measure. A single time, such as one from a public table, gets an interval as wide as that
-    of a prediction.
-
-    Args:
-        measured_time: the measured time.
-        row: the model's prediction of the same problem.
-        fit: fit of the model, which has the errors of its predictions.
+    An interval is widened so that it covers the time that a second run would measure. A time
+    without an interval, such as one from a public table, gets one as wide as that of ``row``, the
+    prediction of the same problem.
     """
     seconds = measured_time.time
     has_interval = not math.isnan(measured_time.lo)

@@ -26,10 +26,8 @@ class Trial:
     """A query about a problem, and the contenders that are timed to answer it.
 
     Attributes:
-        problem: the original problem.
-        library: the vendor library.
-        question: the query.
-        candidates: other sizes to time with the vendor library.
+        library: implementation of the original problem and of the candidates.
+        candidates: other sizes to time.
         others: other implementations to time on the original problem.
         promise: largest expected gain of a candidate after costs, as a fraction; 0 without
             candidates.
@@ -60,18 +58,10 @@ def trial_of(
 ) -> Trial | None:
     """Return a trial of the options with the largest expected gains.
 
-    Return None if another size was already re-timed for this query, or if no option may bring a
-    gain and all ``others`` were re-timed.
-
-    Args:
-        problem: the original problem.
-        model: the model of the machine.
-        measured: measurements on the machine.
-        library: the implementation that predictions are for.
-        question: the query.
-        count: maximum number of candidates that are chosen by their expected gains. Up to two
-            measured options that may bring a gain are added to them.
-        others: other implementations that can compute the original problem.
+    The candidates are the best ``count`` options that may bring a gain worth a change, and the best
+    two of these that were measured. ``others`` are other implementations that can compute the
+    original problem. Return None if another size was already re-timed for this query, or if there
+    are no candidates and all ``others`` were re-timed.
 
     Raises:
         UserError: if the size constraints of the query do not fit the problem, or if the machine
@@ -92,19 +82,9 @@ def trial_among(
     count: int,
     others: Collection[str] = (),
 ) -> Trial | None:
-    """Choose the candidates of a trial among given options, as described for :func:`trial_of`.
+    """Return the trial that :func:`trial_of` returns, given the problem's options.
 
-    Return None in the same cases.
-
-    Args:
-        options: the problem, then its variants with other sizes.
-        frame: the model's prediction of each option.
-        model: the model of the machine.
-        measured: measurements on the machine.
-        library: the implementation that predictions are for.
-        question: the query.
-        count: as in :func:`trial_of`.
-        others: other implementations that can compute the original problem.
+    ``options`` and ``frame`` are the two elements of :data:`analysis.advice.options.Options`.
     """
     problem = options[0]
     fit = model.fit_of(group_of(library, problem))
@@ -140,9 +120,8 @@ def pairs_to_confirm(
 ) -> Iterator[tuple[Contender, Contender]]:
     """Yield pairs to re-time together: the original problem of a trial, and an alternative.
 
-    Each trial has up to two alternatives: the best other size and the best other implementation
-    according to ``explored``, the samples of the trials. Alternatives whose gains are not worth a
-    change are left out.
+    Alternatives are the best other size and the best other implementation according to
+    ``explored``, the samples of the trials, if their gains are worth a change.
     """
     yielded: set[tuple[Contender, Contender]] = set()
     for trial in trials:
@@ -180,10 +159,9 @@ def _explored_gain(trial: Trial, contender: Contender, explored: Measurements) -
 
 
 def pair_seconds(trial: Trial, seconds: Mapping[Contender, tuple[float, float]]) -> float:
-    """Return the longest time in seconds that re-timing one pair of the trial may take.
+    """Return an upper limit of the seconds that re-timing one pair of the trial takes.
 
-    ``seconds`` has two times for each contender: the seconds to explore it, and the seconds to
-    re-time it in a pair.
+    ``seconds`` is as for :func:`affordable`.
     """
     retiming_seconds = []
     for contender in trial.contenders:

@@ -62,20 +62,15 @@ def net(gain: Gain, extra_flops: float) -> float:
 def probability(gain: Gain, evidence: str) -> float:
     """Return the probability, from 5% to 95%, that a change brings any gain.
 
-    The error of a gain's logarithm is assumed to follow a Laplace distribution, because errors of
-    ratios are mostly small and occasionally large. With a normal distribution, changes of medium
-    probability would bring a gain more often than stated. The scale of the distribution is derived
-    from the end of the interval on the side of zero gain. In a Laplace distribution of scale ``s``,
-    the probability of a value more than ``x`` above the middle is exp(-x/s) / 2.
-
-    Args:
-        gain: the expected gain and its interval.
-        evidence: evidence for the gain, from :data:`EVIDENCE`.
+    The error of log(1 + gain) is assumed to follow a Laplace distribution, because errors of ratios
+    are mostly small and occasionally large. With a normal distribution, changes of medium
+    probability would bring a gain more often than stated.
     """
     middle = math.log1p(gain.value)
+    # The scale follows from the end of the interval on the side of zero gain.
     end = math.log1p(gain.lo if middle > 0 else gain.hi)
-    # Half of the probability outside the interval lies beyond each end, so exp(-x/s) / 2 is half of
-    # _OUTSIDE if x is the distance from the middle to the end.
+    # In a Laplace distribution of scale s, the probability of a value more than x above the middle
+    # is exp(-x/s) / 2. Beyond an end of the interval, it is half of _OUTSIDE.
     scale = abs(end - middle) / -math.log(_OUTSIDE[evidence])
     # The probability that the gain has the opposite sign. It is 0 if the interval has no width.
     opposite = 0.5 * math.exp(-abs(middle) / scale) if scale else 0.0
@@ -84,12 +79,9 @@ def probability(gain: Gain, evidence: str) -> float:
 
 
 def verdict(gain: Gain, evidence: str, extra_flops: float) -> str:
-    """Return the verdict on a change, from :data:`VERDICTS`.
+    """Return the verdict on a change, from :data:`VERDICTS`, by the rule of this module.
 
-    Args:
-        gain: gain of the change.
-        evidence: evidence for the gain.
-        extra_flops: additional FLOPs, as a fraction.
+    ``extra_flops`` is a fraction of the original FLOPs.
     """
     if net(gain, extra_flops) < MIN_GAIN:
         return LEAVE_IT

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from analysis.advice.times import times_of
-from analysis.audit.runtime import COMPILE, Runtime, optimizer_bytes
+from analysis.audit.runtime import COMPILE, RECOMPUTED, Runtime, optimizer_bytes
 from analysis.audit.step_totals import summed
 from analysis.model.attention_basis import AttentionBasis, AttentionTime, find_attention
 from analysis.model.basis import Basis
@@ -33,10 +33,8 @@ from sweeps.capture.captured import (
 )
 
 ASSUMED_SHARE = 0.5
-"""Share of the peak that attention is assumed to reach.
-
-It is used if attention was not measured, as on a CPU, and the user gives no share.
-"""
+"""Share of the peak that attention is assumed to reach if it was not measured, as on a CPU, and the
+user gives no share."""
 
 ATTENTION_RANGE = 1.5
 """Factor by which an assumed time of attention may be wrong, in either direction."""
@@ -63,22 +61,18 @@ _LEAST_QUERIES = 128
 class AccountLine:
     """A matrix operation of a step, with its time.
 
-    Times are for one instance, in µs. They are NaN if the operation is not counted.
-
     Attributes:
-        product: the operation.
-        time_us: time of one instance.
-        lo_us: lower end of its 90% interval.
-        hi_us: upper end of its 90% interval.
+        time_us: time of one instance in µs; NaN if the operation is not counted.
+        lo_us: lower end of its interval: 90%, or 95% for a measured time that has an interval.
+        hi_us: upper end of that interval.
         basis: source of the time, such as ``measured`` or ``assumed``.
         limit: what limits the operation, such as ``compute`` or ``memory``.
-        peak_share: share of the machine's peak that the operation reaches.
+        peak_share: share of the dtype's peak that the operation reaches.
         in_sums: factors by which the lower and the upper half of the interval are multiplied in a
             sum. They correct for errors of different operations that are more or less correlated
             than the sum assumes.
-        spread: for attention, half the width of the fit's 90% range of log(measured / predicted)
-            for similar calls; 0 for attention at an assumed share of the peak, and for all other
-            operations.
+        spread: for attention predicted from measured calls,
+            :attr:`analysis.model.attention_basis.AttentionTime.spread`; otherwise 0.
     """
 
     product: Product
@@ -98,7 +92,7 @@ class AccountLine:
 
     @property
     def part_of_sum(self) -> tuple[float, float, float]:
-        """Time of all instances in µs, with its interval as part of a sum."""
+        """Time of all instances in µs, with the ends of its interval as part of a sum."""
         below, above = self.in_sums
         lo = self.time_us - below * (self.time_us - self.lo_us)
         hi = self.time_us + above * (self.hi_us - self.time_us)
@@ -121,7 +115,6 @@ class Account:
 
     Attributes:
         machine: slug of the machine.
-        lines: the matrix operations.
         other: all other operations, by kind.
         parameters: number of the model's parameters.
         not_counted: names of operations whose time is not counted.
@@ -138,7 +131,7 @@ class Account:
 
     @property
     def rows(self) -> list[AccountLine]:
-        """Lines merged by role, path, pass and shape; those that take longest come first."""
+        """Lines merged by role, path, pass and shape, those that take longest first."""
         counts: dict[tuple[object, ...], int] = {}
         first_lines: dict[tuple[object, ...], AccountLine] = {}
         for line in self.lines:
@@ -150,25 +143,25 @@ class Account:
             replace(line, product=replace(line.product, count=counts[key]))
             for key, line in first_lines.items()
         ]
-        # The time of a row that is not counted is NaN. Such rows come last.
+        # Rows that are not counted, whose time is NaN, come last.
         return sorted(rows, key=lambda row: math.inf if math.isnan(row.total_us) else -row.total_us)
 
     @property
     def products_us(self) -> float:
-        """Time of all matrix operations that are counted, in µs."""
+        """Time of all counted matrix operations in µs."""
         return sum(line.total_us for line in self.counted)
 
     @property
     def counted(self) -> list[AccountLine]:
-        """Matrix operations whose time is counted."""
+        """Lines whose time is counted."""
         return [line for line in self.lines if not math.isnan(line.time_us)]
 
     @property
     def by_role(self) -> dict[str, float]:
         """Time of the step in µs by role, largest first.
 
-        The last entry is that of all other operations. It also includes the matrix operations whose
-        role is unknown, because their role is called ``other``, too.
+        The last entry, ``other``, is that of all other operations and of the matrix operations
+        whose role is unknown.
         """
         role_us: dict[str, float] = {}
         for line in self.counted:
@@ -185,7 +178,7 @@ class Account:
 
     @property
     def flops(self) -> int:
-        """FLOPs of all matrix operations."""
+        """FLOPs of all matrix operations, including those that are not counted."""
         return sum(line.product.count * line.product.work.flops for line in self.lines)
 
     @property
@@ -222,12 +215,13 @@ def as_problem(work: Work) -> Problem | None:
 
 
 def account_of(captured: Captured, runtime: Runtime, basis: Basis) -> Account:
-    """Compute the time of a model's step on a machine, operation by operation.
+    """Compute the time of a model's step on a machine.
 
     Raises:
         UserError: if a size cannot be divided among the GPUs, if the machine does not support a
-            dtype, if the machine's measurements cannot be read, if the attention kernel that the
-            user names was not measured, or if no operation has a time that can be counted.
+            dtype, if the machine's measurements cannot be read, if attention times are known but
+            not those of the kernel that the user names, or if no operation has a time that can be
+            counted.
     """
     machine = basis.model.machine
     products = runtime.products(captured)
@@ -262,7 +256,7 @@ def account_of(captured: Captured, runtime: Runtime, basis: Basis) -> Account:
     missing = [f"attention: {line.product.work}" for line in lines if math.isnan(line.time_us)]
     # 4. Add the bytes of all other operations. Only a step with a backward pass has an optimizer.
     moved = captured.moved_fused if runtime.kind == COMPILE else captured.moved
-    if any(product.pass_ not in ("forward", "recompute") for product in products):
+    if any(product.pass_ not in (FORWARD, RECOMPUTED) for product in products):
         optimizer = f"optimizer ({runtime.optimizer})"
         moved = (*moved, MovedBytes(optimizer, optimizer_bytes(captured, runtime)))
     bandwidth = reached_bandwidth(basis)
@@ -291,10 +285,7 @@ def account_of(captured: Captured, runtime: Runtime, basis: Basis) -> Account:
 def _problem_line(
     product: Product, problem: Problem, answer: Mapping[str, Any], basis: Basis
 ) -> AccountLine:
-    """Return the account's line of a GEMM or convolution.
-
-    ``answer`` is the answer about ``problem`` from :func:`analysis.advice.times.times_of`.
-    """
+    """Return the line of a GEMM or convolution, given its row of :func:`times_of`."""
     seconds = answer["time_us"] * 1e-6
     peak = basis.model.machine.peak(product.work.dtype)
     in_sums = (1.0, 1.0)
@@ -325,18 +316,10 @@ def _attention_line(
     machine: Machine,
     attention_bases: Mapping[str, AttentionBasis | None],
 ) -> AccountLine:
-    """Predict the time of attention from measured calls, or from an assumed share of the peak.
+    """Return the line of an attention call, of which ``work`` is the shape.
 
-    Without measured calls, attention with few queries is not counted: memory limits it, so its time
-    does not follow from a share of the peak.
-
-    Args:
-        product: the call and its place in the model.
-        work: the call.
-        runtime: how the model is run.
-        machine: the machine.
-        attention_bases: fits to measured calls, by dtype. For a dtype whose fits are missing or
-            None, a share of the peak is assumed.
+    For a dtype whose fits are missing or None in ``attention_bases``, a share of the peak is
+    assumed. Calls with few queries are then not counted.
     """
     peak = machine.peak(work.dtype)
     basis = attention_bases.get(work.dtype)
@@ -379,8 +362,11 @@ def attention_time(work: Attention, basis: AttentionBasis, framework: str | None
     """Predict the time of an attention call from the fits to measured calls.
 
     Only forward passes were measured. A backward pass is assumed to take :data:`BACKWARD` times as
-    long, so its interval is wider by the factor :data:`ATTENTION_RANGE` in both directions.
-    ``framework`` names the framework that computes the attention; None if it is not known.
+    long, so each end of its interval moves out by the factor :data:`ATTENTION_RANGE`.
+    ``framework`` computes the attention; None if it is not known.
+
+    Raises:
+        UserError: if there are no fits for the framework.
     """
     time = basis.predict(work, framework)
     if work.pass_ == FORWARD:
@@ -395,9 +381,8 @@ def attention_time(work: Attention, basis: AttentionBasis, framework: str | None
 def reached_bandwidth(basis: Basis) -> float:
     """Return the memory bandwidth that large GEMMs reach, in bytes per second.
 
-    It is the nominal bandwidth times a constant of the model, which is fitted to the machine's
-    measurements if there are any. The constant is that of GEMMs in the first of bf16, fp16 and fp32
-    that the machine supports.
+    The model has it as a share of the nominal bandwidth. The share is that of the first of bf16,
+    fp16 and fp32 that the machine supports.
 
     Raises:
         UserError: if the machine supports none of these dtypes.

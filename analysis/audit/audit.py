@@ -35,13 +35,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Audit:
-    """Audit of a model on one machine.
-
-    Printing an audit prints the output of ``rooftile audit``.
+    """Audit of a model on one machine; printing it shows the text of ``rooftile audit``.
 
     Attributes:
-        report: time and memory of the step, and the levers, which are changes of dimensions with
-            their gains.
+        report: time and memory of the step, and the changes of dimensions (levers).
         basis: model and measurements of the machine that the times are based on.
         step: the step that was audited.
     """
@@ -52,7 +49,7 @@ class Audit:
 
     @property
     def account(self) -> Account:
-        """Time of the step, by operation."""
+        """Time of the step by operation."""
         return self.report.account
 
     @property
@@ -62,9 +59,9 @@ class Audit:
 
     @property
     def products(self) -> pd.DataFrame:
-        """Table with one row per distinct matrix operation.
+        """Table of the matrix operations, with the time of one instance and the share of the step.
 
-        Times are for one instance, in µs; shares are of the step's time.
+        Times are in µs.
         """
         return products_frame(self.account)
 
@@ -92,10 +89,9 @@ class LeverSearch:
     Attributes:
         vary: the only dimensions to vary; all if empty.
         more_parameters: how many more parameters the joint change may have, as a fraction.
-        multiple: number that widths have to be multiples of; None for multiples of 64, 128 or 256
-            or, if none of these is within reach, of 8, 16 or 32.
-        tries: values of dimensions; if given, all their combinations are compared, and no other
-            changes are searched for.
+        multiple: number that widths have to be multiples of; None for the numbers that
+            :func:`analysis.audit.candidates.candidates` prefers.
+        tries: values of dimensions. If given, only their combinations are compared.
     """
 
     vary: tuple[str, ...] = ()
@@ -130,8 +126,7 @@ def audit(
         source: the model, from :func:`sweeps.capture.sources.find_source`.
         step: the step that is computed.
         runtime: how the model is run.
-        bases: model and measurements of each machine, from
-            :func:`analysis.model.basis.find_basis`.
+        bases: basis of each machine, from :func:`analysis.model.basis.find_basis`.
         search: options that limit which changes of the model are tried; the defaults if None.
 
     Raises:
@@ -141,7 +136,7 @@ def audit(
             - Its sizes cannot be divided among the GPUs.
             - A machine does not support its dtype.
             - Measurements cannot be read.
-            - The attention kernel that the user names was not measured.
+            - Attention times are known, but not those of the kernel that the user names.
             - No operation has a time that can be counted on a machine.
             - Layers are to be recomputed in a step that does not train.
     """
@@ -159,7 +154,7 @@ def audit(
     captures: dict[tuple[tuple[str, int], ...], Captured] = {}
 
     def capture_changed(changes: Mapping[str, int]) -> Captured:
-        """Capture the model with the given changes; each combination is captured only once."""
+        """Capture the model with the given new sizes; capture each combination only once."""
         key = tuple(sorted(changes.items()))
         if key not in captures:
             captures[key] = capture(source, step, changes)
@@ -239,10 +234,7 @@ def _check_not_empty(source: ModelSource, captured: Captured) -> None:
 
 
 def _title(source: ModelSource, step: ModelStep) -> str:
-    """Return the model's name, the mode, the batch size and, for decoding, the earlier tokens.
-
-    A file is named without its folders.
-    """
+    """Return the model's name, the mode, the batch size and, for decoding, the earlier tokens."""
     is_factory = ":" in source.name  # such as ``module:factory``, which is not a path
     name = source.name if is_factory else Path(source.name).name
     sizes = f"batch {step.batch}"
@@ -267,10 +259,7 @@ def _warnings(source: ModelSource, step: ModelStep) -> list[str]:
 def _combinations(
     tries: Mapping[str, Sequence[int]], sizes: Mapping[str, int]
 ) -> list[dict[str, tuple[int, int]]]:
-    """Return every combination of values, as old and new values of the sizes that change.
-
-    A combination in which no size changes is left out.
-    """
+    """Return each combination that changes a size, as old and new values of the changed sizes."""
     combinations = []
     for values in product(*tries.values()):
         changes = {
@@ -286,7 +275,7 @@ def _combinations(
 def _assumptions(
     captured: Captured, varied: list[Dimension], step: ModelStep, runtime: Runtime
 ) -> tuple[str, ...]:
-    """Return an audit's assumptions about the model and its runtime."""
+    """Return an audit's assumptions about the model and its runtime, as phrases."""
     traffic = "each operation reads and writes memory"
     if runtime.kind == "compile":
         traffic = (
