@@ -20,7 +20,9 @@ _SMALL_MULTIPLES = (8, 16, 32)
 """Numbers whose multiples are proposed if those of :data:`_MULTIPLES` are all beyond reach."""
 
 _OF_VOCABULARY = (512, 1024)  # further numbers whose multiples are proposed for a vocabulary
-_VOCABULARY = 30_000  # a dimension of at least this size is assumed to be a vocabulary
+_VOCABULARY = 30_000  # smallest size at which a dimension may be assumed to be a vocabulary
+_FEWER_HEADS = 4  # an eighth of the 32 heads of many models
+_MORE_HEADS = 8  # enough to reach the next multiple of 8, which up to 8 GPUs can share
 _GATED = 8 / 3
 _GATED_MULTIPLE = 256
 """The usual width of a gated feed-forward layer is 8/3 of the hidden size, rounded up to a multiple
@@ -90,15 +92,15 @@ def candidates(
         multiple: number that widths have to be multiples of; None for the numbers above.
     """
     value = dimension.value
-    if _grows(dimension, captured, "heads"):
+    if _counts(dimension, captured, "heads"):
         if _narrows(dimension):
             # If there are more heads, they are narrower. Their total width does not change, so
             # their number may change a lot.
             values = list(range(value // 2, 2 * value + 1))
         else:
             # Each further head adds to the total width, so the number may change only a little.
-            values = list(range(value - 4, value + 9))
-    elif _grows(dimension, captured, "kv_heads"):
+            values = list(range(value - _FEWER_HEADS, value + _MORE_HEADS + 1))
+    elif _counts(dimension, captured, "kv_heads"):
         values = [value // 2, 2 * value]
     elif _is_head_width(dimension, captured):
         # If all heads together are as wide as the hidden size, the width of a head changes only
@@ -106,7 +108,7 @@ def candidates(
         values = [] if _as_wide_as_hidden(captured) else list(HEAD_WIDTHS)
     else:
         values = _widths(dimension, captured, tp, multiple)
-    if _only_grows(dimension.name) or value >= _VOCABULARY:
+    if _only_grows(dimension.name) or _is_vocabulary(dimension, captured):
         values = [new for new in values if new > value]
     new_values = {new for new in values if new > 0 and new != value}
     return sorted(new for new in new_values if _can_be_built([(dimension, new)], captured, tp))
@@ -130,11 +132,11 @@ def pairs_of(captured: Captured, dimensions: Sequence[Dimension], tp: int = 1) -
     head_widths: list[Dimension] = []
     hidden_sizes: list[Dimension] = []
     for dimension in dimensions:
-        changes_heads = _grows(dimension, captured, "heads")
+        changes_heads = _counts(dimension, captured, "heads")
         is_head_width = _is_head_width(dimension, captured)
         if changes_heads:
             head_counts.append(dimension)
-        elif _grows(dimension, captured, "kv_heads"):
+        elif _counts(dimension, captured, "kv_heads"):
             kv_head_counts.append(dimension)
         if is_head_width:
             head_widths.append(dimension)
@@ -191,12 +193,17 @@ def _widths(dimension: Dimension, captured: Captured, tp: int, multiple: int | N
     value = dimension.value
     if _grows(dimension, captured, "experts"):
         return [count for count in range(value, 2 * value + 1) if count % math.lcm(8, tp) == 0]
-    # 1. Head widths that grow with the dimension have to stay multiples of 8. If a head grows by
-    #    ``slope``, the dimension has to grow in steps of 8 / slope. Without heads, the unit is 1.
-    slopes = _slopes(dimension, captured, "width")
-    unit = math.lcm(1, *(max(1, round(8 / slope)) for slope in slopes))
+    # 1. Head widths that grow with the dimension have to stay multiples of 8, and numbers of heads
+    #    multiples of ``tp``. If such a size grows by ``slope``, the dimension grows in steps of
+    #    8 / slope or tp / slope. Without heads, the unit is 1.
+    steps = [8 / slope for slope in _slopes(dimension, captured, "width")]
+    for size in ("heads", "kv_heads"):
+        steps += [tp / slope for slope in _slopes(dimension, captured, size)]
+    unit = math.lcm(1, *(max(1, round(step)) for step in steps))
     # 2. Choose the numbers to try multiples of, the preferred ones first.
-    large = _MULTIPLES + _OF_VOCABULARY if value >= _VOCABULARY else _MULTIPLES
+    large: tuple[int, ...] = _MULTIPLES
+    if _is_vocabulary(dimension, captured):
+        large += _OF_VOCABULARY
     choices: list[tuple[int, ...]] = [(multiple,)] if multiple else [large, _SMALL_MULTIPLES]
     # 3. Use the first choice that has multiples within reach.
     reach = math.floor(value * REACH)
@@ -325,6 +332,12 @@ def _only_grows(name: str) -> bool:
     return any(word in name for word in ("vocab", "experts", "classes", "labels", "channels_in"))
 
 
+def _is_vocabulary(dimension: Dimension, captured: Captured) -> bool:
+    """Return True if a dimension is large, and not the width of a feed-forward layer."""
+    roles = {captured.products[position].role for position, _ in dimension.slopes}
+    return dimension.value >= _VOCABULARY and roles.isdisjoint({"gate", "up", "gate_up", "down"})
+
+
 def _narrows(dimension: Dimension) -> bool:
     """Return True if any size shrinks as the dimension grows, as a head's width may do."""
     return any(slope < 0 for slope in dimension.slopes.values())
@@ -333,6 +346,15 @@ def _narrows(dimension: Dimension) -> bool:
 def _grows(dimension: Dimension, captured: Captured, size: str) -> bool:
     """Return True if the given size of attention or of experts grows with a dimension."""
     return bool(_slopes(dimension, captured, size))
+
+
+def _counts(dimension: Dimension, captured: Captured, size: str) -> bool:
+    """Return True if a dimension is a number of heads or of key/value heads, as ``size`` says.
+
+    Such a number adds at least one head per unit. A hidden size can also determine the number of
+    heads, but adds less than one head per unit.
+    """
+    return any(slope >= 1 for slope in _slopes(dimension, captured, size))
 
 
 def _slopes(dimension: Dimension, captured: Captured, size: str) -> set[float]:

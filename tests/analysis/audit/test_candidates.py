@@ -155,3 +155,28 @@ def test_a_multiple_replaces_the_usual_ones() -> None:
     llama = Config(4096, 32, 8, 128, 14336, 128256, 0)
     (ffn,) = (d for d in dimensions(llama) if d.name == "ffn")
     assert candidates(ffn, captured(llama), multiple=1000) == [13000, 14000, 15000]
+
+
+def test_a_hidden_size_that_sets_the_number_of_heads_changes_like_a_width() -> None:
+    """The model has ``hidden // 64`` heads of 64, as many as key/value heads."""
+    before = Config(1408, 22, 22, 64, 5632, 50257, 0)
+    model = captured(before)
+    after = captured(replace(before, hidden=1472, heads=23, kv_heads=23))
+    slopes = {
+        (place, size): (after.products[place].sizes[size] - value) / 64
+        for place, product in enumerate(model.products)
+        for size, value in product.sizes.items()
+        if after.products[place].sizes[size] != value
+    }
+    hidden = Dimension("hidden", 1408, slopes)
+    assert candidates(hidden, model) == [1280, 1344, 1472, 1536]
+    assert candidates(hidden, model, tp=2) == [1280, 1536]  # with an even number of heads
+    assert list(pairs_of(model, [hidden])) == []
+
+
+def test_a_wide_feed_forward_layer_is_not_a_vocabulary() -> None:
+    llama_405b = Config(16384, 128, 8, 128, 53248, 128256, 0)
+    model = captured(llama_405b)
+    named = {dimension.name: dimension for dimension in dimensions(llama_405b)}
+    assert min(candidates(named["ffn"], model)) < 53248
+    assert min(candidates(named["vocab"], model)) > 128256
