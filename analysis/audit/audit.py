@@ -141,6 +141,7 @@ def audit(
             - Layers are to be recomputed in a step that does not train.
     """
     from sweeps.capture.capture import capture, dimensions  # needs torch
+    from sweeps.capture.sources import Factory
     from sweeps.capture.step import TRAIN
 
     # 1. Capture the original model, and name the dimensions that its sizes come from.
@@ -181,7 +182,9 @@ def audit(
             )
         machine = basis.model.machine
         memory = memory_of(captured, runtime, machine, trains)
-        remedies = [] if memory.fits else what_fits(captured, runtime, machine, trains, step.batch)
+        # The inputs of a factory's module have a batch of their own, which --batch does not change.
+        batch = None if isinstance(source, Factory) else step.batch
+        remedies = [] if memory.fits else what_fits(captured, runtime, machine, trains, batch)
         report = AuditReport(
             title=_title(source, step),
             account=account,

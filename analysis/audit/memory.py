@@ -115,7 +115,7 @@ def kv_cache_bytes(captured: Captured) -> int:
 
 
 def what_fits(
-    captured: Captured, runtime: Runtime, machine: Machine, trains: bool, batch: int
+    captured: Captured, runtime: Runtime, machine: Machine, trains: bool, batch: int | None
 ) -> list[str]:
     """Return command-line options of ``audit``, each of which makes a step fit in memory.
 
@@ -126,13 +126,14 @@ def what_fits(
     The arguments are those of :func:`memory_of`; ``batch`` is the step's number of sequences.
     """
     options = []
-    # 1. Only activations and the KV cache grow with the batch, in proportion to it.
-    memory = memory_of(captured, runtime, machine, trains)
-    fixed_bytes = memory.weights + memory.gradients + memory.optimizer
-    bytes_per_sequence = (memory.total - fixed_bytes) / batch
-    largest_batch = int((memory.available - fixed_bytes) // max(bytes_per_sequence, 1.0))
-    if largest_batch >= 1:
-        options.append(f"--batch {largest_batch}")
+    # 1. Only activations and the KV cache grow with the batch, nearly in proportion to it.
+    if batch is not None:
+        memory = memory_of(captured, runtime, machine, trains)
+        fixed_bytes = memory.weights + memory.gradients + memory.optimizer
+        bytes_per_sequence = (memory.total - fixed_bytes) / batch
+        largest_batch = int((memory.available - fixed_bytes) // max(bytes_per_sequence, 1.0))
+        if largest_batch >= 1:
+            options.append(f"--batch {largest_batch}")
     # 2. Only training keeps activations that can be recomputed.
     if trains and not runtime.recompute:
         recomputing = replace(runtime, recompute=True)

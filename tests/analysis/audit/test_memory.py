@@ -10,13 +10,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from analysis.audit.audit import audit
 from analysis.audit.memory import kv_cache_bytes, memory_of, what_fits
 from analysis.audit.runtime import Runtime
+from analysis.model.basis import find_basis
+from kernels.common.program import RESULTS
 from kernels.machine import known_machine
 from sweeps.capture.capture import capture
 from sweeps.capture.captured import Captured
 from sweeps.capture.known import IMAGES, KNOWN
-from sweeps.capture.sources import KnownModel, find_source
+from sweeps.capture.sources import Factory, KnownModel, find_source
 from sweeps.capture.step import ModelStep
 
 H100 = known_machine("nvidia-h100-sxm")
@@ -148,3 +151,17 @@ def test_only_a_degree_that_divides_the_heads_is_proposed() -> None:
     t4 = known_machine("nvidia-t4")
     assert memory_of(captured, Runtime(tp=2), t4, trains=True).fits
     assert what_fits(captured, Runtime(), t4, trains=True, batch=1) == []
+
+
+def test_no_batch_is_proposed_for_a_factory_whose_inputs_have_one() -> None:
+    def build(width: int = 4096) -> nn.Module:
+        return nn.Sequential(nn.Linear(width, width), nn.Linear(width, width))
+
+    source = Factory("module:build", build, {}, ((None, (2**21, 4096)),))
+    step = ModelStep(batch=64, dtype="fp16")
+    (found,) = audit(source, step, Runtime(), [find_basis("nvidia-t4", RESULTS)])
+    assert not found.report.memory.fits
+    assert not any(option.startswith("--batch") for option in found.report.fits_with)
+    captured = capture(source, step)
+    t4 = known_machine("nvidia-t4")
+    assert what_fits(captured, Runtime(), t4, trains=True, batch=64)[0].startswith("--batch ")
