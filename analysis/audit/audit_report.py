@@ -14,7 +14,7 @@ from analysis.audit.account import OTHER_OPERATIONS, Account, AccountLine
 from analysis.audit.levers import Lever
 from analysis.audit.memory import Memory
 from analysis.markdown import table_row
-from analysis.units import three_digits
+from analysis.units import signed_percent, three_digits
 from kernels.common.counts import counted
 
 _MOST_ROWS = 16  # maximum number of matrix operations on a terminal
@@ -214,7 +214,8 @@ def summary_lines(report: AuditReport) -> list[str]:
         best = max(worthwhile, key=lambda lever: lever.expected_gain)
         verdict_words = verdict_text(best.verdict, best.probability)
         change_text = (
-            f"Best change: {best.words}; step gain {best.gain.value:+.1%}, {verdict_words}."
+            f"Best change: {best.words}; step gain {signed_percent(best.gain.value)}, "
+            f"{verdict_words}."
         )
     if memory.fits:
         return [time_text, f"{memory_text}; it fits.", change_text]
@@ -239,7 +240,7 @@ def memory_line(memory: Memory) -> str:
         "KV cache": memory.kv_cache,
     }
     texts = [f"{name} {three_digits(size / 1e9)} GB" for name, size in uses.items() if size]
-    return f"Memory by use: {', '.join(texts)}."
+    return f"Memory by use: {', '.join(texts) or 'none'}."
 
 
 _LEVER_HEAD = ("change", "step gain", "90% interval", "verdict", "basis", "FLOPs", "parameters")
@@ -250,8 +251,8 @@ def _lever_cells(lever: Lever) -> list[str]:
     gain = lever.gain
     return [
         lever.words,
-        f"{gain.value:+.1%}",
-        f"{gain.lo:+.1%} to {gain.hi:+.1%}",
+        signed_percent(gain.value),
+        f"{signed_percent(gain.lo)} to {signed_percent(gain.hi)}",
         verdict_text(lever.verdict, lever.probability),
         lever.evidence,
         f"{lever.flops:+.2%}",

@@ -240,10 +240,12 @@ def _split(product: Product, forward: Product, tp: int) -> Product:
 
 def _named(product: Product, sizes: tuple[str, ...], divisor: float) -> Product:
     """Return an operation with the divisor in the names of the given sizes, such as ``ffn / 2``."""
-    names = {
-        size: f"{name} / {divisor:g}" if size in sizes and name != "fixed" else name
-        for size, name in product.names.items()
-    }
+    names = dict(product.names)
+    for size in sizes:
+        name = names.get(size, "fixed")
+        if name != "fixed":
+            is_sum = " + " in name or " − " in name
+            names[size] = f"({name}) / {divisor:g}" if is_sum else f"{name} / {divisor:g}"
     return replace(product, names=names)
 
 

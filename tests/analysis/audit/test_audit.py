@@ -9,10 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from analysis.advice.verdict import DO_IT, LEAVE_IT, LIKELY
+from analysis.advice.verdict import DO_IT, LEAVE_IT, LIKELY, Gain
 from analysis.audit.account import Account, account_of, as_problem
 from analysis.audit.audit import LeverSearch, _warnings, audit
-from analysis.audit.audit_report import as_comparison, duration, levers_frame, products_frame
+from analysis.audit.audit_report import (
+    as_comparison,
+    as_text,
+    duration,
+    levers_frame,
+    products_frame,
+)
 from analysis.audit.candidates import candidates
 from analysis.audit.levers import Lever, find_levers, try_levers
 from analysis.audit.memory import kv_cache_bytes
@@ -148,6 +154,14 @@ def test_what_a_degree_cannot_divide(llama: Captured, gpt2: Captured, h100: Basi
 def test_a_degree_that_divides_nothing_gets_a_sentence(llama: Captured) -> None:
     with pytest.raises(UserError, match="--tp 7 does not divide"):
         Runtime(tp=7).products(llama)
+
+
+def test_a_part_of_a_sum_has_the_sum_in_brackets() -> None:
+    work = Gemm(512, 4096, 768, "bf16")
+    names = {"m": "fixed", "n": "hidden + 1024", "k": "hidden"}
+    product = Product(work, "up", "layer.up", "forward", 1, 0, 0, names)
+    (part,) = Runtime(tp=2).products(Captured((product,), (), (), 1, 2))
+    assert part.names == {"m": "fixed", "n": "(hidden + 1024) / 2", "k": "hidden"}
 
 
 def test_recomputed_layers_and_chunks_of_the_loss(gpt2: Captured) -> None:
@@ -377,6 +391,14 @@ def test_heads_are_changed_together_with_the_hidden_size(h100: Basis) -> None:
     (pair,) = (lever for lever in levers if len(lever.changes) == 2)
     (hidden, heads) = (pair.changes[name][1] for name in ("hidden", "heads"))
     assert hidden == 64 * heads
+
+
+def test_a_gain_is_never_minus_zero(h100: Basis) -> None:
+    (lever,) = levers_of(h100, ("vocab",))
+    (found,) = audit(GPT2, STEP, Runtime(), [h100], LeverSearch(("vocab",)))
+    unchanged = replace(lever, gain=Gain(-1e-5, -2e-4, 1e-5))
+    text = as_text(replace(found.report, levers=[unchanged]))
+    assert "  +0.0%      +0.0% to +0.0%  " in text
 
 
 def test_pages_have_every_product_and_lever(gpt2: Captured, h100: Basis, tmp_path: Path) -> None:
