@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,6 +20,7 @@ from sweeps.store import make_folder
 
 if TYPE_CHECKING:
     from analysis.audit.audit import Audit
+    from analysis.audit.levers import Lever
     from analysis.model.basis import Basis
     from sweeps.running.request import Request
 
@@ -319,7 +320,7 @@ def measured_audit(
         problem = as_problem(row.product.work)
         if problem is not None:  # attention has no problem that can be timed
             problems.append(problem)
-    for lever in predicted.levers[:_MEASURED_LEVERS]:
+    for lever in _best_first(predicted.levers)[:_MEASURED_LEVERS]:
         problems += [after for _, after in lever.pairs]
     cases = [(problem, basis.library(problem)) for problem in dict.fromkeys(problems)]
     count = counted(len(cases), "GEMM or convolution", "GEMMs and convolutions")
@@ -329,7 +330,7 @@ def measured_audit(
     (measured,) = audit_on(usable(run.folder, request))
     planned = {(entry.case.problem, entry.case.implementation) for entry in run.planned}
     pairs = []
-    best = measured.levers[0] if measured.levers else None
+    best = next(iter(_best_first(measured.levers)), None)
     if best is not None and best.gain.value > 0:
         for before, after in best.pairs[:_CONFIRMED_PAIRS]:
             pair = (before, basis.library(before)), (after, basis.library(after))
@@ -345,10 +346,15 @@ def measured_audit(
     return audit_on(usable(run.folder, request))
 
 
+def _best_first(levers: Sequence[Lever]) -> list[Lever]:
+    """Sort levers by expected gain, because those of ``--try`` are in the user's order."""
+    return sorted(levers, key=lambda lever: lever.expected_gain, reverse=True)
+
+
 def _tries(arguments: list[str]) -> dict[str, list[int]]:
     """Return the sizes of each dimension from arguments such as ``hidden=4096,4224``.
 
-    If several arguments name a dimension, their sizes are joined.
+    If several arguments name a dimension, their sizes are joined. Each size counts only once.
 
     Raises:
         UserError: if an argument does not have this form, or if there are too many combinations.
@@ -359,7 +365,8 @@ def _tries(arguments: list[str]) -> dict[str, list[int]]:
         size_texts = sizes_text.split(",")
         if not name or not all(is_whole(size) and int(size) for size in size_texts):
             raise UserError(f"--try is {text!r}; give sizes such as hidden=4096,4224.")
-        tries.setdefault(name, []).extend(int(size) for size in size_texts)
+        sizes = [*tries.get(name, []), *map(int, size_texts)]
+        tries[name] = list(dict.fromkeys(sizes))
     combination_count = math.prod(len(sizes) for sizes in tries.values())
     if combination_count > _MOST_TRIES:
         raise UserError(f"--try has more than {_MOST_TRIES} combinations; give fewer values.")

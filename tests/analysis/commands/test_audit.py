@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pandas as pd
 import pytest
 
+from analysis.advice.verdict import Gain
+from analysis.commands.audit import measured_audit
+from kernels.problem import Gemm
+from sweeps.running.request import Request
 from tests.support.command_line import analysis
 
 GPT2 = ("audit", "gpt2", "--machine", "nvidia-h100-sxm", "--seq", "256")
@@ -142,3 +149,39 @@ def test_attention_is_named(tmp_path: Path) -> None:
     result = analysis(*GPT2, "--vary", "vocab", "--results", tmp_path)
     assert "attention: vllm's attention" in result.stderr
     assert "an interval that covers other frameworks" in result.stderr
+
+
+def test_the_best_of_the_given_sizes_is_timed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The levers of ``--try`` are in the user's order, which need not begin with the best one."""
+    original = Gemm(256, 1000, 1024, "fp32")
+
+    def lever(width: int, gain: float) -> Any:
+        changed = replace(original, n=width)
+        return SimpleNamespace(
+            pairs=((original, changed),), expected_gain=gain, gain=Gain(gain, gain, gain)
+        )
+
+    levers = [lever(n, gain) for n, gain in ((900, -0.3), (950, -0.2), (990, -0.1), (1024, 0.2))]
+    audited: Any = SimpleNamespace(account=SimpleNamespace(rows=[]), levers=levers)
+    timed: list[Gemm] = []
+    confirmed: list[Any] = []
+
+    def explore(_request: object, cases: list[tuple[Gemm, str]], *_: object, **__: object) -> Any:
+        timed.extend(problem for problem, _ in cases)
+        planned = [
+            SimpleNamespace(case=SimpleNamespace(problem=problem, implementation="mkl"))
+            for problem in (original, *timed)
+        ]
+        return SimpleNamespace(folder=Path(), planned=planned)
+
+    basis = SimpleNamespace(library=lambda _problem: "mkl")
+    monkeypatch.setattr("analysis.commands.confirm.basis_here", lambda *_: basis)
+    monkeypatch.setattr("analysis.commands.confirm.usable", lambda *_: basis)
+    monkeypatch.setattr("sweeps.running.confirming.explore", explore)
+    monkeypatch.setattr(
+        "sweeps.running.confirming.confirm_choices",
+        lambda _run, pairs, _note: confirmed.extend(pairs),
+    )
+    measured_audit(lambda _basis: [audited], None, Request(results=Path(), device="cpu"))
+    assert [problem.n for problem in timed] == [1024, 990, 950]
+    assert confirmed == [((original, "mkl"), (replace(original, n=1024), "mkl"))]
