@@ -198,6 +198,8 @@ def _draw_wave_plot(
     gemms = _plain_gemms(basis, gemm.dtype)
     # All rows have one N and K, so they differ only in M.
     rows = gemms[(gemms["n"] == gemm.n) & (gemms["k"] == gemm.k)]
+    # Several sweeps may have timed the same GEMM.
+    rows = rows.sort_values("time_us", kind="stable").drop_duplicates(["implementation", "m"])
     if m_before_cliff is not None:
         if rows.empty:
             raise UserError(
@@ -294,16 +296,17 @@ def _plain_gemms(basis: Basis, dtype: str) -> pd.DataFrame:
     Raises:
         UserError: if the recording cannot be read.
     """
-    from analysis.recordings.load import bursts, library_rows
+    from analysis.recordings.load import bursts, library_rows, stored_ordinarily
     from analysis.recordings.repetition import with_steady_times
     from analysis.recordings.runs import load_runs
 
     if basis.folder is None:
         import pandas as pd
 
-        return pd.DataFrame(columns=["m", "n", "k", "time_us"])
+        return pd.DataFrame(columns=["m", "n", "k", "implementation", "time_us"])
     recording = load_runs(basis.folder)
     rows = bursts(library_rows(recording.products), recording.cache)
+    rows = rows[stored_ordinarily(rows)]
     is_plain = (rows["op"] == "gemm") & (rows["layout"] == "nt") & (rows["batch"] == 1)
     rows = rows[is_plain & (rows["dtype"] == dtype)]
     # A public table has one time per case, without rounds to correct for.

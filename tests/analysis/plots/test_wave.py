@@ -10,10 +10,13 @@ import numpy as np
 import pandas as pd
 import pytest
 from matplotlib import pyplot as plt
+from matplotlib.figure import Figure
 
+from analysis.commands.plot import _draw_wave_plot
 from analysis.model.basis import find_basis
 from analysis.plots.wave import _explain, cliff_at, draw_wave
 from analysis.recordings.runs import load_runs
+from kernels.common.program import RESULTS
 from kernels.problem import Gemm
 from tests.support.command_line import analysis
 from tests.support.synthetic import gemm_cases, model_law, problems, random_sizes, record
@@ -143,3 +146,23 @@ def test_a_class_that_nobody_measured_is_predicted(tmp_path: Path) -> None:
     assert drawn.returncode == 0, drawn.stderr
     assert "No bf16 GEMM with this N and K was measured" in drawn.stderr
     assert (tmp_path / "nvidia-h200" / "plots").is_dir()
+
+
+def test_a_size_that_several_sweeps_timed_is_drawn_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = []
+
+    def draw(_basis: object, _gemm: Gemm, line: pd.DataFrame, _size: None) -> Figure:
+        lines.append(line)
+        return Figure()
+
+    monkeypatch.setattr("analysis.plots.wave.draw_wave", draw)
+    basis = find_basis("cpu-intel-xeon-avx512bf16-1t", RESULTS)
+    _draw_wave_plot(basis, Gemm(1, 512, 512, "fp32"), None, ("png",), tmp_path, RESULTS)
+    (line,) = lines
+    rows = load_runs(RESULTS / "published" / "cpu-intel-xeon-avx512bf16-1t").products
+    same = rows[(rows["dtype"] == "fp32") & (rows["n"] == 512) & (rows["k"] == 512)]
+    assert set(same[same["m"] == 512]["sweep"]) > {"square", "steps"}
+    assert line["m"].is_unique
+    assert 512 in set(line["m"])
